@@ -1,0 +1,241 @@
+"""Options, sizes, the environment and the memory budget. Imports nothing else of the library but the errors."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+import psutil
+
+from featstore.errors import BudgetError
+
+__all__ = ["Budget", "Options", "Reservation", "available_memory", "format_size", "parse_size"]
+
+Backend = Literal["auto", "io_uring", "pread"]
+Verify = Literal["always", "open", "off"]
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?\s*", re.IGNORECASE)
+
+
+def parse_size(size: int | str) -> int:
+    """Return a byte count from an int or a string such as ``"4GiB"``, ``"400MB"``, ``"1.5 G"`` (``G`` is 10⁹, ``GiB`` 2³⁰).
+
+    Raises
+    ------
+    ValueError
+        The text is not a size, or the size is negative.
+    TypeError
+        Neither an int nor a string.
+    """
+    if isinstance(size, bool) or not isinstance(size, (int, str)):
+        raise TypeError(f"a size is an int or a string like '4GiB', not {type(size).__name__}")
+    if isinstance(size, int):
+        if size < 0:
+            raise ValueError(f"a size cannot be negative: {size}")
+        return size
+    match = _SIZE.fullmatch(size)
+    if match is None or match[2].upper() not in _UNITS:
+        raise ValueError(f"not a size: {size!r}; write a number of bytes or a number with KB, MB, GB, KiB, MiB, GiB …")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def format_size(n_bytes: int) -> str:
+    """Return ``n_bytes`` as text with a binary unit, such as ``'1.50 GiB'``."""
+    size = float(n_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024:
+            return f"{int(size)} B" if unit == "B" else f"{size:.2f} {unit}"
+        size /= 1024
+    return f"{size:.2f} TiB"
+
+
+def _cgroup_headroom() -> int | None:
+    """Bytes this process's memory cgroup (v1 or v2) still allows; None where none is set."""
+    headroom: list[int] = []
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        if controllers == "":
+            base, limit_name, usage_name = Path("/sys/fs/cgroup"), "memory.max", "memory.current"
+        elif "memory" in controllers.split(","):
+            base, limit_name, usage_name = Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes"
+        else:
+            continue
+        node = base / group.lstrip("/")
+        for level in (node, *node.parents):
+            try:
+                limit = (level / limit_name).read_text().strip()
+                # Page cache is charged to the group too, but is given back under pressure.
+                stat = dict(row.split() for row in (level / "memory.stat").read_text().splitlines())
+                usage = int((level / usage_name).read_text())
+            except (OSError, ValueError):
+                continue
+            if limit.isdigit() and int(limit) < 2**60:
+                reclaimable = int(stat.get("total_inactive_file", stat.get("inactive_file", 0)))
+                headroom.append(int(limit) - usage + reclaimable)
+            if level == base:
+                break
+    return max(0, min(headroom)) if headroom else None
+
+
+def available_memory() -> int:
+    """Bytes of memory that may be taken now: what the machine has available, or less under a memory cgroup."""
+    machine = int(psutil.virtual_memory().available)
+    group = _cgroup_headroom()
+    return machine if group is None else min(machine, group)
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a dataset is opened; passed on explicitly, never changed.
+
+    ``FEATSTORE_BACKEND``, ``FEATSTORE_VERIFY`` and ``FEATSTORE_THREADS`` give defaults, read by :meth:`resolve` once at ``open``.
+    """
+
+    memory: int
+    backend: Backend = "auto"
+    verify: Verify = "always"
+    threads: int = 1
+    queue_depth: int = 256
+
+    @classmethod
+    def resolve(
+        cls,
+        memory: int | str | None = None,
+        backend: str = "auto",
+        verify: str | None = None,
+        threads: int | None = None,
+    ) -> Options:
+        """Check user-given options and fill in what was left open (``memory``: half of what is available)."""
+        if backend == "auto":
+            backend = os.environ.get("FEATSTORE_BACKEND", "auto")
+        if verify is None:
+            verify = os.environ.get("FEATSTORE_VERIFY", "always")
+        if backend not in ("auto", "io_uring", "pread"):
+            raise ValueError(f"backend must be 'auto', 'io_uring' or 'pread', not {backend!r}")
+        if verify not in ("always", "open", "off"):
+            raise ValueError(f"verify must be 'always', 'open' or 'off', not {verify!r}")
+        if threads is None:
+            threads = int(os.environ.get("FEATSTORE_THREADS", "0")) or len(os.sched_getaffinity(0))
+        if threads < 1:
+            raise ValueError(f"threads must be at least 1, not {threads}")
+        n_bytes = available_memory() // 2 if memory is None else parse_size(memory)
+        return cls(memory=n_bytes, backend=backend, verify=verify, threads=threads)  # type: ignore[arg-type]
+
+
+class Budget:
+    """The ledger of one memory budget: who holds how many of its bytes. Thread-safe.
+
+    Parameters
+    ----------
+    total : int
+        The budget in bytes.
+    name : str
+        What messages call it.
+    """
+
+    def __init__(self, total: int, name: str = "memory") -> None:
+        self.total = total
+        self.name = name
+        self._held: dict[int, Reservation] = {}
+        self._used = 0
+        self._peak = 0
+        self._lock = threading.Condition(threading.RLock())
+
+    @property
+    def used(self) -> int:
+        """Bytes reserved now."""
+        return self._used
+
+    @property
+    def peak(self) -> int:
+        """Most bytes that were ever reserved at once."""
+        return self._peak
+
+    @property
+    def available(self) -> int:
+        """Bytes not reserved."""
+        return self.total - self._used
+
+    def reserve(self, holder: str, n_bytes: int) -> Reservation:
+        """Reserve ``n_bytes`` for ``holder``.
+
+        Raises
+        ------
+        BudgetError
+            They are not available; names the holders and the least total that would do.
+        """
+        reservation = Reservation(self, holder)
+        reservation.resize(n_bytes)
+        return reservation
+
+    def try_reserve(self, holder: str, n_bytes: int) -> Reservation | None:
+        """Reserve ``n_bytes``, or return None where they are not available."""
+        with self._lock:
+            return None if self._used + n_bytes > self.total else self.reserve(holder, n_bytes)
+
+    def wait_available(self, n_bytes: int, timeout: float) -> bool:
+        """Wait until ``n_bytes`` are available or ``timeout`` seconds have passed; return whether they are."""
+        with self._lock:
+            return self._lock.wait_for(lambda: self._used + n_bytes <= self.total, timeout)
+
+    def report(self) -> dict[str, int]:
+        """Return bytes by holder, largest first."""
+        with self._lock:
+            sums: dict[str, int] = {}
+            for reservation in self._held.values():
+                sums[reservation.holder] = sums.get(reservation.holder, 0) + reservation.n_bytes
+        return dict(sorted(sums.items(), key=lambda item: -item[1]))
+
+    def _change(self, reservation: Reservation, n_bytes: int) -> None:
+        with self._lock:
+            more = n_bytes - reservation.n_bytes
+            if more > 0 and self._used + more > self.total:
+                holders = ", ".join(f"{name} {format_size(size)}" for name, size in self.report().items()) or "nobody yet"
+                needed = self._used + more
+                raise BudgetError(
+                    f"{reservation.holder} needs {format_size(more)} more, but {format_size(self.total - self._used)} of the "
+                    f"{self.name} budget of {format_size(self.total)} are left (held: {holders}); "
+                    f"at least {needed} bytes ({format_size(needed)}) would do",
+                    needed,
+                )
+            self._used += more
+            self._peak = max(self._peak, self._used)
+            reservation.n_bytes = n_bytes
+            if n_bytes:
+                self._held[id(reservation)] = reservation
+            else:
+                self._held.pop(id(reservation), None)
+            self._lock.notify_all()
+
+
+@dataclass(eq=False)
+class Reservation:
+    """Bytes of a budget held under one name; a context manager that releases them."""
+
+    budget: Budget
+    holder: str
+    n_bytes: int = field(default=0)
+
+    def resize(self, n_bytes: int) -> None:
+        """Hold ``n_bytes`` from now on; raises BudgetError, holding what it held, where they are not available."""
+        self.budget._change(self, n_bytes)
+
+    def release(self) -> None:
+        """Give everything back; may be called again."""
+        self.budget._change(self, 0)
+
+    def __enter__(self) -> Reservation:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.release()

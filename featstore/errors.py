@@ -1,0 +1,94 @@
+"""Every exception of the library; each is also an instance of its builtin kin.
+
+Faults of the operating system are not wrapped: they stay :class:`OSError` with ``errno`` and ``filename``.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Any
+
+__all__ = [
+    "BudgetError",
+    "BusyError",
+    "ClosedError",
+    "CorruptionError",
+    "FeatstoreError",
+    "FormatError",
+    "PluginError",
+    "VersionError",
+]
+
+
+class FeatstoreError(Exception):
+    """Base of every error that the library names."""
+
+
+class CorruptionError(FeatstoreError, OSError):
+    """Stored bytes are not the bytes that were written.
+
+    Parameters
+    ----------
+    message : str
+        What was found.
+    path : path-like
+        The damaged file; also ``filename``.
+    offset : int, optional
+        First byte of the damaged page, where it is known.
+    """
+
+    offset: int | None
+
+    def __init__(self, message: str, path: str | os.PathLike[str], offset: int | None = None) -> None:
+        where = "" if offset is None else f" at byte {offset}"
+        super().__init__(errno.EBADMSG, f"{message}{where}", os.fspath(path))
+        self.message = message
+        self.offset = offset
+
+    @property
+    def path(self) -> str:
+        """The damaged file."""
+        return str(self.filename)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.message, self.filename, self.offset)
+
+
+class FormatError(FeatstoreError, ValueError):
+    """A file is not in the library's format, or its header claims what cannot be."""
+
+
+class VersionError(FormatError):
+    """A file needs a newer release of the library, or was written in another byte order."""
+
+
+class ClosedError(FeatstoreError, ValueError):
+    """The dataset, store or loader was closed."""
+
+
+class BusyError(FeatstoreError, BlockingIOError):
+    """Another process or handle holds the lock that this operation needs."""
+
+    def __init__(self, message: str, path: str | os.PathLike[str] | None = None) -> None:
+        super().__init__(errno.EWOULDBLOCK, message, None if path is None else os.fspath(path))
+        self.message = message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.message, self.filename)
+
+
+class PluginError(FeatstoreError, RuntimeError):
+    """A policy or other plug-in raised, or returned what its contract forbids."""
+
+
+class BudgetError(FeatstoreError, MemoryError):
+    """The stated memory budget does not suffice; ``needed`` is the least that does, in bytes."""
+
+    def __init__(self, message: str, needed: int | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.needed = needed
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.message, self.needed)

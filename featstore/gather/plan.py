@@ -1,0 +1,73 @@
+"""The batch plan: where each row of a batch is, and what changes in the host cache after the gather (design: inspector, executor)."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["BatchPlan", "Changeset", "Part", "Tier"]
+
+Int64s = npt.NDArray[np.int64]
+Int32s = npt.NDArray[np.int32]
+
+
+class Tier(enum.IntEnum):
+    """Where a row is read from, fastest first."""
+
+    DEVICE = 0
+    HOST = 1
+    DISK_CACHE = 2
+    PACKED = 3
+    BASE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The rows of a batch that one tier holds.
+
+    Parameters
+    ----------
+    tier : Tier
+    addresses : integer array, shape (k,)
+        Row number within the tier's source: slot in a cache, row of a segment file or extent, row of the field.
+    positions : int64 array, shape (k,), or None
+        Row of the output that each address fills; None for ``0 … k-1``.
+    """
+
+    tier: Tier
+    addresses: Int64s | Int32s
+    positions: Int64s | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Changeset:
+    """What the host cache admits and evicts after a batch's gather.
+
+    Parameters
+    ----------
+    in_rows : int64 array, shape (k,)
+        Rows admitted.
+    in_positions : int64 array, shape (k,)
+        Where each lies in the batch's output.
+    in_slots : int32 array, shape (k,)
+        Slot each goes to; distinct.
+    out_rows : int64 array
+        Rows evicted: cached before, absent afterwards.
+    """
+
+    in_rows: Int64s
+    in_positions: Int64s
+    in_slots: Int32s
+    out_rows: Int64s
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """Tier and address of every row of a batch; the parts' positions partition ``range(n_rows)``."""
+
+    n_rows: int
+    parts: tuple[Part, ...]
+    changes: Changeset | None = None

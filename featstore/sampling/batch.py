@@ -1,0 +1,65 @@
+"""What a sampler returns: the nodes of a batch and one bipartite block per hop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+__all__ = ["Block", "SampledBatch", "Sampler"]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The bipartite graph of one hop: messages flow from sources to destinations.
+
+    Parameters
+    ----------
+    src, dst : int64 tensor, shape (n_edges,)
+        Local numbers: positions in the batch's ``input_ids``; ``dst`` ascending. The first ``n_dst`` sources are the destinations.
+    n_src, n_dst : int
+    edge_pos : int64 tensor, shape (n_edges,), optional
+        Position of each edge in the graph's ``indices``, where a sampler was asked for it.
+    """
+
+    src: torch.Tensor
+    dst: torch.Tensor
+    n_src: int
+    n_dst: int
+    edge_pos: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SampledBatch:
+    """One sampled batch.
+
+    Parameters
+    ----------
+    index, epoch : int
+        Its number in the epoch, and the epoch.
+    input_ids : int64 tensor, shape (n,)
+        Distinct node ids, the seeds first; row ``k`` of the batch's features belongs to ``input_ids[k]``.
+    n_seeds : int
+    blocks : tuple of Block
+        Outermost hop first: ``blocks[0].n_src == n`` and ``blocks[-1].n_dst == n_seeds``.
+    """
+
+    index: int
+    epoch: int
+    input_ids: torch.Tensor
+    n_seeds: int
+    blocks: tuple[Block, ...]
+
+    @property
+    def seeds(self) -> torch.Tensor:
+        """The batch's seeds: the first ``n_seeds`` of ``input_ids``."""
+        return self.input_ids[: self.n_seeds]
+
+
+class Sampler(Protocol):
+    """What a loader needs of a sampler; thread-safe, and a pure function of the graph, its options and the arguments."""
+
+    def sample(self, seeds: torch.Tensor, epoch: int = 0, index: int = 0) -> SampledBatch:
+        """Sample one batch for distinct ``seeds`` (int64)."""
+        ...
