@@ -1,0 +1,469 @@
+"""The catalog: an LMDB environment that names a dataset's files and fields, read and replaced whole.
+
+LMDB commits atomically but neither checks its pages nor survives a truncated file (a fault in its mapping kills the process). So
+``catalog.lmdb/data.mdb`` is an LMDB environment followed by one trailer page with its length and XXH3-128 digest. Reading: the file
+is read, the trailer, digest and page numbers are checked, and only then LMDB maps a private anonymous copy, which nobody can shrink.
+Writing: LMDB works on such a copy, too, and the new file replaces the old one by one rename, so that no crash can separate
+the digest from what it covers and a full disk is an ordinary failed write. A catalog is small: kilobytes, read once at open.
+
+Each value is the XXH3-64 of key and text, and JSON text. Keys: ``dataset``; ``file/<name>``; ``node/<type>/<field>`` and
+``edge/<source>,<relation>,<destination>/<field>`` (the only type so far is ``_``).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import lmdb
+import xxhash
+
+from featstore.errors import CorruptionError, FormatError, VersionError
+from featstore.storage.format import DTYPES, FORMAT_VERSION, check_layout, open_regular, pread_exactly, resolve_inside
+from featstore.storage.layout import PAGE_BYTES, RowLayout
+from featstore.storage.writer import FileRecord, write_file
+
+__all__ = ["CATALOG_DIRECTORY", "CATALOG_FILE", "EDGE", "NODE", "Catalog", "FieldRecord", "Part", "read_catalog", "write_catalog"]
+
+CATALOG_DIRECTORY: Final = "catalog.lmdb"
+CATALOG_FILE: Final = "catalog.lmdb/data.mdb"
+NODE: Final = "node/_"
+EDGE: Final = "edge/_,_,_"
+
+_TRAILER_MAGIC: Final = b"FEATCTLG"
+_TRAILER: Final = struct.Struct("<8sIIQ16s")
+_BYTE_ORDER_MARK: Final = 0x01020304
+_MAX_BYTES: Final = 1 << 28
+_U64: Final = struct.Struct("<Q")
+
+# Of LMDB's own format: a page header is 16 bytes; then a meta page's magic, version, address, map size, two tree records, last page.
+_META: Final = struct.Struct("=IIQQ48s48sQQ")
+_META_OFFSET: Final = 16
+_META_MAGIC: Final = 0xBEEFC0DE
+
+
+@dataclass(frozen=True)
+class Part:
+    """``rows`` consecutive rows of a field, from ``first`` on, and the file that holds them."""
+
+    file: str
+    first: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class FieldRecord:
+    """One field: its shape and type, and the files that hold its rows, in row order.
+
+    Parameters
+    ----------
+    key : str
+        ``node/<type>/<field>`` or ``edge/<source>,<relation>,<destination>/<field>``.
+    role : str
+        ``"feature"``, ``"data"`` or ``"topology"``.
+    dtype : str
+        A name of ``DTYPES``.
+    shape : tuple of int
+        Rows first.
+    generation : int
+        Number of the commit that wrote or last extended it.
+    parts : tuple of Part
+    """
+
+    key: str
+    role: str
+    dtype: str
+    shape: tuple[int, ...]
+    generation: int
+    parts: tuple[Part, ...]
+
+    @property
+    def name(self) -> str:
+        """The last part of the key."""
+        return self.key.rsplit("/", 1)[1]
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of the field."""
+        return self.shape[0]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row."""
+        return math.prod(self.shape[1:]) * DTYPES[self.dtype][1]
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """Everything a catalog says.
+
+    Parameters
+    ----------
+    dataset : dict
+        ``id`` (32 hexadecimal digits), ``generation``, ``num_nodes``, ``num_edges``, ``topology`` (``"csc"``), ``created_by``.
+    files : dict of str to FileRecord
+        By name.
+    fields : dict of str to FieldRecord
+        By key.
+    """
+
+    dataset: dict[str, Any]
+    files: dict[str, FileRecord] = field(default_factory=dict)
+    fields: dict[str, FieldRecord] = field(default_factory=dict)
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of the graph."""
+        return int(self.dataset["num_nodes"])
+
+    @property
+    def num_edges(self) -> int:
+        """Stored edges of the graph."""
+        return int(self.dataset["num_edges"])
+
+    @property
+    def generation(self) -> int:
+        """Number of the last commit, from 1."""
+        return int(self.dataset["generation"])
+
+    def by_role(self, role: str, prefix: str = NODE) -> dict[str, FieldRecord]:
+        """Return the fields of one role under a key prefix, by name."""
+        return {
+            record.name: record
+            for key, record in sorted(self.fields.items())
+            if record.role == role and key.startswith(prefix + "/")
+        }
+
+    def _entries(self) -> dict[str, dict[str, Any]]:
+        entries: dict[str, dict[str, Any]] = {"dataset": {"format": FORMAT_VERSION, "requires": [], **self.dataset}}
+        for name, item in self.files.items():
+            entries[f"file/{name}"] = {
+                "kind": item.kind,
+                "id": item.file_id,
+                "generation": item.generation,
+                "rows": item.n_rows,
+                "dtype": item.dtype,
+                "row_bytes": item.layout.row_bytes,
+                "group_rows": item.layout.group_rows,
+                "group_bytes": item.layout.group_bytes,
+                "bytes": item.n_bytes,
+                "sums": item.sums_name,
+                "sums_bytes": item.n_sums_bytes,
+            }
+        for key, record in self.fields.items():
+            entries[key] = {
+                "role": record.role,
+                "dtype": record.dtype,
+                "shape": list(record.shape),
+                "generation": record.generation,
+                "parts": [{"file": part.file, "first": part.first, "rows": part.rows} for part in record.parts],
+            }
+        return entries
+
+
+# --- values ---------------------------------------------------------------------------------------------------------------------
+
+
+def _pack_value(key: bytes, value: Mapping[str, Any]) -> bytes:
+    text = json.dumps(value, separators=(",", ":"), sort_keys=True, allow_nan=False).encode()
+    return _U64.pack(xxhash.xxh3_64_intdigest(key + text)) + text
+
+
+def _unpack_value(key: bytes, data: bytes, path: str) -> dict[str, Any]:
+    text = data[8:]
+    if len(data) < 8 or _U64.unpack_from(data)[0] != xxhash.xxh3_64_intdigest(key + text):
+        raise CorruptionError(f"the catalog's entry {key!r} is damaged: its checksum differs", path)
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise FormatError(f"{path}: the catalog's entry {key!r} is not a JSON object")
+    return value
+
+
+class _Entry:
+    """Typed access to one JSON object from outside; what is missing or of another type is a FormatError."""
+
+    def __init__(self, value: dict[str, Any], where: str) -> None:
+        self.value = value
+        self.where = where
+
+    def text(self, name: str) -> str:
+        found = self.value.get(name)
+        if not isinstance(found, str) or not found:
+            raise FormatError(f"{self.where}: {name!r} must be text, not {found!r}")
+        return found
+
+    def number(self, name: str, least: int = 0) -> int:
+        return self._number(self.value.get(name), name, least)
+
+    def _number(self, found: Any, name: str, least: int = 0) -> int:
+        if not isinstance(found, int) or isinstance(found, bool) or not least <= found < 1 << 62:
+            raise FormatError(f"{self.where}: {name!r} must be an integer from {least} on, not {found!r}")
+        return found
+
+    def numbers(self, name: str) -> tuple[int, ...]:
+        return tuple(self._number(item, name) for item in self.list(name))
+
+    def list(self, name: str) -> list[Any]:
+        found = self.value.get(name)
+        if not isinstance(found, list):
+            raise FormatError(f"{self.where}: {name!r} must be a list, not {found!r}")
+        return found
+
+    def dtype(self) -> str:
+        found = self.text("dtype")
+        if found not in DTYPES:
+            raise FormatError(f"{self.where}: unknown dtype {found!r}")
+        return found
+
+
+def _file_record(name: str, value: dict[str, Any], path: str) -> FileRecord:
+    entry = _Entry(value, f"{path}: entry of file {name!r}")
+    resolve_inside(os.path.dirname(os.path.dirname(path)), name)
+    file_id, kind, dtype = entry.text("id"), entry.text("kind"), entry.dtype()
+    if len(file_id) != 32 or not set(file_id) <= set("0123456789abcdef"):
+        raise FormatError(f"{entry.where}: 'id' must be 32 hexadecimal digits, not {file_id!r}")
+    if not kind.isascii() or len(kind) > 32 or entry.text("sums") != name + ".sums":
+        raise FormatError(f"{entry.where}: kind {kind!r}, sums {entry.text('sums')!r}")
+    layout = RowLayout(entry.number("row_bytes", 1), entry.number("group_rows", 1), entry.number("group_bytes", 1))
+    n_rows = entry.number("rows")
+    check_layout(layout, n_rows, DTYPES[dtype][1], entry.where)
+    record = FileRecord(
+        name,
+        kind,
+        file_id,
+        entry.number("generation", 1),
+        n_rows,
+        dtype,
+        layout,
+        entry.number("bytes"),
+        entry.number("sums_bytes"),
+    )
+    record.check(entry.where)
+    return record
+
+
+def _field_record(key: str, value: dict[str, Any], files: Mapping[str, FileRecord], path: str) -> FieldRecord:
+    entry = _Entry(value, f"{path}: entry {key!r}")
+    parts = []
+    for item in entry.list("parts"):
+        if not isinstance(item, dict):
+            raise FormatError(f"{entry.where}: a part is not an object: {item!r}")
+        part = _Entry(item, entry.where)
+        parts.append(Part(part.text("file"), part.number("first"), part.number("rows")))
+    shape = entry.numbers("shape")
+    record = FieldRecord(key, entry.text("role"), entry.dtype(), shape, entry.number("generation", 1), tuple(parts))
+    if not shape:
+        raise FormatError(f"{entry.where}: a field has at least one dimension")
+    row = 0
+    for part_of in record.parts:
+        file = files.get(part_of.file)
+        if file is None:
+            raise FormatError(f"{entry.where}: file {part_of.file!r} is not in the catalog")
+        same = file.dtype == record.dtype and file.layout.row_bytes == record.row_bytes and file.n_rows == part_of.rows
+        if not same or part_of.first != row:
+            raise FormatError(f"{entry.where}: file {part_of.file!r} does not hold rows {part_of.first} … of this field")
+        row += part_of.rows
+    if row != record.n_rows:
+        raise FormatError(f"{entry.where}: its files hold {row} of {record.n_rows} rows")
+    return record
+
+
+# --- the LMDB environment -------------------------------------------------------------------------------------------------------
+
+
+class _Environment:
+    """An LMDB environment in an anonymous file of this process, filled from and drained to bytes."""
+
+    def __init__(self, body: bytes, path: str, *, map_bytes: int | None = None) -> None:
+        self._path = path
+        self._fd = os.memfd_create("featstore-catalog", os.MFD_CLOEXEC)
+        try:
+            with open(self._fd, "wb", closefd=False) as file:
+                file.write(body)
+            # Never writemap: LMDB would grow the file by truncation, and a full device would be a fault.
+            self.env = lmdb.open(
+                f"/proc/self/fd/{self._fd}",
+                subdir=False,
+                readonly=map_bytes is None,
+                lock=False,
+                map_size=map_bytes or max(len(body), PAGE_BYTES),
+                max_dbs=0,
+            )
+        except lmdb.Error as error:
+            os.close(self._fd)
+            raise _translate(error, path) from None
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def body(self) -> bytes:
+        """Return the environment's pages; it must have been closed for writing."""
+        size = os.fstat(self._fd).st_size
+        return pread_exactly(self._fd, size, 0, self._path)
+
+    def __enter__(self) -> _Environment:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.env.close()
+        os.close(self._fd)
+
+
+def _translate(error: lmdb.Error, path: str) -> OSError:
+    """Turn LMDB's error, which carries no errno, into one of ours."""
+    damage = (lmdb.CorruptedError, lmdb.InvalidError, lmdb.PageNotFoundError, lmdb.PanicError, lmdb.VersionMismatchError)
+    if isinstance(error, damage):
+        return CorruptionError(f"the catalog is damaged: {error}", path)
+    return OSError(5, f"the catalog cannot be used: {error}", path)
+
+
+def _seal(body: bytes) -> bytes:
+    head = _TRAILER.pack(_TRAILER_MAGIC, FORMAT_VERSION, _BYTE_ORDER_MARK, len(body), xxhash.xxh3_128_digest(body))
+    head = head.ljust(PAGE_BYTES - 8, b"\0")
+    return body + head + _U64.pack(xxhash.xxh3_64_intdigest(head))
+
+
+def _unseal(data: bytes, path: str) -> bytes:
+    """Check the trailer, the digest and that every page that LMDB would map is there; return LMDB's pages."""
+    if len(data) < 3 * PAGE_BYTES:
+        raise CorruptionError(f"the catalog ends after {len(data)} bytes", path, len(data))
+    trailer = data[-PAGE_BYTES:]
+    if _U64.unpack_from(trailer, PAGE_BYTES - 8)[0] != xxhash.xxh3_64_intdigest(trailer[: PAGE_BYTES - 8]):
+        raise CorruptionError("the catalog is truncated or its last page damaged", path, len(data) - PAGE_BYTES)
+    magic, version, mark, n_bytes, digest = _TRAILER.unpack_from(trailer)
+    if magic != _TRAILER_MAGIC:
+        raise FormatError(f"{path}: not a featstore catalog")
+    if mark != _BYTE_ORDER_MARK or version != FORMAT_VERSION:
+        raise VersionError(
+            f"{path}: catalog format {version} (byte-order mark {mark:#010x}); this release reads {FORMAT_VERSION}"
+        )
+    body = data[:-PAGE_BYTES]
+    if n_bytes != len(body):
+        raise CorruptionError(f"the catalog has {len(body)} bytes of pages instead of {n_bytes}", path, min(n_bytes, len(body)))
+    if xxhash.xxh3_128_digest(body) != digest:
+        raise CorruptionError("the catalog is damaged: its digest differs", path)
+    _check_meta_pages(body, path)
+    return body
+
+
+def _check_meta_pages(body: bytes, path: str) -> None:
+    """Refuse an environment whose newest meta page says that there are more pages than the file holds."""
+    metas = []
+    page_bytes = PAGE_BYTES
+    for index in range(2):
+        start = index * page_bytes + _META_OFFSET
+        if start + _META.size > len(body):
+            raise CorruptionError("the catalog ends within LMDB's meta pages", path, len(body))
+        magic, _, _, _, free, _, last_page, transaction = _META.unpack_from(body, start)
+        page_bytes = int.from_bytes(free[:4], "little")  # LMDB keeps its page size in the first tree record
+        if magic != _META_MAGIC or page_bytes < 512 or page_bytes & (page_bytes - 1):
+            raise FormatError(f"{path}: not an LMDB environment of this machine's byte order and word size")
+        metas.append((transaction, last_page))
+    if (max(metas)[1] + 1) * page_bytes > len(body):
+        raise CorruptionError(f"the catalog lacks pages: {max(metas)[1] + 1} of {page_bytes} bytes are in use", path, len(body))
+
+
+def read_catalog(root: str | os.PathLike[str]) -> Catalog:
+    """Read a dataset's catalog in one transaction; nothing stays open.
+
+    Parameters
+    ----------
+    root : path-like
+        The dataset's directory.
+
+    Raises
+    ------
+    FileNotFoundError
+        No dataset there.
+    CorruptionError
+        The catalog is truncated or a bit of it changed.
+    FormatError, VersionError
+        It is not a catalog, claims what cannot be, names a file outside the dataset, or needs a newer release.
+    """
+    path = os.path.join(os.fspath(root), CATALOG_FILE)
+    resolve_inside(root, CATALOG_FILE)
+    fd, n_bytes = open_regular(path)
+    try:
+        if n_bytes > _MAX_BYTES:
+            raise FormatError(f"{path}: a catalog of {n_bytes} bytes")
+        data = pread_exactly(fd, n_bytes, 0, path)
+    finally:
+        os.close(fd)
+    entries: dict[str, dict[str, Any]] = {}
+    with _Environment(_unseal(data, path), path) as environment:
+        try:
+            with environment.env.begin() as transaction, transaction.cursor() as cursor:
+                pairs = [(bytes(key), bytes(value)) for key, value in cursor]
+        except lmdb.Error as error:
+            raise _translate(error, path) from None
+    for key, value in pairs:
+        try:
+            name = key.decode()
+        except UnicodeDecodeError:
+            raise FormatError(f"{path}: a key is not text: {key!r}") from None
+        entries[name] = _unpack_value(key, value, path)
+    return _parse(entries, path)
+
+
+def _parse(entries: dict[str, dict[str, Any]], path: str) -> Catalog:
+    if "dataset" not in entries:
+        raise FormatError(f"{path}: the catalog has no entry 'dataset'")
+    values = entries.pop("dataset")
+    dataset = _Entry(values, f"{path}: entry 'dataset'")
+    # Before anything else is interpreted: a newer release may have changed its meaning.
+    if dataset.number("format", 1) > FORMAT_VERSION:
+        raise VersionError(f"{path}: format version {values['format']}; this release reads up to {FORMAT_VERSION}")
+    if missing := dataset.list("requires"):
+        raise VersionError(f"{path}: reading it needs features that this release lacks: {', '.join(map(str, missing))}")
+    for name in ("num_nodes", "num_edges"):
+        dataset.number(name)
+    dataset.number("generation", 1)
+    if dataset.text("topology") != "csc":
+        raise VersionError(f"{path}: topology {values['topology']!r} is not known to this release")
+    dataset.text("id")
+    files = {key[5:]: _file_record(key[5:], value, path) for key, value in entries.items() if key.startswith("file/")}
+    fields = {key: _field_record(key, value, files, path) for key, value in entries.items() if key.startswith(("node/", "edge/"))}
+    return Catalog({name: value for name, value in values.items() if name not in ("format", "requires")}, files, fields)
+
+
+def write_catalog(root: str | os.PathLike[str], catalog: Catalog) -> None:
+    """Commit: replace a dataset's catalog atomically and durably. The caller holds the writer's lock.
+
+    Parameters
+    ----------
+    root : path-like
+        The dataset's directory; every file that the catalog names is there and durable.
+    catalog : Catalog
+
+    Raises
+    ------
+    OSError
+        The catalog is as it was (or, where only the directory's fsync failed, either one or the other).
+    """
+    directory = os.path.join(os.fspath(root), CATALOG_DIRECTORY)
+    path = os.path.join(os.fspath(root), CATALOG_FILE)
+    pairs = [(key.encode(), value) for key, value in catalog._entries().items()]
+    packed = [(key, _pack_value(key, value)) for key, value in sorted(pairs)]
+    if any(len(key) > 511 for key, _ in packed):
+        raise ValueError("a key of the catalog is at most 511 bytes long")
+    need = sum(len(key) + -(-(len(value) + 64) // PAGE_BYTES) * 2 * PAGE_BYTES for key, value in packed)
+    environment = _Environment(b"", path, map_bytes=(1 << 20) + 2 * need)
+    with environment:
+        try:
+            with environment.env.begin(write=True) as transaction:
+                for key, value in packed:
+                    transaction.put(key, value)
+        except lmdb.Error as error:
+            raise _translate(error, path) from None
+        environment.env.close()
+        body = environment.body()
+    os.makedirs(directory, exist_ok=True)
+    write_file(path, _seal(body))

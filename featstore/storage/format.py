@@ -1,0 +1,345 @@
+"""The byte formats of row files and their side files of checksums; byte tables in docs/format.md.
+
+A row file is one header page and then fixed-width rows laid out by :class:`~featstore.storage.layout.RowLayout`, zero-padded to whole
+pages. Its side file ``<name>.sums`` holds one checksum a page, header page included, in pages that are themselves checksummed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from featstore.errors import CorruptionError, FormatError, VersionError
+from featstore.storage.layout import PAGE_BYTES, RowLayout
+
+__all__ = [
+    "DTYPES",
+    "FORMAT_VERSION",
+    "HEADER_BYTES",
+    "MAX_ROW_BYTES",
+    "SUMS_PER_PAGE",
+    "Header",
+    "file_bytes",
+    "file_seed",
+    "open_regular",
+    "page_sum",
+    "pread_exactly",
+    "resolve_inside",
+    "sums_bytes",
+    "sums_page",
+    "sums_seed",
+]
+
+FORMAT_VERSION: Final = 1
+HEADER_BYTES: Final = PAGE_BYTES
+MAGIC: Final = b"FEATSTOR"
+BYTE_ORDER_MARK: Final = 0x01020304
+SUMS_PER_PAGE: Final = PAGE_BYTES // 8 - 1
+MAX_ROW_BYTES: Final = 1 << 30  # one read operation
+MAX_FILE_BYTES: Final = 1 << 62
+
+# Name -> (code in the header, bytes an item). Codes are never reused.
+DTYPES: Final[dict[str, tuple[int, int]]] = {
+    "bool": (1, 1),
+    "uint8": (2, 1),
+    "int8": (3, 1),
+    "int16": (4, 2),
+    "int32": (5, 4),
+    "int64": (6, 8),
+    "float16": (7, 2),
+    "bfloat16": (8, 2),
+    "float32": (9, 4),
+    "float64": (10, 8),
+}
+_DTYPE_NAMES: Final = {code: name for name, (code, _) in DTYPES.items()}
+
+# magic, version, byte-order mark, kind, file id, generation, n_rows, row_bytes, group_rows, group_bytes, dtype code, itemsize
+_HEADER: Final = struct.Struct("<8sII32s16sQQQQQHH")
+_U64: Final = struct.Struct("<Q")
+_MASK: Final = (1 << 64) - 1
+
+
+def file_seed(kind: str, file_id: str | bytes, generation: int) -> int:
+    """Return the seed of a file's page checksums, so that no other file's pages, nor an older copy's, pass for its own.
+
+    Parameters
+    ----------
+    kind : str
+        What the file holds, as its header says.
+    file_id : str or bytes
+        The file's UUID: 32 hexadecimal digits or 16 bytes.
+    generation : int
+        Number of the commit that wrote it.
+
+    Returns
+    -------
+    int
+        64 bits.
+    """
+    identity = bytes.fromhex(file_id) if isinstance(file_id, str) else bytes(file_id)
+    return xxhash.xxh3_64_intdigest(kind.encode("ascii").ljust(32, b"\0") + identity + _U64.pack(generation))
+
+
+def sums_seed(seed: int) -> int:
+    """Return the seed of a side file's own page checksums, from :func:`file_seed`'s; page ``i`` adds ``i`` modulo 2⁶⁴."""
+    return xxhash.xxh3_64_intdigest(b"sums", seed)
+
+
+def page_sum(page: bytes | memoryview | npt.NDArray[np.uint8], seed: int) -> int:
+    """Return the checksum of one page: XXH3-64 of its bytes under the file's seed."""
+    return xxhash.xxh3_64_intdigest(page, seed)
+
+
+def file_bytes(layout: RowLayout, n_rows: int) -> int:
+    """Return the size of a row file: its header page and its rows in whole pages."""
+    return HEADER_BYTES + layout.data_bytes(n_rows)
+
+
+def sums_bytes(n_file_bytes: int) -> int:
+    """Return the size of the side file of a row file of ``n_file_bytes`` bytes."""
+    return -(-(n_file_bytes // PAGE_BYTES) // SUMS_PER_PAGE) * PAGE_BYTES
+
+
+def sums_page(sums: npt.NDArray[np.uint64], index: int, seed: int) -> bytes:
+    """Build page ``index`` of a side file from its up to 511 page sums; ``seed`` is the row file's."""
+    entries = np.zeros(SUMS_PER_PAGE, dtype="<u8")
+    entries[: len(sums)] = sums
+    body = entries.tobytes()
+    return body + _U64.pack(xxhash.xxh3_64_intdigest(body, (sums_seed(seed) + index) & _MASK))
+
+
+@dataclass(frozen=True)
+class Header:
+    """The header page of a row file.
+
+    Parameters
+    ----------
+    kind : str
+        What the rows are: ``"feature"``, ``"data"``, ``"indptr"``, ``"indices"``, ``"out_degree"``; ASCII, at most 32 bytes.
+    file_id : bytes
+        The file's UUID, 16 bytes.
+    generation : int
+        Number of the commit that wrote the file.
+    layout : RowLayout
+    n_rows : int
+    dtype : str
+        A name of :data:`DTYPES`.
+    """
+
+    kind: str
+    file_id: bytes
+    generation: int
+    layout: RowLayout
+    n_rows: int
+    dtype: str
+
+    @property
+    def seed(self) -> int:
+        """Seed of the file's page checksums."""
+        return file_seed(self.kind, self.file_id, self.generation)
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of the whole file."""
+        return file_bytes(self.layout, self.n_rows)
+
+    def pack(self) -> bytes:
+        """Return the header page."""
+        code, itemsize = DTYPES[self.dtype]
+        layout = self.layout
+        fields = _HEADER.pack(
+            MAGIC,
+            FORMAT_VERSION,
+            BYTE_ORDER_MARK,
+            self.kind.encode("ascii"),
+            self.file_id,
+            self.generation,
+            self.n_rows,
+            layout.row_bytes,
+            layout.group_rows,
+            layout.group_bytes,
+            code,
+            itemsize,
+        )
+        body = fields.ljust(HEADER_BYTES - 8, b"\0")
+        return body + _U64.pack(xxhash.xxh3_64_intdigest(body))
+
+    @classmethod
+    def unpack(cls, page: bytes, path: str | os.PathLike[str], n_file_bytes: int | None = None) -> Header:
+        """Read and check a header page.
+
+        Parameters
+        ----------
+        page : bytes
+            The file's first 4096 bytes, or fewer where it is shorter.
+        path : path-like
+            Named in errors.
+        n_file_bytes : int, optional
+            The file's size, which must be what the header implies.
+
+        Raises
+        ------
+        FormatError
+            Not a row file, or a header that claims what cannot be.
+        VersionError
+            Written by a newer release or in another byte order.
+        CorruptionError
+            The header's checksum differs, or the file is shorter or longer than its header says.
+        """
+        name = os.fspath(path)
+        if len(page) < HEADER_BYTES:
+            raise CorruptionError(f"the file ends within its header, after {len(page)} of {HEADER_BYTES} bytes", name, len(page))
+        body, total = page[: HEADER_BYTES - 8], _U64.unpack_from(page, HEADER_BYTES - 8)[0]
+        magic, version, mark, kind, file_id, generation, n_rows, row_bytes, group_rows, group_bytes, code, itemsize = (
+            _HEADER.unpack_from(body)
+        )
+        intact = xxhash.xxh3_64_intdigest(body) == total
+        if magic != MAGIC:
+            # A few damaged bytes in one of our own headers are damage; anything else was never a row file.
+            if not intact and sum(a == b for a, b in zip(magic, MAGIC, strict=True)) >= 4:
+                raise CorruptionError("the header is damaged: its checksum differs", name, 0)
+            raise FormatError(f"{name}: not a featstore row file (it starts with {magic!r})")
+        if not intact:
+            raise CorruptionError("the header is damaged: its checksum differs", name, 0)
+        if mark != BYTE_ORDER_MARK:
+            raise VersionError(f"{name}: written in another byte order (mark {mark:#010x}, expected {BYTE_ORDER_MARK:#010x})")
+        if version != FORMAT_VERSION:
+            raise VersionError(f"{name}: format version {version}; this release reads version {FORMAT_VERSION}")
+        text = kind.rstrip(b"\0")
+        if not text or not text.isascii() or b"\0" in text:
+            raise FormatError(f"{name}: the header's kind is not text: {kind!r}")
+        dtype = _DTYPE_NAMES.get(code)
+        if dtype is None or DTYPES[dtype][1] != itemsize:
+            raise FormatError(f"{name}: the header names no known dtype (code {code}, {itemsize} bytes an item)")
+        layout = RowLayout(row_bytes, group_rows, group_bytes)
+        check_layout(layout, n_rows, itemsize, name)
+        if any(body[_HEADER.size :]):
+            raise FormatError(f"{name}: reserved bytes of the header are not zero")
+        header = cls(text.decode("ascii"), file_id, generation, layout, n_rows, dtype)
+        if n_file_bytes is not None and n_file_bytes != header.file_bytes:
+            what = "shorter" if n_file_bytes < header.file_bytes else "longer"
+            raise CorruptionError(
+                f"the file is {what} than its header says: {n_file_bytes} instead of {header.file_bytes} bytes",
+                name,
+                min(n_file_bytes, header.file_bytes),
+            )
+        return header
+
+
+def check_layout(layout: RowLayout, n_rows: int, itemsize: int, name: str) -> None:
+    """Check that a layout from outside is one that the library writes and that ``n_rows`` of it fit a file.
+
+    Raises
+    ------
+    FormatError
+        Zero or oversized widths, overlapping rows, or a file of more than 2⁶² bytes; ``name`` is named.
+    """
+    row_bytes, group_rows, group_bytes = layout.row_bytes, layout.group_rows, layout.group_bytes
+    if not 1 <= row_bytes <= MAX_ROW_BYTES or row_bytes % itemsize:
+        raise FormatError(f"{name}: rows of {row_bytes} bytes of items of {itemsize}")
+    if group_rows < 1 or group_rows > PAGE_BYTES or group_bytes < group_rows * row_bytes or group_bytes > 2 * MAX_ROW_BYTES:
+        raise FormatError(f"{name}: {group_rows} rows of {row_bytes} bytes do not fit groups of {group_bytes}")
+    if not layout.is_dense and group_bytes % PAGE_BYTES:
+        raise FormatError(f"{name}: groups of {group_bytes} bytes are not whole pages")
+    if n_rows < 0 or (n_rows // group_rows + 1) * group_bytes > MAX_FILE_BYTES:
+        raise FormatError(f"{name}: {n_rows} rows of {row_bytes} bytes are more than a file can hold")
+
+
+def resolve_inside(root: str | os.PathLike[str], name: str) -> str:
+    """Return the path of the file that a catalog calls ``name``, which must lie inside ``root`` by plain folders.
+
+    Raises
+    ------
+    FormatError
+        Absolute, empty, with ``..``, or through a symbolic link.
+    """
+    parts = name.split("/")
+    if not name or "\0" in name or any(part in ("", ".", "..") for part in parts):
+        raise FormatError(f"{os.fspath(root)}: the catalog names a file outside the dataset: {name!r}")
+    path = os.fspath(root)
+    for part in parts[:-1]:
+        path = os.path.join(path, part)
+        if os.path.islink(path):
+            raise FormatError(f"{path}: a symbolic link within a dataset")
+    return os.path.join(path, parts[-1])
+
+
+def open_regular(path: str | os.PathLike[str], flags: int = 0) -> tuple[int, int]:
+    """Open a regular file for reading, never following a link nor waiting for a FIFO's writer.
+
+    Returns
+    -------
+    fd, n_bytes : int
+        The descriptor, the caller's to close, and the file's size.
+
+    Raises
+    ------
+    FormatError
+        A directory, symbolic link, FIFO, socket or device.
+    OSError
+        Missing, no permission, or too many open files.
+    """
+    name = os.fspath(path)
+    # Opening a device can act on it, so look first; the open descriptor is checked again.
+    _check_regular(os.lstat(name).st_mode, name)
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | flags)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise FormatError(f"{name}: a symbolic link in place of a file") from None
+        raise
+    try:
+        status = os.fstat(fd)
+        _check_regular(status.st_mode, name)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd, status.st_size
+
+
+def _check_regular(mode: int, name: str) -> None:
+    if stat.S_ISREG(mode):
+        return
+    for test, what in (
+        (stat.S_ISDIR, "a directory"),
+        (stat.S_ISLNK, "a symbolic link"),
+        (stat.S_ISFIFO, "a FIFO"),
+        (stat.S_ISSOCK, "a socket"),
+    ):
+        if test(mode):
+            break
+    else:
+        what = "a device"
+    raise FormatError(f"{name}: {what} in place of a file")
+
+
+def pread_exactly(fd: int, n_bytes: int, offset: int, path: str) -> bytes:
+    """Read ``n_bytes`` at ``offset``, going on after short reads.
+
+    Raises
+    ------
+    CorruptionError
+        The file ends before.
+    OSError
+        The device failed; ``filename`` is set.
+    """
+    pieces: list[bytes] = []
+    done = 0
+    while done < n_bytes:
+        try:
+            piece = os.pread(fd, min(n_bytes - done, 1 << 30), offset + done)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, path) from None
+        if not piece:
+            raise CorruptionError(f"the file ends {n_bytes - done} bytes early", path, offset + done)
+        pieces.append(piece)
+        done += len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)

@@ -1,0 +1,117 @@
+"""Locks of a dataset: flock on files inside it, so that a dead process's lock is gone with it.
+
+``writer.lock`` is held exclusively by whoever commits. ``readers.lock`` is held shared by every open dataset and exclusively only
+while files that no catalog names any more are swept, so that a snapshot's files stay as long as somebody reads it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from types import TracebackType
+
+from featstore.errors import BusyError
+
+__all__ = ["READERS_LOCK", "WRITER_LOCK", "FileLock", "lock_directory"]
+
+WRITER_LOCK = "writer.lock"
+READERS_LOCK = "readers.lock"
+
+# A file system without locks (some network ones) refuses with these.
+_UNSUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+class FileLock:
+    """A held flock on one file; a context manager. Belongs to the process that took it.
+
+    Parameters
+    ----------
+    path : path-like
+        The lock file; created where the lock is exclusive and it is absent.
+    exclusive : bool
+        Exclusive, or shared with other shared holders.
+
+    Raises
+    ------
+    BusyError
+        Somebody else, perhaps another handle of this process, holds it.
+    OSError
+        The file cannot be opened; a shared lock of a file system without locks is granted.
+
+    Notes
+    -----
+    Never waits. After a fork the lock is the parent's alone: the child closes its descriptor without unlocking.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, exclusive: bool) -> None:
+        self.path = os.fspath(path)
+        self.exclusive = exclusive
+        self._fd = -1
+        self._pid = os.getpid()
+        flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        # A shared lock needs no write permission: datasets on read-only media can be read.
+        flags |= os.O_RDWR | os.O_CREAT if exclusive else os.O_RDONLY
+        fd = os.open(self.path, flags, 0o666)
+        try:
+            fcntl.flock(fd, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(fd)
+            if error.errno in (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES):
+                raise BusyError("held by another process or handle", self.path) from None
+            if exclusive or error.errno not in _UNSUPPORTED:
+                raise OSError(error.errno, error.strerror, self.path) from None
+            return
+        except BaseException:
+            os.close(fd)
+            raise
+        self._fd = fd
+
+    def release(self) -> None:
+        """Unlock; may be called again."""
+        fd, self._fd = self._fd, -1
+        if fd < 0:
+            return
+        try:
+            if os.getpid() == self._pid:
+                # Unlock rather than only close: a forked child may still hold a duplicate of the descriptor.
+                fcntl.flock(fd, fcntl.LOCK_UN)
+        finally:
+            os.close(fd)
+
+    def __enter__(self) -> FileLock:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.release()
+
+    def __del__(self) -> None:
+        self.release()
+
+
+def lock_directory(path: str | os.PathLike[str]) -> int | None:
+    """Take an exclusive flock on a directory itself.
+
+    Returns
+    -------
+    int or None
+        The descriptor that holds it, the caller's to close; None where the directory is gone or held by another.
+    """
+    name = os.fspath(path)
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Between the open and the lock a sweeper may have removed it, and another may have made one of the same name.
+        held, named = os.fstat(fd), os.stat(name, follow_symlinks=False)
+        if (held.st_dev, held.st_ino) == (named.st_dev, named.st_ino):
+            return fd
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except BaseException:
+        os.close(fd)
+        raise
+    os.close(fd)
+    return None

@@ -1,0 +1,366 @@
+"""Writing: streamed row files with their checksums, and the one way in which a file reaches its final name.
+
+Order of every commit: write ``*.tmp``, fsync it, rename it, fsync the directory. A failed fsync is never tried again (the kernel may
+have dropped the pages and a second one would succeed): the temporary file is dropped and the error raised.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from dataclasses import dataclass
+from types import TracebackType
+
+import numpy as np
+import numpy.typing as npt
+
+from featstore.errors import FormatError
+from featstore.storage.format import (
+    HEADER_BYTES,
+    SUMS_PER_PAGE,
+    Header,
+    file_bytes,
+    file_seed,
+    page_sum,
+    sums_bytes,
+    sums_page,
+)
+from featstore.storage.layout import PAGE_BYTES, RowLayout
+
+__all__ = ["FileRecord", "RowFileWriter", "fsync_directory", "pwrite_all", "write_file"]
+
+UInt8s = npt.NDArray[np.uint8]
+
+
+def pwrite_all(fd: int, data: bytes | memoryview, offset: int, path: str) -> None:
+    """Write all of ``data`` at ``offset``, going on at the exact byte after a short write.
+
+    Raises
+    ------
+    OSError
+        ENOSPC, EDQUOT, EFBIG, EIO…; ``filename`` is set.
+    """
+    view = memoryview(data).cast("B")
+    done = 0
+    while done < len(view):
+        try:
+            count = os.pwrite(fd, view[done : done + (1 << 30)], offset + done)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, path) from None
+        done += count
+
+
+def _fsync(fd: int, path: str) -> None:
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from None
+
+
+def fsync_directory(path: str | os.PathLike[str]) -> None:
+    """Make the names in a directory durable."""
+    name = os.fspath(path)
+    fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _fsync(fd, name)
+    finally:
+        os.close(fd)
+
+
+def _create(path: str) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+
+
+def write_file(path: str | os.PathLike[str], data: bytes) -> None:
+    """Replace a small file atomically and durably; on any error the old one stays and no temporary file does."""
+    name = os.fspath(path)
+    temporary = f"{name}.{uuid.uuid4().hex}.tmp"
+    fd = _create(temporary)
+    try:
+        try:
+            pwrite_all(fd, data, 0, temporary)
+            _fsync(fd, temporary)
+        finally:
+            os.close(fd)
+        os.rename(temporary, name)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    fsync_directory(os.path.dirname(name) or ".")
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """What a catalog keeps of one row file.
+
+    Parameters
+    ----------
+    name : str
+        Path relative to the dataset.
+    kind, generation, n_rows, dtype
+        As in the header.
+    file_id : str
+        32 hexadecimal digits.
+    layout : RowLayout
+    n_bytes, n_sums_bytes : int
+        Sizes of the file and of its side file ``<name>.sums``.
+    """
+
+    name: str
+    kind: str
+    file_id: str
+    generation: int
+    n_rows: int
+    dtype: str
+    layout: RowLayout
+    n_bytes: int
+    n_sums_bytes: int
+
+    @property
+    def seed(self) -> int:
+        """Seed of the file's page checksums."""
+        return file_seed(self.kind, self.file_id, self.generation)
+
+    @property
+    def sums_name(self) -> str:
+        """Name of the side file."""
+        return self.name + ".sums"
+
+    def header(self) -> Header:
+        """Return the header that the file must have."""
+        return Header(self.kind, bytes.fromhex(self.file_id), self.generation, self.layout, self.n_rows, self.dtype)
+
+    def check(self, where: str) -> None:
+        """Raise FormatError, naming ``where``, unless the recorded sizes are those that the layout implies."""
+        expected = file_bytes(self.layout, self.n_rows)
+        if (self.n_bytes, self.n_sums_bytes) != (expected, sums_bytes(expected)):
+            raise FormatError(f"{where}: sizes {self.n_bytes} and {self.n_sums_bytes}, but its rows need {expected}")
+
+
+class RowFileWriter:
+    """Stream rows into a row file and its side file of checksums, in bounded memory. One owner thread.
+
+    Parameters
+    ----------
+    directory : path-like
+        Where the file goes.
+    name : str
+        Its final name; it appears, complete and durable, when :meth:`commit` returns.
+    layout : RowLayout
+    kind : str
+        What the rows are (see :class:`~featstore.storage.format.Header`).
+    dtype : str
+        A name of ``DTYPES``.
+    generation : int
+        Number of the commit this file is written for.
+    buffer_bytes : int
+        Bytes gathered before each write.
+
+    Notes
+    -----
+    A context manager: leaving it without :meth:`commit` removes the temporary files. Memory is ``buffer_bytes`` and about as much
+    again for page-grouped layouts.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        name: str,
+        layout: RowLayout,
+        *,
+        kind: str,
+        dtype: str,
+        generation: int = 1,
+        buffer_bytes: int = 4 << 20,
+    ) -> None:
+        self.layout = layout
+        self.n_rows = 0
+        self._directory = os.fspath(directory)
+        self._name = name
+        self._kind = kind
+        self._dtype = dtype
+        self._generation = generation
+        self._id = uuid.uuid4().bytes
+        self._seed = file_seed(kind, self._id, generation)
+        self._buffer: UInt8s = np.empty(max(1, buffer_bytes // PAGE_BYTES) * PAGE_BYTES, dtype=np.uint8)
+        self._filled = 0
+        self._offset = HEADER_BYTES
+        # Sums not yet written; entry 0 of page 0 is the header's, which is known last, so page 0 stays here until then.
+        self._first_sums: list[npt.NDArray[np.uint64]] = [np.zeros(1, dtype=np.uint64)]
+        self._n_first = 1
+        self._sums: npt.NDArray[np.uint64] = np.empty(0, dtype=np.uint64)
+        self._n_sums_pages = 1
+        self._path = os.path.join(self._directory, name)
+        self._temporary = [f"{self._path}.tmp", f"{self._path}.sums.tmp"]
+        self._fds: list[int] = []
+        try:
+            for path in self._temporary:
+                self._fds.append(_create(path))
+        except BaseException:
+            self._temporary = self._temporary[: len(self._fds)]  # the other belongs to somebody else
+            self.abort()
+            raise
+
+    def write(self, rows: UInt8s) -> None:
+        """Append rows.
+
+        Parameters
+        ----------
+        rows : uint8 array, shape (k, row_bytes)
+
+        Raises
+        ------
+        OSError
+            The write failed; the temporary files are gone and the writer is closed.
+        """
+        layout = self.layout
+        if rows.dtype != np.uint8 or rows.ndim != 2 or rows.shape[1] != layout.row_bytes:
+            raise ValueError(f"rows must be uint8 of shape (k, {layout.row_bytes}), not {rows.dtype} {rows.shape}")
+        if not self._fds:
+            raise ValueError(f"the writer of {self._path} is closed")
+        rows = np.ascontiguousarray(rows)
+        try:
+            if layout.is_dense:
+                self._append(rows.reshape(-1))
+            else:
+                self._append_grouped(rows)
+            self.n_rows += len(rows)
+        except BaseException:
+            self.abort()
+            raise
+
+    def _append_grouped(self, rows: UInt8s) -> None:
+        layout = self.layout
+        start, n, phase = 0, len(rows), self.n_rows % layout.group_rows
+        padding = np.zeros(layout.group_bytes - layout.group_rows * layout.row_bytes, dtype=np.uint8)
+        if phase and n:
+            start = min(n, layout.group_rows - phase)
+            self._append(rows[:start].reshape(-1))
+            if phase + start == layout.group_rows:
+                self._append(padding)
+        per_step = max(1, (1 << 20) // layout.group_bytes)
+        n_whole = (n - start) // layout.group_rows
+        groups = np.zeros((min(per_step, n_whole), layout.group_bytes), dtype=np.uint8)
+        width = layout.group_rows * layout.row_bytes
+        for first in range(0, n_whole, per_step):
+            k = min(per_step, n_whole - first)
+            begin = start + first * layout.group_rows
+            groups[:k, :width] = rows[begin : begin + k * layout.group_rows].reshape(k, width)
+            self._append(groups[:k].reshape(-1))
+        rest = start + n_whole * layout.group_rows
+        if rest < n:
+            self._append(rows[rest:].reshape(-1))
+
+    def _append(self, data: UInt8s) -> None:
+        done = 0
+        while done < len(data):
+            if self._filled == 0 and len(data) - done >= len(self._buffer):
+                whole = min((len(data) - done) // PAGE_BYTES * PAGE_BYTES, 64 << 20)
+                self._write_pages(data[done : done + whole])
+                done += whole
+                continue
+            count = min(len(data) - done, len(self._buffer) - self._filled)
+            self._buffer[self._filled : self._filled + count] = data[done : done + count]
+            self._filled += count
+            done += count
+            if self._filled == len(self._buffer):
+                self._write_pages(self._buffer)
+                self._filled = 0
+
+    def _write_pages(self, pages: UInt8s) -> None:
+        pwrite_all(self._fds[0], memoryview(pages), self._offset, self._temporary[0])
+        self._offset += len(pages)
+        n, seed = len(pages) // PAGE_BYTES, self._seed
+        view = memoryview(pages)
+        sums = np.fromiter((page_sum(view[i * PAGE_BYTES : (i + 1) * PAGE_BYTES], seed) for i in range(n)), np.uint64, n)
+        if self._n_first < SUMS_PER_PAGE:
+            head = sums[: SUMS_PER_PAGE - self._n_first]
+            self._first_sums.append(head)
+            self._n_first += len(head)
+            sums = sums[len(head) :]
+        self._sums = np.concatenate((self._sums, sums)) if len(self._sums) else sums
+        if len(self._sums) >= 64 * SUMS_PER_PAGE:
+            self._write_sums(len(self._sums) // SUMS_PER_PAGE * SUMS_PER_PAGE)
+
+    def _write_sums(self, n: int) -> None:
+        pages = [
+            sums_page(self._sums[first : first + SUMS_PER_PAGE], self._n_sums_pages + i, self._seed)
+            for i, first in enumerate(range(0, n, SUMS_PER_PAGE))
+        ]
+        pwrite_all(self._fds[1], b"".join(pages), self._n_sums_pages * PAGE_BYTES, self._temporary[1])
+        self._n_sums_pages += len(pages)
+        self._sums = self._sums[n:].copy()
+
+    def commit(self) -> FileRecord:
+        """Finish the file: it and its side file are durable under their final names when this returns.
+
+        Raises
+        ------
+        OSError
+            Nothing is left under either name that was not there before.
+        """
+        if not self._fds:
+            raise ValueError(f"the writer of {self._path} is closed")
+        final = [self._path, f"{self._path}.sums"]
+        renamed: list[str] = []
+        try:
+            if self._filled:
+                n_bytes = -(-self._filled // PAGE_BYTES) * PAGE_BYTES
+                self._buffer[self._filled : n_bytes] = 0
+                self._write_pages(self._buffer[:n_bytes])
+                self._filled = 0
+            expected = HEADER_BYTES + self.layout.data_bytes(self.n_rows)
+            assert self._offset == expected, (self._offset, expected)
+            header = Header(self._kind, self._id, self._generation, self.layout, self.n_rows, self._dtype)
+            page = header.pack()
+            pwrite_all(self._fds[0], page, 0, self._temporary[0])
+            self._write_sums(len(self._sums))
+            first = np.concatenate(self._first_sums)
+            first[0] = page_sum(page, self._seed)
+            pwrite_all(self._fds[1], sums_page(first, 0, self._seed), 0, self._temporary[1])
+            for fd, path in zip(self._fds, self._temporary, strict=True):
+                _fsync(fd, path)
+            self._close_fds()
+            for source, target in zip(self._temporary, final, strict=True):
+                os.rename(source, target)
+                renamed.append(target)
+            fsync_directory(self._directory)
+        except BaseException:
+            self._temporary = self._temporary[len(renamed) :] + renamed
+            self.abort()
+            raise
+        self._temporary = []
+        self._buffer = np.empty(0, dtype=np.uint8)
+        return FileRecord(
+            name=self._name,
+            kind=self._kind,
+            file_id=self._id.hex(),
+            generation=self._generation,
+            n_rows=self.n_rows,
+            dtype=self._dtype,
+            layout=self.layout,
+            n_bytes=expected,
+            n_sums_bytes=sums_bytes(expected),
+        )
+
+    def _close_fds(self) -> None:
+        fds, self._fds = self._fds, []
+        for fd in fds:
+            os.close(fd)
+
+    def abort(self) -> None:
+        """Close and remove the temporary files; may be called again, and does nothing after :meth:`commit`."""
+        with contextlib.suppress(OSError):
+            self._close_fds()
+        paths, self._temporary = self._temporary, []
+        for path in paths:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+
+    def __enter__(self) -> RowFileWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.abort()
