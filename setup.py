@@ -1,7 +1,8 @@
 """Compile ``src_cython/`` into ``featstore._core``.
 
 ``FEATSTORE_BUILD`` selects the build: ``release`` (default), ``debug`` (C asserts, bounds checks), ``trace`` (line
-coverage), ``asan`` and ``tsan`` (sanitizers).
+coverage), ``asan`` and ``tsan`` (sanitizers). Each keeps its generated C and its objects in a folder of its own, because
+Cython does not notice changed directives.
 """
 
 import os
@@ -11,31 +12,44 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 
 ROOT = Path("src_cython")
+SHARED = "featstore._core._shared"  # Cython's memoryview code, once for all modules instead of 1 MB in each
 MODE = os.environ.get("FEATSTORE_BUILD", "release")
+ASAN, TSAN = ["-fsanitize=address,undefined"], ["-fsanitize=thread"]
 MODES = {
     "release": (["-O3"], []),
     "debug": (["-O1", "-g", "-UNDEBUG"], []),
     "trace": (["-O0", "-g"], []),
-    "asan": (["-O1", "-g", "-UNDEBUG", "-fsanitize=address,undefined", "-fno-omit-frame-pointer"], ["-fsanitize=address,undefined"]),
-    "tsan": (["-O1", "-g", "-UNDEBUG", "-fsanitize=thread", "-fno-omit-frame-pointer"], ["-fsanitize=thread"]),
+    "asan": (
+        ["-fsanitize=address,undefined", "-O1", "-g", "-UNDEBUG", "-fno-omit-frame-pointer"],
+        ["-fsanitize=address,undefined"],
+    ),
+    "tsan": (["-fsanitize=thread", "-O1", "-g", "-UNDEBUG", "-fno-omit-frame-pointer"], ["-fsanitize=thread"]),
 }
+WARNINGS = ["-Wall", "-Wno-unused-function", "-Wno-sign-compare"]
 if MODE not in MODES:
     raise SystemExit(f"FEATSTORE_BUILD={MODE!r} is not one of {sorted(MODES)}")
 compile_args, link_args = MODES[MODE]
 checked = MODE in ("debug", "asan", "tsan")
 
-extensions = [
-    Extension(
-        ".".join(path.relative_to(ROOT).with_suffix("").parts),
-        [str(path)],
-        include_dirs=[str(path.parent)],
-        depends=[str(header) for header in sorted(path.parent.glob("*.h"))],
-        extra_compile_args=["-std=gnu11", "-fvisibility=hidden", "-Wall", "-Wno-unused-function", "-Wno-sign-compare", *compile_args],
+
+def extension(name: str, source: Path) -> Extension:
+    """Return the extension module ``name`` made from ``source``; the headers beside it are what it depends on."""
+    return Extension(
+        name,
+        [str(source)],
+        include_dirs=[str(source.parent)],
+        depends=[str(header) for header in sorted(source.parent.glob("*.h"))],
+        extra_compile_args=["-std=gnu11", "-fvisibility=hidden", *WARNINGS, *compile_args],
         extra_link_args=["-pthread", *link_args],
         define_macros=[("CYTHON_TRACE_NOGIL", "1")] if MODE == "trace" else [],
     )
-    for path in sorted(ROOT.rglob("*.pyx"))
-]
+
+
+extensions = [extension(".".join(path.relative_to(ROOT).with_suffix("").parts), path) for path in sorted(ROOT.rglob("*.pyx"))]
+if extensions:
+    extensions.append(
+        Extension(SHARED, [SHARED.replace(".", "/") + ".c"], extra_compile_args=["-O2", "-w"], extra_link_args=link_args)
+    )
 
 setup(
     ext_modules=cythonize(
@@ -43,6 +57,7 @@ setup(
         include_path=[str(ROOT)],
         build_dir=f"build/cython-{MODE}",
         force=MODE != "release",
+        shared_utility_qualified_name=SHARED,
         compiler_directives={
             "language_level": 3,
             "boundscheck": checked,
@@ -54,5 +69,5 @@ setup(
             "linetrace": MODE == "trace",
         },
     ),
-    options={"build": {"build_base": f"build/{MODE}"}},
+    options={"build": {"build_base": f"build/{MODE}"}, "build_ext": {"parallel": len(os.sched_getaffinity(0))}},
 )

@@ -1,0 +1,80 @@
+# featstore: everything a developer runs. `make help` lists the targets.
+#
+# All of it happens in a virtual environment of the clone's own, made from $(PYTHON). The package is installed there in editable
+# form, so tests, examples and benchmarks run the tree that you edit with the compiled modules beside their stubs; that a wheel
+# built in isolation holds the same is what tests/test_packaging.py shows. Each step leaves a stamp: a second call does nothing.
+
+PYTHON     ?= python3
+VENV       ?= .venv
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+DEMO_ARGS  ?=
+# Where PyPI's torch would bring a CUDA build, point pip at the CPU one: make PIP_ARGS='--extra-index-url URL' install
+PIP_ARGS   ?=
+
+PY     := $(VENV)/bin/python
+ROOT   := $(CURDIR)
+SOURCES := $(shell find src_cython -type f 2>/dev/null) setup.py
+ASAN   := build/asan-tree
+ASAN_TESTS ?= $(shell grep -lE '_core|FEATSTORE_BUILD' tests/test_*.py 2>/dev/null)
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help install lint format test stress demo bench asan clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+$(VENV)/.created:
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
+	$(PY) -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(VENV)/.built: $(VENV)/.installed $(SOURCES)
+	$(PY) setup.py --quiet build_ext --inplace
+	@touch $@
+
+install: $(VENV)/.built ## make the environment, install what is needed, compile
+
+lint: $(VENV)/.built ## ruff, cython-lint, mypy --strict, stubtest
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(VENV)/bin/cython-lint src_cython
+	$(PY) -m mypy
+	$(PY) -m mypy.stubtest featstore._core --ignore-disjoint-bases --ignore-unused-allowlist --allowlist .stubtest-allowlist
+
+format: $(VENV)/.installed ## let ruff format and mend what it can
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+test: $(VENV)/.built ## the test suite, with samples of the long campaigns
+	$(PY) -m pytest $(PYTEST_ARGS)
+
+stress: $(VENV)/.built ## the long campaigns, whole: faults, kills, bit flips, races
+	$(PY) -m pytest -m stress --timeout 3600 $(PYTEST_ARGS)
+
+demo: $(VENV)/.built ## generate a graph, train within a quarter of its size, plot where time goes
+	$(PY) examples/demo.py $(DEMO_ARGS)
+
+bench: $(VENV)/.built ## every benchmark; one JSON line a figure, also in build/bench.jsonl
+	@mkdir -p build
+	$(PY) -m benchmarks --out build/bench.jsonl $(BENCH_ARGS)
+
+# The sanitizer build lives in a copy of the tree, so that it never mixes with the modules in use.
+asan: $(VENV)/.installed ## the tests of the compiled modules under AddressSanitizer and UBSan
+	@mkdir -p $(ASAN)
+	git ls-files -z -co --exclude-standard | xargs -0 cp --parents -u -t $(ASAN)
+	cd $(ASAN) && FEATSTORE_BUILD=asan $(abspath $(PY)) setup.py --quiet build_ext --inplace
+	cd $(ASAN) && FEATSTORE_BUILD=asan PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0 \
+	UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+	$(abspath $(PY)) -m pytest --timeout 1800 $(ASAN_TESTS) $(PYTEST_ARGS)
+
+clean: ## remove the environment and all that was built
+	rm -rf $(VENV) build dist demo *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find featstore -name '*.so' -delete
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

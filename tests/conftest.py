@@ -1,0 +1,132 @@
+"""What all tests share: time-outs that show every stack, the leak check, a small dataset, Hypothesis profiles."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+# A loaded machine is no reason to fail, hence no deadlines; the stress profile looks further.
+_QUIET = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+settings.register_profile(
+    "tests", deadline=None, derandomize=bool(os.environ.get("CI")), print_blob=True, suppress_health_check=_QUIET
+)
+settings.register_profile("stress", deadline=None, max_examples=2000, print_blob=True, suppress_health_check=_QUIET)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the Hypothesis profile by the marker expression: `make stress` runs with ``-m stress``."""
+    settings.load_profile("stress" if config.getoption("-m") == "stress" else "tests")
+
+
+# -- leaks ---------------------------------------------------------------------------------------------------------------------
+
+
+def _descriptors() -> dict[int, str]:
+    """Open descriptors of this process and what each refers to, without those that the interpreter and pytest own."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue  # the listing's own
+        if target.startswith(("/dev/", "/proc/")):
+            continue
+        found[int(name)] = target
+    return found
+
+
+def _threads() -> dict[int, str]:
+    """Threads that Python knows and native ones that the library named, by thread id."""
+    found = {thread.native_id or 0: thread.name for thread in threading.enumerate()}
+    for task in os.listdir("/proc/self/task"):
+        try:
+            name = Path(f"/proc/self/task/{task}/comm").read_text().strip()
+        except OSError:
+            continue  # it ended meanwhile
+        if name.startswith(("fs-", "featstore")):
+            found[int(task)] = name
+    return found
+
+
+class Snapshot:
+    """Descriptors and threads at one moment."""
+
+    def __init__(self) -> None:
+        self.descriptors = _descriptors()
+        self.threads = _threads()
+
+    def leaked(self, patience_s: float = 5.0) -> list[str]:
+        """Name what is there now and was not then; things on their way out get ``patience_s`` seconds."""
+        deadline = time.monotonic() + patience_s
+        while True:
+            new = [f"fd {fd}: {what}" for fd, what in _descriptors().items() if self.descriptors.get(fd) != what]
+            new += [f"thread {tid}: {name}" for tid, name in _threads().items() if tid not in self.threads]
+            if not new or time.monotonic() > deadline:
+                return new
+            gc.collect()
+            time.sleep(0.01)
+
+
+@pytest.fixture(autouse=True)
+def no_leaks(request: pytest.FixtureRequest) -> Iterator[Snapshot]:
+    """Fail a test that leaves a descriptor or a thread behind, unless it is marked ``shares_resources``."""
+    snapshot = Snapshot()
+    yield snapshot
+    if request.node.get_closest_marker("shares_resources") is None:
+        leaked = snapshot.leaked()
+        assert not leaked, f"left behind: {'; '.join(leaked)}"
+
+
+# -- data ----------------------------------------------------------------------------------------------------------------------
+
+
+def make_graph(num_nodes: int, mean_degree: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Return CSC ``indptr`` (int64 [n+1]) and ``indices`` (int64, each list ascending) of a random graph with skewed degrees."""
+    rng = np.random.default_rng(seed)
+    degrees = np.minimum(rng.zipf(1.7, num_nodes), num_nodes).astype(np.float64)
+    degrees = rng.poisson(degrees * mean_degree / degrees.mean())
+    degrees[rng.random(num_nodes) < 0.05] = 0
+    indptr = np.concatenate([[0], np.cumsum(degrees)]).astype(np.int64)
+    popular = rng.permutation(num_nodes)
+    drawn = popular[(num_nodes * rng.random(indptr[-1]) ** 3).astype(np.int64)]
+    destination = np.repeat(np.arange(num_nodes), degrees)
+    return indptr, drawn[np.lexsort((drawn, destination))].astype(np.int64)
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """A small dataset on disk, built once, with the arrays it was made of: ``path, indptr, indices, x, h, y, train_idx``.
+
+    1,000 nodes, about 8,000 edges; ``x`` float32 [1000, 25] (100 B rows), ``h`` float16 [1000, 300]; ``y`` int64; open it with
+    ``featstore.open(small.path)``, and do not change it.
+    """
+    import featstore
+
+    n = 1000
+    rng = np.random.default_rng(7)
+    indptr, indices = make_graph(n, 8.0)
+    x = rng.standard_normal((n, 25), dtype=np.float32)
+    h = rng.standard_normal((n, 300)).astype(np.float16)
+    y = rng.integers(0, 5, n)
+    train_idx = np.sort(rng.choice(n, 300, replace=False))
+    path = tmp_path_factory.mktemp("small") / "graph"
+    featstore.OutOfCoreGraph.create(
+        path, indptr, indices, features={"x": x, "h": h}, node_data={"y": y, "train_idx": train_idx}, progress=False
+    ).close()
+    return SimpleNamespace(path=path, indptr=indptr, indices=indices, x=x, h=h, y=y, train_idx=train_idx, num_nodes=n)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _torch_threads() -> None:
+    """Start torch's own pool before the first test, so that its threads count for none."""
+    torch.ones(1 << 18).add_(1).sum()

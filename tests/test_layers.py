@@ -1,0 +1,147 @@
+"""The layers hold: a file imports only from the layers below its own, the core knows no torch, and nothing unpickles."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "featstore"
+FILES = sorted(PACKAGE.rglob("*.py")) + sorted(PACKAGE.rglob("*.pyi"))
+
+# Lowest first; packages of one rank are siblings and may not import each other.
+RANKS = [
+    {"errors", "config"},
+    {"_core"},
+    {"storage"},
+    {"gather"},
+    {"cache"},
+    {"graph"},
+    {"sampling", "partition"},
+    {"plan"},
+    {"run"},
+    {"adapters", "cli"},
+]
+RANK = {name: rank for rank, names in enumerate(RANKS) for name in names}
+# errors is below config within the lowest rank; testing and the package's own __init__ may import anything.
+WITHIN = {("config", "errors")}
+FREE = {"__init__", "__main__", "testing"}
+
+
+def part_of(module: str) -> str:
+    """Return the part of the library, such as ``storage``, that the dotted ``module`` belongs to ('' for featstore itself)."""
+    pieces = module.split(".")
+    return pieces[1] if len(pieces) > 1 else ""
+
+
+def imports_of(path: Path, module: str) -> Iterator[tuple[int, str]]:
+    """Yield line and absolute dotted name of everything that the file imports, inside functions and TYPE_CHECKING blocks too."""
+    is_package = path.stem == "__init__"
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                stem = module.split(".")
+                stem = stem[: len(stem) - node.level + is_package]
+                base = ".".join([*stem, base]) if base else ".".join(stem)
+            # `from featstore import storage` imports featstore.storage
+            yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+
+
+def module_of(path: Path) -> str:
+    """Return the dotted name of the module that the file holds."""
+    relative = path.relative_to(ROOT).with_suffix("")
+    return ".".join(relative.parts[:-1] if relative.name == "__init__" else relative.parts)
+
+
+def violations(path: Path, module: str) -> list[str]:
+    """Return one line for each import of the file that the layer order forbids."""
+    part = part_of(module)
+    if part in FREE or not part:
+        return []
+    found = []
+    for line, target in imports_of(path, module):
+        if target.split(".")[0] != "featstore":
+            continue
+        other = part_of(target)
+        if other == part or (part, other) in WITHIN:
+            continue
+        if other not in RANK or RANK[other] >= RANK[part]:
+            found.append(f"{path}:{line}: {module} imports {target}")
+    return found
+
+
+def test_every_part_has_a_rank() -> None:
+    parts = {part_of(module_of(path)) for path in FILES} - FREE - {""}
+    assert parts <= set(RANK), "a new package needs a place in the layer order"
+
+
+def test_imports_go_down() -> None:
+    assert not [line for path in FILES for line in violations(path, module_of(path))]
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        ("featstore.storage.x", "from featstore.gather import plan"),
+        ("featstore.storage.x", "import featstore.graph.dataset"),
+        ("featstore.sampling.x", "from ..partition import fennel"),
+        ("featstore.cache.x", "from featstore import graph"),
+        ("featstore.run.x", "from featstore.testing import faults"),
+        ("featstore.cli", "def f():\n    from featstore.adapters import pyg"),
+        ("featstore.errors", "from featstore.config import Budget"),
+        ("featstore._core.x", "import featstore.storage.layout"),
+    ],
+)
+def test_control_a_wrong_import_is_seen(tmp_path: Path, module: str, line: str) -> None:
+    path = tmp_path / "x.py"
+    path.write_text(line)
+    assert len(violations(path, module)) == 1
+
+
+def test_control_right_imports_pass(tmp_path: Path) -> None:
+    path = tmp_path / "x.py"
+    path.write_text(
+        "from featstore.errors import FormatError\nfrom .layout import RowLayout\nfrom featstore._core import io\nimport numpy\n"
+    )
+    assert not violations(path, "featstore.storage.x")
+
+
+UNPICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
+
+
+def test_no_pickle() -> None:
+    found = [
+        f"{path}:{line}: {target}"
+        for path in FILES
+        for line, target in imports_of(path, module_of(path))
+        if target.split(".")[0] in UNPICKLERS or target in ("torch.load", "numpy.load")
+    ]
+    assert not found
+    # np.load without allow_pickle=False spelled out, and torch.load at all, would unpickle too.
+    calls = re.compile(r"\b(torch\.load|allow_pickle\s*=\s*True)\b")
+    assert not [f"{path}: {hit[0]}" for path in FILES if (hit := calls.search(path.read_text()))]
+
+
+def test_the_core_knows_no_torch() -> None:
+    sources = [path for path in (ROOT / "src_cython").rglob("*") if path.suffix in (".pyx", ".pxd", ".pxi", ".h")]
+    sources += sorted((PACKAGE / "_core").glob("*.py*i"))
+    wrong = re.compile(r"^\s*(from|import|cimport|#\s*include\s*[<\"])\s*(torch|ATen|c10|numpy/)", re.MULTILINE)
+    assert not [f"{path}: {hit[0].strip()}" for path in sources if (hit := wrong.search(path.read_text()))]
+
+
+def test_frameworks_only_in_adapters() -> None:
+    frameworks = {"torch_geometric", "dgl", "pyg_lib", "torch_sparse", "lightning"}
+    assert not [
+        f"{path}:{line}: {target}"
+        for path in FILES
+        if part_of(module_of(path)) != "adapters"
+        for line, target in imports_of(path, module_of(path))
+        if target.split(".")[0] in frameworks
+    ]
