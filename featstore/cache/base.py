@@ -67,7 +67,9 @@ class PolicyContext:
     @cached_property
     def counts(self) -> npt.NDArray[Any]:
         """Accesses of every row in a profiled run, integer [n]."""
-        return self._get("counts", self.counts_of, "pass counts=, or use the policy through a Loader, which samples an epoch to count")
+        return self._get(
+            "counts", self.counts_of, "pass counts=, or use the policy through a Loader, which samples an epoch to count"
+        )
 
     @cached_property
     def parts(self) -> npt.NDArray[Any]:

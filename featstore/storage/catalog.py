@@ -1,10 +1,10 @@
 """The catalog: an LMDB environment that names a dataset's files and fields, read and replaced whole.
 
 LMDB commits atomically but neither checks its pages nor survives a truncated file (a fault in its mapping kills the process). So
-``catalog.lmdb/data.mdb`` is an LMDB environment followed by one trailer page with its length and XXH3-128 digest. Reading: the file
-is read, the trailer, digest and page numbers are checked, and only then LMDB maps a private anonymous copy, which nobody can shrink.
-Writing: LMDB works on such a copy, too, and the new file replaces the old one by one rename, so that no crash can separate
-the digest from what it covers and a full disk is an ordinary failed write. A catalog is small: kilobytes, read once at open.
+``catalog.lmdb/data.mdb`` is an LMDB environment followed by one trailer page with its length and XXH3-128 digest. Reading: the
+file is read, the trailer, digest and page numbers are checked, and only then LMDB maps a private anonymous copy, which nobody can
+shrink. Writing: LMDB works on such a copy, too, and the new file replaces the old one by one rename, so that no crash can
+separate the digest from what it covers and a full disk is an ordinary failed write. A catalog is small: kilobytes, read once.
 
 Each value is the XXH3-64 of key and text, and JSON text. Keys: ``dataset``; ``file/<name>``; ``node/<type>/<field>`` and
 ``edge/<source>,<relation>,<destination>/<field>`` (the only type so far is ``_``).
@@ -41,7 +41,7 @@ _BYTE_ORDER_MARK: Final = 0x01020304
 _MAX_BYTES: Final = 1 << 28
 _U64: Final = struct.Struct("<Q")
 
-# Of LMDB's own format: a page header is 16 bytes; then a meta page's magic, version, address, map size, two tree records, last page.
+# Of LMDB's own format: after a page header of 16 bytes a meta page's magic, version, address, map size, two trees, last page.
 _META: Final = struct.Struct("=IIQQ48s48sQQ")
 _META_OFFSET: Final = 16
 _META_MAGIC: Final = 0xBEEFC0DE

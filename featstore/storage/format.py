@@ -1,7 +1,8 @@
 """The byte formats of row files and their side files of checksums; byte tables in docs/format.md.
 
-A row file is one header page and then fixed-width rows laid out by :class:`~featstore.storage.layout.RowLayout`, zero-padded to whole
-pages. Its side file ``<name>.sums`` holds one checksum a page, header page included, in pages that are themselves checksummed.
+A row file is one header page and then fixed-width rows laid out by :class:`~featstore.storage.layout.RowLayout`, zero-padded to
+whole pages. Its side file ``<name>.sums`` holds one checksum a page, header page included, in pages that are themselves
+checksummed.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def sums_seed(seed: int) -> int:
     return xxhash.xxh3_64_intdigest(b"sums", seed)
 
 
-def page_sum(page: bytes | memoryview | npt.NDArray[np.uint8], seed: int) -> int:
+def page_sum(page: bytes | memoryview, seed: int) -> int:
     """Return the checksum of one page: XXH3-64 of its bytes under the file's seed."""
     return xxhash.xxh3_64_intdigest(page, seed)
 
@@ -308,17 +309,8 @@ def open_regular(path: str | os.PathLike[str], flags: int = 0) -> tuple[int, int
 def _check_regular(mode: int, name: str) -> None:
     if stat.S_ISREG(mode):
         return
-    for test, what in (
-        (stat.S_ISDIR, "a directory"),
-        (stat.S_ISLNK, "a symbolic link"),
-        (stat.S_ISFIFO, "a FIFO"),
-        (stat.S_ISSOCK, "a socket"),
-    ):
-        if test(mode):
-            break
-    else:
-        what = "a device"
-    raise FormatError(f"{name}: {what} in place of a file")
+    kinds = {stat.S_IFDIR: "a directory", stat.S_IFLNK: "a symbolic link", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
+    raise FormatError(f"{name}: {kinds.get(stat.S_IFMT(mode), 'a device')} in place of a file")
 
 
 def pread_exactly(fd: int, n_bytes: int, offset: int, path: str) -> bytes:

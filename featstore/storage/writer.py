@@ -1,7 +1,7 @@
 """Writing: streamed row files with their checksums, and the one way in which a file reaches its final name.
 
-Order of every commit: write ``*.tmp``, fsync it, rename it, fsync the directory. A failed fsync is never tried again (the kernel may
-have dropped the pages and a second one would succeed): the temporary file is dropped and the error raised.
+Order of every commit: write ``*.tmp``, fsync it, rename it, fsync the directory. A failed fsync is never tried again (the kernel
+may have dropped the pages and a second one would succeed): the temporary file is dropped and the error raised.
 """
 
 from __future__ import annotations
@@ -270,10 +270,10 @@ class RowFileWriter:
                 self._filled = 0
 
     def _write_pages(self, pages: UInt8s) -> None:
-        pwrite_all(self._fds[0], memoryview(pages), self._offset, self._temporary[0])
+        pwrite_all(self._fds[0], pages.data, self._offset, self._temporary[0])
         self._offset += len(pages)
         n, seed = len(pages) // PAGE_BYTES, self._seed
-        view = memoryview(pages)
+        view = pages.data
         sums = np.fromiter((page_sum(view[i * PAGE_BYTES : (i + 1) * PAGE_BYTES], seed) for i in range(n)), np.uint64, n)
         if self._n_first < SUMS_PER_PAGE:
             head = sums[: SUMS_PER_PAGE - self._n_first]

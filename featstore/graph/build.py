@@ -1,0 +1,479 @@
+"""Making a dataset: inputs of any size are checked, sorted into canonical form and written in bounded memory."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import urllib.parse
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from tqdm import tqdm
+
+from featstore.config import available_memory, parse_size
+from featstore.errors import BudgetError, CorruptionError
+from featstore.graph.extsort import PairSorter
+from featstore.graph.source import ArrayLike, NpySource, Source, open_source
+from featstore.storage.builddir import BuildDirectory
+from featstore.storage.catalog import EDGE, NODE, Catalog, FieldRecord, Part, write_catalog
+from featstore.storage.format import HEADER_BYTES, pread_exactly
+from featstore.storage.layout import RowLayout, choose_layout
+from featstore.storage.writer import FileRecord, RowFileWriter
+
+__all__ = ["create", "from_edge_index"]
+
+Int64s = npt.NDArray[np.int64]
+
+_LEAST_MEMORY = 8 << 20
+
+
+class _Progress:
+    """A progress bar in bytes on a terminal's stderr; nothing elsewhere."""
+
+    def __init__(self, label: str, total: int, show: bool) -> None:
+        self._bar: tqdm[Any] | None = None
+        if show and sys.stderr.isatty():
+            self._bar = tqdm(total=total, desc=label, unit="B", unit_scale=True, file=sys.stderr)
+
+    def add(self, n_bytes: int) -> None:
+        if self._bar is not None:
+            self._bar.update(n_bytes)
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+class _Builder:
+    """The files and fields of a dataset under construction."""
+
+    def __init__(self, directory: str, memory: int, progress: _Progress) -> None:
+        self.directory = directory
+        self.memory = memory
+        self.progress = progress
+        self.block_bytes = max(64 << 10, min(32 << 20, memory // 16))
+        self.files: dict[str, FileRecord] = {}
+        self.fields: dict[str, FieldRecord] = {}
+
+    def writer(self, prefix: str, name: str, layout: RowLayout, kind: str, dtype: str) -> RowFileWriter:
+        """Open a writer for a field's file; its name says what it is, and is a plain file name whatever the field is called."""
+        stem = urllib.parse.quote(name, safe=" ,;@()+").replace("~", "%7E")
+        buffer_bytes = max(64 << 10, min(4 << 20, self.memory // 32))
+        file = f"{prefix}.{stem}.1.rows"
+        return RowFileWriter(self.directory, file, layout, kind=kind, dtype=dtype, buffer_bytes=buffer_bytes)
+
+    def register(self, key: str, role: str, file: FileRecord, shape: tuple[int, ...]) -> None:
+        """Note a committed file as all of the field ``key``."""
+        self.files[file.name] = file
+        self.fields[key] = FieldRecord(key, role, file.dtype, shape, file.generation, (Part(file.name, 0, file.n_rows),))
+
+    def add(self, role: str, name: str, source: Source) -> None:
+        """Stream one field of the nodes."""
+        with self.writer("node", name, choose_layout(source.row_bytes), role, source.dtype) as writer:
+            for block in source.blocks(self.block_bytes):
+                writer.write(block)
+                self.progress.add(block.nbytes)
+            self.register(f"{NODE}/{name}", role, writer.commit(), source.shape)
+
+    def finish(self, num_nodes: int, num_edges: int) -> None:
+        """Write the catalog, after which the build directory is a dataset."""
+        dataset = {
+            "id": uuid.uuid4().hex,
+            "generation": 1,
+            "num_nodes": num_nodes,
+            "num_edges": num_edges,
+            "topology": "csc",
+            "created_by": f"featstore {_release()}",
+        }
+        write_catalog(self.directory, Catalog(dataset, self.files, self.fields))
+
+
+def _release() -> str:
+    try:
+        return version("featstore")
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
+class _TopologyWriter:
+    """Write ``indptr``, ``indices`` and ``out_degree`` from sorted neighbour lists that come in order; a context manager."""
+
+    def __init__(self, builder: _Builder, num_nodes: int) -> None:
+        self._builder = builder
+        self._n = num_nodes
+        self._edges = 0
+        self._node = 0  # lists of nodes before it are complete
+        self._id_type = "int32" if num_nodes < 1 << 31 else "int64"
+        self._step = max(1024, builder.memory // 64)
+        # Degrees are counted as the ids go by, for as many nodes as a quarter of the memory holds; the rest is counted later.
+        self._degrees = np.zeros(min(num_nodes, max(1024, builder.memory // 32)), dtype=np.int64)
+        self._writers: list[RowFileWriter] = []
+        try:
+            for name, dtype in (("indptr", "int64"), ("indices", self._id_type)):
+                layout = choose_layout(np.dtype(dtype).itemsize)
+                self._writers.append(builder.writer("edge", name, layout, name, dtype))
+            self._write(0, np.zeros(1, dtype=np.int64))
+        except BaseException:
+            self.close()
+            raise
+
+    def _write(self, which: int, values: Int64s) -> None:
+        little = np.ascontiguousarray(values, dtype="<i4" if which and self._id_type == "int32" else "<i8")
+        self._writers[which].write(little.view(np.uint8).reshape(len(little), little.itemsize))
+
+    def add_ids(self, ids: Int64s) -> None:
+        """Append neighbour ids, which are in range."""
+        if not len(ids):
+            return
+        self._write(1, ids)
+        self._edges += len(ids)
+        _count(ids, 0, self._degrees)
+        self._builder.progress.add(ids.nbytes)
+
+    def add_offsets(self, ends: Int64s) -> None:
+        """Append the ends of the next nodes' lists."""
+        self._write(0, ends)
+        self._node += len(ends)
+
+    def add_pairs(self, dst: Int64s, src: Int64s) -> None:
+        """Append edges sorted by destination, which go on where the last call's ended."""
+        last, base = int(dst[-1]), self._edges
+        self.add_ids(src)
+        while self._node < last:
+            nodes = np.arange(self._node, min(last, self._node + self._step), dtype=np.int64)
+            self.add_offsets(base + np.searchsorted(dst, nodes, side="right"))
+
+    def finish(self) -> int:
+        """Complete the files; return the number of edges."""
+        while self._node < self._n:
+            self.add_offsets(np.full(min(self._n - self._node, self._step), self._edges, dtype=np.int64))
+        builder = self._builder
+        for writer, name, n_rows in zip(self._writers, ("indptr", "indices"), (self._n + 1, self._edges), strict=True):
+            builder.register(f"{EDGE}/{name}", "topology", writer.commit(), (n_rows,))
+        self._write_degrees(builder.files[builder.fields[f"{EDGE}/indices"].parts[0].file])
+        return self._edges
+
+    def _write_degrees(self, indices: FileRecord) -> None:
+        degrees, low = self._degrees, 0
+        with self._builder.writer("edge", "out_degree", choose_layout(8), "out_degree", "int64") as writer:
+            while True:
+                writer.write(degrees.astype("<i8").view(np.uint8).reshape(len(degrees), 8))
+                low += len(degrees)
+                if low >= self._n:
+                    break
+                degrees = degrees[: self._n - low]
+                degrees[:] = 0
+                for ids in self._stored_ids(indices):
+                    _count(ids, low, degrees)
+            self._builder.register(f"{EDGE}/out_degree", "topology", writer.commit(), (self._n,))
+
+    def _stored_ids(self, indices: FileRecord) -> Iterator[Int64s]:
+        path = os.path.join(self._builder.directory, indices.name)
+        width = indices.layout.row_bytes
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            for first in range(0, indices.n_rows, self._step):
+                k = min(self._step, indices.n_rows - first)
+                data = pread_exactly(fd, k * width, HEADER_BYTES + first * width, path)
+                yield np.frombuffer(data, dtype=f"<i{width}").astype(np.int64)
+        finally:
+            os.close(fd)
+
+    def close(self) -> None:
+        for writer in self._writers:
+            writer.abort()
+
+    def __enter__(self) -> _TopologyWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _count(ids: Int64s, low: int, counts: Int64s) -> None:
+    """Add to ``counts[i]`` how often ``low + i`` occurs in ``ids``."""
+    if low or len(counts) == 0 or int(ids.max(initial=0)) >= len(counts):
+        ids = ids[(ids >= low) & (ids < low + len(counts))] - low
+    if len(counts) <= 4 * len(ids):
+        counts += np.bincount(ids, minlength=len(counts))
+    elif len(ids):
+        values, found = np.unique(ids, return_counts=True)
+        counts[values] += found
+
+
+# --- create ---------------------------------------------------------------------------------------------------------------------
+
+
+class _Cursor:
+    """Read a one-dimensional integer source ``n`` at a time, as int64."""
+
+    def __init__(self, source: Source, block_bytes: int) -> None:
+        self._source = source
+        self._blocks = source.values(block_bytes)
+        self._rest: npt.NDArray[Any] = np.empty(0, dtype=np.int64)
+
+    def read(self, n: int) -> Int64s:
+        """Return the next ``n`` values, fewer at the end; the caller's to change."""
+        out = np.empty(n, dtype=np.int64)
+        done = 0
+        while done < n:
+            if not len(self._rest):
+                found = next(self._blocks, None)
+                if found is None:
+                    break
+                self._rest = found
+                continue
+            take = self._rest[: n - done]
+            out[done : done + len(take)] = take  # a uint64 beyond int64 turns negative, which no id or offset may be
+            done += len(take)
+            self._rest = self._rest[len(take) :]
+        return out[:done]
+
+
+def _integers(name: str, value: ArrayLike) -> Source:
+    source = open_source(name, value, wider=True)
+    if source.dtype == "bool" or "int" not in source.dtype:
+        raise TypeError(f"{name} must hold integers, not {source.dtype}")
+    if len(source.shape) != 1:
+        raise ValueError(f"{name} must have one dimension, not shape {source.shape}")
+    return source
+
+
+def _check_ids(ids: Int64s, first: int, num_nodes: int, where: str) -> None:
+    bad = (ids < 0) | (ids >= num_nodes)
+    if bad.any():
+        position = int(bad.argmax())
+        raise CorruptionError(
+            f"indices[{first + position}] is {ids[position]}, which is no node: ids are 0 … {num_nodes - 1}", where
+        )
+
+
+def _write_csc(topology: _TopologyWriter, builder: _Builder, indptr: Source, indices: Source, where: str) -> None:
+    """Check the compressed columns, sort each list and write them."""
+    n, n_edges = indptr.n_rows - 1, indices.n_rows
+    step, cap = max(1024, builder.memory // 128), max(1024, builder.memory // 96)
+    offsets, ids = _Cursor(indptr, builder.block_bytes), _Cursor(indices, builder.block_bytes)
+    previous = offsets.read(1)
+    if int(previous[0]) != 0:
+        raise CorruptionError(f"indptr[0] is {previous[0]}; it must be 0", where)
+    for node in range(0, n, step):
+        ends = offsets.read(min(step, n - node))
+        bounds = np.concatenate((previous, ends))
+        previous = ends[-1:]
+        if int(ends.min()) < 0 or int(ends.max()) > n_edges:
+            bad = int(((ends < 0) | (ends > n_edges)).argmax())
+            raise CorruptionError(f"indptr[{node + bad + 1}] is {ends[bad]}, but there are {n_edges} indices", where)
+        degrees = np.diff(bounds)
+        if int(degrees.min()) < 0:
+            bad = node + int((degrees < 0).argmax())
+            raise CorruptionError(f"indptr decreases from {bounds[bad - node]} to {bounds[bad - node + 1]} at node {bad}", where)
+        topology.add_offsets(ends)
+        first = 0
+        while first < len(ends):
+            last = int(np.searchsorted(bounds, bounds[first] + cap, side="right")) - 1
+            if last <= first:
+                _write_long_list(topology, builder, ids, int(bounds[first]), int(degrees[first]), n, where)
+                first += 1
+                continue
+            block = ids.read(int(bounds[last] - bounds[first]))
+            _check_ids(block, int(bounds[first]), n, where)
+            topology.add_ids(_sort_lists(block, degrees[first:last], n))
+            first = last
+    if int(previous[0]) != n_edges:
+        raise CorruptionError(f"indptr ends with {previous[0]}, but there are {n_edges} indices", where)
+
+
+def _sort_lists(ids: Int64s, degrees: Int64s, n: int) -> Int64s:
+    """Return consecutive lists of the given lengths, each sorted ascending."""
+    bits, spread = max(1, (n - 1).bit_length()), (len(degrees) - 1).bit_length()
+    owner = np.repeat(np.arange(len(degrees), dtype=np.int64), degrees)
+    if bits + spread > 63:
+        return ids[np.lexsort((ids, owner))]
+    key = owner
+    key <<= bits
+    key |= ids
+    if bool((key[1:] >= key[:-1]).all()):
+        return ids
+    key.sort()
+    key &= (1 << bits) - 1
+    return key
+
+
+def _write_long_list(
+    topology: _TopologyWriter, builder: _Builder, ids: _Cursor, start: int, degree: int, n: int, where: str
+) -> None:
+    """Sort one list that is longer than what is sorted in memory."""
+    with PairSorter(n, builder.memory, builder.directory) as sorter:
+        done = 0
+        while done < degree:
+            block = ids.read(min(sorter.block_pairs, degree - done))
+            _check_ids(block, start + done, n, where)
+            sorter.add(np.zeros_like(block), block)
+            done += len(block)
+        for _, block in sorter.sorted():
+            topology.add_ids(block)
+
+
+def _check_names(features: Mapping[str, Any], node_data: Mapping[str, Any]) -> None:
+    for name in (*features, *node_data):
+        if not isinstance(name, str) or not re.fullmatch(r"[^/\x00-\x1f\x7f]{1,60}", name) or name.startswith("."):
+            raise ValueError(f"a field's name is 1 to 60 printable characters without '/', not starting with '.': {name!r}")
+    if twice := sorted(set(features) & set(node_data)):
+        raise ValueError(f"named both as a feature and as node data: {', '.join(twice)}")
+
+
+def _open_fields(
+    features: Mapping[str, ArrayLike] | None, node_data: Mapping[str, ArrayLike] | None, num_nodes: int
+) -> list[tuple[str, str, Source]]:
+    features, node_data = features or {}, node_data or {}
+    _check_names(features, node_data)
+    found = [("feature", name, open_source(f"feature {name!r}", value)) for name, value in features.items()]
+    for _, name, source in found:
+        if source.n_rows != num_nodes:
+            raise ValueError(f"feature {name!r} has {source.n_rows} rows, but the graph has {num_nodes} nodes")
+    return found + [("data", name, open_source(f"node data {name!r}", value)) for name, value in node_data.items()]
+
+
+def _build_memory(memory: int | str | None) -> int:
+    n_bytes = min(1 << 30, available_memory() // 4) if memory is None else parse_size(memory)
+    if n_bytes < _LEAST_MEMORY:
+        raise BudgetError(f"making a dataset needs memory of at least {_LEAST_MEMORY} bytes, not {n_bytes}", _LEAST_MEMORY)
+    return n_bytes
+
+
+def _total_bytes(fields: Iterable[tuple[str, str, Source]]) -> int:
+    return sum(source.n_rows * source.row_bytes for _, _, source in fields)
+
+
+def create(
+    path: str | os.PathLike[str],
+    indptr: ArrayLike,
+    indices: ArrayLike,
+    features: Mapping[str, ArrayLike] | None = None,
+    node_data: Mapping[str, ArrayLike] | None = None,
+    *,
+    topology: str = "csc",
+    overwrite: bool = False,
+    progress: bool = True,
+    memory: int | str | None = None,
+) -> None:
+    """Write a dataset; see :meth:`featstore.OutOfCoreGraph.create`, which also opens it."""
+    if topology != "csc":
+        raise ValueError(f"topology must be 'csc', not {topology!r}")
+    n_bytes = _build_memory(memory)
+    offsets, ids = _integers("indptr", indptr), _integers("indices", indices)
+    target = os.fspath(path)
+    if offsets.n_rows == 0:
+        raise CorruptionError("indptr is empty; it has one entry more than there are nodes", target)
+    num_nodes = offsets.n_rows - 1
+    fields = _open_fields(features, node_data, num_nodes)
+    with BuildDirectory(target, overwrite=overwrite) as build:
+        with _Progress("create", _total_bytes(fields) + 8 * ids.n_rows, progress) as bar:
+            builder = _Builder(build.path, n_bytes, bar)
+            with _TopologyWriter(builder, num_nodes) as writer:
+                _write_csc(writer, builder, offsets, ids, target)
+                num_edges = writer.finish()
+            for role, name, source in fields:
+                builder.add(role, name, source)
+        builder.finish(num_nodes, num_edges)
+        build.commit()
+
+
+# --- from_edge_index ------------------------------------------------------------------------------------------------------------
+
+
+def _edge_blocks(edge_index: Any, n_pairs: int) -> Iterator[npt.NDArray[Any]]:
+    """Yield ``[2, k]`` integer blocks of at most ``n_pairs`` columns from any input that :func:`from_edge_index` takes."""
+    if isinstance(edge_index, (str, os.PathLike)):
+        source = open_source("edge_index", edge_index, wider=True)
+        assert isinstance(source, NpySource)
+        _check_edge_shape(source.shape, source.dtype)
+        yield from source.columns(16 * n_pairs)
+    elif isinstance(edge_index, (np.ndarray, torch.Tensor)):
+        yield from _slices(edge_index, n_pairs)
+    elif isinstance(edge_index, (list, tuple)):
+        yield from _slices(np.asarray(edge_index) if len(edge_index) else np.empty((2, 0), dtype=np.int64), n_pairs)
+    elif isinstance(edge_index, Iterable):
+        for block in edge_index:
+            yield from _slices(block if isinstance(block, torch.Tensor) else np.asarray(block), n_pairs)
+    else:
+        raise TypeError(f"edge_index must be an array [2, E], a .npy path or an iterable of such blocks, not {type(edge_index)}")
+
+
+def _check_edge_shape(shape: tuple[int, ...], dtype: object) -> None:
+    if len(shape) != 2 or shape[0] != 2:
+        raise ValueError(f"edge_index must have shape [2, E], not {list(shape)}")
+    if "int" not in str(dtype):
+        raise TypeError(f"edge_index must hold integers, not {dtype}")
+
+
+def _slices(array: npt.NDArray[Any] | torch.Tensor, n_pairs: int) -> Iterator[npt.NDArray[Any]]:
+    _check_edge_shape(tuple(array.shape), array.dtype)
+    for first in range(0, array.shape[1], n_pairs):
+        block = array[:, first : first + n_pairs]
+        yield block.detach().cpu().numpy() if isinstance(block, torch.Tensor) else block
+
+
+def _edge_ids(block: npt.NDArray[Any], first: int, num_nodes: int) -> tuple[Int64s, Int64s]:
+    ids = block.astype(np.int64)  # a uint64 beyond int64 turns negative, which no id may be
+    bad = (ids < 0) | (ids >= num_nodes)
+    if bad.any():
+        row, column = (int(i) for i in np.unravel_index(int(bad.argmax()), bad.shape))
+        raise IndexError(
+            f"edge_index[{row}, {first + column}] is {block[row, column]}, which is no node: ids are 0 … {num_nodes - 1}"
+        )
+    return ids[0], ids[1]
+
+
+def from_edge_index(
+    path: str | os.PathLike[str],
+    edge_index: Any,
+    num_nodes: int,
+    features: Mapping[str, ArrayLike] | None = None,
+    node_data: Mapping[str, ArrayLike] | None = None,
+    *,
+    topology: str = "csc",
+    overwrite: bool = False,
+    progress: bool = True,
+    memory: int | str | None = None,
+) -> None:
+    """Write a dataset from an edge list; see :meth:`featstore.OutOfCoreGraph.from_edge_index`, which also opens it."""
+    if topology != "csc":
+        raise ValueError(f"topology must be 'csc', not {topology!r}")
+    if isinstance(num_nodes, bool) or not isinstance(num_nodes, (int, np.integer)):
+        raise TypeError(f"num_nodes must be an integer, not {num_nodes!r}")
+    num_nodes = int(num_nodes)
+    if num_nodes < 0:
+        raise ValueError(f"num_nodes cannot be negative: {num_nodes}")
+    n_bytes = _build_memory(memory)
+    fields = _open_fields(features, node_data, num_nodes)
+    shape = getattr(edge_index, "shape", None)
+    n_known = int(shape[1]) if shape is not None and len(shape) == 2 else 0
+    with BuildDirectory(path, overwrite=overwrite) as build:
+        with _Progress("create", _total_bytes(fields) + 24 * n_known, progress) as bar:
+            builder = _Builder(build.path, n_bytes, bar)
+            with PairSorter(num_nodes, n_bytes, build.path) as sorter:
+                n_edges = 0
+                for block in _edge_blocks(edge_index, sorter.block_pairs):
+                    src, dst = _edge_ids(block, n_edges, num_nodes)
+                    sorter.add(dst, src)
+                    n_edges += block.shape[1]
+                    bar.add(16 * block.shape[1])
+                with _TopologyWriter(builder, num_nodes) as writer:
+                    for dst, src in sorter.sorted():
+                        writer.add_pairs(dst, src)
+                    num_edges = writer.finish()
+            for role, name, source in fields:
+                builder.add(role, name, source)
+        builder.finish(num_nodes, num_edges)
+        build.commit()

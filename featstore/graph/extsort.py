@@ -1,0 +1,218 @@
+"""External sort of (destination, source) pairs in bounded memory: spilled to buckets by range, each sorted in memory.
+
+A bucket that is over the bound is split again, over destinations and then, for a single destination, over sources; one pair
+repeated more often than fits is not sorted but counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from featstore.storage.format import pread_exactly
+from featstore.storage.writer import pwrite_all
+
+__all__ = ["PairSorter", "sort_pairs"]
+
+Int64s = npt.NDArray[np.int64]
+
+_FAN_OUT = 128
+
+
+def sort_pairs(dst: Int64s, src: Int64s, dst_low: int, dst_high: int, n: int) -> tuple[Int64s, Int64s]:
+    """Sort pairs by destination, then source.
+
+    Parameters
+    ----------
+    dst, src : int64 array, shape (k,)
+        ``dst_low <= dst < dst_high`` and ``0 <= src < n``.
+
+    Returns
+    -------
+    dst, src : int64 array, shape (k,)
+    """
+    bits = max(1, (n - 1).bit_length())
+    if (dst_high - dst_low - 1).bit_length() + bits <= 63:
+        # One sort of one integer array is several times faster than a sort by two keys.
+        key = dst - dst_low
+        key <<= bits
+        key |= src
+        key.sort()
+        src = key & ((1 << bits) - 1)
+        key >>= bits
+        key += dst_low
+        return key, src
+    order = np.lexsort((src, dst))
+    return dst[order], src[order]
+
+
+@dataclass
+class _Bucket:
+    """A spill file: pairs whose destination, or for one destination whose source, lies in ``[low, high)``."""
+
+    path: str
+    low: int
+    high: int
+    dst: int | None
+    n_pairs: int = 0
+
+
+@dataclass
+class _Spill:
+    """A range cut into buckets of equal width."""
+
+    low: int
+    width: int
+    dst: int | None
+    buckets: list[_Bucket] = field(default_factory=list)
+
+
+class PairSorter:
+    """Collect pairs in any order and give them back sorted; a context manager that removes its spill files. One owner thread.
+
+    Parameters
+    ----------
+    n : int
+        Destinations and sources are in ``[0, n)``.
+    memory : int
+        Bytes that may be held, the caller's blocks of up to :attr:`block_pairs` pairs included.
+    directory : path-like
+        Where spill files go: up to twice the pairs' bytes (8 a pair where ``n < 2³¹``, else 16).
+    """
+
+    def __init__(self, n: int, memory: int, directory: str | os.PathLike[str]) -> None:
+        self.n = n
+        self.block_pairs = max(1024, memory // 192)
+        self._cap = max(1024, memory // 96)
+        self._directory = os.fspath(directory)
+        self._dtype = np.dtype(np.int32 if n < 1 << 31 else np.int64)
+        self._held: list[npt.NDArray[Any]] = []
+        self._n_held = 0
+        self._spill: _Spill | None = None
+        self._paths: set[str] = set()
+        self.bytes_spilled = 0
+
+    def add(self, dst: Int64s, src: Int64s) -> None:
+        """Add pairs that are in range; the arrays are copied."""
+        for first in range(0, len(dst), self.block_pairs):
+            block = np.empty((min(self.block_pairs, len(dst) - first), 2), dtype=self._dtype)
+            block[:, 0] = dst[first : first + self.block_pairs]
+            block[:, 1] = src[first : first + self.block_pairs]
+            if self._spill is None and self._n_held + len(block) <= self._cap:
+                self._held.append(block)
+                self._n_held += len(block)
+                continue
+            if self._spill is None:
+                self._spill = self._cut(0, self.n, None)
+                for held in self._held:
+                    self._scatter(self._spill, held)
+                self._held, self._n_held = [], 0
+            self._scatter(self._spill, block)
+
+    def sorted(self) -> Iterator[tuple[Int64s, Int64s]]:
+        """Yield ``(dst, src)`` in blocks, sorted by destination and then source; may be used once."""
+        if self._spill is not None:
+            yield from self._drain(self._spill)
+        elif self._held:
+            pairs = np.concatenate(self._held)
+            self._held = []
+            dst, src = pairs[:, 0].astype(np.int64), pairs[:, 1].astype(np.int64)
+            del pairs
+            yield sort_pairs(dst, src, 0, self.n, self.n)
+
+    def _cut(self, low: int, high: int, dst: int | None) -> _Spill:
+        width = -(-(high - low) // _FAN_OUT)
+        spill = _Spill(low, width, dst)
+        stem = os.path.join(self._directory, f"spill-{uuid.uuid4().hex}")
+        for index, start in enumerate(range(low, high, width)):
+            spill.buckets.append(_Bucket(f"{stem}-{index}.tmp", start, min(start + width, high), dst))
+        return spill
+
+    def _scatter(self, spill: _Spill, pairs: npt.NDArray[Any]) -> None:
+        key = pairs[:, 0 if spill.dst is None else 1]
+        # NumPy sorts 16-bit integers stably by radix: linear time.
+        index = ((key - spill.low) // spill.width).astype(np.uint16)
+        order = np.argsort(index, kind="stable")
+        ends = np.bincount(index, minlength=len(spill.buckets)).cumsum()
+        pairs = pairs[order]
+        start = 0
+        for bucket, end in zip(spill.buckets, ends.tolist(), strict=True):
+            if end > start:
+                self._append(bucket, pairs[start:end])
+                start = end
+
+    def _append(self, bucket: _Bucket, pairs: npt.NDArray[Any]) -> None:
+        # Opened anew each time: hundreds of descriptors held would meet the limit of open files.
+        self._paths.add(bucket.path)
+        fd = os.open(bucket.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            pwrite_all(fd, pairs.data.cast("B"), bucket.n_pairs * 2 * self._dtype.itemsize, bucket.path)
+        finally:
+            os.close(fd)
+        bucket.n_pairs += len(pairs)
+        self.bytes_spilled += pairs.nbytes
+
+    def _read(self, bucket: _Bucket, first: int, n: int) -> npt.NDArray[Any]:
+        pair_bytes = 2 * self._dtype.itemsize
+        fd = os.open(bucket.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            data = pread_exactly(fd, n * pair_bytes, first * pair_bytes, bucket.path)
+        finally:
+            os.close(fd)
+        return np.frombuffer(data, dtype=self._dtype).reshape(n, 2)
+
+    def _drain(self, spill: _Spill) -> Iterator[tuple[Int64s, Int64s]]:
+        for bucket in spill.buckets:
+            if not bucket.n_pairs:
+                continue
+            if bucket.n_pairs <= self._cap:
+                pairs = self._read(bucket, 0, bucket.n_pairs)
+                dst, src = pairs[:, 0].astype(np.int64), pairs[:, 1].astype(np.int64)
+                del pairs
+                self._remove(bucket.path)
+                low, high = (bucket.low, bucket.high) if bucket.dst is None else (bucket.dst, bucket.dst + 1)
+                yield sort_pairs(dst, src, low, high, self.n)
+                continue
+            yield from self._split(bucket)
+
+    def _split(self, bucket: _Bucket) -> Iterator[tuple[Int64s, Int64s]]:
+        """Yield the sorted pairs of a bucket that is too large to sort in memory."""
+        if bucket.high - bucket.low > 1:
+            finer = self._cut(bucket.low, bucket.high, bucket.dst)
+        elif bucket.dst is None:
+            finer = self._cut(0, self.n, bucket.low)
+        else:
+            self._remove(bucket.path)
+            for first in range(0, bucket.n_pairs, self._cap):
+                n = min(self._cap, bucket.n_pairs - first)
+                yield np.full(n, bucket.dst, np.int64), np.full(n, bucket.low, np.int64)
+            return
+        for first in range(0, bucket.n_pairs, self.block_pairs):
+            self._scatter(finer, self._read(bucket, first, min(self.block_pairs, bucket.n_pairs - first)))
+        self._remove(bucket.path)
+        yield from self._drain(finer)
+
+    def _remove(self, path: str) -> None:
+        os.unlink(path)
+        self._paths.discard(path)
+
+    def close(self) -> None:
+        """Remove all spill files."""
+        self._held = []
+        while self._paths:
+            with contextlib.suppress(OSError):
+                os.unlink(self._paths.pop())
+
+    def __enter__(self) -> PairSorter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()

@@ -1,0 +1,296 @@
+"""Inputs of ``create`` behind one interface: a dtype, a shape, and blocks of rows as bytes, read in bounded memory."""
+
+from __future__ import annotations
+
+import ast
+import math
+import os
+import struct
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from featstore.errors import CorruptionError, FormatError
+from featstore.storage.format import DTYPES, open_regular, pread_exactly
+
+__all__ = ["ArrayLike", "NpySource", "Source", "dtype_name", "numpy_dtype", "open_source", "torch_dtype"]
+
+UInt8s = npt.NDArray[np.uint8]
+
+# What create takes: an array, memmap, tensor or list; a path to a .npy file; or (shape, dtype, iterable of row blocks).
+ArrayLike: TypeAlias = "npt.ArrayLike | torch.Tensor | str | os.PathLike[str] | tuple[Any, Any, Iterable[Any]]"
+
+_MAX_NPY_HEADER = 1 << 16
+# Integers that inputs of the topology may have besides those of DTYPES; the topology is stored as int32 or int64.
+_WIDER = {"uint16": 2, "uint32": 4, "uint64": 8}
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """Return the torch dtype of a name of ``DTYPES``."""
+    found = getattr(torch, name)
+    assert isinstance(found, torch.dtype)
+    return found
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """Return the little-endian NumPy dtype of a name of ``DTYPES``; bfloat16, which NumPy lacks, is its bits, uint16."""
+    return np.dtype("uint16" if name == "bfloat16" else name).newbyteorder("<")
+
+
+def dtype_name(dtype: object, *, wider: bool = False) -> str:
+    """Return the name that the format gives a torch or NumPy dtype, or one's name; ``wider`` admits all unsigned integers.
+
+    Raises
+    ------
+    TypeError
+        The format does not hold it; says which it holds.
+    """
+    if isinstance(dtype, torch.dtype):
+        name = str(dtype).removeprefix("torch.")
+    elif isinstance(dtype, str) and dtype in DTYPES:
+        name = dtype
+    else:
+        name = np.dtype(dtype).name  # type: ignore[call-overload]
+    if name not in DTYPES and not (wider and name in _WIDER):
+        raise TypeError(f"dtype {dtype} cannot be stored; cast to one of {', '.join(DTYPES)}")
+    return name
+
+
+class Source(ABC):
+    """Rows to be stored.
+
+    Attributes
+    ----------
+    name : str
+        What messages call it.
+    dtype : str
+        A name of ``DTYPES``.
+    shape : tuple of int
+        Rows first.
+    """
+
+    def __init__(self, name: str, dtype: str, shape: tuple[int, ...]) -> None:
+        if not shape:
+            raise ValueError(f"{name} must have at least one dimension; wrap a scalar in a list")
+        self.name = name
+        self.dtype = dtype
+        self.shape = shape
+        if self.row_bytes == 0:
+            raise ValueError(f"{name} has rows of no bytes: shape {shape}")
+
+    @property
+    def n_rows(self) -> int:
+        """Rows."""
+        return self.shape[0]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row."""
+        return math.prod(self.shape[1:]) * (_WIDER.get(self.dtype) or DTYPES[self.dtype][1])
+
+    @abstractmethod
+    def blocks(self, max_bytes: int) -> Iterator[UInt8s]:
+        """Yield all rows in order: uint8 ``[k, row_bytes]``, little-endian, ``k`` at least 1 and about ``max_bytes`` at most.
+
+        A block may share memory with the input or with the next block; it must be used before the next is asked for.
+        """
+
+    def values(self, max_bytes: int) -> Iterator[npt.NDArray[Any]]:
+        """Yield the blocks as arrays of the source's dtype and shape ``[k, *shape[1:]]``."""
+        for block in self.blocks(max_bytes):
+            yield block.view(numpy_dtype(self.dtype)).reshape(-1, *self.shape[1:])
+
+    def _step(self, max_bytes: int) -> int:
+        return max(1, max_bytes // self.row_bytes)
+
+
+def _array_bytes(array: npt.NDArray[Any]) -> UInt8s:
+    """Return rows as little-endian bytes, without a copy where they are already."""
+    little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+    n = len(little)
+    return little.reshape(n, -1).view(np.uint8) if little.size else np.empty((n, 0), np.uint8)
+
+
+def _tensor_bytes(tensor: torch.Tensor) -> UInt8s:
+    flat = tensor.detach().cpu().contiguous().reshape(len(tensor), -1)
+    found: UInt8s = flat.view(torch.uint8).numpy()
+    return found
+
+
+class _ArraySource(Source):
+    def __init__(self, name: str, array: npt.NDArray[Any], wider: bool) -> None:
+        super().__init__(name, dtype_name(array.dtype, wider=wider), array.shape)
+        self._array = array.view(np.uint16) if self.dtype == "bfloat16" else array
+
+    def blocks(self, max_bytes: int) -> Iterator[UInt8s]:
+        step = self._step(max_bytes)
+        for first in range(0, self.n_rows, step):
+            yield _array_bytes(self._array[first : first + step])
+
+
+class _TensorSource(Source):
+    def __init__(self, name: str, tensor: torch.Tensor, wider: bool) -> None:
+        if tensor.layout is not torch.strided or tensor.is_quantized:
+            raise TypeError(f"{name} must be a dense tensor, not {tensor.layout}")
+        super().__init__(name, dtype_name(tensor.dtype, wider=wider), tuple(tensor.shape))
+        self._tensor = tensor
+
+    def blocks(self, max_bytes: int) -> Iterator[UInt8s]:
+        step = self._step(max_bytes)
+        for first in range(0, self.n_rows, step):
+            yield _tensor_bytes(self._tensor[first : first + step])
+
+
+class _BlocksSource(Source):
+    """``(shape, dtype, iterable of row blocks)``; read once."""
+
+    def __init__(self, name: str, shape: Any, dtype: object, blocks: Iterable[Any], wider: bool) -> None:
+        try:
+            sizes = tuple(int(size) for size in ((shape,) if isinstance(shape, int) else shape))
+        except TypeError:
+            raise TypeError(
+                f"{name}: a tuple must be (shape, dtype, iterable of row blocks), but the shape is {shape!r}"
+            ) from None
+        if any(size < 0 for size in sizes):
+            raise ValueError(f"{name}: negative size in shape {sizes}")
+        super().__init__(name, dtype_name(dtype, wider=wider), sizes)
+        self._blocks = iter(blocks)
+
+    def blocks(self, max_bytes: int) -> Iterator[UInt8s]:
+        done = 0
+        for item in self._blocks:
+            block = open_source(self.name, item if isinstance(item, torch.Tensor) else np.asarray(item), wider=True)
+            if block.dtype != self.dtype or block.shape[1:] != self.shape[1:]:
+                raise ValueError(
+                    f"{self.name}: a block of {block.dtype} {list(block.shape)} at row {done}; "
+                    f"expected {self.dtype} [k, {', '.join(map(str, self.shape[1:]))}]"
+                )
+            if done + block.n_rows > self.n_rows:
+                raise ValueError(f"{self.name}: the blocks hold more than the {self.n_rows} rows announced")
+            done += block.n_rows
+            yield from block.blocks(max_bytes)
+        if done != self.n_rows:
+            raise ValueError(f"{self.name}: the blocks hold {done} rows instead of the {self.n_rows} announced")
+
+
+class NpySource(Source):
+    """A ``.npy`` file, versions 1 to 3, C or Fortran order; read with pread: a file cut short is an error, not a fault."""
+
+    def __init__(self, name: str, path: str, wider: bool) -> None:
+        self._path = path
+        fd, n_bytes = open_regular(path)
+        try:
+            dtype, shape, self._fortran, self._start = _npy_header(fd, n_bytes, path)
+        finally:
+            os.close(fd)
+        self._native = dtype
+        super().__init__(name, dtype_name(dtype, wider=wider), shape)
+        # One-dimensional Fortran order is C order.
+        self._fortran = self._fortran and len(shape) > 1
+
+    def blocks(self, max_bytes: int) -> Iterator[UInt8s]:
+        fd, _ = open_regular(self._path)
+        try:
+            step = self._step(max_bytes)
+            for first in range(0, self.n_rows, step):
+                k = min(step, self.n_rows - first)
+                block = self._fortran_rows(fd, first, k) if self._fortran else self._rows(fd, first, k)
+                yield _array_bytes(block)
+        finally:
+            os.close(fd)
+
+    def columns(self, max_bytes: int) -> Iterator[npt.NDArray[Any]]:
+        """Yield a two-dimensional array in blocks of columns, ``[n_rows, k]``."""
+        n_rows, n_columns = self.shape
+        itemsize = self._native.itemsize
+        step = max(1, max_bytes // (n_rows * itemsize))
+        fd, _ = open_regular(self._path)
+        try:
+            for first in range(0, n_columns, step):
+                k = min(step, n_columns - first)
+                if self._fortran:
+                    data = pread_exactly(fd, k * n_rows * itemsize, self._start + first * n_rows * itemsize, self._path)
+                    yield np.frombuffer(data, dtype=self._native).reshape(k, n_rows).T
+                    continue
+                starts = (self._start + (row * n_columns + first) * itemsize for row in range(n_rows))
+                pieces = [pread_exactly(fd, k * itemsize, start, self._path) for start in starts]
+                yield np.frombuffer(b"".join(pieces), dtype=self._native).reshape(n_rows, k)
+        finally:
+            os.close(fd)
+
+    def _rows(self, fd: int, first: int, k: int) -> npt.NDArray[Any]:
+        data = pread_exactly(fd, k * self.row_bytes, self._start + first * self.row_bytes, self._path)
+        return np.frombuffer(data, dtype=self._native).reshape(k, -1)
+
+    def _fortran_rows(self, fd: int, first: int, k: int) -> npt.NDArray[Any]:
+        itemsize, n_columns = self._native.itemsize, math.prod(self.shape[1:])
+        columns = [
+            pread_exactly(fd, k * itemsize, self._start + (column * self.n_rows + first) * itemsize, self._path)
+            for column in range(n_columns)
+        ]
+        flat = np.frombuffer(b"".join(columns), dtype=self._native)
+        return flat.reshape((k, *self.shape[1:]), order="F")
+
+
+def _npy_header(fd: int, n_bytes: int, path: str) -> tuple[np.dtype[Any], tuple[int, ...], bool, int]:
+    """Return dtype, shape, whether Fortran order, and where the data starts; nothing is executed or unpickled."""
+    head = pread_exactly(fd, min(12, n_bytes), 0, path)
+    if head[:6] != b"\x93NUMPY":
+        raise FormatError(f"{path}: not a .npy file")
+    if len(head) < 12 or head[6] not in (1, 2, 3):
+        raise FormatError(f"{path}: .npy version {head[6:8]!r}; versions 1 to 3 are known")
+    start, length = (10, struct.unpack_from("<H", head, 8)[0]) if head[6] == 1 else (12, struct.unpack_from("<I", head, 8)[0])
+    if length > _MAX_NPY_HEADER:
+        raise FormatError(f"{path}: a .npy header of {length} bytes")
+    if start + length > n_bytes:
+        raise CorruptionError("the .npy file ends within its header", path, n_bytes)
+    text = pread_exactly(fd, length, start, path)
+    try:
+        header = ast.literal_eval(text.decode("utf-8" if head[6] == 3 else "latin1").strip())
+        descr, fortran, shape = header["descr"], header["fortran_order"], header["shape"]
+        plain = isinstance(descr, str) and isinstance(fortran, bool) and isinstance(shape, tuple)
+        sizes_ok = plain and all(type(size) is int and 0 <= size < 1 << 62 for size in shape)
+        dtype = np.dtype(descr) if sizes_ok else None
+    except (ValueError, SyntaxError, TypeError, KeyError, MemoryError, RecursionError):
+        dtype = None
+    if dtype is None or dtype.hasobject or dtype.itemsize == 0:
+        raise FormatError(f"{path}: the .npy header describes no array of numbers: {text[:200]!r}")
+    expected = start + length + math.prod(shape) * dtype.itemsize
+    if n_bytes != expected:
+        raise CorruptionError(f"the .npy file has {n_bytes} bytes instead of {expected}", path, min(n_bytes, expected))
+    return dtype, shape, fortran, start + length
+
+
+def open_source(name: str, value: ArrayLike, *, wider: bool = False) -> Source:
+    """Put any accepted input behind :class:`Source`.
+
+    Parameters
+    ----------
+    name : str
+        What messages call it.
+    value : array, memmap, tensor, sequence, path or tuple
+        A path names a ``.npy`` file; a tuple ``(shape, dtype, iterable)`` announces rows that come block by block, each block an
+        array or tensor ``[k, *shape[1:]]`` of that dtype.
+    wider : bool
+        Admit uint16, uint32 and uint64, too.
+
+    Raises
+    ------
+    TypeError
+        A dtype that the format does not hold.
+    ValueError
+        No dimensions, or rows of no bytes.
+    FormatError, CorruptionError, OSError
+        The path is no ``.npy`` file, one that is cut short, or cannot be read.
+    """
+    if isinstance(value, torch.Tensor):
+        return _TensorSource(name, value, wider)
+    if isinstance(value, (str, os.PathLike)):
+        return NpySource(name, os.fspath(value), wider)
+    if isinstance(value, tuple) and len(value) == 3 and not isinstance(value[2], (int, float)):
+        return _BlocksSource(name, *value, wider=wider)
+    return _ArraySource(name, np.asarray(value), wider)
