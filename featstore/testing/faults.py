@@ -1,0 +1,394 @@
+"""Fault injection: failing system calls, killed processes, refused system calls, damaged files.
+
+A preloaded library (``faultlib.c``, compiled on demand) fails the k-th call of an operation on files below one directory.
+:func:`sweep` walks k until a run meets no fault. ``LD_PRELOAD`` works only from a process's start, so the sweep runs in a
+child made by :func:`run_in_child`::
+
+    def campaign(folder):                    # in the child
+        for fault in sweep(folder, "write", "ENOSPC"):
+            with fault:
+                attempt(folder)              # must raise OSError, or succeed where fault.fired stays 0
+            check(folder)
+
+    def test_campaign(tmp_path):
+        run_in_child(campaign, str(tmp_path), faults=True)
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import errno
+import faulthandler
+import functools
+import importlib.util
+import inspect
+import json
+import os
+import platform
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any
+
+__all__ = [
+    "OPERATIONS",
+    "Fault",
+    "build_fault_library",
+    "deny_syscalls",
+    "flipped",
+    "forked",
+    "random_flips",
+    "run_in_child",
+    "swapped",
+    "sweep",
+    "truncated",
+]
+
+# In the order of the enumeration in faultlib.c. "alloc": malloc and its kin and anonymous mmap, from 32 KiB up.
+OPERATIONS = ("open", "read", "write", "fsync", "rename", "truncate", "mmap", "unlink", "alloc")
+_SHORT, _KILL = -1, -2
+_LOADED = "FEATSTORE_FAULT_LIBRARY"
+
+
+# -- the preloaded library -----------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def build_fault_library() -> Path:
+    """Compile the library with ``cc`` into a temporary folder of this process (once) and return its path."""
+    folder = Path(tempfile.mkdtemp(prefix="featstore-faults-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    target = folder / "faultlib.so"
+    source = Path(__file__).with_name("faultlib.c")
+    compiler = os.environ.get("CC", "cc")
+    subprocess.run(
+        [compiler, "-O1", "-g", "-Wall", "-shared", "-fPIC", "-o", target, source, "-pthread"],
+        check=True,
+        stdin=subprocess.DEVNULL,
+    )
+    return target
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    path = os.environ.get(_LOADED)
+    if path is None:
+        raise RuntimeError("faults can be injected only in a child made by run_in_child(..., faults=True)")
+    library = ctypes.CDLL(path)  # already loaded: this finds the instance that interposes
+    library.featstore_fault_arm.argtypes = [ctypes.c_char_p, ctypes.c_uint, ctypes.c_long, ctypes.c_long, ctypes.c_int]
+    library.featstore_fault_calls.restype = library.featstore_fault_fired.restype = ctypes.c_long
+    return library
+
+
+class Fault:
+    """One fault, armed while the context lasts.
+
+    Parameters
+    ----------
+    directory : path-like
+        Only files in it, or below it, count (and the directory itself).
+    operations : str or sequence of str
+        Which of :data:`OPERATIONS` count.
+    action : str
+        An errno's name such as ``"EIO"``, ``"short"`` (half of what was asked for), or ``"kill"`` (SIGKILL before the call).
+    k : int
+        The call that fails, from 1.
+    times : int
+        How many calls in a row fail.
+
+    Notes
+    -----
+    ``calls`` and ``fired`` say, also after the context, how many calls counted and how many failed: a test in which no fault
+    fired has shown nothing. One fault at a time in a process; forks inherit it and count with their parent.
+    """
+
+    def __init__(
+        self, directory: str | os.PathLike[str], operations: str | Iterable[str], action: str, k: int = 1, times: int = 1
+    ) -> None:
+        self.directory = os.path.realpath(directory)
+        names = (operations,) if isinstance(operations, str) else tuple(operations)
+        self._mask = sum(1 << OPERATIONS.index(name) for name in set(names))
+        self._action = {"short": _SHORT, "kill": _KILL}.get(action) or int(getattr(errno, action))
+        self.k = k
+        self.times = times
+        self._counts: tuple[int, int] | None = None
+
+    @property
+    def calls(self) -> int:
+        """Calls that counted."""
+        return self._counts[0] if self._counts else int(_library().featstore_fault_calls())
+
+    @property
+    def fired(self) -> int:
+        """Calls that failed."""
+        return self._counts[1] if self._counts else int(_library().featstore_fault_fired())
+
+    def __enter__(self) -> Fault:
+        self._counts = None
+        if _library().featstore_fault_arm(os.fsencode(self.directory), self._mask, self.k, self.times, self._action):
+            raise ValueError("the directory's name is too long, or k or times is below 1")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        library = _library()
+        library.featstore_fault_disarm()
+        self._counts = int(library.featstore_fault_calls()), int(library.featstore_fault_fired())
+
+
+def sweep(
+    directory: str | os.PathLike[str],
+    operations: str | Iterable[str],
+    action: str,
+    *,
+    times: int = 1,
+    step: int = 1,
+    limit: int = 10_000,
+) -> Iterator[Fault]:
+    """Yield faults at call 1, 1 + step, …, until one does not fire; each must be entered by the loop's body.
+
+    Raises
+    ------
+    AssertionError
+        Not even the first fault fired (the operation never happened: the sweep shows nothing), or none was entered, or ``limit``
+        calls were not enough.
+    """
+    for k in range(1, limit, step):
+        fault = Fault(directory, operations, action, k, times)
+        yield fault
+        if fault._counts is None:
+            raise AssertionError("the loop's body did not enter the fault")
+        if not fault.fired:
+            if k == 1:
+                raise AssertionError(f"no {operations} happened below {directory}")
+            return
+    raise AssertionError(f"faults still fire after {limit} calls")
+
+
+# -- children ------------------------------------------------------------------------------------------------------------------
+
+
+def run_in_child(
+    function: Callable[..., None],
+    *arguments: Any,
+    faults: bool = False,
+    environment: dict[str, str] | None = None,
+    timeout_s: float = 240,
+    prepare: Callable[[], None] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Call ``function(*arguments)`` in a fresh interpreter and raise AssertionError, with its output, unless it returns.
+
+    Parameters
+    ----------
+    function : callable
+        Defined at the top level of a file.
+    *arguments
+        What JSON can carry.
+    faults : bool
+        Preload the fault library.
+    environment : dict of str, optional
+        Variables on top of this process's.
+    timeout_s : float
+        Seconds until the child is killed, with its stacks on stderr.
+    prepare : callable, optional
+        Runs in the child before it starts (entering a control group, setting a limit); async-signal-safe things only.
+
+    Notes
+    -----
+    The child's torch has one thread (a thread pool would not survive the forks that campaigns make), warnings are errors, and a
+    memory-checking ``LD_PRELOAD`` of this process stays first.
+    """
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", **(environment or {})}
+    if faults:
+        library = str(build_fault_library())
+        env["LD_PRELOAD"] = f"{env.get('LD_PRELOAD', '')} {library}".strip()
+        env[_LOADED] = library
+    command = [sys.executable, "-W", "error", "-m", "featstore.testing.faults"]
+    command += [inspect.getfile(function), function.__qualname__, json.dumps(arguments), str(timeout_s)]
+    done = subprocess.run(
+        command,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=timeout_s + 30,
+        preexec_fn=prepare,
+    )
+    if done.returncode:
+        how = signal.Signals(-done.returncode).name if done.returncode < 0 else f"exit status {done.returncode}"
+        raise AssertionError(f"{function.__qualname__} in the child: {how}\n{done.stdout}{done.stderr}")
+    return done
+
+
+def forked(function: Callable[[], object]) -> int | None:
+    """Run ``function()`` in a fork of this process; return None where it returned, else the signal that killed it.
+
+    Raises
+    ------
+    AssertionError
+        It raised (the stack is on stderr).
+    """
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            function()
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(status)
+    _, status = os.waitpid(pid, 0)
+    if os.WIFSIGNALED(status):
+        return os.WTERMSIG(status)
+    assert os.WEXITSTATUS(status) == 0, "the fork raised"
+    return None
+
+
+def _load(path: str) -> ModuleType:
+    sys.path.insert(0, str(Path(path).parent))
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _main(path: str, name: str, arguments: str, timeout_s: str) -> None:
+    faulthandler.dump_traceback_later(float(timeout_s), exit=True)
+    if os.environ.get(_LOADED):
+        _library()
+    function: Any = _load(path)
+    for part in name.split("."):
+        function = getattr(function, part)
+    function(*json.loads(arguments))
+
+
+# -- refused system calls ------------------------------------------------------------------------------------------------------
+
+_NUMBERS = {"io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427}  # the same on every architecture
+_ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+
+
+class _Filter(ctypes.Structure):
+    _fields_ = (("code", ctypes.c_uint16), ("jt", ctypes.c_uint8), ("jf", ctypes.c_uint8), ("k", ctypes.c_uint32))
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_uint16), ("filters", ctypes.POINTER(_Filter)))
+
+
+def deny_syscalls(names: Iterable[str], error: int = errno.EPERM) -> None:
+    """Let the kernel refuse system calls with ``error`` from now on: in this thread and in all that it starts; cannot be undone.
+
+    Parameters
+    ----------
+    names : iterable of str
+        ``io_uring_setup``, ``io_uring_enter``, ``io_uring_register``.
+    error : int
+        What the calls fail with; a container's runtime uses EPERM, a kernel built without them ENOSYS.
+
+    References
+    ----------
+    seccomp(2); linux/filter.h.
+    """
+    load, jump_equal, give = 0x20, 0x15, 0x06
+    allow, refuse = 0x7FFF0000, 0x00050000 | error
+    numbers = [_NUMBERS[name] for name in names]
+    # Another architecture's numbers (32-bit calls) pass: nothing here makes any.
+    code = [(load, 0, 0, 4), (jump_equal, 0, len(numbers) + 1, _ARCHITECTURES[platform.machine()]), (load, 0, 0, 0)]
+    code += [(jump_equal, len(numbers) - i, 0, number) for i, number in enumerate(numbers)]
+    code += [(give, 0, 0, allow), (give, 0, 0, refuse)]
+    program = _Program(len(code), (_Filter * len(code))(*(_Filter(*line) for line in code)))
+    libc = ctypes.CDLL(None, use_errno=True)
+    no_new_privileges, set_seccomp, mode_filter = 38, 22, 2
+    for arguments in ((no_new_privileges, 1, 0, 0, 0), (set_seccomp, mode_filter, ctypes.byref(program), 0, 0)):
+        if libc.prctl(*arguments):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), "prctl")
+
+
+# -- damaged files -------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def flipped(path: str | os.PathLike[str], offset: int, bit: int = 0) -> Iterator[None]:
+    """Flip one bit (0 … 7) of the byte at ``offset`` while the context lasts."""
+    _xor(path, offset, 1 << bit)
+    try:
+        yield
+    finally:
+        _xor(path, offset, 1 << bit)
+
+
+def _xor(path: str | os.PathLike[str], offset: int, mask: int) -> None:
+    with open(path, "r+b", buffering=0) as file:
+        file.seek(offset)
+        byte = file.read(1)
+        if not byte:
+            raise ValueError(f"{os.fspath(path)} ends before byte {offset}")
+        file.seek(offset)
+        file.write(bytes([byte[0] ^ mask]))
+
+
+def random_flips(path: str | os.PathLike[str], n: int, seed: int = 0) -> Iterator[tuple[int, int]]:
+    """Flip ``n`` random bits of a file, one at a time: yield (offset, bit) while it is flipped, then flip it back."""
+    size = os.path.getsize(path)
+    rng = random.Random(seed)
+    for _ in range(n):
+        offset, bit = rng.randrange(size), rng.randrange(8)
+        with flipped(path, offset, bit):
+            yield offset, bit
+
+
+@contextlib.contextmanager
+def truncated(path: str | os.PathLike[str], size: int) -> Iterator[None]:
+    """Cut a file to ``size`` bytes (or lengthen it with zeros) while the context lasts."""
+    body = Path(path).read_bytes()
+    os.truncate(path, size)
+    try:
+        yield
+    finally:
+        with open(path, "r+b") as file:
+            file.write(body)
+            file.truncate()
+
+
+@contextlib.contextmanager
+def swapped(path: str | os.PathLike[str], first: int, second: int, n_bytes: int) -> Iterator[None]:
+    """Exchange two stretches of ``n_bytes`` of a file while the context lasts."""
+
+    def swap() -> None:
+        with open(path, "r+b", buffering=0) as file:
+            parts = []
+            for offset in (first, second):
+                file.seek(offset)
+                parts.append(file.read(n_bytes))
+            for offset, part in zip((second, first), parts, strict=True):
+                file.seek(offset)
+                file.write(part)
+
+    swap()
+    try:
+        yield
+    finally:
+        swap()
+
+
+if __name__ == "__main__":
+    # The module that tests import must be the one that runs here.
+    from featstore.testing import faults
+
+    faults._main(*sys.argv[1:])

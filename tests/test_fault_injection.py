@@ -1,0 +1,230 @@
+"""The injector itself, against plain file calls: each fault fires where it should, and only there."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import signal
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from featstore.testing.faults import (
+    OPERATIONS,
+    Fault,
+    deny_syscalls,
+    flipped,
+    forked,
+    random_flips,
+    run_in_child,
+    swapped,
+    sweep,
+    truncated,
+)
+from featstore.testing.limits import memory_group
+
+
+def write_then_read(folder: Path) -> bytes:
+    """One call of each operation on a file (two of open: the file and its directory)."""
+    name = folder / "file"
+    fd = os.open(folder / "new", os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+    try:
+        os.ftruncate(fd, 8192)
+        done = 0
+        while done < 8192:
+            done += os.pwrite(fd, b"a" * (8192 - done), done)
+        os.fsync(fd)
+        os.rename(folder / "new", name)
+        with mmap.mmap(fd, 8192) as mapping:
+            assert mapping[0] == 97
+        body = b""
+        while len(body) < 8192:
+            body += os.pread(fd, 8192 - len(body), len(body))
+        os.unlink(name)
+        return body
+    finally:
+        os.close(fd)
+
+
+OF_WRITE_THEN_READ = [name for name in OPERATIONS if name != "alloc"]
+
+
+def every_operation_fails_once(folder: str) -> None:
+    outside = Path(folder + "-beside")
+    outside.mkdir()
+    for operation in OF_WRITE_THEN_READ:
+        met = []
+        for fault in sweep(folder, operation, "EIO"):
+            with fault:
+                write_then_read(outside)  # the neighbour, whose name begins alike, never counts
+                try:
+                    write_then_read(Path(folder))
+                except OSError as error:
+                    met.append(error.errno)
+            assert fault.fired == len(met) - (fault.k - 1 if fault.fired else len(met))
+        assert met == [errno.EIO], operation
+    for fault in sweep(folder, OF_WRITE_THEN_READ, "ENOSPC"):
+        with fault:
+            if fault.k <= len(OF_WRITE_THEN_READ):
+                with pytest.raises(OSError, match="No space"):
+                    write_then_read(Path(folder))
+            else:
+                assert write_then_read(Path(folder)) == b"a" * 8192
+    assert fault.calls == len(OF_WRITE_THEN_READ)
+
+
+def short_transfers_and_interrupts(folder: str) -> None:
+    with Fault(folder, ("read", "write"), "short", times=7) as fault:
+        assert write_then_read(Path(folder)) == b"a" * 8192
+    assert fault.fired == 7
+    with Fault(folder, ("read", "write", "open", "truncate", "fsync"), "EINTR", times=9) as fault:
+        assert write_then_read(Path(folder)) == b"a" * 8192  # Python itself tries again
+    assert fault.fired == 9
+
+
+def kills(folder: str) -> None:
+    met = []
+    for fault in sweep(folder, OF_WRITE_THEN_READ, "kill"):
+        with fault:
+            met.append(forked(lambda: bool(write_then_read(Path(folder)))))
+    assert met == [signal.SIGKILL] * len(OF_WRITE_THEN_READ) + [None]
+
+
+def allocations(folder: str) -> None:
+    with Fault(folder, "alloc", "ENOMEM", times=1 << 30) as fault:
+        with pytest.raises(MemoryError):
+            np.empty(1 << 20, np.uint8)
+        small = [bytes(64) for _ in range(100)]
+    assert fault.fired >= 1
+    assert len(small) == 100
+    assert np.empty(1 << 20, np.uint8).nbytes == 1 << 20
+
+
+def unused_sweeps_are_errors(folder: str) -> None:
+    unused = sweep(folder, "write", "EIO")
+    with next(unused):
+        pass
+    with pytest.raises(AssertionError, match="no write happened"):
+        next(unused)
+    not_entered = sweep(folder, "write", "EIO")
+    next(not_entered)
+    with pytest.raises(AssertionError, match="did not enter"):
+        next(not_entered)
+
+
+def counts_are_exact_across_threads(folder: str) -> None:
+    fd = os.open(folder + "/f", os.O_RDWR | os.O_CREAT)
+    os.write(fd, bytes(100))
+    failures = []
+
+    def read() -> None:
+        for _ in range(500):
+            try:
+                os.pread(fd, 10, 0)
+            except OSError as error:
+                failures.append(error.errno)
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    with Fault(folder, "read", "EIO", k=100, times=50) as fault:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    os.close(fd)
+    assert (fault.calls, fault.fired, failures) == (2000, 50, [errno.EIO] * 50)
+
+
+@pytest.mark.parametrize(
+    "campaign",
+    [
+        every_operation_fails_once,
+        short_transfers_and_interrupts,
+        kills,
+        allocations,
+        unused_sweeps_are_errors,
+        counts_are_exact_across_threads,
+    ],
+)
+def test_injector(campaign, tmp_path: Path) -> None:
+    run_in_child(campaign, str(tmp_path), faults=True)
+
+
+def no_faults_without_the_library(folder: str) -> None:
+    write_then_read(Path(folder))
+    with pytest.raises(RuntimeError, match="faults=True"), Fault(folder, "read", "EIO"):
+        pass
+
+
+def test_control_without_the_library(tmp_path: Path) -> None:
+    run_in_child(no_faults_without_the_library, str(tmp_path))
+
+
+def fails(folder: str) -> None:
+    raise ValueError("as it should")
+
+
+def dies() -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def test_a_failing_child_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=r"(?s)fails in the child: exit status 1.*as it should"):
+        run_in_child(fails, str(tmp_path))
+    with pytest.raises(AssertionError, match="SIGSEGV"):
+        run_in_child(dies)
+
+
+def ring_is_denied(error: int) -> None:
+    def setup() -> int:
+        libc = ctypes.CDLL(None, use_errno=True)
+        fd = libc.syscall(425, 4, ctypes.create_string_buffer(120))
+        return -ctypes.get_errno() if fd < 0 else (os.close(fd) or 1)
+
+    before = setup()
+    assert before not in (-error,), "already denied: this shows nothing"
+    deny_syscalls(["io_uring_setup"], error)
+    assert setup() == -error
+    assert forked(lambda: None) is None  # everything else still works, and children inherit the filter
+
+
+@pytest.mark.parametrize("error", [errno.EPERM, errno.ENOSYS, errno.ENOMEM])
+def test_seccomp_denies_the_ring(error: int) -> None:
+    run_in_child(ring_is_denied, error)
+
+
+def test_damage_is_undone(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    body = bytes(range(256)) * 40
+    path.write_bytes(body)
+    with flipped(path, 300, 7):
+        damaged = path.read_bytes()
+    assert [(i, a ^ b) for i, (a, b) in enumerate(zip(body, damaged, strict=True)) if a != b] == [(300, 128)]
+    for size in (0, 1, 4096, 20_000):
+        with truncated(path, size):
+            assert path.stat().st_size == size
+        assert path.read_bytes() == body
+    with swapped(path, 0, 5000, 100):
+        assert path.read_bytes()[:100] == body[5000:5100]
+    for offset, bit in random_flips(path, 20):
+        assert path.read_bytes()[offset] == body[offset] ^ (1 << bit)
+    assert path.read_bytes() == body
+    with pytest.raises(ValueError, match="ends before"), flipped(path, len(body)):
+        pass
+
+
+def takes_memory(n_bytes: int) -> None:
+    body = bytearray(n_bytes)
+    body[::4096] = b"x" * len(body[::4096])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may make control groups")
+def test_memory_group_limits_a_child() -> None:
+    with memory_group(96 << 20) as group:
+        run_in_child(takes_memory, 1 << 20, prepare=group.enter)
+        with pytest.raises(AssertionError, match="SIGKILL"):
+            run_in_child(takes_memory, 160 << 20, prepare=group.enter)
+        assert 64 << 20 <= group.peak_bytes <= 96 << 20
