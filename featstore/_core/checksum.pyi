@@ -1,0 +1,6 @@
+from typing import Any
+
+import numpy.typing as npt
+
+def page_sums(data: npt.NDArray[Any] | bytes | bytearray | memoryview, seed: int, out: npt.NDArray[Any], level: int = -1) -> None: ...
+def has_level(level: int) -> bool: ...

@@ -1,0 +1,64 @@
+import os
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+PAGE_BYTES: int
+SUMS_PER_PAGE: int
+MAX_SORTED_ROWS: int
+
+class SumsLoader(Protocol):
+    capacity: int
+    def load(self, wanted: Sequence[int]) -> None: ...
+
+class File:
+    direct: bool
+    mode: str
+    path: str
+    data_offset: int
+    row_bytes: int
+    group_rows: int
+    group_bytes: int
+    n_rows: int
+    size: int
+    n_sums_pages: int
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        row_bytes: int,
+        group_rows: int,
+        group_bytes: int,
+        n_rows: int,
+        data_offset: int,
+        expected_bytes: int,
+        direct: bool = True,
+    ) -> None: ...
+    def use_sums(self, seed: int) -> None: ...
+    def set_sums_page(self, number: int, page: npt.NDArray[np.uint64] | None) -> None: ...
+    def drop_sums(self) -> None: ...
+    @property
+    def fd_number(self) -> int: ...
+    def close(self) -> None: ...
+
+class Engine:
+    arena_bytes: int
+    pid: int
+    backend: str
+    def __init__(self, backend: str, depth: int, arena_bytes: int) -> None: ...
+    def inject(self, script: bytes | None) -> None: ...
+    def set_scratch(self, n_rows: int) -> None: ...
+    @property
+    def nbytes(self) -> int: ...
+    def read(self, file: File, first: int, n: int, out: npt.NDArray[np.uint8]) -> tuple[int, int]: ...
+    def gather(
+        self,
+        file: File,
+        rows: npt.NDArray[np.int64],
+        out: npt.NDArray[np.uint8],
+        positions: npt.NDArray[np.int64] | None,
+        gap_bytes: int,
+        sums_loader: SumsLoader | None = None,
+    ) -> tuple[int, int]: ...
+    def close(self) -> None: ...

@@ -1,0 +1,438 @@
+"""Readers: which backend runs, the queues it owns, and verified access to the rows of a file."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from featstore._core.io import MAX_SORTED_ROWS, PAGE_BYTES, SUMS_PER_PAGE, Engine, File
+from featstore.config import Budget, Options, Reservation
+from featstore.errors import BudgetError, ClosedError, CorruptionError
+from featstore.storage.layout import RowLayout
+
+__all__ = ["ReadStats", "Reader", "RowFile"]
+
+MAX_ARENA_BYTES = 8 << 20
+MIN_ARENA_BYTES = 256 << 10
+PREAD_THREADS = 64
+MAX_ENGINES = 4
+RESIDENT_SUMS_SHARE = 0.05  # a checksum table over this share of the budget is cached by pages
+DEFAULT_GAP_BYTES = 12 << 10
+
+
+@dataclass
+class ReadStats:
+    """What was asked of a file and what it cost.
+
+    Parameters
+    ----------
+    rows, reads : int
+        Rows delivered and read operations.
+    bytes_requested, bytes_read : int
+        Bytes of those rows, and bytes that the operations moved (checksum pages included).
+    """
+
+    rows: int = 0
+    reads: int = 0
+    bytes_requested: int = 0
+    bytes_read: int = 0
+
+
+class Reader:
+    """The queues of one dataset's reads. Thread-safe; after a fork the child makes its own.
+
+    Parameters
+    ----------
+    options : Options
+    budget : Budget
+        Pays for buffers, sorting scratch and checksum tables.
+    """
+
+    def __init__(self, options: Options, budget: Budget) -> None:
+        self.options = options
+        self.budget = budget
+        self.gap_bytes = DEFAULT_GAP_BYTES
+        self._arena_bytes = min(MAX_ARENA_BYTES, max(MIN_ARENA_BYTES, budget.total // 32 // PAGE_BYTES * PAGE_BYTES))
+        self._closed = False
+        self._start()
+        first, self.backend, self.reason = self._probe()
+        self._idle.append(first)
+
+    def _start(self) -> None:
+        self._pid = os.getpid()
+        self._changed = threading.Condition()
+        self._idle: list[Engine] = []
+        self._held: dict[int, Reservation] = {}
+
+    def _probe(self) -> tuple[Engine, str, str]:
+        wanted = self.options.backend
+        if wanted == "pread":
+            return self._make("pread"), "pread", "asked for"
+        try:
+            return self._make("io_uring"), "io_uring", "asked for" if wanted == "io_uring" else "the kernel allows it"
+        except OSError as error:
+            if wanted == "io_uring":
+                raise
+            return self._make("pread"), "pread", f"io_uring was refused: {error.strerror}"
+
+    def _make(self, backend: str) -> Engine:
+        reservation = self.budget.reserve("reader buffers", self._arena_bytes)
+        try:
+            depth = min(self.options.queue_depth if backend == "io_uring" else PREAD_THREADS, self._arena_bytes // PAGE_BYTES)
+            engine = Engine(backend, depth, self._arena_bytes)
+        except BaseException:
+            reservation.release()
+            raise
+        self._held[id(engine)] = reservation
+        return engine
+
+    @contextmanager
+    def engine(self, n_rows: int = 0) -> Iterator[Engine]:
+        """Borrow a queue, with scratch to sort ``n_rows`` where the budget allows."""
+        if self._pid != os.getpid():
+            self._start()  # the parent's queues are the parent's; dropping them here closes only this process's descriptors
+        with self._changed:
+            while not self._idle:
+                if self._closed:
+                    raise ClosedError("the dataset is closed")
+                if len(self._held) < MAX_ENGINES:
+                    try:
+                        self._idle.append(self._make(self.backend))
+                        break
+                    except (BudgetError, OSError):
+                        if not self._held:
+                            raise
+                self._changed.wait()
+            if self._closed:
+                raise ClosedError("the dataset is closed")
+            engine = self._idle.pop()
+        try:
+            self._fit_scratch(engine, min(n_rows, MAX_SORTED_ROWS))
+            yield engine
+        finally:
+            with self._changed:
+                if self._closed:
+                    self._drop(engine)
+                else:
+                    self._idle.append(engine)
+                self._changed.notify()
+
+    def _fit_scratch(self, engine: Engine, n_rows: int) -> None:
+        n_rows = -(-n_rows // 16384) * 16384
+        reservation = self._held[id(engine)]
+        while 16 * n_rows + engine.arena_bytes > engine.nbytes:
+            try:
+                reservation.resize(engine.arena_bytes + 16 * n_rows)
+                engine.set_scratch(n_rows)
+                return
+            except BudgetError:
+                if n_rows <= 16384:
+                    if engine.nbytes == engine.arena_bytes:
+                        raise
+                    return
+                n_rows = -(-(n_rows // 2) // 16384) * 16384  # sort in more stretches
+
+    def _drop(self, engine: Engine) -> None:
+        engine.close()
+        self._held.pop(id(engine)).release()
+
+    def open(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        layout: RowLayout,
+        n_rows: int,
+        seed: int = 0,
+        sums_seed: int = 0,
+        verify: str | None = None,
+    ) -> RowFile:
+        """Open a row file and, unless ``verify`` is ``"off"``, its table of checksums (``<path>.sums``).
+
+        Raises
+        ------
+        CorruptionError
+            A file is not as long as it must be, or the table is damaged; with ``verify="open"``, any page is.
+        """
+        return RowFile(self, path, layout, n_rows, seed, sums_seed, verify or self.options.verify)
+
+    def close(self) -> None:
+        """Wait for reads under way, then give everything back; may be called again."""
+        with self._changed:
+            self._closed = True
+            if self._pid == os.getpid():
+                for engine in self._idle:
+                    self._drop(engine)
+                self._idle.clear()
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: not self._held)
+
+
+class RowFile:
+    """Rows of one file, by number. Thread-safe.
+
+    ``mode`` says whether reads are direct or buffered, and why; ``stats`` what was read so far.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        path: str | os.PathLike[str],
+        layout: RowLayout,
+        n_rows: int,
+        seed: int,
+        sums_seed: int,
+        verify: str,
+    ) -> None:
+        self._reader = reader
+        self.layout = layout
+        self.n_rows = n_rows
+        self.row_bytes = layout.row_bytes
+        self.stats = ReadStats()
+        self._lock = threading.Condition()
+        self._users = 0
+        self._pid = os.getpid()
+        self._reservation: Reservation | None = None
+        self._paged: _PagedSums | None = None
+        size = PAGE_BYTES + layout.data_bytes(n_rows)
+        self._file = File(path, layout.row_bytes, layout.group_rows, layout.group_bytes, n_rows, PAGE_BYTES, size)
+        try:
+            if verify != "off":
+                self._load_sums(seed, sums_seed)
+            if verify == "open":
+                self._scan()
+                self._forget_sums()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def path(self) -> str:
+        """The file."""
+        return str(self._file.path)
+
+    @property
+    def mode(self) -> str:
+        """``"direct"`` or ``"buffered: …"`` with the reason."""
+        return self._file.mode
+
+    def _load_sums(self, seed: int, sums_seed: int) -> None:
+        n_pages = -(-(self._file.size // PAGE_BYTES) // SUMS_PER_PAGE)
+        table = File(f"{self.path}.sums", PAGE_BYTES, 1, PAGE_BYTES, n_pages, 0, n_pages * PAGE_BYTES)
+        self._file.use_sums(seed)
+        budget = self._reader.budget
+        if n_pages * PAGE_BYTES > max(16 * PAGE_BYTES, RESIDENT_SUMS_SHARE * budget.total):
+            self._paged = _PagedSums(self, table, sums_seed, int(RESIDENT_SUMS_SHARE * budget.total) // PAGE_BYTES)
+            return
+        self._reservation = budget.reserve("checksum tables", n_pages * PAGE_BYTES)
+        pages = np.empty((n_pages, PAGE_BYTES), np.uint8)
+        with self._reader.engine() as engine:
+            engine.read(table, 0, n_pages, pages)
+        table.close()
+        for number in range(n_pages):
+            self._set_sums_page(number, pages[number], sums_seed)
+
+    def _set_sums_page(self, number: int, page: npt.NDArray[np.uint8], sums_seed: int) -> None:
+        words = page.view(np.uint64)
+        found = xxhash.xxh3_64_intdigest(page[: 8 * SUMS_PER_PAGE].data, (sums_seed + number) % 2**64)
+        if found != int(words[SUMS_PER_PAGE].astype("<u8")):
+            raise CorruptionError("the table of checksums is damaged", f"{self.path}.sums", number * PAGE_BYTES)
+        self._file.set_sums_page(number, words)
+
+    def _scan(self) -> None:
+        step = max(1, (4 << 20) // self.row_bytes)
+        buffer = np.empty((step, self.row_bytes), np.uint8)
+        for first in range(0, self.n_rows, step):
+            n = min(step, self.n_rows - first)
+            self.read(first, n, buffer[:n])
+
+    def _forget_sums(self) -> None:
+        self._file.drop_sums()
+        if self._paged is not None:
+            self._paged.close()
+            self._paged = None
+        if self._reservation is not None:
+            self._reservation.release()
+            self._reservation = None
+
+    @contextmanager
+    def _in_use(self) -> Iterator[None]:
+        if self._pid != os.getpid():  # a lock of the parent's may have been held when it forked
+            self._lock, self._users, self._pid = threading.Condition(), 0, os.getpid()
+            if self._paged is not None:
+                self._paged.lock = threading.Lock()
+        with self._lock:
+            if self._file.fd_number < 0:
+                raise ClosedError(f"{self.path} is closed")
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                self._lock.notify_all()
+
+    def _count(self, rows: int, reads: int, n_bytes: int) -> None:
+        with self._lock:
+            self.stats.rows += rows
+            self.stats.reads += reads
+            self.stats.bytes_requested += rows * self.row_bytes
+            self.stats.bytes_read += n_bytes
+
+    def read(self, first: int, n: int, out: npt.NDArray[np.uint8] | None = None) -> npt.NDArray[np.uint8]:
+        """Read rows ``first … first + n - 1`` in large sequential reads.
+
+        Parameters
+        ----------
+        first, n : int
+        out : uint8 array, shape (n, row_bytes), C-contiguous, optional
+
+        Returns
+        -------
+        uint8 array, shape (n, row_bytes)
+
+        Raises
+        ------
+        CorruptionError
+            A page's checksum differs or the file is short; ``out`` is then undefined.
+        OSError
+            The device failed.
+        """
+        if out is None:
+            out = np.empty((n, self.row_bytes), np.uint8)
+        with self._in_use():
+            if self._paged is None:
+                with self._reader.engine() as engine:
+                    reads, n_bytes = engine.read(self._file, first, n, out)
+                self._count(n, reads, n_bytes)
+            else:
+                self._paged.read(first, n, out)
+        return out
+
+    def gather(
+        self,
+        rows: npt.NDArray[np.int64],
+        out: npt.NDArray[np.uint8],
+        positions: npt.NDArray[np.int64] | None = None,
+        gap_bytes: int | None = None,
+    ) -> None:
+        """Read scattered rows: sorted, deduplicated by page, neighbours coalesced, the queue kept full.
+
+        Parameters
+        ----------
+        rows : int64 array, shape (k,)
+            Row numbers in ``[0, n_rows)``; any order, repeats allowed.
+        out : uint8 array, shape (m, row_bytes), C-contiguous
+        positions : int64 array, shape (k,), optional
+            Row of ``out`` that each row goes to; ``0 … k-1`` if absent.
+        gap_bytes : int, optional
+            Unwanted bytes that are read rather than starting another read; 0 = none. From the device if absent.
+
+        Raises
+        ------
+        IndexError, CorruptionError, OSError
+            ``out`` is then undefined.
+
+        Notes
+        -----
+        Each 4 KiB page is read at most once per 2 million rows. Releases the GIL.
+        """
+        gap = self._reader.gap_bytes if gap_bytes is None else gap_bytes
+        with self._in_use():
+            if self._paged is None:
+                with self._reader.engine(len(rows)) as engine:
+                    reads, n_bytes = engine.gather(self._file, rows, out, positions, gap)
+                self._count(len(rows), reads, n_bytes)
+            else:
+                self._paged.gather(rows, out, positions, gap)
+
+    def close(self) -> None:
+        """Wait for reads under way and close the file; may be called again."""
+        with self._lock:
+            if self._pid == os.getpid():
+                self._lock.wait_for(lambda: self._users == 0)
+            self._file.close()
+        self._forget_sums()
+
+
+class _PagedSums:
+    """The checksum table of a file too large to keep: a clock of its pages, filled as gathers need them."""
+
+    def __init__(self, owner: RowFile, table: File, sums_seed: int, n_slots: int) -> None:
+        self._owner = owner
+        self._table = table
+        self._seed = sums_seed
+        span = -(-owner.row_bytes // (PAGE_BYTES * SUMS_PER_PAGE)) + 1  # sums pages that one row may need
+        n_slots = max(n_slots, 16 + 2 * span)
+        self.capacity = n_slots - span
+        self._reservation = owner._reader.budget.reserve("checksum tables", n_slots * PAGE_BYTES)
+        self._pages = np.empty((n_slots, PAGE_BYTES), np.uint8)
+        self._page_of_slot = np.full(n_slots, -1, np.int64)
+        self._slot_of_page: dict[int, int] = {}
+        self._hand = 0
+        # Its own small queue: the borrowed one is in the middle of a gather when pages of sums are wanted.
+        self._engine_reservation = owner._reader.budget.reserve("reader buffers", MIN_ARENA_BYTES + 16 * n_slots)
+        self._engine: Engine | None = None
+        self._reads = 0
+        self._bytes = 0
+        self.lock = threading.Lock()
+
+    def load(self, wanted: Sequence[int]) -> None:
+        """Make the ``wanted`` sums pages present (called by the core between stretches of a gather)."""
+        keep = set(wanted)
+        missing = [page for page in wanted if page not in self._slot_of_page]
+        if not missing:
+            return
+        slots: list[int] = []
+        while len(slots) < len(missing):
+            old = int(self._page_of_slot[self._hand])
+            if old not in keep:
+                if old >= 0:
+                    self._owner._file.set_sums_page(old, None)
+                    del self._slot_of_page[old]
+                    self._page_of_slot[self._hand] = -1
+                slots.append(self._hand)
+            self._hand = (self._hand + 1) % len(self._page_of_slot)
+        numbers, places = np.array(missing, np.int64), np.array(slots, np.int64)
+        if self._engine is None or self._engine.pid != os.getpid():
+            self._engine = Engine(self._owner._reader.backend, MIN_ARENA_BYTES // PAGE_BYTES, MIN_ARENA_BYTES)
+            self._engine.set_scratch(len(self._page_of_slot))
+        reads, n_bytes = self._engine.gather(self._table, numbers, self._pages, places, 0)
+        self._reads += reads
+        self._bytes += n_bytes
+        for page, slot in zip(missing, slots, strict=True):
+            self._owner._set_sums_page(page, self._pages[slot], self._seed)
+            self._slot_of_page[page] = slot
+            self._page_of_slot[slot] = page
+
+    def gather(
+        self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8], positions: npt.NDArray[np.int64] | None, gap: int
+    ) -> None:
+        """Gather as :meth:`RowFile.gather` does, with the pages of sums that it needs; one at a time."""
+        with self.lock, self._owner._reader.engine(len(rows)) as engine:
+            self._reads = self._bytes = 0
+            reads, n_bytes = engine.gather(self._owner._file, rows, out, positions, gap, self)
+            self._owner._count(len(rows), reads + self._reads, n_bytes + self._bytes)
+
+    def read(self, first: int, n: int, out: npt.NDArray[np.uint8]) -> None:
+        """Read a run of rows, a stretch at a time."""
+        if not 0 <= first <= first + n <= self._owner.n_rows or len(out) != n:
+            raise IndexError("rows out of range")
+        step = max(1, (4 << 20) // self._owner.row_bytes)
+        for at in range(0, n, step):
+            rows = np.arange(first + at, first + min(at + step, n), dtype=np.int64)
+            self.gather(rows, out[at : at + step], None, 0)
+
+    def close(self) -> None:
+        """Give everything back."""
+        self._table.close()
+        if self._engine is not None:
+            self._engine.close()
+        self._engine_reservation.release()
+        self._reservation.release()

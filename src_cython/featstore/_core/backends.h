@@ -1,0 +1,249 @@
+/* The two ways to run a job (rowio.h): io_uring from the calling thread, or pread on a pool of threads. */
+#ifndef FEATSTORE_BACKENDS_H
+#define FEATSTORE_BACKENDS_H
+
+#include <pthread.h>
+#include <signal.h>
+#include <time.h>
+#include "rowio.h"
+#include "uring.h"
+
+typedef int (*fs_poll_fn)(void); /* runs pending signal handlers; non-zero: an exception is set, stop */
+
+/* ---- io_uring ---- */
+
+#define FS_WINDOW 1024 /* reads handed out but not yet retired, in order; several times the depth, so a slow one holds up none */
+
+typedef struct {
+    fs_op op;
+    uint64_t start, arena_end; /* place in the arena, and the arena's head after it */
+    uint32_t len, done;
+    unsigned retries;
+    int complete;
+} fs_slot;
+
+typedef struct {
+    fs_ring ring;
+    unsigned depth;
+    uint8_t *arena;
+    uint64_t arena_bytes;
+    fs_slot slots[FS_WINDOW];
+} fs_uring;
+
+static void fs_uring_stage(fs_uring *u, const fs_job *job, uint64_t seq) {
+    fs_slot *slot = &u->slots[seq % FS_WINDOW];
+    fs_ring_read(&u->ring, job->fd, u->arena + slot->start + slot->done, slot->len - slot->done,
+                 slot->op.page0 * FS_PAGE + slot->done, seq);
+}
+
+static void fs_uring_run(fs_uring *u, fs_job *job, fs_poll_fn poll) {
+    uint64_t head = 0, tail = 0, arena_head = 0, arena_tail = 0, n_done = 0, next_poll = 4096;
+    unsigned in_flight = 0;
+    int pending = 0, exhausted = 0;
+    fs_op op;
+    for (;;) {
+        /* Keep the queue full: refill as completions arrive, no barriers. */
+        while (!atomic_load_explicit(&job->stop, memory_order_relaxed) && in_flight < u->depth && head - tail < FS_WINDOW) {
+            if (!pending && !(pending = fs_next_op(job, &op))) {
+                exhausted = 1;
+                break;
+            }
+            uint64_t len = (op.page1 - op.page0) * FS_PAGE, at = arena_head % u->arena_bytes;
+            uint64_t skip = at + len > u->arena_bytes ? u->arena_bytes - at : 0;
+            if (arena_head + skip + len - arena_tail > u->arena_bytes) break;
+            fs_slot *slot = &u->slots[head % FS_WINDOW];
+            slot->op = op;
+            slot->start = (arena_head + skip) % u->arena_bytes;
+            arena_head += skip + len;
+            slot->arena_end = arena_head;
+            slot->len = (uint32_t)len;
+            slot->done = 0;
+            slot->retries = 0;
+            slot->complete = 0;
+            fs_uring_stage(u, job, head++);
+            in_flight++;
+            pending = 0;
+        }
+        if (!in_flight) {
+            if (exhausted || atomic_load(&job->stop)) break;
+            continue;
+        }
+        int r = fs_ring_enter(&u->ring, in_flight >= 64 ? 16 : 1);
+        if (r == -EINTR || n_done >= next_poll) {
+            next_poll = n_done + 4096;
+            if (poll()) fs_job_fail(job, FS_ERR_SIGNAL, 0, 0);
+        } else if (r < 0 && r != -EAGAIN && r != -EBUSY) {
+            /* What is staged was not taken and never will be; what was taken is drained below. */
+            fs_job_fail(job, FS_ERR_OS, -r, 0);
+            in_flight -= u->ring.n_staged;
+            atomic_fetch_sub_explicit(u->ring.sq_tail, u->ring.n_staged, memory_order_release);
+            u->ring.n_staged = 0;
+        }
+        struct fs_cqe cqe;
+        while (fs_ring_reap(&u->ring, &cqe)) {
+            fs_slot *slot = &u->slots[cqe.user_data % FS_WINDOW];
+            uint64_t offset = slot->op.page0 * FS_PAGE + slot->done, bad_page;
+            int64_t got = fs_progress(job, fs_inject(job, cqe.res), slot->len - slot->done, offset, &slot->retries);
+            in_flight--;
+            if (got >= 0) {
+                slot->done += (uint32_t)got;
+                if (slot->done < slot->len && !atomic_load_explicit(&job->stop, memory_order_relaxed)) {
+                    fs_uring_stage(u, job, cqe.user_data);
+                    in_flight++;
+                    continue;
+                }
+            }
+            if (slot->done == slot->len && !atomic_load_explicit(&job->stop, memory_order_relaxed)) {
+                n_done++;
+                job->n_reads++;
+                job->read_bytes += slot->len;
+                if (fs_finish_op(job, &slot->op, u->arena + slot->start, &bad_page) != FS_OK)
+                    fs_job_fail(job, FS_ERR_SUM, 0, bad_page * FS_PAGE);
+            }
+            slot->complete = 1;
+        }
+        while (tail < head && u->slots[tail % FS_WINDOW].complete) arena_tail = u->slots[tail++ % FS_WINDOW].arena_end;
+    }
+}
+
+/* ---- pread pool ---- */
+
+typedef struct fs_pool fs_pool;
+struct fs_pool {
+    pthread_mutex_t lock;
+    pthread_cond_t work, idle;
+    pthread_t *threads;
+    unsigned n_threads, n_started, tickets, active, next_buffer;
+    int shutdown;
+    uint64_t buffer_bytes;
+    uint8_t *arena;
+    fs_job *job;
+};
+
+static void fs_pool_work(fs_pool *pool, fs_job *job, uint8_t *buf) {
+    fs_op op;
+    for (;;) {
+        pthread_mutex_lock(&pool->lock);
+        int got_op = !atomic_load(&job->stop) && fs_next_op(job, &op);
+        pthread_mutex_unlock(&pool->lock);
+        if (!got_op) return;
+        uint64_t len = (op.page1 - op.page0) * FS_PAGE, done = 0, bad_page = 0, offset = op.page0 * FS_PAGE;
+        unsigned retries = 0;
+        int kind = FS_OK;
+        while (done < len) {
+            int64_t res = pread(job->fd, buf + done, len - done, (off_t)(offset + done));
+            if (res < 0) res = -errno;
+            if (job->script || res != (int64_t)(len - done)) {
+                pthread_mutex_lock(&pool->lock);
+                res = fs_progress(job, fs_inject(job, res), len - done, offset + done, &retries);
+                pthread_mutex_unlock(&pool->lock);
+                if (res < 0) return;
+            }
+            done += (uint64_t)res;
+        }
+        job->n_reads++;
+        job->read_bytes += len;
+        kind = fs_finish_op(job, &op, buf, &bad_page);
+        if (kind != FS_OK) {
+            pthread_mutex_lock(&pool->lock);
+            fs_job_fail(job, kind, 0, bad_page * FS_PAGE);
+            pthread_mutex_unlock(&pool->lock);
+        }
+    }
+}
+
+static void *fs_pool_main(void *arg) {
+    fs_pool *pool = (fs_pool *)arg;
+    pthread_mutex_lock(&pool->lock);
+    uint8_t *buf = pool->arena + pool->buffer_bytes * pool->next_buffer++;
+    for (;;) {
+        while (!pool->tickets && !pool->shutdown) pthread_cond_wait(&pool->work, &pool->lock);
+        if (pool->shutdown) break;
+        pool->tickets--;
+        pool->active++;
+        fs_job *job = pool->job;
+        pthread_mutex_unlock(&pool->lock);
+        fs_pool_work(pool, job, buf);
+        pthread_mutex_lock(&pool->lock);
+        if (--pool->active == 0 && !pool->tickets) pthread_cond_signal(&pool->idle);
+    }
+    pthread_mutex_unlock(&pool->lock);
+    return NULL;
+}
+
+/* Stop the threads; nothing is in flight. */
+static void fs_pool_close(fs_pool *pool) {
+    pthread_mutex_lock(&pool->lock);
+    pool->shutdown = 1;
+    pthread_cond_broadcast(&pool->work);
+    pthread_mutex_unlock(&pool->lock);
+    for (unsigned i = 0; i < pool->n_started; i++) pthread_join(pool->threads[i], NULL);
+    pthread_cond_destroy(&pool->work);
+    pthread_cond_destroy(&pool->idle);
+    pthread_mutex_destroy(&pool->lock);
+    free(pool->threads);
+    pool->threads = NULL;
+    pool->n_started = 0;
+}
+
+/* Start the threads; 0 or -errno. */
+static int fs_pool_open(fs_pool *pool, unsigned n_threads, uint8_t *arena, uint64_t buffer_bytes) {
+    memset(pool, 0, sizeof *pool);
+    pthread_mutex_init(&pool->lock, NULL);
+    pthread_cond_init(&pool->idle, NULL);
+    pthread_cond_init(&pool->work, NULL);
+    pool->arena = arena;
+    pool->buffer_bytes = buffer_bytes;
+    pool->n_threads = n_threads;
+    pool->threads = (pthread_t *)calloc(n_threads, sizeof(pthread_t));
+    if (!pool->threads) return -ENOMEM;
+    pthread_attr_t attr;
+    pthread_attr_init(&attr);
+    pthread_attr_setstacksize(&attr, 128 << 10);
+    sigset_t all, before; /* signals belong to the threads of the interpreter */
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int error = 0;
+    for (unsigned i = 0; i < n_threads && !error; i++) {
+        error = pthread_create(&pool->threads[i], &attr, fs_pool_main, pool);
+        pool->n_started += !error;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attr);
+    if (error && pool->n_started < 4) { /* a few threads do, slower; fewer is a failure that must be named */
+        fs_pool_close(pool);
+        return -error;
+    }
+    pool->n_threads = pool->n_started;
+    return 0;
+}
+
+static void fs_pool_run(fs_pool *pool, fs_job *job, fs_poll_fn poll) {
+    /* No more threads than there can be reads: waking one costs more than a small gather. */
+    uint64_t wanted = job->n < pool->n_threads ? job->n : pool->n_threads;
+    pthread_mutex_lock(&pool->lock);
+    pool->job = job;
+    pool->tickets = (unsigned)wanted;
+    if (wanted == pool->n_threads) pthread_cond_broadcast(&pool->work);
+    else
+        for (uint64_t i = 0; i < wanted; i++) pthread_cond_signal(&pool->work);
+    while (pool->tickets || pool->active) {
+        struct timespec until;
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_nsec += 50000000;
+        if (until.tv_nsec >= 1000000000) {
+            until.tv_nsec -= 1000000000;
+            until.tv_sec++;
+        }
+        if (pthread_cond_timedwait(&pool->idle, &pool->lock, &until) == ETIMEDOUT && !atomic_load(&job->stop)) {
+            pthread_mutex_unlock(&pool->lock);
+            int interrupted = poll();
+            pthread_mutex_lock(&pool->lock);
+            if (interrupted) fs_job_fail(job, FS_ERR_SIGNAL, 0, 0);
+        }
+    }
+    pool->job = NULL;
+    pthread_mutex_unlock(&pool->lock);
+}
+
+#endif

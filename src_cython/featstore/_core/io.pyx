@@ -1,0 +1,470 @@
+"""Open row files and gather rows from them: io_uring or a pool of pread threads, direct or buffered."""
+
+import errno
+import os
+import stat
+
+from cpython.exc cimport PyErr_CheckSignals, PyErr_Occurred
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memset
+
+from featstore.errors import CorruptionError, FormatError
+
+cdef extern from *:
+    """
+    #include <fcntl.h>
+    #include <sys/mman.h>
+    #include <sys/syscall.h>
+    #include <unistd.h>
+
+    /* Direct-I/O offset alignment of an open file: 0 = not possible, -1 = the kernel does not say (before Linux 6.1). */
+    static long fs_dio_align(int fd) {
+        uint8_t buf[256] = {0};
+        uint32_t mask = 0, align = 0;
+        if (syscall(SYS_statx, fd, "", 0x1000, 0x2000U, buf) < 0) return -1; /* AT_EMPTY_PATH, STATX_DIOALIGN */
+        memcpy(&mask, buf, 4);
+        if (!(mask & 0x2000U)) return -1;
+        memcpy(&align, buf + 156, 4);
+        return (long)align;
+    }
+
+    static int fs_set_direct(int fd) { return fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_DIRECT) < 0 ? -errno : 0; }
+
+    static void *fs_arena(size_t bytes) {
+        void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (p == MAP_FAILED) return NULL;
+        madvise(p, bytes, MADV_DONTFORK); /* the kernel may be writing to it while a fork copies pages */
+        return p;
+    }
+
+    static void fs_arena_free(void *p, size_t bytes) { if (p) munmap(p, bytes); }
+    """
+    long fs_dio_align(int fd) nogil
+    int fs_set_direct(int fd) nogil
+    uint8_t *fs_arena(size_t n_bytes) nogil
+    void fs_arena_free(void *p, size_t n_bytes) nogil
+
+cdef extern from "backends.h" nogil:
+    enum:
+        FS_PAGE
+        FS_SUMS_PER_PAGE
+        FS_INDEX_BITS
+        FS_OK
+        FS_ERR_OS
+        FS_ERR_SHORT
+        FS_ERR_SUM
+        FS_ERR_SIGNAL
+    ctypedef struct fs_secret:
+        pass
+    ctypedef uint64_t (*fs_xxh3_fn)(const uint8_t *, size_t, const fs_secret *) noexcept nogil
+    void fs_secret_init(fs_secret *secret, uint64_t seed)
+    fs_xxh3_fn fs_xxh3_best()
+    ctypedef struct fs_job:
+        int fd, direct
+        uint64_t data_offset, row_bytes, group_rows, group_bytes
+        uint64_t first, n
+        const uint64_t *keys
+        const int64_t *positions
+        uint8_t *out
+        uint64_t gap_pages, cap_pages
+        uint64_t **sums
+        const fs_secret *secret
+        fs_xxh3_fn hash
+        const char *script
+        uint64_t script_at
+        int error_kind, error_number
+        uint64_t error_offset
+        uint64_t n_reads, read_bytes
+        uint64_t next, resume
+    ctypedef int (*fs_poll_fn)() noexcept nogil
+    uint64_t *fs_sort_keys(uint64_t *keys, uint64_t *spare, uint64_t n, int bits)
+    uint64_t fs_row_start(const fs_job *job, uint64_t row)
+    ctypedef struct fs_ring:
+        int fd
+        unsigned entries
+    ctypedef struct fs_uring:
+        fs_ring ring
+        unsigned depth
+        uint8_t *arena
+        uint64_t arena_bytes
+    int fs_ring_open(fs_ring *ring, unsigned entries)
+    void fs_ring_close(fs_ring *ring, int mapped)
+    void fs_uring_run(fs_uring *u, fs_job *job, fs_poll_fn poll)
+    ctypedef struct fs_pool:
+        unsigned n_threads
+    int fs_pool_open(fs_pool *pool, unsigned n_threads, uint8_t *arena, uint64_t buffer_bytes)
+    void fs_pool_close(fs_pool *pool)
+    void fs_pool_run(fs_pool *pool, fs_job *job, fs_poll_fn poll)
+
+PAGE_BYTES = FS_PAGE
+SUMS_PER_PAGE = FS_SUMS_PER_PAGE
+MAX_SORTED_ROWS = 1 << 21  # rows sorted at once: 16 bytes of scratch each
+
+cdef enum:
+    MAX_OP_BYTES = 1 << 30  # an io_uring length has 32 bits, a read returns less than 2 GiB
+
+
+cdef int poll_signals() noexcept nogil:
+    with gil:
+        return PyErr_CheckSignals()
+
+
+cdef int raise_pending() except -1:
+    return -1 if PyErr_Occurred() != NULL else 0
+
+
+cdef class File:
+    """An open row file: descriptor, geometry and, where pages are verified, their sums. Read-only; thread-safe but for ``close``."""
+
+    cdef int fd
+    cdef readonly bint direct
+    cdef readonly str mode
+    cdef readonly object path
+    cdef readonly uint64_t data_offset, row_bytes, group_rows, group_bytes, n_rows, size
+    cdef uint64_t **sums
+    cdef readonly uint64_t n_sums_pages
+    cdef fs_secret secret
+
+    def __cinit__(self):
+        self.fd = -1
+        self.sums = NULL
+
+    def __init__(self, path, uint64_t row_bytes, uint64_t group_rows, uint64_t group_bytes, uint64_t n_rows,
+                 uint64_t data_offset, uint64_t expected_bytes, bint direct=True):
+        """Open ``path``; ``expected_bytes`` is what its size must be."""
+        if row_bytes < 1 or group_rows < 1 or group_bytes // group_rows < row_bytes:
+            raise ValueError("impossible row geometry")
+        self.path = os.fspath(path)
+        self.row_bytes = row_bytes
+        self.group_rows = group_rows
+        self.group_bytes = group_bytes
+        self.n_rows = n_rows
+        self.data_offset = data_offset
+        try:
+            # O_NONBLOCK: a FIFO in the file's place must not block the open.
+            self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise FormatError(f"{self.path} is a symbolic link; data files must be regular files") from None
+            raise
+        info = os.fstat(self.fd)
+        if not stat.S_ISREG(info.st_mode):
+            raise FormatError(f"{self.path} is not a regular file")
+        self.size = info.st_size
+        if self.size != expected_bytes:
+            raise CorruptionError(
+                f"has {self.size} bytes, the catalog says {expected_bytes}", self.path, min(self.size, expected_bytes)
+            )
+        self._choose_mode(direct)
+
+    def _choose_mode(self, bint direct):
+        cdef long align
+        if not direct:
+            self.mode = "buffered: asked for"
+            return
+        align = fs_dio_align(self.fd)
+        if align == 0:
+            self.mode = "buffered: the file system has no direct I/O"
+        elif align > <long>FS_PAGE:
+            self.mode = f"buffered: direct I/O would need {align}-byte alignment"
+        else:
+            error = fs_set_direct(self.fd)
+            if error:
+                self.mode = f"buffered: O_DIRECT refused ({os.strerror(-error)})"
+            else:
+                self.direct = True
+                self.mode = "direct" if align > 0 else "direct: the kernel does not report its alignment"
+        if not self.direct:
+            os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_RANDOM)
+
+    def use_sums(self, uint64_t seed):
+        """Verify pages from now on, against sums pages handed in with :meth:`set_sums_page`."""
+        self.n_sums_pages = (self.size // FS_PAGE + FS_SUMS_PER_PAGE - 1) // FS_SUMS_PER_PAGE
+        fs_secret_init(&self.secret, seed)
+        self.sums = <uint64_t **>calloc(self.n_sums_pages + 1, sizeof(uint64_t *))
+        if self.sums == NULL:
+            raise MemoryError
+
+    def set_sums_page(self, uint64_t number, const uint64_t[::1] page):
+        """Make ``page`` (512 words, kept alive by the caller) the sums page ``number``; None takes it away."""
+        if self.sums == NULL or number >= self.n_sums_pages or (page is not None and page.shape[0] != 512):
+            raise ValueError("no such sums page")
+        self.sums[number] = NULL if page is None else <uint64_t *>&page[0]
+
+    def drop_sums(self):
+        """Verify no longer; no gather may be under way."""
+        free(self.sums)
+        self.sums = NULL
+
+    @property
+    def fd_number(self):
+        """The descriptor, −1 when closed."""
+        return self.fd
+
+    def close(self):
+        """Close the descriptor; no gather may be under way."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def __dealloc__(self):
+        free(self.sums)
+        if self.fd >= 0:
+            os.close(self.fd)
+
+
+cdef class Engine:
+    """One queue of reads with its buffers. One owner thread at a time; belongs to the process that made it."""
+
+    cdef fs_uring *uring
+    cdef fs_pool *pool
+    cdef uint8_t *arena
+    cdef readonly uint64_t arena_bytes
+    cdef uint64_t cap_pages
+    cdef uint64_t *scratch
+    cdef uint64_t scratch_rows
+    cdef readonly int pid
+    cdef readonly str backend
+    cdef bytes script
+    cdef uint64_t script_at
+
+    def __cinit__(self):
+        self.uring = NULL
+        self.pool = NULL
+        self.arena = NULL
+        self.scratch = NULL
+
+    def __init__(self, str backend, unsigned depth, uint64_t arena_bytes):
+        """Create a queue of ``depth`` reads; ``backend`` is ``"io_uring"`` or ``"pread"`` (``depth`` threads).
+
+        Raises OSError where the kernel refuses.
+        """
+        cdef int error
+        cdef uint64_t buffer_bytes
+        self.pid = os.getpid()
+        self.backend = backend
+        self.script = None
+        if depth < 1 or arena_bytes < depth * FS_PAGE:
+            raise ValueError("the buffers need at least a page for each read in flight")
+        self.arena_bytes = arena_bytes // FS_PAGE * FS_PAGE
+        self.arena = fs_arena(self.arena_bytes)
+        if self.arena == NULL:
+            raise MemoryError
+        if backend == "io_uring":
+            self.uring = <fs_uring *>calloc(1, sizeof(fs_uring))
+            if self.uring == NULL:
+                raise MemoryError
+            self.uring.ring.fd = -1
+            error = fs_ring_open(&self.uring.ring, depth)
+            if error:
+                raise OSError(-error, f"io_uring_setup: {os.strerror(-error)}")
+            self.uring.depth = min(depth, self.uring.ring.entries)
+            self.uring.arena = self.arena
+            self.uring.arena_bytes = self.arena_bytes
+            self.cap_pages = max(1, self.arena_bytes // 16 // FS_PAGE)
+        elif backend == "pread":
+            buffer_bytes = self.arena_bytes // depth // FS_PAGE * FS_PAGE
+            self.pool = <fs_pool *>calloc(1, sizeof(fs_pool))
+            if self.pool == NULL:
+                raise MemoryError
+            with nogil:
+                error = fs_pool_open(self.pool, depth, self.arena, buffer_bytes)
+            if error:
+                free(self.pool)
+                self.pool = NULL
+                raise OSError(-error, f"starting reader threads: {os.strerror(-error)}")
+            self.cap_pages = buffer_bytes // FS_PAGE
+        else:
+            raise ValueError(f"no backend {backend!r}")
+        self.cap_pages = min(self.cap_pages, MAX_OP_BYTES // FS_PAGE)
+
+    def inject(self, bytes script):
+        """Distort the results of coming reads, a letter each (tests): see ``fs_inject``; None ends it."""
+        self.script = script
+        self.script_at = 0
+
+    def set_scratch(self, uint64_t n_rows):
+        """Hold scratch for sorting ``n_rows`` at once, 16 bytes each."""
+        if n_rows > self.scratch_rows:
+            free(self.scratch)
+            self.scratch_rows = 0
+            self.scratch = <uint64_t *>calloc(2 * n_rows, sizeof(uint64_t))
+            if self.scratch == NULL:
+                raise MemoryError
+            self.scratch_rows = n_rows
+
+    @property
+    def nbytes(self):
+        """Bytes held: buffers and scratch."""
+        return self.arena_bytes + 16 * self.scratch_rows
+
+    cdef int run(self, fs_job *job, File file) except -1:
+        job.n_reads = job.read_bytes = 0
+        if self.script is not None:
+            job.script = self.script
+            job.script_at = self.script_at
+        with nogil:
+            if self.uring != NULL:
+                fs_uring_run(self.uring, job, poll_signals)
+            else:
+                fs_pool_run(self.pool, job, poll_signals)
+        self.script_at = job.script_at
+        if job.error_kind == FS_OK:
+            return 0
+        if job.error_kind == FS_ERR_SIGNAL:
+            raise_pending()
+        if job.error_kind == FS_ERR_OS:
+            raise OSError(job.error_number, os.strerror(job.error_number), file.path)
+        if job.error_kind == FS_ERR_SHORT:
+            raise CorruptionError("the file ends before its catalogued size", file.path, job.error_offset)
+        raise CorruptionError("checksum of a page differs", file.path, job.error_offset)
+
+    cdef int prepare(self, fs_job *job, File file, uint8_t[:, ::1] out, int64_t gap_bytes) except -1:
+        memset(job, 0, sizeof(fs_job))
+        if file.fd < 0:
+            raise ValueError("the file is closed")
+        if <uint64_t>out.shape[1] != file.row_bytes:
+            raise ValueError("out has rows of another width")
+        job.fd = file.fd
+        job.direct = file.direct
+        job.data_offset = file.data_offset
+        job.row_bytes = file.row_bytes
+        job.group_rows = file.group_rows
+        job.group_bytes = file.group_bytes
+        job.gap_pages = max(gap_bytes, 0) // <int64_t>FS_PAGE
+        job.cap_pages = self.cap_pages
+        job.sums = file.sums
+        job.secret = &file.secret
+        job.hash = fs_xxh3_best()
+        return 0
+
+    def read(self, File file not None, uint64_t first, uint64_t n, uint8_t[:, ::1] out not None):
+        """Read rows ``first … first + n - 1`` into ``out``; returns (reads, bytes read). Sums pages must be set."""
+        cdef fs_job job
+        self.prepare(&job, file, out, 0)
+        if n > file.n_rows or first > file.n_rows - n or <uint64_t>out.shape[0] != n:
+            raise IndexError("rows out of range")
+        if n == 0:
+            return 0, 0
+        job.first = first
+        job.n = n
+        job.out = &out[0, 0]
+        self.run(&job, file)
+        return job.n_reads, job.read_bytes
+
+    def gather(self, File file not None, const int64_t[::1] rows not None, uint8_t[:, ::1] out not None,
+               const int64_t[::1] positions, int64_t gap_bytes, sums_loader=None):
+        """Read ``rows`` (each checked to be in range) to rows ``positions`` of ``out``; returns (reads, bytes read).
+
+        ``sums_loader(first_page, last_page)`` is given where sums pages are cached: see :meth:`_run_paged`.
+        """
+        cdef fs_job job
+        cdef uint64_t n = rows.shape[0], start, m, i, reads = 0, n_bytes = 0
+        cdef uint64_t row, previous, all_rows = file.n_rows
+        cdef bint is_sorted
+        cdef int bits = FS_INDEX_BITS
+        cdef const int64_t *ids
+        cdef uint64_t *keys
+        cdef int64_t bad = -1
+        self.prepare(&job, file, out, gap_bytes)
+        if n == 0:
+            return 0, 0
+        if positions is not None and positions.shape[0] != rows.shape[0]:
+            raise ValueError("one position a row")
+        if positions is None and n > <uint64_t>out.shape[0]:
+            raise ValueError("out is too short")
+        if self.scratch_rows == 0:
+            self.set_scratch(min(n, MAX_SORTED_ROWS))
+        while bits < 64 and (all_rows - 1) >> (bits - FS_INDEX_BITS):
+            bits += 1
+        job.out = &out[0, 0]
+        start = 0
+        while start < n:
+            m = min(n - start, self.scratch_rows)
+            ids = &rows[start]
+            keys = self.scratch
+            with nogil:
+                is_sorted = True
+                previous = 0
+                for i in range(m):
+                    row = <uint64_t>ids[i]
+                    if row >= all_rows:
+                        bad = <int64_t>(start + i)
+                        break
+                    is_sorted = is_sorted and row >= previous
+                    previous = row
+                    keys[i] = row << FS_INDEX_BITS | i
+                if bad < 0 and not is_sorted:
+                    keys = fs_sort_keys(keys, keys + m, m, bits)
+            if bad >= 0:
+                raise IndexError(f"row {rows[bad]} at position {bad} is out of range for {all_rows} rows")
+            job.keys = keys
+            job.positions = NULL
+            if positions is not None:
+                job.positions = &positions[start]
+            else:
+                job.out = &out[start, 0]
+            job.n = m
+            if sums_loader is None:
+                job.next = job.resume = 0
+                self.run(&job, file)
+                reads += job.n_reads
+                n_bytes += job.read_bytes
+            else:
+                more = self._run_paged(file, &job, sums_loader)
+                reads += more[0]
+                n_bytes += more[1]
+            start += m
+        return reads, n_bytes
+
+    cdef tuple _run_paged(self, File file, fs_job *job, object sums_loader):
+        """Run a sorted job in stretches whose sums pages fit the cache: the loader takes wanted page numbers and says how many it took."""
+        cdef uint64_t n = job.n, at = 0, end, page, last, reads = 0, n_bytes = 0
+        cdef const uint64_t *keys = job.keys
+        while at < n:
+            wanted = []
+            end = at
+            last = <uint64_t>-1
+            while end < n and len(wanted) < sums_loader.capacity:
+                page = fs_row_start(job, keys[end] >> FS_INDEX_BITS) // FS_PAGE // FS_SUMS_PER_PAGE
+                while True:
+                    if page != last:
+                        wanted.append(page)
+                        last = page
+                    if page == (fs_row_start(job, keys[end] >> FS_INDEX_BITS) + job.row_bytes - 1) // FS_PAGE // FS_SUMS_PER_PAGE:
+                        break
+                    page += 1
+                end += 1
+            sums_loader.load(wanted)
+            job.keys = keys + at
+            job.n = end - at
+            job.next = job.resume = 0
+            self.run(job, file)
+            reads += job.n_reads
+            n_bytes += job.read_bytes
+            at = end
+        return reads, n_bytes
+
+    def close(self):
+        """Stop threads and give the buffers back; no gather may be under way. In a forked child only memory is dropped."""
+        cdef bint mine = self.pid == os.getpid()
+        if self.uring != NULL:
+            fs_ring_close(&self.uring.ring, mine)
+            free(self.uring)
+            self.uring = NULL
+        if self.pool != NULL:
+            if mine:
+                with nogil:
+                    fs_pool_close(self.pool)
+            free(self.pool)
+            self.pool = NULL
+        if mine:  # a child never had the mapping (MADV_DONTFORK)
+            fs_arena_free(self.arena, self.arena_bytes)
+        self.arena = NULL
+        free(self.scratch)
+        self.scratch = NULL
+        self.scratch_rows = 0
+
+    def __dealloc__(self):
+        self.close()
