@@ -200,6 +200,7 @@ class RowFile:
         self._pid = os.getpid()
         self._reservation: Reservation | None = None
         self._paged: _PagedSums | None = None
+        self._sums_pages: npt.NDArray[np.uint8] | None = None
         size = PAGE_BYTES + layout.data_bytes(n_rows)
         self._file = File(path, layout.row_bytes, layout.group_rows, layout.group_bytes, n_rows, PAGE_BYTES, size)
         try:
@@ -235,6 +236,7 @@ class RowFile:
         with self._reader.engine() as engine:
             engine.read(table, 0, n_pages, pages)
         table.close()
+        self._sums_pages = pages  # the core keeps pointers into it
         for number in range(n_pages):
             self._set_sums_page(number, pages[number], sums_seed)
 
@@ -254,6 +256,7 @@ class RowFile:
 
     def _forget_sums(self) -> None:
         self._file.drop_sums()
+        self._sums_pages = None
         if self._paged is not None:
             self._paged.close()
             self._paged = None
