@@ -1,0 +1,268 @@
+"""Gathers: cold against fio, hot against torch, in one run each.
+
+``python benchmarks/bench_gather.py`` needs fio and about 9 GB of scratch; ``--only hot`` needs neither.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from harness import (
+    PAGE_BYTES,
+    Report,
+    alternate,
+    arguments,
+    bytes_read_by_kernel,
+    drop_from_page_cache,
+    fio_random_iops,
+    fio_scan_bandwidth,
+    main,
+    scratch,
+)
+
+import featstore
+
+GROUPS = ("cold", "scan", "widths", "backends", "verify", "hot")
+
+
+def blocks_of_rows(n_rows: int, row_bytes: int, block_rows: int = 1 << 15) -> Iterator[np.ndarray]:
+    """Yield uint8 rows that depend on the row number, without drawing every byte."""
+    pattern = np.random.default_rng(1).integers(0, 256, (block_rows, row_bytes), dtype=np.uint8)
+    for first in range(0, n_rows, block_rows):
+        block = pattern[: min(block_rows, n_rows - first)]
+        block[:, : min(8, row_bytes)] = np.arange(first, first + len(block)).view(np.uint8).reshape(-1, 8)[:, : min(8, row_bytes)]
+        yield block
+
+
+def make(folder: Path, n_rows: int, row_bytes: int) -> Path:
+    """Create (once) a dataset of ``n_rows`` nodes without edges, whose field ``x`` has rows of ``row_bytes`` bytes."""
+    path = folder / f"{n_rows}x{row_bytes}"
+    if not path.exists():
+        indptr, indices = np.zeros(n_rows + 1, np.int64), np.empty(0, np.int64)
+        rows = ((n_rows, row_bytes), np.uint8, blocks_of_rows(n_rows, row_bytes))
+        featstore.OutOfCoreGraph.create(path, indptr, indices, features={"x": rows}, progress=False).close()
+        drop_from_page_cache(path)
+    return path
+
+
+def data_file(path: Path) -> Path:
+    """The file of the dataset's features: its largest."""
+    return max((file for file in path.rglob("*") if file.is_file()), key=lambda file: file.stat().st_size)
+
+
+class Gather:
+    """Timed gathers of freshly drawn distinct rows from one open store."""
+
+    def __init__(self, store: featstore.FeatureStore, n_ids: int, seed: int, coalesce_gap: int | None) -> None:
+        self.store = store
+        self.rng = np.random.default_rng(seed)
+        self.n_ids = n_ids
+        self.gap = coalesce_gap
+        self.out = torch.empty((n_ids, *store.shape[1:]), dtype=store.dtype)
+        self.bytes_read: list[float] = []
+        self.n_blocks: list[float] = []
+        self.seconds: list[float] = []
+
+    def __call__(self) -> float:
+        """Gather; return the distinct 4 KiB blocks that the rows touch, a second."""
+        n_rows, row_bytes = len(self.store), self.store.nbytes // len(self.store)
+        ids = self.rng.choice(n_rows, self.n_ids, replace=False)
+        before, start = bytes_read_by_kernel(), time.perf_counter()
+        self.store.take(torch.from_numpy(ids), out=self.out, coalesce_gap=self.gap)
+        self.seconds.append(time.perf_counter() - start)
+        self.bytes_read.append(bytes_read_by_kernel() - before)
+        # The first bytes of a row are its number: a gather that lied would show.
+        width = min(8, row_bytes)
+        wanted = ids.astype("<i8").view(np.uint8).reshape(-1, 8)[:, :width]
+        assert np.array_equal(self.out[:, :width].numpy(), wanted)
+        self.n_blocks.append(distinct_blocks(ids, row_bytes))
+        return self.n_blocks[-1] / self.seconds[-1]
+
+
+def distinct_blocks(ids: np.ndarray, row_bytes: int) -> int:
+    """Distinct 4 KiB blocks that a layout without needless straddling must touch for these rows."""
+    if row_bytes <= PAGE_BYTES:
+        return len(np.unique(ids // (PAGE_BYTES // row_bytes)))
+    if row_bytes % PAGE_BYTES:
+        return len(ids) * -(-row_bytes // PAGE_BYTES)
+    return len(ids) * (row_bytes // PAGE_BYTES)
+
+
+def cold(args: argparse.Namespace, report: Report, folder: Path) -> None:
+    """Random rows of 512 B: blocks a second against fio's random 4 KiB reads of the same file, and the bytes read."""
+    n_rows, n_ids = (20_000, 500) if args.tiny else (args.rows, 50_000)
+    path = make(folder, n_rows, 512)
+    with featstore.open(path, memory="512MiB") as g:
+        gather = Gather(g.features["x"], n_ids, 2, coalesce_gap=0)
+        sides = {"ours": gather, "fio": lambda: fio_random_iops(data_file(path), 2 * n_ids)}
+        results = alternate(args.runs, sides, warm_up=1)
+        note = {"backend": g.features["x"].stats()["backend"]}
+    report.figure(
+        "cold gather, 512 B rows",
+        results["ours"],
+        "blocks/s",
+        reference="fio randread 4 KiB, io_uring, O_DIRECT, depth 256",
+        references=results["fio"],
+        target=">= 0.95",
+        **note,
+    )
+    minimum = [n * PAGE_BYTES for n in gather.n_blocks]
+    report.figure(
+        "cold gather, bytes read",
+        gather.bytes_read,
+        "bytes",
+        reference="distinct 4 KiB blocks",
+        references=minimum,
+        target="<= 1.02",
+    )
+
+
+def scan(args: argparse.Namespace, report: Report, folder: Path) -> None:
+    """Many rows with default coalescing: time against the lesser of fio's random reads and fio's scan."""
+    n_rows, n_ids = (20_000, 8_000) if args.tiny else (args.rows, 200_000)
+    path = make(folder, n_rows, 512)
+    file = data_file(path)
+    with featstore.open(path, memory="512MiB") as g:
+        gather = Gather(g.features["x"], n_ids, 3, coalesce_gap=None)
+
+        def seconds() -> float:
+            gather()
+            return gather.seconds[-1]
+
+        def best() -> float:
+            random_s = gather.n_blocks[-1] / fio_random_iops(file, n_ids)
+            return min(random_s, file.stat().st_size / fio_scan_bandwidth(file))
+
+        results = alternate(args.runs, {"ours": seconds, "fio": best}, warm_up=1)
+    report.figure(
+        "gather of 200,000 rows, default coalescing",
+        results["ours"],
+        "s",
+        reference="lesser of random reads and a scan, by fio",
+        references=results["fio"],
+        target="<= 1.1",
+        bytes_read=gather.bytes_read,
+    )
+
+
+def widths(args: argparse.Namespace, report: Report, folder: Path) -> None:
+    """Rows that do not divide a page: blocks read against the blocks that they must touch."""
+    for row_bytes in (400, 3072, 5732):
+        n_rows, n_ids = (5_000, 300) if args.tiny else (min(args.rows, 2_000_000_000 // row_bytes), 20_000)
+        with featstore.open(make(folder, n_rows, row_bytes), memory="512MiB") as g:
+            gather = Gather(g.features["x"], n_ids, row_bytes, coalesce_gap=0)
+            alternate(args.runs, {"ours": gather}, warm_up=1)
+        minimum = [n * PAGE_BYTES for n in gather.n_blocks]
+        report.figure(
+            f"blocks read, {row_bytes} B rows",
+            [n / PAGE_BYTES for n in gather.bytes_read],
+            "blocks",
+            reference="blocks that the rows must touch",
+            references=[n / PAGE_BYTES for n in minimum],
+            target="<= 1.02",
+        )
+
+
+def pair(args: argparse.Namespace, folder: Path, **options: str) -> dict[str, list[float]]:
+    """Blocks a second of random 512 B rows: ``default`` options of ``open``, and ``other`` with these."""
+    n_rows, n_ids = (20_000, 500) if args.tiny else (args.rows, 50_000)
+    path = make(folder, n_rows, 512)
+    with featstore.open(path, memory="512MiB") as g, featstore.open(path, memory="512MiB", **options) as other:
+        sides = {"default": Gather(g.features["x"], n_ids, 4, 0), "other": Gather(other.features["x"], n_ids, 4, 0)}
+        return alternate(max(args.runs, 5), sides, warm_up=1)
+
+
+def backends(args: argparse.Namespace, report: Report, folder: Path) -> None:
+    """The pread pool against the ring."""
+    results = pair(args, folder, backend="pread")
+    report.figure(
+        "cold gather, backend='pread'",
+        results["other"],
+        "blocks/s",
+        reference="backend='io_uring'",
+        references=results["default"],
+        target=">= 0.8",
+    )
+
+
+def verify(args: argparse.Namespace, report: Report, folder: Path) -> None:
+    """Checksums on every read against none."""
+    results = pair(args, folder, verify="off")
+    report.figure(
+        "cold gather, verify='always'",
+        results["default"],
+        "blocks/s",
+        reference="verify='off'",
+        references=results["other"],
+        target=">= 0.9",
+    )
+
+
+def hot(args: argparse.Namespace, report: Report, folder: Path) -> None:
+    """Rows in the host cache: ``take(out=)`` against ``torch.index_select(out=)``, ``store[ids]`` against ``tensor[ids]``."""
+    hot_width(args, report, folder, 512, ">= 3")
+    hot_width(args, report, folder, 4096, ">= 2")
+
+
+def hot_width(args: argparse.Namespace, report: Report, folder: Path, row_bytes: int, target: str) -> None:
+    """The hot figures at one row width."""
+    n_rows = 4_000 if args.tiny else (1 << 30) // row_bytes
+    n_ids = 1_000 if args.tiny else (1 << 27) // row_bytes
+    dim = row_bytes // 4
+    rng = np.random.default_rng(5)
+    x = torch.from_numpy(rng.standard_normal((n_rows, dim), dtype=np.float32))
+    path = folder / f"hot-{row_bytes}"
+    indptr, indices = np.zeros(n_rows + 1, np.int64), np.empty(0, np.int64)
+    featstore.OutOfCoreGraph.create(path, indptr, indices, features={"x": x.numpy()}, progress=False, overwrite=True).close()
+    ids = itertools.cycle([torch.from_numpy(rng.integers(0, n_rows, n_ids)) for _ in range(8)])
+    out_ours, out_theirs = torch.empty(n_ids, dim), torch.empty(n_ids, dim)
+    with featstore.open(path, memory=2 * x.nbytes + (1 << 28)) as g:
+        g.cache("x", budget=x.nbytes + (64 << 20), policy="random")
+        store = g.features["x"]
+        check = next(ids)
+        assert torch.equal(store[check], x[check])
+
+        def rate(gather: Callable[[torch.Tensor], object]) -> float:
+            rows = next(ids)
+            start = time.perf_counter()
+            gather(rows)
+            return n_ids / (time.perf_counter() - start)
+
+        with_out: dict[str, Callable[[], float]] = {
+            "ours": lambda: rate(lambda rows: store.take(rows, out=out_ours)),
+            "torch": lambda: rate(lambda rows: torch.index_select(x, 0, rows, out=out_theirs)),
+        }
+        fresh: dict[str, Callable[[], float]] = {"ours": lambda: rate(store.__getitem__), "torch": lambda: rate(x.__getitem__)}
+        for name, sides, reference, bound in (
+            ("take(out=)", with_out, "torch.index_select(out=)", ">= 1.0"),
+            ("store[ids]", fresh, "tensor[ids]", target),
+        ):
+            results = alternate(max(args.runs, 9), sides, warm_up=2)
+            report.figure(
+                f"hot {name}, {row_bytes} B rows",
+                results["ours"],
+                "rows/s",
+                reference=reference,
+                references=results["torch"],
+                target=bound,
+                threads=torch.get_num_threads(),
+            )
+
+
+def run(args: argparse.Namespace, report: Report) -> None:
+    """Run the groups that ``--only`` names."""
+    with scratch(args, "gather") as folder:
+        for name in GROUPS:
+            if args.only in name:
+                globals()[name](args, report, folder)
+
+
+if __name__ == "__main__":
+    parsed = arguments(__doc__ or "", rows=8_000_000)
+    main(run, parsed)

@@ -1,0 +1,263 @@
+"""What every benchmark shares: paired runs, figures as JSON lines, fio, the kernel's own count of bytes.
+
+A figure is one line ``{"name", "value", "unit", "reference", "ratio", "runs", "machine"}``: the median of at least three runs, in
+which both sides took turns in one process, and the median of the ratios of those pairs, because a shared machine drifts more than
+the sides differ. ``target`` and ``met`` stand beside it where the project promises something.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PAGE_BYTES = 4096
+
+
+@functools.cache
+def machine() -> str:
+    """One line about this machine: processor, cores, memory, kernel, file system of the scratch folder's disk."""
+    model = next(
+        (line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), ""
+    )
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    return f"{model or platform.machine()}, {len(os.sched_getaffinity(0))} cores, {memory:.0f} GiB, Linux {platform.release()}"
+
+
+# -- running -------------------------------------------------------------------------------------------------------------------
+
+
+def alternate(runs: int, sides: Mapping[str, Callable[[], float | None]], warm_up: int = 0) -> dict[str, list[float]]:
+    """Run the sides in turn, ``runs`` times each: A B A B ….
+
+    Parameters
+    ----------
+    runs : int
+        Counted runs of each side; at least three for a figure that is quoted.
+    sides : mapping of str to callable
+        What a callable returns is its result (operations a second, bytes…); where it returns None, its seconds are.
+    warm_up : int
+        Rounds before, not counted.
+
+    Returns
+    -------
+    dict of str to list of float
+        One result a run, in order, so that results of equal index are pairs.
+    """
+    results: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(-warm_up, runs):
+        for name, side in sides.items():
+            start = time.perf_counter()
+            result = side()
+            seconds = time.perf_counter() - start
+            if number >= 0:
+                results[name].append(seconds if result is None else result)
+    return results
+
+
+def median_ratio(ours: list[float], theirs: list[float]) -> float:
+    """Median of the ratios of the pairs."""
+    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+
+
+@dataclass
+class Report:
+    """Prints figures as JSON lines, to stdout and to ``out`` where one is given."""
+
+    out: Path | None = None
+    failed: int = 0
+
+    def figure(
+        self,
+        name: str,
+        values: list[float] | float,
+        unit: str,
+        *,
+        reference: str | None = None,
+        references: list[float] | None = None,
+        ratio: float | None = None,
+        target: str | None = None,
+        **more: Any,
+    ) -> float | None:
+        """Print one figure and return its ratio.
+
+        Parameters
+        ----------
+        name, unit : str
+        values : list of float
+            One a run; the median is the figure.
+        reference : str, optional
+            What the ratio is to.
+        references : list of float, optional
+            The reference's runs, each paired with one of ``values``; the ratio is ``values / references``.
+        ratio : float, optional
+            The ratio, where it is not that of pairs.
+        target : str, optional
+            ``">= 0.95"`` or ``"<= 1.1"``: what the project promises of the ratio (of the value where there is no ratio).
+        **more
+            Stands in the line as it is.
+        """
+        series = values if isinstance(values, list) else [values]
+        if references is not None:
+            ratio = median_ratio(series, references)
+        line: dict[str, Any] = {
+            "name": name,
+            "value": _short(statistics.median(series)),
+            "unit": unit,
+            "reference": reference,
+            "ratio": None if ratio is None else _short(ratio),
+            "runs": [_short(value) for value in series],
+        }
+        if references is not None:
+            line["reference_runs"] = [_short(value) for value in references]
+        if target is not None:
+            relation, bound = target.split()
+            found = statistics.median(series) if ratio is None else ratio
+            line["target"] = target
+            line["met"] = found >= float(bound) if relation == ">=" else found <= float(bound)
+            self.failed += not line["met"]
+        line |= more
+        line["machine"] = machine()
+        text = json.dumps(line)
+        print(text, flush=True)
+        if self.out is not None:
+            with self.out.open("a") as file:
+                file.write(text + "\n")
+        return ratio
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.5g}")
+
+
+def arguments(description: str, argv: list[str] | None = None, **defaults: Any) -> argparse.Namespace:
+    """Parse what every benchmark takes; keyword arguments add integer options with their defaults, ``_`` written ``-``."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--runs", type=int, default=3, help="counted runs of each side")
+    parser.add_argument("--tiny", action="store_true", help="smallest sizes: shows that it runs, measures nothing")
+    parser.add_argument("--only", default="", help="only figures whose group's name contains this")
+    parser.add_argument("--out", type=Path, help="append the lines to this file too")
+    parser.add_argument(
+        "--scratch",
+        type=Path,
+        default=Path(os.environ.get("FEATSTORE_SCRATCH", "build/bench")),
+        help="folder for generated data; on the drive that is to be measured ($FEATSTORE_SCRATCH)",
+    )
+    parser.add_argument("--keep", action="store_true", help="keep the generated data for the next call")
+    for name, value in defaults.items():
+        parser.add_argument("--" + name.replace("_", "-"), type=int, default=value)
+    return parser.parse_args(argv)
+
+
+@contextmanager
+def scratch(args: argparse.Namespace, name: str) -> Iterator[Path]:
+    """A folder for one benchmark's data, removed afterwards unless ``--keep`` was given."""
+    folder = args.scratch.absolute() / (name + ("-tiny" if args.tiny else ""))
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield folder
+    finally:
+        if not args.keep:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+# -- the kernel's counts -------------------------------------------------------------------------------------------------------
+
+
+def bytes_read_by_kernel() -> int:
+    """Bytes that this process, all threads, caused to be fetched from storage so far (``read_bytes`` of /proc/self/io)."""
+    for line in Path("/proc/self/io").read_text().splitlines():
+        name, value = line.split(":")
+        if name == "read_bytes":
+            return int(value)
+    raise RuntimeError("/proc/self/io holds no read_bytes")
+
+
+def drop_from_page_cache(path: Path) -> None:
+    """Ask the kernel to forget the cached pages of a file, or of all files below a folder; needs no privilege."""
+    for file in [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]:
+        fd = os.open(file, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(fd)
+
+
+# -- fio -----------------------------------------------------------------------------------------------------------------------
+
+
+def have_fio() -> bool:
+    """Whether fio is installed."""
+    return shutil.which("fio") is not None
+
+
+def fio(
+    path: Path,
+    *,
+    pattern: str,
+    block_bytes: int,
+    depth: int,
+    n_blocks: int | None = None,
+    max_seconds: float = 30,
+    offset: int = 0,
+) -> float:
+    """Read a file with fio (io_uring, O_DIRECT, one job) and return bytes a second.
+
+    Parameters
+    ----------
+    path : path
+        An existing file; only read.
+    pattern : str
+        ``"randread"`` (uniform, repeats allowed) or ``"read"``.
+    block_bytes, depth : int
+        Size of one read; reads in flight.
+    n_blocks : int, optional
+        Reads in all; the whole file once where absent.
+    max_seconds : float
+        Stop then at the latest.
+    offset : int
+        First byte of the file that may be read.
+    """
+    size = (path.stat().st_size - offset) // block_bytes * block_bytes
+    command = ["fio", "--name=reference", f"--filename={path}", "--readonly", "--ioengine=io_uring", "--direct=1", "--thread"]
+    command += [f"--rw={pattern}", f"--bs={block_bytes}", f"--iodepth={depth}", f"--offset={offset}", f"--size={size}"]
+    command += ["--norandommap", "--randrepeat=0", "--gtod_reduce=1", f"--runtime={max_seconds}", "--output-format=json"]
+    if n_blocks is not None:
+        command += [f"--number_ios={n_blocks}", f"--io_size={n_blocks * block_bytes}"]
+    done = subprocess.run(command, check=True, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    result = json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]["read"]
+    return float(result["io_bytes"]) / (float(result["runtime"]) / 1e3)
+
+
+def fio_random_iops(path: Path, n_blocks: int, depth: int = 256) -> float:
+    """Random 4 KiB reads a second."""
+    return fio(path, pattern="randread", block_bytes=PAGE_BYTES, depth=depth, n_blocks=n_blocks) / PAGE_BYTES
+
+
+def fio_scan_bandwidth(path: Path, max_seconds: float = 10) -> float:
+    """Sequential bytes a second: 1 MiB reads, 16 in flight."""
+    return fio(path, pattern="read", block_bytes=1 << 20, depth=16, max_seconds=max_seconds)
+
+
+def main(run: Callable[[argparse.Namespace, Report], None], args: argparse.Namespace) -> None:
+    """Run a benchmark's body; exit with status 1 where a target was missed at full size."""
+    if args.out is not None:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+    report = Report(args.out)
+    run(args, report)
+    if report.failed and not args.tiny:
+        print(f"{report.failed} targets missed", file=sys.stderr)
+        raise SystemExit(1)
