@@ -1,0 +1,467 @@
+"""Neighbour sampling: draws, look-ups and the numbering of a batch's nodes. The kernels are in sampler.h."""
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from libc.stdint cimport INT64_MAX, UINT32_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+
+cimport cython
+
+
+cdef extern from "sampler.h" nogil:
+    ctypedef struct fs_hop:
+        const void *records
+        int wide
+        int64_t *nodes
+        const int64_t *place
+        const int64_t *degree
+        int64_t n_nodes
+        int64_t limit
+        uint64_t *table
+        uint64_t multiplier
+        uint64_t mask
+        int shift
+        int exact
+        uint32_t base
+        int64_t n_dst
+        int64_t fanout
+        int64_t n_edges
+        uint64_t key
+        int replace
+        int64_t *src
+        int64_t *dst
+        int64_t *scratch
+        int64_t *positions
+        int64_t *edges
+        int64_t n_missing
+        int64_t next_dst
+        int64_t drawn
+        int64_t gathered
+        int64_t numbered
+    ctypedef void (*fs_draw_lanes_fn)(const uint64_t *, const uint32_t *, int, int, uint8_t (*)[2], int, uint32_t (*)[16]) noexcept
+    uint64_t fs_absorb(uint64_t, uint64_t) noexcept
+    int64_t fs_draw_scratch(int64_t) noexcept
+    fs_draw_lanes_fn fs_choose_draw_lanes(int) noexcept
+    void fs_count(const int64_t *, const int64_t *, int64_t, int64_t, int, int64_t *, int64_t *, int *) noexcept
+    int fs_expand(fs_hop *, fs_draw_lanes_fn) noexcept
+    void fs_draw(fs_hop *, fs_draw_lanes_fn) noexcept
+    int64_t fs_fill(fs_hop *, const void *, int, int64_t) noexcept
+    int fs_number_all(fs_hop *) noexcept
+    int64_t fs_enter(fs_hop *, int64_t, int64_t) noexcept
+    void fs_offsets(const int64_t *, const int64_t *, int64_t, int64_t *, int64_t *) noexcept
+    int64_t fs_lookup(const int64_t *, const void *, int, const int64_t *, int64_t, int64_t *, int64_t *, int64_t *) noexcept
+    int64_t fs_first_bad(const void *, int, int64_t, int64_t) noexcept
+    int64_t fs_fill_records(const char *, int64_t, int64_t, const int64_t *, const int64_t *, int64_t, int64_t, char *, int) noexcept
+    int64_t fs_first_bad_record(const int64_t *, const int64_t *, int64_t, const void *, int, int64_t) noexcept
+    int64_t fs_first_bad_offset(const int64_t *, int64_t, int64_t) noexcept
+
+
+cdef enum:
+    LANE_DRAWS = 64
+    DRAW_LEVEL = 2
+
+# Numbers of one batch stay below this, so that the table's 32-bit entries last for several batches between two clearings.
+MAX_NODES = 2**31
+
+
+cdef int64_t _count_of(Py_buffer *view, int id_bytes) except -1:
+    """Number of ids in a contiguous buffer, after a check of its item size."""
+    if view.itemsize != id_bytes and view.itemsize != 1:
+        raise ValueError(f"ids of {id_bytes} bytes expected, not of {view.itemsize}")
+    if view.len % id_bytes:
+        raise ValueError(f"{view.len} bytes are no whole number of ids of {id_bytes} bytes")
+    return view.len // id_bytes
+
+
+cdef int _check_width(int id_bytes) except -1:
+    if id_bytes != 4 and id_bytes != 8:
+        raise ValueError(f"ids have 4 or 8 bytes, not {id_bytes}")
+    return 0
+
+
+cdef int _check_length(name, int64_t length, int64_t needed) except -1:
+    if length < needed:
+        raise ValueError(f"{name} has room for {length}, not for {needed}")
+    return 0
+
+
+def absorb(uint64_t key, uint64_t x):
+    """Return output number ``x`` of the SplitMix64 generator with state ``key``."""
+    return fs_absorb(key, x)
+
+
+def draw_scratch(int64_t fanout):
+    """Return how many int64 words of scratch a hop of this fan-out needs."""
+    return 0 if fanout <= LANE_DRAWS else fs_draw_scratch(fanout)
+
+
+@cython.final
+cdef class Hops:
+    """The nodes of one batch, numbered in order of first appearance, and its hops. One owner thread.
+
+    Memory is the caller's: :meth:`attach` gives room, before the first :meth:`begin` and whenever a method asks for more.
+
+    Parameters
+    ----------
+    num_nodes : int
+        Ids are in ``[0, num_nodes)``.
+    exact : bool
+        Table entries name ids fully; needs ``num_nodes <= 2**32``.
+    draw_level : int
+        Widest vector form of the draws to use, if the processor has it: 0 none, 1 AVX2, 2 AVX-512. All draw the same.
+    """
+
+    cdef fs_hop hop
+    cdef fs_draw_lanes_fn draw_lanes
+    cdef int64_t num_nodes
+    cdef bint in_hop
+    cdef object records
+    cdef int64_t[::1] nodes_view, place_view, degree_view, src_view, dst_view, scratch_view, positions_view, edges_view
+    cdef uint64_t[::1] table_view
+
+    def __cinit__(self, int64_t num_nodes, bint exact, int draw_level=DRAW_LEVEL):
+        if num_nodes < 0 or (exact and num_nodes > <int64_t>UINT32_MAX + 1):
+            raise ValueError("num_nodes is out of range")
+        self.num_nodes = num_nodes
+        self.hop.exact = exact
+        self.hop.base = 1
+        self.draw_lanes = fs_choose_draw_lanes(draw_level)
+
+    @property
+    def n_nodes(self):
+        """Nodes numbered so far."""
+        return self.hop.n_nodes
+
+    def attach(self, int64_t[::1] nodes not None, int64_t[::1] place not None, int64_t[::1] degree not None,
+               uint64_t[::1] table not None):
+        """Work in these arrays from now on; the first ``n_nodes`` entries of the first three are kept, ``table`` must be zeros.
+
+        Parameters
+        ----------
+        nodes, place, degree : int64 array, shape (capacity,)
+            ``place`` is where a node's first neighbour lies: an index into the records in memory, or ``~position`` in the file.
+        table : uint64 array, shape (2**k,)
+            Twice ``capacity`` entries or more, or as many as there are nodes.
+        """
+        cdef int64_t capacity = nodes.shape[0], size = table.shape[0], done
+        cdef int bits = 0
+        if capacity < 1 or place.shape[0] != capacity or degree.shape[0] != capacity or capacity < self.hop.n_nodes:
+            raise ValueError("the three arrays of nodes have one length, and room for the nodes numbered so far")
+        while (<int64_t>1 << bits) < size and bits < 62:
+            bits += 1
+        if size != <int64_t>1 << bits or size < 2 or (size < 2 * capacity and size < self.num_nodes):
+            raise ValueError("the table's size is a power of two and twice the nodes' room, or at least the number of nodes")
+        self.nodes_view, self.place_view, self.degree_view, self.table_view = nodes, place, degree, table
+        self.hop.nodes, self.hop.place, self.hop.degree, self.hop.table = &nodes[0], &place[0], &degree[0], &table[0]
+        self.hop.limit = INT64_MAX if capacity > self.num_nodes else capacity
+        if self.hop.limit > MAX_NODES:
+            self.hop.limit = INT64_MAX if self.num_nodes < MAX_NODES else MAX_NODES
+        self.hop.mask = <uint64_t>size - 1
+        if size >= self.num_nodes:  # room for an entry a node: its id is its slot
+            self.hop.multiplier, self.hop.shift = 1, 0
+        else:
+            self.hop.multiplier, self.hop.shift = <uint64_t>0x9E3779B97F4A7C15, 64 - bits
+        self.hop.base = 1
+        with nogil:
+            done = fs_enter(&self.hop, 0, self.hop.n_nodes)
+        if done >= 0:
+            raise RuntimeError("a node is numbered twice")
+
+    def begin(self, const int64_t[::1] seeds not None):
+        """Forget the last batch and number ``seeds`` from 0.
+
+        Returns
+        -------
+        int
+            Position of the first seed out of range, or ``-1``.
+        int
+            Position of the first seed that repeats an earlier one, or ``-1``.
+        """
+        cdef int64_t n = seeds.shape[0], i, bad = -1, twice = -1, clear
+        self.in_hop = False
+        if not self.hop.nodes or self.nodes_view.shape[0] < n:
+            raise ValueError("no room for the seeds")
+        if self.num_nodes >= MAX_NODES and n > MAX_NODES:
+            raise OverflowError("a batch has at most 2**31 nodes")
+        if self.hop.base + <uint64_t>self.hop.n_nodes >= MAX_NODES:
+            with nogil:
+                for clear in range(<int64_t>self.hop.mask + 1):
+                    self.hop.table[clear] = 0
+            self.hop.base = 1
+        else:
+            self.hop.base += <uint32_t>self.hop.n_nodes
+        self.hop.n_nodes = 0
+        if n:
+            with nogil:
+                bad = fs_first_bad(&seeds[0], 1, n, self.num_nodes)
+                if bad < 0:
+                    for i in range(n):
+                        self.hop.nodes[i] = seeds[i]
+                    twice = fs_enter(&self.hop, 0, n)
+        if bad < 0:
+            # A repeated seed leaves entries behind that the next batch must see as outdated, too.
+            self.hop.n_nodes = n
+        return bad, twice
+
+    def count(self, int64_t n_dst, int64_t fanout, bint replace):
+        """Return the edges of a hop over the first ``n_dst`` nodes, how many of them must be read, and whether any is drawn."""
+        cdef int64_t n_edges = 0, n_missing = 0
+        cdef int any_drawn = 0
+        if n_dst < 0 or n_dst > self.hop.n_nodes:
+            raise ValueError("more destinations than nodes")
+        with nogil:
+            fs_count(self.hop.place, self.hop.degree, n_dst, fanout, replace, &n_edges, &n_missing, &any_drawn)
+        return n_edges, n_missing, bool(any_drawn)
+
+    def start(self, int64_t n_dst, int64_t fanout, bint replace, uint64_t key, records, int id_bytes, int64_t[::1] src not None,
+              int64_t[::1] dst not None, int64_t[::1] scratch not None, int64_t[::1] positions not None,
+              int64_t[::1] edges not None):
+        """Begin a hop: each of the first ``n_dst`` nodes draws ``fanout`` of its neighbours.
+
+        Parameters
+        ----------
+        n_dst, fanout, replace, key
+            ``fanout`` -1 takes all; ``key`` is the hop's.
+        records : buffer of int32 or int64, or None
+            Neighbour ids in memory, all in range.
+        id_bytes : int
+        src, dst : int64 array, shape (n_edges,)
+            Output: local numbers. Sizes are those :meth:`count` told.
+        scratch : int64 array, shape (draw_scratch(fanout),)
+            Empty if nothing is drawn.
+        positions, edges : int64 array, shape (n_missing,)
+            Receive the positions to read from the file, and whose edges they are.
+        """
+        cdef int64_t n_edges, n_missing
+        cdef Py_buffer view
+        _check_width(id_bytes)
+        n_edges, n_missing, any_drawn = self.count(n_dst, fanout, replace)
+        if src.shape[0] != n_edges or dst.shape[0] != n_edges:
+            raise ValueError(f"the hop has {n_edges} edges; src has room for {src.shape[0]}, dst for {dst.shape[0]}")
+        if positions.shape[0] != n_missing or edges.shape[0] != n_missing:
+            raise ValueError(f"the hop lacks {n_missing} edges; positions has room for {positions.shape[0]}")
+        _check_length("scratch", scratch.shape[0], draw_scratch(fanout) if any_drawn else 0)
+        if records is None:
+            if n_edges != n_missing:
+                raise ValueError("lists in memory, and no records")
+            self.hop.records = NULL
+        else:
+            PyObject_GetBuffer(records, &view, PyBUF_SIMPLE)
+            try:
+                _count_of(&view, id_bytes)
+                self.hop.records = view.buf
+            finally:
+                PyBuffer_Release(&view)
+        self.records = records  # held while the hop runs
+        self.hop.wide = id_bytes == 8
+        self.hop.n_dst, self.hop.fanout, self.hop.replace, self.hop.key = n_dst, fanout, replace, key
+        self.hop.n_edges, self.hop.n_missing = n_edges, 0
+        self.hop.next_dst = self.hop.drawn = self.hop.gathered = self.hop.numbered = 0
+        self.src_view, self.dst_view, self.scratch_view = src, dst, scratch
+        self.positions_view, self.edges_view = positions, edges
+        self.hop.src = &src[0] if n_edges else NULL
+        self.hop.dst = &dst[0] if n_edges else NULL
+        self.hop.scratch = &scratch[0] if scratch.shape[0] else NULL
+        self.hop.positions = &positions[0] if n_missing else NULL
+        self.hop.edges = &edges[0] if n_missing else NULL
+        self.in_hop = True
+        if n_missing:
+            with nogil:
+                fs_draw(&self.hop, self.draw_lanes)
+
+    def fill(self, ids, int id_bytes):
+        """Take the ids read from ``positions``; returns the first that is no node's, or -1."""
+        cdef Py_buffer view
+        cdef int64_t bad
+        self._check_in_hop()
+        _check_width(id_bytes)
+        PyObject_GetBuffer(ids, &view, PyBUF_SIMPLE)
+        try:
+            if _count_of(&view, id_bytes) != self.hop.n_missing:
+                raise ValueError(f"{self.hop.n_missing} ids expected")
+            with nogil:
+                bad = fs_fill(&self.hop, view.buf, id_bytes == 8, self.num_nodes)
+        finally:
+            PyBuffer_Release(&view)
+        if bad >= 0:
+            self.in_hop = False  # src holds what must not be used
+        return bad
+
+    def number(self):
+        """Go on with the hop: return True when it is done, False when it needs more room (:meth:`attach`)."""
+        cdef int wants
+        self._check_in_hop()
+        with nogil:
+            if self.hop.drawn == self.hop.n_edges and self.hop.gathered == self.hop.n_edges:
+                wants = fs_number_all(&self.hop)
+            else:
+                wants = fs_expand(&self.hop, self.draw_lanes)
+        if wants and self.hop.n_nodes + 256 >= MAX_NODES:
+            raise OverflowError("a batch has at most 2**31 nodes")
+        if not wants:
+            self.in_hop = False
+            self.records = None
+            self.src_view = self.dst_view = self.scratch_view = self.positions_view = self.edges_view = None
+        return not wants
+
+    cdef int _check_in_hop(self) except -1:
+        if not self.in_hop:
+            raise ValueError("no hop is under way")
+        return 0
+
+
+def offsets(const int64_t[::1] indptr not None, const int64_t[::1] ids not None, int64_t[::1] starts not None,
+            int64_t[::1] degrees not None):
+    """Look up where each node's list starts and how long it is.
+
+    Parameters
+    ----------
+    indptr : int64 array, shape (N + 1,)
+    ids : int64 array, shape (k,)
+        Nodes in ``[0, N)``; the caller has checked them.
+    starts, degrees : int64 array, shape (k,)
+        Output.
+    """
+    cdef int64_t n = ids.shape[0]
+    _check_length("starts", starts.shape[0], n)
+    _check_length("degrees", degrees.shape[0], n)
+    if n:
+        with nogil:
+            fs_offsets(&indptr[0], &ids[0], n, &starts[0], &degrees[0])
+
+
+def lookup(const int64_t[::1] offset_of_node not None, records, int id_bytes, const int64_t[::1] ids not None,
+           int64_t[::1] place not None, int64_t[::1] degree not None, int64_t[::1] missing not None):
+    """Look nodes up in the neighbour cache.
+
+    Parameters
+    ----------
+    offset_of_node : int64 array, shape (N,)
+        Index of a node's record ``[degree, n1 … nd]``, or -1.
+    records : buffer of int32 or int64
+    ids : int64 array, shape (k,)
+        Nodes in ``[0, N)``; the caller has checked them.
+    place, degree : int64 array, shape (k,)
+        Output: index of the first neighbour, and degree; 0 for a node that is absent.
+    missing : int64 array, shape (k + 1,)
+        Output: positions in ``ids`` of the absent ones.
+
+    Returns
+    -------
+    int
+        How many are absent.
+    """
+    cdef int64_t n = ids.shape[0], n_missing = 0
+    cdef Py_buffer view
+    _check_width(id_bytes)
+    _check_length("place", place.shape[0], n)
+    _check_length("degree", degree.shape[0], n)
+    _check_length("missing", missing.shape[0], n + 1)
+    PyObject_GetBuffer(records, &view, PyBUF_SIMPLE)
+    try:
+        _count_of(&view, id_bytes)
+        if n:
+            with nogil:
+                n_missing = fs_lookup(&offset_of_node[0], view.buf, id_bytes == 8, &ids[0], n, &place[0], &degree[0], &missing[0])
+    finally:
+        PyBuffer_Release(&view)
+    return n_missing
+
+
+def set_places(const int64_t[::1] missing not None, const int64_t[::1] starts not None, const int64_t[::1] degrees not None,
+               int64_t[::1] place not None, int64_t[::1] degree not None):
+    """Enter places in the file: ``place[missing] = ~starts`` and ``degree[missing] = degrees``."""
+    cdef int64_t i, n = missing.shape[0], room = place.shape[0]
+    _check_length("starts", starts.shape[0], n)
+    _check_length("degrees", degrees.shape[0], n)
+    _check_length("degree", degree.shape[0], room)
+    with nogil:
+        for i in range(n):
+            if 0 <= missing[i] < room:
+                place[missing[i]] = ~starts[i]
+                degree[missing[i]] = degrees[i]
+
+
+def first_bad_id(ids, int id_bytes, int64_t num_nodes):
+    """Return the position of the first id out of ``[0, num_nodes)`` in a buffer of int32 or int64, or -1."""
+    cdef Py_buffer view
+    cdef int64_t bad
+    _check_width(id_bytes)
+    PyObject_GetBuffer(ids, &view, PyBUF_SIMPLE)
+    try:
+        bad = _count_of(&view, id_bytes)
+        with nogil:
+            bad = fs_first_bad(view.buf, id_bytes == 8, bad, num_nodes)
+    finally:
+        PyBuffer_Release(&view)
+    return bad
+
+
+def first_bad_offset(const int64_t[::1] indptr not None, int64_t num_edges):
+    """Return the first place where ``indptr`` does not ascend from 0 to ``num_edges``, or -1."""
+    cdef int64_t bad, n = indptr.shape[0]
+    _check_length("indptr", n, 1)
+    with nogil:
+        bad = fs_first_bad_offset(&indptr[0], n - 1, num_edges)
+    return bad
+
+
+def first_bad_record(const int64_t[::1] indptr not None, const int64_t[::1] offset_of_node not None, records, int id_bytes):
+    """Return the first node whose cached record leaves the array, has another degree or an id out of range, or -1."""
+    cdef Py_buffer view
+    cdef int64_t bad = -1, n = offset_of_node.shape[0]
+    _check_width(id_bytes)
+    if indptr.shape[0] != n + 1:
+        raise ValueError("indptr and offset_of_node disagree in length")
+    PyObject_GetBuffer(records, &view, PyBUF_SIMPLE)
+    try:
+        _count_of(&view, id_bytes)
+        if n:
+            with nogil:
+                bad = fs_first_bad_record(&indptr[0], &offset_of_node[0], n, view.buf, id_bytes == 8, view.len // id_bytes)
+    finally:
+        PyBuffer_Release(&view)
+    return bad
+
+
+def fill_records(block, int64_t first, const int64_t[::1] indptr not None, const int64_t[::1] offset_of_node not None, int64_t node,
+                 records, int id_bytes):
+    """Copy the lists of cached nodes that lie in a block of the file into their records.
+
+    Parameters
+    ----------
+    block : buffer
+        Neighbour ids of the edges ``first …``.
+    first : int
+    indptr : int64 array, shape (N + 1,)
+        Checked: ascends from 0.
+    offset_of_node : int64 array, shape (N,)
+        Offsets that leave room for the lists.
+    node : int
+        Node to go on with: what the call for the block before returned; 0 at first.
+    records : writable buffer
+    id_bytes : int
+
+    Returns
+    -------
+    int
+        Node to go on with.
+    """
+    cdef Py_buffer source, target
+    cdef int64_t n = offset_of_node.shape[0], n_ids
+    _check_width(id_bytes)
+    if indptr.shape[0] != n + 1 or node < 0:
+        raise ValueError("indptr and offset_of_node disagree in length, or the node is negative")
+    if n == 0:
+        return 0
+    PyObject_GetBuffer(block, &source, PyBUF_SIMPLE)
+    try:
+        n_ids = _count_of(&source, id_bytes)
+        PyObject_GetBuffer(records, &target, PyBUF_WRITABLE)
+        try:
+            with nogil:
+                node = fs_fill_records(<const char *>source.buf, first, n_ids, &indptr[0], &offset_of_node[0], n, node,
+                                       <char *>target.buf, id_bytes)
+        finally:
+            PyBuffer_Release(&target)
+    finally:
+        PyBuffer_Release(&source)
+    return node
