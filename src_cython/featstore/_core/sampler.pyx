@@ -1,7 +1,7 @@
 """Neighbour sampling: draws, look-ups and the numbering of a batch's nodes. The kernels are in sampler.h."""
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
-from libc.stdint cimport INT64_MAX, UINT32_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MAX, UINT32_MAX, int64_t, uint32_t, uint64_t
 
 cimport cython
 
@@ -36,7 +36,7 @@ cdef extern from "sampler.h" nogil:
         int64_t drawn
         int64_t gathered
         int64_t numbered
-    ctypedef void (*fs_draw_lanes_fn)(const uint64_t *, const uint32_t *, int, int, uint8_t (*)[2], int, uint32_t (*)[16]) noexcept
+    ctypedef void (*fs_draw_lanes_fn)() noexcept  # only passed on
     uint64_t fs_absorb(uint64_t, uint64_t) noexcept
     int64_t fs_draw_scratch(int64_t) noexcept
     fs_draw_lanes_fn fs_choose_draw_lanes(int) noexcept
@@ -49,7 +49,8 @@ cdef extern from "sampler.h" nogil:
     void fs_offsets(const int64_t *, const int64_t *, int64_t, int64_t *, int64_t *) noexcept
     int64_t fs_lookup(const int64_t *, const void *, int, const int64_t *, int64_t, int64_t *, int64_t *, int64_t *) noexcept
     int64_t fs_first_bad(const void *, int, int64_t, int64_t) noexcept
-    int64_t fs_fill_records(const char *, int64_t, int64_t, const int64_t *, const int64_t *, int64_t, int64_t, char *, int) noexcept
+    int64_t fs_fill_records(const char *, int64_t, int64_t, const int64_t *, const int64_t *, int64_t, int64_t, char *,
+                            int) noexcept
     int64_t fs_first_bad_record(const int64_t *, const int64_t *, int64_t, const void *, int, int64_t) noexcept
     int64_t fs_first_bad_offset(const int64_t *, int64_t, int64_t) noexcept
 
@@ -422,8 +423,8 @@ def first_bad_record(const int64_t[::1] indptr not None, const int64_t[::1] offs
     return bad
 
 
-def fill_records(block, int64_t first, const int64_t[::1] indptr not None, const int64_t[::1] offset_of_node not None, int64_t node,
-                 records, int id_bytes):
+def fill_records(block, int64_t first, const int64_t[::1] indptr not None, const int64_t[::1] offset_of_node not None,
+                 int64_t node, records, int id_bytes):
     """Copy the lists of cached nodes that lie in a block of the file into their records.
 
     Parameters

@@ -1,0 +1,468 @@
+"""The adjacency: resident offsets, neighbour ids in a file, and the cache of neighbour lists in memory."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from featstore._core import sampler as _core
+from featstore.config import Budget, Reservation, parse_size
+from featstore.errors import BudgetError, CorruptionError
+from featstore.storage.layout import PAGE_BYTES
+
+__all__ = ["EdgeFile", "NeighborCache", "Topology", "huge_array"]
+
+Int64s = npt.NDArray[np.int64]
+
+_BLOCK_BYTES = 8 << 20  # one sequential read when lists are loaded
+_CHUNK_NODES = 1 << 16  # nodes handled at once where a pass over many needs temporary arrays
+
+
+def huge_array(n: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Return ``n`` zeros in pages of their own, huge ones where the system grants them; see :func:`huge_bytes` for the size."""
+    dtype = np.dtype(dtype)
+    if n == 0:
+        return np.zeros(0, dtype)
+    memory = mmap.mmap(-1, huge_bytes(n * dtype.itemsize), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if len(memory) >= 2 << 20:
+        with contextlib.suppress(OSError):  # a kernel without huge pages: slower, not wrong
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, dtype, n)
+
+
+def huge_bytes(n_bytes: int) -> int:
+    """Bytes of memory that :func:`huge_array` takes for ``n_bytes``: whole pages, whole huge pages from 2 MiB on."""
+    unit = 2 << 20 if n_bytes >= 2 << 20 else mmap.PAGESIZE
+    return -(-n_bytes // unit) * unit
+
+
+class EdgeFile(Protocol):
+    """The file of neighbour ids: rows of 4 or 8 bytes (:class:`featstore.storage.reader.RowFile`)."""
+
+    @property
+    def path(self) -> str | os.PathLike[str]:
+        """Its path, for errors."""
+        ...
+
+    def read(self, first: int, n: int, out: npt.NDArray[np.uint8] | None = None) -> npt.NDArray[np.uint8]:
+        """Read rows ``first … first + n - 1``, in order."""
+        ...
+
+    def gather(
+        self, rows: Int64s, out: npt.NDArray[np.uint8], positions: Int64s | None = None, gap_bytes: int | None = None
+    ) -> Any:
+        """Read ``rows``, in any order, into ``out``."""
+        ...
+
+
+class Topology:
+    """In-neighbours of every node in CSC form: those of ``v`` are ids ``indptr[v] … indptr[v + 1] - 1`` of the file.
+
+    Parameters
+    ----------
+    num_nodes, num_edges : int
+    indptr : int64 array, shape (num_nodes + 1,)
+        Resident; counted by whoever loaded it, or by :meth:`load`.
+    indices : EdgeFile
+        ``num_edges`` rows of ``id_bytes``.
+    id_bytes : {4, 8}
+
+    Raises
+    ------
+    CorruptionError
+        ``indptr`` does not ascend from 0 to ``num_edges``.
+
+    Notes
+    -----
+    Thread-safe if ``indices`` is. Samplers ask through :meth:`offsets` and :meth:`read_edges` alone, so that the offsets of a
+    very large graph may be paged, or come with chunks of the topology.
+    """
+
+    def __init__(self, num_nodes: int, num_edges: int, indptr: Int64s, indices: EdgeFile, id_bytes: int) -> None:
+        if id_bytes not in (4, 8):
+            raise ValueError(f"ids have 4 or 8 bytes, not {id_bytes}")
+        if indptr.shape != (num_nodes + 1,):
+            raise ValueError(f"indptr of {num_nodes} nodes has shape ({num_nodes + 1},), not {indptr.shape}")
+        self.num_nodes = num_nodes
+        self.num_edges = num_edges
+        self.indptr = np.ascontiguousarray(indptr, np.int64)
+        self.indices = indices
+        self.id_bytes = id_bytes
+        self._reservation: Reservation | None = None
+        bad = _core.first_bad_offset(self.indptr, num_edges)
+        if bad >= 0:
+            raise CorruptionError(f"offsets do not ascend from 0 to {num_edges} at node {bad}", indices.path)
+
+    @classmethod
+    def load(cls, num_nodes: int, num_edges: int, indptr: EdgeFile, indices: EdgeFile, id_bytes: int, budget: Budget) -> Topology:
+        """Read the offsets, a file of 8-byte rows, into memory that ``budget`` counts as ``indptr``."""
+        n_bytes = (num_nodes + 1) * 8
+        reservation = budget.reserve("indptr", huge_bytes(n_bytes))
+        try:
+            array = huge_array(num_nodes + 1, np.int64)
+            rows = array.view(np.uint8).reshape(-1, 8)
+            for first, n in _blocks(num_nodes + 1, 8):
+                indptr.read(first, n, rows[first : first + n])
+            try:
+                topology = cls(num_nodes, num_edges, array, indices, id_bytes)
+            except CorruptionError as error:
+                raise CorruptionError(error.message, indptr.path) from None
+        except BaseException:
+            reservation.release()
+            raise
+        topology._reservation = reservation
+        return topology
+
+    def __repr__(self) -> str:
+        return f"Topology(num_nodes={self.num_nodes}, num_edges={self.num_edges}, id_bytes={self.id_bytes})"
+
+    @property
+    def id_dtype(self) -> np.dtype[Any]:
+        """How the file holds a neighbour id."""
+        return np.dtype(np.int32 if self.id_bytes == 4 else np.int64)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all neighbour ids."""
+        return self.num_edges * self.id_bytes
+
+    def offsets(self, ids: Int64s, starts: Int64s | None = None, degrees: Int64s | None = None) -> tuple[Int64s, Int64s]:
+        """Return where the lists of nodes start in the file, and their lengths.
+
+        Parameters
+        ----------
+        ids : int64 array, shape (k,)
+            In ``[0, num_nodes)``; **not** checked.
+        starts, degrees : int64 array, shape (k,), optional
+            Written if given.
+        """
+        if starts is None:
+            starts = np.empty(len(ids), np.int64)
+        if degrees is None:
+            degrees = np.empty(len(ids), np.int64)
+        _core.offsets(self.indptr, ids, starts, degrees)
+        return starts, degrees
+
+    def degrees(self, first: int = 0, stop: int | None = None) -> Int64s:
+        """Return the in-degrees of nodes ``first … stop - 1``."""
+        stop = self.num_nodes if stop is None else stop
+        return np.diff(self.indptr[first : stop + 1])
+
+    def read_edges(self, positions: Int64s, out: npt.NDArray[Any]) -> None:
+        """Read the neighbour ids at ``positions``, in any order, into ``out``: only the blocks that hold them are read.
+
+        Parameters
+        ----------
+        positions : int64 array, shape (k,)
+            In ``[0, num_edges)``; ``IndexError`` otherwise.
+        out : array of ``id_dtype``, shape (k,)
+        """
+        if len(positions):
+            self.indices.gather(positions, out.view(np.uint8).reshape(len(positions), self.id_bytes))
+
+    def scan(self) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+        """Yield ``(first, ids)``, blocks of the whole file in order, ids checked; the array is reused."""
+        rows = np.empty((max(1, min(self.num_edges, _BLOCK_BYTES // self.id_bytes)), self.id_bytes), np.uint8)
+        for first, n in _blocks(self.num_edges, self.id_bytes):
+            self.indices.read(first, n, rows[:n])
+            ids = rows[:n].reshape(-1).view(self.id_dtype)
+            self.check_ids(first, ids)
+            yield first, ids
+
+    def check_ids(self, first: int, ids: npt.NDArray[Any]) -> None:
+        """Raise CorruptionError if one of ``ids``, at positions ``first …`` of the file, is no node."""
+        bad = _core.first_bad_id(ids, self.id_bytes, self.num_nodes)
+        if bad >= 0:
+            raise self.bad_id(first + bad, int(ids[bad]))
+
+    def bad_id(self, position: int, found: int) -> CorruptionError:
+        """Return the error for the id ``found`` at ``position`` of the file."""
+        offset = PAGE_BYTES + position * self.id_bytes // PAGE_BYTES * PAGE_BYTES
+        return CorruptionError(f"edge {position} leads to node {found} of {self.num_nodes}", self.indices.path, offset)
+
+    def close(self) -> None:
+        """Give the offsets' memory back to the budget; the file is its opener's to close."""
+        self.indptr = np.zeros(1, np.int64)
+        if self._reservation is not None:
+            self._reservation.release()
+
+
+def _blocks(n_rows: int, row_bytes: int) -> Iterator[tuple[int, int]]:
+    """Cut ``n_rows`` into blocks ``(first, n)`` of about ``_BLOCK_BYTES``."""
+    step = _BLOCK_BYTES // row_bytes
+    for first in range(0, n_rows, step):
+        yield first, min(step, n_rows - first)
+
+
+class NeighborCache:
+    """Neighbour lists in memory: of all nodes, or of those with the highest scores.
+
+    Make one with :meth:`build` or :meth:`from_arrays`.
+
+    Attributes
+    ----------
+    whole : bool
+        Every list is in memory; nothing is read from the file.
+    records : array of the topology's ``id_dtype``
+        All ids in file order where ``whole``; else records ``[degree, n1 … nd]`` one after the other, in node order.
+    offset_of_node : int64 array, shape (num_nodes,), or None
+        Index of each node's record, -1 where it has none; None where ``whole``.
+
+    Notes
+    -----
+    Read-only once made, so any number of threads may use it. Direct addressing as in Ginex (VLDB 2022), §4.2.
+    """
+
+    def __init__(
+        self, topology: Topology, records: npt.NDArray[Any], offset_of_node: Int64s | None, reservation: Reservation | None = None
+    ) -> None:
+        self.topology = topology
+        self.records = records
+        self.offset_of_node = offset_of_node
+        self._reservation = reservation
+
+    @property
+    def whole(self) -> bool:
+        """Whether every list is in memory."""
+        return self.offset_of_node is None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        return self.records.nbytes + (0 if self.offset_of_node is None else self.offset_of_node.nbytes)
+
+    @property
+    def n_cached(self) -> int:
+        """Nodes whose list is in memory."""
+        return self.topology.num_nodes if self.offset_of_node is None else int(np.count_nonzero(self.offset_of_node >= 0))
+
+    def __repr__(self) -> str:
+        what = "whole" if self.whole else f"{self.n_cached} of {self.topology.num_nodes} nodes"
+        return f"NeighborCache({what}, {self.nbytes} bytes)"
+
+    @classmethod
+    def build(
+        cls, topology: Topology, budget: Budget, scores: npt.NDArray[Any] | None = None, n_bytes: int | str | None = None
+    ) -> NeighborCache:
+        """Load the neighbour lists of the nodes with the highest scores.
+
+        Parameters
+        ----------
+        topology : Topology
+        budget : Budget
+            Counts the arrays, as ``neighbor cache``.
+        scores : array, shape (num_nodes,), optional
+            One a node, no NaN; of equals the lowest node comes first. Not needed where everything fits.
+        n_bytes : int or str, optional
+            What the cache may take, its table of 8 bytes a node included; all that ``budget`` has left by default.
+
+        Returns
+        -------
+        NeighborCache
+            The whole adjacency if it fits ``n_bytes``; else the longest prefix of the nodes in order of score.
+
+        Raises
+        ------
+        BudgetError
+            Not even the table fits; names the least that works.
+        ValueError
+            Scores are missing, of the wrong shape, or NaN.
+        CorruptionError
+            The file holds an id that is no node's.
+
+        Notes
+        -----
+        One sequential pass over the file; four passes over the scores. Temporary memory is bounded, about 20 MB.
+        """
+        limit = budget.available if n_bytes is None else parse_size(n_bytes)
+        table_bytes = huge_bytes(topology.num_nodes * 8)
+        whole_bytes = huge_bytes(topology.nbytes)
+        if whole_bytes <= limit:
+            with _Held(budget.reserve("neighbor cache", whole_bytes)) as held:
+                ids = huge_array(topology.num_edges, topology.id_dtype)
+                rows = ids.view(np.uint8).reshape(-1, topology.id_bytes)
+                for first, n in _blocks(topology.num_edges, topology.id_bytes):
+                    topology.indices.read(first, n, rows[first : first + n])
+                    topology.check_ids(first, ids[first : first + n])
+                return cls(topology, ids, None, held.keep())
+        if table_bytes > limit:
+            least = min(table_bytes, whole_bytes)
+            raise BudgetError(f"a neighbour cache of this graph needs at least {least} bytes, not {limit}", least)
+        if scores is None:
+            raise ValueError(f"scores are needed: the whole adjacency takes {whole_bytes} bytes, more than {limit}")
+        chosen = _Prefix(topology, np.asarray(scores), huge_floor(limit - table_bytes))
+        with _Held(budget.reserve("neighbor cache", table_bytes)) as held:
+            offset_of_node = huge_array(topology.num_nodes, np.int64)
+            n_records = chosen.write_offsets(offset_of_node)
+            held.resize(table_bytes + huge_bytes(n_records * topology.id_bytes))
+            records = huge_array(n_records, topology.id_dtype)
+            for first in range(0, topology.num_nodes, _CHUNK_NODES):
+                offsets = offset_of_node[first : first + _CHUNK_NODES]
+                cached = offsets >= 0
+                records[offsets[cached]] = topology.degrees(first, first + len(offsets))[cached]
+            node = 0
+            for position, block in topology.scan():
+                node = _core.fill_records(block, position, topology.indptr, offset_of_node, node, records, topology.id_bytes)
+            return cls(topology, records, offset_of_node, held.keep())
+
+    def locate(self, ids: Int64s, place: Int64s, degree: Int64s) -> None:
+        """Find the lists of nodes, in memory or in the file.
+
+        Parameters
+        ----------
+        ids : int64 array, shape (k,)
+            In ``[0, num_nodes)``; **not** checked.
+        place : int64 array, shape (k,)
+            Receives the index of each node's first neighbour in :attr:`records`, or ``~position`` in the file.
+        degree : int64 array, shape (k,)
+            Receives the in-degrees.
+        """
+        if self.offset_of_node is None:
+            self.topology.offsets(ids, place, degree)
+            return
+        missing = np.empty(min(len(ids), _CHUNK_NODES) + 1, np.int64)
+        for first in range(0, len(ids), _CHUNK_NODES):
+            part = slice(first, first + _CHUNK_NODES)
+            n = _core.lookup(
+                self.offset_of_node, self.records, self.topology.id_bytes, ids[part], place[part], degree[part], missing
+            )
+            if n:
+                starts, degrees = self.topology.offsets(ids[part][missing[:n]])
+                _core.set_places(missing[:n], starts, degrees, place[part], degree[part])
+
+    def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Return the arrays to save: ``records`` and, unless the cache is whole, ``offset_of_node``; not copies."""
+        arrays: dict[str, npt.NDArray[Any]] = {"records": self.records}
+        if self.offset_of_node is not None:
+            arrays["offset_of_node"] = self.offset_of_node
+        return arrays
+
+    @classmethod
+    def from_arrays(
+        cls, topology: Topology, arrays: Mapping[str, npt.NDArray[Any]], reservation: Reservation | None = None
+    ) -> NeighborCache:
+        """Make a cache of saved arrays, which stay the caller's to count (``reservation`` is released by :meth:`close`).
+
+        Raises
+        ------
+        ValueError
+            The arrays are not a cache of this topology: a wrong shape or dtype, a record that disagrees with the offsets, an id
+            that is no node's.
+        """
+        records, offset_of_node = arrays["records"], arrays.get("offset_of_node")
+        if records.dtype != topology.id_dtype or records.ndim != 1 or not records.flags.c_contiguous:
+            raise ValueError(f"records must be a 1-D array of {topology.id_dtype}")
+        if offset_of_node is None:
+            if len(records) != topology.num_edges or _core.first_bad_id(records, topology.id_bytes, topology.num_nodes) >= 0:
+                raise ValueError("the records are not this topology's adjacency")
+        else:
+            if offset_of_node.dtype != np.int64 or offset_of_node.shape != (topology.num_nodes,):
+                raise ValueError(f"offset_of_node must be int64 of shape ({topology.num_nodes},)")
+            bad = _core.first_bad_record(topology.indptr, offset_of_node, records, topology.id_bytes)
+            if bad >= 0:
+                raise ValueError(f"the record of node {bad} is not this topology's")
+        return cls(topology, records, offset_of_node, reservation)
+
+    def close(self) -> None:
+        """Give the memory back to the budget; a batch being sampled keeps its arrays until it is done."""
+        if self._reservation is not None:
+            self._reservation.release()
+
+
+class _Held:
+    """A reservation that is released on leaving the block, unless it was kept."""
+
+    def __init__(self, reservation: Reservation) -> None:
+        self._reservation: Reservation | None = reservation
+        self.resize = reservation.resize
+
+    def keep(self) -> Reservation:
+        reservation, self._reservation = self._reservation, None
+        assert reservation is not None
+        return reservation
+
+    def __enter__(self) -> _Held:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._reservation is not None:
+            self._reservation.release()
+
+
+class _Prefix:
+    """The longest prefix of nodes, by descending score and ascending id, whose records fit a number of bytes.
+
+    The score of the first node that does not fit is found by radix selection, 16 bits a pass, so no order of all nodes is made.
+    """
+
+    def __init__(self, topology: Topology, scores: npt.NDArray[Any], n_bytes: int) -> None:
+        if scores.shape != (topology.num_nodes,) or scores.dtype.kind not in "biuf":
+            raise ValueError(
+                f"scores must be real numbers of shape ({topology.num_nodes},), not {scores.dtype} of {scores.shape}"
+            )
+        self._topology = topology
+        self._scores = scores
+        self._left = n_bytes
+        self._threshold: int | None = None  # key of the first score that does not fit whole; None: all fit
+        known = 0
+        for shift in (48, 32, 16, 0):
+            weights = np.zeros(1 << 16)
+            for _, keys, costs in self._chunks():
+                below = keys if shift == 48 else keys[keys >> (shift + 16) == known]
+                weight = costs if shift == 48 else costs[keys >> (shift + 16) == known]
+                weights += np.bincount((below >> shift & 0xFFFF).astype(np.int64), weight, 1 << 16)
+            reached = np.cumsum(weights[::-1])
+            over = int(np.searchsorted(reached, self._left, side="right"))
+            if over == len(reached):
+                return
+            self._left -= int(reached[over - 1]) if over else 0
+            known = known << 16 | 0xFFFF - over
+            if shift == 0:
+                self._threshold = known
+
+    def _chunks(self) -> Iterator[tuple[int, npt.NDArray[np.uint64], Int64s]]:
+        """Yield (first node, sortable keys of the scores, bytes of the records)."""
+        topology = self._topology
+        for first in range(0, topology.num_nodes, _CHUNK_NODES):
+            scores = self._scores[first : first + _CHUNK_NODES].astype(np.float64) + 0.0  # of the two zeros only one is left
+            if np.isnan(scores).any():
+                raise ValueError(f"the score of node {first + int(np.isnan(scores).argmax())} is NaN")
+            bits = scores.view(np.uint64)
+            sign = np.uint64(1 << 63)
+            keys = np.where(bits & sign, ~bits, bits | sign)
+            costs = (topology.degrees(first, first + len(scores)) + 1) * topology.id_bytes
+            if topology.id_bytes == 4:
+                costs[costs > 4 << 31] = 1 << 50  # the degree does not fit its record: nothing affords it
+            yield first, keys, costs
+
+    def write_offsets(self, offset_of_node: Int64s) -> int:
+        """Write the record of each chosen node, -1 for the others; return the records' length in ids."""
+        end, left = 0, self._left
+        for first, keys, costs in self._chunks():
+            if self._threshold is None:
+                chosen = np.ones(len(keys), bool)
+            else:
+                chosen = keys > self._threshold
+                ties = np.flatnonzero(keys == self._threshold)
+                spent = np.cumsum(costs[ties])
+                n_fit = int(np.searchsorted(spent, left, side="right"))
+                chosen[ties[:n_fit]] = True
+                left = left - int(spent[n_fit - 1]) if n_fit else left
+                left = left if n_fit == len(ties) else -1  # a prefix: nothing after the first that does not fit
+            lengths = np.where(chosen, costs // self._topology.id_bytes, 0)
+            ends = end + np.cumsum(lengths)
+            offset_of_node[first : first + len(keys)] = np.where(chosen, ends - lengths, -1)
+            end = int(ends[-1]) if len(ends) else end
+        return end
+
+
+def huge_floor(n_bytes: int) -> int:
+    """Most bytes whose :func:`huge_bytes` is within ``n_bytes``."""
+    unit = 2 << 20 if n_bytes >= 2 << 20 else mmap.PAGESIZE
+    return n_bytes // unit * unit

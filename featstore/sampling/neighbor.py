@@ -1,0 +1,313 @@
+"""Neighbour sampling, hop by hop."""
+
+from __future__ import annotations
+
+import operator
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from featstore._core import sampler as _core
+from featstore.config import Budget, Reservation
+from featstore.graph.topology import NeighborCache, Topology, huge_array, huge_bytes
+from featstore.sampling.batch import Block, SampledBatch
+from featstore.sampling.rng import absorb, batch_key
+
+__all__ = ["Graph", "NeighborSampler"]
+
+Int64s = npt.NDArray[np.int64]
+
+_LEAST_ROOM = 4096
+_EMPTY = np.zeros(0, np.int64)
+
+
+class Pool(Protocol):
+    """Pooled memory (:class:`featstore.gather.buffers.BufferPool`)."""
+
+    def tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Return an uninitialised tensor."""
+        ...
+
+    def array(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """Return an uninitialised array."""
+        ...
+
+
+class Graph(Protocol):
+    """What the sampler needs of a graph."""
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes."""
+        ...
+
+    @property
+    def topology(self) -> Topology:
+        """The adjacency."""
+        ...
+
+    @property
+    def neighbor_cache(self) -> NeighborCache | None:
+        """Neighbour lists in memory."""
+        ...
+
+    @property
+    def pool(self) -> Pool:
+        """Where batches lie."""
+        ...
+
+    @property
+    def budget(self) -> Budget:
+        """What counts the sampler's scratch."""
+        ...
+
+
+class _Scratch:
+    """The arrays of one batch at a time: its nodes, where their lists lie, and the table of their numbers. One owner thread."""
+
+    def __init__(self, num_nodes: int, budget: Budget, room: int) -> None:
+        self._num_nodes = num_nodes
+        self._reservation = budget.reserve("sampler scratch", 0)
+        self.hops = _core.Hops(num_nodes, num_nodes <= 2**32)
+        self.room = 0
+        self.nodes = self.place = self.degree = _EMPTY
+        self.batches = self.n_edges = self.n_nodes = self.rows_read = 0
+        self.seconds = 0.0
+        self.need(room)
+
+    def need(self, room: int) -> None:
+        """Have room for ``room`` nodes, or for all where there are fewer; keeps what is there."""
+        room = min(room, self._num_nodes + 1)
+        if room <= self.room:
+            return
+        # Half empty, or an entry a node, which needs no hashing.
+        table = min(_power_of_two(2 * room), _power_of_two(self._num_nodes))
+        n_bytes = 3 * huge_bytes(room * 8) + huge_bytes(table * 8)
+        held = self._reservation.n_bytes
+        self._reservation.resize(held + n_bytes)
+        try:
+            nodes, place, degree = (huge_array(room, np.int64) for _ in range(3))
+            n = self.hops.n_nodes
+            nodes[:n], place[:n], degree[:n] = self.nodes[:n], self.place[:n], self.degree[:n]
+            self.hops.attach(nodes, place, degree, huge_array(table, np.uint64))
+        except BaseException:
+            self._reservation.resize(held)
+            raise
+        self.nodes, self.place, self.degree = nodes, place, degree
+        self.room = room
+        self._reservation.resize(n_bytes)
+
+    def __del__(self) -> None:
+        reservation: Reservation | None = getattr(self, "_reservation", None)
+        if reservation is not None:
+            reservation.release()
+
+
+def _power_of_two(n: int) -> int:
+    """Return the least power of two that is at least ``n`` and 2."""
+    return 1 << max(1, (n - 1).bit_length())
+
+
+class NeighborSampler:
+    """Sample in-neighbours hop by hop (GraphSAGE).
+
+    Parameters
+    ----------
+    g : Graph
+        The graph; an open :class:`~featstore.OutOfCoreGraph`.
+    fanouts : sequence of int
+        Neighbours a node draws in each hop, the seeds' own first; -1 takes all.
+    replace : bool
+        Draw with replacement: every node with neighbours draws exactly its fan-out.
+    seed : int
+        In ``[0, 2**64)``.
+
+    Raises
+    ------
+    ValueError
+        No fan-outs, a fan-out below -1 or of 2³¹ or more, a seed out of range.
+
+    Notes
+    -----
+    Every hop expands each node listed so far, in list order, drawing anew: uniformly, without replacement unless ``replace``, the
+    whole list where it is not longer than the fan-out. Drawn neighbours come in the order of the list; new nodes join in order of
+    first appearance. A batch is a pure function of the graph, ``fanouts``, ``replace``, ``seed`` and the arguments of
+    :meth:`sample`, not of caches, threads or the order of batches (:mod:`featstore.sampling.rng`).
+
+    Thread-safe; any number of threads may sample at once, each in scratch memory of its own: 40 to 56 bytes a node of room, which
+    doubles until the largest batch fits (less on a small graph), counted in the graph's budget and kept for the next batch.
+    Releases the GIL. Lists that are not in memory cost one batch of asynchronous reads a hop.
+
+    Examples
+    --------
+    >>> sampler = NeighborSampler(g, fanouts=[10, 10])         # doctest: +SKIP
+    >>> batch = sampler.sample(torch.arange(1000), epoch=0, index=0)  # doctest: +SKIP
+    """
+
+    def __init__(self, g: Graph, fanouts: Sequence[int], replace: bool = False, seed: int = 0) -> None:
+        self._g = g
+        self.fanouts = tuple(operator.index(fanout) for fanout in fanouts)
+        self.replace = bool(replace)
+        self.seed = operator.index(seed)
+        if not self.fanouts:
+            raise ValueError("fanouts is empty: give one number a hop")
+        for fanout in self.fanouts:
+            if not -1 <= fanout < 2**31:
+                raise ValueError(f"a fan-out is -1 (all), or from 0 to 2**31 - 1, not {fanout}")
+        if not 0 <= self.seed < 2**64:
+            raise ValueError(f"seed must be in [0, 2**64), not {self.seed}")
+        # Deques, whose append and pop are atomic: no lock that a fork could find taken.
+        self._idle: deque[_Scratch] = deque()
+        self._all: deque[_Scratch] = deque()
+        self._room = _LEAST_ROOM
+
+    def __repr__(self) -> str:
+        return f"NeighborSampler(fanouts={list(self.fanouts)}, replace={self.replace}, seed={self.seed})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._g, self.fanouts, self.replace, self.seed)
+
+    def stats(self) -> dict[str, float]:
+        """Return totals since the sampler was made, over all threads.
+
+        Returns
+        -------
+        dict
+            ``batches``; ``nodes``, distinct ones of each batch, seeds included; ``edges`` drawn; ``edge_rows_read``, ids asked of
+            the file; ``seconds``, summed over threads.
+        """
+        scratches = list(self._all)
+        return {
+            "batches": sum(s.batches for s in scratches),
+            "nodes": sum(s.n_nodes for s in scratches),
+            "edges": sum(s.n_edges for s in scratches),
+            "edge_rows_read": sum(s.rows_read for s in scratches),
+            "seconds": sum(s.seconds for s in scratches),
+        }
+
+    def sample(self, seeds: torch.Tensor, epoch: int = 0, index: int = 0) -> SampledBatch:
+        """Sample one batch.
+
+        Parameters
+        ----------
+        seeds : integer tensor or array, shape (n,)
+            Distinct node ids, at most 2³¹; may be empty.
+        epoch, index : int
+            What the draws depend on; in ``[0, 2**64)``.
+
+        Returns
+        -------
+        SampledBatch
+            Blocks of int64 tensors in pooled memory, outermost hop first.
+
+        Raises
+        ------
+        IndexError
+            A seed is no node; names it and its position.
+        ValueError
+            A seed is given twice; names it. Seeds are not 1-D.
+        TypeError
+            Seeds are not integers.
+        CorruptionError
+            The file holds an id that is no node's.
+        BudgetError
+            The scratch or the batch does not fit the graph's budget.
+        OSError
+            The device failed.
+        """
+        start = time.perf_counter()
+        epoch, index = operator.index(epoch), operator.index(index)
+        if not (0 <= epoch < 2**64 and 0 <= index < 2**64):
+            raise ValueError(f"epoch and index must be in [0, 2**64), not {epoch} and {index}")
+        ids = _as_ids(seeds, self._g.num_nodes)
+        try:
+            scratch = self._idle.pop()
+        except IndexError:
+            scratch = _Scratch(self._g.num_nodes, self._g.budget, max(self._room, len(ids)))
+            self._all.append(scratch)
+        try:
+            batch = self._sample(scratch, ids, epoch, index)
+            self._room = max(self._room, scratch.room)
+            scratch.batches += 1
+            scratch.n_nodes += len(batch.input_ids)
+            scratch.n_edges += sum(len(block.src) for block in batch.blocks)
+            scratch.seconds += time.perf_counter() - start
+            return batch
+        finally:
+            self._idle.append(scratch)
+
+    def _sample(self, scratch: _Scratch, ids: Int64s, epoch: int, index: int) -> SampledBatch:
+        g, hops, cache = self._g, scratch.hops, self._g.neighbor_cache
+        scratch.need(len(ids))
+        bad, twice = hops.begin(ids)
+        if bad >= 0:
+            raise IndexError(f"seed {ids[bad]} at position {bad} is out of range for {g.num_nodes} nodes")
+        if twice >= 0:
+            first = int(np.flatnonzero(ids == ids[twice])[0])
+            raise ValueError(f"seeds must be distinct: {ids[twice]} is at positions {first} and {twice}")
+        key = batch_key(self.seed, epoch, index)
+        blocks = []
+        n_located = 0
+        for hop, fanout in enumerate(self.fanouts):
+            n_dst = hops.n_nodes
+            self._locate(scratch, cache, n_located, n_dst)
+            n_located = n_dst
+            blocks.append(self._expand(scratch, cache, n_dst, fanout, absorb(key, hop)))
+        n = hops.n_nodes
+        input_ids = g.pool.tensor((n,), torch.int64)
+        input_ids.numpy()[:] = scratch.nodes[:n]
+        return SampledBatch(index, epoch, input_ids, len(ids), tuple(reversed(blocks)))
+
+    def _locate(self, scratch: _Scratch, cache: NeighborCache | None, first: int, end: int) -> None:
+        """Find the lists of nodes ``first … end - 1``, which joined in the last hop."""
+        if first == end:
+            return
+        nodes, place, degree = scratch.nodes[first:end], scratch.place[first:end], scratch.degree[first:end]
+        if cache is None:
+            self._g.topology.offsets(nodes, place, degree)
+            np.invert(place, out=place)
+        else:
+            cache.locate(nodes, place, degree)
+
+    def _expand(self, scratch: _Scratch, cache: NeighborCache | None, n_dst: int, fanout: int, key: int) -> Block:
+        """One hop over the first ``n_dst`` nodes."""
+        pool, hops, topology = self._g.pool, scratch.hops, self._g.topology
+        n_edges, n_missing, any_drawn = hops.count(n_dst, fanout, self.replace)
+        src = pool.tensor((n_edges,), torch.int64)
+        dst = pool.tensor((n_edges,), torch.int64)
+        n_draw = _core.draw_scratch(fanout) if any_drawn else 0
+        draw = pool.array((n_draw,), np.int64) if n_draw else _EMPTY
+        positions = pool.array((n_missing,), np.int64) if n_missing else _EMPTY
+        edges = pool.array((n_missing,), np.int64) if n_missing else _EMPTY
+        records = None if cache is None else cache.records
+        hops.start(n_dst, fanout, self.replace, key, records, topology.id_bytes, src.numpy(), dst.numpy(), draw, positions, edges)
+        if n_missing:
+            found = pool.array((n_missing,), topology.id_dtype)
+            topology.read_edges(positions, found)
+            bad = hops.fill(found, topology.id_bytes)
+            if bad >= 0:
+                raise topology.bad_id(int(positions[bad]), int(found[bad]))
+            scratch.rows_read += n_missing
+        while not hops.number():
+            scratch.need(2 * scratch.room)
+        return Block(src, dst, hops.n_nodes, n_dst)
+
+
+def _as_ids(seeds: Any, num_nodes: int) -> Int64s:
+    """Return seeds as a contiguous int64 array; only the range is left to check."""
+    array = seeds.detach().numpy() if isinstance(seeds, torch.Tensor) else np.asarray(seeds)
+    if array.ndim != 1:
+        raise ValueError(f"seeds must be 1-D, not of shape {array.shape}")
+    if array.dtype.kind not in "iu":
+        if len(array) == 0 and not isinstance(seeds, (torch.Tensor, np.ndarray)):
+            return _EMPTY
+        raise TypeError(f"seeds must be integers, not {array.dtype}")
+    if array.dtype == np.uint64 and len(array) and int(array.max()) >= 2**63:
+        position = int((array >= 2**63).argmax())
+        raise IndexError(f"seed {array[position]} at position {position} is out of range for {num_nodes} nodes")
+    return np.ascontiguousarray(array, np.int64)
