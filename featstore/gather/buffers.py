@@ -1,0 +1,151 @@
+"""Pooled output buffers: a fresh large tensor costs more in page faults than the copy that fills it."""
+
+from __future__ import annotations
+
+import math
+import os
+import queue
+import threading
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from featstore._core.buffers import Block, Lease
+from featstore.config import Budget, Reservation
+from featstore.errors import ClosedError
+
+__all__ = ["BufferPool"]
+
+SMALL_BYTES = 64 << 10  # below this malloc is as good
+HUGE_BYTES = 2 << 20
+
+
+def _block_bytes(n_bytes: int) -> int:
+    """Round up to an eighth of a power of two (whole pages, whole huge pages above 2 MiB), so that similar batches share blocks."""
+    step = max(4096, 1 << max(0, n_bytes.bit_length() - 4))
+    if n_bytes >= HUGE_BYTES:
+        step = max(step, HUGE_BYTES)
+    return -(-n_bytes // step) * step
+
+
+class BufferPool:
+    """Memory for the tensors that the library hands out. Thread-safe.
+
+    A tensor's memory comes back when the tensor and all its views, NumPy arrays included, have died. Handed-out and pooled blocks
+    count in the budget; tensors under 64 KiB are ordinary memory and do not.
+
+    Parameters
+    ----------
+    budget : Budget
+    """
+
+    def __init__(self, budget: Budget) -> None:
+        self.budget = budget
+        self._start()
+
+    def _start(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._idle: list[Block] = []
+        self._held: dict[int, Reservation] = {}
+        # Blocks come back from destructors, which may run inside any of our own calls: only this queue is safe there.
+        self._returned: queue.SimpleQueue[Block] = queue.SimpleQueue()
+        self._closed = False
+
+    def lease(self, n_bytes: int) -> Lease:
+        """Borrow ``n_bytes`` of writable memory, contents undefined, at least 4 KiB-aligned.
+
+        Raises
+        ------
+        BudgetError
+            Neither the pool nor the budget has them.
+        """
+        if self._pid != os.getpid():
+            self._start()
+        size = _block_bytes(n_bytes)
+        with self._lock:
+            if self._closed:
+                raise ClosedError("the dataset is closed")
+            self._collect()
+            fitting = [block for block in self._idle if size <= block.nbytes <= 2 * size]
+            if fitting:
+                block = min(fitting, key=lambda candidate: candidate.nbytes)
+                self._idle.remove(block)
+            else:
+                block = self._new_block(size)
+        return Lease(block, n_bytes, self._returned.put)
+
+    def _new_block(self, size: int) -> Block:
+        reservation = self.budget.try_reserve("batch buffers", size)
+        while reservation is None and self._idle:
+            self._drop(self._idle.pop(0))
+            reservation = self.budget.try_reserve("batch buffers", size)
+        if reservation is None:
+            reservation = self.budget.reserve("batch buffers", size)  # raises, naming who holds what
+        try:
+            block = Block(size)
+        except BaseException:
+            reservation.release()
+            raise
+        self._held[id(block)] = reservation
+        return block
+
+    def _drop(self, block: Block) -> None:
+        self._held.pop(id(block)).release()
+
+    def _collect(self) -> None:
+        while True:
+            try:
+                self._idle.append(self._returned.get_nowait())
+            except queue.Empty:
+                return
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until a block comes back or ``timeout`` seconds have passed; return whether one came."""
+        try:
+            block = self._returned.get(timeout=timeout)
+        except queue.Empty:
+            return False
+        self._returned.put(block)
+        return True
+
+    def trim(self) -> None:
+        """Give idle blocks back to the system and to the budget."""
+        with self._lock:
+            self._collect()
+            while self._idle:
+                self._drop(self._idle.pop())
+
+    def array(self, shape: tuple[int, ...] | int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """Return an uninitialised C-contiguous array in pooled memory."""
+        kind = np.dtype(dtype)
+        shape = (shape,) if isinstance(shape, int) else shape
+        n_bytes = math.prod(shape) * kind.itemsize
+        if n_bytes < SMALL_BYTES:
+            return np.empty(shape, kind)
+        return np.frombuffer(self.lease(n_bytes), kind).reshape(shape)
+
+    def tensor(self, shape: tuple[int, ...] | int, dtype: torch.dtype) -> torch.Tensor:
+        """Return an uninitialised contiguous CPU tensor in pooled memory.
+
+        Raises
+        ------
+        BudgetError
+            The budget does not allow it; nothing is held.
+        """
+        shape = (shape,) if isinstance(shape, int) else shape
+        n_bytes = math.prod(shape) * dtype.itemsize
+        if n_bytes < SMALL_BYTES:
+            return torch.empty(shape, dtype=dtype)
+        return torch.frombuffer(self.lease(n_bytes), dtype=dtype).reshape(shape)
+
+    def close(self) -> None:
+        """Give idle blocks back; blocks in use follow their tensors, and leave the budget now."""
+        self.trim()
+        with self._lock:
+            self._closed = True
+            for reservation in self._held.values():
+                reservation.release()
+            self._held.clear()

@@ -1,0 +1,345 @@
+"""The feature store: a tensor whose rows lie on disk."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from featstore.errors import ClosedError
+from featstore.gather.buffers import BufferPool
+from featstore.gather.executor import Executor, FileSource, MemorySource
+from featstore.gather.plan import Tier
+from featstore.graph.rowindex import resolve_rows
+from featstore.storage.reader import Reader, RowFile
+
+if TYPE_CHECKING:
+    from featstore.cache.table import FeatureCache
+
+__all__ = ["FeatureStore"]
+
+_MEMORY = frozenset({Tier.HOST})
+_DISK = frozenset({Tier.BASE})
+
+
+def _byte_rows(tensor: torch.Tensor, n_rows: int, row_bytes: int) -> npt.NDArray[np.uint8]:
+    """View a contiguous CPU tensor as rows of bytes."""
+    return np.asarray(tensor.reshape(-1).view(torch.uint8).numpy()).reshape(n_rows, row_bytes)
+
+
+class FeatureStore:
+    """A tensor of shape ``(n_rows, *row_shape)`` that is read from disk as it is indexed. Read-only and thread-safe.
+
+    Made by a dataset: ``g.features["x"]``. It pickles as path and options, so it travels to DataLoader workers.
+
+    Attributes
+    ----------
+    shape : torch.Size
+    dtype : torch.dtype
+    ndim, nbytes : int
+    device : torch.device
+        Always ``cpu``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        file: RowFile,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        reader: Reader,
+        pool: BufferPool,
+        n_threads: int,
+        reopen: Callable[[], tuple[Callable[..., FeatureStore], tuple[Any, ...]]] | None = None,
+    ) -> None:
+        self.name = name
+        self.shape = torch.Size(shape)
+        self.dtype = dtype
+        self.ndim = len(self.shape)
+        self.nbytes = self.shape.numel() * dtype.itemsize
+        self.device = torch.device("cpu")
+        self._file = file
+        self._reader = reader
+        self._pool = pool
+        self._n_threads = n_threads
+        self._reopen = reopen
+        self._cache: FeatureCache | None = None
+        self._executor = Executor({Tier.BASE: FileSource(file)})
+        self._n_takes = 0
+        self._start()
+
+    def _start(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._workers: ThreadPoolExecutor | None = None
+
+    # -- what a tensor has ------------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def size(self, dim: int | None = None) -> torch.Size | int:
+        """Return the shape, or the length of one dimension, as ``Tensor.size`` does."""
+        return self.shape if dim is None else self.shape[dim]
+
+    def dim(self) -> int:
+        """Return the number of dimensions."""
+        return self.ndim
+
+    def numel(self) -> int:
+        """Return the number of elements."""
+        return self.shape.numel()
+
+    def __repr__(self) -> str:
+        return f"FeatureStore({self.name!r}, shape={tuple(self.shape)}, dtype={self.dtype}, backend={self._reader.backend!r})"
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        step = max(1, (1 << 20) // max(1, self._file.row_bytes))
+        for first in range(0, len(self), step):
+            yield from self[first : first + step].unbind(0)
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        if copy is False:
+            raise ValueError("the rows lie on disk: an array of them is always a copy")
+        array = self[:].numpy()
+        return np.asarray(array if dtype is None else array.astype(dtype, copy=False))
+
+    # -- reading ----------------------------------------------------------------------------------------------------------------
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        """Return rows by NumPy's rules for the first axis.
+
+        Parameters
+        ----------
+        index : int, slice, integer array-like of any shape, or boolean mask of shape (n_rows,)
+            Negative ids count from the end; repeats and any order are allowed.
+
+        Returns
+        -------
+        Tensor of self.dtype, shape (*index.shape, *row_shape)
+
+        Raises
+        ------
+        IndexError
+            An id out of range (named, with its position), before anything is read.
+        TypeError
+            Not an index.
+        CorruptionError, OSError, BudgetError, ClosedError
+            See :meth:`take`.
+        """
+        rows, lead = resolve_rows(index, len(self))
+        out = self._pool.tensor((len(rows), *self.shape[1:]), self.dtype)
+        self._fill(rows, out, None)
+        return out[0] if lead is None else out.reshape(*lead, *self.shape[1:])
+
+    def take(self, rows: Any, out: torch.Tensor | None = None, coalesce_gap: int | None = None) -> torch.Tensor:
+        """Read feature rows into memory.
+
+        Parameters
+        ----------
+        rows : integer array-like, shape (n,)
+            Row ids in ``[-len(self), len(self))``; any order, repeats allowed.
+        out : Tensor of self.dtype, shape (n, *row_shape), optional
+            C-contiguous CPU destination, which may be pinned; pooled memory if absent.
+        coalesce_gap : int, optional
+            Unwanted bytes between two pages that are read rather than starting another read; 0 = none; by default from the device.
+
+        Returns
+        -------
+        Tensor of self.dtype, shape (n, *row_shape)
+            ``out`` if given. Row ``i`` is feature ``rows[i]``, bit for bit.
+
+        Raises
+        ------
+        IndexError
+            An id is out of range; raised before any read is issued, and names the id.
+        TypeError, ValueError
+            ``out`` does not fit; before any read.
+        CorruptionError
+            A checksum differs or a read came short; ``out`` is then undefined.
+        OSError
+            The device failed; ``errno`` and ``filename`` are set.
+        BudgetError
+            No memory for the result within the budget; pass ``out``.
+        ClosedError
+            The dataset was closed.
+
+        Notes
+        -----
+        At most one read per distinct missing 4 KiB page. Releases the GIL. Thread-safe.
+        """
+        ids, lead = resolve_rows(rows, len(self))
+        if lead is None:
+            raise TypeError("take() wants an array of rows; use store[i] for one")
+        shape = (*lead, *self.shape[1:])
+        if coalesce_gap is not None and coalesce_gap < 0:
+            raise ValueError(f"coalesce_gap must be at least 0, not {coalesce_gap}")
+        if out is None:
+            out = self._pool.tensor(shape, self.dtype)
+        else:
+            self._check_out(out, shape)
+        self._fill(ids, out, coalesce_gap)
+        return out
+
+    def _check_out(self, out: torch.Tensor, shape: tuple[int, ...]) -> None:
+        if not isinstance(out, torch.Tensor):
+            raise TypeError(f"out must be a torch.Tensor, not {type(out).__name__}")
+        if out.dtype != self.dtype:
+            raise TypeError(f"out must have dtype {self.dtype}, not {out.dtype}")
+        if out.device.type != "cpu":
+            raise ValueError(f"out must be a CPU tensor, not on {out.device}")
+        if tuple(out.shape) != shape:
+            raise ValueError(f"out must have shape {shape}, not {tuple(out.shape)}")
+        if not out.is_contiguous():
+            raise ValueError("out must be C-contiguous")
+        if out.requires_grad:
+            raise ValueError("out must not require grad")
+
+    def take_async(self, rows: Any) -> Future[torch.Tensor]:
+        """Start :meth:`take` in the background; ids are checked now, the tensor comes through the future."""
+        ids, lead = resolve_rows(rows, len(self))
+        if lead is None:
+            raise TypeError("take_async() wants an array of rows")
+        if self._pid != os.getpid():
+            self._start()
+
+        def run() -> torch.Tensor:
+            out = self._pool.tensor((*lead, *self.shape[1:]), self.dtype)
+            self._fill(ids, out, None)
+            return out
+
+        with self._lock:
+            if self._workers is None:
+                self._workers = ThreadPoolExecutor(2, thread_name_prefix="featstore-take")
+                weakref.finalize(self, self._workers.shutdown, wait=False)
+            return self._workers.submit(run)
+
+    def _fill(self, rows: npt.NDArray[np.int64] | range, out: torch.Tensor, gap_bytes: int | None) -> None:
+        n = len(rows)
+        if n == 0:
+            return
+        row_bytes = self._file.row_bytes
+        buffer = _byte_rows(out, n, row_bytes)
+        cache = self._cache
+        self._n_takes += 1
+        if cache is None:
+            if isinstance(rows, range):
+                self._file.read(rows.start, n, buffer)
+            else:
+                self._file.gather(rows, buffer, None, gap_bytes)
+            return
+        ids = np.arange(rows.start, rows.stop, dtype=np.int64) if isinstance(rows, range) else rows
+        self._fill_cached(cache, ids, buffer)
+
+    def _fill_cached(self, cache: FeatureCache, ids: npt.NDArray[np.int64], buffer: npt.NDArray[np.uint8]) -> None:
+        # Slots may change hands as soon as the lock is free: hits are copied under it, before any admission.
+        with cache.lock:
+            plan = cache.plan(ids)
+            self._executor.execute(plan, buffer, _MEMORY)
+        misses = next((part for part in plan.parts if part.tier == Tier.BASE), None)
+        if misses is None:
+            return
+        self._executor.execute(plan, buffer, _DISK)
+        with cache.lock:
+            changes = cache.admit(misses.addresses, misses.positions)
+            if changes is not None:
+                cache.apply(changes, buffer)
+
+    # -- torch ------------------------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> torch.Tensor:
+        kwargs = kwargs or {}
+        if func in (torch.index_select, torch.Tensor.index_select):
+            return cls._index_select(*args, **kwargs)
+        if func is torch.nn.functional.embedding:
+            return cls._embedding(*args, **kwargs)
+        name = getattr(func, "__name__", func)
+        raise TypeError(
+            f"{name} is not defined for a FeatureStore: rows are read by store[ids], torch.index_select(store, 0, ids) or "
+            "torch.nn.functional.embedding(ids, store); call it on what they return"
+        )
+
+    @staticmethod
+    def _index_select(input: FeatureStore, dim: int, index: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+        if dim not in (0, -input.ndim):
+            raise TypeError(f"only dimension 0 of a FeatureStore can be selected from, not {dim}")
+        if not isinstance(index, torch.Tensor) or index.ndim > 1 or index.dtype not in (torch.int32, torch.int64):
+            raise TypeError("index_select wants a 1-D int32 or int64 tensor of ids")
+        return input.take(index.reshape(-1), out=out)
+
+    @staticmethod
+    def _embedding(
+        input: torch.Tensor,
+        weight: FeatureStore,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+    ) -> torch.Tensor:
+        if max_norm is not None:
+            raise TypeError("max_norm would change stored rows; a FeatureStore is read-only")
+        return weight[input]
+
+    # -- torch.utils.data -------------------------------------------------------------------------------------------------------
+
+    def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
+        """Return rows for a DataLoader, in one gather; its fetcher calls this once a batch."""
+        return list(self[indices].unbind(0))
+
+    def __call__(self, indices: Any) -> torch.Tensor:
+        """Return ``self[indices]``: a store is a ``collate_fn`` for a DataLoader over ids."""
+        return self[indices]
+
+    # -- life -------------------------------------------------------------------------------------------------------------------
+
+    def use_cache(self, cache: FeatureCache | None) -> None:
+        """Gather through a host cache from now on (None: no longer); datasets call this."""
+        self._cache = cache
+        sources: dict[Tier, Any] = {Tier.BASE: FileSource(self._file)}
+        if cache is not None:
+            sources[Tier.HOST] = MemorySource(cache.array, self._n_threads)
+        self._executor = Executor(sources)
+
+    @property
+    def cache(self) -> FeatureCache | None:
+        """The host cache in use."""
+        return self._cache
+
+    def stats(self) -> dict[str, Any]:
+        """Return what was read so far: backend and why, mode, rows, reads, bytes requested and read, and the cache's counts."""
+        counts = self._file.stats
+        result: dict[str, Any] = {
+            "backend": self._reader.backend,
+            "reason": self._reader.reason,
+            "mode": self._file.mode,
+            "takes": self._n_takes,
+            "rows_loaded": counts.rows,
+            "reads": counts.reads,
+            "bytes_requested": counts.bytes_requested,
+            "bytes_read": counts.bytes_read,
+        }
+        if self._cache is not None:
+            result["cache"] = self._cache.stats()
+        return result
+
+    def close(self) -> None:
+        """Wait for reads under way, then refuse more; may be called again."""
+        if self._workers is not None and self._pid == os.getpid():
+            self._workers.shutdown(wait=True)
+        self._file.close()
+
+    def __reduce__(self) -> tuple[Callable[..., FeatureStore], tuple[Any, ...]]:
+        if self._reopen is None:
+            raise ClosedError("this store was not opened from a dataset and cannot be pickled")
+        return self._reopen()

@@ -1,0 +1,97 @@
+"""From what a user writes between brackets to row numbers: NumPy's rules for the first axis."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from featstore._core.rows import wrap_ids
+
+__all__ = ["check_rows", "resolve_rows"]
+
+Int64s = npt.NDArray[np.int64]
+
+
+def _as_array(index: Any) -> npt.NDArray[Any]:
+    if isinstance(index, torch.Tensor):
+        if index.is_floating_point() or index.is_complex():
+            raise TypeError(f"rows are indexed by integers or a boolean mask, not {index.dtype}")
+        return np.asarray(index.detach().cpu().numpy())
+    if isinstance(index, (list, tuple)) and len(index) == 0:
+        return np.empty(0, np.int64)
+    if isinstance(index, list) and isinstance(index[0], torch.Tensor):
+        return np.asarray(torch.stack(index).cpu().numpy())
+    try:
+        return np.asarray(index)
+    except ValueError as error:  # ragged lists
+        raise TypeError(f"not an index array: {error}") from None
+    except OverflowError:
+        raise IndexError("a row id does not fit 64 bits") from None
+
+
+def check_rows(ids: npt.NDArray[Any], n: int) -> Int64s:
+    """Return integer ``ids`` (any width, byte order and layout, 1-D) as contiguous int64 in ``[0, n)``.
+
+    Raises
+    ------
+    IndexError
+        An id is below ``-n`` or not below ``n``; names the first such id and its position.
+    """
+    if ids.dtype.kind == "u" and ids.dtype.itemsize == 8:
+        too_big = np.flatnonzero(ids > np.uint64(2**63 - 1))
+        if len(too_big):
+            raise IndexError(f"row {int(ids[too_big[0]])} at position {int(too_big[0])} is out of range for {n} rows")
+    rows = np.ascontiguousarray(ids, dtype=np.int64)
+    bad, negative = wrap_ids(rows, n, None)
+    if bad < 0 and negative:
+        wrapped = np.empty_like(rows)
+        wrap_ids(rows, n, wrapped)
+        return wrapped
+    if bad >= 0:
+        raise IndexError(f"row {int(rows[bad])} at position {bad} is out of range for {n} rows")
+    return rows
+
+
+def resolve_rows(index: Any, n: int) -> tuple[Int64s | range, tuple[int, ...] | None]:
+    """Return row numbers in ``[0, n)`` and the shape that replaces the first axis (None: a single row, the axis goes).
+
+    A slice of step 1 comes back as a range, to be read sequentially.
+
+    Raises
+    ------
+    TypeError
+        Floating-point, complex, object or string indices.
+    IndexError
+        An id out of range, a mask of the wrong length, or more than one axis indexed.
+    """
+    if isinstance(index, slice):
+        rows = range(*index.indices(n))
+        return (rows if rows.step == 1 else np.arange(rows.start, rows.stop, rows.step, dtype=np.int64)), (len(rows),)
+    if index is Ellipsis:
+        return range(n), (n,)
+    if isinstance(index, tuple):
+        if len(index) == 1 or (len(index) == 2 and index[1] is Ellipsis):
+            return resolve_rows(index[0], n)
+        raise IndexError("only rows can be indexed in the store; index the columns of what it returns: store[ids][:, columns]")
+    if not isinstance(index, (list, np.ndarray, torch.Tensor, bool, np.bool_)):
+        try:
+            number = operator.index(index)
+        except TypeError:
+            pass
+        else:
+            if not -n <= number < n:
+                raise IndexError(f"row {number} at position 0 is out of range for {n} rows")
+            return range(number % n, number % n + 1), None
+    ids = _as_array(index)
+    if ids.dtype.kind == "b":
+        if ids.shape != (n,):
+            raise IndexError(f"a boolean mask must have shape ({n},), not {ids.shape}")
+        return np.flatnonzero(ids).astype(np.int64, copy=False), (int(np.count_nonzero(ids)),)
+    if ids.dtype.kind not in "iu":
+        raise TypeError(f"rows are indexed by integers or a boolean mask, not {ids.dtype}")
+    rows = check_rows(ids.reshape(-1), n)
+    return rows, (ids.shape if ids.ndim else None)

@@ -1,0 +1,75 @@
+"""Blocks of memory that tensors borrow: given back when the tensor and all its views have died."""
+
+from cpython.buffer cimport PyBuffer_FillInfo
+from libc.stdint cimport uint64_t
+cimport cython
+
+cdef extern from *:
+    """
+    #include <stdint.h>
+    #include <sys/mman.h>
+
+    #define FS_HUGE (2UL << 20)
+
+    /* Zeroed memory; from 2 MiB on aligned to, and asked to be of, huge pages. */
+    static void *fs_block_map(uint64_t bytes) {
+        uint64_t slack = bytes >= FS_HUGE ? FS_HUGE : 0;
+        uint8_t *p = (uint8_t *)mmap(NULL, bytes + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (p == (uint8_t *)MAP_FAILED) return NULL;
+        if (slack) {
+            uint8_t *aligned = (uint8_t *)(((uintptr_t)p + FS_HUGE - 1) & ~(FS_HUGE - 1));
+            if (aligned > p) munmap(p, (uint64_t)(aligned - p));
+            if (aligned + bytes < p + bytes + slack) munmap(aligned + bytes, (uint64_t)(p + slack - aligned));
+            p = aligned;
+            madvise(p, bytes, MADV_HUGEPAGE);
+        }
+        return p;
+    }
+
+    static void fs_block_unmap(void *p, uint64_t bytes) { if (p) munmap(p, bytes); }
+    """
+    void *fs_block_map(uint64_t n_bytes) nogil
+    void fs_block_unmap(void *p, uint64_t n_bytes) nogil
+
+
+cdef class Block:
+    """Memory of fixed size, unmapped when the object dies."""
+
+    cdef void *data
+    cdef readonly uint64_t nbytes
+
+    def __cinit__(self, uint64_t nbytes):
+        self.data = NULL
+        self.nbytes = nbytes
+        self.data = fs_block_map(max(nbytes, 1))
+        if self.data == NULL:
+            raise MemoryError(f"cannot map {nbytes} bytes")
+
+    def __dealloc__(self):
+        fs_block_unmap(self.data, max(self.nbytes, 1))
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        PyBuffer_FillInfo(view, self, self.data, <Py_ssize_t>self.nbytes, 0, flags)
+
+
+@cython.no_gc_clear
+cdef class Lease:
+    """The first ``nbytes`` of a block as a writable buffer; calls ``give_back(block)`` when nobody uses it any more."""
+
+    cdef Block block
+    cdef object give_back
+    cdef readonly uint64_t nbytes
+
+    def __init__(self, Block block not None, uint64_t nbytes, give_back):
+        if nbytes > block.nbytes:
+            raise ValueError("the block is too small")
+        self.block = block
+        self.nbytes = nbytes
+        self.give_back = give_back
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        PyBuffer_FillInfo(view, self, self.block.data, <Py_ssize_t>self.nbytes, 0, flags)
+
+    def __dealloc__(self):
+        if self.give_back is not None:
+            self.give_back(self.block)

@@ -1,0 +1,120 @@
+"""Copy rows between arrays in memory and check row ids: the hot path of a gather."""
+
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
+from libc.string cimport memset
+
+cdef extern from "rowcopy.h" nogil:
+    enum:
+        FS_STREAM_MIN_BYTES
+    ctypedef struct fs_copy:
+        const uint8_t *src
+        uint8_t *dst
+        const int32_t *src32
+        const int64_t *src64
+        const int32_t *dst32
+        const int64_t *dst64
+        uint64_t row_bytes
+        bint stream
+    void fs_copy_range(void *context, int64_t begin, int64_t end)
+
+cdef extern from "threads.h" nogil:
+    ctypedef void (*fs_body_fn)(void *context, int64_t begin, int64_t end) noexcept nogil
+    void fs_parallel_for(fs_body_fn body, void *context, int64_t n, int64_t chunk, int n_threads)
+
+
+cdef class Index:
+    """Row numbers on one side of a copy: int32 or int64, or absent for 0, 1, 2 …"""
+
+    cdef const int32_t[::1] narrow
+    cdef const int64_t[::1] wide
+    cdef const int32_t *p32
+    cdef const int64_t *p64
+    cdef int64_t n  # -1: absent
+
+    def __cinit__(self, rows):
+        self.p32 = NULL
+        self.p64 = NULL
+        self.n = -1
+        if rows is None:
+            return
+        self.n = len(rows)
+        if rows.dtype == "int32":
+            self.narrow = rows
+            if self.n:
+                self.p32 = &self.narrow[0]
+        else:
+            self.wide = rows
+            if self.n:
+                self.p64 = &self.wide[0]
+
+    cdef bint within(self, int64_t limit):
+        cdef int64_t i
+        cdef bint good = True
+        if self.n < 0:
+            return True
+        with nogil:
+            if self.p32 != NULL:
+                for i in range(self.n):
+                    good = good & (0 <= self.p32[i] < limit)
+            elif self.p64 != NULL:
+                for i in range(self.n):
+                    good = good & (0 <= self.p64[i] < limit)
+        return good
+
+
+def copy_rows(const uint8_t[:, ::1] src not None, src_rows, uint8_t[:, ::1] dst not None, dst_rows, int n_threads=1):
+    """Do ``dst[dst_rows[i]] = src[src_rows[i]]`` for every i; None stands for 0, 1, 2 … Both index arrays are bounds-checked."""
+    cdef fs_copy job
+    cdef Index s = Index(src_rows), d = Index(dst_rows)
+    cdef int64_t n = s.n if s.n >= 0 else d.n if d.n >= 0 else src.shape[0]
+    memset(&job, 0, sizeof(fs_copy))
+    job.row_bytes = src.shape[1]
+    if dst.shape[1] != src.shape[1] or (s.n >= 0 and d.n >= 0 and s.n != d.n):
+        raise ValueError("rows or index arrays of different lengths")
+    if n == 0 or job.row_bytes == 0:
+        return
+    if (s.n < 0 and n > src.shape[0]) or (d.n < 0 and n > dst.shape[0]):
+        raise IndexError("fewer rows than the copy needs")
+    if not s.within(src.shape[0]) or not d.within(dst.shape[0]):
+        raise IndexError("row number out of range")
+    job.src = &src[0, 0]
+    job.dst = &dst[0, 0]
+    job.src32, job.src64, job.dst32, job.dst64 = s.p32, s.p64, d.p32, d.p64
+    job.stream = (job.row_bytes % 64 == 0 and <uint64_t>job.dst % 64 == 0
+                  and job.row_bytes * <uint64_t>n >= <uint64_t>FS_STREAM_MIN_BYTES)
+    cdef int64_t chunk = max(64, min(n // (4 * n_threads) + 1, (1 << 20) // <int64_t>job.row_bytes + 1))
+    with nogil:
+        if job.row_bytes * <uint64_t>n < 65536:
+            n_threads = 1  # waking a thread costs more than the copy
+        fs_parallel_for(fs_copy_range, &job, n, chunk, n_threads)
+
+
+def wrap_ids(const int64_t[::1] ids not None, int64_t n, int64_t[::1] out):
+    """Check that every id is in ``[-n, n)`` and write it, made non-negative, to ``out`` (None: only check).
+
+    Returns (position of the first bad id or −1, whether an id was negative).
+    """
+    cdef int64_t i, k = ids.shape[0], bad = -1
+    cdef int64_t value
+    cdef bint negative = False
+    cdef bint write = out is not None
+    if write and out.shape[0] != k:
+        raise ValueError("out must be as long as ids")
+    if k == 0:
+        return -1, False
+    cdef const int64_t *p = &ids[0]
+    cdef int64_t *q = NULL
+    if write:
+        q = &out[0]
+    with nogil:
+        for i in range(k):
+            value = p[i]
+            if value < 0:
+                negative = True
+                value += n
+            if <uint64_t>value >= <uint64_t>n:
+                bad = i
+                break
+            if write:
+                q[i] = value
+    return bad, negative
