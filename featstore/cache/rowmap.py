@@ -1,0 +1,153 @@
+"""Which slot holds a row: direct addressing, behind a small interface so that it can be paged where n rows are too many to hold."""
+
+from __future__ import annotations
+
+import mmap
+
+import numpy as np
+import numpy.typing as npt
+
+from featstore._core import cache as _core
+
+__all__ = ["RowMap", "huge_array"]
+
+Int64s = npt.NDArray[np.int64]
+Int32s = npt.NDArray[np.int32]
+Uint8s = npt.NDArray[np.uint8]
+
+HUGE_BYTES = 2 << 20
+
+
+def huge_array(n_bytes: int) -> Uint8s:
+    """Return ``n_bytes`` of zeroed private memory, in huge pages where the kernel has them; freed with the last view of it.
+
+    Pages are taken as they are touched; never more than ``n_bytes`` rounded up to 4 KiB.
+    """
+    if n_bytes < HUGE_BYTES:
+        return np.zeros(n_bytes, np.uint8)
+    # Private: a shared mapping would let a forked child write into its parent's cache.
+    memory = mmap.mmap(-1, n_bytes + HUGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    whole = np.frombuffer(memory, np.uint8)
+    start = -int(whole.ctypes.data) % HUGE_BYTES
+    try:
+        memory.madvise(mmap.MADV_HUGEPAGE, start, n_bytes // HUGE_BYTES * HUGE_BYTES)  # the tail stays in small pages
+    except OSError:  # a kernel without transparent huge pages: only slower
+        pass
+    return whole[start : start + n_bytes]
+
+
+class RowMap:
+    """Slot of every row.
+
+    Parameters
+    ----------
+    n : int
+        Rows.
+
+    Attributes
+    ----------
+    slot_of_row : int32 array, shape (n,)
+        The slot of a cached row; negative where a look-up misses: -1 where the row is absent, ``-2 - slot`` where it was given a slot
+        whose bytes have not arrived.
+
+    Notes
+    -----
+    4 bytes a row. One writer at a time; look-ups may run beside it and see each row as before or as after.
+    """
+
+    def __init__(self, n: int) -> None:
+        self.slot_of_row: Int32s = huge_array(4 * n).view(np.int32)
+        self.slot_of_row.fill(-1)
+
+    def __len__(self) -> int:
+        return len(self.slot_of_row)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return self.slot_of_row.nbytes
+
+    def _check(self, code: int, rows: Int64s) -> int:
+        if code < 0:
+            position = -1 - code
+            raise IndexError(f"row {rows[position]} at position {position} is out of range for {len(self)} rows")
+        return code
+
+    def lookup(self, rows: Int64s) -> Int32s:
+        """Return the slot of every row, int32 [k], -1 where it is absent; IndexError where one is out of range."""
+        slots = np.empty(len(rows), np.int32)
+        self._check(_core.lookup(rows, self.slot_of_row, slots), rows)
+        return slots
+
+    def split(self, rows: Int64s) -> tuple[Int64s, Int32s, Int64s]:
+        """Split a batch into hits and misses, in one pass that releases the GIL.
+
+        Parameters
+        ----------
+        rows : int64 array, shape (k,)
+            Any order, repeats allowed.
+
+        Returns
+        -------
+        hit_positions : int64 array, shape (h,)
+            Positions in ``rows`` of the cached rows, ascending.
+        hit_slots : int32 array, shape (h,)
+            Their slots.
+        miss_positions : int64 array, shape (k - h,)
+            Positions of the others, ascending.
+
+        Raises
+        ------
+        IndexError
+            A row is out of range; names the first.
+        """
+        k = len(rows)
+        hit_positions, hit_slots, miss_positions = np.empty(k, np.int64), np.empty(k, np.int32), np.empty(k, np.int64)
+        n_hits = self._check(_core.split(rows, self.slot_of_row, hit_positions, hit_slots, miss_positions), rows)
+        return hit_positions[:n_hits], hit_slots[:n_hits], miss_positions[: k - n_hits]
+
+    def assign(self, rows: Int64s, slots: Int32s) -> None:
+        """Record that ``slots`` hold ``rows``."""
+        self._check(_core.assign(rows, slots, self.slot_of_row), rows)
+
+    def hold(self, rows: Int64s, slots: Int32s) -> None:
+        """Record that ``slots`` are taken by ``rows``, whose bytes are still to come."""
+        self._check(_core.assign(rows, np.subtract(-2, slots, dtype=np.int32), self.slot_of_row), rows)
+
+    def release(self, rows: Int64s) -> None:
+        """Record that ``rows`` are absent."""
+        self._check(_core.release(rows, self.slot_of_row), rows)
+
+    def claim(self, rows: Int64s, positions: Int64s, limit: int) -> tuple[Int64s, Int64s, Int64s, Int64s, Int32s]:
+        """Return what a batch's misses may bring in.
+
+        Parameters
+        ----------
+        rows, positions : int64 array, shape (k,)
+            Rows missed, repeats allowed, and where each lies in the batch's output.
+        limit : int
+            Most new rows.
+
+        Returns
+        -------
+        new_rows, new_positions : int64 array
+            The first ``limit`` distinct absent rows, in the batch's order.
+        held_rows, held_positions, held_slots : int64, int64, int32 array
+            Rows held by a slot without bytes, repeats included. Rows that have come in meanwhile are in neither.
+        """
+        k = len(rows)
+        limit = min(limit, k)
+        new_rows, new_positions = np.empty(limit, np.int64), np.empty(limit, np.int64)
+        held_rows, held_positions, held_slots = np.empty(k, np.int64), np.empty(k, np.int64), np.empty(k, np.int32)
+        n_new, n_held = _core.claim(
+            rows, positions, self.slot_of_row, new_rows, new_positions, held_rows, held_positions, held_slots
+        )
+        self._check(n_new, rows)
+        return new_rows[:n_new], new_positions[:n_new], held_rows[:n_held], held_positions[:n_held], held_slots[:n_held]
+
+    def still_held(self, rows: Int64s, positions: Int64s, slots: Int32s) -> tuple[Int64s, Int64s, Int32s]:
+        """Return those of the triples whose row still awaits its bytes in that very slot."""
+        k = len(rows)
+        rows_out, positions_out, slots_out = np.empty(k, np.int64), np.empty(k, np.int64), np.empty(k, np.int32)
+        n = _core.still_held(rows, positions, slots, self.slot_of_row, rows_out, positions_out, slots_out)
+        return rows_out[:n], positions_out[:n], slots_out[:n]

@@ -1,0 +1,84 @@
+"""The rows with the best scores, in memory bounded by the answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from featstore._core import cache as _core
+
+__all__ = ["top_rows"]
+
+CHUNK_ROWS = 1 << 18
+_SIGN = np.uint64(1 << 63)
+
+
+def _keys(scores: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
+    """Return unsigned keys that sort as the scores do; equal scores, ±0.0 too, get equal keys."""
+    if scores.dtype.kind in "bu":
+        return scores.astype(np.uint64)
+    if scores.dtype.kind == "i":
+        return scores.astype(np.int64).view(np.uint64) ^ _SIGN
+    bits = (scores.astype(np.float64) + 0.0).view(np.uint64)  # + 0.0 turns -0.0 into 0.0
+    negative = bits >> np.uint64(63) == 1
+    return np.where(negative, ~bits, bits | _SIGN)
+
+
+def top_rows(scores: npt.NDArray[Any], k: int) -> npt.NDArray[np.int64]:
+    """Return the ``k`` rows of highest score, ascending; of equal scores the lowest rows.
+
+    Parameters
+    ----------
+    scores : array, shape (n,)
+        Boolean, integer or floating; ±inf may occur.
+    k : int
+        Rows wanted; all n where there are fewer.
+
+    Returns
+    -------
+    int64 array, shape (min(k, n),)
+
+    Raises
+    ------
+    TypeError
+        The scores are of another kind.
+    ValueError
+        They have another shape, or a score is NaN; names its row.
+
+    Notes
+    -----
+    A radix selection: at most five passes over the scores, in chunks; memory for the answer and a few MiB, whatever n.
+    """
+    if scores.dtype.kind not in "buif" or scores.dtype.itemsize > 8:
+        raise TypeError(f"scores must be integer or floating, of at most 8 bytes, not {scores.dtype}")
+    if scores.ndim != 1:
+        raise ValueError(f"scores must have shape (n,), not {scores.shape}")
+    n = len(scores)
+    if scores.dtype.kind == "f":
+        for first in range(0, n, CHUNK_ROWS):
+            is_nan = np.isnan(scores[first : first + CHUNK_ROWS])
+            if is_nan.any():
+                raise ValueError(f"the score of row {first + int(is_nan.argmax())} is NaN")
+    if k >= n:
+        return np.arange(n, dtype=np.int64)
+    if k <= 0:
+        return np.empty(0, np.int64)
+    # Find the k-th highest key digit by digit: `prefix` are its digits so far, `wanted` how many keys with that prefix belong.
+    prefix, wanted = 0, k
+    for shift in (48, 32, 16, 0):
+        counts = np.zeros(1 << 16, np.int64)
+        for first in range(0, n, CHUNK_ROWS):
+            _core.count_digits(_keys(scores[first : first + CHUNK_ROWS]), shift, prefix, counts)
+        at_least = counts[::-1].cumsum()  # keys with one of the i+1 highest digits
+        from_top = int(np.searchsorted(at_least, wanted))
+        digit = 0xFFFF - from_top
+        wanted -= int(at_least[from_top]) - int(counts[digit])
+        prefix = prefix << 16 | digit
+    rows = np.empty(k, np.int64)
+    filled = 0
+    for first in range(0, n, CHUNK_ROWS):
+        filled, wanted = _core.take_top(_keys(scores[first : first + CHUNK_ROWS]), first, prefix, wanted, rows, filled)
+    assert filled == k
+    return rows

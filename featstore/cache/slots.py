@@ -1,0 +1,190 @@
+"""Which row is in which slot under an online policy: drives the policy, and believes nothing it says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from featstore._core import cache as _core
+from featstore.cache.base import OnlinePolicy, PolicyContext
+from featstore.cache.rowmap import RowMap
+from featstore.errors import PluginError
+from featstore.gather.plan import Changeset
+
+__all__ = ["SlotTable"]
+
+Int64s = npt.NDArray[np.int64]
+Int32s = npt.NDArray[np.int32]
+
+_VICTIM_FAULTS = {1: "is not a slot of {capacity}", 2: "occurs twice", 3: "is empty"}
+
+
+def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+class SlotTable:
+    """The slots of one cache under one online policy, without the rows' bytes.
+
+    Parameters
+    ----------
+    capacity : int
+        Slots, at least 1.
+    rows : RowMap
+        Kept up to date: an admitted row is *held* until its bytes are in the slot.
+    policy : OnlinePolicy
+    context : PolicyContext
+
+    Notes
+    -----
+    Not thread-safe: the owner's lock is held around every call. Where the policy raises, or returns victims that are no distinct
+    occupied slots, the table is emptied, the policy started anew, and PluginError raised from :meth:`admit`, so that the data of the
+    batch at hand are right whatever the policy did, and the next batch finds table and policy in agreement. Where even the start
+    fails, the table stays empty and admits nothing more.
+    """
+
+    def __init__(self, capacity: int, rows: RowMap, policy: OnlinePolicy, context: PolicyContext) -> None:
+        self.capacity = capacity
+        self.policy = policy
+        self.n_used = 0
+        self.row_of_slot = np.full(capacity, -1, np.int64)
+        self.n_admitted = 0
+        self.n_evicted = 0
+        self._rows = rows
+        self._context = context
+        self._bitmap = np.zeros(-(-capacity // 64), np.uint64)
+        self._fault: PluginError | None = None
+        self._is_broken = False
+        try:
+            policy.start(capacity, context)
+        except Exception as error:
+            raise PluginError(f"policy {policy.name!r} cannot start with {capacity} slots: {error}") from error
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the table and of the policy's state."""
+        return self.row_of_slot.nbytes + self._bitmap.nbytes + int(self.policy.nbytes)
+
+    def reset(self) -> None:
+        """Empty every slot and start the policy anew."""
+        self._is_broken = True  # until it has started; meanwhile nothing is admitted, so that no slot is overwritten
+        self._rows.release(self.row_of_slot[self.row_of_slot >= 0])
+        self.row_of_slot.fill(-1)
+        self.n_used = 0
+        self.policy.start(self.capacity, self._context)
+        self._is_broken = False
+
+    def touch(self, slots: Int32s) -> None:
+        """Tell the policy of a batch's hits (repeats allowed); its error, if any, is raised by the next :meth:`admit`."""
+        if self._is_broken or not len(slots):
+            return
+        distinct = np.empty(len(slots), np.int32)
+        n = _core.distinct_slots(slots, self._bitmap, distinct)
+        try:
+            with self._guard("hit"):
+                self.policy.hit(_read_only(distinct[:n]))
+        except PluginError as error:
+            self._fault = error
+
+    def admit(self, rows: Int64s, positions: Int64s) -> Changeset | None:
+        """Choose which of a batch's missed rows come in, and into which slots.
+
+        The first ``capacity`` distinct absent rows in the batch's order come in, the excess does not. Evicted rows are absent from
+        now on; admitted rows are held until their bytes arrive. A row that was given a slot by an earlier call whose bytes never
+        came is among the changes again.
+
+        Returns
+        -------
+        Changeset or None
+            None where nothing changes.
+
+        Raises
+        ------
+        PluginError
+            The policy failed, in this call or in :meth:`touch` before it.
+        """
+        fault, self._fault = self._fault, None
+        if fault is not None:
+            raise fault
+        if self._is_broken or not len(rows):
+            return None
+        new_rows, new_positions, held_rows, held_positions, held_slots = self._rows.claim(rows, positions, self.capacity)
+        slots, out_rows = self._place(new_rows) if len(new_rows) else (np.empty(0, np.int32), np.empty(0, np.int64))
+        if len(held_rows):
+            # A slot that was just given to another row is no longer theirs.
+            held_rows, held_positions, held_slots = self._rows.still_held(held_rows, held_positions, held_slots)
+            new_rows = np.concatenate((new_rows, held_rows))
+            new_positions = np.concatenate((new_positions, held_positions))
+            slots = np.concatenate((slots, held_slots))
+        return Changeset(new_rows, new_positions, slots, out_rows) if len(new_rows) else None
+
+    def _place(self, new_rows: Int64s) -> tuple[Int32s, Int64s]:
+        """Give ``new_rows`` slots, free ones first; return the slots and the rows evicted for it."""
+        n_free = min(len(new_rows), self.capacity - self.n_used)
+        slots = np.arange(self.n_used, self.n_used + n_free, dtype=np.int32)
+        out_rows = np.empty(0, np.int64)
+        if n_free < len(new_rows):
+            with self._guard("victims"):
+                victims = self._victims(len(new_rows) - n_free)
+            out_rows = self.row_of_slot[victims]
+            slots = np.concatenate((slots, victims))
+        with self._guard("insert", new_rows):
+            self.policy.insert(_read_only(new_rows), _read_only(slots))
+            self._rows.release(out_rows)
+            self._rows.hold(new_rows, slots)
+            self.row_of_slot[slots] = new_rows
+            self.n_used += n_free
+            self.n_admitted += len(new_rows)
+            self.n_evicted += len(out_rows)
+        return slots, out_rows
+
+    def _victims(self, n: int) -> Int32s:
+        answer: Any = np.asarray(self.policy.victims(n))
+        if answer.dtype.kind not in "iu":
+            raise PluginError(f"policy {self.policy.name!r}: victims({n}) must return integers, not {answer.dtype}")
+        if answer.shape != (n,):
+            raise PluginError(f"policy {self.policy.name!r}: victims({n}) must return shape ({n},), not {answer.shape}")
+        # Clipped, so that a wide value cannot wrap round into a slot number.
+        lowest = 0 if answer.dtype.kind == "u" else -1
+        slots = answer.clip(lowest, min(self.capacity, np.iinfo(answer.dtype).max)).astype(np.int32)
+        reason, position = _core.check_victims(slots, self.row_of_slot, self._bitmap)
+        if reason:
+            what = _VICTIM_FAULTS[reason].format(capacity=self.capacity)
+            raise PluginError(f"policy {self.policy.name!r}: victims({n})[{position}] = {answer[position]} {what}")
+        return slots
+
+    @contextmanager
+    def _guard(self, hook: str, new_rows: Int64s | None = None) -> Iterator[None]:
+        """Empty the table where a hook fails or is interrupted, so that table and policy agree again; name the policy."""
+        try:
+            yield
+        except BaseException as error:
+            self._is_broken = True
+            if new_rows is not None:
+                self._rows.release(new_rows)
+            # Where it cannot even start, the table stays empty; the first error is the one to show.
+            with suppress(Exception):
+                self.reset()
+            if not isinstance(error, Exception) or isinstance(error, PluginError):
+                raise
+            raise PluginError(f"policy {self.policy.name!r}: {hook} raised {type(error).__name__}: {error}") from error
+
+    def _check(self) -> None:
+        """Assert every invariant; O(n)."""
+        entries = self._rows.slot_of_row
+        mapped = np.flatnonzero(entries != -1)
+        slots = np.where(entries[mapped] >= 0, entries[mapped], -2 - entries[mapped])
+        used = np.flatnonzero(self.row_of_slot >= 0)
+        assert not self._bitmap.any()
+        assert len(used) == self.n_used == len(mapped), (len(used), self.n_used, len(mapped))
+        assert (used < self.n_used).all()
+        assert (np.sort(slots) == used).all()
+        assert (self.row_of_slot[slots] == mapped).all()
+        if not self._is_broken:
+            self.policy._check()

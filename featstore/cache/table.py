@@ -1,0 +1,437 @@
+"""The host cache of one feature: a row map, an array of slots, and the policy that decides what is in them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from featstore._core import cache as _core
+from featstore.cache.base import OnlinePolicy, Policy, PolicyContext, StaticPolicy
+from featstore.cache.rowmap import RowMap, huge_array
+from featstore.cache.select import top_rows
+from featstore.cache.slots import SlotTable
+from featstore.config import Budget
+from featstore.errors import BudgetError, ClosedError, PluginError
+from featstore.gather.plan import BatchPlan, Changeset, Part, Tier
+
+__all__ = ["FeatureCache", "RowMap"]
+
+Int64s = npt.NDArray[np.int64]
+Uint8s = npt.NDArray[np.uint8]
+
+FILL_BYTES = 64 << 20  # of one read of fill()
+MAX_SLOTS = 2**31 - 2  # a slot and the mark of a slot without bytes both fit an int32
+
+
+class _Gate:
+    """Many readers of the slots' bytes, or one writer. A thread may enter again as a reader; waiting writers go first."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition(threading.Lock())
+        self._n_readers = 0
+        self._n_writers_waiting = 0
+        self._is_writing = False
+        self._mine = threading.local()
+
+    @contextmanager
+    def read(self) -> Iterator[None]:
+        depth = getattr(self._mine, "depth", 0)
+        with self._condition:
+            if not depth:
+                self._condition.wait_for(lambda: not (self._is_writing or self._n_writers_waiting))
+            self._n_readers += 1
+            self._mine.depth = depth + 1
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._mine.depth = depth
+                self._n_readers -= 1
+                self._condition.notify_all()
+
+    @contextmanager
+    def write(self) -> Iterator[None]:
+        if getattr(self._mine, "depth", 0):
+            raise RuntimeError("apply() inside pinned() would wait for itself; leave pinned() first")
+        with self._condition:
+            self._n_writers_waiting += 1
+            try:
+                self._condition.wait_for(lambda: not (self._is_writing or self._n_readers))
+                self._is_writing = True
+            finally:
+                self._n_writers_waiting -= 1
+                if not self._is_writing:
+                    self._condition.notify_all()
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._is_writing = False
+                self._condition.notify_all()
+
+
+class FeatureCache:
+    """A direct-addressed cache of a feature's rows in host memory.
+
+    Parameters
+    ----------
+    capacity : int
+        Rows it may hold; more than ``n`` are not taken, 0 is no cache.
+    row_bytes : int
+        Bytes of a row.
+    n : int
+        Rows of the feature.
+    policy : Policy or None
+        A static policy: :meth:`fill` loads its rows once. An online policy: :meth:`admit` asks it batch by batch. None: changesets come
+        from elsewhere (a planner), and :meth:`apply` carries them out.
+    context : PolicyContext, optional
+        What the policy may know; by default only ``n`` and ``row_bytes``.
+    budget : Budget, optional
+        Pays for array, map and policy state.
+    name : str
+        What the budget's report calls it.
+
+    Attributes
+    ----------
+    array : uint8 array, shape (capacity, row_bytes)
+        The slots' bytes.
+    map : RowMap
+        The slot of each row (of no rows where the capacity is 0).
+
+    Raises
+    ------
+    BudgetError
+        The budget cannot pay.
+    PluginError
+        The policy cannot start.
+    TypeError, ValueError
+        Not a policy that a cache can follow; a size below 0, more than 2³¹ - 2 slots.
+
+    Notes
+    -----
+    One batch is ``plan`` → gather → ``admit`` → ``apply``; call ``admit`` after every gather, even where nothing was missed: it also
+    raises what the policy did wrong in ``plan``. Thread-safe: the map and the policy change under one lock. Slots are only overwritten
+    by ``apply``, which waits for the threads that are inside :meth:`pinned`; so where several threads use one cache, each plans and
+    copies its hits inside ``pinned()``, and reads its misses outside. A static cache never changes after ``fill`` and needs neither.
+
+    A forked child keeps a static cache; it empties an online one, whose state may have been in motion at the fork.
+
+    A policy's failure never harms data: the cache is emptied, the policy started anew, and PluginError raised after the gather.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        row_bytes: int,
+        n: int,
+        policy: Policy | None,
+        context: PolicyContext | None = None,
+        budget: Budget | None = None,
+        *,
+        name: str = "feature cache",
+    ) -> None:
+        if capacity < 0 or row_bytes < 1 or n < 0:
+            raise ValueError(f"a cache of {capacity} slots of {row_bytes} bytes over {n} rows cannot be")
+        if not (policy is None or isinstance(policy, (OnlinePolicy, StaticPolicy))):
+            raise TypeError(f"{policy!r} is neither an online nor a static policy")
+        capacity = min(capacity, n)
+        if capacity > MAX_SLOTS:
+            raise ValueError(f"a cache has at most {MAX_SLOTS} slots, not {capacity}")
+        self.capacity = capacity
+        self.row_bytes = row_bytes
+        self.n = n
+        self.policy = policy
+        self.context = PolicyContext(n, row_bytes) if context is None else context
+        self._reservation = None if budget is None else budget.reserve(name, self.least_bytes(capacity, row_bytes, n, policy))
+        try:
+            self.map = RowMap(n if capacity else 0)
+            self.array: Uint8s = huge_array(capacity * row_bytes).reshape(capacity, row_bytes)
+            self._row_of_slot = np.full(capacity if policy is None else 0, -1, np.int64)
+            self._slots = None
+            if capacity and isinstance(policy, OnlinePolicy):
+                self._slots = SlotTable(capacity, self.map, policy, self.context)
+            if self._reservation is not None:
+                self._reservation.resize(self.nbytes)
+        except BaseException:
+            if self._reservation is not None:
+                self._reservation.release()
+            raise
+        self._n_filled = 0
+        self._counts = {"hits": 0, "misses": 0, "admitted": 0, "evicted": 0, "fill_rows": 0}
+        self._is_closed = False
+        self._pid = os.getpid()
+        self._lock = threading.RLock()
+        self._gate = _Gate()
+
+    @staticmethod
+    def least_bytes(capacity: int, row_bytes: int, n: int, policy: Policy | None) -> int:
+        """Return the bytes that a cache of ``capacity`` rows holds, as far as they are known before its policy has started."""
+        if not capacity:
+            return 0
+        slot_bytes = 0 if isinstance(policy, StaticPolicy) else 8
+        if isinstance(policy, OnlinePolicy):
+            slot_bytes += 1 + policy.slot_bytes
+        return 4 * n + capacity * (row_bytes + slot_bytes)
+
+    @classmethod
+    def capacity_for(cls, n_bytes: int, row_bytes: int, n: int, policy: Policy | None) -> int:
+        """Return how many rows a cache within ``n_bytes`` can hold, its row map and the policy's state paid for.
+
+        Raises
+        ------
+        BudgetError
+            Not even one row fits; ``needed`` says what would do.
+        """
+        if n == 0 or n_bytes == 0:
+            return 0
+        fixed = cls.least_bytes(1, row_bytes, n, policy)
+        per_row = cls.least_bytes(2, row_bytes, n, policy) - fixed
+        if n_bytes < fixed:
+            raise BudgetError(f"a cache of one row of {row_bytes} bytes over {n} rows takes {fixed} bytes, not {n_bytes}", fixed)
+        return int(min(n, 1 + (n_bytes - fixed) // per_row, MAX_SLOTS))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held: array, row map, table and policy."""
+        state = 0 if self._slots is None else self._slots.nbytes
+        return self.array.nbytes + self.map.nbytes + self._row_of_slot.nbytes + state
+
+    @property
+    def n_cached(self) -> int:
+        """Rows in the cache."""
+        if self._slots is not None:
+            return self._slots.n_used
+        return int(np.count_nonzero(self._row_of_slot >= 0)) if self.policy is None else self._n_filled
+
+    def stats(self) -> dict[str, int]:
+        """Return counts since the start: requests that hit and missed, rows admitted, evicted and filled; capacity and rows cached."""
+        with self._lock:
+            return {**self._counts, "capacity": self.capacity, "cached": self.n_cached}
+
+    def pinned(self) -> AbstractContextManager[None]:
+        """Keep the slots' bytes as they are inside the ``with`` block; plan and copy the hits there. Keep it short: ``apply`` waits."""
+        self._enter()
+        return nullcontext() if isinstance(self.policy, StaticPolicy) else self._gate.read()
+
+    def plan(self, rows: Int64s) -> BatchPlan:
+        """Return where each row of a batch is: hits in the host tier, misses in the base file. Tells an online policy of the hits.
+
+        Parameters
+        ----------
+        rows : int64 array, shape (k,), C-contiguous
+            In ``[0, n)``; any order, repeats allowed (each counts as a request).
+
+        Raises
+        ------
+        IndexError
+            A row is out of range.
+        ClosedError
+            The cache was closed.
+        """
+        self._enter()
+        k = len(rows)
+        if not self.capacity or not k:
+            with self._lock:
+                self._counts["misses"] += k
+            return BatchPlan(k, (Part(Tier.BASE, rows),) if k else ())
+        if self._slots is None:
+            hit_positions, hit_slots, miss_positions = self.map.split(rows)
+        with self._lock:
+            if self._slots is not None:
+                hit_positions, hit_slots, miss_positions = self.map.split(rows)
+                self._slots.touch(hit_slots)
+            self._counts["hits"] += len(hit_slots)
+            self._counts["misses"] += len(miss_positions)
+        if not len(miss_positions):
+            return BatchPlan(k, (Part(Tier.HOST, hit_slots),))
+        if not len(hit_positions):
+            return BatchPlan(k, (Part(Tier.BASE, rows),))
+        return BatchPlan(
+            k, (Part(Tier.HOST, hit_slots, hit_positions), Part(Tier.BASE, rows[miss_positions], miss_positions))
+        )
+
+    def admit(self, rows: Int64s, positions: Int64s | None = None) -> Changeset | None:
+        """Choose which of a batch's misses come in; to be applied once their bytes are in the batch's output.
+
+        Parameters
+        ----------
+        rows : int64 array, shape (k,)
+            The rows missed (a plan's BASE part), repeats allowed.
+        positions : int64 array, shape (k,), optional
+            Their rows of the output; ``0 … k-1`` where absent.
+
+        Returns
+        -------
+        Changeset or None
+            None where nothing changes: always for a static cache. Its ``out_rows`` are evicted already.
+
+        Raises
+        ------
+        PluginError
+            The policy failed; the cache is empty now, the batch's data are right.
+
+        Notes
+        -----
+        Of more new rows than slots, the first ``capacity`` in the batch's order come in. Rows that another thread has brought in since
+        the plan are left out.
+        """
+        self._enter()
+        if self._slots is None:
+            return None
+        if positions is None:
+            positions = np.arange(len(rows), dtype=np.int64)
+        with self._lock:
+            return self._slots.admit(rows, positions)
+
+    def apply(self, changes: Changeset | None, out: Uint8s) -> None:
+        """Copy admitted rows from a batch's output into their slots; from now on they hit.
+
+        Parameters
+        ----------
+        changes : Changeset or None
+            From :meth:`admit`, or, in a cache without a policy, from a planner: then ``out_rows`` leave first.
+        out : uint8 array, shape (k, row_bytes), C-contiguous
+            The batch's output.
+
+        Raises
+        ------
+        PluginError
+            A planner's changeset does not fit the cache (a slot taken, a row that is not there); the cache is empty now.
+        IndexError, ValueError
+            A position lies outside ``out``, or ``out`` has another width; nothing was copied.
+        """
+        self._enter()
+        if changes is None:
+            return
+        with self._gate.write(), self._lock:
+            if self._slots is not None:
+                # A row whose slot was given away since, by another thread's batch, is left out.
+                rows, positions, slots = self.map.still_held(changes.in_rows, changes.in_positions, changes.in_slots)
+                _core.copy_rows(out, positions, self.array, slots)
+                self.map.assign(rows, slots)
+            elif self.policy is None:
+                self._apply_planned(changes, out)
+            else:
+                raise PluginError("a static cache does not change")
+
+    def _apply_planned(self, changes: Changeset, out: Uint8s) -> None:
+        rows, slots = changes.in_rows, changes.in_slots
+        try:
+            out_slots = self.map.lookup(changes.out_rows)
+            if len(out_slots) and out_slots.min() < 0:
+                raise PluginError(f"the changeset evicts row {changes.out_rows[out_slots.argmin()]}, which is not cached")
+            self.map.release(changes.out_rows)
+            self._row_of_slot[out_slots] = -1
+            if len(slots):
+                if slots.min() < 0 or slots.max() >= self.capacity or self._row_of_slot[slots].max() >= 0:
+                    raise PluginError("the changeset admits a row into a slot that is taken or does not exist")
+                if self.map.lookup(rows).max() >= 0:
+                    raise PluginError("the changeset admits a row that is cached")
+                _core.copy_rows(out, changes.in_positions, self.array, slots)
+                self._row_of_slot[slots] = rows
+                self.map.assign(rows, slots)
+                if (self._row_of_slot[slots] != rows).any() or (self.map.lookup(rows) != slots).any():
+                    raise PluginError("the changeset admits a row, or uses a slot, twice")
+        except BaseException:
+            self.map.release(self._row_of_slot[self._row_of_slot >= 0])
+            self.map.release(rows[(rows >= 0) & (rows < self.n)])
+            self._row_of_slot.fill(-1)
+            raise
+        self._counts["admitted"] += len(rows)
+        self._counts["evicted"] += len(changes.out_rows)
+
+    def fill(self, read: Callable[[Int64s, Uint8s], Any]) -> int:
+        """Load a static policy's rows: the ``capacity`` of highest score, of equals the lowest.
+
+        Parameters
+        ----------
+        read : callable
+            ``read(rows, out)`` reads ``rows`` (int64 [k], ascending) into ``out`` (uint8 [k, row_bytes]); called with up to 64 MiB a time.
+
+        Returns
+        -------
+        int
+            Rows loaded. 0 for a cache that is not static.
+
+        Raises
+        ------
+        PluginError
+            The policy raised, or its scores have the wrong shape or type, or hold NaN. The cache stays empty.
+
+        Notes
+        -----
+        What ``read`` raises is passed on; the cache then stays empty and may be filled again.
+        """
+        self._enter()
+        policy = self.policy
+        if not isinstance(policy, StaticPolicy) or not self.capacity:
+            return 0
+        with self._lock:
+            if self._n_filled:
+                raise RuntimeError("the cache was filled already")
+            rows = self._choose(policy)
+            step = max(1, FILL_BYTES // self.row_bytes)
+            for first in range(0, len(rows), step):
+                chunk = rows[first : first + step]
+                read(chunk, self.array[first : first + len(chunk)])
+            self.map.assign(rows, np.arange(len(rows), dtype=np.int32))
+            self._n_filled = len(rows)
+            self._counts["fill_rows"] += len(rows)
+            return len(rows)
+
+    def _choose(self, policy: StaticPolicy) -> Int64s:
+        try:
+            scores = np.asarray(policy.scores(self.context))
+            if scores.shape != (self.n,):
+                raise PluginError(f"policy {policy.name!r}: scores must have shape ({self.n},), not {scores.shape}")
+            return top_rows(scores, self.capacity)
+        except PluginError:
+            raise
+        except Exception as error:
+            raise PluginError(f"policy {policy.name!r}: scores failed: {type(error).__name__}: {error}") from error
+
+    def close(self) -> None:
+        """Give memory and budget back; may be called again. The cache must not be in use."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self.array = np.empty((0, self.row_bytes), np.uint8)
+            self.map = RowMap(0)
+            self._slots = None
+            self._row_of_slot = np.empty(0, np.int64)
+            if self._reservation is not None:
+                self._reservation.release()
+
+    def _enter(self) -> None:
+        if self._is_closed:
+            raise ClosedError("the cache was closed")
+        if self._pid != os.getpid():
+            # In a forked child: another thread of the parent may have held the locks, or been halfway through a change.
+            self._lock = threading.RLock()
+            self._gate = _Gate()
+            self._pid = os.getpid()
+            if self._slots is not None:
+                self._slots.reset()
+            elif self.policy is None:
+                self._row_of_slot.fill(-1)
+                self.map.slot_of_row.fill(-1)
+
+    def _check(self) -> None:
+        """Assert every invariant; O(n)."""
+        if self._slots is not None:
+            self._slots._check()
+        elif self.capacity:
+            cached = np.flatnonzero(self.map.slot_of_row != -1)
+            slots = self.map.slot_of_row[cached]
+            assert len(cached) == self.n_cached
+            assert len(np.unique(slots)) == len(slots)
+            assert not len(slots) or (slots.min() >= 0 and slots.max() < self.capacity)
+            if self.policy is None:
+                assert (self._row_of_slot[slots] == cached).all()

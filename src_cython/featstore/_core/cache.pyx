@@ -1,0 +1,333 @@
+"""Loops of the cache table: look rows up, choose what to admit, copy rows into slots, select the best-scored rows.
+
+A map is ``slot_of_row`` int32[n]: the slot of a cached row, -1 where it is absent, and -2 - slot where the slot is taken but its bytes
+have not been copied yet. Every negative value is a miss. Arguments are checked by the callers, ids here as well: a wrong id raises.
+"""
+
+from libc.stdint cimport INT32_MIN, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+
+cdef extern from *:
+    """
+    #include <stdint.h>
+
+    /* Hints only: an id that is out of range may be hinted at before it is checked, hence integer arithmetic. */
+    static inline void featstore_prefetch_entry(const int32_t *table, uint64_t entry)
+    {
+        __builtin_prefetch((const void *)((uintptr_t)table + (uintptr_t)entry * sizeof *table), 0, 3);
+    }
+
+    static inline void featstore_prefetch_row(const unsigned char *row, size_t n)
+    {
+        for (size_t offset = 0; offset < n; offset += 64)
+            __builtin_prefetch(row + offset, 0, 3);
+    }
+
+    /* Copy one row; the common narrow widths as single moves instead of a call. */
+    static inline void featstore_copy_row(unsigned char *to, const unsigned char *from, size_t n)
+    {
+        switch (n) {
+        case 1: *to = *from; return;
+        case 2: __builtin_memcpy(to, from, 2); return;
+        case 4: __builtin_memcpy(to, from, 4); return;
+        case 8: __builtin_memcpy(to, from, 8); return;
+        case 16: __builtin_memcpy(to, from, 16); return;
+        default: __builtin_memcpy(to, from, n);
+        }
+    }
+    """
+    void featstore_prefetch_entry(const int32_t *table, uint64_t entry) noexcept nogil
+    void featstore_prefetch_row(const uint8_t *row, size_t n) noexcept nogil
+    void featstore_copy_row(uint8_t *to, const uint8_t *source, size_t n) noexcept nogil
+
+# Distances tuned on a 32 MB map: far enough ahead to cover a miss to memory, near enough to stay in the line-fill buffers.
+cdef enum:
+    AHEAD = 32
+    ROWS_AHEAD = 8
+    MAX_PREFETCHED_BYTES = 1024  # of a row; the hardware follows a longer one by itself
+
+
+cdef int64_t _split(const int64_t *rows, int64_t n, const int32_t *slot_of_row, uint64_t n_rows,
+                    int64_t *hit_positions, int32_t *hit_slots, int64_t *miss_positions) noexcept nogil:
+    """Return the number of hits, or -1 - the position of the first id out of range."""
+    cdef int64_t i, n_hits = 0, n_misses = 0
+    cdef int32_t slot
+    cdef bint is_hit
+    for i in range(n):
+        if i + AHEAD < n:
+            featstore_prefetch_entry(slot_of_row, <uint64_t>rows[i + AHEAD])
+        if <uint64_t>rows[i] >= n_rows:
+            return -1 - i
+        slot = slot_of_row[rows[i]]
+        # Both outputs are written and one counter advances: hits and misses mix at random, a branch would be mispredicted.
+        is_hit = slot >= 0
+        hit_positions[n_hits] = i
+        hit_slots[n_hits] = slot
+        miss_positions[n_misses] = i
+        n_hits += is_hit
+        n_misses += not is_hit
+    return n_hits
+
+
+def split(const int64_t[::1] rows not None, const int32_t[::1] slot_of_row not None, int64_t[::1] hit_positions not None,
+          int32_t[::1] hit_slots not None, int64_t[::1] miss_positions not None):
+    """Split a batch into hits and misses; the outputs have room for ``len(rows)``. Return the number of hits.
+
+    Where an id is out of range, return -1 - its position instead; the outputs are then undefined.
+    """
+    cdef int64_t n = rows.shape[0], n_hits
+    if min(hit_positions.shape[0], hit_slots.shape[0], miss_positions.shape[0]) < n:
+        raise ValueError("an output is too short")
+    if n == 0:
+        return 0
+    if slot_of_row.shape[0] == 0:
+        return -1
+    with nogil:
+        n_hits = _split(&rows[0], n, &slot_of_row[0], <uint64_t>slot_of_row.shape[0], &hit_positions[0], &hit_slots[0],
+                        &miss_positions[0])
+    return n_hits
+
+
+def lookup(const int64_t[::1] rows not None, const int32_t[::1] slot_of_row not None, int32_t[::1] slots not None):
+    """Write the slot of every row, -1 where absent; return 0, or -1 - the position of the first id out of range."""
+    cdef int64_t i, n = rows.shape[0], bad = 0
+    cdef uint64_t n_rows = <uint64_t>slot_of_row.shape[0]
+    cdef int32_t slot
+    if slots.shape[0] < n:
+        raise ValueError("an output is too short")
+    if n == 0:
+        return 0
+    if n_rows == 0:
+        return -1
+    cdef const int64_t *row = &rows[0]
+    cdef const int32_t *table = &slot_of_row[0]
+    cdef int32_t *out = &slots[0]
+    with nogil:
+        for i in range(n):
+            if i + AHEAD < n:
+                featstore_prefetch_entry(table, <uint64_t>row[i + AHEAD])
+            if <uint64_t>row[i] >= n_rows:
+                bad = -1 - i
+                break
+            slot = table[row[i]]
+            out[i] = slot if slot >= 0 else -1
+    return bad
+
+
+def assign(const int64_t[::1] rows not None, const int32_t[::1] values not None, int32_t[::1] slot_of_row not None):
+    """Set ``slot_of_row[rows] = values``; return 0, or -1 - the position of the first id out of range, nothing written after it."""
+    cdef int64_t i, n = rows.shape[0], bad = 0
+    cdef uint64_t n_rows = <uint64_t>slot_of_row.shape[0]
+    if values.shape[0] != n:
+        raise ValueError("rows and values differ in length")
+    with nogil:
+        for i in range(n):
+            if i + AHEAD < n and n_rows > 0:
+                featstore_prefetch_entry(&slot_of_row[0], <uint64_t>rows[i + AHEAD])
+            if <uint64_t>rows[i] >= n_rows:
+                bad = -1 - i
+                break
+            slot_of_row[rows[i]] = values[i]
+    return bad
+
+
+def release(const int64_t[::1] rows not None, int32_t[::1] slot_of_row not None):
+    """Set ``slot_of_row[rows] = -1``; return 0, or -1 - the position of the first id out of range, nothing written after it."""
+    cdef int64_t i, n = rows.shape[0], bad = 0
+    cdef uint64_t n_rows = <uint64_t>slot_of_row.shape[0]
+    with nogil:
+        for i in range(n):
+            if i + AHEAD < n and n_rows > 0:
+                featstore_prefetch_entry(&slot_of_row[0], <uint64_t>rows[i + AHEAD])
+            if <uint64_t>rows[i] >= n_rows:
+                bad = -1 - i
+                break
+            slot_of_row[rows[i]] = -1
+    return bad
+
+
+def claim(const int64_t[::1] rows not None, const int64_t[::1] positions not None, int32_t[::1] slot_of_row not None,
+          int64_t[::1] new_rows not None, int64_t[::1] new_positions not None,
+          int64_t[::1] held_rows not None, int64_t[::1] held_positions not None, int32_t[::1] held_slots not None):
+    """Choose what a batch's misses may bring in: the first ``len(new_rows)`` distinct absent rows, in order, and the rows whose slot is held.
+
+    Rows that came in meanwhile are left out. The map is marked while this runs and is as before when it returns.
+
+    Returns
+    -------
+    n_new, n_held : int
+        ``n_new`` is -1 - position instead where an id is out of range.
+    """
+    cdef int64_t i, row, n = rows.shape[0], limit = new_rows.shape[0], n_new = 0, n_held = 0, bad = 0
+    cdef uint64_t n_rows = <uint64_t>slot_of_row.shape[0]
+    cdef int32_t slot
+    if positions.shape[0] != n or new_positions.shape[0] < limit:
+        raise ValueError("arguments differ in length")
+    if min(held_rows.shape[0], held_positions.shape[0], held_slots.shape[0]) < n:
+        raise ValueError("an output is too short")
+    with nogil:
+        for i in range(n):
+            if i + AHEAD < n and n_rows > 0:
+                featstore_prefetch_entry(&slot_of_row[0], <uint64_t>rows[i + AHEAD])
+            row = rows[i]
+            if <uint64_t>row >= n_rows:
+                bad = -1 - i
+                break
+            slot = slot_of_row[row]
+            if slot == -1:
+                if n_new < limit:
+                    slot_of_row[row] = INT32_MIN  # seen: a repetition is no second candidate
+                    new_rows[n_new] = row
+                    new_positions[n_new] = positions[i]
+                    n_new += 1
+            elif slot < -1 and slot != INT32_MIN:
+                held_rows[n_held] = row
+                held_positions[n_held] = positions[i]
+                held_slots[n_held] = -2 - slot
+                n_held += 1
+        for i in range(n_new):
+            slot_of_row[new_rows[i]] = -1
+    return (bad if bad else n_new), n_held
+
+
+def distinct_slots(const int32_t[::1] slots not None, uint64_t[::1] bitmap not None, int32_t[::1] out not None):
+    """Write the distinct slots in order of first appearance; return how many. ``bitmap`` is all zero before and after."""
+    cdef int64_t i, n = slots.shape[0], n_out = 0
+    cdef uint32_t slot
+    cdef uint64_t word, bit
+    if out.shape[0] < n:
+        raise ValueError("an output is too short")
+    with nogil:
+        for i in range(n):
+            slot = <uint32_t>slots[i]
+            word = bitmap[slot >> 6]
+            bit = <uint64_t>1 << (slot & 63)
+            bitmap[slot >> 6] = word | bit
+            out[n_out] = slot
+            n_out += (word & bit) == 0
+        for i in range(n):
+            bitmap[<uint32_t>slots[i] >> 6] = 0
+    return n_out
+
+
+def check_victims(const int32_t[::1] slots not None, const int64_t[::1] row_of_slot not None, uint64_t[::1] bitmap not None):
+    """Return (0, 0) where all slots are in range, distinct and occupied; else (reason, position): 1 range, 2 repeated, 3 empty."""
+    cdef int64_t i, n = slots.shape[0], n_slots = row_of_slot.shape[0], reason = 0, where = 0
+    cdef int32_t slot
+    cdef uint64_t bit
+    with nogil:
+        for i in range(n):
+            slot = slots[i]
+            if slot < 0 or slot >= n_slots:
+                reason = 1
+            else:
+                bit = <uint64_t>1 << (slot & 63)
+                if bitmap[slot >> 6] & bit:
+                    reason = 2
+                elif row_of_slot[slot] < 0:
+                    reason = 3
+                bitmap[slot >> 6] |= bit
+            if reason:
+                where = i
+                break
+        for i in range(n):
+            slot = slots[i]
+            if 0 <= slot < n_slots:
+                bitmap[slot >> 6] = 0
+    return reason, where
+
+
+def copy_rows(const uint8_t[:, ::1] source not None, const int64_t[::1] positions not None,
+              uint8_t[:, ::1] array not None, const int32_t[::1] slots not None):
+    """Copy ``array[slots] = source[positions]``, rows of any width.
+
+    Raises
+    ------
+    ValueError
+        Lengths or widths differ.
+    IndexError
+        A position or slot is out of range; raised before anything is copied.
+    """
+    cdef int64_t i, n = slots.shape[0], n_source = source.shape[0], n_slots = array.shape[0]
+    cdef size_t row_bytes = <size_t>array.shape[1]
+    cdef size_t prefetched_bytes = min(row_bytes, <size_t>MAX_PREFETCHED_BYTES)
+    cdef int64_t bad = -1
+    if positions.shape[0] != n or source.shape[1] != array.shape[1]:
+        raise ValueError("positions and slots, or the widths of source and array, differ")
+    if n == 0 or row_bytes == 0:
+        return
+    cdef const uint8_t *base = &source[0, 0] if n_source else NULL
+    cdef uint8_t *to = &array[0, 0] if n_slots else NULL
+    with nogil:
+        for i in range(n):
+            if <uint64_t>positions[i] >= <uint64_t>n_source or slots[i] < 0 or slots[i] >= n_slots:
+                bad = i
+                break
+        if bad < 0:
+            for i in range(n):
+                if i + ROWS_AHEAD < n:
+                    featstore_prefetch_row(base + <size_t>positions[i + ROWS_AHEAD] * row_bytes, prefetched_bytes)
+                featstore_copy_row(to + <size_t>slots[i] * row_bytes, base + <size_t>positions[i] * row_bytes, row_bytes)
+    if bad >= 0:
+        raise IndexError(f"position {positions[bad]} or slot {slots[bad]} is out of range")
+
+
+def still_held(const int64_t[::1] rows not None, const int64_t[::1] positions not None, const int32_t[::1] slots not None,
+               const int32_t[::1] slot_of_row not None, int64_t[::1] rows_out not None, int64_t[::1] positions_out not None,
+               int32_t[::1] slots_out not None):
+    """Keep the triples whose row still awaits its bytes in that very slot; return how many."""
+    cdef int64_t i, n = rows.shape[0], n_out = 0
+    cdef uint64_t n_rows = <uint64_t>slot_of_row.shape[0]
+    if positions.shape[0] != n or slots.shape[0] != n:
+        raise ValueError("arguments differ in length")
+    if min(rows_out.shape[0], positions_out.shape[0], slots_out.shape[0]) < n:
+        raise ValueError("an output is too short")
+    with nogil:
+        for i in range(n):
+            if i + AHEAD < n and n_rows > 0:
+                featstore_prefetch_entry(&slot_of_row[0], <uint64_t>rows[i + AHEAD])
+            if <uint64_t>rows[i] < n_rows and slots[i] >= 0 and slot_of_row[rows[i]] == -2 - slots[i]:
+                rows_out[n_out] = rows[i]
+                positions_out[n_out] = positions[i]
+                slots_out[n_out] = slots[i]
+                n_out += 1
+    return n_out
+
+
+def count_digits(const uint64_t[::1] keys not None, int shift, uint64_t prefix, int64_t[::1] counts not None):
+    """Count the 16-bit digits at ``shift`` of those keys whose higher digits equal ``prefix``; adds to ``counts`` (65,536)."""
+    cdef int64_t i, n = keys.shape[0]
+    cdef uint64_t key
+    if counts.shape[0] != 65536 or shift not in (0, 16, 32, 48):
+        raise ValueError("counts must have 65,536 entries and shift be 0, 16, 32 or 48")
+    with nogil:
+        if shift == 48:
+            for i in range(n):
+                counts[keys[i] >> 48] += 1
+        else:
+            for i in range(n):
+                key = keys[i] >> shift
+                counts[key & 0xFFFF] += (key >> 16) == prefix
+
+
+def take_top(const uint64_t[::1] keys not None, int64_t first_row, uint64_t threshold, int64_t n_equal,
+             int64_t[::1] rows not None, int64_t n_rows):
+    """Append to ``rows[n_rows:]`` the rows with a key above ``threshold``, and the first ``n_equal`` with that key, ascending.
+
+    Returns
+    -------
+    n_rows, n_equal : int
+        The new length, and how many with the threshold's key are still wanted.
+    """
+    cdef int64_t i, n = keys.shape[0], limit = rows.shape[0]
+    with nogil:
+        for i in range(n):
+            if n_rows == limit:
+                break
+            if keys[i] > threshold:
+                rows[n_rows] = first_row + i
+                n_rows += 1
+            elif keys[i] == threshold and n_equal > 0:
+                rows[n_rows] = first_row + i
+                n_rows += 1
+                n_equal -= 1
+    return n_rows, n_equal
