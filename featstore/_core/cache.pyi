@@ -1,5 +1,3 @@
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
@@ -36,5 +34,3 @@ def still_held(
 ) -> int: ...
 def count_digits(keys: _U64, shift: int, prefix: int, counts: _I64) -> None: ...
 def take_top(keys: _U64, first_row: int, threshold: int, n_equal: int, rows: _I64, n_rows: int) -> tuple[int, int]: ...
-
-__test__: dict[str, Any]

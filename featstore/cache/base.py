@@ -1,11 +1,12 @@
 """Contracts of cache policies and their registry.
 
-A policy decides, over arrays and once a batch; the cache table holds the rows. ``row`` is a row of the field, ``slot`` an index into
-the cache array. To add a policy: subclass one of the three kinds, decorate with :func:`register_policy` (or name the class in the
-entry-point group ``featstore.policies``), and run the kind's contract suite of ``featstore.testing`` over it.
+A policy decides, over arrays and once a batch; the cache table holds the rows. ``row`` is a row of the field, ``slot`` an index
+into the cache array. To add a policy: subclass one of the three kinds, decorate with :func:`register_policy` (or name the class
+in the entry-point group ``featstore.policies``), and run the kind's contract suite of ``featstore.testing`` over it.
 
-Names resolve in this order: what this process registered (built-in policies are the modules of this package, imported at the first
-look-up), then the entry point of that name, which alone is imported: a broken plug-in disturbs nobody who does not ask for it.
+Names resolve in this order: what this process registered (built-in policies are the modules of this package, imported at the
+first look-up), then the entry point of that name, which alone is imported: a broken plug-in disturbs nobody who does not ask for
+it.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class PolicyContext:
 
 
 class Policy(ABC):
-    """Base of the policy kinds. A policy needs no constructor arguments when it is asked for by name; an instance serves one cache."""
+    """Base of the policy kinds. Asked for by name, a class is made without arguments; an instance serves one cache."""
 
     _registered: ClassVar[str]
 
@@ -150,8 +151,8 @@ class OnlinePolicy(Policy):
     def insert(self, rows: Int64s, slots: Int32s) -> None:
         """``rows`` (distinct, absent before) were put into ``slots`` (distinct, empty before), in this order."""
 
-    def _check(self) -> None:  # noqa: B027 (optional: a policy may have nothing to check)
-        """Raise AssertionError where an invariant of the policy's state is broken; the contract suite calls it after every step."""
+    def _check(self) -> None:
+        """Assert the invariants of the policy's state, where it has any; the contract suite calls this after every step."""
 
 
 PolicyType = TypeVar("PolicyType", bound=type[Policy])
@@ -181,7 +182,8 @@ def register_policy(name: str) -> Callable[[PolicyType], PolicyType]:
     TypeError
         The class is not a subclass of a policy kind, or the name is not a string.
     ValueError
-        The name is empty or taken. (Running a notebook cell again, which defines the same class of ``__main__`` anew, is no clash.)
+        The name is empty or taken. (Running a notebook cell again, which defines the same class of ``__main__`` anew, is no
+        clash.)
 
     Examples
     --------
@@ -202,7 +204,9 @@ def register_policy(name: str) -> Callable[[PolicyType], PolicyType]:
             _load_builtins()  # so that a clash with a built-in name shows here, where it is made
         with _lock:
             known = _policies.get(name)
-            redefined = known is not None and known.__module__ == cls.__module__ == "__main__" and known.__qualname__ == cls.__qualname__
+            redefined = (
+                known is not None and known.__module__ == cls.__module__ == "__main__" and known.__qualname__ == cls.__qualname__
+            )
             if known is not None and known is not cls and not redefined:
                 raise ValueError(f"a policy named {name!r} is registered already: {known.__module__}.{known.__qualname__}")
             if known is cls:

@@ -1,7 +1,8 @@
-"""Which slot holds a row: direct addressing, behind a small interface so that it can be paged where n rows are too many to hold."""
+"""Which slot holds a row: direct addressing, behind a small interface, so that it can be paged where n is too large."""
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 
 import numpy as np
@@ -29,10 +30,8 @@ def huge_array(n_bytes: int) -> Uint8s:
     memory = mmap.mmap(-1, n_bytes + HUGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     whole = np.frombuffer(memory, np.uint8)
     start = -int(whole.ctypes.data) % HUGE_BYTES
-    try:
+    with contextlib.suppress(OSError):  # a kernel without transparent huge pages is only slower
         memory.madvise(mmap.MADV_HUGEPAGE, start, n_bytes // HUGE_BYTES * HUGE_BYTES)  # the tail stays in small pages
-    except OSError:  # a kernel without transparent huge pages: only slower
-        pass
     return whole[start : start + n_bytes]
 
 
@@ -47,8 +46,8 @@ class RowMap:
     Attributes
     ----------
     slot_of_row : int32 array, shape (n,)
-        The slot of a cached row; negative where a look-up misses: -1 where the row is absent, ``-2 - slot`` where it was given a slot
-        whose bytes have not arrived.
+        The slot of a cached row; negative where a look-up misses: -1 where the row is absent, ``-2 - slot`` where it was given a
+        slot whose bytes have not arrived.
 
     Notes
     -----

@@ -44,9 +44,9 @@ class SlotTable:
     Notes
     -----
     Not thread-safe: the owner's lock is held around every call. Where the policy raises, or returns victims that are no distinct
-    occupied slots, the table is emptied, the policy started anew, and PluginError raised from :meth:`admit`, so that the data of the
-    batch at hand are right whatever the policy did, and the next batch finds table and policy in agreement. Where even the start
-    fails, the table stays empty and admits nothing more.
+    occupied slots, the table is emptied, the policy started anew, and PluginError raised from :meth:`admit`, so that the data of
+    the batch at hand are right whatever the policy did, and the next batch finds table and policy in agreement. Where even the
+    start fails, the table stays empty and admits nothing more.
     """
 
     def __init__(self, capacity: int, rows: RowMap, policy: OnlinePolicy, context: PolicyContext) -> None:
@@ -95,9 +95,9 @@ class SlotTable:
     def admit(self, rows: Int64s, positions: Int64s) -> Changeset | None:
         """Choose which of a batch's missed rows come in, and into which slots.
 
-        The first ``capacity`` distinct absent rows in the batch's order come in, the excess does not. Evicted rows are absent from
-        now on; admitted rows are held until their bytes arrive. A row that was given a slot by an earlier call whose bytes never
-        came is among the changes again.
+        The first ``capacity`` distinct absent rows in the batch's order come in, the excess does not. Evicted rows are absent
+        from now on; admitted rows are held until their bytes arrive. A row that was given a slot by an earlier call whose bytes
+        never came is among the changes again.
 
         Returns
         -------
@@ -152,7 +152,7 @@ class SlotTable:
             raise PluginError(f"policy {self.policy.name!r}: victims({n}) must return shape ({n},), not {answer.shape}")
         # Clipped, so that a wide value cannot wrap round into a slot number.
         lowest = 0 if answer.dtype.kind == "u" else -1
-        slots = answer.clip(lowest, min(self.capacity, np.iinfo(answer.dtype).max)).astype(np.int32)
+        slots: Int32s = answer.clip(lowest, min(self.capacity, np.iinfo(answer.dtype).max)).astype(np.int32)
         reason, position = _core.check_victims(slots, self.row_of_slot, self._bitmap)
         if reason:
             what = _VICTIM_FAULTS[reason].format(capacity=self.capacity)

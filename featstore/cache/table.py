@@ -88,8 +88,8 @@ class FeatureCache:
     n : int
         Rows of the feature.
     policy : Policy or None
-        A static policy: :meth:`fill` loads its rows once. An online policy: :meth:`admit` asks it batch by batch. None: changesets come
-        from elsewhere (a planner), and :meth:`apply` carries them out.
+        A static policy: :meth:`fill` loads its rows once. An online policy: :meth:`admit` asks it batch by batch. None:
+        changesets come from elsewhere (a planner), and :meth:`apply` carries them out.
     context : PolicyContext, optional
         What the policy may know; by default only ``n`` and ``row_bytes``.
     budget : Budget, optional
@@ -115,10 +115,11 @@ class FeatureCache:
 
     Notes
     -----
-    One batch is ``plan`` → gather → ``admit`` → ``apply``; call ``admit`` after every gather, even where nothing was missed: it also
-    raises what the policy did wrong in ``plan``. Thread-safe: the map and the policy change under one lock. Slots are only overwritten
-    by ``apply``, which waits for the threads that are inside :meth:`pinned`; so where several threads use one cache, each plans and
-    copies its hits inside ``pinned()``, and reads its misses outside. A static cache never changes after ``fill`` and needs neither.
+    One batch is ``plan`` → gather → ``admit`` → ``apply``; call ``admit`` after every gather, even where nothing was missed: it
+    also raises what the policy did wrong in ``plan``. Thread-safe: the map and the policy change under one lock. Slots are only
+    overwritten by ``apply``, which waits for the threads that are inside :meth:`pinned`; so where several threads use one cache,
+    each plans and copies its hits inside ``pinned()``, and reads its misses outside. A static cache never changes after ``fill``
+    and needs neither.
 
     A forked child keeps a static cache; it empties an online one, whose state may have been in motion at the fork.
 
@@ -210,17 +211,23 @@ class FeatureCache:
         return int(np.count_nonzero(self._row_of_slot >= 0)) if self.policy is None else self._n_filled
 
     def stats(self) -> dict[str, int]:
-        """Return counts since the start: requests that hit and missed, rows admitted, evicted and filled; capacity and rows cached."""
+        """Return counts since the start: requests hit and missed, rows admitted, evicted and filled; capacity, rows cached."""
         with self._lock:
-            return {**self._counts, "capacity": self.capacity, "cached": self.n_cached}
+            counts = dict(self._counts)
+            if self._slots is not None:
+                counts.update(admitted=self._slots.n_admitted, evicted=self._slots.n_evicted)
+            return {**counts, "capacity": self.capacity, "cached": self.n_cached}
 
     def pinned(self) -> AbstractContextManager[None]:
-        """Keep the slots' bytes as they are inside the ``with`` block; plan and copy the hits there. Keep it short: ``apply`` waits."""
+        """Keep the slots' bytes as they are inside the ``with`` block, where a batch is planned and its hits copied.
+
+        Keep it short: ``apply`` waits for it.
+        """
         self._enter()
         return nullcontext() if isinstance(self.policy, StaticPolicy) else self._gate.read()
 
     def plan(self, rows: Int64s) -> BatchPlan:
-        """Return where each row of a batch is: hits in the host tier, misses in the base file. Tells an online policy of the hits.
+        """Return where each row of a batch is: hits in the host tier, misses in the base file; tell the policy of the hits.
 
         Parameters
         ----------
@@ -252,9 +259,7 @@ class FeatureCache:
             return BatchPlan(k, (Part(Tier.HOST, hit_slots),))
         if not len(hit_positions):
             return BatchPlan(k, (Part(Tier.BASE, rows),))
-        return BatchPlan(
-            k, (Part(Tier.HOST, hit_slots, hit_positions), Part(Tier.BASE, rows[miss_positions], miss_positions))
-        )
+        return BatchPlan(k, (Part(Tier.HOST, hit_slots, hit_positions), Part(Tier.BASE, rows[miss_positions], miss_positions)))
 
     def admit(self, rows: Int64s, positions: Int64s | None = None) -> Changeset | None:
         """Choose which of a batch's misses come in; to be applied once their bytes are in the batch's output.
@@ -278,8 +283,8 @@ class FeatureCache:
 
         Notes
         -----
-        Of more new rows than slots, the first ``capacity`` in the batch's order come in. Rows that another thread has brought in since
-        the plan are left out.
+        Of more new rows than slots, the first ``capacity`` in the batch's order come in. Rows that another thread has brought in
+        since the plan are left out.
         """
         self._enter()
         if self._slots is None:
@@ -352,7 +357,8 @@ class FeatureCache:
         Parameters
         ----------
         read : callable
-            ``read(rows, out)`` reads ``rows`` (int64 [k], ascending) into ``out`` (uint8 [k, row_bytes]); called with up to 64 MiB a time.
+            ``read(rows, out)`` reads ``rows`` (int64 [k], ascending) into ``out`` (uint8 [k, row_bytes]); called with up to 64
+            MiB a time.
 
         Returns
         -------

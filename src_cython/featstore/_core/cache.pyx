@@ -1,7 +1,8 @@
 """Loops of the cache table: look rows up, choose what to admit, copy rows into slots, select the best-scored rows.
 
-A map is ``slot_of_row`` int32[n]: the slot of a cached row, -1 where it is absent, and -2 - slot where the slot is taken but its bytes
-have not been copied yet. Every negative value is a miss. Arguments are checked by the callers, ids here as well: a wrong id raises.
+A map is ``slot_of_row`` int32[n]: the slot of a cached row, -1 where it is absent, and -2 - slot where the slot is taken but its
+bytes have not been copied yet. Every negative value is a miss. Arguments are checked by the callers, ids here as well: a wrong id
+raises.
 """
 
 from libc.stdint cimport INT32_MIN, int32_t, int64_t, uint8_t, uint32_t, uint64_t
@@ -114,7 +115,7 @@ def lookup(const int64_t[::1] rows not None, const int32_t[::1] slot_of_row not 
 
 
 def assign(const int64_t[::1] rows not None, const int32_t[::1] values not None, int32_t[::1] slot_of_row not None):
-    """Set ``slot_of_row[rows] = values``; return 0, or -1 - the position of the first id out of range, nothing written after it."""
+    """Set ``slot_of_row[rows] = values``; return 0, or -1 - the position of the first id out of range, where it stops."""
     cdef int64_t i, n = rows.shape[0], bad = 0
     cdef uint64_t n_rows = <uint64_t>slot_of_row.shape[0]
     if values.shape[0] != n:
@@ -131,7 +132,7 @@ def assign(const int64_t[::1] rows not None, const int32_t[::1] values not None,
 
 
 def release(const int64_t[::1] rows not None, int32_t[::1] slot_of_row not None):
-    """Set ``slot_of_row[rows] = -1``; return 0, or -1 - the position of the first id out of range, nothing written after it."""
+    """Set ``slot_of_row[rows] = -1``; return 0, or -1 - the position of the first id out of range, where it stops."""
     cdef int64_t i, n = rows.shape[0], bad = 0
     cdef uint64_t n_rows = <uint64_t>slot_of_row.shape[0]
     with nogil:
@@ -148,7 +149,7 @@ def release(const int64_t[::1] rows not None, int32_t[::1] slot_of_row not None)
 def claim(const int64_t[::1] rows not None, const int64_t[::1] positions not None, int32_t[::1] slot_of_row not None,
           int64_t[::1] new_rows not None, int64_t[::1] new_positions not None,
           int64_t[::1] held_rows not None, int64_t[::1] held_positions not None, int32_t[::1] held_slots not None):
-    """Choose what a batch's misses may bring in: the first ``len(new_rows)`` distinct absent rows, in order, and the rows whose slot is held.
+    """Choose what a batch's misses may bring in: the first ``len(new_rows)`` distinct absent rows, and the held ones.
 
     Rows that came in meanwhile are left out. The map is marked while this runs and is as before when it returns.
 
@@ -210,7 +211,7 @@ def distinct_slots(const int32_t[::1] slots not None, uint64_t[::1] bitmap not N
 
 
 def check_victims(const int32_t[::1] slots not None, const int64_t[::1] row_of_slot not None, uint64_t[::1] bitmap not None):
-    """Return (0, 0) where all slots are in range, distinct and occupied; else (reason, position): 1 range, 2 repeated, 3 empty."""
+    """Return (0, 0) where slots are in range, distinct and occupied; else (reason, position): 1 range, 2 repeated, 3 empty."""
     cdef int64_t i, n = slots.shape[0], n_slots = row_of_slot.shape[0], reason = 0, where = 0
     cdef int32_t slot
     cdef uint64_t bit

@@ -1,0 +1,679 @@
+"""Row map, slot table and feature cache: against NumPy and a dict, with many threads, through faults, forks, small budgets."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from featstore.cache.base import Int32s, Int64s, OnlinePolicy, PolicyContext, StaticPolicy, get_policy
+from featstore.cache.table import FeatureCache, RowMap
+from featstore.config import Budget
+from featstore.errors import BudgetError, ClosedError, PluginError
+from featstore.gather.plan import BatchPlan, Changeset, Tier
+from featstore.testing.strategies import row_ids
+
+ONLINE = ["lru", "clock", "sieve", "s3fifo"]
+WIDTHS = [1, 2, 4, 8, 16, 25, 400, 512, 4095, 4097, 65536]
+
+
+def store(n: int, row_bytes: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (n, row_bytes), dtype=np.uint8)
+
+
+def make(capacity: int, data: np.ndarray, policy: Any, **options: Any) -> FeatureCache:
+    n, row_bytes = data.shape
+    return FeatureCache(capacity, row_bytes, n, None if policy is None else get_policy(policy), **options)
+
+
+def gather(cache: FeatureCache, data: np.ndarray, plan: BatchPlan) -> np.ndarray:
+    """Execute a plan; what no part fills stays 0xEE."""
+    out = np.full((plan.n_rows, data.shape[1]), 0xEE, np.uint8)
+    for part in plan.parts:
+        source = cache.array if part.tier == Tier.HOST else data
+        out[slice(None) if part.positions is None else part.positions] = source[part.addresses]
+    return out
+
+
+def missed(plan: BatchPlan) -> tuple[Int64s, Int64s | None]:
+    for part in plan.parts:
+        if part.tier == Tier.BASE:
+            return np.asarray(part.addresses, np.int64), part.positions
+    return np.empty(0, np.int64), None
+
+
+def batch(cache: FeatureCache, data: np.ndarray, ids: Int64s) -> np.ndarray:
+    with cache.pinned():
+        plan = cache.plan(ids)
+        out = gather(cache, data, plan)
+    cache.apply(cache.admit(*missed(plan)), out)
+    return out
+
+
+# -- row map ---------------------------------------------------------------------------------------------------------------------
+
+
+@given(st.data())
+def test_split_and_lookup_equal_numpy(data: st.DataObject) -> None:
+    n = data.draw(st.integers(1, 200))
+    rows = RowMap(n)
+    cached = data.draw(row_ids(n, max_size=n, unique=True))
+    rows.assign(cached, np.arange(len(cached), dtype=np.int32))
+    absent = np.setdiff1d(np.arange(n), cached)
+    held = absent[::3].copy()
+    rows.hold(held, np.arange(len(held), dtype=np.int32))
+    ids = data.draw(row_ids(n, max_size=150))
+    expected = np.full(n, -1)
+    expected[cached] = np.arange(len(cached))
+    positions, slots, misses = rows.split(ids)
+    assert (rows.lookup(ids) == expected[ids]).all()
+    assert (positions == np.flatnonzero(expected[ids] >= 0)).all()
+    assert (slots == expected[ids][positions]).all()
+    assert (misses == np.flatnonzero(expected[ids] < 0)).all()
+    rows.release(cached)
+    assert (rows.lookup(ids) == -1).all()
+
+
+@pytest.mark.parametrize("wrong", [-1, 10, 2**63 - 1, -(2**63), 2**40])
+@pytest.mark.parametrize("at", [0, 40, 99])
+def test_ids_out_of_range_are_named(wrong: int, at: int) -> None:
+    rows = RowMap(10)
+    ids = np.zeros(100, np.int64)
+    ids[at] = wrong
+    slots = np.zeros(100, np.int32)
+    for call in (
+        lambda: rows.split(ids),
+        lambda: rows.lookup(ids),
+        lambda: rows.assign(ids, slots),
+        lambda: rows.release(ids),
+        lambda: rows.claim(ids, np.arange(100), 100),
+    ):
+        with pytest.raises(IndexError, match=f"row {wrong} at position {at} is out of range for 10 rows"):
+            call()
+    with pytest.raises(IndexError):
+        RowMap(0).split(ids)
+    with pytest.raises(IndexError):
+        RowMap(0).lookup(ids)
+
+
+def test_large_maps_and_arrays_are_whole() -> None:
+    n = 3_000_001  # huge pages and a tail
+    rows = RowMap(n)
+    assert rows.nbytes == 4 * n
+    assert len(rows) == n
+    assert (rows.slot_of_row == -1).all()
+    rows.assign(np.array([0, n - 1]), np.array([5, 6], np.int32))
+    assert rows.lookup(np.array([n - 1, 0, 1])).tolist() == [6, 5, -1]
+
+
+@given(st.data())
+def test_claim_equals_a_walk(data: st.DataObject) -> None:
+    n = data.draw(st.integers(1, 30))
+    rows = RowMap(n)
+    state = data.draw(st.lists(st.sampled_from(["absent", "cached", "held"]), min_size=n, max_size=n))
+    for row, what in enumerate(state):
+        if what != "absent":
+            (rows.assign if what == "cached" else rows.hold)(np.array([row]), np.array([row], np.int32))
+    before = rows.slot_of_row.copy()
+    ids = data.draw(row_ids(n, max_size=60))
+    positions = np.arange(len(ids))[::-1].copy()
+    limit = data.draw(st.integers(0, 20))
+    new, held = [], []
+    for row, position in zip(ids.tolist(), positions.tolist(), strict=True):
+        if state[row] == "absent" and row not in [r for r, _ in new] and len(new) < limit:
+            new.append((row, position))
+        elif state[row] == "held":
+            held.append((row, position, row))
+    got = rows.claim(ids, positions, limit)
+    assert list(zip(*(array.tolist() for array in got[:2]), strict=True)) == new
+    assert list(zip(*(array.tolist() for array in got[2:]), strict=True)) == held
+    assert (rows.slot_of_row == before).all()
+
+
+# -- online caches ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ONLINE)
+@pytest.mark.parametrize("row_bytes", WIDTHS)
+def test_rows_of_any_width_come_back(policy: str, row_bytes: int) -> None:
+    data = store(60, row_bytes)
+    cache = make(17, data, policy)
+    rng = np.random.default_rng(1)
+    for _ in range(12):
+        ids = rng.integers(0, 60, rng.integers(0, 40))
+        assert (batch(cache, data, ids) == data[ids]).all()
+        cache._check()
+    assert cache.stats()["hits"] > 0
+    assert cache.stats()["evicted"] > 0
+
+
+def test_a_row_of_a_mebibyte() -> None:
+    data = store(5, 1 << 20)
+    cache = make(2, data, "lru")
+    for ids in ([0, 1], [1, 2], [2, 4, 2], [0, 4]):
+        ids = np.array(ids)
+        assert (batch(cache, data, ids) == data[ids]).all()
+
+
+@pytest.mark.parametrize("policy", ONLINE)
+@given(
+    n=st.integers(1, 40),
+    capacity=st.integers(0, 45),
+    data=st.data(),
+)
+def test_any_batches_any_capacity(policy: str, n: int, capacity: int, data: st.DataObject) -> None:
+    values = store(n, 4)
+    cache = make(capacity, values, policy)
+    cached: set[int] = set()
+    requests = 0
+    for ids in data.draw(st.lists(row_ids(n, max_size=60), max_size=6)):
+        plan = cache.plan(ids)
+        hits = sum(len(part.addresses) for part in plan.parts if part.tier == Tier.HOST)
+        assert hits == sum(row in cached for row in ids.tolist())  # each request counts
+        covered = [range(len(ids)) if part.positions is None else part.positions.tolist() for part in plan.parts]
+        assert sorted(p for positions in covered for p in positions) == list(range(len(ids)))
+        out = gather(cache, values, plan)
+        assert (out == values[ids]).all()
+        changes = cache.admit(*missed(plan))
+        new = list(dict.fromkeys(row for row in ids.tolist() if row not in cached))
+        admitted = [] if changes is None else changes.in_rows.tolist()
+        assert admitted == new[:capacity]  # the first ones, in the batch's order; the excess passes by
+        if changes is not None:
+            assert (out[changes.in_positions] == values[changes.in_rows]).all()
+            assert set(changes.out_rows.tolist()) <= cached
+            cached = cached - set(changes.out_rows.tolist()) | set(admitted)
+        cache.apply(changes, out)
+        cache._check()
+        requests += len(ids)
+        assert set(np.flatnonzero(cache.map.slot_of_row >= 0).tolist()) == cached
+        assert len(cached) <= capacity
+    stats = cache.stats()
+    assert stats["hits"] + stats["misses"] == requests
+    assert stats["admitted"] - stats["evicted"] == stats["cached"] == len(cached)
+
+
+def test_capacity_is_at_most_n_and_zero_is_no_cache() -> None:
+    data = store(10, 4)
+    assert make(100, data, "lru").capacity == 10
+    none = make(0, data, "lru")
+    assert none.nbytes == 0
+    ids = np.array([1, 1, 9])
+    assert (batch(none, data, ids) == data[ids]).all()
+    assert none.stats() == {"hits": 0, "misses": 3, "admitted": 0, "evicted": 0, "fill_rows": 0, "capacity": 0, "cached": 0}
+    assert make(5, store(0, 4), "lru").plan(np.empty(0, np.int64)).parts == ()
+
+
+def test_bytes_that_never_came_are_no_hit() -> None:
+    data = store(10, 4)
+    cache = make(4, data, "lru")
+    ids = np.array([1, 2, 3])
+    lost = cache.admit(*missed(cache.plan(ids)))  # a crash between admit and apply
+    assert lost is not None
+    assert [part.tier for part in cache.plan(ids).parts] == [Tier.BASE]
+    again = cache.admit(ids)
+    assert again is not None
+    assert again.in_slots.tolist() == lost.in_slots.tolist()  # not chosen twice
+    cache.apply(again, data[ids])
+    assert (batch(cache, data, ids) == data[ids]).all()
+    assert cache.stats()["hits"] == 3
+    assert cache.stats()["admitted"] == 3
+    cache._check()
+
+
+def test_a_change_that_was_overtaken_is_left_out() -> None:
+    data = store(10, 4)
+    cache = make(2, data, "lru")
+    first = cache.admit(np.array([0, 1]))
+    second = cache.admit(np.array([2, 3]))  # takes both slots before the first batch's bytes came
+    cache.apply(second, data[[2, 3]])
+    cache.apply(first, data[[0, 1]])
+    for row in range(4):
+        assert (batch(cache, data, np.array([row])) == data[row]).all()
+    cache._check()
+
+
+def test_rows_that_came_in_meanwhile_are_filtered() -> None:
+    data = store(10, 4)
+    cache = make(4, data, "lru")
+    one, two = cache.plan(np.array([0, 1])), cache.plan(np.array([1, 2]))
+    cache.apply(cache.admit(*missed(one)), data[[0, 1]])
+    changes = cache.admit(*missed(two))
+    assert changes is not None
+    assert changes.in_rows.tolist() == [2]
+    cache.apply(changes, data[[1, 2]])
+    cache._check()
+
+
+@pytest.mark.parametrize("policy", ONLINE)
+def test_threads_share_a_cache(policy: str) -> None:
+    data = store(300, 64)
+    cache = make(60, data, policy)
+    wrong: list[Any] = []
+
+    def work(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        try:
+            for _ in range(150):
+                ids = (300 * rng.random(rng.integers(1, 80)) ** 2).astype(np.int64)
+                if not (batch(cache, data, ids) == data[ids]).all():
+                    wrong.append(ids)
+        except Exception as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    cache._check()
+    assert (cache.map.slot_of_row >= -1).all()
+    slots = cache.map.lookup(np.arange(300))
+    assert (cache.array[slots[slots >= 0]] == data[slots >= 0]).all()
+
+
+def test_apply_inside_pinned_is_an_error_not_a_hang() -> None:
+    data = store(10, 4)
+    cache = make(2, data, "lru")
+    with cache.pinned(), cache.pinned():
+        changes = cache.admit(*missed(cache.plan(np.array([1]))))
+        with pytest.raises(RuntimeError, match="pinned"):
+            cache.apply(changes, data[[1]])
+    cache.apply(changes, data[[1]])
+    assert cache.plan(np.array([1])).parts[0].tier == Tier.HOST
+
+
+def test_apply_waits_for_readers() -> None:
+    data = store(10, 4)
+    cache = make(1, data, "lru")
+    batch(cache, data, np.array([0]))
+    with cache.pinned():
+        plan = cache.plan(np.array([0]))
+        other = threading.Thread(target=batch, args=(cache, data, np.array([1])))
+        other.start()
+        # Whatever the other thread has done by now, it has not overwritten the slot that this plan names.
+        while cache._gate._n_writers_waiting == 0:
+            assert other.is_alive()
+        assert (gather(cache, data, plan) == data[[0]]).all()
+    other.join()
+    assert (batch(cache, data, np.array([1])) == data[[1]]).all()
+
+
+def test_apply_checks_the_output() -> None:
+    data = store(10, 4)
+    cache = make(3, data, "lru")
+    changes = cache.admit(np.array([4, 5]))
+    with pytest.raises(ValueError, match="width"):
+        cache.apply(changes, np.zeros((2, 5), np.uint8))
+    with pytest.raises(IndexError):
+        cache.apply(changes, np.zeros((1, 4), np.uint8))
+    cache.apply(changes, data[[4, 5]])
+    assert (batch(cache, data, np.array([5, 4])) == data[[5, 4]]).all()
+
+
+# -- static caches ---------------------------------------------------------------------------------------------------------------
+
+
+class Given(StaticPolicy):
+    def __init__(self, scores: Any) -> None:
+        self.given = scores
+
+    def scores(self, context: PolicyContext) -> Any:
+        if isinstance(self.given, Exception):
+            raise self.given
+        return self.given
+
+
+def reader(data: np.ndarray, seen: list[Int64s]) -> Any:
+    def read(rows: Int64s, out: np.ndarray) -> None:
+        seen.append(rows)
+        out[:] = data[rows]
+
+    return read
+
+
+@given(scores=st.lists(st.integers(-3, 3), min_size=1, max_size=40), capacity=st.integers(0, 45))
+def test_static_rows_are_the_best_of_equals_the_lowest(scores: list[int], capacity: int) -> None:
+    data = store(len(scores), 8)
+    cache = make(capacity, data, Given(np.array(scores)))
+    seen: list[Int64s] = []
+    n_filled = cache.fill(reader(data, seen))
+    best = sorted(range(len(scores)), key=lambda row: (-scores[row], row))[:capacity]
+    assert n_filled == len(best)
+    assert [row for rows in seen for row in rows.tolist()] == sorted(best)  # one ascending pass
+    ids = np.arange(len(scores))
+    plan = cache.plan(ids)
+    assert (gather(cache, data, plan) == data).all()
+    assert cache.admit(*missed(plan)) is None
+    cache.apply(None, data)
+    cache._check()
+    assert cache.stats()["fill_rows"] == cache.stats()["hits"] == len(best)
+
+
+def test_static_fill_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("featstore.cache.table.FILL_BYTES", 100)
+    data = store(50, 30)
+    cache = make(20, data, Given(np.arange(50.0)))
+    seen: list[Int64s] = []
+    cache.fill(reader(data, seen))
+    assert [len(rows) for rows in seen] == [3, 3, 3, 3, 3, 3, 2]
+    assert (batch(cache, data, np.arange(50)) == data).all()
+    with pytest.raises(RuntimeError, match="filled already"):
+        cache.fill(reader(data, seen))
+
+
+def test_a_failed_fill_leaves_an_empty_cache_that_can_be_filled() -> None:
+    data = store(10, 4)
+    cache = make(5, data, Given(np.arange(10)))
+
+    def fail(rows: Int64s, out: np.ndarray) -> None:
+        out[:] = 0
+        raise OSError(5, "Input/output error")
+
+    with pytest.raises(OSError, match="Input/output"):
+        cache.fill(fail)
+    assert (batch(cache, data, np.arange(10)) == data).all()
+    assert cache.stats()["hits"] == 0
+    cache.fill(reader(data, []))
+    assert (batch(cache, data, np.arange(10)) == data).all()
+    assert cache.stats()["hits"] == 5
+
+
+@pytest.mark.parametrize(
+    ("scores", "message"),
+    [
+        (RuntimeError("boom"), "RuntimeError: boom"),
+        (np.zeros(9), r"shape \(10,\), not \(9,\)"),
+        (None, r"shape"),
+        (np.zeros((10, 1)), r"shape"),
+        (np.array([0.0] * 9 + [np.nan]), "row 9 is NaN"),
+        (np.array(["a"] * 10), "must be integer or floating"),
+        (np.zeros(10, complex), "must be integer or floating"),
+    ],
+)
+def test_faulty_static_policies(scores: Any, message: str) -> None:
+    data = store(10, 4)
+    cache = make(5, data, Given(scores))
+    with pytest.raises(PluginError, match=message) as caught:
+        cache.fill(reader(data, []))
+    assert "Given" in str(caught.value)
+    assert (batch(cache, data, np.arange(10)) == data).all()
+
+
+# -- faulty online policies ------------------------------------------------------------------------------------------------------
+
+
+class Faulty(OnlinePolicy):
+    """FIFO that does as it is told at the ``when``-th call of one hook."""
+
+    def __init__(self, hook: str, fault: Any, when: int = 1) -> None:
+        self.hook, self.fault, self.when = hook, fault, when
+        self.calls = 0
+        self.starts = 0
+
+    def _act(self, hook: str, answer: Any = None) -> Any:
+        if hook != self.hook or (hook == "victims" and len(answer) < 2):
+            return answer
+        self.calls += 1
+        if self.calls != self.when:
+            return answer
+        if isinstance(self.fault, BaseException):
+            raise self.fault
+        return self.fault(answer)
+
+    def start(self, capacity: int, context: PolicyContext) -> None:
+        self.starts += 1
+        self.queue: list[int] = []
+        self._act("start")
+
+    def hit(self, slots: Int32s) -> None:
+        self._act("hit")
+
+    def victims(self, n: int) -> Any:
+        taken, self.queue = self.queue[:n], self.queue[n:]
+        return self._act("victims", np.array(taken, np.int32))
+
+    def insert(self, rows: Int64s, slots: Int32s) -> None:
+        self._act("insert")
+        assert not set(slots.tolist()) & set(self.queue)
+        self.queue += slots.tolist()
+
+
+VICTIM_FAULTS = {
+    "raises": (RuntimeError("boom"), "victims raised RuntimeError: boom"),
+    "none": (lambda answer: None, "must return integers"),
+    "floats": (lambda answer: answer.astype(float), "must return integers, not float64"),
+    "too few": (lambda answer: answer[:-1], "must return shape"),
+    "too many": (lambda answer: np.append(answer, answer[0]), "must return shape"),
+    "matrix": (lambda answer: answer[:, None], "must return shape"),
+    "range": (lambda answer: answer + 100, "is not a slot of 6"),
+    "negative": (lambda answer: answer - 100, "is not a slot of 6"),
+    "wide": (lambda answer: answer + np.int64(2**32), "is not a slot of 6"),
+    "unsigned": (lambda answer: answer + np.uint64(2**63), "is not a slot of 6|must return integers"),
+    "repeated": (lambda answer: np.full_like(answer, answer[0]), "occurs twice"),
+    "text": (lambda answer: ["a"] * len(answer), "must return integers"),
+}
+
+
+@pytest.mark.parametrize("fault", sorted(VICTIM_FAULTS))
+@pytest.mark.parametrize("when", [1, 3])
+def test_faulty_victims(fault: str, when: int) -> None:
+    action, message = VICTIM_FAULTS[fault]
+    check_fault(Faulty("victims", action, when), message)
+
+
+@pytest.mark.parametrize("hook", ["hit", "victims", "insert"])
+@pytest.mark.parametrize("when", [1, 2, 5])
+def test_raising_hooks(hook: str, when: int) -> None:
+    check_fault(Faulty(hook, ZeroDivisionError("boom"), when), f"{hook} raised ZeroDivisionError: boom")
+
+
+def check_fault(policy: Faulty, message: str) -> None:
+    """The fault shows as one PluginError that names the policy; every batch's data are right; the cache recovers."""
+    data = store(40, 8)
+    cache = make(6, data, policy)
+    rng = np.random.default_rng(3)
+    errors = []
+    for _ in range(40):
+        ids = rng.integers(0, 15, 5)
+        with cache.pinned():
+            plan = cache.plan(ids)
+            out = gather(cache, data, plan)
+        assert (out == data[ids]).all()
+        try:
+            changes = cache.admit(*missed(plan))
+        except PluginError as error:
+            errors.append(str(error))
+            assert cache.stats()["cached"] == 0
+        else:
+            cache.apply(changes, out)
+        cache._check()
+    assert len(errors) == 1
+    assert re.search(message, errors[0])
+    assert "'Faulty'" in errors[0]
+    assert policy.starts == 2
+    assert cache.stats()["cached"] == 6
+
+
+def test_a_victim_that_is_empty() -> None:
+    class Empty(Faulty):
+        def victims(self, n: int) -> Any:
+            table.row_of_slot[0] = -1
+            return np.zeros(1, np.int32)
+
+    data = store(9, 4)
+    cache = make(2, data, Empty("none", None))
+    table = cache._slots
+    assert table is not None
+    batch(cache, data, np.array([0, 1]))
+    cache.map.release(np.array([0]))
+    with pytest.raises(PluginError, match="is empty"):
+        cache.admit(np.array([5]))
+
+
+def test_a_policy_that_cannot_start() -> None:
+    data = store(9, 4)
+    budget = Budget(10**6)
+    with pytest.raises(PluginError, match="'Faulty' cannot start with 2 slots: boom"):
+        make(2, data, Faulty("start", RuntimeError("boom")), budget=budget)
+    assert budget.used == 0
+    # One that cannot start again leaves a cache that holds nothing and harms nothing.
+    policy = Faulty("start", RuntimeError("boom"), when=2)
+    policy.insert = lambda rows, slots: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+    cache = make(2, data, policy)
+    with pytest.raises(PluginError, match="insert raised ZeroDivisionError"):
+        cache.admit(np.array([1]))
+    for _ in range(3):
+        assert (batch(cache, data, np.array([1, 2])) == data[[1, 2]]).all()
+    assert cache.stats()["cached"] == 0
+    cache._check()
+
+
+def test_an_interrupt_in_a_hook_leaves_the_cache_usable() -> None:
+    data = store(15, 4)
+    rng = np.random.default_rng(0)
+    for hook in ("hit", "victims", "insert"):
+        cache = make(6, data, Faulty(hook, KeyboardInterrupt()))
+        interrupts = 0
+        for _ in range(30):
+            ids = rng.integers(0, 15, 5)
+            try:
+                assert (batch(cache, data, ids) == data[ids]).all()
+            except KeyboardInterrupt:
+                interrupts += 1
+            cache._check()
+        assert interrupts == 1
+        assert cache.stats()["hits"] > 0
+
+
+def test_hooks_cannot_write_to_their_arguments() -> None:
+    class Writes(Faulty):
+        def insert(self, rows: Int64s, slots: Int32s) -> None:
+            slots[0] = 1
+
+    cache = make(2, store(9, 4), Writes("none", None))
+    with pytest.raises(PluginError, match="read-only"):
+        cache.admit(np.array([5]))
+
+
+# -- planned from outside --------------------------------------------------------------------------------------------------------
+
+
+def changeset(in_rows: list[int], in_positions: list[int], in_slots: list[int], out_rows: list[int]) -> Changeset:
+    return Changeset(
+        np.array(in_rows, np.int64), np.array(in_positions, np.int64), np.array(in_slots, np.int32), np.array(out_rows, np.int64)
+    )
+
+
+def test_changesets_from_a_planner() -> None:
+    data = store(20, 4)
+    cache = make(3, data, None)
+    assert cache.admit(np.array([1])) is None
+    cache.apply(changeset([4, 5], [1, 0], [2, 0], []), data[[5, 4]])
+    cache._check()
+    assert (batch(cache, data, np.array([4, 5, 6])) == data[[4, 5, 6]]).all()
+    cache.apply(changeset([6, 7], [0, 1], [2, 1], [4]), data[[6, 7]])
+    cache.apply(changeset([], [], [], [5]), data[:0])  # a row that is never used again makes room for none
+    cache._check()
+    assert sorted(np.flatnonzero(cache.map.slot_of_row >= 0).tolist()) == [6, 7]
+    assert (batch(cache, data, np.arange(20)) == data).all()
+    assert cache.stats()["admitted"] == 4
+    assert cache.stats()["evicted"] == 2
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        changeset([1], [0], [0], []),  # slot taken
+        changeset([1], [0], [3], []),
+        changeset([1], [0], [-1], []),
+        changeset([4], [0], [1], []),  # cached
+        changeset([1, 1], [0, 1], [1, 2], []),
+        changeset([1, 2], [0, 1], [1, 1], []),
+        changeset([1], [0], [1], [9]),  # not cached
+        changeset([1], [5], [1], []),  # position
+        changeset([20], [0], [1], []),
+    ],
+)
+def test_a_wrong_changeset_never_gives_wrong_data(wrong: Changeset) -> None:
+    data = store(20, 4)
+    cache = make(3, data, None)
+    cache.apply(changeset([4], [0], [0], []), data[[4]])
+    with pytest.raises((PluginError, IndexError)):
+        cache.apply(wrong, data[[1, 2]])
+    cache._check()
+    assert cache.stats()["cached"] == 0
+    assert (batch(cache, data, np.arange(20)) == data).all()
+
+
+# -- budget, life and death ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", [*ONLINE, "random", None])
+def test_the_budget_is_kept(policy: str | None) -> None:
+    n, row_bytes = 1000, 100
+    made = None if policy is None else get_policy(policy)
+    for n_bytes in (4 * n + 200, 10_000, 50_000, 10**6):
+        capacity = FeatureCache.capacity_for(n_bytes, row_bytes, n, made)
+        assert 1 <= capacity <= n
+        budget = Budget(n_bytes + 64)
+        cache = FeatureCache(capacity, row_bytes, n, made, budget=budget)
+        assert cache.nbytes == budget.used == sum(budget.report().values()) <= n_bytes + 64
+        assert capacity == n or budget.available < 64 + 2 * row_bytes + 10 * capacity  # little is left unused
+        cache.close()
+        cache.close()
+        assert budget.used == 0
+        with pytest.raises(ClosedError):
+            cache.plan(np.array([1]))
+    assert FeatureCache.capacity_for(0, row_bytes, n, made) == 0
+    assert FeatureCache.capacity_for(10**9, row_bytes, n, made) == n
+    with pytest.raises(BudgetError) as caught:
+        FeatureCache.capacity_for(4 * n, row_bytes, n, made)
+    assert FeatureCache.capacity_for(caught.value.needed or 0, row_bytes, n, made) == 1
+
+
+def test_over_budget_nothing_is_kept() -> None:
+    budget = Budget(5000)
+    with pytest.raises(BudgetError):
+        FeatureCache(10, 100, 1000, get_policy("lru"), budget=budget)
+    assert budget.used == 0
+
+
+def test_what_cannot_be_is_refused() -> None:
+    for capacity, row_bytes, n in [(-1, 4, 4), (1, 0, 4), (1, 4, -1)]:
+        with pytest.raises(ValueError, match="cannot be"):
+            FeatureCache(capacity, row_bytes, n, None)
+    with pytest.raises(ValueError, match="at most"):
+        FeatureCache(2**31, 1, 2**31, None)
+    with pytest.raises(TypeError, match="neither"):
+        FeatureCache(1, 4, 4, "lru")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("policy", ["lru", "random", None])
+def test_a_forked_child_reads_right_and_leaves_its_parent_alone(policy: str | None) -> None:
+    data = store(2000, 4096)  # 8 MB: the array is a mapping of its own
+    cache = make(1000, data, policy)
+    cache.fill(reader(data, []))
+    ids = np.arange(800)
+    batch(cache, data, ids)
+    cache._lock.acquire()  # as if another thread held it at the fork
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            other = np.arange(1200, 2000)
+            right = (batch(cache, data, other) == data[other]).all() and (batch(cache, data, other) == data[other]).all()
+            cache.array[:] = 0
+            status = 0 if right else 2
+        finally:
+            os._exit(status)
+    cache._lock.release()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert (batch(cache, data, ids) == data[ids]).all()
+    cache._check()

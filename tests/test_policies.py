@@ -1,0 +1,182 @@
+"""The policies: compiled against plain-Python references, scores against their formulas, selection against a sort."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from reference_policies import ReferenceClock, ReferenceLRU, ReferenceS3FIFO, ReferenceSieve
+
+from featstore.cache.base import Int32s, Int64s, OnlinePolicy, PolicyContext
+from featstore.cache.clock import Clock
+from featstore.cache.degree import Degree
+from featstore.cache.frequency import Frequency
+from featstore.cache.in_out_ratio import InOutRatio
+from featstore.cache.lru import LRU
+from featstore.cache.random_rows import RandomRows
+from featstore.cache.rowmap import RowMap
+from featstore.cache.s3fifo import S3FIFO
+from featstore.cache.select import top_rows
+from featstore.cache.sieve import Sieve
+from featstore.cache.slots import SlotTable
+from featstore.testing.strategies import traces
+
+PAIRS = [(LRU, ReferenceLRU), (Clock, ReferenceClock), (Sieve, ReferenceSieve), (S3FIFO, ReferenceS3FIFO)]
+
+
+class Recorder(OnlinePolicy):
+    """Passes every hook on and notes what it answered."""
+
+    def __init__(self, policy: OnlinePolicy) -> None:
+        self.policy = policy
+        self.chosen: list[list[int]] = []
+
+    def start(self, capacity: int, context: PolicyContext) -> None:
+        self.policy.start(capacity, context)
+
+    def hit(self, slots: Int32s) -> None:
+        self.policy.hit(slots)
+
+    def victims(self, n: int) -> Int32s:
+        answer = self.policy.victims(n)
+        self.chosen.append(answer.tolist())
+        return answer
+
+    def insert(self, rows: Int64s, slots: Int32s) -> None:
+        self.policy.insert(rows, slots)
+
+    def _check(self) -> None:
+        self.policy._check()
+
+
+def play(policy: OnlinePolicy, n: int, capacity: int, batches: list[Int64s]) -> tuple[list[list[int]], list[int]]:
+    """Run a trace; return the victims of every call and the misses of every batch."""
+    rows = RowMap(n)
+    recorder = Recorder(policy)
+    table = SlotTable(capacity, rows, recorder, PolicyContext(n, 4))
+    misses = []
+    for ids in batches:
+        _, hit_slots, missed = rows.split(ids)
+        table.touch(hit_slots)
+        changes = table.admit(ids[missed], missed)
+        if changes is not None:
+            rows.assign(changes.in_rows, changes.in_slots)
+        table._check()
+        misses.append(len(missed))
+    return recorder.chosen, misses
+
+
+@pytest.mark.parametrize(("policy", "reference"), PAIRS)
+@given(trace=traces(), share=st.floats(0, 1))
+def test_victims_equal_the_reference(policy: Any, reference: Any, trace: tuple[int, list[Int64s]], share: float) -> None:
+    n, batches = trace
+    capacity = max(1, int(n * share))
+    assert play(policy(), n, capacity, batches) == play(reference(), n, capacity, batches)
+
+
+@pytest.mark.parametrize(("policy", "reference"), PAIRS)
+@pytest.mark.parametrize("capacity", [1, 2, 7, 50, 333])
+def test_long_skewed_traces_equal_the_reference(policy: Any, reference: Any, capacity: int) -> None:
+    rng = np.random.default_rng(capacity)
+    n = 1000
+    batches = [np.unique((n * rng.random(rng.integers(1, 120)) ** 3).astype(np.int64)) for _ in range(150)]
+    for ids in batches:
+        rng.shuffle(ids)
+    assert play(policy(), n, capacity, batches) == play(reference(), n, capacity, batches)
+
+
+@pytest.mark.parametrize("policy", [LRU, Clock, Sieve, S3FIFO])
+def test_wrong_slots_are_refused(policy: Any) -> None:
+    made = policy()
+    made.start(4, PolicyContext(100, 4))
+    rows, slots = np.array([7, 8], np.int64), np.array([0, 1], np.int32)
+    for wrong in ([0], [-1], [4], [2**31 - 1]):
+        with pytest.raises(ValueError, match="slot"):
+            made.hit(np.array(wrong, np.int32))
+        made.start(4, PolicyContext(100, 4))
+    made.insert(rows, slots)
+    with pytest.raises(ValueError, match="slot"):
+        made.insert(rows, slots)
+    made.start(4, PolicyContext(100, 4))
+    made.insert(rows, slots)
+    with pytest.raises(ValueError, match="3 asked for, 2 occupied"):
+        made.victims(3)
+
+
+@pytest.mark.parametrize("policy", [LRU, Clock, Sieve, S3FIFO])
+@pytest.mark.parametrize("capacity", [1, 2, 9, 10, 11, 1000, 4097])
+def test_memory_is_what_it_states(policy: Any, capacity: int) -> None:
+    made = policy()
+    made.start(capacity, PolicyContext(10**12, 4))
+    assert 0 < made.nbytes <= policy.slot_bytes * capacity + 64
+    arrays = [value for value in vars(made).values() if isinstance(value, np.ndarray)]
+    assert made.nbytes >= sum(array.nbytes for array in arrays) - 40  # but for the few counters
+
+
+@pytest.mark.parametrize("policy", [LRU, Sieve, S3FIFO])
+def test_too_many_slots_are_refused_before_any_allocation(policy: Any) -> None:
+    with pytest.raises(ValueError, match="at most 1073741824 slots"):
+        policy().start(2**30 + 1, PolicyContext(2**40, 4))
+
+
+def context(**arrays: Any) -> PolicyContext:
+    n = len(next(iter(arrays.values())))
+    return PolicyContext(n, 4, **{f"{name}_of": partial(np.array, value) for name, value in arrays.items()})
+
+
+def test_static_scores() -> None:
+    assert Degree().scores(context(out_degree=[3, 0, 5])).tolist() == [3, 0, 5]
+    assert Frequency().scores(context(counts=[3, 0, 5])).tolist() == [3, 0, 5]
+    given_degrees = context(in_degree=[2, 0, 4, 0, 5], out_degree=[6, 100, 2, 0, 0])
+    assert InOutRatio().scores(given_degrees).tolist() == [3, -1, 0.5, -1, 0]
+    one, other = RandomRows().scores(PolicyContext(50, 4, seed=1)), RandomRows().scores(PolicyContext(50, 4, seed=2))
+    assert (one == RandomRows().scores(PolicyContext(50, 4, seed=1))).all()
+    assert (one != other).all()
+    assert RandomRows().scores(PolicyContext(0, 4)).shape == (0,)
+
+
+def test_unknown_arrays_are_named() -> None:
+    for policy, missing in [(Degree(), "out_degree"), (Frequency(), "counts"), (InOutRatio(), "in_degree|out_degree")]:
+        with pytest.raises(ValueError, match=missing):
+            policy.scores(PolicyContext(3, 4))
+
+
+DTYPES = [np.bool_, np.int8, np.uint8, np.int32, np.int64, np.uint64, np.float16, np.float32, np.float64]
+FLOATS = DTYPES[-3:]
+
+
+@given(
+    scores=st.sampled_from(DTYPES).flatmap(
+        lambda dtype: hnp.arrays(dtype, st.integers(0, 40), elements={"allow_nan": False} if dtype in FLOATS else None)
+    ),
+    k=st.integers(-1, 45),
+)
+@example(scores=np.array([0.0, -0.0, 0.0, -0.0]), k=2)
+@example(scores=np.array([np.inf, -np.inf, 0.0, np.inf]), k=1)
+@example(scores=np.array([2**63, 2**63 + 1, 1], np.uint64), k=1)
+@example(scores=np.array([2**53, 2**53 + 1], np.int64), k=1)
+def test_top_rows_equal_a_stable_sort(scores: Any, k: int) -> None:
+    order = sorted(range(len(scores)), key=lambda row: scores[row], reverse=True)  # stable: of equals the lowest row first
+    assert top_rows(scores, k).tolist() == sorted(order[: max(k, 0)])
+
+
+def test_top_rows_over_chunks() -> None:
+    rng = np.random.default_rng(0)
+    scores = rng.integers(0, 1000, 600_001).astype(np.int32)
+    for k in (1, 300_000, 600_000):
+        order = np.lexsort((np.arange(len(scores)), -scores))[:k]
+        assert (top_rows(scores, k) == np.sort(order)).all()
+
+
+def test_top_rows_refuses() -> None:
+    with pytest.raises(ValueError, match="row 2 is NaN"):
+        top_rows(np.array([1.0, 2.0, np.nan]), 3)
+    with pytest.raises(TypeError, match="complex"):
+        top_rows(np.array([1j]), 1)
+    with pytest.raises(ValueError, match="shape"):
+        top_rows(np.zeros((2, 2)), 1)
