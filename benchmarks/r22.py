@@ -61,7 +61,7 @@ class Workload:
         return np.load(self.directory / "seeds.npy")
 
     def rows(self, ids: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.float32]:
-        """Feature rows of ``ids``, float32 [k, dim]: a hash of (id, column) in [0, 1), so that rows can be checked without the file."""
+        """Feature rows of ``ids``, float32 [k, dim]: a hash of (id, column) in [0, 1), to check without the file."""
         columns = np.arange(self.dim, dtype=np.uint32) * np.uint32(2246822519)
         mixed = ids.astype(np.uint32)[:, None] * np.uint32(2654435761) + columns
         mixed ^= mixed >> np.uint32(15)

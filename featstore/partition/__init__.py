@@ -1,0 +1,1 @@
+"""Partitions of the nodes, and the batches cut from them."""

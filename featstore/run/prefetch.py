@@ -1,0 +1,331 @@
+"""Two stages ahead of a loop: many threads prepare batches, one gathers them in order, the loop takes them in order.
+
+Memory is the bound. A stage that meets :class:`~featstore.errors.BudgetError` gives back first what was prepared ahead (it can be made
+again), then waits for the loop to let go of earlier batches; only when the loop itself waits for that very batch, so that nothing more
+can come free, the error is the loop's. So a short budget costs look-ahead, never a hang.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Generic, TypeVar
+
+from featstore.errors import BudgetError, ClosedError
+
+__all__ = ["Pipeline", "Stopwatch"]
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+# A finalizer may run anywhere, even inside a lock that a stage waits for: there a join must end.
+FINALIZER_JOIN_S = 10.0
+
+
+class Stopwatch:
+    """Seconds by name, added up from any thread."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def add(self, name: str, seconds: float) -> None:
+        """Add ``seconds`` to ``name``."""
+        with self._lock:
+            self._seconds[name] = self._seconds.get(name, 0.0) + seconds
+
+    def time(self, name: str) -> _Timer:
+        """Context manager that adds the time spent inside to ``name``."""
+        return _Timer(self, name)
+
+    def seconds(self) -> dict[str, float]:
+        """Return seconds by name."""
+        with self._lock:
+            return dict(self._seconds)
+
+
+class _Timer:
+    def __init__(self, watch: Stopwatch, name: str) -> None:
+        self._watch = watch
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._watch.add(self._name, time.perf_counter() - self._start)
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    error: BaseException
+
+
+class Pipeline(Generic[A, B]):
+    """Deliver ``second(i, first(i))`` for ``i = start … stop-1``, in order, made ahead by threads.
+
+    Parameters
+    ----------
+    first : callable (int) -> A
+        Prepares item ``i``; called by ``threads`` threads at once, and perhaps again for the same item: pure.
+    second : callable (int, A) -> B
+        Finishes item ``i``; called once an item (again only after BudgetError), in order, by one thread.
+    start, stop : int
+    threads : int
+        Threads for ``first``, at least 1.
+    depth : int
+        Items finished or being finished beyond the one the loop holds. 0: both stages run in the caller's thread.
+    watch : Stopwatch
+        Gets ``wait``: seconds that :meth:`get` waited.
+
+    Notes
+    -----
+    Results of ``first`` run at most ``threads`` items ahead of ``second``. One caller at a time.
+    """
+
+    def __init__(
+        self,
+        first: Callable[[int], A],
+        second: Callable[[int, A], B],
+        *,
+        start: int,
+        stop: int,
+        threads: int,
+        depth: int,
+        watch: Stopwatch,
+    ) -> None:
+        self._first = first
+        self._second = second
+        self._stop = stop
+        self._depth = depth
+        self._ahead = threads
+        self._watch = watch
+        self._changed = threading.Condition()
+        self._pid = os.getpid()
+        self._closed = False
+        self._taken = start  # the item the loop takes next
+        self._finishing = start  # the item the second stage works on
+        self._fresh = start  # first item never begun
+        self._again: list[int] = []  # items given back, a heap
+        self._active: set[int] = set()  # items in the first stage
+        self._ready: dict[int, A | _Failure] = {}
+        self._done: deque[B | _Failure] = deque()
+        self._waiting = False  # the loop waits for item _taken
+        self._urgent: int | None = None  # short of memory: no item after this one is begun
+        self._threads: list[threading.Thread] = []
+        if depth:
+            names = [(f"featstore-sample-{k}", self._run_first) for k in range(min(threads, max(1, stop - start)))]
+            for name, target in [*names, ("featstore-gather", self._run_second)]:
+                thread = threading.Thread(target=target, name=name, daemon=True)
+                self._threads.append(thread)
+                thread.start()
+
+    @property
+    def depth(self) -> int:
+        """Items made ahead now: less than was asked for, once memory was short."""
+        return self._depth
+
+    @property
+    def position(self) -> int:
+        """The item that :meth:`get` returns next."""
+        return self._taken
+
+    def get(self) -> B:
+        """Return the next item; what a stage raised for it is raised here, after all earlier items were returned.
+
+        Raises
+        ------
+        IndexError
+            All items were returned.
+        ClosedError
+            The pipeline was closed, or belongs to another process.
+        """
+        if self._taken >= self._stop:
+            raise IndexError("no item is left")
+        if self._closed or os.getpid() != self._pid:
+            raise ClosedError("this iterator was closed, or belongs to the parent process")
+        if not self._threads:
+            item = self._second(self._taken, self._first(self._taken))
+            self._taken += 1
+            return item
+        begin = time.perf_counter()
+        try:
+            with self._changed:
+                self._waiting = True
+                self._changed.notify_all()
+                try:
+                    self._changed.wait_for(lambda: self._done or self._closed)
+                finally:
+                    self._waiting = False
+                if self._closed:
+                    raise ClosedError("this iterator was closed while it was waited for")
+                outcome = self._done.popleft()
+                self._taken += 1
+                self._changed.notify_all()
+        finally:
+            self._watch.add("wait", time.perf_counter() - begin)
+        if isinstance(outcome, _Failure):
+            try:
+                raise outcome.error
+            finally:
+                del outcome  # or the error would hold this frame, and the frame the error
+        return outcome
+
+    def close(self, timeout: float | None = None) -> None:
+        """Stop the threads and wait for them (at most ``timeout`` seconds each); what was made ahead is dropped. May be called again."""
+        if os.getpid() != self._pid:
+            return  # after a fork the threads are the parent's
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        here = threading.current_thread()
+        for thread in self._threads:
+            if thread is not here:
+                thread.join(timeout)
+        if here not in self._threads:
+            self._ready.clear()
+            self._done.clear()
+
+    # First stage.
+
+    def _claim(self) -> int | None:
+        """Take the lowest item that may be begun; the lock is held."""
+        item = self._again[0] if self._again else self._fresh
+        limit = min(self._stop, self._taken + self._depth + self._ahead)
+        if item >= limit or (self._urgent is not None and item > self._urgent):
+            return None
+        if self._again:
+            heapq.heappop(self._again)
+        else:
+            self._fresh += 1
+        self._active.add(item)
+        return item
+
+    def _run_first(self) -> None:
+        while self._first_once():
+            pass  # a call an item, so that no local keeps an item's memory while the thread waits
+
+    def _first_once(self) -> bool:
+        item: int | None = None
+        with self._changed:
+            while not self._closed and (item := self._claim()) is None:
+                self._changed.wait()
+            if self._closed or item is None:
+                return False
+        outcome: A | _Failure
+        while True:
+            starved = self._starved(item)
+            try:
+                outcome = self._first(item)
+            except BudgetError as error:
+                if not self._give_back(item):
+                    return True
+                if self._relieve(item, starved):
+                    continue
+                outcome = _Failure(error)
+            except BaseException as error:
+                outcome = _Failure(error)
+            break
+        with self._changed:
+            self._active.discard(item)
+            if self._urgent is not None and item > self._urgent:
+                heapq.heappush(self._again, item)
+            elif not self._closed:
+                self._ready[item] = outcome
+            self._changed.notify_all()
+        return True
+
+    def _give_back(self, item: int) -> bool:
+        """Short of memory in the first stage: put the item back for later, unless the second stage waits for it (then True)."""
+        with self._changed:
+            if item == self._finishing:
+                return True
+            self._active.discard(item)
+            heapq.heappush(self._again, item)
+            self._shrink(item - self._taken)
+            self._changed.notify_all()
+            return False
+
+    def _shrink(self, items: int) -> None:
+        """Begin at most ``items`` items beyond the one the loop holds from now on; the lock is held."""
+        items = max(1, items)
+        self._depth = min(self._depth, items)
+        self._ahead = min(self._ahead, items - self._depth)
+
+    # Second stage.
+
+    def _run_second(self) -> None:
+        while self._second_once():
+            pass
+
+    def _second_once(self) -> bool:
+        with self._changed:
+            item = self._finishing
+            if item >= self._stop:
+                return False
+            self._changed.wait_for(lambda: self._closed or (item in self._ready and item < self._taken + self._depth))
+            if self._closed:
+                return False
+            prepared = self._ready.pop(item)
+        outcome: B | _Failure
+        if isinstance(prepared, _Failure):
+            outcome = prepared
+        else:
+            outcome = self._finish(item, prepared)
+        with self._changed:
+            self._urgent = None
+            self._finishing += 1
+            if not self._closed:
+                self._done.append(outcome)
+            self._changed.notify_all()
+        return not isinstance(outcome, _Failure)
+
+    def _finish(self, item: int, prepared: A) -> B | _Failure:
+        while True:
+            starved = self._starved(item)
+            try:
+                return self._second(item, prepared)
+            except BudgetError as error:
+                if not self._relieve(item, starved):
+                    return _Failure(error)
+            except BaseException as error:
+                return _Failure(error)
+
+    # Memory.
+
+    def _starved(self, item: int) -> bool:
+        """Whether the loop waits for this item, so that it will let go of nothing before it has it."""
+        with self._changed:
+            return self._waiting and self._taken == item
+
+    def _relieve(self, item: int, starved: bool) -> bool:
+        """Make room for ``item``, which the second stage needs next; True: try again, False: nothing more can be had.
+
+        ``starved`` says whether the loop already waited for the item when the failed attempt began.
+        """
+        dropped = []
+        with self._changed:
+            self._urgent = item
+            later = [k for k in self._ready if k > item]
+            for k in later:
+                dropped.append(self._ready.pop(k))
+                heapq.heappush(self._again, k)
+            busy = any(k > item for k in self._active)
+            self._changed.wait_for(lambda: self._closed or not any(k > item for k in self._active))
+            self._shrink(item - self._taken if item > self._taken else self._depth)
+            if self._closed:
+                return False
+            if not dropped and not busy:
+                if starved:
+                    return False
+                taken = self._taken
+                self._changed.wait_for(lambda: self._closed or self._taken > taken or (self._waiting and self._taken == item))
+                if self._closed:
+                    return False
+        return True
