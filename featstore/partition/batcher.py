@@ -85,7 +85,9 @@ class RandomBatcher:
         Leave out a last batch that is not full.
     """
 
-    def __init__(self, seeds: torch.Tensor, batch_size: int, *, shuffle: bool = True, seed: int = 0, drop_last: bool = False) -> None:
+    def __init__(
+        self, seeds: torch.Tensor, batch_size: int, *, shuffle: bool = True, seed: int = 0, drop_last: bool = False
+    ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, not {batch_size}")
         if seed < 0:

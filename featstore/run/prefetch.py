@@ -1,8 +1,8 @@
 """Two stages ahead of a loop: many threads prepare batches, one gathers them in order, the loop takes them in order.
 
-Memory is the bound. A stage that meets :class:`~featstore.errors.BudgetError` gives back first what was prepared ahead (it can be made
-again), then waits for the loop to let go of earlier batches; only when the loop itself waits for that very batch, so that nothing more
-can come free, the error is the loop's. So a short budget costs look-ahead, never a hang.
+Memory is the bound. A stage that meets :class:`~featstore.errors.BudgetError` gives back first what was prepared ahead (it can
+be made again), then waits for the loop to let go of earlier batches; only when the loop itself waits for that very batch, so
+that nothing more can come free, the error is the loop's. So a short budget costs look-ahead, never a hang.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Generic, TypeVar
 
@@ -23,6 +24,7 @@ __all__ = ["Pipeline", "Stopwatch"]
 
 A = TypeVar("A")
 B = TypeVar("B")
+C = TypeVar("C")
 
 # A finalizer may run anywhere, even inside a lock that a stage waits for: there a join must end.
 FINALIZER_JOIN_S = 10.0
@@ -65,6 +67,19 @@ class _Timer:
 @dataclass(frozen=True, slots=True)
 class _Failure:
     error: BaseException
+
+
+class _GivenBack:
+    """What a stage ends with when memory was short and its item waits for another turn."""
+
+
+def _without_frames(error: BaseException) -> BaseException:
+    """Strip an error of its tracebacks: their frames would keep alive what the stage had allocated so far."""
+    link: BaseException | None = error
+    while link is not None:
+        link.__traceback__ = None
+        link = link.__cause__ or link.__context__
+    return error
 
 
 class Pipeline(Generic[A, B]):
@@ -121,10 +136,14 @@ class Pipeline(Generic[A, B]):
         self._threads: list[threading.Thread] = []
         if depth:
             names = [(f"featstore-sample-{k}", self._run_first) for k in range(min(threads, max(1, stop - start)))]
-            for name, target in [*names, ("featstore-gather", self._run_second)]:
-                thread = threading.Thread(target=target, name=name, daemon=True)
-                self._threads.append(thread)
-                thread.start()
+            try:
+                for name, target in [*names, ("featstore-gather", self._run_second)]:
+                    thread = threading.Thread(target=target, name=name, daemon=True)
+                    thread.start()
+                    self._threads.append(thread)
+            except BaseException:
+                self.close()
+                raise
 
     @property
     def depth(self) -> int:
@@ -172,13 +191,15 @@ class Pipeline(Generic[A, B]):
             self._watch.add("wait", time.perf_counter() - begin)
         if isinstance(outcome, _Failure):
             try:
+                if isinstance(outcome.error, StopIteration):  # would end the loop as if all were well
+                    raise RuntimeError("a stage raised StopIteration") from outcome.error
                 raise outcome.error
             finally:
                 del outcome  # or the error would hold this frame, and the frame the error
         return outcome
 
     def close(self, timeout: float | None = None) -> None:
-        """Stop the threads and wait for them (at most ``timeout`` seconds each); what was made ahead is dropped. May be called again."""
+        """Stop the threads, wait for them (at most ``timeout`` seconds each), drop what was made ahead. May be called again."""
         if os.getpid() != self._pid:
             return  # after a fork the threads are the parent's
         with self._changed:
@@ -218,20 +239,9 @@ class Pipeline(Generic[A, B]):
                 self._changed.wait()
             if self._closed or item is None:
                 return False
-        outcome: A | _Failure
-        while True:
-            starved = self._starved(item)
-            try:
-                outcome = self._first(item)
-            except BudgetError as error:
-                if not self._give_back(item):
-                    return True
-                if self._relieve(item, starved):
-                    continue
-                outcome = _Failure(error)
-            except BaseException as error:
-                outcome = _Failure(error)
-            break
+        outcome = self._attempt(item, partial(self._first, item))
+        if isinstance(outcome, _GivenBack):
+            return True
         with self._changed:
             self._active.discard(item)
             if self._urgent is not None and item > self._urgent:
@@ -242,15 +252,15 @@ class Pipeline(Generic[A, B]):
         return True
 
     def _give_back(self, item: int) -> bool:
-        """Short of memory in the first stage: put the item back for later, unless the second stage waits for it (then True)."""
+        """Short of memory: put the item back for later, unless it is the one that the second stage needs next (then False)."""
         with self._changed:
             if item == self._finishing:
-                return True
+                return False
             self._active.discard(item)
             heapq.heappush(self._again, item)
             self._shrink(item - self._taken)
             self._changed.notify_all()
-            return False
+            return True
 
     def _shrink(self, items: int) -> None:
         """Begin at most ``items`` items beyond the one the loop holds from now on; the lock is held."""
@@ -273,31 +283,31 @@ class Pipeline(Generic[A, B]):
             if self._closed:
                 return False
             prepared = self._ready.pop(item)
-        outcome: B | _Failure
-        if isinstance(prepared, _Failure):
-            outcome = prepared
-        else:
-            outcome = self._finish(item, prepared)
+        outcome = prepared if isinstance(prepared, _Failure) else self._attempt(item, partial(self._second, item, prepared))
         with self._changed:
             self._urgent = None
             self._finishing += 1
-            if not self._closed:
+            if not self._closed and not isinstance(outcome, _GivenBack):
                 self._done.append(outcome)
             self._changed.notify_all()
         return not isinstance(outcome, _Failure)
 
-    def _finish(self, item: int, prepared: A) -> B | _Failure:
+    # Memory.
+
+    def _attempt(self, item: int, stage: Callable[[], C]) -> C | _Failure | _GivenBack:
+        """Run a stage until memory suffices, or give its item back."""
         while True:
             starved = self._starved(item)
             try:
-                return self._second(item, prepared)
+                return stage()
             except BudgetError as error:
-                if not self._relieve(item, starved):
-                    return _Failure(error)
+                failure = _Failure(_without_frames(error))
             except BaseException as error:
                 return _Failure(error)
-
-    # Memory.
+            if self._give_back(item):
+                return _GivenBack()
+            if not self._relieve(item, starved):
+                return failure
 
     def _starved(self, item: int) -> bool:
         """Whether the loop waits for this item, so that it will let go of nothing before it has it."""
@@ -319,13 +329,9 @@ class Pipeline(Generic[A, B]):
             busy = any(k > item for k in self._active)
             self._changed.wait_for(lambda: self._closed or not any(k > item for k in self._active))
             self._shrink(item - self._taken if item > self._taken else self._depth)
-            if self._closed:
-                return False
-            if not dropped and not busy:
+            if not dropped and not busy and not self._closed:
                 if starved:
                     return False
                 taken = self._taken
                 self._changed.wait_for(lambda: self._closed or self._taken > taken or (self._waiting and self._taken == item))
-                if self._closed:
-                    return False
-        return True
+            return not self._closed

@@ -1,0 +1,93 @@
+"""The batch that a training loop gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from featstore.sampling.batch import Block
+
+__all__ = ["MiniBatch"]
+
+_Move = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(eq=False)
+class MiniBatch:
+    """One batch of a :class:`~featstore.Loader`: a sampled neighbourhood with its features.
+
+    Attributes
+    ----------
+    seeds : int64 tensor, shape (n_seeds,)
+        The nodes that the loss is taken over: the first of ``input_ids``.
+    input_ids : int64 tensor, shape (n,)
+        Distinct nodes of the batch.
+    blocks : tuple of Block
+        One bipartite block a hop, outermost first: the order in which layers use them.
+    features : dict of str to tensor, shape (n, …)
+        Row ``k`` of each belongs to ``input_ids[k]``.
+    y : tensor, shape (n_seeds, …), or None
+        Labels of the seeds.
+    index : int
+        The batch's number in the epoch, whatever order batches run in.
+    """
+
+    seeds: torch.Tensor
+    input_ids: torch.Tensor
+    blocks: tuple[Block, ...]
+    features: dict[str, torch.Tensor]
+    y: torch.Tensor | None
+    index: int
+    # Keeps the batch's share of a loader's memory reserved while the batch lives.
+    _held: object = field(default=None, repr=False)
+
+    @property
+    def x(self) -> torch.Tensor:
+        """The first of the features."""
+        for tensor in self.features.values():
+            return tensor
+        raise AttributeError("this loader was made with features=[]: its batches have no x")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors; ``seeds`` is a part of ``input_ids``."""
+        tensors = [self.input_ids, *self.features.values(), *([] if self.y is None else [self.y])]
+        for block in self.blocks:
+            tensors += [block.src, block.dst, *([] if block.edge_pos is None else [block.edge_pos])]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> MiniBatch:
+        """Return the batch with its tensors on ``device``; tensors that are there already are shared."""
+        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> MiniBatch:
+        """Return a copy in page-locked memory, from which copies to an accelerator may run beside computing."""
+        return self._map(lambda tensor: tensor.pin_memory())
+
+    def _map(self, move: _Move) -> MiniBatch:
+        input_ids = move(self.input_ids)
+        blocks = tuple(
+            replace(
+                block,
+                src=move(block.src),
+                dst=move(block.dst),
+                edge_pos=None if block.edge_pos is None else move(block.edge_pos),
+            )
+            for block in self.blocks
+        )
+        return MiniBatch(
+            seeds=input_ids[: len(self.seeds)],
+            input_ids=input_ids,
+            blocks=blocks,
+            features={name: move(tensor) for name, tensor in self.features.items()},
+            y=None if self.y is None else move(self.y),
+            index=self.index,
+            _held=self._held if input_ids is self.input_ids else None,
+        )
+
+    def __repr__(self) -> str:
+        sizes = "".join(f", {name}={tuple(tensor.shape)}" for name, tensor in self.features.items())
+        head = f"index={self.index}, seeds={len(self.seeds)}, nodes={len(self.input_ids)}, hops={len(self.blocks)}"
+        return f"MiniBatch({head}{sizes})"

@@ -1,0 +1,456 @@
+"""The loader: batches for a training loop, sampled and gathered ahead by threads, within the memory budget."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import threading
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from featstore.cache.base import Policy
+from featstore.config import Budget, Reservation, parse_size
+from featstore.errors import BudgetError, ClosedError
+from featstore.partition.batcher import RandomBatcher, check_seeds
+from featstore.run.batch import MiniBatch
+from featstore.run.precache import cache_bytes, count_accesses, spare_bytes
+from featstore.run.prefetch import FINALIZER_JOIN_S, Pipeline, Stopwatch
+from featstore.run.strategy import STRATEGIES, EpochRun, Prepared, Setup
+from featstore.sampling.batch import SampledBatch, Sampler
+
+if TYPE_CHECKING:
+    from featstore.graph.dataset import OutOfCoreGraph
+    from featstore.graph.feature import FeatureStore
+
+__all__ = ["Loader"]
+
+
+class _Held:
+    """Bytes of a loader's memory, released when the last batch object that refers to them dies."""
+
+    def __init__(self, share: Budget, n_bytes: int) -> None:
+        self.reservation = share.reserve("batches", n_bytes)
+
+    def __del__(self) -> None:
+        if hasattr(self, "reservation"):
+            self.reservation.release()
+
+
+@dataclass(frozen=True)
+class _Item:
+    prepared: Prepared
+    n_bytes: int
+    held: _Held | None
+
+
+@dataclass
+class _Progress:
+    """The batch that an iterator delivers next."""
+
+    epoch: int
+    batch: int
+
+
+class _Epoch(Iterator[MiniBatch]):
+    """One epoch's iterator; owns its threads, and stops them when it is exhausted, closed, fails or is collected."""
+
+    def __init__(self, loader: Loader, run: EpochRun, progress: _Progress) -> None:
+        self._loader = loader
+        self._progress = progress
+        self._over = False
+        self._stop = len(loader)
+        self._pipeline: Pipeline[_Item, MiniBatch] = Pipeline(
+            partial(loader._sample, run),
+            partial(loader._gather, run),
+            start=progress.batch,
+            stop=self._stop,
+            threads=run.threads,
+            depth=loader._prefetch,
+            watch=loader._watch,
+        )
+        self._finalizer = weakref.finalize(self, _stop, self._pipeline, run)
+
+    @property
+    def depth(self) -> int:
+        return self._pipeline.depth
+
+    def __next__(self) -> MiniBatch:
+        if self._over:
+            raise StopIteration
+        if self._pipeline.position >= self._stop:
+            self._end()
+            raise StopIteration
+        try:
+            batch = self._pipeline.get()
+        except BaseException:
+            self._end()
+            raise
+        self._progress.batch = self._pipeline.position
+        return batch
+
+    def _end(self) -> None:
+        self._over = True
+        self.close()
+
+    def close(self) -> None:
+        """Stop the threads; may be called again."""
+        self._finalizer()
+
+
+def _stop(pipeline: Pipeline[Any, Any], run: EpochRun) -> None:
+    pipeline.close(FINALIZER_JOIN_S)
+    run.close()
+
+
+def _release(held: list[Reservation]) -> None:
+    while held:
+        held.pop().release()
+
+
+def _sampled_bytes(sampled: SampledBatch) -> int:
+    tensors = [sampled.input_ids]
+    for block in sampled.blocks:
+        tensors += [block.src, block.dst, *([] if block.edge_pos is None else [block.edge_pos])]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _most_rows(sampler: Sampler, batch_size: int, num_nodes: int) -> int:
+    """Most distinct nodes that a batch can have."""
+    rows = batch_size
+    for fanout in getattr(sampler, "fanouts", [-1]):
+        rows = num_nodes if fanout < 0 else min(num_nodes, rows * (1 + fanout))
+    return rows
+
+
+def _at_least(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{name} must be an integer, not {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, not {value}")
+
+
+def _names(what: str, names: Sequence[str], there: Mapping[str, Any]) -> tuple[str, ...]:
+    for name in names:
+        if name not in there:
+            hint = "; pass labels=None for batches without" if what == "labels" else ""
+            raise ValueError(f"{what}: the graph has no {name!r}; it has {sorted(there)}{hint}")
+    if len(set(names)) < len(names):
+        raise ValueError(f"{what}: a name occurs twice in {list(names)}")
+    return tuple(names)
+
+
+def _row_bytes(store: FeatureStore) -> int:
+    return int(store.dtype.itemsize) * math.prod(store.shape[1:])
+
+
+COUNTERS = ("rows", "rows_loaded", "bytes_requested", "bytes_read", "reads")
+
+
+class Loader:
+    """Iterate over mini-batches of a graph, an epoch a ``for`` loop.
+
+    Parameters
+    ----------
+    g : OutOfCoreGraph
+    sampler : Sampler
+        :class:`~featstore.NeighborSampler`, or anything with its ``sample(seeds, epoch, index)``.
+    seeds : integer array or tensor, shape (n,), or boolean mask, shape (num_nodes,)
+        Distinct nodes that losses are taken over.
+    batch_size : int
+        Seeds a batch.
+    features : str or sequence of str
+        Features to gather; the first is ``batch.x``. May be empty.
+    labels : str or None
+        Node data that gives ``batch.y``.
+    strategy : str
+        ``"ondemand"``: sample a batch when its turn comes, and read the rows that the host cache lacks.
+    policy : str or Policy, optional
+        Policy of the feature cache; ``"degree"`` where only ``feature_cache`` is given. ``"frequency"`` samples the first epoch
+        once to count.
+    memory : int or str, optional
+        Most bytes that batches in flight, those handed out, and the cache that this loader makes may take: a share of the graph's
+        budget. By default what the graph has left.
+    feature_cache : int, str, float or "auto", optional
+        Make a host cache for the features, as ``g.cache`` does: bytes (``"1GiB"``), or a share of the rows as a float
+        (``0.1``), the same rows for all features; ``"auto"`` (the default where ``policy`` is given): what batches leave of the
+        memory.
+    prefetch : int or "auto"
+        Batches made ahead of the one that the loop holds; less where memory is short. 0: everything runs in the caller's thread.
+    threads : int, optional
+        Batches sampled at once; by default the threads of the graph.
+    shuffle : bool
+        A new order of the seeds each epoch, a function of ``seed`` and the epoch.
+    seed : int
+    device : str or torch.device
+        Where batches are delivered.
+    drop_last : bool
+        Leave out a last batch that is not full.
+
+    Raises
+    ------
+    BudgetError
+        The cache or ``memory`` is beyond the graph's budget. A batch that does not fit raises it from the loop; ``needed`` is the
+        least budget that does. The loop still holds one batch while it asks for the next, so two must fit.
+
+    Notes
+    -----
+    Batches are the same, bit for bit, whatever the threads, the prefetch, the cache, the strategy and the budget. Leaving the
+    loop early, an exception, Ctrl-C or the garbage collector stops the threads and frees what was made ahead. Every iterator is
+    one epoch: several may run at once, each with its own threads; they share the cache. Not for use across a fork: make the
+    loader in the child.
+    """
+
+    def __init__(
+        self,
+        g: OutOfCoreGraph,
+        sampler: Sampler,
+        seeds: torch.Tensor | npt.NDArray[Any] | Sequence[int],
+        batch_size: int = 1000,
+        features: str | Sequence[str] = ("x",),
+        labels: str | None = "y",
+        strategy: str = "ondemand",
+        policy: str | Policy | None = None,
+        memory: int | str | None = None,
+        feature_cache: int | float | str | None = None,
+        prefetch: int | str = 2,
+        threads: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+        drop_last: bool = False,
+    ) -> None:
+        if strategy not in STRATEGIES:
+            raise ValueError(f"strategy must be one of {sorted(STRATEGIES)}, not {strategy!r}")
+        if threads is None:
+            threads = g.options.threads
+        _at_least("threads", threads, 1)
+        if prefetch == "auto":
+            prefetch = max(2, threads)
+        if isinstance(prefetch, str):
+            raise ValueError(f"prefetch must be a number of batches or 'auto', not {prefetch!r}")
+        _at_least("prefetch", prefetch, 0)
+        _at_least("batch_size", batch_size, 1)
+        _at_least("seed", seed, 0)
+        self._g = g
+        self._features = _names("features", [features] if isinstance(features, str) else features, g.features)
+        self._labels = None if labels is None else _names("labels", [labels], g.node_data)[0]
+        self._device = torch.device(device)
+        self._threads = threads
+        self._prefetch = prefetch
+        self._row_bytes = {name: _row_bytes(g.features[name]) for name in self._features}
+        checked = check_seeds(seeds, g.num_nodes)
+        batcher = RandomBatcher(checked, batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last)
+        self._batcher = batcher
+        self._share = self._make_share(memory)
+        self._held: list[Reservation] = [g.budget.reserve("loader order", 8 * len(checked) + batcher.order_bytes)]
+        self._finalizer = weakref.finalize(self, _release, self._held)
+        self._watch = Stopwatch()
+        self._lock = threading.Lock()
+        self._counts = dict.fromkeys(COUNTERS, 0)
+        self._hits: dict[str, int] = {}
+        self._n_batches = 0
+        self._largest_rows = 0
+        self._next_epoch = 0
+        self._next_start = 0
+        self._progress = _Progress(0, 0)
+        self._iterators: weakref.WeakSet[_Epoch] = weakref.WeakSet()
+        self._closed = False
+        setup = Setup(g, sampler, batcher, self._features, threads)
+        self._setup = setup
+        try:
+            self._strategy = STRATEGIES[strategy](setup)
+            if feature_cache is not None or policy is not None:
+                self._make_cache(feature_cache, policy)
+        except BaseException:
+            self._finalizer()
+            raise
+
+    # Set-up.
+
+    def _make_share(self, memory: int | str | None) -> Budget | None:
+        if memory is None:
+            return None
+        share = parse_size(memory)
+        if share > self._g.budget.total:
+            raise BudgetError(
+                f"memory={memory!r} is more than the graph's budget of {self._g.budget.total} bytes; open it with memory={share}",
+                share,
+            )
+        return Budget(share, "loader")
+
+    def _make_cache(self, size: int | float | str | None, policy: str | Policy | None) -> None:
+        """Make the host cache of every feature; policies that ask for counts get those of the first epoch."""
+        budget = self._g.budget
+        room = budget.available if self._share is None else min(budget.available, self._share.available)
+        row_bytes = sum(self._row_bytes.values())
+        if size is None or size == "auto":
+            size, self._prefetch = spare_bytes(self._setup, budget, room, row_bytes, self._prefetch)
+        sizes = cache_bytes(size, self._g.num_nodes, self._row_bytes, budget if self._share is None else self._share, room)
+        counted: list[npt.NDArray[np.int64]] = []
+
+        def counts() -> npt.NDArray[np.int64]:
+            if not counted:
+                with self._watch.time("presample"):
+                    counted.append(count_accesses(self._setup, budget))
+            return counted[0]
+
+        with self._watch.time("cache"):
+            for name, n_bytes in sizes.items():
+                if n_bytes >= self._row_bytes[name]:
+                    self._g.cache(name, budget=n_bytes, policy=policy or "degree", counts=counts)
+        if self._share is not None:
+            self._held.append(self._share.reserve("feature cache", sum(sizes.values())))
+
+    # Iteration.
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        return len(self._batcher)
+
+    def __iter__(self) -> Iterator[MiniBatch]:
+        """Begin the next epoch (or go on in the one that :meth:`load_state_dict` restored)."""
+        if self._closed:
+            raise ClosedError("the loader is closed")
+        epoch, start = self._next_epoch, self._next_start
+        run = self._strategy.prepare(epoch, start)
+        progress = _Progress(epoch, start)
+        try:
+            iterator = _Epoch(self, run, progress)
+        except BaseException:
+            run.close()
+            raise
+        self._next_epoch, self._next_start = epoch + 1, 0
+        self._progress = progress
+        self._iterators.add(iterator)
+        return iterator
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next ``for`` loop run ``epoch``, from its first batch; without it epochs count up from 0."""
+        _at_least("epoch", epoch, 0)
+        self._next_epoch, self._next_start = epoch, 0
+        self._progress = _Progress(epoch, 0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where training stands: the batch after the last one that was delivered.
+
+        A loader with the same seeds and options goes on there after :meth:`load_state_dict`; its next ``for`` loop runs the
+        rest of the epoch. Batches that were only made ahead do not count. Of several iterators at once the last one begun is
+        meant.
+        """
+        epoch, batch = self._progress.epoch, self._progress.batch
+        if batch >= len(self) > 0:
+            epoch, batch = epoch + 1, 0
+        return {"version": 1, "epoch": epoch, "batch": batch, "batches": self._digest()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where :meth:`state_dict` stood.
+
+        Raises
+        ------
+        ValueError
+            The state is of a loader with other seeds or options, which would give other batches.
+        """
+        if state.get("version") != 1:
+            raise ValueError(f"not a loader's state: {sorted(state)}")
+        if state["batches"] != self._digest():
+            raise ValueError("the state is of a loader with other seeds, batch_size, shuffle, seed or drop_last")
+        self._next_epoch, self._next_start = int(state["epoch"]), int(state["batch"])
+        self._progress = _Progress(self._next_epoch, self._next_start)
+
+    def _digest(self) -> str:
+        options = self._batcher
+        text = f"{options.batch_size} {options.shuffle} {options.seed} {options.drop_last} {len(options.seeds)} "
+        return hashlib.blake2b(text.encode() + options.seeds.numpy().tobytes(), digest_size=16).hexdigest()
+
+    # Stages; both are called by the pipeline's threads.
+
+    def _sample(self, run: EpochRun, position: int) -> _Item:
+        try:
+            with self._watch.time("sample"):
+                prepared = run.batch(position)
+            n_bytes = _sampled_bytes(prepared.sampled)
+            return _Item(prepared, n_bytes, None if self._share is None else _Held(self._share, n_bytes))
+        except BudgetError as error:
+            # How many rows it would have had is unknown: as many as the largest batch so far, or as there can be.
+            rows = self._largest_rows or _most_rows(self._setup.sampler, self._batcher.batch_size, self._g.num_nodes)
+            needed = None if error.needed is None else error.needed + rows * sum(self._row_bytes.values())
+            raise self._too_small(run, position, error, needed) from None
+
+    def _gather(self, run: EpochRun, position: int, item: _Item) -> MiniBatch:
+        sampled = item.prepared.sampled
+        n_rows = len(sampled.input_ids)
+        n_bytes = n_rows * sum(self._row_bytes.values())
+        budget = self._g.budget if self._share is None else self._share
+        features: dict[str, torch.Tensor] = {}
+        try:
+            if item.held is not None:
+                item.held.reservation.resize(item.n_bytes + n_bytes)
+            budget = self._g.budget
+            with self._watch.time("gather"):
+                for name in self._features:
+                    features[name] = run.gather(name, item.prepared)
+        except BudgetError as error:
+            done = sum(self._row_bytes[name] for name in features) * n_rows
+            # Batches differ in size, and pooled buffers are rounded up: an eighth more.
+            needed = budget.used - done + n_bytes + (n_bytes + item.n_bytes) // 8
+            raise self._too_small(run, position, error, max(needed, error.needed or 0)) from None
+        with self._watch.time("labels"):
+            y = None if self._labels is None else self._g.node_data[self._labels][sampled.seeds]
+        batch = MiniBatch(sampled.seeds, sampled.input_ids, sampled.blocks, features, y, sampled.index, item.held)
+        with self._lock:
+            self._largest_rows = max(self._largest_rows, n_rows)
+            self._n_batches += 1
+        if self._device.type != "cpu":
+            with self._watch.time("transfer"):
+                batch = batch.to(self._device)
+        return batch
+
+    def _too_small(self, run: EpochRun, position: int, error: BudgetError, needed: int | None) -> BudgetError:
+        least = "" if needed is None else f"; memory={needed} would do"
+        return BudgetError(
+            f"batch {position} does not fit while the loop holds the one before it: {error.message}{least}", needed
+        )
+
+    def stats(self) -> dict[str, Any]:
+        """Return what the loader has done since it was made.
+
+        Returns
+        -------
+        dict
+            ``batches``; ``rows`` asked for, ``rows_loaded`` from storage, ``hits`` (rows by tier, ``base`` are the loaded ones),
+            ``bytes_requested``, ``bytes_read``, ``reads`` of the features; ``prefetch``, the batches now made ahead (fewer than
+            asked for, once memory was short); ``seconds`` by stage: ``sample`` (added over threads), ``gather``, ``labels``,
+            ``transfer``, ``wait`` (the loop waited), ``cache`` (making the cache).
+        """
+        depths = [iterator.depth for iterator in list(self._iterators)]
+        with self._lock:
+            return {
+                "batches": self._n_batches,
+                **self._counts,
+                "hits": dict(self._hits),
+                "prefetch": min(depths, default=self._prefetch),
+                "seconds": self._watch.seconds(),
+            }
+
+    # The end.
+
+    def close(self) -> None:
+        """Stop all iterators; they raise ClosedError from now on. The cache stays with the graph. May be called again."""
+        self._closed = True
+        for iterator in list(self._iterators):
+            iterator.close()
+        self._finalizer()
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()

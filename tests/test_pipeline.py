@@ -1,0 +1,216 @@
+"""The two-stage pipeline alone: order, errors, the end, and what it does when memory is short."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import weakref
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from featstore.config import Budget
+from featstore.errors import BudgetError, ClosedError
+from featstore.run.prefetch import Pipeline, Stopwatch
+
+
+class Lump:
+    """Bytes of a budget, held while the object lives: what a pooled tensor is to the pipeline."""
+
+    def __init__(self, budget: Budget, n_bytes: int, item: int) -> None:
+        self.item = item
+        self._reservation = budget.reserve(f"item {item}", n_bytes)
+        weakref.finalize(self, self._reservation.release)
+
+
+def drain(pipeline: Pipeline) -> Iterator:
+    """Yield all items as a ``for`` loop would, then close."""
+    try:
+        while pipeline.position < pipeline._stop:
+            yield pipeline.get()
+    finally:
+        pipeline.close()
+
+
+def make(first, second, n, *, start=0, threads=2, depth=2) -> Pipeline:
+    return Pipeline(first, second, start=start, stop=n, threads=threads, depth=depth, watch=Stopwatch())
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 5])
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("start", [0, 7, 20])
+def test_in_order(depth, threads, start):
+    done = list(drain(make(lambda i: i * i, lambda i, a: (i, a), 20, start=start, threads=threads, depth=depth)))
+    assert done == [(i, i * i) for i in range(start, 20)]
+
+
+def test_second_stage_is_in_order_and_alone():
+    seen, inside = [], threading.Semaphore(1)
+
+    def second(i, a):
+        assert inside.acquire(blocking=False)
+        seen.append(i)
+        inside.release()
+
+    for _ in drain(make(lambda i: i, second, 200, threads=4, depth=3)):
+        pass
+    assert seen == list(range(200))
+
+
+def test_first_stage_runs_at_once():
+    barrier = threading.Barrier(3, timeout=30)  # breaks unless three items are in the first stage together
+    assert list(drain(make(lambda i: barrier.wait() >= 0, lambda i, a: a, 6, threads=3, depth=2))) == [True] * 6
+
+
+def test_runs_no_further_ahead_than_asked():
+    started: list[int] = []
+    pipeline = make(lambda i: started.append(i), lambda i, a: i, 100, threads=2, depth=3)
+    for k in range(50):
+        assert pipeline.get() == k
+        assert max(started) < k + 1 + 3 + 2
+    pipeline.close()
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize("depth", [0, 2])
+@pytest.mark.parametrize("error", [ValueError("v"), OSError(5, "io", "file"), KeyboardInterrupt(), SystemExit(3)])
+def test_an_error_arrives_in_its_turn(stage, depth, error):
+    def stage_of(which, i):
+        if which == stage and i == 5:
+            raise error
+        return i
+
+    pipeline = make(lambda i: stage_of(0, i), lambda i, a: stage_of(1, i), 9, threads=3, depth=depth)
+    assert [pipeline.get() for _ in range(5)] == list(range(5))
+    with pytest.raises(type(error)) as caught:
+        pipeline.get()
+    assert caught.value is error
+    pipeline.close()
+
+
+def test_stop_iteration_of_a_stage_does_not_end_the_loop():
+    def first(i):
+        raise StopIteration
+
+    pipeline = make(first, lambda i, a: a, 3)
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        pipeline.get()
+    pipeline.close()
+
+
+def test_closed_while_waited_for():
+    release = threading.Event()
+    pipeline = make(lambda i: release.wait(30), lambda i, a: a, 3)
+    caught = []
+
+    def consume():
+        try:
+            pipeline.get()
+        except BaseException as error:
+            caught.append(error)
+
+    consumer = threading.Thread(target=consume)
+    consumer.start()
+    closer = threading.Thread(target=pipeline.close)
+    closer.start()
+    release.set()
+    consumer.join(30)
+    closer.join(30)
+    assert not caught or isinstance(caught[0], ClosedError)  # either the first item came before, or the closing
+    with pytest.raises(ClosedError):
+        pipeline.get()
+
+
+def test_items_made_ahead_are_dropped_at_close():
+    budget = Budget(10**6)
+    pipeline = make(lambda i: Lump(budget, 10, i), lambda i, a: a, 50, depth=4)
+    item = pipeline.get()
+    pipeline.close()
+    del item
+    gc.collect()
+    assert budget.used == 0
+
+
+def test_a_child_after_fork_is_told():
+    pipeline = make(lambda i: i, lambda i, a: a, 50)
+    pipeline.get()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            pipeline.get()
+        except ClosedError:
+            pipeline.close()
+            os._exit(7)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    assert pipeline.get() == 1
+    pipeline.close()
+
+
+@given(
+    budget=st.integers(25, 120),
+    firsts=st.lists(st.integers(1, 6), min_size=1, max_size=30),
+    seconds=st.lists(st.integers(1, 6), min_size=30, max_size=30),
+    threads=st.integers(1, 4),
+    depth=st.integers(1, 5),
+)
+def test_two_batches_suffice(budget, firsts, seconds, threads, depth):
+    """Any budget that holds two batches serves an epoch, in order, whatever the look-ahead; and it is never exceeded."""
+    ledger = Budget(budget)
+    pipeline = make(
+        lambda i: Lump(ledger, firsts[i], i),
+        lambda i, a: (a, Lump(ledger, seconds[i], i)),
+        len(firsts),
+        threads=threads,
+        depth=depth,
+    )
+    got = []
+    batch = None
+    for batch in drain(pipeline):
+        got.append((batch[0].item, batch[1].item))
+    del batch
+    assert got == [(i, i) for i in range(len(firsts))]
+    gc.collect()
+    assert ledger.used == 0
+    assert ledger.peak <= budget
+
+
+@given(stage=st.integers(0, 1), at=st.integers(0, 9), threads=st.integers(1, 3), depth=st.integers(0, 4))
+def test_a_batch_that_never_fits_is_an_error_and_no_hang(stage, at, threads, depth):
+    ledger = Budget(40)
+    sizes = [10 if i != at else 50 for i in range(10)]
+    pipeline = make(
+        lambda i: Lump(ledger, sizes[i] if stage == 0 else 1, i),
+        lambda i, a: (a, Lump(ledger, sizes[i] if stage == 1 else 1, i)),
+        10,
+        threads=threads,
+        depth=depth,
+    )
+    got = []
+    with pytest.raises(BudgetError):
+        for batch in drain(pipeline):
+            got.append(batch[0].item)
+            batch = None
+    assert got == list(range(at))
+    gc.collect()
+    assert ledger.used == 0
+
+
+def test_holding_every_batch_ends_in_an_error():
+    ledger = Budget(100)
+    kept = []
+    with pytest.raises(BudgetError):
+        for batch in drain(make(lambda i: None, lambda i, a: Lump(ledger, 10, i), 50)):
+            kept.append(batch)
+    assert [lump.item for lump in kept] == list(range(10))
+
+
+def test_look_ahead_shrinks():
+    ledger = Budget(35)
+    pipeline = make(lambda i: Lump(ledger, 5, i), lambda i, a: (a, Lump(ledger, 10, i)), 30, threads=4, depth=5)
+    for batch in drain(pipeline):
+        del batch
+    assert 1 <= pipeline.depth <= 2
