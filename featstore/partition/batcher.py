@@ -24,27 +24,24 @@ def check_seeds(seeds: torch.Tensor | npt.NDArray[Any] | Sequence[int], num_node
     IndexError
         A seed is no node; names the first one and its position.
     """
-    given = seeds if isinstance(seeds, torch.Tensor) else torch.from_numpy(np.array(seeds))
+    given = seeds.detach().cpu().numpy() if isinstance(seeds, torch.Tensor) else np.asarray(seeds)
     if given.ndim != 1:
-        raise ValueError(f"seeds must be one-dimensional, not of shape {tuple(given.shape)}")
-    if given.dtype == torch.bool:
+        raise ValueError(f"seeds must be one-dimensional, not of shape {given.shape}")
+    if given.dtype.kind == "b":
         if len(given) != num_nodes:
             raise ValueError(f"a mask of seeds must have one entry a node ({num_nodes}), not {len(given)}")
-        return torch.nonzero(given.cpu()).flatten()
-    if given.is_floating_point() or given.is_complex():
-        if len(given):
-            raise TypeError(f"seeds must be integers, not {given.dtype}")
-        given = given.to(torch.int64)
-    checked = given.detach().to("cpu", torch.int64, copy=True).contiguous()
-    bad = torch.nonzero((checked < 0) | (checked >= num_nodes)).flatten()
+        return torch.from_numpy(np.flatnonzero(given))
+    if given.dtype.kind not in "iu" and len(given):
+        raise TypeError(f"seeds must be integers, not {given.dtype}")
+    bad = np.flatnonzero((given < 0) | (given >= num_nodes))
     if len(bad):
-        first = int(bad[0])
-        raise IndexError(f"seed {int(checked[first])} at position {first} is not a node: the graph has nodes 0 … {num_nodes - 1}")
-    ordered = torch.sort(checked).values
-    twice = torch.nonzero(ordered[1:] == ordered[:-1]).flatten()
+        raise IndexError(f"seed {given[bad[0]]} at position {bad[0]} is not a node: the graph has nodes 0 … {num_nodes - 1}")
+    checked = given.astype(np.int64)
+    ordered = np.sort(checked)
+    twice = np.flatnonzero(ordered[1:] == ordered[:-1])
     if len(twice):
-        raise ValueError(f"seed {int(ordered[twice[0]])} occurs more than once; pass torch.unique(seeds)")
-    return checked
+        raise ValueError(f"seed {ordered[twice[0]]} occurs more than once; pass torch.unique(seeds)")
+    return torch.from_numpy(checked)
 
 
 class EpochOrder:

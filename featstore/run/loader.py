@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from featstore.cache.base import Policy
-from featstore.config import Budget, Reservation, parse_size
+from featstore.config import Budget, Reservation, format_size, parse_size
 from featstore.errors import BudgetError, ClosedError
 from featstore.partition.batcher import RandomBatcher, check_seeds
 from featstore.run.batch import MiniBatch
@@ -29,6 +28,8 @@ from featstore.sampling.batch import SampledBatch, Sampler
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph
     from featstore.graph.feature import FeatureStore
+
+    from featstore.cache.base import Policy
 
 __all__ = ["Loader"]
 
@@ -382,7 +383,7 @@ class Loader:
             # How many rows it would have had is unknown: as many as the largest batch so far, or as there can be.
             rows = self._largest_rows or _most_rows(self._setup.sampler, self._batcher.batch_size, self._g.num_nodes)
             needed = None if error.needed is None else error.needed + rows * sum(self._row_bytes.values())
-            raise self._too_small(run, position, error, needed) from None
+            raise self._too_small(position, error, needed) from None
 
     def _gather(self, run: EpochRun, position: int, item: _Item) -> MiniBatch:
         sampled = item.prepared.sampled
@@ -401,7 +402,7 @@ class Loader:
             done = sum(self._row_bytes[name] for name in features) * n_rows
             # Batches differ in size, and pooled buffers are rounded up: an eighth more.
             needed = budget.used - done + n_bytes + (n_bytes + item.n_bytes) // 8
-            raise self._too_small(run, position, error, max(needed, error.needed or 0)) from None
+            raise self._too_small(position, error, max(needed, error.needed or 0)) from None
         with self._watch.time("labels"):
             y = None if self._labels is None else self._g.node_data[self._labels][sampled.seeds]
         batch = MiniBatch(sampled.seeds, sampled.input_ids, sampled.blocks, features, y, sampled.index, item.held)
@@ -413,11 +414,10 @@ class Loader:
                 batch = batch.to(self._device)
         return batch
 
-    def _too_small(self, run: EpochRun, position: int, error: BudgetError, needed: int | None) -> BudgetError:
-        least = "" if needed is None else f"; memory={needed} would do"
-        return BudgetError(
-            f"batch {position} does not fit while the loop holds the one before it: {error.message}{least}", needed
-        )
+    def _too_small(self, position: int, error: BudgetError, needed: int | None) -> BudgetError:
+        reason = error.message.split("; at least")[0]  # that least is for one allocation, not for the batch
+        least = "" if needed is None else f"; at least {needed} bytes ({format_size(needed)}) would do"
+        return BudgetError(f"batch {position} does not fit while the loop holds the one before it: {reason}{least}", needed)
 
     def stats(self) -> dict[str, Any]:
         """Return what the loader has done since it was made.

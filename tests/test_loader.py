@@ -1,0 +1,463 @@
+"""The loader over a graph in memory that keeps a ledger as the real one does; test_train.py runs it over datasets on disk."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import threading
+import weakref
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from featstore.config import Budget
+from featstore.errors import BudgetError, ClosedError
+from featstore.run.batch import MiniBatch
+from featstore.run.loader import Loader
+from featstore.run.strategy import STRATEGIES
+from featstore.sampling.batch import Block, SampledBatch
+
+N = 500
+
+
+class Pool:
+    """Tensors whose bytes a budget counts while they live."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+
+    def tensor(self, source: torch.Tensor) -> torch.Tensor:
+        reservation = self._budget.reserve("batches", source.numel() * source.element_size())
+        tensor = source.clone()
+        weakref.finalize(tensor, reservation.release)
+        return tensor
+
+
+class Store:
+    """A feature in memory with the counters of a store."""
+
+    def __init__(self, rows: torch.Tensor, pool: Pool) -> None:
+        self.rows, self.pool = rows, pool
+        self.shape, self.dtype = rows.shape, rows.dtype
+        self.cached = 0.0
+
+    def take(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.pool.tensor(self.rows[ids])
+
+
+class Sampler:
+    """One hop: every seed gets a few distinct nodes, drawn from (epoch, index, seed)."""
+
+    fanouts = (3,)
+
+    def __init__(self, pool: Pool, n: int = N) -> None:
+        self.pool, self.n = pool, n
+        self.calls: list[tuple[int, int]] = []
+        self.fail: BaseException | None = None
+
+    def sample(self, seeds: torch.Tensor, epoch: int = 0, index: int = 0) -> SampledBatch:
+        self.calls.append((epoch, index))
+        if self.fail is not None and index == 3:
+            raise self.fail
+        drawn = (seeds[:, None] * 7919 + torch.arange(1, 4) * (1 + epoch * 31 + index)) % self.n
+        nodes = list(dict.fromkeys([*seeds.tolist(), *drawn.flatten().tolist()]))
+        number = {node: k for k, node in enumerate(nodes)}
+        src = torch.tensor([number[node] for node in drawn.flatten().tolist()], dtype=torch.int64)
+        dst = torch.arange(len(seeds)).repeat_interleave(3)
+        block = Block(self.pool.tensor(src), self.pool.tensor(dst), len(nodes), len(seeds))
+        return SampledBatch(index, epoch, self.pool.tensor(torch.tensor(nodes, dtype=torch.int64)), len(seeds), (block,))
+
+
+def graph(memory: int = 10**8) -> SimpleNamespace:
+    budget = Budget(memory)
+    pool = Pool(budget)
+    rng = np.random.default_rng(1)
+    x = torch.from_numpy(rng.standard_normal((N, 6), dtype=np.float32))
+    h = torch.from_numpy(rng.integers(0, 255, (N, 3), dtype=np.uint8))
+    return SimpleNamespace(
+        num_nodes=N,
+        features={"x": Store(x, pool), "h": Store(h, pool)},
+        node_data={"y": torch.arange(N) % 7},
+        budget=budget,
+        pool=pool,
+        options=SimpleNamespace(threads=2),
+    )
+
+
+def loader(g: SimpleNamespace, **options) -> Loader:
+    options = {"seeds": torch.arange(0, N, 2), "batch_size": 20, **options}
+    sampler = options.pop("sampler", None) or Sampler(g.pool)
+    return Loader(g, sampler, **options)
+
+
+def content(batch: MiniBatch) -> tuple:
+    blocks = [(b.src.tolist(), b.dst.tolist(), b.n_src, b.n_dst) for b in batch.blocks]
+    rows = {name: rows.numpy().tobytes() for name, rows in batch.features.items()}
+    return batch.index, batch.seeds.tolist(), batch.input_ids.tolist(), blocks, rows, batch.y.tolist()
+
+
+def test_a_batch():
+    g = graph()
+    for batch in loader(g, features=["x", "h"]):
+        assert torch.equal(batch.input_ids[: len(batch.seeds)], batch.seeds)
+        assert torch.equal(batch.x, g.features["x"].rows[batch.input_ids])
+        assert torch.equal(batch.features["h"], g.features["h"].rows[batch.input_ids])
+        assert list(batch.features) == ["x", "h"]
+        assert torch.equal(batch.y, batch.seeds % 7)
+        assert batch.blocks[0].n_src == len(batch.input_ids)
+    assert batch.index == 12
+    assert "index=12, seeds=10" in repr(batch)
+
+
+def test_moving_a_batch():
+    g = graph()
+    batch = next(iter(loader(g)))
+    same = batch.to("cpu")
+    assert same.x is batch.x
+    assert content(same) == content(batch)
+    there = batch.to("meta")
+    assert {t.device.type for t in (there.x, there.y, there.seeds, there.input_ids, there.blocks[0].src)} == {"meta"}
+    assert batch.nbytes == sum(
+        t.numel() * t.element_size() for t in (batch.input_ids, batch.x, batch.y, batch.blocks[0].src, batch.blocks[0].dst)
+    )
+
+
+def test_delivered_on_a_device():
+    g = graph()
+    batch = next(iter(loader(g, device="meta")))
+    assert batch.x.device.type == "meta"
+
+
+@given(
+    threads=st.integers(1, 4),
+    prefetch=st.integers(0, 4),
+    memory=st.sampled_from([10**8, 40_000, 12_000]),
+    share=st.sampled_from([None, 10_000, 9_000]),
+    shuffle=st.booleans(),
+)
+def test_batches_do_not_depend_on_how_they_are_made(threads, prefetch, memory, share, shuffle):
+    want = [content(batch) for batch in loader(graph(), threads=1, prefetch=0, shuffle=shuffle)]
+    g = graph(memory)
+    got = [content(batch) for batch in loader(g, threads=threads, prefetch=prefetch, memory=share, shuffle=shuffle)]
+    assert got == want
+    assert g.budget.peak <= memory
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("n", [0, 1, 19, 20, 21, 60])
+def test_every_seed_once(n, drop_last):
+    g = graph()
+    seeds = torch.randperm(N, generator=torch.Generator().manual_seed(n))[:n]
+    batches = loader(g, seeds=seeds, drop_last=drop_last)
+    got = [batch.seeds.clone() for batch in batches]
+    assert len(got) == len(batches) == (n // 20 if drop_last else -(-n // 20))
+    if not drop_last:
+        assert sorted(torch.cat(got).tolist() if got else []) == sorted(seeds.tolist())
+    assert all(len(part) == 20 for part in got[:-1])
+
+
+def test_order_is_a_function_of_seed_and_epoch():
+    g = graph()
+
+    def orders(**options):
+        batches = loader(g, **options)
+        return [[batch.seeds.tolist() for batch in batches] for _ in range(3)]
+
+    first = orders(seed=5)
+    assert orders(seed=5) == first
+    assert first[0] != first[1] != first[2]
+    assert orders(seed=6) != first
+    plain = orders(shuffle=False)
+    assert plain[0] == plain[1]
+    assert [seed for seeds in plain[0] for seed in seeds] == list(range(0, N, 2))
+    again = loader(g, seed=5)
+    again.set_epoch(2)
+    assert [batch.seeds.tolist() for batch in again] == first[2]
+
+
+def test_epochs_reach_the_sampler():
+    g = graph()
+    sampler = Sampler(g.pool)
+    batches = loader(g, sampler=sampler)
+    for _ in range(2):
+        for _batch in batches:
+            pass
+    assert sorted(sampler.calls) == [(epoch, index) for epoch in range(2) for index in range(13)]
+
+
+def test_two_iterators_at_once():
+    g = graph()
+    batches = loader(g)
+    both = list(zip(batches, batches, strict=True))
+    fresh = loader(g)
+    want = [[content(batch) for batch in fresh] for _ in range(2)]
+    assert [content(a) for a, _ in both] == want[0]  # an iterator is an epoch
+    assert [content(b) for _, b in both] == want[1]
+
+
+@pytest.mark.parametrize("stop", [0, 1, 5, 12, 13])
+def test_resume(stop):
+    g = graph()
+    straight = loader(g, seed=3)
+    want = [content(batch) for _ in range(2) for batch in straight]
+    first = loader(g, seed=3)
+    got = []
+    for batch in first:
+        got.append(content(batch))
+        if len(got) >= stop:
+            break
+    if stop == 0:
+        got = []
+        first = loader(g, seed=3)
+    state = first.state_dict()
+    second = loader(g, seed=3)
+    second.load_state_dict(state)
+    assert second.state_dict() == state
+    while len(got) < len(want):
+        got += [content(batch) for batch in second]
+    assert got == want
+
+
+def test_state_of_another_loader():
+    g = graph()
+    state = loader(g).state_dict()
+    for options in ({"batch_size": 21}, {"seed": 1}, {"shuffle": False}, {"seeds": torch.arange(3)}, {"drop_last": True}):
+        with pytest.raises(ValueError, match="other seeds"):
+            loader(g, **options).load_state_dict(state)
+    with pytest.raises(ValueError, match="not a loader's state"):
+        loader(g).load_state_dict({})
+    loader(g, threads=1, prefetch=0).load_state_dict(state)
+
+
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error", "x.rows"), RuntimeError("policy"), KeyboardInterrupt()])
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_errors_of_the_sampler(error, prefetch):
+    g = graph()
+    sampler = Sampler(g.pool)
+    sampler.fail = error
+    batches = loader(g, sampler=sampler, prefetch=prefetch)
+    iterator = iter(batches)
+    assert [next(iterator).index for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(type(error)) as caught:
+        next(iterator)
+    assert caught.value is error
+    with pytest.raises(StopIteration):
+        next(iterator)
+    sampler.fail = None
+    assert [batch.index for batch in batches] == list(range(13))
+
+
+def test_errors_of_the_gather():
+    g = graph()
+    g.features["x"].rows = g.features["x"].rows[:100]
+    with pytest.raises(IndexError):
+        list(loader(g))
+
+
+def threads() -> int:
+    return sum(thread.name.startswith("featstore") for thread in threading.enumerate())
+
+
+def test_leaving_early_leaves_nothing():
+    g = graph()
+    batches = loader(g)
+    resting = g.budget.used
+    for _ in batches:
+        assert threads() == 3
+        break
+    assert threads() == 0
+    del _
+    assert g.budget.used == resting
+    iterator = iter(batches)
+    next(iterator)
+    del iterator
+    assert threads() == 0
+
+    def body():
+        for batch in batches:
+            raise ZeroDivisionError(batch.index)
+
+    with pytest.raises(ZeroDivisionError):
+        body()
+    assert threads() == 0
+
+
+def test_collected_in_a_cycle():
+    g = graph()
+    iterator = iter(loader(g))
+    next(iterator)
+    holder = {"iterator": iterator}
+    holder["self"] = holder
+    del iterator, holder
+    gc.collect()
+    assert threads() == 0
+
+
+def test_close():
+    g = graph()
+    with loader(g) as batches:
+        iterator = iter(batches)
+        next(iterator)
+    assert threads() == 0
+    with pytest.raises(ClosedError):
+        next(iterator)
+    with pytest.raises(ClosedError):
+        iter(batches)
+    batches.close()
+    assert g.budget.used == 0
+
+
+def test_ctrl_c_while_waiting():
+    g = graph()
+    blocked = threading.Event()
+    release = threading.Event()
+
+    class Slow(Sampler):
+        def sample(self, seeds, epoch=0, index=0):
+            if index == 2:
+                blocked.set()
+                release.wait(30)
+            return super().sample(seeds, epoch, index)
+
+    main = threading.main_thread().ident
+
+    def interrupt():
+        blocked.wait(30)
+        # Only once the main thread waits for the blocked batch: the pipeline's third.
+        while not iterator._pipeline._waiting or iterator._pipeline.position != 2:
+            blocked.wait(0.001)
+        signal.pthread_kill(main, signal.SIGINT)
+        release.set()
+
+    batches = loader(g, sampler=Slow(g.pool))
+    iterator = iter(batches)
+    killer = threading.Thread(target=interrupt)
+    killer.start()
+    with pytest.raises(KeyboardInterrupt):
+        list(iterator)
+    killer.join()
+    assert threads() == 0
+    assert [batch.index for batch in batches] == list(range(13))
+
+
+def run_within(memory: int) -> list[int] | BudgetError:
+    """The batches of an epoch within ``memory``, or what the loader says against it."""
+    batches = []
+    try:
+        for batch in loader(graph(memory), prefetch=1):
+            batches.append(batch.index)
+    except BudgetError as error:
+        return error
+    return batches
+
+
+def test_a_budget_too_small_names_the_least():
+    """What an error names is enough for the batch that raised it; a later, larger batch names more, and soon all is well."""
+    failures = 0
+    for memory in range(4_300, 20_000, 500):
+        outcome = run_within(memory)
+        for _ in range(4):
+            if isinstance(outcome, list):
+                break
+            failures += 1
+            assert (outcome.needed or 0) > memory
+            memory = outcome.needed or 0
+            outcome = run_within(memory)
+        assert outcome == list(range(13))
+        assert memory < 20_000
+    assert failures
+
+
+def test_a_share_of_the_budget():
+    g = graph(100_000)
+    with pytest.raises(BudgetError, match="more than the graph's budget") as caught:
+        loader(g, memory=200_000)
+    assert caught.value.needed == 200_000
+    resting = g.budget.used
+    peak = 0
+    for _ in loader(g, memory=9_000, prefetch=4):
+        peak = max(peak, g.budget.used - resting)
+    assert peak <= 9_000 + 8 * N
+    with pytest.raises(BudgetError, match="loader budget"):
+        list(loader(g, memory=1_000))
+    with pytest.raises(BudgetError):
+        list(loader(g, memory=20_000))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"strategy": "magic"}, ValueError, "ondemand"),
+        ({"batch_size": 0}, ValueError, "batch_size"),
+        ({"batch_size": 2.5}, TypeError, "batch_size"),
+        ({"prefetch": -1}, ValueError, "prefetch"),
+        ({"prefetch": "some"}, ValueError, "prefetch"),
+        ({"threads": 0}, ValueError, "threads"),
+        ({"threads": True}, TypeError, "threads"),
+        ({"seed": -1}, ValueError, "seed"),
+        ({"features": ["x", "z"]}, ValueError, "no 'z'; it has .*'h', 'x'"),
+        ({"features": ["x", "x"]}, ValueError, "twice"),
+        ({"labels": "z"}, ValueError, "labels=None"),
+        ({"memory": "much"}, ValueError, "not a size"),
+        ({"feature_cache": 1.5}, ValueError, "share of the rows"),
+        ({"feature_cache": "some"}, ValueError, "not a size"),
+        ({"seeds": [0.5]}, TypeError, "integers"),
+        ({"seeds": [[1, 2]]}, ValueError, "one-dimensional"),
+        ({"seeds": [1, 2, 1]}, ValueError, "seed 1 occurs"),
+        ({"seeds": [1, N]}, IndexError, f"seed {N} at position 1"),
+        ({"seeds": [-1]}, IndexError, "seed -1 at position 0"),
+        ({"seeds": np.array([3, 2**63], np.uint64)}, IndexError, f"seed {2**63} at position 1"),
+        ({"seeds": torch.ones(3, dtype=torch.bool)}, ValueError, "mask"),
+        ({"device": "nowhere"}, RuntimeError, "nowhere"),
+    ],
+)
+def test_bad_arguments(options, error, message):
+    g = graph()
+    with pytest.raises(error, match=message):
+        loader(g, **options)
+    gc.collect()
+    assert g.budget.used == 0
+
+
+@pytest.mark.parametrize(
+    "seeds",
+    [[4, 2, 8], np.array([4, 2, 8], np.uint8), torch.tensor([4, 2, 8], dtype=torch.int32), np.array([4, 2, 8], ">i8"), (4, 2, 8)],
+)
+def test_kinds_of_seeds(seeds):
+    (batch,) = loader(graph(), seeds=seeds, shuffle=False)
+    assert batch.seeds.tolist() == [4, 2, 8]
+
+
+def test_a_mask_of_seeds():
+    mask = np.zeros(N, bool)
+    mask[[3, 9]] = True
+    (batch,) = loader(graph(), seeds=mask, shuffle=False)
+    assert batch.seeds.tolist() == [3, 9]
+
+
+def test_no_features_no_labels():
+    batch = next(iter(loader(graph(), features=[], labels=None)))
+    assert batch.features == {}
+    assert batch.y is None
+    with pytest.raises(AttributeError, match="no x"):
+        _ = batch.x
+
+
+def test_stats():
+    g = graph()
+    batches = loader(g, features=["x", "h"])
+    assert batches.stats()["batches"] == 0
+    for _ in batches:
+        pass
+    stats = batches.stats()
+    assert stats["batches"] == 13
+    assert set(stats["seconds"]) >= {"sample", "gather", "wait", "labels"}
+    assert all(seconds >= 0 for seconds in stats["seconds"].values())
+
+
+def test_strategies_are_listed():
+    assert list(STRATEGIES) == ["ondemand"]
