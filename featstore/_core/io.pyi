@@ -1,6 +1,6 @@
 import os
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, type_check_only
 
 import numpy as np
 import numpy.typing as npt
@@ -9,6 +9,7 @@ PAGE_BYTES: int
 SUMS_PER_PAGE: int
 MAX_SORTED_ROWS: int
 
+@type_check_only
 class SumsLoader(Protocol):
     capacity: int
     def load(self, wanted: Sequence[int]) -> None: ...

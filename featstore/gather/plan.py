@@ -1,4 +1,4 @@
-"""The batch plan: where each row of a batch is, and what changes in the host cache after the gather (design: inspector, executor)."""
+"""The batch plan: where each row of a batch is, and what changes in the host cache after the gather."""
 
 from __future__ import annotations
 

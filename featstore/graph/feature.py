@@ -149,7 +149,7 @@ class FeatureStore:
         out : Tensor of self.dtype, shape (n, *row_shape), optional
             C-contiguous CPU destination, which may be pinned; pooled memory if absent.
         coalesce_gap : int, optional
-            Unwanted bytes between two pages that are read rather than starting another read; 0 = none; by default from the device.
+            Unwanted bytes between two pages that are read rather than starting another read; 0 = none; else from the device.
 
         Returns
         -------

@@ -69,8 +69,8 @@ def resolve_rows(index: Any, n: int) -> tuple[Int64s | range, tuple[int, ...] | 
         An id out of range, a mask of the wrong length, or more than one axis indexed.
     """
     if isinstance(index, slice):
-        rows = range(*index.indices(n))
-        return (rows if rows.step == 1 else np.arange(rows.start, rows.stop, rows.step, dtype=np.int64)), (len(rows),)
+        span = range(*index.indices(n))
+        return (span if span.step == 1 else np.arange(span.start, span.stop, span.step, dtype=np.int64)), (len(span),)
     if index is Ellipsis:
         return range(n), (n,)
     if isinstance(index, tuple):

@@ -17,7 +17,7 @@ class Block:
     Parameters
     ----------
     src, dst : int64 tensor, shape (n_edges,)
-        Local numbers: positions in the batch's ``input_ids``; ``dst`` ascending. The first ``n_dst`` sources are the destinations.
+        Local numbers: positions in the batch's ``input_ids``; ``dst`` ascending. The first ``n_dst`` sources are destinations.
     n_src, n_dst : int
     edge_pos : int64 tensor, shape (n_edges,), optional
         Position of each edge in the graph's ``indices``, where a sampler was asked for it.

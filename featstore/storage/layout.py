@@ -14,8 +14,8 @@ PAGE_BYTES = 4096
 class RowLayout:
     """Row ``i`` starts ``(i // group_rows) * group_bytes + (i % group_rows) * row_bytes`` bytes after the header page.
 
-    Dense rows have ``group_rows == 1`` and ``group_bytes == row_bytes``; page-grouped rows several rows a 4 KiB group; padded rows
-    one row to a group of whole pages.
+    Dense rows have ``group_rows == 1`` and ``group_bytes == row_bytes``; page-grouped rows several rows a 4 KiB group; padded
+    rows one row to a group of whole pages.
     """
 
     row_bytes: int

@@ -117,12 +117,15 @@ class Reader:
             self._fit_scratch(engine, min(n_rows, MAX_SORTED_ROWS))
             yield engine
         finally:
-            with self._changed:
-                if self._closed:
-                    self._drop(engine)
-                else:
-                    self._idle.append(engine)
-                self._changed.notify()
+            self._give_back(engine)
+
+    def _give_back(self, engine: Engine) -> None:
+        with self._changed:
+            if self._closed:
+                self._drop(engine)
+            else:
+                self._idle.append(engine)
+            self._changed.notify()
 
     def _fit_scratch(self, engine: Engine, n_rows: int) -> None:
         n_rows = -(-n_rows // 16384) * 16384
