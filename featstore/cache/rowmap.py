@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import mmap
-
 import numpy as np
 import numpy.typing as npt
 
 from featstore._core import cache as _core
+from featstore._core.buffers import Block
 
 __all__ = ["RowMap", "huge_array"]
 
@@ -16,7 +14,7 @@ Int64s = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
 Uint8s = npt.NDArray[np.uint8]
 
-HUGE_BYTES = 2 << 20
+PAGE_BYTES = 4096
 
 
 def huge_array(n_bytes: int) -> Uint8s:
@@ -24,15 +22,9 @@ def huge_array(n_bytes: int) -> Uint8s:
 
     Pages are taken as they are touched; never more than ``n_bytes`` rounded up to 4 KiB.
     """
-    if n_bytes < HUGE_BYTES:
+    if n_bytes < PAGE_BYTES:
         return np.zeros(n_bytes, np.uint8)
-    # Private: a shared mapping would let a forked child write into its parent's cache.
-    memory = mmap.mmap(-1, n_bytes + HUGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    whole = np.frombuffer(memory, np.uint8)
-    start = -int(whole.ctypes.data) % HUGE_BYTES
-    with contextlib.suppress(OSError):  # a kernel without transparent huge pages is only slower
-        memory.madvise(mmap.MADV_HUGEPAGE, start, n_bytes // HUGE_BYTES * HUGE_BYTES)  # the tail stays in small pages
-    return whole[start : start + n_bytes]
+    return np.frombuffer(Block(-(-n_bytes // PAGE_BYTES) * PAGE_BYTES), np.uint8)[:n_bytes]
 
 
 class RowMap:

@@ -239,18 +239,16 @@ class FeatureStore:
         self._fill_cached(cache, ids, buffer)
 
     def _fill_cached(self, cache: FeatureCache, ids: npt.NDArray[np.int64], buffer: npt.NDArray[np.uint8]) -> None:
-        # Slots may change hands as soon as the lock is free: hits are copied under it, before any admission.
-        with cache.lock:
+        with cache.pinned():  # slots may change hands as soon as they are not: hits are copied before any admission
             plan = cache.plan(ids)
             self._executor.execute(plan, buffer, _MEMORY)
+        self._executor.execute(plan, buffer, _DISK)
         misses = next((part for part in plan.parts if part.tier == Tier.BASE), None)
         if misses is None:
-            return
-        self._executor.execute(plan, buffer, _DISK)
-        with cache.lock:
-            changes = cache.admit(misses.addresses, misses.positions)
-            if changes is not None:
-                cache.apply(changes, buffer)
+            cache.admit(ids[:0])  # raises what a policy did wrong when it was told of the hits
+        else:
+            missed = np.asarray(misses.addresses, np.int64)
+            cache.apply(cache.admit(missed, misses.positions), buffer)
 
     # -- torch ------------------------------------------------------------------------------------------------------------------
 
