@@ -12,63 +12,85 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from reference_policies import ReferenceClock, ReferenceLRU, ReferenceS3FIFO, ReferenceSieve
 
-from featstore.cache.base import Int32s, Int64s, OnlinePolicy, PolicyContext
+from featstore.cache.base import Int64s, PolicyContext
 from featstore.cache.clock import Clock
 from featstore.cache.degree import Degree
 from featstore.cache.frequency import Frequency
 from featstore.cache.in_out_ratio import InOutRatio
 from featstore.cache.lru import LRU
 from featstore.cache.random_rows import RandomRows
-from featstore.cache.rowmap import RowMap
 from featstore.cache.s3fifo import S3FIFO
 from featstore.cache.select import top_rows
 from featstore.cache.sieve import Sieve
-from featstore.cache.slots import SlotTable
-from featstore.testing.strategies import traces
+from featstore.testing import OnlinePolicyContract, StaticPolicyContract, play, traces
 
 PAIRS = [(LRU, ReferenceLRU), (Clock, ReferenceClock), (Sieve, ReferenceSieve), (S3FIFO, ReferenceS3FIFO)]
 
 
-class Recorder(OnlinePolicy):
-    """Passes every hook on and notes what it answered."""
-
-    def __init__(self, policy: OnlinePolicy) -> None:
-        self.policy = policy
-        self.chosen: list[list[int]] = []
-
-    def start(self, capacity: int, context: PolicyContext) -> None:
-        self.policy.start(capacity, context)
-
-    def hit(self, slots: Int32s) -> None:
-        self.policy.hit(slots)
-
-    def victims(self, n: int) -> Int32s:
-        answer = self.policy.victims(n)
-        self.chosen.append(answer.tolist())
-        return answer
-
-    def insert(self, rows: Int64s, slots: Int32s) -> None:
-        self.policy.insert(rows, slots)
-
-    def _check(self) -> None:
-        self.policy._check()
+# Misses of each batch of the golden trace. They change only where a policy changes, which is then worth a line in the CHANGELOG.
 
 
-def play(policy: OnlinePolicy, n: int, capacity: int, batches: list[Int64s]) -> tuple[list[list[int]], list[int]]:
-    """Run a trace; return the victims of every call and the misses of every batch."""
-    rows = RowMap(n)
-    recorder = Recorder(policy)
-    table = SlotTable(capacity, rows, recorder, PolicyContext(n, 4))
-    misses = []
-    for ids in batches:
-        _, hit_slots, missed = rows.split(ids)
-        table.touch(hit_slots)
-        changes = table.admit(ids[missed], missed)
-        if changes is not None:
-            rows.assign(changes.in_rows, changes.in_slots)
-        table._check()
-        misses.append(len(missed))
-    return recorder.chosen, misses
+class TestLRU(OnlinePolicyContract):
+    registered_name = "lru"
+    golden = (3, 4, 5, 4, 4, 5, 4, 3, 4, 3, 2, 4, 2, 4, 3, 18, 8, 7, 4, 1, 1, 1, 3, 4)
+
+    def make(self) -> LRU:
+        return LRU()
+
+
+class TestClock(OnlinePolicyContract):
+    registered_name = "clock"
+    golden = (3, 4, 5, 4, 4, 5, 3, 3, 4, 3, 2, 4, 2, 4, 3, 18, 8, 6, 4, 1, 1, 1, 3, 4)
+
+    def make(self) -> Clock:
+        return Clock()
+
+
+class TestSieve(OnlinePolicyContract):
+    registered_name = "sieve"
+    golden = (3, 4, 5, 4, 4, 5, 3, 2, 4, 2, 2, 4, 2, 4, 2, 20, 8, 7, 4, 1, 1, 1, 3, 4)
+
+    def make(self) -> Sieve:
+        return Sieve()
+
+
+class TestS3FIFO(OnlinePolicyContract):
+    registered_name = "s3fifo"
+    golden = (3, 4, 5, 4, 4, 5, 4, 3, 5, 3, 2, 4, 3, 3, 3, 21, 8, 6, 6, 2, 2, 1, 4, 4)
+
+    def make(self) -> S3FIFO:
+        return S3FIFO()
+
+
+class TestDegree(StaticPolicyContract):
+    registered_name = "degree"
+    golden = (4, 6, 8, 9, 15, 17, 19, 27, 29, 31, 38, 40, 42, 50, 52, 54)
+
+    def make(self) -> Degree:
+        return Degree()
+
+
+class TestInOutRatio(StaticPolicyContract):
+    registered_name = "in_out_ratio"
+    golden = (4, 8, 13, 15, 19, 27, 29, 30, 31, 32, 38, 40, 43, 49, 52, 54)
+
+    def make(self) -> InOutRatio:
+        return InOutRatio()
+
+
+class TestFrequency(StaticPolicyContract):
+    registered_name = "frequency"
+    golden = (2, 7, 9, 14, 19, 21, 26, 28, 33, 38, 40, 45, 50, 52, 57, 59)
+
+    def make(self) -> Frequency:
+        return Frequency()
+
+
+class TestRandomRows(StaticPolicyContract):
+    registered_name = "random"
+
+    def make(self) -> RandomRows:
+        return RandomRows()
 
 
 @pytest.mark.parametrize(("policy", "reference"), PAIRS)

@@ -1,1 +1,22 @@
+"""What plug-in authors test with: contract suites for policies, Hypothesis strategies, fault injection.
 
+The suites need pytest and Hypothesis, which the library itself does not: they are imported when a suite is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from featstore.testing.policies import OnlinePolicyContract, StaticPolicyContract, golden_context, golden_trace, play
+    from featstore.testing.strategies import row_ids, traces
+
+__all__ = ["OnlinePolicyContract", "StaticPolicyContract", "golden_context", "golden_trace", "play", "row_ids", "traces"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = "strategies" if name in ("row_ids", "traces") else "policies"
+    return getattr(importlib.import_module(f"featstore.testing.{home}"), name)
