@@ -15,6 +15,7 @@ from types import TracebackType
 import numpy as np
 import numpy.typing as npt
 
+from featstore._core.checksum import page_sums
 from featstore.errors import FormatError
 from featstore.storage.format import (
     HEADER_BYTES,
@@ -193,7 +194,7 @@ class RowFileWriter:
         self._sums: npt.NDArray[np.uint64] = np.empty(0, dtype=np.uint64)
         self._n_sums_pages = 1
         self._path = os.path.join(self._directory, name)
-        self._temporary = [f"{self._path}.tmp", f"{self._path}.sums.tmp"]
+        self._temporary = [f"{path}.{self._id.hex()}.tmp" for path in (self._path, f"{self._path}.sums")]
         self._fds: list[int] = []
         try:
             for path in self._temporary:
@@ -272,9 +273,8 @@ class RowFileWriter:
     def _write_pages(self, pages: UInt8s) -> None:
         pwrite_all(self._fds[0], pages.data, self._offset, self._temporary[0])
         self._offset += len(pages)
-        n, seed = len(pages) // PAGE_BYTES, self._seed
-        view = pages.data
-        sums = np.fromiter((page_sum(view[i * PAGE_BYTES : (i + 1) * PAGE_BYTES], seed) for i in range(n)), np.uint64, n)
+        sums = np.empty(len(pages) // PAGE_BYTES, dtype=np.uint64)
+        page_sums(pages, self._seed, sums)
         if self._n_first < SUMS_PER_PAGE:
             head = sums[: SUMS_PER_PAGE - self._n_first]
             self._first_sums.append(head)
