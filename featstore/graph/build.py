@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import urllib.parse
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,12 +14,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from tqdm import tqdm
+import xxhash
 
 from featstore.config import available_memory, parse_size
 from featstore.errors import BudgetError, CorruptionError
 from featstore.graph.extsort import PairSorter
-from featstore.graph.source import ArrayLike, NpySource, Source, open_source
+from featstore.graph.progress import Progress
+from featstore.graph.source import ArrayLike, NpySource, Source, dtype_name, open_source
 from featstore.storage.builddir import BuildDirectory
 from featstore.storage.catalog import EDGE, NODE, Catalog, FieldRecord, Part, write_catalog
 from featstore.storage.format import HEADER_BYTES, pread_exactly
@@ -34,30 +34,10 @@ Int64s = npt.NDArray[np.int64]
 _LEAST_MEMORY = 8 << 20
 
 
-class _Progress:
-    """A progress bar in bytes on a terminal's stderr; nothing elsewhere."""
-
-    def __init__(self, label: str, total: int, show: bool) -> None:
-        self._bar: tqdm[Any] | None = None
-        if show and sys.stderr.isatty():
-            self._bar = tqdm(total=total, desc=label, unit="B", unit_scale=True, file=sys.stderr)
-
-    def add(self, n_bytes: int) -> None:
-        if self._bar is not None:
-            self._bar.update(n_bytes)
-
-    def __enter__(self) -> _Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-
 class _Builder:
     """The files and fields of a dataset under construction."""
 
-    def __init__(self, directory: str, memory: int, progress: _Progress) -> None:
+    def __init__(self, directory: str, memory: int, progress: Progress) -> None:
         self.directory = directory
         self.memory = memory
         self.progress = progress
@@ -67,7 +47,9 @@ class _Builder:
 
     def writer(self, prefix: str, name: str, layout: RowLayout, kind: str, dtype: str) -> RowFileWriter:
         """Open a writer for a field's file; its name says what it is, and is a plain file name whatever the field is called."""
-        stem = urllib.parse.quote(name, safe=" ,;@()+").replace("~", "%7E")
+        stem = urllib.parse.quote(name, safe=" ,;@()+")
+        if len(stem) > 100:  # file names end at 255 bytes, and a letter can take 12
+            stem = f"{stem[:80]}-{xxhash.xxh3_64_hexdigest(name.encode())}"
         buffer_bytes = max(64 << 10, min(4 << 20, self.memory // 32))
         file = f"{prefix}.{stem}.1.rows"
         return RowFileWriter(self.directory, file, layout, kind=kind, dtype=dtype, buffer_bytes=buffer_bytes)
@@ -241,6 +223,8 @@ class _Cursor:
 
 
 def _integers(name: str, value: ArrayLike) -> Source:
+    if isinstance(value, (list, tuple)) and not value:
+        value = np.empty(0, dtype=np.int64)  # NumPy would make it float64
     source = open_source(name, value, wider=True)
     if source.dtype == "bool" or "int" not in source.dtype:
         raise TypeError(f"{name} must hold integers, not {source.dtype}")
@@ -378,7 +362,7 @@ def create(
     num_nodes = offsets.n_rows - 1
     fields = _open_fields(features, node_data, num_nodes)
     with BuildDirectory(target, overwrite=overwrite) as build:
-        with _Progress("create", _total_bytes(fields) + 8 * ids.n_rows, progress) as bar:
+        with Progress("create", _total_bytes(fields) + 8 * ids.n_rows, progress) as bar:
             builder = _Builder(build.path, n_bytes, bar)
             with _TopologyWriter(builder, num_nodes) as writer:
                 _write_csc(writer, builder, offsets, ids, target)
@@ -413,7 +397,7 @@ def _edge_blocks(edge_index: Any, n_pairs: int) -> Iterator[npt.NDArray[Any]]:
 def _check_edge_shape(shape: tuple[int, ...], dtype: object) -> None:
     if len(shape) != 2 or shape[0] != 2:
         raise ValueError(f"edge_index must have shape [2, E], not {list(shape)}")
-    if "int" not in str(dtype):
+    if "int" not in dtype_name(dtype, wider=True):
         raise TypeError(f"edge_index must hold integers, not {dtype}")
 
 
@@ -460,7 +444,7 @@ def from_edge_index(
     shape = getattr(edge_index, "shape", None)
     n_known = int(shape[1]) if shape is not None and len(shape) == 2 else 0
     with BuildDirectory(path, overwrite=overwrite) as build:
-        with _Progress("create", _total_bytes(fields) + 24 * n_known, progress) as bar:
+        with Progress("create", _total_bytes(fields) + 24 * n_known, progress) as bar:
             builder = _Builder(build.path, n_bytes, bar)
             with PairSorter(num_nodes, n_bytes, build.path) as sorter:
                 n_edges = 0

@@ -21,7 +21,7 @@ from featstore.storage.catalog import CATALOG_DIRECTORY
 from featstore.storage.lock import READERS_LOCK, WRITER_LOCK, FileLock, lock_directory
 from featstore.storage.writer import fsync_directory
 
-__all__ = ["BuildDirectory", "sweep_builds"]
+__all__ = ["BuildDirectory", "restore_moved", "sweep_builds"]
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -70,6 +70,19 @@ def sweep_builds(target: str) -> None:
                 shutil.rmtree(path, ignore_errors=True)
         finally:
             os.close(fd)
+
+
+def restore_moved(target: str) -> bool:
+    """Put back a dataset that a builder had moved aside when it died; return whether there was one.
+
+    Only where the file system cannot exchange two directories does a builder move one aside.
+    """
+    parent, name = os.path.split(os.path.abspath(target))
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        if not os.path.lexists(target) and any(entry.startswith(f"{name}.old-") for entry in os.listdir(parent)):
+            sweep_builds(os.path.join(parent, name))
+            return os.path.lexists(target)
+    return False
 
 
 class BuildDirectory:

@@ -1,0 +1,44 @@
+"""Progress of long operations, in bytes."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from tqdm import tqdm
+
+__all__ = ["Progress"]
+
+
+class _Bar(tqdm):  # type: ignore[type-arg]  # not subscriptable at run time in every release
+    monitor_interval = 0  # tqdm would start a thread, and leave it
+
+
+class Progress:
+    """A progress bar on a terminal's stderr, nothing elsewhere; a context manager.
+
+    Parameters
+    ----------
+    label : str
+    total : int
+        Bytes expected.
+    show : bool
+        False: never.
+    """
+
+    def __init__(self, label: str, total: int, show: bool) -> None:
+        self._bar: tqdm[Any] | None = None
+        if show and sys.stderr.isatty():
+            self._bar = _Bar(total=total, desc=label, unit="B", unit_scale=True, file=sys.stderr)
+
+    def add(self, n_bytes: int) -> None:
+        """Count ``n_bytes`` more as done."""
+        if self._bar is not None:
+            self._bar.update(n_bytes)
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()

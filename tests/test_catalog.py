@@ -1,0 +1,460 @@
+"""The catalog: what it says survives, what was damaged is found before LMDB sees it, commits are whole, locks hold."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import struct
+import subprocess
+import sys
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import numpy as np
+import pytest
+import xxhash
+from rowfiles import PAGE, snapshot
+
+from featstore.errors import BusyError, CorruptionError, FeatstoreError, FormatError, VersionError
+from featstore.storage import catalog as cataloging
+from featstore.storage.catalog import CATALOG_FILE, Catalog, FieldRecord, Part, read_catalog, write_catalog
+from featstore.storage.format import file_bytes, sums_bytes
+from featstore.storage.layout import choose_layout
+from featstore.storage.lock import READERS_LOCK, WRITER_LOCK, FileLock, lock_directory
+from featstore.storage.update import Update, sweep
+from featstore.storage.writer import FileRecord, RowFileWriter
+
+DATASET = {
+    "id": "0" * 32, "generation": 1, "num_nodes": 10, "num_edges": 0, "topology": "csc", "created_by": "test",
+}  # fmt: skip
+
+
+def file_record(name: str, n_rows: int = 10, row_bytes: int = 4, generation: int = 1) -> FileRecord:
+    layout = choose_layout(row_bytes)
+    n_bytes = file_bytes(layout, n_rows)
+    return FileRecord(name, "feature", "ab" * 16, generation, n_rows, "float32", layout, n_bytes, sums_bytes(n_bytes))
+
+
+def sample(n_fields: int = 2) -> Catalog:
+    names = [f"x{i}" for i in range(n_fields)]
+    files = {f"node.{name}.1.rows": file_record(f"node.{name}.1.rows") for name in names}
+    fields = {
+        f"node/_/{name}": FieldRecord(f"node/_/{name}", "feature", "float32", (10,), 1, (Part(f"node.{name}.1.rows", 0, 10),))
+        for name in names
+    }
+    return Catalog(dict(DATASET), files, fields)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for name in (WRITER_LOCK, READERS_LOCK):
+        (tmp_path / name).touch()
+    write_catalog(tmp_path, sample())
+    return tmp_path
+
+
+# --- round trip -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n_fields", [0, 1, 2, 300])
+def test_round_trip(tmp_path: Path, n_fields: int) -> None:
+    catalog = sample(n_fields)
+    write_catalog(tmp_path, catalog)
+    assert read_catalog(tmp_path) == catalog
+    assert os.listdir(tmp_path / "catalog.lmdb") == ["data.mdb"]
+
+
+def test_a_field_of_several_files(tmp_path: Path) -> None:
+    files = {name: file_record(name, n) for name, n in (("a", 4), ("b", 0), ("c", 6))}
+    parts = (Part("a", 0, 4), Part("b", 4, 0), Part("c", 4, 6))
+    catalog = Catalog(dict(DATASET), files, {"edge/u,r,v/w": FieldRecord("edge/u,r,v/w", "feature", "float32", (10,), 3, parts)})
+    write_catalog(tmp_path, catalog)
+    assert read_catalog(tmp_path) == catalog
+
+
+def test_it_is_an_lmdb_environment_with_checked_json_values(root: Path) -> None:
+    with lmdb.open(str(root / "catalog.lmdb"), readonly=True, lock=False) as env, env.begin() as transaction:
+        entries = dict(transaction.cursor())
+    assert set(entries) == {b"dataset", b"file/node.x0.1.rows", b"file/node.x1.1.rows", b"node/_/x0", b"node/_/x1"}
+    for key, value in entries.items():
+        assert struct.unpack("<Q", value[:8])[0] == xxhash.xxh3_64_intdigest(key + value[8:])
+    value = json.loads(entries[b"dataset"][8:])
+    assert (value["format"], value["requires"]) == (1, [])
+    data = (root / CATALOG_FILE).read_bytes()
+    assert data[-PAGE:][:8] == b"FEATCTLG"
+    assert data[-PAGE:][24:40] == xxhash.xxh3_128_digest(data[:-PAGE])
+
+
+def test_two_may_read_at_once_and_nothing_stays_open(root: Path) -> None:
+    with cataloging._Environment((root / CATALOG_FILE).read_bytes()[:-PAGE], "x"):
+        assert read_catalog(root) == sample()
+
+
+# --- damage ---------------------------------------------------------------------------------------------------------------------
+
+
+def flips_found(path: Path, bits: list[int]) -> int:
+    """Flip each bit in turn; assert that each is found, and that the file reads again when it is back."""
+    good = path.read_bytes()
+    for bit in bits:
+        damaged = bytearray(good)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        with pytest.raises(CorruptionError) as caught:
+            read_catalog(path.parent.parent)
+        assert caught.value.filename == str(path)
+    path.write_bytes(good)
+    assert read_catalog(path.parent.parent) == sample()
+    return len(bits)
+
+
+def random_bits(path: Path, n: int) -> list[int]:
+    return [int(bit) for bit in np.random.default_rng(5).integers(0, 8 * path.stat().st_size, n)]
+
+
+def test_any_flipped_bit_is_found(root: Path) -> None:
+    path = root / CATALOG_FILE
+    edges = [page * PAGE * 8 + bit for page in range(path.stat().st_size // PAGE) for bit in (*range(0, 192, 5), PAGE * 8 - 1)]
+    assert flips_found(path, edges + random_bits(path, 300)) > 300
+
+
+@pytest.mark.stress
+def test_ten_thousand_flipped_bits_are_found(root: Path) -> None:
+    assert flips_found(root / CATALOG_FILE, random_bits(root / CATALOG_FILE, 10_000)) == 10_000
+
+
+def test_truncation_at_every_page_and_around(root: Path) -> None:
+    path = root / CATALOG_FILE
+    good = path.read_bytes()
+    for page in range(len(good) // PAGE + 1):
+        for n_bytes in {max(0, page * PAGE - 1), page * PAGE, page * PAGE + 1, page * PAGE + 100}:
+            if n_bytes == len(good):
+                continue
+            path.write_bytes(good[:n_bytes] if n_bytes < len(good) else good + bytes(n_bytes - len(good)))
+            with pytest.raises(CorruptionError):
+                read_catalog(root)
+    path.write_bytes(good)
+    assert read_catalog(root) == sample()
+
+
+def test_without_its_digest_damage_would_pass_lmdb_by(root: Path) -> None:
+    """The control of the flips above: resealed, most of them reach LMDB, and only the values' own checksums are left to find them."""
+    path = root / CATALOG_FILE
+    body = path.read_bytes()[:-PAGE]
+    at = body.rindex(b'"num_nodes":10')
+    path.write_bytes(cataloging._seal(body.replace(b'"num_nodes":10', b'"num_nodes":11')))
+    assert at > 0
+    with pytest.raises(CorruptionError, match="entry b'dataset' is damaged"):
+        read_catalog(root)
+
+
+def test_a_meta_page_that_counts_more_pages_than_there_are(root: Path) -> None:
+    """Sealed with a right digest, yet LMDB would map pages beyond the end: SIGBUS, if it were let."""
+    path = root / CATALOG_FILE
+    body = path.read_bytes()[:-PAGE]
+    path.write_bytes(cataloging._seal(body[:-PAGE]))
+    with pytest.raises(CorruptionError, match="lacks pages"):
+        read_catalog(root)
+    path.write_bytes(cataloging._seal(bytes(len(body))))
+    with pytest.raises(FormatError, match="not an LMDB environment"):
+        read_catalog(root)
+    path.write_bytes(cataloging._seal(body))
+    assert read_catalog(root) == sample()
+
+
+def test_an_older_copy_of_a_value_under_another_key(root: Path) -> None:
+    """Values are bound to their keys."""
+    value = cataloging._pack_value(b"node/_/x0", {"a": 1})
+    assert cataloging._unpack_value(b"node/_/x0", value, "p") == {"a": 1}
+    with pytest.raises(CorruptionError):
+        cataloging._unpack_value(b"node/_/x1", value, "p")
+
+
+@pytest.mark.parametrize("kind", ["missing", "directory", "fifo", "link", "empty", "huge", "permission"])
+def test_something_else_in_its_place(root: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = root / CATALOG_FILE
+    path.unlink()
+    expected: type[Exception] = FormatError
+    if kind == "missing":
+        expected = FileNotFoundError
+    elif kind == "directory":
+        path.mkdir()
+    elif kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "link":
+        path.symlink_to("/etc/hostname")
+    elif kind == "empty":
+        path.touch()
+        expected = CorruptionError
+    elif kind == "huge":
+        with path.open("wb") as file:
+            file.truncate(1 << 40)  # nothing of that size may be allocated
+    else:
+        real = os.open
+
+        def deny(name: Any, *arguments: Any, **options: Any) -> int:  # root may read anything, so the refusal is scripted
+            if name == str(path):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
+            return real(name, *arguments, **options)
+
+        path.touch()
+        monkeypatch.setattr(os, "open", deny)
+        expected = PermissionError
+    with pytest.raises(expected):
+        read_catalog(root)
+
+
+def test_the_directory_of_the_catalog_may_not_be_a_link(root: Path) -> None:
+    (root / "catalog.lmdb").rename(root / "elsewhere")
+    (root / "catalog.lmdb").symlink_to(root / "elsewhere")
+    with pytest.raises(FormatError, match="symbolic link"):
+        read_catalog(root)
+
+
+# --- values from outside --------------------------------------------------------------------------------------------------------
+
+
+def rewrite(root: Path, key: str, change: dict[str, Any]) -> None:
+    """Write the sample's catalog with some values of one entry changed and everything properly checksummed."""
+    entries = sample()._entries()
+    entries.setdefault(key, {})
+    entries[key] = {name: value for name, value in {**entries[key], **change}.items() if value is not ...}
+
+    class Forged(Catalog):
+        def _entries(self) -> dict[str, dict[str, Any]]:
+            return entries
+
+    write_catalog(root, Forged({}))
+
+
+F, X = "file/node.x0.1.rows", "node/_/x0"
+
+
+@pytest.mark.parametrize(
+    ("key", "change", "error"),
+    [
+        ("dataset", {"format": 2}, VersionError),
+        ("dataset", {"requires": ["striping"]}, VersionError),
+        ("dataset", {"topology": "chunked"}, VersionError),
+        ("dataset", {"num_nodes": -1}, FormatError),
+        ("dataset", {"num_nodes": 2**64}, FormatError),
+        ("dataset", {"num_edges": "many"}, FormatError),
+        ("dataset", {"num_edges": True}, FormatError),
+        ("dataset", {"generation": 0}, FormatError),
+        ("dataset", {"format": ...}, FormatError),
+        ("dataset", {"id": 3}, FormatError),
+        (F, {"rows": 2**61}, FormatError),
+        (F, {"rows": 11}, FormatError),
+        (F, {"bytes": 4096}, FormatError),
+        (F, {"sums_bytes": 0}, FormatError),
+        (F, {"row_bytes": 0}, FormatError),
+        (F, {"row_bytes": 2**40}, FormatError),
+        (F, {"group_bytes": 2**61}, FormatError),
+        (F, {"dtype": "object"}, FormatError),
+        (F, {"id": "../../etc/passwd"}, FormatError),
+        (F, {"kind": "k" * 33}, FormatError),
+        (F, {"kind": "ü"}, FormatError),
+        (F, {"sums": "/etc/passwd"}, FormatError),
+        ("file//etc/passwd", {}, FormatError),
+        ("file/../x", {}, FormatError),
+        (X, {"shape": []}, FormatError),
+        (X, {"shape": [10, 2**61]}, FormatError),
+        (X, {"shape": [10, 2]}, FormatError),
+        (X, {"shape": [9]}, FormatError),
+        (X, {"dtype": "int32"}, FormatError),
+        (X, {"dtype": "complex64"}, FormatError),
+        (X, {"parts": []}, FormatError),
+        (X, {"parts": [3]}, FormatError),
+        (X, {"parts": [{"file": "absent", "first": 0, "rows": 10}]}, FormatError),
+        (X, {"parts": [{"file": "node.x0.1.rows", "first": 1, "rows": 10}]}, FormatError),
+        (X, {"parts": [{"file": "node.x0.1.rows", "first": 0, "rows": 9}]}, FormatError),
+        (X, {"parts": None}, FormatError),
+        (X, {"generation": None}, FormatError),
+        (X, {"role": ...}, FormatError),
+    ],
+)
+def test_hostile_values_are_refused(root: Path, key: str, change: dict[str, Any], error: type[FeatstoreError]) -> None:
+    rewrite(root, "dataset", {})
+    assert read_catalog(root) == sample()  # control
+    rewrite(root, key, change)
+    with pytest.raises(error, match=r"data\.mdb|catalog names a file outside"):
+        read_catalog(root)
+
+
+def test_unknown_keys_of_later_releases_are_left_alone(root: Path) -> None:
+    rewrite(root, "pack/7", {"anything": 1})
+    assert read_catalog(root) == sample()
+    rewrite(root, X, {"later": [1, 2]})
+    assert read_catalog(root) == sample()
+
+
+def test_values_that_are_no_json_objects() -> None:
+    for text in (b"[1]", b"3", b"{", b"\xff", b"[" * 5000):
+        data = struct.pack("<Q", xxhash.xxh3_64_intdigest(b"k" + text)) + text
+        with pytest.raises(FormatError):
+            cataloging._unpack_value(b"k", data, "p")
+    with pytest.raises(CorruptionError):
+        cataloging._unpack_value(b"k", b"abc", "p")
+
+
+def test_lmdb_errors_become_ours() -> None:
+    assert isinstance(cataloging._translate(lmdb.CorruptedError("x"), "p"), CorruptionError)
+    found = cataloging._translate(lmdb.MapFullError("x"), "p")
+    assert (type(found), found.filename) == (OSError, "p")
+
+
+# --- commits --------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_failed_commit_keeps_the_old_catalog(root: Path) -> None:
+    before = snapshot(root)
+    k = 0
+    for name in ("pwrite", "fsync", "rename"):
+        with pytest.MonkeyPatch.context() as patch:
+
+            def fail(*_: object) -> None:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+            patch.setattr(os, name, fail)
+            with pytest.raises(OSError, match="No space"):
+                write_catalog(root, sample(3))
+            k += 1
+        assert snapshot(root) == before
+    assert k == 3
+    write_catalog(root, sample(3))
+    assert read_catalog(root) == sample(3)
+
+
+# --- locks and updates ----------------------------------------------------------------------------------------------------------
+
+
+def test_writers_exclude_each_other_and_readers_share(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with FileLock(path, exclusive=True):
+        with pytest.raises(BusyError) as caught:
+            FileLock(path, exclusive=True)
+        assert caught.value.filename == str(path)
+        with pytest.raises(BusyError):
+            FileLock(path, exclusive=False)
+    with FileLock(path, exclusive=False), FileLock(path, exclusive=False):
+        with pytest.raises(BusyError):
+            FileLock(path, exclusive=True)
+    lock = FileLock(path, exclusive=True)
+    lock.release()
+    lock.release()
+    with pytest.raises(FileNotFoundError):
+        FileLock(tmp_path / "absent", exclusive=False)
+
+
+HOLDER = textwrap.dedent("""
+    import sys
+    from featstore.storage.lock import FileLock
+    lock = FileLock(sys.argv[1], exclusive=True)
+    print("held", flush=True)
+    sys.stdin.read()
+""")
+
+
+def test_a_dead_writers_lock_is_gone_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with subprocess.Popen([sys.executable, "-c", HOLDER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(BusyError):
+            FileLock(path, exclusive=True)
+        holder.kill()
+    FileLock(path, exclusive=True).release()
+
+
+def test_a_forked_child_does_not_release_the_parents_lock(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with FileLock(path, exclusive=True) as lock:
+        pid = os.fork()
+        if pid == 0:
+            lock.release()
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        with pytest.raises(BusyError):
+            FileLock(path, exclusive=True)
+    FileLock(path, exclusive=True).release()
+
+
+def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(fd: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    (tmp_path / "lock").touch()
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    FileLock(tmp_path / "lock", exclusive=False).release()
+    with pytest.raises(OSError, match="No locks"):
+        FileLock(tmp_path / "lock", exclusive=True)
+
+
+def test_directories_can_be_locked(tmp_path: Path) -> None:
+    fd = lock_directory(tmp_path)
+    assert fd is not None
+    assert lock_directory(tmp_path) is None
+    os.close(fd)
+    fd = lock_directory(tmp_path)
+    assert fd is not None
+    os.close(fd)
+    assert lock_directory(tmp_path / "absent") is None
+    (tmp_path / "file").touch()
+    assert lock_directory(tmp_path / "file") is None
+
+
+def add_field(update: Update, name: str) -> None:
+    with update.writer(f"node.{name}", choose_layout(4), kind="feature", dtype="float32") as out:
+        out.write(np.zeros((10, 4), np.uint8))
+        file = out.commit()
+    update.add([file], [FieldRecord(f"node/_/{name}", "feature", "float32", (10,), file.generation, (Part(file.name, 0, 10),))])
+
+
+def test_an_update_adds_a_field_and_replaces_one(root: Path) -> None:
+    with Update(root) as update:
+        add_field(update, "new")
+        add_field(update, "x0")
+        assert read_catalog(root) == sample()  # not before the commit
+        catalog = update.commit()
+    assert read_catalog(root) == catalog
+    assert catalog.generation == 2
+    assert set(catalog.files) == {"node.new.2.rows", "node.x0.2.rows", "node.x1.1.rows"}
+    assert catalog.fields["node/_/x0"].generation == 2
+
+
+def test_an_update_that_is_left_changes_nothing(root: Path) -> None:
+    before = snapshot(root)
+    with Update(root) as update:
+        add_field(update, "new")
+        update.writer("node.open", choose_layout(4), kind="feature", dtype="float32").write(np.zeros((1, 4), np.uint8))
+    assert snapshot(root) == before
+
+
+def test_one_update_at_a_time(root: Path) -> None:
+    with Update(root), pytest.raises(BusyError):
+        Update(root)
+    Update(root).__exit__(None, None, None)
+
+
+def test_leftovers_are_swept_only_while_nobody_reads(root: Path) -> None:
+    for name in ("a.tmp", "node.old.1.rows", "node.old.1.rows.sums", "catalog.lmdb/data.mdb.1.tmp", "mine.txt"):
+        (root / name).touch()
+    RowFileWriter(root, "node.x0.1.rows", choose_layout(4), kind="feature", dtype="float32").commit()
+    with FileLock(root / READERS_LOCK, exclusive=False):
+        with Update(root):
+            assert (root / "a.tmp").exists()
+        assert sweep(root, sample()) == []
+    with Update(root):
+        left = sorted(os.listdir(root))
+    assert left == ["catalog.lmdb", "mine.txt", "node.x0.1.rows", "node.x0.1.rows.sums", READERS_LOCK, WRITER_LOCK]
+    assert os.listdir(root / "catalog.lmdb") == ["data.mdb"]
+
+
+def test_generations_are_in_the_seed(root: Path) -> None:
+    record = file_record("x")
+    assert record.seed != replace(record, generation=2).seed != replace(record, file_id="cd" * 16).seed

@@ -1,0 +1,276 @@
+"""from_edge_index: the external sort against a sort in memory, at bounds of almost nothing, and with ten times more edges than memory."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from rowfiles import check_sums, edge, node
+
+from featstore.errors import BudgetError, CorruptionError, FormatError
+from featstore.graph import build as building
+from featstore.graph import extsort
+from featstore.graph.build import from_edge_index
+from featstore.graph.extsort import PairSorter, sort_pairs
+from featstore.storage.catalog import read_catalog
+
+
+def check(root: Path, edges: np.ndarray, n: int) -> None:
+    """Compare a dataset with a sort in memory: row 0 sources, row 1 destinations, as in PyG."""
+    src, dst = edges.astype(np.int64)
+    order = np.lexsort((src, dst))
+    np.testing.assert_array_equal(edge(root, "indices"), src[order])
+    np.testing.assert_array_equal(edge(root, "indptr"), np.concatenate(([0], np.bincount(dst, minlength=n).cumsum())))
+    np.testing.assert_array_equal(edge(root, "out_degree"), np.bincount(src, minlength=n))
+    catalog = read_catalog(root)
+    assert (catalog.num_nodes, catalog.num_edges) == (n, edges.shape[1])
+    for record in catalog.files.values():
+        check_sums(root, record)
+
+
+def random_edges(n: int, n_edges: int, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return np.stack([rng.integers(0, n, n_edges), (rng.random(n_edges) ** 4 * n).astype(np.int64)])
+
+
+def blocks_of(edges: Any, step: int) -> Iterator[Any]:
+    for first in range(0, edges.shape[1], step):
+        yield edges[:, first : first + step]
+
+
+def save(path: Path, array: np.ndarray) -> Path:
+    np.save(path, array)
+    return path
+
+
+FORMS: dict[str, Callable[[np.ndarray, Path], Any]] = {
+    "array": lambda e, _: e,
+    "lists": lambda e, _: e.tolist(),
+    "two arrays": lambda e, _: (e[0], e[1]),
+    "fortran": lambda e, _: np.asfortranarray(e),
+    "transposed": lambda e, _: np.ascontiguousarray(e.T).T,
+    "int32": lambda e, _: e.astype(np.int32),
+    "uint16": lambda e, _: e.astype(np.uint16),
+    "uint64": lambda e, _: e.astype(np.uint64),
+    "swapped": lambda e, _: e.astype(">i8"),
+    "tensor": lambda e, _: torch.from_numpy(e.copy()),
+    "int32 tensor": lambda e, _: torch.from_numpy(e.astype(np.int32)),
+    "tensor of pairs, transposed": lambda e, _: torch.from_numpy(np.ascontiguousarray(e.T)).t(),
+    "npy": lambda e, p: save(p / "e.npy", e),
+    "npy uint32": lambda e, p: str(save(p / "u.npy", e.astype(np.uint32))),
+    "npy fortran": lambda e, p: save(p / "f.npy", np.asfortranarray(e)),
+    "npy swapped": lambda e, p: save(p / "s.npy", e.astype(">i4")),
+    "memmap": lambda e, p: np.load(save(p / "m.npy", e), mmap_mode="r"),
+    "blocks": lambda e, _: blocks_of(e, 999),
+    "tensor blocks": lambda e, _: blocks_of(torch.from_numpy(e.copy()), 5000),
+    "one block": lambda e, _: iter([e]),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_input(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(building, "_LEAST_MEMORY", 0)
+    edges = random_edges(300, 20_000)
+    from_edge_index(tmp_path / "g", FORMS[form](edges, tmp_path), 300, memory=1000)  # blocks of 1,024 pairs, spilled
+    check(tmp_path / "g", edges, 300)
+    assert sorted({entry.split(".")[0] for entry in os.listdir(tmp_path / "g")}) == ["catalog", "edge", "readers", "writer"]
+
+
+@given(st.integers(1, 50), st.integers(0, 300), st.integers(0, 2**32), st.integers(1, 40), st.integers(2, 5))
+def test_any_edges_at_any_bound(tmp_path: Path, n: int, n_edges: int, seed: int, cap: int, fan_out: int) -> None:
+    """Buckets are split over destinations, over sources, and counted, down to a bound of one pair."""
+    edges = random_edges(n, n_edges, seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(extsort, "_FAN_OUT", fan_out)
+        with PairSorter(n, 0, tmp_path) as sorter:
+            sorter.block_pairs, sorter._cap = 1 + cap // 2, cap
+            for block in blocks_of(edges, 7):
+                sorter.add(block[1], block[0])
+            found = list(sorter.sorted())
+        assert os.listdir(tmp_path) == []
+    assert all(0 < len(dst) <= cap for dst, _ in found)
+    order = np.lexsort(edges)
+    for row, parts in ((1, [dst for dst, _ in found]), (0, [src for _, src in found])):
+        np.testing.assert_array_equal(np.concatenate([*parts, np.empty(0, np.int64)]), edges[row][order])
+
+
+@pytest.mark.parametrize("case", ["one destination", "one source", "one pair", "one destination at the end", "ladder"])
+def test_more_edges_of_one_kind_than_memory_holds(tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(building, "_LEAST_MEMORY", 0)
+    n, n_edges = 5000, 30_000
+    edges = random_edges(n, n_edges)
+    if case == "one destination":
+        edges[1] = 17
+    elif case == "one source":
+        edges[0] = 0
+    elif case == "one pair":
+        edges[:] = [[4], [n - 1]]
+    elif case == "one destination at the end":
+        edges[1] = n - 1
+    else:
+        edges[1] = np.arange(n_edges) % n
+        edges[0] = edges[1][::-1]
+    from_edge_index(tmp_path / "g", edges, n, memory=1000)
+    check(tmp_path / "g", edges, n)
+
+
+@pytest.mark.parametrize(("n", "n_edges"), [(0, 0), (1, 0), (1, 5), (7, 0), (100_000, 3)])
+def test_small_and_empty(tmp_path: Path, n: int, n_edges: int) -> None:
+    edges = random_edges(max(n, 1), n_edges)
+    from_edge_index(tmp_path / "g", edges, n)
+    check(tmp_path / "g", edges, n)
+    from_edge_index(tmp_path / "h", iter([edges, edges[:, :0]]), n)
+    check(tmp_path / "h", edges, n)
+    if not n_edges:
+        from_edge_index(tmp_path / "i", [], n)
+        check(tmp_path / "i", edges, n)
+        from_edge_index(tmp_path / "j", iter([]), n)
+        check(tmp_path / "j", edges, n)
+
+
+def test_ids_of_eight_bytes(tmp_path: Path) -> None:
+    """From 2³¹ nodes on pairs take 16 bytes, and one key no longer holds both ids."""
+    n = 1 << 40
+    rng = np.random.default_rng(0)
+    dst, src = rng.integers(0, n, (2, 5000))
+    dst[::2] = dst[0]
+    order = np.lexsort((src, dst))
+    with PairSorter(n, 0, tmp_path) as sorter:
+        sorter._cap = 100
+        sorter.add(dst, src)
+        assert sorter.bytes_spilled >= 16 * 5000
+        found = list(sorter.sorted())
+    np.testing.assert_array_equal(np.concatenate([part for part, _ in found]), dst[order])
+    np.testing.assert_array_equal(np.concatenate([part for _, part in found]), src[order])
+    for low, high in ((0, n), (0, 1 << 62)):
+        a, b = sort_pairs(dst, src, low, high, n)
+        np.testing.assert_array_equal(a, dst[order])
+        np.testing.assert_array_equal(b, src[order])
+
+
+def test_fields_come_along(tmp_path: Path) -> None:
+    x, y = np.random.default_rng(0).random((10, 3)), torch.arange(4)
+    from_edge_index(tmp_path / "g", random_edges(10, 50), 10, {"x": x}, {"y": y})
+    np.testing.assert_array_equal(node(tmp_path / "g", "x"), x)
+    np.testing.assert_array_equal(node(tmp_path / "g", "y"), y.numpy())
+
+
+@pytest.mark.parametrize(
+    ("edges", "n", "error", "match"),
+    [
+        ([[0, 1], [1, 2]], 2, IndexError, r"edge_index\[1, 1\] is 2, which is no node: ids are 0 … 1"),
+        ([[0, -1], [1, 1]], 2, IndexError, r"edge_index\[0, 1\] is -1"),
+        (np.array([[0, 2**64 - 1], [0, 0]], np.uint64), 2, IndexError, r"edge_index\[0, 1\] is 18446744073709551615"),
+        (iter([np.zeros((2, 3), np.int64), np.array([[0], [9]])]), 2, IndexError, r"edge_index\[1, 3\] is 9"),
+        ([[0], [0]], 0, IndexError, "no node"),
+        ([[0.5], [0.0]], 2, TypeError, "must hold integers"),
+        (torch.zeros(2, 2), 2, TypeError, "must hold integers"),
+        (np.zeros((2, 2), bool), 2, TypeError, "must hold integers"),
+        (np.zeros((3, 2), np.int64), 2, ValueError, r"shape \[2, E\]"),
+        (np.zeros(4, np.int64), 2, ValueError, r"shape \[2, E\]"),
+        (5, 2, TypeError, "edge_index must be"),
+        (np.zeros((2, 2), np.int64), -1, ValueError, "negative"),
+        (np.zeros((2, 2), np.int64), 2.0, TypeError, "must be an integer"),
+        (np.zeros((2, 2), np.int64), True, TypeError, "must be an integer"),
+    ],
+)
+def test_wrong_edges_are_refused_and_leave_nothing(
+    tmp_path: Path, edges: Any, n: Any, error: type[Exception], match: str
+) -> None:
+    with pytest.raises(error, match=match):
+        from_edge_index(tmp_path / "g", edges, n)
+    assert os.listdir(tmp_path) == []
+
+
+def test_wrong_options(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="'csc'"):
+        from_edge_index(tmp_path / "g", [], 2, topology="coo")
+    with pytest.raises(BudgetError):
+        from_edge_index(tmp_path / "g", [], 2, memory=10)
+    with pytest.raises(FormatError):
+        (tmp_path / "x.npy").write_bytes(b"nothing of the kind")
+        from_edge_index(tmp_path / "g", tmp_path / "x.npy", 2)
+
+
+def test_a_full_disk_while_spilling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(building, "_LEAST_MEMORY", 0)
+    edges = random_edges(500, 20_000)
+    real, count = os.pwrite, 0
+    for k in (1, 50, 400, 1000):
+        count = 0
+
+        def pwrite(fd: int, data: memoryview, offset: int) -> int:
+            nonlocal count
+            count += 1
+            if count == k:  # noqa: B023
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return real(fd, data, offset)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "pwrite", pwrite)
+            with pytest.raises(OSError, match="No space") as caught:
+                from_edge_index(tmp_path / "g", edges, 500, memory=1000)
+        assert "spill" in caught.value.filename
+        assert os.listdir(tmp_path) == []
+    from_edge_index(tmp_path / "g", edges, 500, memory=1000)
+    check(tmp_path / "g", edges, 500)
+
+
+def test_a_spill_file_that_is_cut_short(tmp_path: Path) -> None:
+    with PairSorter(100, 0, tmp_path) as sorter:
+        sorter.add(*random_edges(100, 5000))
+        spilled = [path for path in tmp_path.iterdir() if path.stat().st_size > 8]
+        os.truncate(spilled[0], 8)
+        with pytest.raises(CorruptionError):
+            list(sorter.sorted())
+    assert os.listdir(tmp_path) == []
+
+
+def test_ten_times_more_edges_than_memory(tmp_path: Path) -> None:
+    """10 million edges, 160 MB as int64 pairs, within 16 MB; a fifth of them lead to one node."""
+    script = textwrap.dedent(f"""
+        import resource, numpy as np
+        from featstore.graph.build import from_edge_index
+        n, e, k = 200_000, 10_000_000, 50_000
+        rng = np.random.default_rng(0)
+        def blocks():
+            for first in range(0, e, k):
+                block = rng.integers(0, n, (2, k))
+                block[1, ::5] = 77
+                yield block
+        def peak():
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        from_edge_index({str(tmp_path / "warm")!r}, np.zeros((2, 1), np.int64), 1, memory="16MiB")
+        before = peak()
+        from_edge_index({str(tmp_path / "g")!r}, blocks(), n, memory="16MiB")
+        print(peak() - before)
+    """)
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert int(done.stdout) < 16 << 20
+    indptr, indices = edge(tmp_path / "g", "indptr"), edge(tmp_path / "g", "indices")
+    rng = np.random.default_rng(0)
+    in_degree, out_degree, total = np.zeros(200_000, np.int64), np.zeros(200_000, np.int64), 0
+    for _ in range(200):
+        block = rng.integers(0, 200_000, (2, 50_000))
+        block[1, ::5] = 77
+        in_degree += np.bincount(block[1], minlength=200_000)
+        out_degree += np.bincount(block[0], minlength=200_000)
+        total += int((block[0] * block[1]).sum())
+    np.testing.assert_array_equal(np.diff(indptr), in_degree)
+    np.testing.assert_array_equal(np.bincount(indices, minlength=200_000), out_degree)
+    np.testing.assert_array_equal(edge(tmp_path / "g", "out_degree"), out_degree)
+    owner = np.repeat(np.arange(200_000), in_degree)
+    assert int((owner * indices.astype(np.int64)).sum()) == total
+    falls = np.flatnonzero(np.diff(indices) < 0) + 1
+    assert np.isin(falls, indptr).all()  # ascending within every list
