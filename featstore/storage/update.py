@@ -62,8 +62,8 @@ def check_file(root: str | os.PathLike[str], record: FileRecord) -> str:
     if page != record.header().pack():
         found = Header.unpack(page, path)
         raise CorruptionError(
-            f"another file, or an older copy, is in its place: {found.kind} {found.file_id.hex()} of generation {found.generation}"
-            f" instead of {record.kind} {record.file_id} of generation {record.generation}",
+            f"another file, or an older copy, is in its place: {found.kind} {found.file_id.hex()}, generation {found.generation}, "
+            f"instead of {record.kind} {record.file_id}, generation {record.generation}",
             path,
             0,
         )
@@ -118,8 +118,8 @@ class Update:
 
     Notes
     -----
-    Entering sweeps what killed writers left, unless the dataset is being read. Leaving without :meth:`commit` leaves the dataset as
-    it was. Readers see the commit when they open the dataset again.
+    Entering sweeps what killed writers left, unless the dataset is being read. Leaving without :meth:`commit` leaves the dataset
+    as it was. Readers see the commit when they open the dataset again.
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:

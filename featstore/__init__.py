@@ -1,0 +1,59 @@
+"""featstore: a tensor-like, out-of-core store for the features and adjacency of graphs larger than memory.
+
+>>> import featstore
+>>> g = featstore.open("graph", memory="4GiB")
+>>> g.features["x"][ids]
+"""
+
+from featstore.cache.base import (
+    OnlinePolicy,
+    PolicyContext,
+    StaticPolicy,
+    available_policies,
+    get_policy,
+    register_policy,
+)
+from featstore.errors import (
+    BudgetError,
+    BusyError,
+    ClosedError,
+    CorruptionError,
+    FeatstoreError,
+    FormatError,
+    PluginError,
+    VersionError,
+)
+from featstore.graph.dataset import OutOfCoreGraph
+from featstore.graph.feature import FeatureStore
+from featstore.run.batch import MiniBatch
+from featstore.run.loader import Loader
+from featstore.sampling.batch import Block, SampledBatch, Sampler
+from featstore.sampling.neighbor import NeighborSampler
+
+__all__ = [
+    "Block",
+    "BudgetError",
+    "BusyError",
+    "ClosedError",
+    "CorruptionError",
+    "FeatstoreError",
+    "FeatureStore",
+    "FormatError",
+    "Loader",
+    "MiniBatch",
+    "NeighborSampler",
+    "OnlinePolicy",
+    "OutOfCoreGraph",
+    "PluginError",
+    "PolicyContext",
+    "SampledBatch",
+    "Sampler",
+    "StaticPolicy",
+    "VersionError",
+    "available_policies",
+    "get_policy",
+    "open",
+    "register_policy",
+]
+
+open = OutOfCoreGraph.open

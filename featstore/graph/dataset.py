@@ -1,0 +1,768 @@
+"""OutOfCoreGraph: a dataset, opened."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from featstore.cache.base import Policy, PolicyContext, StaticPolicy, get_policy
+from featstore.cache.table import FeatureCache
+from featstore.config import Budget, Options, Reservation, parse_size
+from featstore.errors import ClosedError, CorruptionError, FormatError, PluginError, VersionError
+from featstore.gather.buffers import BufferPool
+from featstore.graph import build
+from featstore.graph.feature import FeatureStore
+from featstore.graph.progress import Progress
+from featstore.graph.source import ArrayLike, torch_dtype
+from featstore.graph.topology import NeighborCache, Topology, huge_bytes
+from featstore.graph.verify import verify_files, verify_topology
+from featstore.storage.builddir import restore_moved
+from featstore.storage.catalog import EDGE, Catalog, FieldRecord, read_catalog
+from featstore.storage.format import sums_seed
+from featstore.storage.lock import READERS_LOCK, FileLock
+from featstore.storage.reader import Reader, RowFile
+from featstore.storage.update import check_file
+
+__all__ = ["OutOfCoreGraph"]
+
+# An array that a policy may ask for, or what makes it once one does.
+Given: TypeAlias = "npt.ArrayLike | Callable[[], npt.NDArray[Any]] | None"
+
+_OPEN_ATTEMPTS = 5  # a dataset that is replaced while it is being opened is opened again
+
+
+class _Snapshot:
+    """One commit of a dataset: its catalog, and every file that it names, open."""
+
+    def __init__(self, root: str, reader: Reader) -> None:
+        self.root = root
+        self.files: dict[str, RowFile] = {}
+        self.lock: FileLock | None = None
+        try:
+            # A dataset without the lock file can be read, but not swept: its media are read-only, or somebody tidied up.
+            with contextlib.suppress(FileNotFoundError):
+                self.lock = FileLock(os.path.join(root, READERS_LOCK), exclusive=False)
+            self.catalog = read_catalog(root)
+            for name, record in self.catalog.files.items():
+                self.files[name] = reader.open(
+                    check_file(root, record),
+                    layout=record.layout,
+                    n_rows=record.n_rows,
+                    seed=record.seed,
+                    sums_seed=sums_seed(record.seed),
+                )
+        except BaseException:
+            self.close()
+            raise
+
+    def file_of(self, record: FieldRecord) -> RowFile:
+        """Return the file of a field that lies in one."""
+        if len(record.parts) != 1:
+            raise VersionError(f"{self.root}: {record.key} lies in {len(record.parts)} files; this release reads fields of one")
+        return self.files[record.parts[0].file]
+
+    def topology_file(self, name: str, n_rows: int) -> tuple[RowFile, int]:
+        """Return the file of ``indptr``, ``indices`` or ``out_degree``, and the bytes of an entry."""
+        record = self.catalog.fields.get(f"{EDGE}/{name}")
+        if record is None or record.shape != (n_rows,) or record.dtype not in ("int32", "int64"):
+            raise FormatError(f"{self.root}: the catalog has no {name} of {n_rows} rows")
+        return self.file_of(record), record.row_bytes
+
+    def close(self) -> None:
+        for file in self.files.values():
+            file.close()
+        if self.lock is not None:
+            self.lock.release()
+
+
+def _open_snapshot(root: str, reader: Reader) -> _Snapshot:
+    """Open a dataset's last commit, all of it from the same directory though another may be put in its place meanwhile."""
+    for attempt in range(_OPEN_ATTEMPTS):
+        if attempt == 0 and not os.path.lexists(root):
+            restore_moved(root)
+        before = os.stat(root)
+        snapshot, failure = None, None
+        try:
+            snapshot = _Snapshot(root, reader)
+        except (OSError, ValueError) as error:
+            failure = error
+        try:
+            after = os.stat(root)
+        except BaseException:
+            if snapshot is not None:
+                snapshot.close()
+            raise
+        if (before.st_dev, before.st_ino) == (after.st_dev, after.st_ino) or attempt == _OPEN_ATTEMPTS - 1:
+            if snapshot is None:
+                assert failure is not None
+                raise failure
+            return snapshot
+        if snapshot is not None:
+            snapshot.close()
+    raise AssertionError("the last attempt returns or raises")
+
+
+class _Fields(Mapping[str, Any]):
+    """Fields by name; a missing one is a KeyError that lists what there is."""
+
+    def __init__(self, what: str, names: list[str], get: Callable[[str], Any]) -> None:
+        self._what = what
+        self._names = names
+        self._get = get
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._names:
+            raise KeyError(f"no {self._what} {name!r}; there is {', '.join(map(repr, self._names)) or 'none'}")
+        return self._get(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __repr__(self) -> str:
+        return f"{{{', '.join(f'{name!r}: …' for name in self._names)}}}"
+
+
+class OutOfCoreGraph:
+    """A graph whose features and adjacency lie on disk, used within a budget of memory.
+
+    Made by :meth:`open` (which is ``featstore.open``), :meth:`create` and :meth:`from_edge_index`; a context manager.
+
+    Attributes
+    ----------
+    path : str
+    num_nodes, num_edges : int
+    features : mapping of str to FeatureStore
+        Indexed like tensors, read from disk.
+    node_data : mapping of str to Tensor
+        Labels, masks, index sets: read whole, checked and counted in the budget when first asked for. The tensor is the graph's
+        own: copy it before you write to it.
+    topology : Topology
+        The adjacency; its offsets are read when first asked for.
+    neighbor_cache : NeighborCache or None
+        See :meth:`cache_neighbors`.
+    options : Options
+    budget : Budget
+    pool : BufferPool
+    reader : Reader
+
+    Notes
+    -----
+    Thread-safe, but for :meth:`cache`, :meth:`cache_neighbors` and :meth:`close`, which must not run beside a gather or a
+    sampler. Fork-safe: queues and rings are made anew in the child. Pickles as path and options: caches do not travel, and
+    unpickling opens the dataset again. What is open is one commit: a dataset that is replaced goes on as it was until it is
+    opened again.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], options: Options) -> None:
+        self.path = os.path.abspath(os.fspath(path))
+        self.options = options
+        self.budget = Budget(options.memory)
+        self.neighbor_cache: NeighborCache | None = None
+        self._closed = False
+        self._pid = os.getpid()
+        self._lock = threading.RLock()
+        self._topology: Topology | None = None
+        self._data: dict[str, tuple[torch.Tensor, Reservation]] = {}
+        self._stores: dict[str, FeatureStore] = {}
+        # Before a thread or a ring is made for it.
+        if not os.path.lexists(self.path):
+            restore_moved(self.path)
+        os.stat(self.path)
+        self.reader = Reader(options, self.budget)
+        self.pool = BufferPool(self.budget)
+        try:
+            self._snapshot = _open_snapshot(self.path, self.reader)
+            try:
+                self._open_fields()
+            except BaseException:
+                self._snapshot.close()
+                raise
+        except BaseException:
+            self.pool.close()
+            self.reader.close()
+            raise
+
+    def _open_fields(self) -> None:
+        catalog = self._snapshot.catalog
+        self.num_nodes = catalog.num_nodes
+        self.num_edges = catalog.num_edges
+        for name, record in catalog.by_role("feature").items():
+            if record.n_rows != self.num_nodes:
+                raise FormatError(f"{self.path}: feature {name!r} has {record.n_rows} rows for {self.num_nodes} nodes")
+            self._stores[name] = FeatureStore(
+                name,
+                self._snapshot.file_of(record),
+                record.shape,
+                torch_dtype(record.dtype),
+                self.reader,
+                self.pool,
+                self.options.threads,
+                _Reopen(self, name),
+            )
+        self.features: Mapping[str, FeatureStore] = _Fields("feature", list(self._stores), self._stores.__getitem__)
+        self.node_data: Mapping[str, torch.Tensor] = _Fields("node data", list(catalog.by_role("data")), self._load_data)
+
+    # -- making ------------------------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def create(
+        cls,
+        path: str | os.PathLike[str],
+        indptr: ArrayLike,
+        indices: ArrayLike,
+        features: Mapping[str, ArrayLike] | None = None,
+        node_data: Mapping[str, ArrayLike] | None = None,
+        *,
+        topology: str = "csc",
+        overwrite: bool = False,
+        progress: bool = True,
+        memory: int | str | None = None,
+    ) -> OutOfCoreGraph:
+        """Write a dataset and open it.
+
+        Parameters
+        ----------
+        path : path-like
+            Where the dataset shall be; its parent exists.
+        indptr : integer array, shape (num_nodes + 1,)
+        indices : integer array, shape (num_edges,)
+            The in-neighbours of node ``v`` are ``indices[indptr[v]:indptr[v + 1]]``, in any order.
+        features : mapping of str to array, shape (num_nodes, …), optional
+        node_data : mapping of str to array, shape (any, …), optional
+            Labels, masks, index sets.
+        topology : {"csc"}
+        overwrite : bool
+            Replace a dataset that is there, at once when the new one is whole: if it fails, the old one stays. Whoever has the
+            old one open goes on reading it.
+        progress : bool
+            Show a progress bar where stderr is a terminal.
+        memory : int or str, optional
+            Bounds what making it holds, inputs in memory excepted: bytes or text such as ``"1GiB"``; by default a quarter of what
+            is available, 1 GiB at most. At least 8 MiB. Also the budget of the graph returned.
+
+        Returns
+        -------
+        OutOfCoreGraph
+
+        Raises
+        ------
+        CorruptionError
+            ``indptr`` does not ascend from 0 to ``num_edges``, an id is no node, or a ``.npy`` file is cut short.
+        FileExistsError
+            Something is at ``path`` already (an empty directory is taken over).
+        BusyError
+            Another process is making or changing the dataset.
+        TypeError, ValueError, FormatError
+            An input of the wrong dtype, shape or name; a file that is no ``.npy`` file.
+        BudgetError
+            ``memory`` is too little.
+        OSError
+            The disk is full or failed. Nothing is left, and what was at ``path`` is as it was.
+
+        Notes
+        -----
+        Every array may be a NumPy array or memmap, a torch tensor, a list, the path of a ``.npy`` file (versions 1 to 3, C or
+        Fortran order), or ``(shape, dtype, iterable of row blocks)``. Dtypes: bool, uint8, int8 to int64, float16, bfloat16,
+        float32, float64; ids also unsigned. Each neighbour list is stored sorted ascending, so that a graph has one form. Inputs
+        are streamed once. When this returns, the dataset is durable.
+
+        Examples
+        --------
+        >>> g = OutOfCoreGraph.create("graph", [0, 2, 3, 3], [1, 2, 0], {"x": np.eye(3, dtype=np.float32)})
+        >>> g.features["x"][[2, 0]]
+        tensor([[0., 0., 1.],
+                [1., 0., 0.]])
+        """
+        build.create(
+            path, indptr, indices, features, node_data, topology=topology, overwrite=overwrite, progress=progress, memory=memory
+        )
+        return cls.open(path, memory=memory)
+
+    @classmethod
+    def from_edge_index(
+        cls,
+        path: str | os.PathLike[str],
+        edge_index: Any,
+        num_nodes: int,
+        features: Mapping[str, ArrayLike] | None = None,
+        node_data: Mapping[str, ArrayLike] | None = None,
+        *,
+        topology: str = "csc",
+        overwrite: bool = False,
+        progress: bool = True,
+        memory: int | str | None = None,
+    ) -> OutOfCoreGraph:
+        """Write a dataset from edges in any order, by an external sort, and open it.
+
+        Parameters
+        ----------
+        edge_index : integer array, shape (2, num_edges), or iterable of such blocks
+            Row 0 holds sources, row 1 destinations, as in PyG. An array, memmap, tensor, ``.npy`` path or lists; or an iterator
+            of blocks ``[2, k]``, consumed once. Repeated edges stay.
+        num_nodes : int
+        memory : int or str, optional
+            As for :meth:`create`: edges beyond it are sorted through temporary files beside the dataset, 8 bytes an edge (16 from
+            2³¹ nodes on), twice that at worst.
+        path, features, node_data, topology, overwrite, progress
+            See :meth:`create`.
+
+        Raises
+        ------
+        IndexError
+            An id is not in ``[0, num_nodes)``; names it and its position.
+        FileExistsError, BusyError, TypeError, ValueError, FormatError, CorruptionError, BudgetError, OSError
+            See :meth:`create`.
+
+        Notes
+        -----
+        Even a single destination with more in-neighbours than memory holds is sorted. Each pair is written once and read once,
+        once more for every level at which its bucket had to be split.
+        """
+        build.from_edge_index(
+            path,
+            edge_index,
+            num_nodes,
+            features,
+            node_data,
+            topology=topology,
+            overwrite=overwrite,
+            progress=progress,
+            memory=memory,
+        )
+        return cls.open(path, memory=memory)
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        memory: int | str | None = None,
+        backend: str = "auto",
+        verify: str | None = None,
+        threads: int | None = None,
+    ) -> OutOfCoreGraph:
+        """Open a dataset for reading.
+
+        Parameters
+        ----------
+        path : path-like
+        memory : int or str, optional
+            The budget: bytes or text such as ``"4GiB"``; half of what is available by default.
+        backend : {"auto", "io_uring", "pread"}
+            How files are read. One asked for by name is a demand; ``FEATSTORE_BACKEND`` replaces ``"auto"``.
+        verify : {"always", "open", "off"}, optional
+            Check the checksum of every page that is read, of all pages now, or of none. ``"always"``, or ``FEATSTORE_VERIFY``.
+        threads : int, optional
+            Threads that copy rows; the number of processors, or ``FEATSTORE_THREADS``.
+
+        Returns
+        -------
+        OutOfCoreGraph
+
+        Raises
+        ------
+        FileNotFoundError, PermissionError
+            No dataset there, or none that may be read.
+        CorruptionError
+            The catalog is damaged; a file is longer or shorter than the catalog says, has a damaged header, or is another's.
+        FormatError
+            Not a dataset, or one with a link, directory, FIFO or device for a file, or with a file outside.
+        VersionError
+            It needs a newer release or another byte order.
+        BudgetError
+            The budget does not suffice to read anything.
+        OSError
+            The backend asked for cannot be had; too many open files.
+
+        Notes
+        -----
+        Reads the catalog, and of each file one page and (unless ``verify="off"``) its table of checksums, 0.2 % of its size.
+        """
+        return cls(path, Options.resolve(memory, backend, verify, threads))
+
+    # -- reading -----------------------------------------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        state = ", closed" if self._closed else ""
+        return f"OutOfCoreGraph({self.path!r}, num_nodes={self.num_nodes}, num_edges={self.num_edges}{state})"
+
+    @property
+    def topology(self) -> Topology:
+        """The adjacency. The first use reads the offsets, 8 bytes a node, which the budget counts from then on."""
+        with self._locked():
+            if self._topology is None:
+                indptr, _ = self._snapshot.topology_file("indptr", self.num_nodes + 1)
+                indices, id_bytes = self._snapshot.topology_file("indices", self.num_edges)
+                self._topology = Topology.load(self.num_nodes, self.num_edges, indptr, indices, id_bytes, self.budget)
+            return self._topology
+
+    def _load_data(self, name: str) -> torch.Tensor:
+        with self._locked():
+            held = self._data.get(name)
+            if held is None:
+                record = self._snapshot.catalog.by_role("data")[name]
+                reservation = self.budget.reserve("node data", record.n_rows * record.row_bytes)
+                try:
+                    tensor = torch.empty(record.shape, dtype=torch_dtype(record.dtype))
+                    self._read_all(self._snapshot.file_of(record), tensor)
+                except BaseException:
+                    reservation.release()
+                    raise
+                held = self._data[name] = tensor, reservation
+            return held[0]
+
+    @staticmethod
+    def _read_all(file: RowFile, tensor: torch.Tensor) -> None:
+        if len(tensor):
+            rows = tensor.reshape(len(tensor), -1).view(torch.uint8).numpy()
+            file.read(0, len(rows), rows)
+
+    # -- caches ------------------------------------------------------------------------------------------------------------------
+
+    def cache(
+        self,
+        name: str,
+        budget: int | str,
+        policy: str | Policy | type[Policy] = "degree",
+        *,
+        counts: Given = None,
+        parts: Given = None,
+        seed: int = 0,
+    ) -> None:
+        """Keep rows of a feature in memory; replaces an earlier cache of it.
+
+        Parameters
+        ----------
+        name : str
+            The feature.
+        budget : int or str
+            What the cache may take of the graph's budget, its row map of 4 bytes a node included: bytes or text such as
+            ``"1GiB"``. Never more than all rows take; 0: no cache.
+        policy : str, Policy or class
+            A registered name (``featstore.available_policies()``), an instance for this cache alone, or a class.
+        counts : integer array, shape (num_nodes,), or callable that returns it, optional
+            Accesses of each row in a profiled run, for ``policy="frequency"``; called if the policy asks.
+        parts : integer array, shape (num_nodes,), or callable that returns it, optional
+            The partition of each node, for policies that ask for it.
+        seed : int
+            Of randomised policies.
+
+        Raises
+        ------
+        BudgetError
+            The graph's budget has not that much left, or ``budget`` has no room for a single row; names the least that works.
+        PluginError
+            The policy failed.
+        KeyError, ValueError, TypeError
+            No such feature; no such policy, or an array of the wrong shape.
+        CorruptionError, OSError
+            Filling a static cache failed.
+
+        Notes
+        -----
+        A static policy's rows are read now, in one ascending pass. On an error the feature has no cache.
+        """
+        store = self.features[name]
+        n_bytes, chosen = parse_size(budget), get_policy(policy)
+        # Not under the lock: a provider of counts samples an epoch, on threads that ask for the topology.
+        self._check_open()
+        self._drop_cache(store)
+        if n_bytes == 0:
+            return
+        file = self._snapshot.file_of(self._snapshot.catalog.by_role("feature")[name])
+        with _Inputs(self, file.row_bytes, counts, parts, seed) as inputs:
+            capacity = FeatureCache.capacity_for(n_bytes, file.row_bytes, self.num_nodes, chosen)
+            cache = FeatureCache(
+                capacity, file.row_bytes, self.num_nodes, chosen, inputs.context, self.budget, name=f"cache of {name!r}"
+            )
+            try:
+                cache.fill(lambda rows, out: file.gather(rows, out))
+                store.use_cache(cache)
+            except BaseException:
+                cache.close()
+                raise
+
+    @staticmethod
+    def _drop_cache(store: FeatureStore) -> None:
+        old = store.cache
+        store.use_cache(None)
+        if old is not None:
+            old.close()
+
+    def cache_neighbors(
+        self,
+        budget: int | str | None = None,
+        policy: str | Policy | type[Policy] = "in_out_ratio",
+        *,
+        counts: Given = None,
+        parts: Given = None,
+        seed: int = 0,
+    ) -> None:
+        """Keep neighbour lists in memory, for samplers; replaces an earlier cache of them.
+
+        Parameters
+        ----------
+        budget : int or str, optional
+            What the cache may take of the graph's budget: bytes or text; all that is left by default. With room for the whole
+            adjacency nothing is read from disk while sampling; 0: no cache.
+        policy : str, Policy or class
+            A static policy, which scores the nodes whose lists stay.
+        counts, parts, seed
+            As for :meth:`cache`.
+
+        Raises
+        ------
+        BudgetError
+            Not even the cache's table of 8 bytes a node fits; names the least that works.
+        ValueError, PluginError, CorruptionError, OSError
+            No such or no static policy; the policy failed; a list holds what is no node; reading failed.
+
+        Notes
+        -----
+        Reads the adjacency once, sequentially. On an error there is no cache.
+        """
+        chosen = get_policy(policy)
+        if not isinstance(chosen, StaticPolicy):
+            raise ValueError(f"neighbour lists are cached once, by score: policy {chosen.name!r} is not a static one")
+        self._check_open()
+        self._drop_neighbor_cache()
+        topology = self.topology
+        n_bytes = self.budget.available if budget is None else parse_size(budget)
+        if n_bytes == 0:
+            return
+        if huge_bytes(topology.nbytes) <= n_bytes:
+            self.neighbor_cache = NeighborCache.build(topology, self.budget, None, n_bytes)
+            return
+        with _Inputs(self, topology.id_bytes, counts, parts, seed) as inputs:
+            scores = inputs.scores(chosen)
+            if budget is None:
+                n_bytes = self.budget.available
+            self.neighbor_cache = NeighborCache.build(topology, self.budget, scores, n_bytes)
+
+    def _drop_neighbor_cache(self) -> None:
+        old, self.neighbor_cache = self.neighbor_cache, None
+        if old is not None:
+            old.close()
+
+    # -- looking after it --------------------------------------------------------------------------------------------------------
+
+    def memory_report(self) -> dict[str, int]:
+        """Return the bytes held by everything that holds some of the budget, largest first."""
+        return self.budget.report()
+
+    def verify(self, progress: bool = True) -> dict[str, int]:
+        """Check the whole dataset as it is on disk now: catalog, every page of every file, and the adjacency's structure.
+
+        Parameters
+        ----------
+        progress : bool
+            Show a progress bar where stderr is a terminal.
+
+        Returns
+        -------
+        dict
+            ``files``, ``pages`` and ``bytes`` that were checked.
+
+        Raises
+        ------
+        CorruptionError
+            What is damaged, with path and offset.
+        FormatError, VersionError, OSError
+            As for :meth:`open`.
+
+        Notes
+        -----
+        Reads every file once and the neighbour ids twice, whatever ``verify`` the dataset was opened with, in about 20 MB.
+        """
+        with self._locked():
+            catalog = read_catalog(self.path)
+        total = sum(record.n_bytes for record in catalog.files.values())
+        with Progress("verify", total + _topology_bytes(catalog), progress) as bar:
+            n_pages = verify_files(self.path, catalog, bar.add)
+            verify_topology(self.path, catalog, bar.add)
+        return {"files": len(catalog.files), "pages": n_pages, "bytes": total}
+
+    # -- life --------------------------------------------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"{self.path} is closed")
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        if self._pid != os.getpid():
+            self._lock, self._pid = threading.RLock(), os.getpid()  # another thread of the parent's may have held it
+        with self._lock:
+            self._check_open()
+            yield
+
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._closed
+
+    def close(self) -> None:
+        """Wait for reads under way, close the files and give the memory back; may be called again.
+
+        Tensors that were handed out stay valid. Whatever else is asked of the graph or its stores raises ClosedError.
+        """
+        try:
+            with self._locked():
+                self._closed = True
+        except ClosedError:
+            return
+        for store in self._stores.values():
+            store.close()
+            self._drop_cache(store)
+        self._drop_neighbor_cache()
+        if self._topology is not None:
+            self._topology.close()
+        self._snapshot.close()
+        for _, reservation in self._data.values():
+            reservation.release()
+        self._data.clear()
+        self.pool.close()
+        self.reader.close()
+
+    def __enter__(self) -> OutOfCoreGraph:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Callable[..., OutOfCoreGraph], tuple[Any, ...]]:
+        if self._closed:
+            raise ClosedError(f"{self.path} is closed")
+        return OutOfCoreGraph, (self.path, self.options)
+
+
+def _topology_bytes(catalog: Catalog) -> int:
+    names = {part.file for record in catalog.by_role("topology", EDGE).values() for part in record.parts}
+    return sum(catalog.files[name].n_rows * 8 for name in names)
+
+
+class _Inputs:
+    """What a policy may see of a graph: arrays made at first use, and counted in the budget until the block is left."""
+
+    def __init__(
+        self, graph: OutOfCoreGraph, row_bytes: int, counts: Given, parts: Given, seed: int
+    ) -> None:
+        self._graph = graph
+        self._given = {"counts": counts, "parts": parts}
+        self._failure: Exception | None = None
+        self._held = graph.budget.reserve("policy inputs", 0)
+        self.context = PolicyContext(
+            graph.num_nodes,
+            row_bytes,
+            self._noting(self._in_degree),
+            self._noting(self._out_degree),
+            self._noting(lambda: self._of_user("counts")),
+            self._noting(lambda: self._of_user("parts")),
+            seed,
+        )
+
+    def _of_user(self, name: str) -> npt.NDArray[Any]:
+        given = self._given[name]
+        if given is None:
+            raise ValueError(f"the policy needs {name}: pass {name}=")
+        array = np.asarray(given() if callable(given) else given)
+        if array.shape != (self._graph.num_nodes,):
+            raise ValueError(f"{name} must have shape ({self._graph.num_nodes},), not {array.shape}")
+        return array
+
+    def _noting(self, provide: Callable[[], npt.NDArray[Any]]) -> Callable[[], npt.NDArray[Any]]:
+        """Remember a failure of the graph's own, which must not pass for the policy's."""
+
+        def call() -> npt.NDArray[Any]:
+            try:
+                return provide()
+            except Exception as error:
+                self._failure = error
+                raise
+
+        return call
+
+    def _reserve(self) -> int:
+        n = self._graph.num_nodes
+        self._held.resize(self._held.n_bytes + 8 * n)
+        return n
+
+    def _in_degree(self) -> npt.NDArray[np.int64]:
+        topology = self._graph.topology
+        self._reserve()
+        return topology.degrees()
+
+    def _out_degree(self) -> npt.NDArray[np.int64]:
+        snapshot = self._graph._snapshot
+        n = self._reserve()
+        file, width = snapshot.topology_file("out_degree", self._graph.num_nodes)
+        if width != 8:
+            raise CorruptionError("out-degrees are not 8 bytes wide", file.path)
+        degrees = np.empty(n, np.int64)
+        if n:
+            file.read(0, n, degrees.view(np.uint8).reshape(n, 8))
+        return degrees
+
+    def scores(self, policy: StaticPolicy) -> npt.NDArray[Any]:
+        """Return a policy's scores, checked."""
+        n = self._reserve()
+        try:
+            scores = np.asarray(policy.scores(self.context))
+        except Exception as error:
+            raise PluginError(f"policy {policy.name!r}: scores failed: {type(error).__name__}: {error}") from error
+        if scores.shape != (n,) or scores.dtype.kind not in "biuf" or bool(np.isnan(scores).any()):
+            raise PluginError(
+                f"policy {policy.name!r}: scores must be {n} real numbers, no NaN, not {scores.dtype} of shape {scores.shape}"
+            )
+        return scores
+
+    def __enter__(self) -> _Inputs:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._held.release()
+        if self._failure is not None and isinstance(error, PluginError):
+            raise self._failure from None
+
+
+# --- stores that travel ---------------------------------------------------------------------------------------------------------
+
+_reopened: weakref.WeakValueDictionary[tuple[int, str, Options], OutOfCoreGraph] = weakref.WeakValueDictionary()
+_reopened_lock = threading.Lock()
+
+
+class _Reopen:
+    """How one feature's store is pickled. Keeps its graph alive as long as the store."""
+
+    def __init__(self, graph: OutOfCoreGraph, name: str) -> None:
+        self._graph = graph
+        self._name = name
+
+    def __call__(self) -> tuple[Callable[..., FeatureStore], tuple[Any, ...]]:
+        if self._graph.closed:
+            raise ClosedError(f"{self._graph.path} is closed")
+        return _reopen_store, (self._graph.path, self._graph.options, self._name)
+
+
+def _reopen_store(path: str, options: Options, name: str) -> FeatureStore:
+    """Unpickle a store; the stores of one dataset share one graph, and so one budget."""
+    key = os.getpid(), path, options
+    with _reopened_lock:
+        graph = _reopened.get(key)
+        if graph is None or graph.closed:
+            graph = _reopened[key] = OutOfCoreGraph(path, options)
+        return graph.features[name]
