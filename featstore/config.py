@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import threading
+import weakref
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -132,6 +133,17 @@ class Options:
         return cls(memory=n_bytes, backend=backend, verify=verify, threads=threads)  # type: ignore[arg-type]
 
 
+_BUDGETS: weakref.WeakSet[Budget] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for budget in _BUDGETS:  # another thread of the parent may have held the lock
+        budget._renew_lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 class Budget:
     """The ledger of one memory budget: who holds how many of its bytes. Thread-safe.
 
@@ -149,6 +161,11 @@ class Budget:
         self._held: dict[int, Reservation] = {}
         self._used = 0
         self._peak = 0
+        self._renew_lock()
+        _BUDGETS.add(self)
+
+    def _renew_lock(self) -> None:
+        # Reentrant: a destructor that releases memory may run inside any of our own calls.
         self._lock = threading.Condition(threading.RLock())
 
     @property

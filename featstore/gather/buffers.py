@@ -23,7 +23,7 @@ HUGE_BYTES = 2 << 20
 
 
 def _block_bytes(n_bytes: int) -> int:
-    """Round up to an eighth of a power of two (whole pages; huge ones above 2 MiB), so that similar batches share blocks."""
+    """Round up to an eighth of a power of two, whole pages or huge pages, so that similar batches share blocks."""
     step = max(4096, 1 << max(0, n_bytes.bit_length() - 4))
     if n_bytes >= HUGE_BYTES:
         step = max(step, HUGE_BYTES)

@@ -70,7 +70,9 @@ def resolve_rows(index: Any, n: int) -> tuple[Int64s | range, tuple[int, ...] | 
     """
     if isinstance(index, slice):
         span = range(*index.indices(n))
-        return (span if span.step == 1 else np.arange(span.start, span.stop, span.step, dtype=np.int64)), (len(span),)
+        if span.step == 1:
+            return span, (len(span),)
+        return np.arange(span.start, span.stop, span.step, dtype=np.int64), (len(span),)
     if index is Ellipsis:
         return range(n), (n,)
     if isinstance(index, tuple):

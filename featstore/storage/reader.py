@@ -97,11 +97,14 @@ class Reader:
     def engine(self, n_rows: int = 0) -> Iterator[Engine]:
         """Borrow a queue, with scratch to sort ``n_rows`` where the budget allows."""
         if self._pid != os.getpid():
-            self._start()  # the parent's queues are the parent's; dropping them here closes only this process's descriptors
+            # The parent's queues are the parent's; dropping them here closes only this process's descriptors.
+            held = list(self._held.values())
+            self._start()
+            for reservation in held:
+                reservation.release()
         with self._changed:
+            self._check_open()
             while not self._idle:
-                if self._closed:
-                    raise ClosedError("the dataset is closed")
                 if len(self._held) < MAX_ENGINES:
                     try:
                         self._idle.append(self._make(self.backend))
@@ -110,8 +113,7 @@ class Reader:
                         if not self._held:
                             raise
                 self._changed.wait()
-            if self._closed:
-                raise ClosedError("the dataset is closed")
+                self._check_open()
             engine = self._idle.pop()
         try:
             self._fit_scratch(engine, min(n_rows, MAX_SORTED_ROWS))
@@ -126,6 +128,10 @@ class Reader:
             else:
                 self._idle.append(engine)
             self._changed.notify()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the dataset is closed")
 
     def _fit_scratch(self, engine: Engine, n_rows: int) -> None:
         n_rows = -(-n_rows // 16384) * 16384
