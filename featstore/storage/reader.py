@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,14 +18,37 @@ from featstore.config import Budget, Options, Reservation
 from featstore.errors import BudgetError, ClosedError, CorruptionError
 from featstore.storage.layout import RowLayout
 
-__all__ = ["ReadStats", "Reader", "RowFile"]
+__all__ = ["DeviceSpeed", "ReadStats", "Reader", "RowFile"]
 
 MAX_ARENA_BYTES = 8 << 20
 MIN_ARENA_BYTES = 256 << 10
 PREAD_THREADS = 64
 MAX_ENGINES = 4
 RESIDENT_SUMS_SHARE = 0.05  # a checksum table over this share of the budget is cached by pages
-DEFAULT_GAP_BYTES = 12 << 10
+DEFAULT_GAP_BYTES = 12 << 10  # until the device is measured
+MEASURE_MIN_BYTES = 64 << 20  # smaller files say little of the device
+MEASURE_MIN_ROWS = 4096  # smaller gathers gain less than measuring costs
+
+
+@dataclass(frozen=True)
+class DeviceSpeed:
+    """What a device was measured to do with this reader's queue.
+
+    Parameters
+    ----------
+    iops : float
+        Random reads of 4 KiB a second.
+    bandwidth : float
+        Bytes a second in large sequential reads.
+    """
+
+    iops: float
+    bandwidth: float
+
+    @property
+    def gap_bytes(self) -> int:
+        """Unwanted bytes that cost about as much as another read: beyond them reads are kept apart."""
+        return int(min(max(0.75 * self.bandwidth / self.iops, PAGE_BYTES), 256 << 10))
 
 
 @dataclass
@@ -58,7 +82,7 @@ class Reader:
     def __init__(self, options: Options, budget: Budget) -> None:
         self.options = options
         self.budget = budget
-        self.gap_bytes = DEFAULT_GAP_BYTES
+        self.device: DeviceSpeed | None = None
         self._arena_bytes = min(MAX_ARENA_BYTES, max(MIN_ARENA_BYTES, budget.total // 32 // PAGE_BYTES * PAGE_BYTES))
         self._closed = False
         self._start()
@@ -170,6 +194,35 @@ class Reader:
             A file is not as long as it must be, or the table is damaged; with ``verify="open"``, any page is.
         """
         return RowFile(self, path, layout, n_rows, seed, sums_seed, verify or self.options.verify)
+
+    def gap_for(self, file: File, n_rows: int) -> int:
+        """Return the gap worth reading over, from the device; measured at the first large gather (about 50 ms)."""
+        worth_it = n_rows >= MEASURE_MIN_ROWS and file.direct and file.size >= MEASURE_MIN_BYTES
+        if self.device is None and worth_it:
+            self.device = self.measure(file)
+        return DEFAULT_GAP_BYTES if self.device is None else self.device.gap_bytes
+
+    def measure(self, file: File) -> DeviceSpeed:
+        """Time rounds of 1,024 random page reads and 8 MiB in sequence on an open file; nothing is verified or counted."""
+        pages = File(file.path, PAGE_BYTES, 1, PAGE_BYTES, file.size // PAGE_BYTES, 0, file.size)
+        n_random, n_run = 1024, (8 << 20) // PAGE_BYTES
+        out = np.empty((n_run, PAGE_BYTES), np.uint8)
+        rng = np.random.default_rng()  # other pages each time, which no cache below holds
+        iops = bandwidth = 0.0
+        try:
+            with self.engine(n_random) as engine:
+                for _ in range(3):  # the best of three: others may use the device meanwhile
+                    rows = rng.integers(0, pages.n_rows, n_random)
+                    start = time.perf_counter()
+                    engine.gather(pages, rows, out, None, 0)
+                    middle = time.perf_counter()
+                    engine.read(pages, int(rng.integers(0, pages.n_rows - n_run + 1)), n_run, out)
+                    end = time.perf_counter()
+                    iops = max(iops, n_random / (middle - start))
+                    bandwidth = max(bandwidth, out.nbytes / (end - middle))
+        finally:
+            pages.close()
+        return DeviceSpeed(iops, bandwidth)
 
     def close(self) -> None:
         """Wait for reads under way, then give everything back; may be called again."""
@@ -355,8 +408,8 @@ class RowFile:
         -----
         Each 4 KiB page is read at most once per 2 million rows. Releases the GIL.
         """
-        gap = self._reader.gap_bytes if gap_bytes is None else gap_bytes
         with self._in_use():
+            gap = self._reader.gap_for(self._file, len(rows)) if gap_bytes is None else gap_bytes
             if self._paged is None:
                 with self._reader.engine(len(rows)) as engine:
                     reads, n_bytes = engine.gather(self._file, rows, out, positions, gap)

@@ -4,6 +4,7 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <time.h>
 #include "rowio.h"
 #include "uring.h"
@@ -154,6 +155,7 @@ static void fs_pool_work(fs_pool *pool, fs_job *job, uint8_t *buf) {
 
 static void *fs_pool_main(void *arg) {
     fs_pool *pool = (fs_pool *)arg;
+    prctl(PR_SET_NAME, "fs-pread");
     pthread_mutex_lock(&pool->lock);
     uint8_t *buf = pool->arena + pool->buffer_bytes * pool->next_buffer++;
     for (;;) {

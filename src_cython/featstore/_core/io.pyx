@@ -4,8 +4,8 @@ import errno
 import os
 import stat
 
-from cpython.exc cimport PyErr_CheckSignals, PyErr_Occurred
-from libc.stdint cimport int64_t, uint8_t, uint64_t
+from cpython.exc cimport PyErr_Occurred
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
@@ -44,6 +44,10 @@ cdef extern from *:
     int fs_set_direct(int fd) nogil
     uint8_t *fs_arena(size_t n_bytes) nogil
     void fs_arena_free(void *p, size_t n_bytes) nogil
+
+cdef extern from "Python.h":
+    # Declared here without `except -1`: the pending exception is raised later, when nothing is in flight any more.
+    int PyErr_CheckSignals()
 
 cdef extern from "backends.h" nogil:
     enum:
@@ -115,7 +119,7 @@ cdef int raise_pending() except -1:
 
 
 cdef class File:
-    """An open row file: descriptor, geometry and, where pages are verified, sums. Read-only; thread-safe but for ``close``."""
+    """An open row file: descriptor, geometry and, where pages are verified, their sums. Read-only; thread-safe but for ``close``."""
 
     cdef int fd
     cdef readonly bint direct
@@ -419,22 +423,19 @@ cdef class Engine:
         return reads, n_bytes
 
     cdef tuple _run_paged(self, File file, fs_job *job, object sums_loader):
-        """Run a sorted job in stretches whose sums pages fit the cache: the loader takes page numbers, says how many it loaded."""
-        cdef uint64_t n = job.n, at = 0, end, page, last, reads = 0, n_bytes = 0
+        """Run a sorted job in stretches whose sums pages fit the cache: the loader takes wanted page numbers and says how many it took."""
+        cdef uint64_t n = job.n, at = 0, end, page, beyond, last, reads = 0, n_bytes = 0
         cdef const uint64_t *keys = job.keys
         while at < n:
             wanted = []
             end = at
-            last = <uint64_t>-1
+            beyond = 0  # rows are sorted, so the pages of sums behind it are wanted already
             while end < n and len(wanted) < sums_loader.capacity:
                 page = fs_row_start(job, keys[end] >> FS_INDEX_BITS) // FS_PAGE // FS_SUMS_PER_PAGE
-                while True:
-                    if page != last:
-                        wanted.append(page)
-                        last = page
-                    if page == (fs_row_start(job, keys[end] >> FS_INDEX_BITS) + job.row_bytes - 1) // FS_PAGE // FS_SUMS_PER_PAGE:
-                        break
-                    page += 1
+                last = (fs_row_start(job, keys[end] >> FS_INDEX_BITS) + job.row_bytes - 1) // FS_PAGE // FS_SUMS_PER_PAGE
+                for page in range(max(page, beyond), last + 1):
+                    wanted.append(page)
+                beyond = last + 1
                 end += 1
             sums_loader.load(wanted)
             job.keys = keys + at
