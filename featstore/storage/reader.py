@@ -25,6 +25,7 @@ MIN_ARENA_BYTES = 256 << 10
 PREAD_THREADS = 64
 MAX_ENGINES = 4
 RESIDENT_SUMS_SHARE = 0.05  # a checksum table over this share of the budget is cached by pages
+SCRATCH_STEP = 4096  # rows; scratch to sort them grows by so many
 DEFAULT_GAP_BYTES = 12 << 10  # until the device is measured
 MEASURE_MIN_BYTES = 64 << 20  # smaller files say little of the device
 MEASURE_MIN_ROWS = 4096  # smaller gathers gain less than measuring costs
@@ -158,7 +159,7 @@ class Reader:
             raise ClosedError("the dataset is closed")
 
     def _fit_scratch(self, engine: Engine, n_rows: int) -> None:
-        n_rows = -(-n_rows // 16384) * 16384
+        n_rows = -(-n_rows // SCRATCH_STEP) * SCRATCH_STEP
         reservation = self._held[id(engine)]
         while 16 * n_rows + engine.arena_bytes > engine.nbytes:
             try:
@@ -166,11 +167,11 @@ class Reader:
                 engine.set_scratch(n_rows)
                 return
             except BudgetError:
-                if n_rows <= 16384:
+                if n_rows <= SCRATCH_STEP:
                     if engine.nbytes == engine.arena_bytes:
                         raise
                     return
-                n_rows = -(-(n_rows // 2) // 16384) * 16384  # sort in more stretches
+                n_rows = -(-(n_rows // 2) // SCRATCH_STEP) * SCRATCH_STEP  # sort in more stretches
 
     def _drop(self, engine: Engine) -> None:
         engine.close()
