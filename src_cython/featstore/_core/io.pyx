@@ -5,7 +5,7 @@ import os
 import stat
 
 from cpython.exc cimport PyErr_Occurred
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
@@ -119,7 +119,7 @@ cdef int raise_pending() except -1:
 
 
 cdef class File:
-    """An open row file: descriptor, geometry and, where pages are verified, their sums. Read-only; thread-safe but for ``close``."""
+    """An open row file: descriptor, geometry and, where pages are verified, their sums. Thread-safe but for ``close``."""
 
     cdef int fd
     cdef readonly bint direct
@@ -423,7 +423,7 @@ cdef class Engine:
         return reads, n_bytes
 
     cdef tuple _run_paged(self, File file, fs_job *job, object sums_loader):
-        """Run a sorted job in stretches whose sums pages fit the cache: the loader takes wanted page numbers and says how many it took."""
+        """Run a sorted job in stretches whose pages of sums fit the loader's cache."""
         cdef uint64_t n = job.n, at = 0, end, page, beyond, last, reads = 0, n_bytes = 0
         cdef const uint64_t *keys = job.keys
         while at < n:
