@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from featstore._core.rows import is_writable
 from featstore.errors import ClosedError
 from featstore.gather.buffers import BufferPool
 from featstore.gather.executor import Executor, FileSource, MemorySource
@@ -201,6 +202,8 @@ class FeatureStore:
             raise ValueError("out must be C-contiguous")
         if out.requires_grad:
             raise ValueError("out must not require grad")
+        if not is_writable(out.data_ptr(), out.nbytes):
+            raise ValueError("out must be writable, not a read-only mapping")
 
     def take_async(self, rows: Any) -> Future[torch.Tensor]:
         """Start :meth:`take` in the background; ids are checked now, the tensor comes through the future."""

@@ -3,6 +3,15 @@
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 from libc.string cimport memset
 
+cdef extern from *:
+    """
+    #include <errno.h>
+    #include <sys/random.h>
+    /* A page that cannot be written is EFAULT here, where a store to it would be a signal. */
+    static int fs_probe(void *p) { return getrandom(p, 1, GRND_NONBLOCK) == 1 || errno != EFAULT; }
+    """
+    bint fs_probe(void *p) nogil
+
 cdef extern from "rowcopy.h" nogil:
     enum:
         FS_STREAM_MIN_BYTES
@@ -87,6 +96,13 @@ def copy_rows(const uint8_t[:, ::1] src not None, src_rows, uint8_t[:, ::1] dst 
         if job.row_bytes * <uint64_t>n < 65536:
             n_threads = 1  # waking a thread costs more than the copy
         fs_parallel_for(fs_copy_range, &job, n, chunk, n_threads)
+
+
+def is_writable(size_t address, size_t n_bytes):
+    """Return whether the kernel may write to the first and last byte; both may hold anything afterwards."""
+    if n_bytes == 0:
+        return True
+    return fs_probe(<void *>address) and fs_probe(<void *>(address + n_bytes - 1))
 
 
 def wrap_ids(const int64_t[::1] ids not None, int64_t n, int64_t[::1] out):

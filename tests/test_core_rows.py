@@ -1,0 +1,148 @@
+"""Row copies, id checks, page checksums, pooled blocks: compiled kernels against NumPy and the xxhash package."""
+
+from __future__ import annotations
+
+import gc
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from featstore._core.checksum import has_level, page_sums
+from featstore._core.rows import copy_rows, wrap_ids
+from featstore.config import Budget
+from featstore.errors import BudgetError, ClosedError
+from featstore.gather.buffers import BufferPool
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 4, 8, 64, 100, 256, 512, 4096, 70_000])
+@pytest.mark.parametrize("n_threads", [1, 3])
+def test_copy_rows(width: int, n_threads: int) -> None:
+    rng = np.random.default_rng(width)
+    n = max(40, min(20_000, (6 << 20) // width))  # enough to go past the cache, where rows are streamed
+    src = rng.integers(0, 256, (n, width), dtype=np.uint8)
+    for index in (np.int32, np.int64):
+        take = rng.integers(0, n, n).astype(index)
+        put = rng.permutation(n).astype(index)
+        dst = np.zeros((n, width), np.uint8)
+        copy_rows(src, take, dst, None, n_threads)
+        assert np.array_equal(dst, src[take])
+        copy_rows(src, None, dst, put, n_threads)
+        assert np.array_equal(dst[put], src)
+        dst.fill(7)
+        copy_rows(src, take, dst, put, n_threads)
+        assert np.array_equal(dst[put], src[take])
+
+
+def test_copy_rows_checks_its_indices() -> None:
+    rows = np.zeros((5, 8), np.uint8)
+    for bad in ([5], [-1], [0, 5]):
+        for index in (np.int32, np.int64):
+            with pytest.raises(IndexError):
+                copy_rows(rows, np.array(bad, index), rows.copy(), None)
+            with pytest.raises(IndexError):
+                copy_rows(rows, None, rows.copy(), np.array(bad, index))
+    with pytest.raises(ValueError, match="lengths"):
+        copy_rows(rows, None, np.zeros((5, 9), np.uint8), None)
+    with pytest.raises(IndexError):
+        copy_rows(rows, np.zeros(6, np.int64), rows.copy(), None)
+
+
+def test_copies_in_a_forked_child() -> None:
+    src = np.random.default_rng(0).integers(0, 256, (4000, 512), dtype=np.uint8)
+    ids = np.arange(4000)[::-1].copy()
+    copy_rows(src, ids, np.empty_like(src), None, 4)  # the parent's threads exist
+    child = os.fork()
+    if child == 0:
+        out = np.empty_like(src)
+        copy_rows(src, ids, out, None, 4)
+        os._exit(0 if np.array_equal(out, src[::-1]) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+@given(ids=st.lists(st.integers(-12, 12)), n=st.integers(0, 10))
+def test_wrap_ids(ids: list[int], n: int) -> None:
+    array = np.array(ids, np.int64)
+    out = np.full(len(ids), 99, np.int64)
+    bad, negative = wrap_ids(array, n, out)
+    wrong = [i for i, value in enumerate(ids) if not -n <= value < n]
+    assert bad == (wrong[0] if wrong else -1)
+    if not wrong:
+        assert negative == any(value < 0 for value in ids)
+        assert out.tolist() == [value % n for value in ids]
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_page_sums_are_those_of_the_package(level: int) -> None:
+    if not has_level(level):  # an instruction set that this processor lacks: the portable one is always tested
+        with pytest.raises(ValueError, match="instruction set"):
+            page_sums(b"", 0, np.empty(0, np.uint64), level)
+        return
+    data = np.random.default_rng(level).integers(0, 256, 64 * 4096, dtype=np.uint8)
+    out = np.zeros(64, np.uint64)
+    for seed in (0, 1, 2**31, 2**64 - 1, 0x9E3779B97F4A7C15):
+        page_sums(data, seed, out, level)
+        assert out.tolist() == [xxhash.xxh3_64_intdigest(page.tobytes(), seed) for page in data.reshape(64, 4096)]
+    with pytest.raises(ValueError, match="whole pages"):
+        page_sums(data[:-1], 0, out)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.int64])
+def test_pool_reuses_and_accounts(dtype: torch.dtype) -> None:
+    budget = Budget(40 << 20)
+    pool = BufferPool(budget)
+    a = pool.tensor((1000, 1000), dtype)
+    assert (a.shape, a.dtype, a.data_ptr() % 4096) == ((1000, 1000), dtype, 0)
+    assert budget.used >= a.nbytes
+    assert budget.report() == {"batch buffers": budget.used}
+    address, used = a.data_ptr(), budget.used
+    del a
+    b = pool.tensor((990, 1000), dtype)
+    assert (b.data_ptr(), budget.used) == (address, used)
+    del b
+    assert pool.wait(0)
+    pool.trim()
+    assert budget.used == 0
+    pool.close()
+    with pytest.raises(ClosedError):
+        pool.tensor((1000, 1000), dtype)
+
+
+def test_pool_over_budget_holds_nothing_more() -> None:
+    budget = Budget(8 << 20)
+    pool = BufferPool(budget)
+    a = pool.array((5 << 20,), np.uint8)
+    used = budget.used
+    with pytest.raises(BudgetError) as caught:
+        pool.array((5 << 20,), np.uint8)
+    assert caught.value.needed is not None
+    assert caught.value.needed > budget.total
+    assert budget.used == used
+    view = a.reshape(-1, 1024)[3]
+    del a
+    assert not pool.wait(0)
+    del view
+    bigger = pool.array((7 << 20,), np.uint8)  # the idle block makes room
+    assert budget.used <= budget.total
+    pool.close()
+    assert budget.used == 0  # and the array goes on
+    bigger[:] = 1
+    assert int(bigger.sum()) == 7 << 20
+
+
+def test_blocks_freed_by_the_collector_inside_the_pool() -> None:
+    pool = BufferPool(Budget(1 << 30))
+    for _ in range(50):  # cycles: the collector, not the reference count, frees them, anywhere
+        cycle: list[Any] = [pool.tensor((300_000,), torch.float32)]
+        cycle.append(cycle)
+        del cycle
+        if _ % 7 == 0:
+            gc.collect()
+    gc.collect()
+    pool.trim()
+    assert pool.budget.used == 0
