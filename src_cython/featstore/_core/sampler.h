@@ -47,12 +47,12 @@ FS_INLINE uint64_t fs_below(uint64_t word, uint64_t n)
  * likely. With replacement, draw i takes t in [0, d). Drawn positions come out ascending. */
 
 enum {
-    FS_LANES = 16,       /* destinations drawn for at once */
-    FS_LANE_DRAWS = 64,  /* largest fan-out drawn in lanes */
-    FS_NETWORK = 543,    /* comparators that sort FS_LANE_DRAWS values */
-    FS_CHUNK = 64,       /* destinations a chunk */
+    FS_LANES = 8,         /* destinations drawn for at once */
+    FS_LANE_DRAWS = 64,   /* largest fan-out drawn in lanes */
+    FS_NETWORK = 543,     /* comparators that sort FS_LANE_DRAWS values */
+    FS_CHUNK = 64,        /* destinations a chunk */
     FS_CHUNK_EDGES = 1024, /* edges a chunk, unless one destination has more */
-    FS_SLICE = 256       /* edges numbered between two checks for room */
+    FS_SLICE = 256        /* edges numbered between two checks for room */
 };
 
 /* Batcher's merge exchange (Knuth, TAOCP 3, 5.2.2 M): the comparators that sort n values, n <= FS_LANE_DRAWS. */
@@ -81,58 +81,61 @@ static int fs_network(int n, uint8_t (*pairs)[2])
     return count;
 }
 
-/* k <= FS_LANE_DRAWS draws for each of FS_LANES destinations of degree > k (any degree > 0 with replacement), into x[draw][lane]. */
-FS_INLINE void fs_draw_lanes(const uint64_t *restrict key, const uint32_t *restrict degree, int k, int replace,
-                             uint8_t (*restrict network)[2], int n_network, uint32_t (*restrict x)[FS_LANES])
+typedef uint32_t fs_u32s __attribute__((vector_size(4 * FS_LANES)));
+typedef uint64_t fs_u64s __attribute__((vector_size(8 * FS_LANES)));
+
+/* k <= FS_LANE_DRAWS draws for each of FS_LANES destinations of degree > k (any degree > 0 with replacement), into x[draw][lane].
+ * In vectors, which the compiler splits where the processor's are shorter; no branch depends on what is drawn. */
+FS_INLINE void fs_draw_lanes(const uint64_t *key_of, const uint32_t *degree_of, int k, int replace, uint8_t (*network)[2],
+                             int n_network, fs_u32s *x)
 {
+    fs_u64s key;
+    fs_u32s degree;
+    memcpy(&key, key_of, sizeof key);
+    memcpy(&degree, degree_of, sizeof degree);
     for (int j = 0; j < k; j++) {
-        uint32_t last[FS_LANES], t[FS_LANES], seen[FS_LANES];
-        const uint64_t step = FS_GOLDEN * (uint64_t)(j + 1);
-        for (int l = 0; l < FS_LANES; l++)
-            last[l] = replace ? degree[l] - 1 : degree[l] - (uint32_t)(k - j);
-        for (int l = 0; l < FS_LANES; l++) { /* fs_below() in 32-bit halves, which vectorise */
-            const uint64_t word = fs_mix(key[l] + step), n = (uint64_t)last[l] + 1;
-            t[l] = (uint32_t)(((word >> 32) * n + (((word & 0xFFFFFFFFu) * n) >> 32)) >> 32);
-        }
+        const fs_u32s last = degree - (replace ? 1 : (uint32_t)(k - j));
+        const fs_u64s n = __builtin_convertvector(last, fs_u64s) + 1;
+        fs_u64s z = key + FS_GOLDEN * (uint64_t)(j + 1); /* fs_mix() */
+        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+        z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+        z = z ^ (z >> 31);
+        /* fs_below() in halves, which vectors can multiply */
+        z = ((z >> 32) * n + (((z & 0xFFFFFFFFu) * n) >> 32)) >> 32;
+        fs_u32s t = __builtin_convertvector(z, fs_u32s);
         if (!replace) {
-            for (int l = 0; l < FS_LANES; l++)
-                seen[l] = 0;
+            fs_u32s seen = t ^ t;
             for (int i = 0; i < j; i++)
-                for (int l = 0; l < FS_LANES; l++)
-                    seen[l] |= x[i][l] == t[l] ? 0xFFFFFFFFu : 0;
-            for (int l = 0; l < FS_LANES; l++)
-                t[l] = seen[l] ? last[l] : t[l];
+                seen |= (fs_u32s)(x[i] == t);
+            t = (seen & last) | (~seen & t);
         }
-        for (int l = 0; l < FS_LANES; l++)
-            x[j][l] = t[l];
+        x[j] = t;
     }
     for (int c = 0; c < n_network; c++) {
-        uint32_t *a = x[network[c][0]], *b = x[network[c][1]];
-        for (int l = 0; l < FS_LANES; l++) {
-            const uint32_t low = a[l] < b[l] ? a[l] : b[l], high = a[l] < b[l] ? b[l] : a[l];
-            a[l] = low;
-            b[l] = high;
-        }
+        const fs_u32s a = x[network[c][0]], b = x[network[c][1]];
+        const fs_u32s swap = (fs_u32s)(a > b) & (a ^ b);
+        x[network[c][0]] = a ^ swap;
+        x[network[c][1]] = b ^ swap;
     }
 }
 
-typedef void (*fs_draw_lanes_fn)(const uint64_t *, const uint32_t *, int, int, uint8_t (*)[2], int, uint32_t (*)[FS_LANES]);
+typedef void (*fs_draw_lanes_fn)(const uint64_t *, const uint32_t *, int, int, uint8_t (*)[2], int, fs_u32s *);
 
 static void fs_draw_lanes_plain(const uint64_t *key, const uint32_t *degree, int k, int replace, uint8_t (*network)[2], int n_network,
-                                uint32_t (*x)[FS_LANES])
+                                fs_u32s *x)
 {
     fs_draw_lanes(key, degree, k, replace, network, n_network, x);
 }
 
 #if defined(__x86_64__)
 __attribute__((target("avx2"))) static void fs_draw_lanes_avx2(const uint64_t *key, const uint32_t *degree, int k, int replace,
-                                                               uint8_t (*network)[2], int n_network, uint32_t (*x)[FS_LANES])
+                                                               uint8_t (*network)[2], int n_network, fs_u32s *x)
 {
     fs_draw_lanes(key, degree, k, replace, network, n_network, x);
 }
 
 __attribute__((target("avx512f,avx512dq,avx512vl,avx512bw,prefer-vector-width=512"))) static void fs_draw_lanes_avx512(
-    const uint64_t *key, const uint32_t *degree, int k, int replace, uint8_t (*network)[2], int n_network, uint32_t (*x)[FS_LANES])
+    const uint64_t *key, const uint32_t *degree, int k, int replace, uint8_t (*network)[2], int n_network, fs_u32s *x)
 {
     fs_draw_lanes(key, degree, k, replace, network, n_network, x);
 }
@@ -248,6 +251,12 @@ static void fs_draw_one(uint64_t key, int64_t degree, int64_t k, int replace, in
 
 /* ---------------------------------------------------------------- a hop */
 
+/* The table's shape, apart from the rest so that loops keep it in registers. */
+typedef struct {
+    uint64_t multiplier, mask;
+    int shift;
+} fs_shape;
+
 typedef struct {
     /* where neighbour ids in memory lie: int32 or int64 */
     const void *records;
@@ -258,8 +267,9 @@ typedef struct {
     int64_t n_nodes, limit; /* numbered so far; how many may be */
     /* the table of numbers: open addressing, entry = low half of the id << 32 | (base + number); entries below base are of earlier
      * batches and count as empty, so that a new batch clears nothing */
-    uint64_t *table, multiplier, mask;
-    int shift, exact; /* exact: ids are below 2^32, so that the entry names them fully */
+    uint64_t *table;
+    fs_shape shape;
+    int exact; /* ids are below 2^32, so that the entry names them fully */
     uint32_t base;
     /* the hop */
     int64_t n_dst, fanout, n_edges;
@@ -318,9 +328,9 @@ FS_INLINE int64_t fs_at(int64_t place, int64_t position)
     return place < 0 ? place - position : place + position;
 }
 
-FS_INLINE uint64_t fs_slot(const fs_hop *hop, int64_t id)
+FS_INLINE uint64_t fs_slot(fs_shape shape, int64_t id)
 {
-    return ((uint64_t)id * hop->multiplier) >> hop->shift & hop->mask;
+    return ((uint64_t)id * shape.multiplier) >> shape.shift & shape.mask;
 }
 
 /* Draw for the next chunk of destinations. */
@@ -328,7 +338,8 @@ FS_INLINE void fs_draw_chunk(fs_hop *hop, int wide, fs_draw_lanes_fn draw_lanes,
 {
     int64_t edge_of[FS_LANES], place_of[FS_LANES];
     uint64_t key_of[FS_LANES];
-    uint32_t degree_of[FS_LANES], x[FS_LANE_DRAWS][FS_LANES];
+    uint32_t degree_of[FS_LANES];
+    fs_u32s x[FS_LANE_DRAWS];
     const int64_t fanout = hop->fanout, first_edge = hop->drawn;
     int64_t edge = first_edge, i = hop->next_dst;
     const int64_t end = hop->n_dst - i < FS_CHUNK ? hop->n_dst : i + FS_CHUNK;
@@ -344,10 +355,14 @@ FS_INLINE void fs_draw_chunk(fs_hop *hop, int wide, fs_draw_lanes_fn draw_lanes,
             for (int l = 0; l < lanes; l++) {
                 int64_t *out = hop->src + edge_of[l];
                 const int64_t place = place_of[l];
+                if (place < 0) {
+                    for (int64_t j = 0; j < fanout; j++)
+                        out[j] = place - (int64_t)x[j][l];
+                    continue;
+                }
                 for (int64_t j = 0; j < fanout; j++) {
-                    out[j] = fs_at(place, x[j][l]);
-                    if (place >= 0)
-                        fs_prefetch_record(hop->records, wide, out[j]);
+                    out[j] = place + (int64_t)x[j][l];
+                    fs_prefetch_record(hop->records, wide, out[j]);
                 }
             }
             lanes = 0;
@@ -391,9 +406,12 @@ FS_INLINE void fs_draw_chunk(fs_hop *hop, int wide, fs_draw_lanes_fn draw_lanes,
 FS_INLINE void fs_gather(fs_hop *hop, int wide, int64_t end)
 {
     int64_t *src = hop->src;
+    const void *records = hop->records;
+    const uint64_t *table = hop->table;
+    const fs_shape shape = hop->shape;
     for (int64_t e = hop->gathered; e < end; e++) {
-        const int64_t id = fs_record(hop->records, wide, src[e]);
-        __builtin_prefetch(&hop->table[fs_slot(hop, id)], 1);
+        const int64_t id = fs_record(records, wide, src[e]);
+        __builtin_prefetch(&table[fs_slot(shape, id)], 1);
         src[e] = id;
     }
     hop->gathered = end;
@@ -420,7 +438,7 @@ FS_INLINE void fs_gather_some(fs_hop *hop, int wide, int64_t end)
 static __attribute__((noinline)) uint32_t fs_number_slowly(const fs_hop *hop, int64_t id, uint64_t slot, uint32_t n)
 {
     for (;;) {
-        slot = (slot + 1) & hop->mask;
+        slot = (slot + 1) & hop->shape.mask;
         const uint64_t entry = hop->table[slot];
         const uint32_t number = (uint32_t)entry - hop->base;
         if (number >= n) {
@@ -438,30 +456,35 @@ FS_INLINE int fs_number(fs_hop *hop, int exact, int64_t end)
     int64_t *src = hop->src, *nodes = hop->nodes;
     uint64_t *table = hop->table;
     const uint32_t base = hop->base;
+    const fs_shape shape = hop->shape;
+    const int64_t limit = hop->limit;
     int64_t e = hop->numbered;
     uint32_t n = (uint32_t)hop->n_nodes;
     while (e < end) {
         const int64_t slice = end - e < FS_SLICE ? end : e + FS_SLICE;
-        if (FS_RARE((int64_t)n + (slice - e) > hop->limit))
+        if (FS_RARE((int64_t)n + (slice - e) > limit))
             break;
         for (; e < slice; e++) {
             const int64_t id = src[e];
-            const uint64_t slot = fs_slot(hop, id), entry = table[slot];
+            const uint64_t slot = fs_slot(shape, id), entry = table[slot];
             const uint32_t number = (uint32_t)entry - base;
-            const int live = number < n;
-            int same = (uint32_t)(entry >> 32) == (uint32_t)id;
-            if (!exact && live && same)
-                same = nodes[number] == id;
-            uint32_t local;
-            if (FS_RARE(live & !same)) {
-                local = fs_number_slowly(hop, id, slot, n);
-            } else { /* no branch on new or known: which of them comes next cannot be predicted */
-                local = live ? number : n;
+            uint32_t fresh = number >= n;
+            uint64_t differ = entry >> 32 ^ (uint32_t)id;
+            if (!exact && !fresh && !differ)
+                differ = nodes[number] != id;
+            /* Arithmetic, not branches, on new or known: which of them comes next cannot be predicted. */
+            if (FS_RARE(differ & ((uint64_t)fresh - 1))) {
+                const uint32_t local = fs_number_slowly(hop, id, slot, n);
+                nodes[n] = id;
+                src[e] = local;
+                n += local == n;
+            } else {
+                const uint32_t local = number ^ ((number ^ n) & (0 - fresh));
                 table[slot] = (uint64_t)(uint32_t)id << 32 | (uint32_t)(base + local);
+                nodes[n] = id;
+                src[e] = local;
+                n += fresh;
             }
-            nodes[n] = id;
-            n += local == n;
-            src[e] = local;
         }
     }
     hop->numbered = e;
@@ -526,8 +549,9 @@ static int fs_number_all(fs_hop *hop)
 {
     while (hop->numbered < hop->n_edges) {
         const int64_t end = hop->n_edges - hop->numbered < FS_SLICE ? hop->n_edges : hop->numbered + FS_SLICE;
+        const fs_shape shape = hop->shape;
         for (int64_t e = hop->numbered; e < end; e++)
-            __builtin_prefetch(&hop->table[fs_slot(hop, hop->src[e])], 1);
+            __builtin_prefetch(&hop->table[fs_slot(shape, hop->src[e])], 1);
         if (hop->exact ? fs_number(hop, 1, end) : fs_number(hop, 0, end))
             return 1;
     }
@@ -540,8 +564,8 @@ static int64_t fs_enter(fs_hop *hop, int64_t first, int64_t n)
     for (int64_t i = first; i < n; i++) {
         const int64_t id = hop->nodes[i];
         if (i + 16 < n)
-            __builtin_prefetch(&hop->table[fs_slot(hop, hop->nodes[i + 16])], 1);
-        uint64_t slot = (fs_slot(hop, id) - 1) & hop->mask;
+            __builtin_prefetch(&hop->table[fs_slot(hop->shape, hop->nodes[i + 16])], 1);
+        uint64_t slot = (fs_slot(hop->shape, id) - 1) & hop->shape.mask;
         if (fs_number_slowly(hop, id, slot, (uint32_t)i) != (uint32_t)i)
             return i;
     }

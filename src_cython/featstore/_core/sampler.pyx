@@ -7,6 +7,10 @@ cimport cython
 
 
 cdef extern from "sampler.h" nogil:
+    ctypedef struct fs_shape:
+        uint64_t multiplier
+        uint64_t mask
+        int shift
     ctypedef struct fs_hop:
         const void *records
         int wide
@@ -16,9 +20,7 @@ cdef extern from "sampler.h" nogil:
         int64_t n_nodes
         int64_t limit
         uint64_t *table
-        uint64_t multiplier
-        uint64_t mask
-        int shift
+        fs_shape shape
         int exact
         uint32_t base
         int64_t n_dst
@@ -155,11 +157,11 @@ cdef class Hops:
         self.hop.limit = INT64_MAX if capacity > self.num_nodes else capacity
         if self.hop.limit > MAX_NODES:
             self.hop.limit = INT64_MAX if self.num_nodes < MAX_NODES else MAX_NODES
-        self.hop.mask = <uint64_t>size - 1
+        self.hop.shape.mask = <uint64_t>size - 1
         if size >= self.num_nodes:  # room for an entry a node: its id is its slot
-            self.hop.multiplier, self.hop.shift = 1, 0
+            self.hop.shape.multiplier, self.hop.shape.shift = 1, 0
         else:
-            self.hop.multiplier, self.hop.shift = <uint64_t>0x9E3779B97F4A7C15, 64 - bits
+            self.hop.shape.multiplier, self.hop.shape.shift = <uint64_t>0x9E3779B97F4A7C15, 64 - bits
         self.hop.base = 1
         with nogil:
             done = fs_enter(&self.hop, 0, self.hop.n_nodes)
@@ -184,7 +186,7 @@ cdef class Hops:
             raise OverflowError("a batch has at most 2**31 nodes")
         if self.hop.base + <uint64_t>self.hop.n_nodes >= MAX_NODES:
             with nogil:
-                for clear in range(<int64_t>self.hop.mask + 1):
+                for clear in range(<int64_t>self.hop.shape.mask + 1):
                     self.hop.table[clear] = 0
             self.hop.base = 1
         else:
