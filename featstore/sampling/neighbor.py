@@ -22,7 +22,8 @@ __all__ = ["Graph", "NeighborSampler"]
 
 Int64s = npt.NDArray[np.int64]
 
-_LEAST_ROOM = 4096
+_LEAST_ROOM = 4096  # nodes
+_TABLE = 4  # entries a node: three in four stay free, so that few look-ups go beyond their first entry
 _EMPTY = np.zeros(0, np.int64)
 
 
@@ -85,8 +86,8 @@ class _Scratch:
         room = min(room, self._num_nodes + 1)
         if room <= self.room:
             return
-        # Half empty, or an entry a node, which needs no hashing.
-        table = min(_power_of_two(2 * room), _power_of_two(self._num_nodes))
+        # Or an entry a node of the graph, which needs no hashing.
+        table = min(_power_of_two(_TABLE * room), _power_of_two(self._num_nodes))
         n_bytes = 3 * huge_bytes(room * 8) + huge_bytes(table * 8)
         held = self._reservation.n_bytes
         self._reservation.resize(held + n_bytes)
@@ -139,7 +140,7 @@ class NeighborSampler:
     first appearance. A batch is a pure function of the graph, ``fanouts``, ``replace``, ``seed`` and the arguments of
     :meth:`sample`, not of caches, threads or the order of batches (:mod:`featstore.sampling.rng`).
 
-    Thread-safe; any number of threads may sample at once, each in scratch memory of its own: 40 to 56 bytes a node of room, which
+    Thread-safe; any number of threads may sample at once, each in scratch memory of its own: 56 to 88 bytes a node of room, which
     doubles until the largest batch fits (less on a small graph), counted in the graph's budget and kept for the next batch.
     Releases the GIL. Lists that are not in memory cost one batch of asynchronous reads a hop.
 

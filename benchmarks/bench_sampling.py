@@ -1,0 +1,219 @@
+"""Neighbour sampling on R22: in memory against a plain C sampler, from disk against reading one list at a time.
+
+``python benchmarks/bench_sampling.py`` makes the graph (64 M edges, 0.8 GB of scratch) and takes some minutes. All sides deliver
+the same batches; the first of each is compared bit for bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import itertools
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from harness import Report, alternate, arguments, bytes_read_by_kernel, drop_from_page_cache, main, scratch
+from r22 import Workload, generate
+
+import featstore
+from featstore.config import Budget
+from featstore.gather.buffers import BufferPool
+from featstore.graph.topology import EdgeFile, NeighborCache, Topology, huge_bytes
+from featstore.sampling.neighbor import NeighborSampler
+from featstore.sampling.rng import batch_key
+
+FANOUTS = (10, 10, 10)
+BATCH_SIZE = 1000
+THREADS = 2
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass
+class View:
+    """A graph as the sampler sees it: the open dataset with another neighbour cache, or another way to read it."""
+
+    num_nodes: int
+    topology: Topology
+    neighbor_cache: NeighborCache | None
+    pool: BufferPool
+    budget: Budget
+
+
+class PlainC:
+    """one_at_a_time.c, compiled here; one instance may be called from several threads."""
+
+    def __init__(self, folder: Path, work: Workload, n_threads: int) -> None:
+        library = folder / "one_at_a_time.so"
+        source = Path(__file__).with_name("one_at_a_time.c")
+        subprocess.run([os.environ.get("CC", "cc"), "-O3", "-shared", "-fPIC", "-o", library, source], check=True)
+        self._sample = ctypes.CDLL(str(library)).one_at_a_time
+        self._sample.restype = ctypes.c_int64
+        self._indptr = np.array(work.indptr)
+        self._indices = np.array(work.indices)
+        self._free = [self._memory(work.num_nodes) for _ in range(n_threads)]
+
+    def _memory(self, n: int) -> tuple[npt.NDArray[Any], ...]:
+        most = BATCH_SIZE
+        for fanout in FANOUTS:
+            most = min(n, most * (fanout + 1))
+        n_edges = len(FANOUTS) * most * max(FANOUTS)
+        return np.full(n, -1, np.int32), np.zeros(n + 1, np.int64), np.zeros(n_edges, np.int64), np.zeros(n_edges, np.int64)
+
+    def sample(self, seeds: Int64s, epoch: int, index: int, fanouts: tuple[int, ...] = FANOUTS) -> tuple[Int64s, list[Int64s]]:
+        """Return views of the nodes, and of the sources of each hop, valid until the next call."""
+        number, nodes, src, dst = memory = self._free.pop()
+        nodes[: len(seeds)] = seeds
+        ends = np.zeros(len(fanouts) + 1, np.int64)
+        counts = np.array(fanouts, np.int64)
+        arrays = [ctypes.c_void_p(array.ctypes.data) for array in (counts, number, nodes, src, dst, ends[1:])]
+        key = ctypes.c_uint64(batch_key(0, epoch, index))
+        graph = [ctypes.c_void_p(array.ctypes.data) for array in (self._indptr, self._indices)]
+        n = self._sample(*graph, ctypes.c_int64(len(seeds)), ctypes.c_int(len(fanouts)), arrays[0], key, *arrays[1:])
+        self._free.append(memory)
+        return nodes[:n], [src[a:b] for a, b in itertools.pairwise(ends.tolist())]
+
+
+class OneListAtATime:
+    """The same file, each list's share of a gather a blocking read of its own."""
+
+    def __init__(self, file: EdgeFile, indptr: Int64s) -> None:
+        self._file = file
+        self._indptr = indptr
+        self.path = file.path
+        self.read = file.read
+
+    def gather(
+        self, rows: Int64s, out: npt.NDArray[np.uint8], positions: Int64s | None = None, gap_bytes: int | None = None
+    ) -> None:
+        """Gather list by list; rows of one list follow one another."""
+        lists = np.searchsorted(self._indptr, rows, side="right")
+        cuts = np.r_[0, np.flatnonzero(np.diff(lists)) + 1, len(rows)].tolist()
+        for first, end in itertools.pairwise(cuts):
+            self._file.gather(rows[first:end], out[first:end], None, gap_bytes)
+
+
+def rate(sample: Callable[[int], int], n_batches: int, n_threads: int) -> float:
+    """Sample batches 0 … n_batches - 1 on some threads; return nodes a second."""
+    with ThreadPoolExecutor(n_threads) as pool:
+        start = time.perf_counter()
+        n_nodes = sum(pool.map(sample, range(n_batches)))
+        return n_nodes / (time.perf_counter() - start)
+
+
+def check_same(sampler: NeighborSampler, plain: PlainC, seeds: torch.Tensor) -> None:
+    """Fail unless both give the same batch."""
+    batch = sampler.sample(seeds, 0, 0)
+    nodes, sources = plain.sample(seeds.numpy(), 0, 0)
+    same = np.array_equal(batch.input_ids.numpy(), nodes)
+    for block, src in zip(reversed(batch.blocks), sources, strict=True):
+        same = same and np.array_equal(block.src.numpy(), src)
+    if not same:
+        raise SystemExit("the reference gives another batch")
+
+
+def memory(args: argparse.Namespace, report: Report, folder: Path, work: Workload, view: View) -> None:
+    """Whole adjacency in memory."""
+    view.neighbor_cache = NeighborCache.build(view.topology, view.budget)
+    parts = torch.from_numpy(work.seeds).split(BATCH_SIZE)[: 4 if args.tiny else args.batches]
+    sampler = NeighborSampler(view, FANOUTS)
+    plain = PlainC(folder, work, THREADS)
+    check_same(sampler, plain, parts[0])
+
+    def ours(index: int) -> int:
+        return len(sampler.sample(parts[index], 0, index).input_ids)
+
+    def theirs(index: int) -> int:
+        return len(plain.sample(parts[index].numpy(), 0, index)[0])
+
+    sides: dict[str, Callable[[], float | None]] = {}
+    for n_threads in (1, THREADS):
+        sides[f"ours {n_threads}"] = partial(rate, ours, len(parts), n_threads)
+        sides[f"plain {n_threads}"] = partial(rate, theirs, len(parts), n_threads)
+    results = alternate(args.runs, sides, warm_up=1)
+    for n_threads in (1, THREADS):
+        stats = sampler.stats()
+        report.figure(
+            f"sampling in memory, {n_threads} thread{'s' * (n_threads > 1)}",
+            results[f"ours {n_threads}"],
+            "nodes/s",
+            reference="plain C, one destination at a time, same threads",
+            references=results[f"plain {n_threads}"],
+            nodes_a_batch=round(stats["nodes"] / stats["batches"]),
+            edges_a_batch=round(stats["edges"] / stats["batches"]),
+            scratch_bytes=view.budget.report()["sampler scratch"],
+        )
+    report.figure("sampling in memory, nodes/s promised", results[f"ours {THREADS}"], "nodes/s", target=">= 20e6")
+    view.neighbor_cache.close()
+    view.neighbor_cache = None
+
+
+def disk(args: argparse.Namespace, report: Report, folder: Path, work: Workload, view: View) -> None:
+    """Lists of the nodes with the highest out- to in-degree ratio in memory, a tenth of the adjacency; the rest on disk."""
+    out_degree = np.bincount(work.indices, minlength=view.num_nodes)
+    scores = out_degree / np.maximum(view.topology.degrees(), 1)
+    cache = NeighborCache.build(view.topology, view.budget, scores, huge_bytes(8 * view.num_nodes) + view.topology.nbytes // 10)
+    view.neighbor_cache = cache
+    topology = view.topology
+    slow = Topology(topology.num_nodes, topology.num_edges, topology.indptr, OneListAtATime(topology.indices, topology.indptr), 4)
+    parts = torch.from_numpy(work.seeds).split(BATCH_SIZE)
+    sampler = NeighborSampler(view, FANOUTS)
+    reference = NeighborSampler(View(view.num_nodes, slow, cache, view.pool, view.budget), FANOUTS)
+    check_same(sampler, PlainC(folder, work, 1), parts[0])
+    fresh = itertools.count()
+    path = Path(topology.indices.path)
+
+    def side(which: NeighborSampler, n_batches: int) -> float:
+        numbers = [next(fresh) % len(parts) for _ in range(n_batches)]
+        drop_from_page_cache(path)
+
+        def sample(i: int) -> int:
+            return len(which.sample(parts[numbers[i]], 0, numbers[i]).input_ids)
+
+        return rate(sample, n_batches, THREADS)
+
+    before = bytes_read_by_kernel()
+    side(sampler, 4)
+    n_bytes = (bytes_read_by_kernel() - before) / 4
+    results = alternate(args.runs, {"ours": partial(side, sampler, 2 if args.tiny else 20), "list": partial(side, reference, 2)})
+    stats = sampler.stats()
+    report.figure(
+        "sampling from disk, a tenth of the adjacency cached",
+        results["ours"],
+        "nodes/s",
+        reference="the same sampler reading one list at a time",
+        references=results["list"],
+        target=">= 5",
+        threads=THREADS,
+        cached_nodes=cache.n_cached,
+        rows_read_a_batch=round(stats["edge_rows_read"] / stats["batches"]),
+        bytes_read_a_batch=round(n_bytes),
+    )
+    cache.close()
+
+
+def run(args: argparse.Namespace, report: Report) -> None:
+    """All figures."""
+    with scratch(args, "sampling") as folder:
+        work = generate(folder, 14) if args.tiny else generate(folder, 22)
+        path = folder / "dataset"
+        if not path.exists():
+            featstore.OutOfCoreGraph.create(path, work.indptr, work.indices, progress=False).close()
+        with featstore.open(path, memory="2GiB") as g:
+            view = View(g.num_nodes, g.topology, None, g.pool, g.budget)
+            for group in (memory, disk):
+                if args.only in group.__name__:
+                    group(args, report, folder, work, view)
+
+
+if __name__ == "__main__":
+    main(run, arguments(__doc__ or "", batches=100))
