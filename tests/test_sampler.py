@@ -8,6 +8,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import featstore
 from featstore._core import sampler as core
 from featstore.config import Budget
-from featstore.errors import BudgetError, CorruptionError
+from featstore.errors import BudgetError, ClosedError, CorruptionError
 from featstore.graph.topology import NeighborCache, Topology, _Prefix, huge_bytes
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.neighbor import NeighborSampler
@@ -581,6 +583,8 @@ def test_a_topology_loads_its_offsets() -> None:
     assert budget.report() == {"indptr": huge_bytes(5001 * 8)}
     topology.close()
     assert budget.used == 0
+    with pytest.raises(ClosedError):
+        topology.offsets(np.arange(3))
     with pytest.raises(BudgetError):
         Topology.load(5000, len(g.indices), ArrayFile(g.indptr), g.file, 4, Budget(100))
     bad = g.indptr.copy()
@@ -716,6 +720,32 @@ def test_a_cache_of_another_topology_is_refused() -> None:
             NeighborCache.from_arrays(g.topology, {"records": bad_records})
     with pytest.raises(ValueError, match="offset_of_node"):
         NeighborCache.from_arrays(g.topology, {"records": records, "offset_of_node": offsets[:-1]})
+
+
+# ---------------------------------------------------------------- on disk
+
+
+@pytest.mark.parametrize("backend", ["io_uring", "pread"])
+@pytest.mark.parametrize("share", [None, 0.0, 0.2])
+def test_batches_from_disk_are_those_from_memory(tmp_path: Path, backend: str, share: float | None) -> None:
+    g = random_graph(20_000, 10, seed=11)
+    parts = torch.randperm(20_000, generator=torch.Generator().manual_seed(1))[:1200].split(150)
+    # `create` sorts each list, and random_graph's are sorted: positions are the same.
+    reference = [NeighborSampler(g.cached(), [6, 4], seed=2).sample(part, 0, i) for i, part in enumerate(parts)]
+    featstore.OutOfCoreGraph.create(tmp_path / "g", g.indptr, g.indices, progress=False).close()
+    with featstore.open(tmp_path / "g", memory="64MiB", backend=backend) as stored:
+        if share is not None:
+            stored.cache_neighbors(huge_bytes(8 * 20_000) + int(share * g.topology.nbytes))
+        sampler = NeighborSampler(stored, [6, 4], seed=2)
+        with ThreadPoolExecutor(3) as pool:
+            batches = list(pool.map(lambda i: sampler.sample(parts[i], 0, i), range(len(parts))))
+        assert all(same(a, b) for a, b in zip(batches, reference, strict=True))
+        assert sampler.stats()["edge_rows_read"] > 0
+        again = pickle.loads(pickle.dumps(sampler))
+        assert same(again.sample(parts[3], 0, 3), reference[3])
+        again._g.close()
+    with pytest.raises(featstore.ClosedError):
+        sampler.sample(parts[0])
 
 
 # ---------------------------------------------------------------- the compiled interface guards memory

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import mmap
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
@@ -12,11 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore._core import sampler as _core
+from featstore.cache.rowmap import huge_array
 from featstore.config import Budget, Reservation, parse_size
-from featstore.errors import BudgetError, CorruptionError
+from featstore.errors import BudgetError, ClosedError, CorruptionError
 from featstore.storage.layout import PAGE_BYTES
 
-__all__ = ["EdgeFile", "NeighborCache", "Topology", "huge_array"]
+__all__ = ["EdgeFile", "NeighborCache", "Topology", "huge_bytes"]
 
 Int64s = npt.NDArray[np.int64]
 
@@ -24,22 +23,9 @@ _BLOCK_BYTES = 8 << 20  # one sequential read when lists are loaded
 _CHUNK_NODES = 1 << 16  # nodes handled at once where a pass over many needs temporary arrays
 
 
-def huge_array(n: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Return ``n`` zeros in pages of their own, huge ones where the system grants them; see :func:`huge_bytes` for the size."""
-    dtype = np.dtype(dtype)
-    if n == 0:
-        return np.zeros(0, dtype)
-    memory = mmap.mmap(-1, huge_bytes(n * dtype.itemsize), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if len(memory) >= 2 << 20:
-        with contextlib.suppress(OSError):  # a kernel without huge pages: slower, not wrong
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(memory, dtype, n)
-
-
 def huge_bytes(n_bytes: int) -> int:
-    """Bytes of memory that :func:`huge_array` takes for ``n_bytes``: whole pages, whole huge pages from 2 MiB on."""
-    unit = 2 << 20 if n_bytes >= 2 << 20 else mmap.PAGESIZE
-    return -(-n_bytes // unit) * unit
+    """Bytes of memory that :func:`~featstore.cache.rowmap.huge_array` takes at most for ``n_bytes``."""
+    return -(-n_bytes // PAGE_BYTES) * PAGE_BYTES
 
 
 class EdgeFile(Protocol):
@@ -105,7 +91,7 @@ class Topology:
         n_bytes = (num_nodes + 1) * 8
         reservation = budget.reserve("indptr", huge_bytes(n_bytes))
         try:
-            array = huge_array(num_nodes + 1, np.int64)
+            array = huge_array((num_nodes + 1) * 8).view(np.int64)
             rows = array.view(np.uint8).reshape(-1, 8)
             for first, n in _blocks(num_nodes + 1, 8):
                 indptr.read(first, n, rows[first : first + n])
@@ -141,12 +127,19 @@ class Topology:
             In ``[0, num_nodes)``; **not** checked.
         starts, degrees : int64 array, shape (k,), optional
             Written if given.
+
+        Raises
+        ------
+        ClosedError
         """
+        indptr = self.indptr  # stays if another thread closes
+        if len(indptr) != self.num_nodes + 1:
+            raise ClosedError("the topology is closed")
         if starts is None:
             starts = np.empty(len(ids), np.int64)
         if degrees is None:
             degrees = np.empty(len(ids), np.int64)
-        _core.offsets(self.indptr, ids, starts, degrees)
+        _core.offsets(indptr, ids, starts, degrees)
         return starts, degrees
 
     def degrees(self, first: int = 0, stop: int | None = None) -> Int64s:
@@ -188,7 +181,7 @@ class Topology:
 
     def close(self) -> None:
         """Give the offsets' memory back to the budget; the file is its opener's to close."""
-        self.indptr = np.zeros(1, np.int64)
+        self.indptr = np.zeros(0, np.int64)
         if self._reservation is not None:
             self._reservation.release()
 
@@ -285,7 +278,7 @@ class NeighborCache:
         whole_bytes = huge_bytes(topology.nbytes)
         if whole_bytes <= limit:
             with _Held(budget.reserve("neighbor cache", whole_bytes)) as held:
-                ids = huge_array(topology.num_edges, topology.id_dtype)
+                ids = huge_array(topology.nbytes).view(topology.id_dtype)
                 rows = ids.view(np.uint8).reshape(-1, topology.id_bytes)
                 for first, n in _blocks(topology.num_edges, topology.id_bytes):
                     topology.indices.read(first, n, rows[first : first + n])
@@ -296,12 +289,12 @@ class NeighborCache:
             raise BudgetError(f"a neighbour cache of this graph needs at least {least} bytes, not {limit}", least)
         if scores is None:
             raise ValueError(f"scores are needed: the whole adjacency takes {whole_bytes} bytes, more than {limit}")
-        chosen = _Prefix(topology, np.asarray(scores), huge_floor(limit - table_bytes))
+        chosen = _Prefix(topology, np.asarray(scores), (limit - table_bytes) // PAGE_BYTES * PAGE_BYTES)
         with _Held(budget.reserve("neighbor cache", table_bytes)) as held:
-            offset_of_node = huge_array(topology.num_nodes, np.int64)
+            offset_of_node = huge_array(topology.num_nodes * 8).view(np.int64)
             n_records = chosen.write_offsets(offset_of_node)
             held.resize(table_bytes + huge_bytes(n_records * topology.id_bytes))
-            records = huge_array(n_records, topology.id_dtype)
+            records = huge_array(n_records * topology.id_bytes).view(topology.id_dtype)
             for first in range(0, topology.num_nodes, _CHUNK_NODES):
                 offsets = offset_of_node[first : first + _CHUNK_NODES]
                 cached = offsets >= 0
@@ -460,9 +453,3 @@ class _Prefix:
             offset_of_node[first : first + len(keys)] = np.where(chosen, ends - lengths, -1)
             end = int(ends[-1]) if len(ends) else end
         return end
-
-
-def huge_floor(n_bytes: int) -> int:
-    """Most bytes whose :func:`huge_bytes` is within ``n_bytes``."""
-    unit = 2 << 20 if n_bytes >= 2 << 20 else mmap.PAGESIZE
-    return n_bytes // unit * unit

@@ -13,8 +13,9 @@ import numpy.typing as npt
 import torch
 
 from featstore._core import sampler as _core
+from featstore.cache.rowmap import huge_array
 from featstore.config import Budget, Reservation
-from featstore.graph.topology import NeighborCache, Topology, huge_array, huge_bytes
+from featstore.graph.topology import NeighborCache, Topology, huge_bytes
 from featstore.sampling.batch import Block, SampledBatch
 from featstore.sampling.rng import absorb, batch_key
 
@@ -92,10 +93,10 @@ class _Scratch:
         held = self._reservation.n_bytes
         self._reservation.resize(held + n_bytes)
         try:
-            nodes, place, degree = (huge_array(room, np.int64) for _ in range(3))
+            nodes, place, degree = (huge_array(room * 8).view(np.int64) for _ in range(3))
             n = self.hops.n_nodes
             nodes[:n], place[:n], degree[:n] = self.nodes[:n], self.place[:n], self.degree[:n]
-            self.hops.attach(nodes, place, degree, huge_array(table, np.uint64))
+            self.hops.attach(nodes, place, degree, huge_array(table * 8).view(np.uint64))
         except BaseException:
             self._reservation.resize(held)
             raise
