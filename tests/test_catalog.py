@@ -143,7 +143,7 @@ def test_truncation_at_every_page_and_around(root: Path) -> None:
 
 
 def test_without_its_digest_damage_would_pass_lmdb_by(root: Path) -> None:
-    """The control of the flips above: resealed, most of them reach LMDB, and only the values' own checksums are left to find them."""
+    """The control of the flips above: resealed, they reach LMDB, and the values' own checksums are left to find them."""
     path = root / CATALOG_FILE
     body = path.read_bytes()[:-PAGE]
     at = body.rindex(b'"num_nodes":10')

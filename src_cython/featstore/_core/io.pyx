@@ -8,6 +8,7 @@ from cpython.exc cimport PyErr_Occurred
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
+from posix.unistd cimport close as c_close, getpid
 
 from featstore.errors import CorruptionError, FormatError
 
@@ -215,7 +216,7 @@ cdef class File:
     def __dealloc__(self):
         free(self.sums)
         if self.fd >= 0:
-            os.close(self.fd)
+            c_close(self.fd)  # at the interpreter's exit the os module may be gone
 
 
 cdef class Engine:
@@ -449,7 +450,7 @@ cdef class Engine:
 
     def close(self):
         """Stop threads and give the buffers back; no gather may be under way. In a forked child only memory is dropped."""
-        cdef bint mine = self.pid == os.getpid()
+        cdef bint mine = self.pid == getpid()
         if self.uring != NULL:
             fs_ring_close(&self.uring.ring, mine)
             free(self.uring)

@@ -1,0 +1,722 @@
+"""OutOfCoreGraph: what was created is opened, what is no whole dataset is refused by name; caches, pickles, forks, budgets."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rowfiles import snapshot
+
+import featstore
+from featstore.errors import (
+    BudgetError,
+    BusyError,
+    ClosedError,
+    CorruptionError,
+    FeatstoreError,
+    FormatError,
+    PluginError,
+    VersionError,
+)
+from featstore.graph import dataset as datasets
+from featstore.graph.dataset import OutOfCoreGraph
+from featstore.storage.catalog import CATALOG_FILE, EDGE, Catalog, Part, read_catalog, write_catalog
+from featstore.storage.layout import choose_layout
+from featstore.storage.lock import READERS_LOCK, FileLock
+from featstore.storage.update import Update
+from featstore.storage.writer import RowFileWriter
+
+
+@pytest.fixture
+def copy(small: SimpleNamespace, tmp_path: Path) -> Path:
+    """A copy of the small dataset, to be damaged."""
+    return Path(shutil.copytree(small.path, tmp_path / "g"))
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of datasets are made here, and fsync would take most of the time; test_format sees that it is called."""
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+
+
+def names(root: Path, kind: str) -> Path:
+    """The file of a kind of field in the small dataset."""
+    (record,) = (item for item in read_catalog(root).files.values() if kind in item.name)
+    return root / record.name
+
+
+# --- what is there --------------------------------------------------------------------------------------------------------------
+
+
+def test_everything_is_as_it_was_created(small: SimpleNamespace) -> None:
+    with featstore.open(small.path, memory="64MiB") as g:
+        assert (g.num_nodes, g.num_edges) == (small.num_nodes, len(small.indices))
+        assert (list(g.features), list(g.node_data)) == (["h", "x"], ["train_idx", "y"])
+        assert torch.equal(g.features["x"][:], torch.from_numpy(small.x))
+        assert torch.equal(g.features["h"][:], torch.from_numpy(small.h))
+        assert torch.equal(g.node_data["y"], torch.from_numpy(small.y))
+        assert torch.equal(g.node_data["train_idx"], torch.from_numpy(small.train_idx))
+        np.testing.assert_array_equal(g.topology.indptr, small.indptr)
+        found = np.empty(len(small.indices), g.topology.id_dtype)
+        g.topology.read_edges(np.arange(len(small.indices)), found)
+        np.testing.assert_array_equal(found, small.indices)
+        assert g.neighbor_cache is None
+        assert repr(g) == f"OutOfCoreGraph({str(small.path)!r}, num_nodes=1000, num_edges={len(small.indices)})"
+        assert "x" in g.features
+        assert "z" not in g.features
+        assert len(g.features) == 2
+        assert repr(g.node_data) == "{'train_idx': …, 'y': …}"
+
+
+@pytest.mark.parametrize(
+    "dtype", ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
+)
+def test_every_dtype_as_feature_and_node_data(tmp_path: Path, dtype: str) -> None:
+    x = torch.randint(0, 2, (20, 3)).to(getattr(torch, dtype))
+    data = {"one": x[:, 0], "more": x[:7], "none": x[:0], "cube": x.reshape(5, 4, 3)}
+    with OutOfCoreGraph.create(tmp_path / "g", np.zeros(21, np.int64), [], {"x": x, "flat": x[:, 1]}, data) as g:
+        assert g.features["x"].dtype == x.dtype
+        assert torch.equal(g.features["x"][[5, 5, 0, -1]], x[[5, 5, 0, -1]])
+        assert torch.equal(g.features["flat"][3:], x[3:, 1])
+        for name, expected in data.items():
+            assert g.node_data[name].dtype == x.dtype
+            assert torch.equal(g.node_data[name], expected)
+        g.verify()
+
+
+def test_an_empty_graph(tmp_path: Path) -> None:
+    with OutOfCoreGraph.create(tmp_path / "g", [0], [], {"x": np.zeros((0, 3))}, {"y": np.zeros(0)}) as g:
+        assert (g.num_nodes, g.num_edges) == (0, 0)
+        assert g.features["x"][[]].shape == (0, 3)
+        assert len(g.node_data["y"]) == 0
+        assert g.topology.indptr.tolist() == [0]
+        g.cache("x", "1MB")
+        g.cache_neighbors("1MB")
+        assert g.features["x"][:].shape == (0, 3)
+        g.verify()
+
+
+def test_node_data_is_read_once_and_counted(small: SimpleNamespace) -> None:
+    with featstore.open(small.path, memory="64MiB") as g:
+        assert "node data" not in g.memory_report()
+        y = g.node_data["y"]
+        assert g.node_data["y"] is y
+        assert g.memory_report()["node data"] == y.nbytes
+    assert g.memory_report() == {}
+
+
+def test_missing_names_say_what_there_is(small: SimpleNamespace) -> None:
+    with featstore.open(small.path, memory="64MiB") as g:
+        with pytest.raises(KeyError, match=r"no feature 'z'; there is 'h', 'x'"):
+            g.features["z"]
+        with pytest.raises(KeyError, match=r"no node data 'x'; there is 'train_idx', 'y'"):
+            g.node_data["x"]
+        with pytest.raises(KeyError):
+            g.cache("z", 10)
+
+
+def test_from_edge_index_opens_what_it_made(tmp_path: Path) -> None:
+    with OutOfCoreGraph.from_edge_index(tmp_path / "g", [[1, 2, 0], [0, 0, 2]], 3, {"x": np.eye(3)}, memory="16MiB") as g:
+        assert g.topology.indptr.tolist() == [0, 2, 2, 3]
+        assert g.budget.total == 16 << 20
+        assert torch.equal(g.features["x"][[2]], torch.eye(3, dtype=torch.float64)[[2]])
+
+
+# --- closing --------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_closed_graph_says_so(small: SimpleNamespace) -> None:
+    g = featstore.open(small.path, memory="64MiB")
+    x, held = g.features["x"], g.features["x"][:5]
+    g.cache("x", "50KB", "lru")
+    g.cache_neighbors()
+    g.close()
+    g.close()
+    assert g.closed
+    assert torch.equal(held, torch.from_numpy(small.x[:5]))
+    calls: list[Callable[[], Any]] = [
+        lambda: x[0],
+        lambda: g.node_data["y"],
+        lambda: g.topology,
+        lambda: g.cache("x", "50KB"),
+        lambda: g.cache_neighbors(),
+        lambda: g.verify(),
+        lambda: pickle.dumps(g),
+        lambda: pickle.dumps(x),
+    ]
+    for call in calls:
+        with pytest.raises(ClosedError):
+            call()
+    assert g.memory_report() == {}
+    assert "closed" in repr(g)
+
+
+def test_what_fails_to_open_holds_nothing(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail the k-th open of a file until it succeeds; the leak check of every test looks for descriptors and threads."""
+    real = os.open
+    k, failed = 0, True
+    while failed:
+        k, count = k + 1, 0
+
+        def refuse(*arguments: Any, **options: Any) -> int:
+            nonlocal count
+            count += 1
+            if count == k:  # noqa: B023
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), arguments[0])
+            return real(*arguments, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "open", refuse)
+            try:
+                featstore.open(copy, memory="64MiB").close()
+                failed = False
+            except OSError as error:
+                failure = error
+        assert not failed or failure.errno == errno.EMFILE
+    assert k > 10
+    FileLock(copy / READERS_LOCK, exclusive=True).release()  # nobody holds it
+
+
+# --- what is not a dataset ------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        featstore.open(tmp_path / "absent")
+    with pytest.raises(FileNotFoundError):
+        featstore.open(tmp_path)  # a directory without a catalog
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError):
+        featstore.open(tmp_path / "file")
+
+
+KINDS = ["node.x.", "node.h.", "node.y.", "edge.indptr.", "edge.indices.", "edge.out_degree."]
+
+
+@pytest.mark.parametrize("suffix", ["", ".sums"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_things_in_a_files_place(copy: Path, kind: str, suffix: str) -> None:
+    path = Path(f"{names(copy, kind)}{suffix}")
+    good = path.read_bytes()
+
+    def check(error: type[Exception], match: str) -> None:
+        with pytest.raises(error, match=match) as caught:
+            featstore.open(copy, memory="64MiB")
+        assert path.name in str(caught.value)
+
+    for data in (b"", good[:100], good[:4096], good[:-1], good[:-4096], good + b"\0", good + bytes(4096)):
+        if data != good:
+            path.write_bytes(data)
+            check(CorruptionError, "than the catalog says")
+    path.unlink()
+    check(FileNotFoundError, "No such file")
+    path.mkdir()
+    check(FormatError, "directory")
+    path.rmdir()
+    os.mkfifo(path)
+    check(FormatError, "FIFO")
+    path.unlink()
+    (copy / "elsewhere").write_bytes(good)
+    path.symlink_to(copy / "elsewhere")
+    check(FormatError, "symbolic link")
+    path.unlink()
+    path.write_bytes(good)
+    featstore.open(copy, memory="64MiB").close()  # control
+
+
+def test_files_swapped_and_older_copies_are_found(copy: Path, tmp_path: Path) -> None:
+    """Two fields of one shape and type, all their bytes swapped; and a file of an earlier dataset put back."""
+    a, b = np.zeros((50, 4)), np.ones((50, 4))
+    OutOfCoreGraph.create(tmp_path / "s", np.zeros(51, np.int64), [], {"a": a, "b": b}).close()
+    old = snapshot(tmp_path / "s")
+    for suffix in ("", ".sums"):
+        paths = [tmp_path / "s" / f"node.{name}.1.rows{suffix}" for name in "ab"]
+        first, second = (path.read_bytes() for path in paths)
+        paths[0].write_bytes(second)
+        paths[1].write_bytes(first)
+    with pytest.raises(CorruptionError, match="another file, or an older copy"):
+        featstore.open(tmp_path / "s")
+    OutOfCoreGraph.create(tmp_path / "s", np.zeros(51, np.int64), [], {"a": b, "b": a}, overwrite=True).close()
+    for suffix in ("", ".sums"):
+        (tmp_path / "s" / f"node.a.1.rows{suffix}").write_bytes(old[f"node.a.1.rows{suffix}"])
+    with pytest.raises(CorruptionError, match="another file, or an older copy"):
+        featstore.open(tmp_path / "s")
+
+
+def forge(root: Path, change: Callable[[Catalog], Catalog]) -> None:
+    write_catalog(root, change(read_catalog(root)))
+
+
+def test_catalogs_that_do_not_fit_their_graph(copy: Path) -> None:
+    good = read_catalog(copy)
+    x = good.fields["node/_/x"]
+    with RowFileWriter(copy, "empty.rows", choose_layout(100), kind="feature", dtype="float32") as out:
+        empty = out.commit()
+    without_indptr = {key: field for key, field in good.fields.items() if "indptr" not in key}
+    striped = {**good.fields, x.key: replace(x, parts=(*x.parts, Part("empty.rows", 1000, 0)))}
+    cases: list[tuple[Catalog, type[FeatstoreError], str]] = [
+        (replace(good, dataset={**good.dataset, "num_nodes": 999}), FormatError, "1000 rows for 999 nodes"),
+        (replace(good, dataset={**good.dataset, "num_edges": 1}), FormatError, "no indices of 1 rows"),
+        (replace(good, fields=without_indptr), FormatError, "no indptr of 1001 rows"),
+        (replace(good, files={**good.files, "empty.rows": empty}, fields=striped), VersionError, "lies in 2 files"),
+    ]
+    for catalog, error, match in cases:
+        write_catalog(copy, catalog)
+        with pytest.raises(error, match=match), featstore.open(copy, memory="64MiB") as g:
+            g.topology.offsets(np.zeros(1, np.int64))
+    write_catalog(copy, good)
+    with featstore.open(copy, memory="64MiB") as g:  # control
+        g.topology.offsets(np.zeros(1, np.int64))
+
+
+def test_paths_that_lead_outside(copy: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes((copy / "node.x.1.rows").read_bytes())
+    for name in ("../secret", str(tmp_path / "secret")):
+
+        def change(catalog: Catalog, name: str = name) -> Catalog:
+            record = replace(catalog.files["node.x.1.rows"], name=name)
+            return replace(catalog, files={**catalog.files, name: record})
+
+        good = (copy / CATALOG_FILE).read_bytes()
+        forge(copy, change)
+        with pytest.raises(FormatError, match="outside the dataset"):
+            featstore.open(copy)
+        (copy / CATALOG_FILE).write_bytes(good)
+
+
+# --- while somebody writes ------------------------------------------------------------------------------------------------------
+
+
+def test_a_replaced_dataset_goes_on_until_it_is_opened_again(tmp_path: Path) -> None:
+    path = tmp_path / "g"
+    with OutOfCoreGraph.create(path, np.zeros(5001, np.int64), [], {"x": np.zeros((5000, 4))}, {"y": np.zeros(3)}) as old:
+        with OutOfCoreGraph.create(path, np.zeros(5001, np.int64), [], {"x": np.ones((5000, 4))}, overwrite=True) as new:
+            assert float(new.features["x"][:].sum()) == 20_000
+        assert float(old.features["x"][:].sum()) == 0
+        assert old.node_data["y"].tolist() == [0, 0, 0]
+        assert old.topology.num_edges == 0
+        shutil.rmtree(path)
+        assert float(old.features["x"][[4999]].sum()) == 0
+
+
+def test_open_never_mixes_two_datasets(tmp_path: Path) -> None:
+    """One thread replaces the dataset again and again, another opens it."""
+    path = tmp_path / "g"
+
+    def make(value: int) -> None:
+        n = 10 + value % 2
+        x = np.full((n, 2), value, np.int32)
+        OutOfCoreGraph.create(
+            path, np.zeros(n + 1, np.int64), [], {"x": x}, {"y": x[:, 0]}, overwrite=True, memory="8MiB"
+        ).close()
+
+    make(0)
+    stop = threading.Event()
+
+    def replace() -> None:
+        for value in range(1, 30):
+            make(value)
+        stop.set()
+
+    thread = threading.Thread(target=replace)
+    thread.start()
+    n_opened = 0
+    while not stop.is_set():
+        with featstore.open(path, memory="8MiB", backend="pread") as g:
+            values = {int(g.node_data["y"][0]), *g.features["x"][:].flatten().tolist()}
+            assert len(values) == 1
+            assert g.num_nodes == 10 + values.pop() % 2
+            n_opened += 1
+    thread.join()
+    assert n_opened > 5
+
+
+def test_an_open_dataset_is_not_swept_and_a_closed_one_is(copy: Path) -> None:
+    (copy / "left.tmp").touch()
+    with featstore.open(copy, memory="64MiB"):
+        with Update(copy):
+            assert (copy / "left.tmp").exists()
+    with Update(copy):
+        assert not (copy / "left.tmp").exists()
+
+
+def test_reading_beside_a_writer_and_a_sweeper(copy: Path) -> None:
+    with Update(copy), featstore.open(copy, memory="64MiB") as g:
+        g.verify()
+    with FileLock(copy / READERS_LOCK, exclusive=True), pytest.raises(BusyError):
+        featstore.open(copy)
+    (copy / READERS_LOCK).unlink()  # as on media that were never written to
+    featstore.open(copy, memory="64MiB").close()
+
+
+def test_a_dataset_that_a_dying_builder_moved_aside_is_found(copy: Path) -> None:
+    copy.rename(copy.with_name(f"g.old-{'0' * 32}"))
+    with featstore.open(copy, memory="64MiB") as g:
+        g.verify()
+
+
+# --- verify ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", ["", ".sums"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_verify_names_the_damaged_page(copy: Path, kind: str, suffix: str) -> None:
+    path = Path(f"{names(copy, kind)}{suffix}")
+    with featstore.open(copy, memory="64MiB", verify="off") as g:
+        report = g.verify()
+        assert report["files"] == 7
+        assert report["bytes"] == 4096 * report["pages"]
+        data = path.read_bytes()
+        rng = np.random.default_rng(0)
+        for at in [0, 4095, len(data) - 1, *rng.integers(0, len(data), 20).tolist()]:
+            damaged = bytearray(data)
+            damaged[at] ^= 1 << at % 8
+            path.write_bytes(damaged)
+            with pytest.raises(CorruptionError) as caught:
+                g.verify()
+            assert caught.value.filename == str(path)
+            assert caught.value.offset == at // 4096 * 4096
+        path.write_bytes(data)
+        g.verify()
+
+
+def replace_column(root: Path, name: str, values: np.ndarray, dtype: str) -> None:
+    """Put another column, properly written and catalogued, in a topology field's place."""
+    catalog = read_catalog(root)
+    record = catalog.fields[f"{EDGE}/{name}"]
+    with RowFileWriter(root, record.parts[0].file, choose_layout(values.itemsize), kind=name, dtype=dtype) as out:
+        out.write(values.view(np.uint8).reshape(len(values), values.itemsize))
+        file = out.commit()
+    write_catalog(root, Catalog(catalog.dataset, {**catalog.files, file.name: file}, catalog.fields))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "match"),
+    [
+        ("indptr", lambda v, i: None, None),
+        ("indptr", lambda v, i: v.__setitem__(0, 1), r"indptr\[0\] is 1"),
+        ("indptr", lambda v, i: v.__setitem__(-1, v[-1] + 1), "is .* after"),
+        ("indptr", lambda v, i: v.__setitem__(-1, v[-2]), "indptr ends with"),
+        ("indptr", lambda v, i: v.__setitem__(i, -5), r"is -5 after"),
+        ("indptr", lambda v, i: v.__setitem__(i, v[-1]), "is .* after"),
+        ("indices", lambda v, i: v.__setitem__(i, 1000), "is 1000, which is no node"),
+        ("indices", lambda v, i: v.__setitem__(i, -1), "is -1, which is no node"),
+        ("indices", lambda v, i: v.__setitem__(slice(None), v[::-1].copy()), "is not sorted"),
+        ("out_degree", lambda v, i: v.__setitem__(i, v[i] + 1), r"out_degree\[500\] is"),
+    ],
+)
+def test_verify_checks_the_adjacency_itself(copy: Path, name: str, change: Any, match: str | None) -> None:
+    """Checksums are right and the structure is not."""
+    with featstore.open(copy, memory="64MiB") as g:
+        columns = {"indptr": g.topology.indptr.copy()}
+        columns["indices"] = np.fromfile(names(copy, "edge.indices."), np.int32, g.num_edges, offset=4096)
+        columns["out_degree"] = np.fromfile(names(copy, "edge.out_degree."), np.int64, 1000, offset=4096)
+    values = columns[name]
+    change(values, 500)
+    replace_column(copy, name, values, str(values.dtype))
+    with featstore.open(copy, memory="64MiB") as g:
+        if match is None:
+            g.verify()  # control: rewritten as it was
+            return
+        with pytest.raises(CorruptionError, match=match) as caught:
+            g.verify()
+        assert name in str(caught.value.filename)
+        if name == "indptr":
+            with pytest.raises(CorruptionError):
+                g.topology.offsets(np.zeros(1, np.int64))
+
+
+@pytest.mark.parametrize("verify", ["always", "open", "off"])
+def test_what_each_degree_of_checking_finds(copy: Path, verify: str) -> None:
+    path = names(copy, "node.x.")
+    data = bytearray(path.read_bytes())
+    data[4096 + 50] ^= 1  # in row 0
+    path.write_bytes(data)
+    if verify == "open":
+        with pytest.raises(CorruptionError) as caught:
+            featstore.open(copy, memory="64MiB", verify=verify)
+        assert caught.value.offset == 4096
+        return
+    with featstore.open(copy, memory="64MiB", verify=verify) as g:
+        if verify == "always":
+            with pytest.raises(CorruptionError) as caught:
+                g.features["x"][[0]]
+            assert (caught.value.filename, caught.value.offset) == (str(path), 4096)
+            g.features["x"][[900]]
+        else:
+            g.features["x"][[0]]
+
+
+# --- caches ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["degree", "frequency", "in_out_ratio", "random", "lru", "clock", "sieve", "s3fifo"])
+@pytest.mark.parametrize("budget", [4200, "20KB", "1MB"])
+def test_rows_are_the_same_through_every_cache(small: SimpleNamespace, policy: str, budget: int | str) -> None:
+    rng = np.random.default_rng(0)
+    with featstore.open(small.path, memory="64MiB") as g:
+        x = g.features["x"]
+        g.cache("x", budget, policy, counts=rng.integers(0, 9, 1000))
+        for size in (1, 10, 700, 3000):
+            ids = rng.integers(-1000, 1000, size)
+            assert torch.equal(x[ids], torch.from_numpy(small.x[ids]))
+        assert x.stats()["cache"]["hits"] > 0
+        assert g.memory_report()["cache of 'x'"] <= 1_000_000
+        g.cache("x", 0)
+        assert x.cache is None
+        assert "cache of 'x'" not in g.memory_report()
+        assert torch.equal(x[[3]], torch.from_numpy(small.x[[3]]))
+
+
+def test_the_degree_policy_keeps_the_highest_out_degrees(small: SimpleNamespace) -> None:
+    degrees = np.bincount(small.indices, minlength=1000)
+    with featstore.open(small.path, memory="64MiB") as g:
+        g.cache("x", 4000 + 100 * 50)
+        cache = g.features["x"].cache
+        assert cache is not None
+        kept = np.flatnonzero(cache.map.slot_of_row >= 0)
+        np.testing.assert_array_equal(kept, np.sort(np.lexsort((np.arange(1000), -degrees))[: len(kept)]))
+        assert "policy inputs" not in g.memory_report()
+
+
+def test_arrays_for_policies_may_be_made_when_asked_for(small: SimpleNamespace) -> None:
+    calls = []
+
+    def counts() -> np.ndarray:
+        calls.append(threading.current_thread())
+        assert g.topology.num_nodes == 1000  # the graph can be used meanwhile
+        return np.arange(1000)
+
+    with featstore.open(small.path, memory="64MiB") as g:
+        g.cache("x", "10KB", "degree", counts=counts)
+        assert not calls
+        g.cache("x", "10KB", "frequency", counts=counts)
+        assert len(calls) == 1
+        cache = g.features["x"].cache
+        assert cache is not None
+        assert np.flatnonzero(cache.map.slot_of_row >= 0).min() > 900
+
+
+def test_wrong_caches_are_refused_and_leave_none(small: SimpleNamespace) -> None:
+    class Wrong(featstore.StaticPolicy):
+        def scores(self, context: featstore.PolicyContext) -> np.ndarray:
+            return np.full(context.n, np.nan)
+
+    class Raises(featstore.StaticPolicy):
+        def scores(self, context: featstore.PolicyContext) -> np.ndarray:
+            raise RuntimeError("no idea")
+
+    class Text(featstore.StaticPolicy):
+        def scores(self, context: featstore.PolicyContext) -> np.ndarray:
+            return np.array(["a"] * context.n)
+
+    with featstore.open(small.path, memory="16MiB") as g:
+        for call, error, match in (
+            (lambda: g.cache("x", "10KB", "nonesuch"), ValueError, "nonesuch"),
+            (lambda: g.cache("x", "10KB", 3), TypeError, "policy"),
+            (lambda: g.cache("x", "many"), ValueError, "not a size"),
+            (lambda: g.cache("x", 4000), BudgetError, "one row"),
+            (lambda: g.cache("x", "10KB", "frequency"), ValueError, "the policy needs counts: pass counts="),
+            (lambda: g.cache("x", "10KB", "frequency", counts=np.zeros(3)), ValueError, "counts must have shape"),
+            (lambda: g.cache("x", "10KB", Wrong), PluginError, "Wrong"),
+            (lambda: g.cache("x", "10KB", Raises()), PluginError, "no idea"),
+            (lambda: g.cache_neighbors("10KB", "lru"), ValueError, "not a static one"),
+            (lambda: g.cache_neighbors("10KB", "nonesuch"), ValueError, "nonesuch"),
+            (lambda: g.cache_neighbors("16KiB", Wrong), PluginError, "Wrong"),
+            (lambda: g.cache_neighbors("16KiB", Raises), PluginError, "no idea"),
+            (lambda: g.cache_neighbors("16KiB", Text), PluginError, "real numbers"),
+            (lambda: g.cache_neighbors("16KiB", "frequency"), ValueError, "pass counts="),
+            (lambda: g.cache_neighbors(100), BudgetError, "at least"),
+        ):
+            with pytest.raises(error, match=match):
+                call()
+            assert g.features["x"].cache is None
+            assert g.neighbor_cache is None
+            assert set(g.memory_report()) <= {"reader buffers", "checksum tables", "indptr"}
+        g.cache("x", "10KB")  # the next correct call works
+        g.cache_neighbors("16KiB")
+        assert g.neighbor_cache is not None
+
+
+def test_a_cache_beyond_the_budget_says_what_would_do(tmp_path: Path) -> None:
+    x = np.zeros((5000, 1000), np.float32)
+    with OutOfCoreGraph.create(tmp_path / "g", np.zeros(5001, np.int64), [], {"x": x}, memory="8MiB") as g:
+        with pytest.raises(BudgetError, match=r"bytes .* would do") as caught:
+            g.cache("x", "16MiB")
+        assert caught.value.needed is not None
+        assert caught.value.needed > 16_000_000
+        assert g.features["x"].cache is None
+        g.cache("x", "2MiB")
+    with featstore.open(tmp_path / "g", memory=caught.value.needed + (4 << 20)) as g:
+        g.cache("x", "16MiB")
+
+
+def test_damage_met_while_a_cache_is_filled(copy: Path) -> None:
+    for name in ("node.x.", "edge.out_degree."):
+        path = names(copy, name)
+        good = path.read_bytes()
+        with featstore.open(copy, memory="64MiB") as g:
+            path.write_bytes(good[:-1] + b"\1")
+            with pytest.raises(CorruptionError) as caught:
+                g.cache("x", "1MB")
+            assert caught.value.filename == str(path)
+            assert g.features["x"].cache is None
+            path.write_bytes(good)
+            g.cache("x", "1MB")
+
+
+def test_neighbour_caches_of_every_size(small: SimpleNamespace) -> None:
+    ids = np.arange(1000)
+    with featstore.open(small.path, memory="64MiB") as g:
+        for budget in ("16KiB", "24KiB", "1MB", None):
+            g.cache_neighbors(budget)
+            cache = g.neighbor_cache
+            assert cache is not None
+            assert cache.whole == (budget in ("1MB", None))
+            place, degree = np.empty(1000, np.int64), np.empty(1000, np.int64)
+            cache.locate(ids, place, degree)
+            np.testing.assert_array_equal(degree, np.diff(small.indptr))
+            for v in range(0, 1000, 7):
+                if place[v] >= 0:
+                    found = cache.records[place[v] : place[v] + degree[v]]
+                    np.testing.assert_array_equal(found, small.indices[small.indptr[v] : small.indptr[v + 1]])
+        g.cache_neighbors(0)
+        assert g.neighbor_cache is None
+
+
+# --- budgets --------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_budget_too_small_to_read_anything(small: SimpleNamespace) -> None:
+    with pytest.raises(BudgetError, match="would do") as caught:
+        featstore.open(small.path, memory=1000)
+    assert caught.value.needed is not None
+    with pytest.raises(ValueError, match="not a size"):
+        featstore.open(small.path, memory="lots")
+    with pytest.raises(ValueError, match="backend"):
+        featstore.open(small.path, backend="carrier pigeon")
+    with pytest.raises(ValueError, match="verify"):
+        featstore.open(small.path, verify="never")
+
+
+def test_node_data_and_offsets_beyond_the_budget(tmp_path: Path) -> None:
+    n = 2_000_000
+    path = tmp_path / "g"
+    OutOfCoreGraph.create(path, np.zeros(n + 1, np.int64), [], {}, {"y": np.zeros(n, np.int64)}).close()
+    with featstore.open(path, memory="8MiB") as g:
+        for call in (lambda: g.node_data["y"], lambda: g.topology):
+            before = g.memory_report()
+            with pytest.raises(BudgetError) as caught:
+                call()
+            assert caught.value.needed is not None
+            assert caught.value.needed > 16_000_000
+            assert g.memory_report() == before
+
+
+# --- other processes ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_graph_pickles_as_path_and_options(small: SimpleNamespace) -> None:
+    with featstore.open(small.path, memory="32MiB", backend="pread", verify="off", threads=1) as g:
+        g.cache("x", "10KB")
+        data = pickle.dumps(g)
+        assert len(data) < 500
+        with pickle.loads(data) as other:
+            assert (other.path, other.options) == (g.path, g.options)
+            assert other.features["x"].cache is None
+            assert torch.equal(other.features["x"][:], g.features["x"][:])
+
+
+def test_stores_that_travel_share_one_graph(small: SimpleNamespace) -> None:
+    with featstore.open(small.path, memory="32MiB") as g:
+        x, h = pickle.loads(pickle.dumps((g.features["x"], g.features["h"])))
+        assert torch.equal(x[[1, 2]], g.features["x"][[1, 2]])
+        assert torch.equal(h[[1, 2]], g.features["h"][[1, 2]])
+        graph = x._reopen._graph
+        assert graph is h._reopen._graph
+        graph.close()
+        again = pickle.loads(pickle.dumps(g.features["x"]))
+        assert again._reopen._graph is not graph
+        assert torch.equal(again[[0]], g.features["x"][[0]])
+        again._reopen._graph.close()
+
+
+def _child(g: OutOfCoreGraph, ids: list[int], queue: Any) -> None:
+    torch.set_num_threads(1)
+    rows = g.features["x"][ids].numpy().tobytes()
+    queue.put((rows, g.node_data["y"][ids].tolist(), g.topology.degrees()[ids].tolist(), g.num_nodes))
+
+
+@pytest.mark.shares_resources  # the resource tracker that spawn starts stays
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("used", [True, False])
+def test_a_graph_in_another_process(small: SimpleNamespace, method: str, used: bool) -> None:
+    """Forked with queues running, or pickled into a fresh interpreter; the parent goes on unharmed."""
+    context = multiprocessing.get_context(method)
+    ids = [5, 999, 0, 5]
+    with featstore.open(small.path, memory="64MiB") as g:
+        if used:
+            g.cache("x", "10KB", "lru")
+            assert len(g.features["x"][ids]) == len(g.node_data["y"][ids]) == len(ids)
+            assert g.topology.num_nodes == 1000
+        queue = context.SimpleQueue()
+        children = [context.Process(target=_child, args=(g, ids, queue)) for _ in range(2)]
+        for child in children:
+            child.start()
+        expected = (small.x[ids].tobytes(), small.y[ids].tolist(), np.diff(small.indptr)[ids].tolist(), 1000)
+        for _ in children:
+            assert queue.get() == expected
+        for child in children:
+            child.join()
+            assert child.exitcode == 0
+        assert torch.equal(g.features["x"][ids], torch.from_numpy(small.x[ids]))
+        queue.close()
+    FileLock(Path(small.path) / READERS_LOCK, exclusive=True).release()
+
+
+def test_a_graph_that_nobody_closed_makes_no_noise_at_exit(small: SimpleNamespace) -> None:
+    script = f"import sys, featstore; sys.modules['kept'] = g = featstore.open({str(small.path)!r})"
+    script += "; g.features['x'][[1]]; g.node_data['y']"
+    for backend in ("io_uring", "pread"):
+        environment = {**os.environ, "FEATSTORE_BACKEND": backend}
+        done = subprocess.run([sys.executable, "-c", script], env=environment, check=True, capture_output=True, text=True)
+        assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_the_threads_of_one_graph_load_its_data_once(small: SimpleNamespace) -> None:
+    with featstore.open(small.path, memory="64MiB") as g:
+        found: list[Any] = []
+        barrier = threading.Barrier(8)
+
+        def load() -> None:
+            barrier.wait()
+            found.append((g.node_data["y"], g.topology))
+
+        threads = [threading.Thread(target=load) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len({id(y) for y, _ in found}) == len({id(topology) for _, topology in found}) == 1
+
+
+def test_public_names() -> None:
+    assert set(featstore.__all__) <= set(dir(featstore))
+    assert featstore.open is not open
+    assert featstore.open == OutOfCoreGraph.open
+    assert all(hasattr(featstore, name) for name in featstore.__all__)
+    assert datasets.__all__ == ["OutOfCoreGraph"]
