@@ -43,10 +43,18 @@ class Store:
     def __init__(self, rows: torch.Tensor, pool: Pool) -> None:
         self.rows, self.pool = rows, pool
         self.shape, self.dtype = rows.shape, rows.dtype
-        self.cached = 0.0
+        self.counts = dict.fromkeys(["rows_loaded", "reads", "bytes_requested", "bytes_read"], 0)
 
     def take(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.pool.tensor(self.rows[ids])
+        rows = self.pool.tensor(self.rows[ids])
+        self.counts["rows_loaded"] += len(ids)
+        self.counts["reads"] += 1
+        self.counts["bytes_requested"] += rows.nbytes
+        self.counts["bytes_read"] += 2 * rows.nbytes
+        return rows
+
+    def stats(self) -> dict[str, int]:
+        return dict(self.counts)
 
 
 class Sampler:
@@ -450,11 +458,17 @@ def test_no_features_no_labels():
 def test_stats():
     g = graph()
     batches = loader(g, features=["x", "h"])
-    assert batches.stats()["batches"] == 0
-    for _ in batches:
-        pass
+    assert batches.stats()["rows"] == 0
+    g.features["x"].take(torch.arange(5))  # not the loader's
+    n = sum(len(batch.input_ids) for batch in batches)
     stats = batches.stats()
     assert stats["batches"] == 13
+    assert stats["rows"] == stats["rows_loaded"] == 2 * n
+    assert stats["hits"] == {"host": 0, "base": 2 * n}
+    assert stats["reads"] == 2 * 13
+    assert stats["bytes_requested"] == n * (6 * 4 + 3)
+    assert stats["bytes_read"] == 2 * stats["bytes_requested"]
+    assert stats["prefetch"] == 2
     assert set(stats["seconds"]) >= {"sample", "gather", "wait", "labels"}
     assert all(seconds >= 0 for seconds in stats["seconds"].values())
 

@@ -27,9 +27,9 @@ from featstore.sampling.batch import SampledBatch, Sampler
 
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph
-    from featstore.graph.feature import FeatureStore
 
     from featstore.cache.base import Policy
+    from featstore.graph.feature import FeatureStore
 
 __all__ = ["Loader"]
 
@@ -397,11 +397,13 @@ class Loader:
             budget = self._g.budget
             with self._watch.time("gather"):
                 for name in self._features:
+                    before = self._g.features[name].stats()
                     features[name] = run.gather(name, item.prepared)
+                    self._count(n_rows, before, self._g.features[name].stats())
         except BudgetError as error:
             done = sum(self._row_bytes[name] for name in features) * n_rows
-            # Batches differ in size, and pooled buffers are rounded up: an eighth more.
-            needed = budget.used - done + n_bytes + (n_bytes + item.n_bytes) // 8
+            # Batches differ in size, and pooled buffers are rounded up by an eighth: a quarter more.
+            needed = budget.used - done + n_bytes + (n_bytes + item.n_bytes) // 4
             raise self._too_small(position, error, max(needed, error.needed or 0)) from None
         with self._watch.time("labels"):
             y = None if self._labels is None else self._g.node_data[self._labels][sampled.seeds]
@@ -413,6 +415,17 @@ class Loader:
             with self._watch.time("transfer"):
                 batch = batch.to(self._device)
         return batch
+
+    def _count(self, n_rows: int, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+        # What another user of the store did meanwhile is counted too; the loader is the one that matters.
+        hits = {"host": after.get("cache", {}).get("hits", 0) - before.get("cache", {}).get("hits", 0)}
+        hits["base"] = n_rows - sum(hits.values())
+        with self._lock:
+            self._counts["rows"] += n_rows
+            for name in COUNTERS[1:]:
+                self._counts[name] += after[name] - before[name]
+            for tier, n in hits.items():
+                self._hits[tier] = self._hits.get(tier, 0) + n
 
     def _too_small(self, position: int, error: BudgetError, needed: int | None) -> BudgetError:
         reason = error.message.split("; at least")[0]  # that least is for one allocation, not for the batch

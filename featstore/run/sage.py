@@ -1,0 +1,74 @@
+"""GraphSAGE with mean aggregation, in plain PyTorch on a batch's blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+
+from featstore.sampling.batch import Block
+
+__all__ = ["GraphSAGE", "SageLayer", "mean_of_neighbors"]
+
+
+def mean_of_neighbors(h: torch.Tensor, block: Block) -> torch.Tensor:
+    """Return the mean over each destination's drawn neighbours, shape (n_dst, d); zero where it has none.
+
+    ``index_select`` and ``index_add_`` add in the order of the edges, forward and backward: the same bits in every run.
+    """
+    total = h.new_zeros(block.n_dst, h.shape[1]).index_add_(0, block.dst, h.index_select(0, block.src))
+    degree = torch.bincount(block.dst, minlength=block.n_dst).clamp_(min=1)
+    return total / degree[:, None]
+
+
+class SageLayer(torch.nn.Module):
+    """``W_self h_v + W_neigh mean(h_u)``, for every destination ``v``."""
+
+    def __init__(self, n_in: int, n_out: int) -> None:
+        super().__init__()
+        self.of_self = torch.nn.Linear(n_in, n_out)
+        self.of_neighbors = torch.nn.Linear(n_in, n_out, bias=False)
+
+    def forward(self, h: torch.Tensor, block: Block) -> torch.Tensor:
+        """Return shape (n_dst, n_out)."""
+        if self.of_neighbors.out_features < self.of_neighbors.in_features:  # the narrower side travels along the edges
+            neighbors = mean_of_neighbors(self.of_neighbors(h), block)
+        else:
+            neighbors = self.of_neighbors(mean_of_neighbors(h, block))
+        result: torch.Tensor = self.of_self(h[: block.n_dst]) + neighbors
+        return result
+
+
+class GraphSAGE(torch.nn.Module):
+    """A layer a block, with layer normalisation, ReLU and dropout between them.
+
+    Parameters
+    ----------
+    n_in, hidden, n_out : int
+        Width of the features, of the layers between, and number of classes.
+    n_layers : int
+        As many as the sampler has fan-outs.
+    dropout : float
+
+    References
+    ----------
+    Hamilton, Ying, Leskovec: Inductive Representation Learning on Large Graphs. NeurIPS 2017.
+    """
+
+    def __init__(self, n_in: int, hidden: int, n_out: int, n_layers: int, dropout: float = 0.5) -> None:
+        super().__init__()
+        if n_layers < 1:
+            raise ValueError(f"n_layers must be at least 1, not {n_layers}")
+        widths = [n_in, *[hidden] * (n_layers - 1), n_out]
+        self.layers = torch.nn.ModuleList(SageLayer(a, b) for a, b in pairwise(widths))
+        self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(hidden) for _ in range(n_layers - 1))
+        self.dropout = torch.nn.Dropout(dropout)
+
+    def forward(self, h: torch.Tensor, blocks: Sequence[Block]) -> torch.Tensor:
+        """Return class scores of the seeds, shape (n_seeds, n_out)."""
+        for i, (layer, block) in enumerate(zip(self.layers, blocks, strict=True)):
+            h = layer(h, block)
+            if i < len(self.norms):
+                h = self.dropout(self.norms[i](h).relu())
+        return h

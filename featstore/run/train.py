@@ -1,0 +1,242 @@
+"""Training of a GraphSAGE over a dataset, with accuracies and a table of where time and rows went (``featstore train``)."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tqdm import tqdm
+
+from featstore.config import format_size
+from featstore.run.loader import Loader
+from featstore.run.sage import GraphSAGE
+from featstore.sampling.batch import Sampler
+
+if TYPE_CHECKING:
+    from featstore.graph.dataset import OutOfCoreGraph
+
+__all__ = ["Epoch", "TrainResult", "describe_epoch", "evaluate", "split_seeds", "stage_table", "train"]
+
+SPLITS = ("train", "val", "test")
+N_LOSSES = 50
+
+
+@dataclass
+class Epoch:
+    """What one epoch came to: mean loss, accuracy on the seeds of each split (None where there are none), seconds of training."""
+
+    epoch: int
+    loss: float
+    val_accuracy: float | None
+    test_accuracy: float | None
+    seconds: float
+
+
+@dataclass
+class TrainResult:
+    """Epochs, the losses of the first 50 batches, and the training loader's statistics with the seconds of computing."""
+
+    epochs: list[Epoch] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    stats: dict[str, Any] = field(default_factory=dict)
+    compute_s: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain containers, for JSON."""
+        return asdict(self)
+
+
+def split_seeds(g: OutOfCoreGraph, split: str, labels: str) -> torch.Tensor | None:
+    """Return the labelled nodes of a split from node data ``<split>_idx`` or ``<split>_mask``; None where neither is there."""
+    for name in (f"{split}_idx", f"{split}_mask"):
+        if name in g.node_data:
+            chosen = g.node_data[name]
+            ids = (
+                torch.nonzero(chosen).flatten() if chosen.dtype == torch.bool or name.endswith("mask") else chosen.to(torch.int64)
+            )
+            return ids[g.node_data[labels][ids] >= 0]
+    return None
+
+
+def evaluate(model: torch.nn.Module, loader: Loader, progress: bool = False) -> float:
+    """Return the share of a loader's seeds whose class is predicted right, each from its sampled neighbourhood."""
+    was_training = model.training
+    model.eval()
+    right = total = 0
+    try:
+        with torch.inference_mode():
+            for batch in tqdm(loader, desc="evaluate", unit="batch", leave=False, disable=not progress):
+                right += int((model(batch.x.float(), batch.blocks).argmax(1) == batch.y).sum())
+                total += len(batch.seeds)
+    finally:
+        model.train(was_training)
+    return right / total if total else float("nan")
+
+
+def train(
+    g: OutOfCoreGraph,
+    sampler: Sampler,
+    n_layers: int,
+    *,
+    feature: str = "x",
+    labels: str = "y",
+    hidden: int = 256,
+    dropout: float = 0.5,
+    lr: float = 0.003,
+    weight_decay: float = 0.0,
+    epochs: int = 2,
+    batch_size: int = 1000,
+    seed: int = 0,
+    max_batches: int | None = None,
+    progress: bool | None = None,
+    loader_options: Mapping[str, Any] | None = None,
+) -> TrainResult:
+    """Train a :class:`GraphSAGE` on the ``train`` split, and measure accuracy on ``val`` and ``test`` after every epoch.
+
+    Parameters
+    ----------
+    g : OutOfCoreGraph
+        With features (float, one row of numbers a node), integer labels (negative: none), and node data ``train_idx`` or
+        ``train_mask``; likewise ``val`` and ``test``, which may be missing.
+    sampler : Sampler
+    n_layers : int
+        Hops of the sampler.
+    feature, labels : str
+    hidden, dropout, lr, weight_decay, epochs, batch_size : number
+        Adam; one batch of the loader a step.
+    seed : int
+        Of weights, dropout and the order of the seeds.
+    max_batches : int, optional
+        Stop an epoch after so many batches.
+    progress : bool, optional
+        Show bars on stderr; by default where it is a terminal.
+    loader_options : mapping, optional
+        Further arguments of the training :class:`~featstore.Loader` (``feature_cache``, ``policy``, ``prefetch``, ``memory`` …).
+
+    Returns
+    -------
+    TrainResult
+
+    Raises
+    ------
+    ValueError
+        No training seeds, labels or features as asked for.
+    BudgetError, CorruptionError, OSError
+        From loading.
+
+    Notes
+    -----
+    Sets torch's random state. With the same seed the losses are the same, bit for bit, whatever the cache, the reader, the
+    threads.
+    """
+    show = sys.stderr.isatty() if progress is None else progress
+    for what, name, there in (("feature", feature, g.features), ("labels", labels, g.node_data)):
+        if name not in there:
+            raise ValueError(f"{what}: the dataset has no {name!r}; it has {sorted(there)}")
+    store = g.features[feature]
+    if store.ndim != 2:
+        raise ValueError(f"feature {feature!r} has shape {tuple(store.shape)}; GraphSAGE wants one row of numbers a node")
+    seeds = {split: split_seeds(g, split, labels) for split in SPLITS}
+    if seeds["train"] is None or not len(seeds["train"]):
+        raise ValueError(
+            f"the dataset has no training seeds: node data 'train_idx' or 'train_mask' is needed; it has {sorted(g.node_data)}"
+        )
+    n_classes = int(g.node_data[labels].max()) + 1
+    torch.manual_seed(seed)
+    model = GraphSAGE(store.shape[1], hidden, n_classes, n_layers, dropout)
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr, weight_decay=weight_decay)
+    common: dict[str, Any] = {"batch_size": batch_size, "features": [feature], "labels": labels, "seed": seed}
+    options = dict(loader_options or {})
+    # The training loader makes the cache; evaluation reads through it.
+    kept = {name: value for name, value in options.items() if name in ("prefetch", "threads", "memory", "strategy")}
+    result = TrainResult()
+    evaluate_s = 0.0
+    with Loader(g, sampler, seeds["train"], **common, **options) as loader:
+        for epoch in range(epochs):
+            begin = time.perf_counter()
+            loss = _train_epoch(model, optimizer, loader, result, f"epoch {epoch}" if show else None, max_batches)
+            done = Epoch(epoch, loss, None, None, time.perf_counter() - begin)
+            begin = time.perf_counter()
+            for split in ("val", "test"):
+                ids = seeds[split]
+                if ids is not None and len(ids):
+                    with Loader(g, sampler, ids, shuffle=False, **common, **kept) as held_out:
+                        setattr(done, f"{split}_accuracy", evaluate(model, held_out, show))
+            evaluate_s += time.perf_counter() - begin
+            result.epochs.append(done)
+            if show:
+                tqdm.write(describe_epoch(done), file=sys.stderr)
+        stats = loader.stats()
+    stats["seconds"]["compute"] = result.compute_s
+    stats["seconds"]["evaluate"] = evaluate_s
+    stats["row_bytes"] = store.nbytes // max(1, len(store))
+    result.stats = stats
+    return result
+
+
+def _train_epoch(
+    model: GraphSAGE,
+    optimizer: torch.optim.Optimizer,
+    loader: Loader,
+    result: TrainResult,
+    title: str | None,
+    max_batches: int | None,
+) -> float:
+    """Return the mean loss."""
+    total, count = 0.0, 0
+    bar = tqdm(loader, desc=title, unit="batch", leave=False, disable=title is None)
+    for batch in bar:
+        start = time.perf_counter()
+        loss = torch.nn.functional.cross_entropy(model(batch.x.float(), batch.blocks), batch.y.to(torch.int64))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        value = loss.item()
+        result.compute_s += time.perf_counter() - start
+        if len(result.losses) < N_LOSSES:
+            result.losses.append(value)
+        total += value * len(batch.seeds)
+        count += len(batch.seeds)
+        if title is not None:
+            bar.set_postfix(loss=f"{value:.3f}", refresh=False)
+        if max_batches is not None and batch.index + 1 >= max_batches:
+            break
+    bar.close()
+    return total / max(1, count)
+
+
+def describe_epoch(epoch: Epoch) -> str:
+    """Return one line about an epoch."""
+    parts = [f"epoch {epoch.epoch}: loss {epoch.loss:.4f}"]
+    parts += [
+        f"{name} {value:.4f}" for name, value in (("val", epoch.val_accuracy), ("test", epoch.test_accuracy)) if value is not None
+    ]
+    return ", ".join([*parts, f"{epoch.seconds:.1f} s"])
+
+
+def stage_table(stats: Mapping[str, Any]) -> str:
+    """Return two tables as text: seconds by stage, and rows, bytes and share by tier."""
+    names = {
+        "sample": "sampling (all threads)",
+        "gather": "gather",
+        "labels": "labels",
+        "transfer": "copy to the device",
+        "wait": "loop waited for a batch",
+        "compute": "forward, backward, step",
+        "evaluate": "evaluation",
+        "presample": "sampling ahead for counts",
+        "cache": "filling the cache",
+    }
+    lines = [f"{'stage':<28}{'seconds':>10}"]
+    lines += [f"{text:<28}{stats['seconds'][name]:>10.2f}" for name, text in names.items() if name in stats["seconds"]]
+    rows, row_bytes = max(1, stats["rows"]), stats.get("row_bytes", 0)
+    lines += ["", f"{'tier':<12}{'rows':>14}{'bytes':>14}{'share':>9}"]
+    lines += [f"{tier:<12}{n:>14,}{format_size(n * row_bytes):>14}{n / rows:>9.1%}" for tier, n in stats["hits"].items()]
+    lines.append(
+        f"{stats['reads']:,} reads of {format_size(stats['bytes_read'])} for {format_size(stats['bytes_requested'])} of rows"
+    )
+    return "\n".join(lines)
