@@ -16,11 +16,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from featstore.cache.base import Policy, get_policy
+from featstore.cache.table import FeatureCache
 from featstore.config import Budget, Reservation, format_size, parse_size
 from featstore.errors import BudgetError, ClosedError
 from featstore.partition.batcher import RandomBatcher, check_seeds
 from featstore.run.batch import MiniBatch
-from featstore.run.precache import cache_bytes, count_accesses, spare_bytes
+from featstore.run.precache import AccessCounts, cache_bytes, spare_bytes
 from featstore.run.prefetch import FINALIZER_JOIN_S, Pipeline, Stopwatch
 from featstore.run.strategy import STRATEGIES, EpochRun, Prepared, Setup
 from featstore.sampling.batch import SampledBatch, Sampler
@@ -28,7 +30,6 @@ from featstore.sampling.batch import SampledBatch, Sampler
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph
 
-    from featstore.cache.base import Policy
     from featstore.graph.feature import FeatureStore
 
 __all__ = ["Loader"]
@@ -173,7 +174,7 @@ class Loader:
         Node data that gives ``batch.y``.
     strategy : str
         ``"ondemand"``: sample a batch when its turn comes, and read the rows that the host cache lacks.
-    policy : str or Policy, optional
+    policy : str, Policy or class, optional
         Policy of the feature cache; ``"degree"`` where only ``feature_cache`` is given. ``"frequency"`` samples the first epoch
         once to count.
     memory : int or str, optional
@@ -218,7 +219,7 @@ class Loader:
         features: str | Sequence[str] = ("x",),
         labels: str | None = "y",
         strategy: str = "ondemand",
-        policy: str | Policy | None = None,
+        policy: str | Policy | type[Policy] | None = None,
         memory: int | str | None = None,
         feature_cache: int | float | str | None = None,
         prefetch: int | str = 2,
@@ -287,26 +288,28 @@ class Loader:
             )
         return Budget(share, "loader")
 
-    def _make_cache(self, size: int | float | str | None, policy: str | Policy | None) -> None:
+    def _make_cache(self, size: int | float | str | None, policy: str | Policy | type[Policy] | None) -> None:
         """Make the host cache of every feature; policies that ask for counts get those of the first epoch."""
         budget = self._g.budget
         room = budget.available if self._share is None else min(budget.available, self._share.available)
-        row_bytes = sum(self._row_bytes.values())
+        if policy is None:
+            policy = "degree"
+        if isinstance(policy, Policy) and len(self._features) > 1:
+            raise ValueError("a policy instance serves one cache: give its name or class for several features")
+        chosen = get_policy(policy)
+        n = self._g.num_nodes
+        if not self._features or not n:
+            return
         if size is None or size == "auto":
-            size, self._prefetch = spare_bytes(self._setup, budget, room, row_bytes, self._prefetch)
-        sizes = cache_bytes(size, self._g.num_nodes, self._row_bytes, budget if self._share is None else self._share, room)
-        counted: list[npt.NDArray[np.int64]] = []
-
-        def counts() -> npt.NDArray[np.int64]:
-            if not counted:
-                with self._watch.time("presample"):
-                    counted.append(count_accesses(self._setup, budget))
-            return counted[0]
-
-        with self._watch.time("cache"):
+            spare, self._prefetch = spare_bytes(self._setup, budget, room, sum(self._row_bytes.values()), self._prefetch)
+            # What is left may be nothing; the loader then goes without.
+            if spare < sum(FeatureCache.least_bytes(1, width, n, chosen) for width in self._row_bytes.values()):
+                return
+            size = spare
+        sizes = cache_bytes(size, n, self._row_bytes, chosen, budget if self._share is None else self._share, room)
+        with self._watch.time("cache"), AccessCounts(self._setup, self._watch) as counts:
             for name, n_bytes in sizes.items():
-                if n_bytes >= self._row_bytes[name]:
-                    self._g.cache(name, budget=n_bytes, policy=policy or "degree", counts=counts)
+                self._g.cache(name, budget=n_bytes, policy=policy, counts=counts)
         if self._share is not None:
             self._held.append(self._share.reserve("feature cache", sum(sizes.values())))
 

@@ -7,31 +7,51 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
+from featstore.cache.base import Policy
+from featstore.cache.table import FeatureCache
 from featstore.config import Budget, parse_size
 from featstore.errors import BudgetError
+from featstore.run.prefetch import Stopwatch
 from featstore.run.strategy import Setup
 
-__all__ = ["cache_bytes", "count_accesses", "spare_bytes"]
+__all__ = ["AccessCounts", "cache_bytes", "spare_bytes"]
 
 
-def count_accesses(setup: Setup, budget: Budget, epoch: int = 0) -> npt.NDArray[np.int64]:
-    """Sample ``epoch`` without reading features, and return how many of its batches need each row, int64 [num_nodes].
+class AccessCounts:
+    """How many batches of an epoch need each row, as an array that is made when a policy first looks at it: by sampling the
+    epoch.
 
-    Raises
-    ------
-    BudgetError
-        The counts do not fit beside what the graph holds.
+    A context manager: the budget counts the array until the block is left.
 
     References
     ----------
     Pre-sampling: Yang et al., GNNLab, EuroSys 2022; the ``frequency`` cache of DiskGNN, SIGMOD 2025.
     """
-    order = setup.batcher.epoch(epoch)
-    with budget.reserve("access counts", 8 * setup.graph.num_nodes):
-        counts = np.zeros(setup.graph.num_nodes, np.int64)
-        for index in range(len(order)):
-            counts[setup.sampler.sample(order.seeds(index), epoch=epoch, index=index).input_ids.numpy()] += 1
-    return counts
+
+    def __init__(self, setup: Setup, watch: Stopwatch, epoch: int = 0) -> None:
+        self._setup = setup
+        self._watch = watch
+        self._epoch = epoch
+        self._counts: npt.NDArray[np.int64] | None = None
+        self._held = setup.graph.budget.reserve("access counts", 0)
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[np.int64]:
+        if self._counts is None:
+            n, sampler, order = self._setup.graph.num_nodes, self._setup.sampler, self._setup.batcher.epoch(self._epoch)
+            self._held.resize(8 * n)
+            counts = np.zeros(n, np.int64)
+            with self._watch.time("presample"):
+                for index in range(len(order)):
+                    counts[sampler.sample(order.seeds(index), epoch=self._epoch, index=index).input_ids.numpy()] += 1
+            self._counts = counts
+        return self._counts
+
+    def __enter__(self) -> AccessCounts:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._counts = None
+        self._held.release()
 
 
 def spare_bytes(setup: Setup, budget: Budget, available: int, row_bytes: int, prefetch: int) -> tuple[int, int]:
@@ -58,30 +78,38 @@ def spare_bytes(setup: Setup, budget: Budget, available: int, row_bytes: int, pr
 
 
 def cache_bytes(
-    size: int | float | str, num_nodes: int, row_bytes: Mapping[str, int], budget: Budget, room: int
+    size: int | float | str, num_nodes: int, row_bytes: Mapping[str, int], policy: Policy, budget: Budget, room: int
 ) -> dict[str, int]:
-    """Return the bytes of the cache of each feature for ``size`` bytes in all, or for a share of the rows: the same rows for
-    each.
+    """Return the bytes of each feature's cache for ``size`` bytes in all, or for a share of the rows: the same rows for each.
 
     Raises
     ------
     ValueError
         Not a size; a share outside 0 … 1.
     BudgetError
-        More than the ``room`` that is left; names the least total that would do.
+        More than the ``room`` that is left, or not room for one row; names the least that would do.
     """
-    per_row = sum(row_bytes.values())
+
+    def least(rows: int) -> dict[str, int]:
+        return {name: FeatureCache.least_bytes(rows, width, num_nodes, policy) for name, width in row_bytes.items()}
+
     if isinstance(size, float):
         if not 0 < size <= 1:
             raise ValueError(f"feature_cache as a share of the rows must lie in (0, 1], not {size}; bytes are an int or '1GiB'")
-        rows = max(1, round(size * num_nodes)) if num_nodes else 0
+        rows = max(1, round(size * num_nodes))
+        total = sum(least(rows).values())
     else:
-        rows = min(num_nodes, parse_size(size) // max(1, per_row))
-    if rows * per_row > room:
-        needed = budget.total + rows * per_row - room
+        total = parse_size(size)
+        one, two = (sum(least(rows).values()) for rows in (1, 2))
+        if total < one:
+            raise BudgetError(f"a feature cache of one row takes {one} bytes, not {total}", one)
+        rows = min(num_nodes, 1 + (total - one) // max(1, two - one))
+        total = sum(least(rows).values())
+    if total > room:
+        needed = budget.total + total - room
         raise BudgetError(
-            f"a feature cache of {rows} rows takes {rows * per_row} bytes, and {room} of the {budget.name} budget are left; "
+            f"a feature cache of {rows} rows takes {total} bytes, and {room} of the {budget.name} budget are left; "
             f"at least {needed} bytes in all would do",
             needed,
         )
-    return {name: rows * width for name, width in row_bytes.items()}
+    return least(rows)
