@@ -74,7 +74,9 @@ def run(path: Path, options: argparse.Namespace) -> TrainResult:
 def main(argv: list[str] | None = None) -> TrainResult:
     """Command line."""
     parser = argparse.ArgumentParser(description="Train on a real graph.")
-    parser.add_argument("folder", type=Path, nargs="?", default=CHECKOUT.parent / "shared" / "data", help="real graphs and graphs.py")
+    parser.add_argument(
+        "folder", type=Path, nargs="?", default=CHECKOUT.parent / "shared" / "data", help="real graphs and graphs.py"
+    )
     parser.add_argument("--graph", default="linux414-calls", help="linux414-calls, cora, musae_github")
     parser.add_argument("--dataset", type=Path, help="keep the dataset here, and use it if it is there")
     parser.add_argument("--memory", default="400MB")

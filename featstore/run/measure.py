@@ -101,8 +101,10 @@ def measure_table(result: dict[str, Any]) -> str:
         "memory": "torch.index_select in memory",
     }
     lines = [
-        f"feature {result['feature']!r}: rows of {format_size(result['row_bytes'])}; {result['rows']:,} a gather, median of
-        {result['runs']}", f"reader {result['backend']}, {result['mode']} ({result['reason']})", "",
+        f"feature {result['feature']!r}: rows of {format_size(result['row_bytes'])}",
+        f"{result['rows']:,} rows a gather, median of {result['runs']} runs",
+        f"reader {result['backend']}, {result['mode']} ({result['reason']})",
+        "",
         f"{'':<32}{'seconds':>10}{'rows/s':>14}{'reads/s':>12}{'bytes/s':>14}",
     ]
     for key, text in names.items():
