@@ -1,7 +1,7 @@
 """Build a dataset from a folder of real graphs and train on it: python examples/real_graph.py [FOLDER] --graph linux414-calls
 
-FOLDER holds .npz files and a ``graphs.py`` with ``load(name)`` and ``feature_blocks(z)``, which yields dense rows a block at a time:
-the features (1.36 GB for linux414-calls) are never in memory as a whole, neither here nor while training.
+FOLDER holds .npz files and a ``graphs.py`` with ``load(name)`` and ``feature_blocks(z)``, which yields dense rows a block at a
+time: the features (1.36 GB for linux414-calls) are never in memory as a whole, neither here nor while training.
 """
 
 from __future__ import annotations

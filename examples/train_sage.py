@@ -5,6 +5,7 @@ The dataset has a feature "x", labels "y", and seeds "train_idx" and "test_idx".
 
 import argparse
 import time
+from itertools import pairwise
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -17,7 +18,7 @@ class SAGE(torch.nn.Module):
 
     def __init__(self, *widths: int) -> None:
         super().__init__()
-        pairs = list(zip(widths, widths[1:], strict=False))
+        pairs = list(pairwise(widths))
         self.of_self = torch.nn.ModuleList(torch.nn.Linear(a, b) for a, b in pairs)
         self.of_neighbors = torch.nn.ModuleList(torch.nn.Linear(a, b, bias=False) for a, b in pairs)
         self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(b) for _, b in pairs[:-1])

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from featstore.graph.dataset import OutOfCoreGraph
 
 from featstore.cache.base import available_policies
 from featstore.config import format_size, parse_size
 from featstore.errors import CorruptionError, FeatstoreError
+from featstore.graph.dataset import OutOfCoreGraph
 from featstore.run.measure import measure, measure_table
 from featstore.run.train import describe_epoch, stage_table, train
 from featstore.sampling.neighbor import NeighborSampler

@@ -658,9 +658,7 @@ def _topology_bytes(catalog: Catalog) -> int:
 class _Inputs:
     """What a policy may see of a graph: arrays made at first use, and counted in the budget until the block is left."""
 
-    def __init__(
-        self, graph: OutOfCoreGraph, row_bytes: int, counts: Given, parts: Given, seed: int
-    ) -> None:
+    def __init__(self, graph: OutOfCoreGraph, row_bytes: int, counts: Given, parts: Given, seed: int) -> None:
         self._graph = graph
         self._given = {"counts": counts, "parts": parts}
         self._failure: Exception | None = None

@@ -29,7 +29,6 @@ from featstore.sampling.batch import SampledBatch, Sampler
 
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph
-
     from featstore.graph.feature import FeatureStore
 
 __all__ = ["Loader"]

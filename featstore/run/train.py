@@ -12,6 +12,7 @@ import torch
 from tqdm import tqdm
 
 from featstore.config import format_size
+from featstore.run.batch import MiniBatch
 from featstore.run.loader import Loader
 from featstore.run.sage import GraphSAGE
 from featstore.sampling.batch import Sampler
@@ -69,7 +70,7 @@ def evaluate(model: torch.nn.Module, loader: Loader, progress: bool = False) -> 
     right = total = 0
     try:
         with torch.inference_mode():
-            for batch in tqdm(loader, desc="evaluate", unit="batch", leave=False, disable=not progress):
+            for batch in _bar(loader, "evaluate") if progress else loader:
                 right += int((model(batch.x.float(), batch.blocks).argmax(1) == batch.y).sum())
                 total += len(batch.seeds)
     finally:
@@ -188,12 +189,13 @@ def _train_epoch(
 ) -> float:
     """Return the mean loss."""
     total, count = 0.0, 0
-    bar = tqdm(loader, desc=title, unit="batch", leave=False, disable=title is None)
-    for batch in bar:
+    bar = None if title is None else _bar(loader, title)
+    for batch in loader if bar is None else bar:
         start = time.perf_counter()
+        assert batch.y is not None
         loss = torch.nn.functional.cross_entropy(model(batch.x.float(), batch.blocks), batch.y.to(torch.int64))
         optimizer.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         optimizer.step()
         value = loss.item()
         result.compute_s += time.perf_counter() - start
@@ -201,12 +203,18 @@ def _train_epoch(
             result.losses.append(value)
         total += value * len(batch.seeds)
         count += len(batch.seeds)
-        if title is not None:
+        if bar is not None:
             bar.set_postfix(loss=f"{value:.3f}", refresh=False)
         if max_batches is not None and batch.index + 1 >= max_batches:
             break
-    bar.close()
+    if bar is not None:
+        bar.close()
     return total / max(1, count)
+
+
+def _bar(loader: Loader, title: str) -> tqdm[MiniBatch]:
+    # Only made where it is shown: a bar that is not shown starts tqdm's thread all the same.
+    return tqdm(loader, desc=title, unit="batch", leave=False, file=sys.stderr)
 
 
 def describe_epoch(epoch: Epoch) -> str:

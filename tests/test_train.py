@@ -1,0 +1,380 @@
+"""The loader over datasets on disk, and training: bits, budgets, ends of processes, accuracy."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import featstore
+from featstore.errors import BudgetError
+from featstore.run.sage import GraphSAGE, mean_of_neighbors
+from featstore.run.train import describe_epoch, split_seeds, stage_table, train
+from featstore.sampling.batch import Block
+
+N, CLASSES, DIM = 800, 4, 16
+
+
+@pytest.fixture(autouse=True)
+def _deterministic():
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory) -> SimpleNamespace:
+    """A dataset in which features are weak and neighbours of a node are mostly of its class."""
+    rng = np.random.default_rng(3)
+    y = rng.integers(0, CLASSES, N)
+    x = (1.2 * np.eye(CLASSES, DIM)[y] + rng.standard_normal((N, DIM))).astype(np.float32)
+    src = rng.integers(0, N, 20 * N)
+    dst = rng.integers(0, N, 20 * N)
+    keep = (y[src] == y[dst]) | (rng.random(20 * N) < 0.05)
+    order = rng.permutation(N)
+    y[order[:5]] = -1
+    node_data = {"y": y, "train_idx": order[:500], "val_mask": np.isin(np.arange(N), order[500:650]), "test_idx": order[650:]}
+    path = tmp_path_factory.mktemp("planted") / "graph"
+    edges = np.stack([src, dst])[:, keep]
+    featstore.OutOfCoreGraph.from_edge_index(path, edges, N, {"x": x}, node_data, progress=False).close()
+    return SimpleNamespace(path=path, x=x, y=y, train_idx=order[:500])
+
+
+def run(
+    path: Path,
+    loader_options: dict | None = None,
+    *,
+    sampler_seed: int = 0,
+    memory: str = "64MiB",
+    backend: str = "auto",
+    **options,
+):
+    options = {"hidden": 16, "epochs": 2, "batch_size": 64, "lr": 0.02, "progress": False, **options}
+    with featstore.open(path, memory=memory, backend=backend) as g:
+        sampler = featstore.NeighborSampler(g, [4, 3], seed=sampler_seed)
+        return train(g, sampler, 2, loader_options=loader_options, **options)
+
+
+# -- the model -----------------------------------------------------------------------------------------------------------------
+
+
+def test_mean_of_neighbors():
+    block = Block(torch.tensor([0, 3, 3, 2]), torch.tensor([0, 0, 2, 2]), 4, 3)
+    h = torch.arange(8.0).reshape(4, 2)
+    want = torch.stack([(h[0] + h[3]) / 2, torch.zeros(2), (h[3] + h[2]) / 2])
+    assert torch.equal(mean_of_neighbors(h, block), want)
+
+
+@pytest.mark.parametrize("hidden", [2, 9])  # below and above the features' width: the two orders of projecting and averaging
+def test_model_against_plain_loops(hidden):
+    torch.manual_seed(0)
+    rng = np.random.default_rng(0)
+    n_src, n_dst, n_seeds, n_in = 12, 7, 3, 5
+
+    def block(n_edges, src, dst):
+        drawn = torch.from_numpy(np.sort(rng.integers(0, dst - 1, n_edges)))
+        return Block(torch.from_numpy(rng.integers(0, src, n_edges)), drawn, src, dst)
+
+    blocks = [block(20, n_src, n_dst), block(6, n_dst, n_seeds)]
+    model = GraphSAGE(n_in, hidden, 3, 2).double().eval()
+    x = torch.from_numpy(rng.standard_normal((n_src, n_in)))
+    h = x.numpy()
+    with torch.no_grad():
+        for i, b in enumerate(blocks):
+            layer = model.layers[i]
+            rows = []
+            for v in range(b.n_dst):
+                drawn = [h[u] for u, d in zip(b.src.tolist(), b.dst.tolist(), strict=True) if d == v]
+                mean = np.mean(drawn, axis=0) if drawn else np.zeros(h.shape[1])
+                rows.append(
+                    layer.of_self.weight.numpy() @ h[v] + layer.of_self.bias.numpy() + layer.of_neighbors.weight.numpy() @ mean
+                )
+            h = np.array(rows)
+            if i == 0:
+                h = (h - h.mean(1, keepdims=True)) / np.sqrt(h.var(1, keepdims=True) + 1e-5)
+                h = np.maximum(h, 0)
+        np.testing.assert_allclose(model(x, blocks).numpy(), h, rtol=1e-9)
+
+
+def test_model_of_no_layers():
+    with pytest.raises(ValueError, match="n_layers"):
+        GraphSAGE(3, 4, 2, 0)
+
+
+# -- training ------------------------------------------------------------------------------------------------------------------
+
+
+def test_learns_and_reports(planted):
+    result = run(planted.path, {"policy": "degree", "feature_cache": 0.2}, epochs=4)
+    last = result.epochs[-1]
+    assert last.test_accuracy > 0.85
+    assert last.val_accuracy > 0.85
+    assert last.loss < result.epochs[0].loss
+    assert result.stats["batches"] == 4 * 8
+    assert result.stats["hits"]["host"] > 0
+    assert sum(result.stats["hits"].values()) == result.stats["rows"]
+    table = stage_table(result.stats)
+    for text in ("gather", "forward, backward, step", "host", "base", "reads of"):
+        assert text in table
+    assert "test 0." in describe_epoch(last)
+    assert result.to_dict()["epochs"][0]["epoch"] == 0
+
+
+def losses_in_memory(planted, n: int) -> list[float]:
+    """The same training with the features in a tensor, batches made one by one."""
+    x = torch.from_numpy(planted.x)
+    y = torch.from_numpy(planted.y)
+    with featstore.open(planted.path) as g:
+        sampler = featstore.NeighborSampler(g, [4, 3])
+        seeds = split_seeds(g, "train", "y")
+        loader = featstore.Loader(g, sampler, seeds, 64, features=[], prefetch=0)
+        torch.manual_seed(0)
+        model = GraphSAGE(DIM, 16, CLASSES, 2)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+        losses = []
+        for _ in range(2):
+            for batch in loader:
+                rows = torch.index_select(x, 0, batch.input_ids)
+                loss = torch.nn.functional.cross_entropy(model(rows, batch.blocks), y[batch.seeds])
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+    return losses[:n]
+
+
+def test_losses_are_those_of_a_tensor_in_memory(planted):
+    want = losses_in_memory(planted, 16)
+    for policy in featstore.available_policies():
+        assert run(planted.path, {"policy": policy, "feature_cache": 0.1}).losses == want, policy
+    for backend in ("io_uring", "pread"):
+        assert run(planted.path, backend=backend).losses == want
+    for options in ({"threads": 1, "prefetch": 0}, {"threads": 4, "prefetch": 5}, {"policy": "lru", "feature_cache": 4000}):
+        assert run(planted.path, options).losses == want
+    assert run(planted.path, sampler_seed=1).losses != want
+
+
+def test_stops_after_so_many_batches(planted):
+    result = run(planted.path, max_batches=3)
+    assert len(result.losses) == 6
+
+
+def test_splits(planted):
+    with featstore.open(planted.path) as g:
+        train_seeds = split_seeds(g, "train", "y")
+        assert train_seeds.tolist() == [v for v in planted.train_idx.tolist() if planted.y[v] >= 0]
+        assert len(split_seeds(g, "val", "y")) == 150
+        assert split_seeds(g, "other", "y") is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"feature": "z"}, "feature: the dataset has no 'z'"), ({"labels": "z"}, "labels: the dataset has no 'z'")],
+)
+def test_missing_fields(planted, options, message):
+    with pytest.raises(ValueError, match=message):
+        run(planted.path, **options)
+
+
+def test_unsuitable_datasets(tmp_path):
+    fields = {"x": np.zeros((5, 2), np.float32), "flat": np.zeros(5, np.float32)}
+    with featstore.OutOfCoreGraph.from_edge_index(
+        tmp_path / "g", [[0], [1]], 5, fields, {"y": np.zeros(5, np.int64)}, progress=False
+    ) as g:
+        sampler = featstore.NeighborSampler(g, [2])
+        with pytest.raises(ValueError, match="one row of numbers"):
+            train(g, sampler, 1, feature="flat")
+        with pytest.raises(ValueError, match="no training seeds"):
+            train(g, sampler, 1)
+
+
+# -- the loader on disk --------------------------------------------------------------------------------------------------------
+
+
+def epoch_of(g, sampler, small, **options) -> list[tuple]:
+    loader = featstore.Loader(g, sampler, small.train_idx, 40, features=["x", "h"], **options)
+    batches = []
+    for batch in loader:
+        ids = batch.input_ids.numpy()
+        assert batch.x.numpy().tobytes() == small.x[ids].tobytes()
+        assert batch.features["h"].numpy().tobytes() == small.h[ids].tobytes()
+        assert np.array_equal(batch.y.numpy(), small.y[batch.seeds.numpy()])
+        edges = [(block.src.tolist(), block.dst.tolist()) for block in batch.blocks]
+        batches.append((batch.index, ids.tolist(), edges))
+        stats = loader.stats()
+    loader.close()
+    assert stats["hits"]["host"] + stats["hits"]["base"] == stats["rows"]
+    return batches
+
+
+@pytest.mark.parametrize("backend", ["io_uring", "pread"])
+def test_the_same_batches_whatever_the_cache(small, backend):
+    with featstore.open(small.path, memory="64MiB", backend=backend) as g:
+        sampler = featstore.NeighborSampler(g, [5, 5])
+        want = epoch_of(g, sampler, small, prefetch=0)
+        for policy in featstore.available_policies():
+            for size in (0.02, 0.3, 1.0, "auto", 30_000):
+                assert epoch_of(g, sampler, small, policy=policy, feature_cache=size) == want
+        g.cache("x", 0)
+        g.cache("h", 0)
+        g.cache_neighbors("1MiB")
+        assert epoch_of(g, sampler, small) == want
+
+
+def test_frequency_counts_the_first_epoch(small):
+    with featstore.open(small.path, memory="64MiB") as g:
+        sampler = featstore.NeighborSampler(g, [5, 5])
+        counts = np.zeros(small.num_nodes, np.int64)
+        for batch in featstore.Loader(g, sampler, small.train_idx, 40, features=[]):
+            counts[batch.input_ids.numpy()] += 1
+        loader = featstore.Loader(g, sampler, small.train_idx, 40, features=["x"], policy="frequency", feature_cache=0.1)
+        best = np.sort(np.lexsort((np.arange(small.num_nodes), -counts))[:100])
+        assert np.flatnonzero(g.features["x"].cache.map.slot_of_row >= 0).tolist() == best.tolist()
+        assert loader.stats()["seconds"]["presample"] > 0
+        for _ in loader:
+            pass
+        assert loader.stats()["hits"]["host"] == counts[best].sum()
+
+
+def test_cache_sizes(small):
+    with featstore.open(small.path, memory="64MiB") as g:
+        sampler = featstore.NeighborSampler(g, [5])
+
+        def rows(**options):
+            featstore.Loader(g, sampler, small.train_idx, 40, **options).close()
+            return [g.features[name].cache.capacity for name in ("x", "h") if g.features[name].cache is not None]
+
+        assert rows(features=["x", "h"], feature_cache=0.25, policy="lru") == [250, 250]
+        assert rows(features=["x", "h"], feature_cache=1.0) == [1000, 1000]
+        both = rows(features=["x", "h"], feature_cache=80_000)
+        assert both[0] == both[1] == (80_000 - 2 * 4000) // 700
+        assert rows(features=["x", "h"], feature_cache="10MB") == [1000, 1000]
+        with pytest.raises(BudgetError) as caught:
+            rows(feature_cache=100)
+        assert caught.value.needed == 4100
+        with pytest.raises(BudgetError):
+            rows(memory=100_000, feature_cache=1.0)
+        with pytest.raises(ValueError, match="one cache"):
+            rows(features=["x", "h"], policy=featstore.get_policy("lru"), feature_cache=0.5)
+        with pytest.raises(ValueError, match="no policy"):
+            rows(policy="magic")
+
+
+def test_a_tight_budget(tmp_path):
+    """Two batches must fit beside what the graph holds; what an error names is enough."""
+    n, width = 5000, 256
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((n, width), dtype=np.float32)
+    edges = rng.integers(0, n, (2, 40_000))
+    path = tmp_path / "graph"
+    featstore.OutOfCoreGraph.from_edge_index(path, edges, n, {"x": x}, progress=False).close()
+
+    def epoch(memory: int) -> int | BudgetError:
+        with featstore.open(path, memory=memory) as g:
+            try:
+                sampler = featstore.NeighborSampler(g, [5, 5])
+                n_batches = 0
+                for batch in featstore.Loader(g, sampler, np.arange(1000), 100, labels=None, prefetch=4, threads=3):
+                    assert batch.x.numpy().tobytes() == x[batch.input_ids.numpy()].tobytes()
+                    n_batches += 1
+            except BudgetError as error:
+                return error
+            assert g.budget.peak <= memory
+            return n_batches
+
+    memory, tries = 1 << 20, 0
+    while isinstance(outcome := epoch(memory), BudgetError):
+        assert outcome.needed is not None
+        assert outcome.needed > memory
+        memory = outcome.needed
+        tries += 1
+    assert outcome == 10
+    assert 1 <= tries <= 12
+    assert memory < 40 << 20
+
+
+def test_an_unfinished_iterator_does_not_keep_the_interpreter(small):
+    code = f"""
+        import featstore, numpy
+        g = featstore.open({os.fspath(small.path)!r}, memory="64MiB")
+        loader = featstore.Loader(g, featstore.NeighborSampler(g, [5]), numpy.arange(500), 10)
+        iterator = iter(loader)
+        next(iterator)
+        print("reached the end")
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == "reached the end\n"
+    assert done.stderr == ""
+
+
+def test_ctrl_c_ends_a_training_loop(small):
+    code = f"""
+        import featstore, numpy, threading
+        g = featstore.open({os.fspath(small.path)!r}, memory="64MiB")
+        loader = featstore.Loader(g, featstore.NeighborSampler(g, [5]), numpy.arange(500), 1)
+        try:
+            while True:
+                for batch in loader:
+                    if batch.index == 20:
+                        print("running", flush=True)
+        except KeyboardInterrupt:
+            left = [t.name for t in threading.enumerate() if t.name.startswith("featstore-")]
+            print("interrupted", left, len(g.features["x"][:5]))
+        g.close()
+    """
+    child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "running\n"
+    child.send_signal(signal.SIGINT)
+    rest, _ = child.communicate(timeout=120)
+    assert rest.splitlines()[-1] == "interrupted [] 5"
+    assert child.returncode == 0
+
+
+def test_a_loader_in_a_forked_child(small):
+    with featstore.open(small.path, memory="64MiB") as g:
+        sampler = featstore.NeighborSampler(g, [5])
+        want = [batch.input_ids.tolist() for batch in featstore.Loader(g, sampler, small.train_idx, 40)]
+        iterator = iter(featstore.Loader(g, sampler, small.train_idx, 40))
+        next(iterator)
+        pid = os.fork()
+        if pid == 0:
+            got = [batch.input_ids.tolist() for batch in featstore.Loader(g, sampler, small.train_idx, 40)]
+            os._exit(0 if got == want else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert next(iterator).input_ids.tolist() == want[1]
+        del iterator
+
+
+def test_a_damaged_page_reaches_the_loop(small, tmp_path):
+    import shutil
+
+    path = tmp_path / "graph"
+    shutil.copytree(small.path, path)
+    (rows,) = path.glob("node.x.*.rows")
+    with rows.open("r+b") as file:
+        file.seek(4096 + 5000)
+        byte = file.read(1)[0]
+        file.seek(4096 + 5000)
+        file.write(bytes([byte ^ 1]))
+    with featstore.open(path, memory="64MiB") as g:
+        loader = featstore.Loader(g, featstore.NeighborSampler(g, [5]), np.arange(1000), 50)
+        with pytest.raises(featstore.CorruptionError, match=r"node\.x"):
+            list(loader)
+
+
+def test_closing_the_graph_ends_the_loop(small):
+    g = featstore.open(small.path, memory="64MiB")
+    iterator = iter(featstore.Loader(g, featstore.NeighborSampler(g, [5]), np.arange(1000), 5))
+    next(iterator)
+    g.close()
+    with pytest.raises(featstore.ClosedError):
+        list(iterator)
