@@ -25,9 +25,12 @@ N, CLASSES, DIM = 800, 4, 16
 
 @pytest.fixture(autouse=True)
 def _deterministic():
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # operations this small only wait for threads, above all on a busy machine
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
+    torch.set_num_threads(n_threads)
 
 
 @pytest.fixture(scope="module")
