@@ -1,0 +1,219 @@
+"""The command line: results, --json, and errors of one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import featstore
+from featstore.cli import main
+
+
+@pytest.fixture(autouse=True)
+def _restore_torch():
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.set_num_threads(n_threads)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, Path]:
+    """Arrays of a graph of 6 nodes as .npy files."""
+    arrays = {
+        "indptr": np.array([0, 2, 3, 3, 5, 6, 6]),
+        "indices": np.array([1, 2, 0, 5, 4, 3], np.int32),
+        "edge_index": np.array([[1, 2, 0, 5, 4, 3], [0, 0, 1, 3, 3, 4]]),
+        "x": np.arange(12, dtype=np.float32).reshape(6, 2),
+        "y": np.array([0, 1, 0, 1, 0, 1]),
+        "train_idx": np.array([0, 1, 3]),
+        "test_mask": np.array([False, False, True, False, True, True]),
+    }
+    paths = {name: tmp_path / f"{name}.npy" for name in arrays}
+    for name, array in arrays.items():
+        np.save(paths[name], array)
+    return paths
+
+
+def create(files: dict[str, Path], path: Path, *more: str) -> int:
+    data = [f"{name}={files[name]}" for name in ("y", "train_idx", "test_mask")]
+    csc = ["--indptr", str(files["indptr"]), "--indices", str(files["indices"])]
+    return main(["create", str(path), *csc, "--features", f"x={files['x']}", "--node-data", *data, *more])
+
+
+def result(capsys: pytest.CaptureFixture[str]) -> dict:
+    return json.loads(capsys.readouterr().out)
+
+
+def test_create_and_info(files, tmp_path, capsys):
+    assert create(files, tmp_path / "g", "--json") == 0
+    made = result(capsys)
+    assert made["num_nodes"] == made["num_edges"] == 6
+    assert made["features"] == {"x": {"shape": [6, 2], "dtype": "float32", "bytes": 48}}
+    assert set(made["node_data"]) == {"y", "train_idx", "test_mask"}
+    assert made["seconds"] >= 0
+    assert main(["info", str(tmp_path / "g"), "--json", "--memory", "16MiB", "--backend", "pread"]) == 0
+    info = result(capsys)
+    assert info["budget"] == 16 << 20
+    assert info["reader"]["x"]["backend"] == "pread"
+    assert info["disk_bytes"] == made["disk_bytes"] > 0
+    assert main(["info", str(tmp_path / "g")]) == 0
+    text = capsys.readouterr().out
+    assert "6 nodes, 6 edges" in text
+    assert "x: float32 [6, 2], 48 B" in text
+    with featstore.open(tmp_path / "g") as g:
+        assert torch.equal(g.features["x"][:], torch.arange(12.0).reshape(6, 2))
+
+
+def test_create_from_edges(files, tmp_path, capsys):
+    edges = ["--edge-index", str(files["edge_index"]), "--num-nodes", "6"]
+    assert main(["create", str(tmp_path / "g"), *edges, "--features", f"x={files['x']}", f"z={files['x']}", "--json"]) == 0
+    assert set(result(capsys)["features"]) == {"x", "z"}
+    create(files, tmp_path / "h")
+    with featstore.open(tmp_path / "g") as g, featstore.open(tmp_path / "h") as h:
+        assert np.array_equal(g.topology.indptr, h.topology.indptr)
+
+
+def test_overwrite(files, tmp_path, capsys):
+    assert create(files, tmp_path / "g") == 0
+    assert create(files, tmp_path / "g") == 2
+    assert create(files, tmp_path / "g", "--overwrite") == 0
+    assert "made in" in capsys.readouterr().out
+
+
+def test_verify(files, tmp_path, capsys):
+    create(files, tmp_path / "g")
+    capsys.readouterr()
+    assert main(["verify", str(tmp_path / "g"), "--json"]) == 0
+    assert result(capsys)["ok"] is True
+    assert main(["verify", str(tmp_path / "g")]) == 0
+    assert "all as they were written" in capsys.readouterr().out
+    (rows,) = (tmp_path / "g").glob("node.x.*.rows")
+    with rows.open("r+b") as file:
+        file.seek(4100)
+        file.write(b"\x55")
+    assert main(["verify", str(tmp_path / "g")]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert "node.x" in captured.err
+
+
+def test_train(small, capsys):
+    options = ["--epochs", "2", "--batch-size", "50", "--hidden", "8", "--fanouts", "3,2", "--lr", "0.01", "--memory", "64MiB"]
+    assert main(["train", str(small.path), *options, "--json"]) == 0
+    first = result(capsys)
+    assert len(first["epochs"]) == 2
+    assert len(first["losses"]) == 12
+    assert first["epochs"][0]["test_accuracy"] is None
+    more = ["--policy", "lru", "--feature-cache", "0.1", "--neighbor-cache", "1MiB", "--prefetch", "1", "--threads", "1"]
+    assert main(["train", str(small.path), *options, *more, "--json"]) == 0
+    second = result(capsys)
+    assert second["losses"] == first["losses"]
+    assert second["stats"]["hits"]["host"] > 0 == first["stats"]["hits"]["host"]
+    assert main(["train", str(small.path), *options, "--max-batches", "2", "--feature-cache", "40KB"]) == 0
+    captured = capsys.readouterr()
+    for text in ("epoch 1: loss", "gather", "host", "memory: at most"):
+        assert text in captured.out
+    assert captured.err == ""
+
+
+def test_bench(small, capsys):
+    assert main(["bench", str(small.path), "--rows", "200", "--runs", "2", "--json"]) == 0
+    measured = result(capsys)
+    assert measured["feature"] == "h"  # the largest
+    assert measured["rows"] == 200
+    assert measured["random"]["reads_per_s"] > 0
+    assert measured["scan"]["bytes_per_s"] > 0
+    assert measured["memory"]["reads_per_s"] == 0
+    assert main(["bench", str(small.path), "--rows", "5000", "--runs", "1", "--feature", "x"]) == 0
+    text = capsys.readouterr().out
+    assert "1,000 rows a gather" in text
+    assert "scan" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["info", "{tmp}/nowhere"], "nowhere: no such file or directory"),
+        (["verify", "{tmp}/nowhere"], "no such file or directory"),
+        (["info", "{tmp}"], "{tmp}"),
+        (["train", "{small}", "--policy", "magic"], "no policy"),
+        (["train", "{small}", "--labels", "z"], "labels: the dataset has no 'z'"),
+        (["train", "{small}", "--feature", "z"], "feature: the dataset has no 'z'"),
+        (["train", "{small}", "--memory", "100KB"], "budget"),
+        (["train", "{small}", "--feature-cache", "5.0"], "share of the rows"),
+        (["bench", "{small}", "--feature", "z"], "no feature 'z'"),
+        (["create", "{tmp}/g"], "give either --indptr and --indices"),
+        (["create", "{tmp}/g", "--indptr", "{tmp}/x.npy"], "give either --indptr and --indices"),
+        (["create", "{tmp}/g", "--edge-index", "{tmp}/x.npy"], "--num-nodes"),
+        (["create", "{tmp}/g", "--indptr", "{tmp}/x.npy", "--indices", "{tmp}/x.npy"], "x.npy: no such file"),
+        (["create", "{tmp}/g", "--edge-index", "{tmp}/x.npy", "--num-nodes", "3", "--features", "a=b", "a=c"], "given twice"),
+    ],
+)
+def test_errors_are_one_line(small, tmp_path, capsys, arguments, message):
+    names = {"tmp": tmp_path, "small": small.path}
+    assert main([text.format(**names) for text in arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("featstore: ")
+    assert captured.err.count("\n") == 1
+    assert message.format(**names) in captured.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "COMMAND"),
+        (["plan", "g"], "invalid choice"),
+        (["info"], "DATASET"),
+        (["info", "g", "--memory", "lots"], "not a size"),
+        (["info", "g", "--threads", "0"], "not a positive number"),
+        (["train", "g", "--fanouts", "a"], "not a list of numbers"),
+        (["create", "g", "--features", "x.npy"], "NAME=FILE.npy"),
+    ],
+)
+def test_what_argparse_refuses(capsys, arguments, message):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_help_and_version(capsys):
+    for arguments in (["--help"], ["--version"], *([name, "--help"] for name in ("create", "info", "verify", "train", "bench"))):
+        with pytest.raises(SystemExit) as caught:
+            main(arguments)
+        assert caught.value.code == 0
+    assert "DATASET" in capsys.readouterr().out
+
+
+def test_as_a_program(small):
+    done = subprocess.run(
+        [sys.executable, "-m", "featstore.cli", "info", os.fspath(small.path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert "1,000 nodes" in done.stdout
+    done = subprocess.run(
+        [sys.executable, "-m", "featstore.cli", "info", "nowhere"], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+def test_a_reader_that_went_away(small):
+    command = f"{sys.executable} -m featstore.cli info {small.path} | true"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stderr == ""
