@@ -638,6 +638,25 @@ def test_the_budget_is_kept(policy: str | None) -> None:
     assert FeatureCache.capacity_for(caught.value.needed or 0, row_bytes, n, made) == 1
 
 
+def test_scores_count_while_they_are_used() -> None:
+    n = 10_000
+    peaks = {}
+    for policy, capacity in [("random", 10), ("random", n), ("in_out_ratio", 10), ("degree", 10)]:
+        budget = Budget(10**7)
+        degrees = np.arange(n)
+        context = PolicyContext(n, 20, lambda degrees=degrees: degrees, lambda degrees=degrees: degrees)
+        cache = FeatureCache(capacity, 20, n, get_policy(policy), context, budget)
+        cache.fill(lambda rows, out: None)
+        assert budget.used == cache.nbytes
+        peaks[policy, capacity] = budget.peak - cache.nbytes
+    assert peaks == {("random", 10): 8 * n - 200, ("random", n): 0, ("in_out_ratio", 10): 9 * n - 200, ("degree", 10): 0}
+    small = Budget(4 * n + 300)
+    cache = FeatureCache(10, 20, n, get_policy("random"), None, small)
+    with pytest.raises(BudgetError, match="scores of policy 'random' needs"):
+        cache.fill(lambda rows, out: None)
+    assert small.used == cache.nbytes
+
+
 def test_over_budget_nothing_is_kept() -> None:
     budget = Budget(5000)
     with pytest.raises(BudgetError):

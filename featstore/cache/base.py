@@ -111,6 +111,9 @@ class Policy(ABC):
 class StaticPolicy(Policy):
     """Rows are chosen once, by score; the cache does not change afterwards."""
 
+    score_bytes: ClassVar[int] = 8
+    """Bytes a row that :meth:`scores` allocates, counted in the budget meanwhile; 0 where it returns an array of the context."""
+
     @abstractmethod
     def scores(self, context: PolicyContext) -> npt.NDArray[Any]:
         """Return one score a row, shape (n,), integer or floating, no NaN; the highest stay (of equals the lowest row).

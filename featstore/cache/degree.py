@@ -20,6 +20,8 @@ class Degree(StaticPolicy):
     Bai et al., "Efficient Data Loader for Fast Sampling-Based GNN Training on Large Graphs" (PaGraph), TPDS 2021, section 4.2.
     """
 
+    score_bytes = 0
+
     def scores(self, context: PolicyContext) -> npt.NDArray[Any]:
         """Return the out-degrees, integer [n]."""
         return context.out_degree

@@ -20,6 +20,8 @@ class Frequency(StaticPolicy):
     Liu et al., "DiskGNN: Bridging I/O Efficiency and Model Accuracy for Out-of-Core GNN Training", SIGMOD 2025, section 3.
     """
 
+    score_bytes = 0
+
     def scores(self, context: PolicyContext) -> npt.NDArray[Any]:
         """Return the access counts, integer [n]."""
         return context.counts

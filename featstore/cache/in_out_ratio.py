@@ -27,6 +27,8 @@ class InOutRatio(StaticPolicy):
     Zhu et al., "AliGraph", VLDB 2019. Park et al., "Ginex", VLDB 2022: the neighbour cache.
     """
 
+    score_bytes = 9
+
     def scores(self, context: PolicyContext) -> npt.NDArray[Any]:
         """Return the ratios, float64 [n]; -1 where the in-degree is 0."""
         ratio = np.full(context.n, -1.0)

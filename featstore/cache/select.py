@@ -11,7 +11,7 @@ from featstore._core import cache as _core
 
 __all__ = ["top_rows"]
 
-CHUNK_ROWS = 1 << 18
+CHUNK_ROWS = 1 << 16
 _SIGN = np.uint64(1 << 63)
 
 
@@ -49,7 +49,7 @@ def top_rows(scores: npt.NDArray[Any], k: int) -> npt.NDArray[np.int64]:
 
     Notes
     -----
-    A radix selection: at most five passes over the scores, in chunks; memory for the answer and a few MiB, whatever n.
+    A radix selection: at most five passes over the scores, in chunks; memory for the answer and about a MiB, whatever n.
     """
     if scores.dtype.kind not in "buif" or scores.dtype.itemsize > 8:
         raise TypeError(f"scores must be integer or floating, of at most 8 bytes, not {scores.dtype}")

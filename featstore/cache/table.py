@@ -149,6 +149,7 @@ class FeatureCache:
         self.n = n
         self.policy = policy
         self.context = PolicyContext(n, row_bytes) if context is None else context
+        self._budget = budget
         self._reservation = None if budget is None else budget.reserve(name, self.least_bytes(capacity, row_bytes, n, policy))
         try:
             self.map = RowMap(n if capacity else 0)
@@ -392,6 +393,9 @@ class FeatureCache:
             return len(rows)
 
     def _choose(self, policy: StaticPolicy) -> Int64s:
+        # The array is not touched before the rows are known: scores may take its place in the budget.
+        extra = policy.score_bytes * self.n - self.array.nbytes
+        held = None if self._budget is None else self._budget.reserve(f"scores of policy {policy.name!r}", max(0, extra))
         try:
             scores = np.asarray(policy.scores(self.context))
             if scores.shape != (self.n,):
@@ -401,6 +405,9 @@ class FeatureCache:
             raise
         except Exception as error:
             raise PluginError(f"policy {policy.name!r}: scores failed: {type(error).__name__}: {error}") from error
+        finally:
+            if held is not None:
+                held.release()
 
     def close(self) -> None:
         """Give memory and budget back; may be called again. The cache must not be in use."""

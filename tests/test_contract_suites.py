@@ -1,0 +1,243 @@
+"""Controls: for each promise of a policy's contract, a policy that breaks it, which the suites must find."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import Phase, settings
+
+import featstore.testing.policies as contracts
+from featstore.cache.base import Int32s, Int64s, OnlinePolicy, PolicyContext, StaticPolicy
+from featstore.testing import OnlinePolicyContract, StaticPolicyContract
+
+
+class FIFO(OnlinePolicy):
+    """Right, in plain Python; the faulty ones differ in one thing."""
+
+    slot_bytes = 120
+
+    def start(self, capacity: int, context: PolicyContext) -> None:
+        self.capacity = capacity
+        self.queue: list[int] = []
+
+    @property
+    def nbytes(self) -> int:
+        return 120 * self.capacity
+
+    def hit(self, slots: Int32s) -> None: ...
+
+    def victims(self, n: int) -> Any:
+        taken, self.queue = self.queue[:n], self.queue[n:]
+        return np.array(taken, np.int32)
+
+    def insert(self, rows: Int64s, slots: Int32s) -> None:
+        self.queue += slots.tolist()
+
+
+class Raises(FIFO):
+    def hit(self, slots: Int32s) -> None:
+        raise RuntimeError("boom")
+
+
+class Floats(FIFO):
+    def victims(self, n: int) -> Any:
+        return super().victims(n).astype(np.float64)
+
+
+class TooFew(FIFO):
+    def victims(self, n: int) -> Any:
+        return super().victims(n)[: max(1, n - 1)]
+
+
+class Repeats(FIFO):
+    def victims(self, n: int) -> Any:
+        return np.full(n, super().victims(n)[0])
+
+
+class OutOfRange(FIFO):
+    def victims(self, n: int) -> Any:
+        return super().victims(n) + self.capacity
+
+
+class StartKeepsHits(FIFO):
+    """Evicts the least used slots, by counts that survive start()."""
+
+    hits: dict[int, int] | None = None
+
+    def hit(self, slots: Int32s) -> None:
+        self.hits = self.hits or {}
+        for slot in slots.tolist():
+            self.hits[slot] = self.hits.get(slot, 0) + 1
+
+    def victims(self, n: int) -> Any:
+        self.queue.sort(key=lambda slot: (self.hits or {}).get(slot, 0))
+        return super().victims(n)
+
+
+class SharesState(FIFO):
+    queues: list[int] = []  # noqa: RUF012 (the fault: one for all instances)
+
+    def start(self, capacity: int, context: PolicyContext) -> None:
+        self.capacity = capacity
+        self.queue = self.queues
+        self.queue.clear()
+
+    def victims(self, n: int) -> Any:
+        taken = self.queue[:n]
+        del self.queue[:n]
+        return np.array(taken, np.int32)
+
+
+class Unseeded(FIFO):
+    def victims(self, n: int) -> Any:
+        np.random.default_rng().shuffle(self.queue)
+        return super().victims(n)
+
+
+class KeepsItsArguments(FIFO):
+    def start(self, capacity: int, context: PolicyContext) -> None:
+        super().start(capacity, context)
+        self.parts: list[Int32s] = []
+
+    def insert(self, rows: Int64s, slots: Int32s) -> None:
+        self.parts.append(slots)
+
+    def victims(self, n: int) -> Any:
+        self.queue += [slot for part in self.parts for slot in part.tolist()]
+        self.parts = []
+        return super().victims(n)
+
+
+class WritesToItsArguments(FIFO):
+    def insert(self, rows: Int64s, slots: Int32s) -> None:
+        super().insert(rows, slots)
+        slots[:] = 0
+
+
+class HoldsRows(FIFO):
+    """Memory by the number of rows."""
+
+    def start(self, capacity: int, context: PolicyContext) -> None:
+        super().start(capacity, context)
+        self.seen = np.ones(context.n, np.uint8)
+
+
+class UnderstatesMemory(FIFO):
+    slot_bytes = 0
+    nbytes = 0  # type: ignore[assignment]
+
+
+class BrokenInvariant(FIFO):
+    def _check(self) -> None:
+        assert not self.queue or self.queue[0] == 0
+
+
+ONLINE_FAULTS = [
+    Raises,
+    Floats,
+    TooFew,
+    Repeats,
+    OutOfRange,
+    StartKeepsHits,
+    SharesState,
+    Unseeded,
+    KeepsItsArguments,
+    WritesToItsArguments,
+    HoldsRows,
+    UnderstatesMemory,
+    BrokenInvariant,
+]
+
+
+class Counts(StaticPolicy):
+    def scores(self, context: PolicyContext) -> Any:
+        return context.counts
+
+
+class WrongShape(StaticPolicy):
+    def scores(self, context: PolicyContext) -> Any:
+        return context.counts[:1]
+
+
+class NotNumbers(StaticPolicy):
+    def scores(self, context: PolicyContext) -> Any:
+        return context.counts.astype(complex)
+
+
+class GivesNaN(StaticPolicy):
+    def scores(self, context: PolicyContext) -> Any:
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return context.out_degree / context.in_degree
+
+
+class Random(StaticPolicy):
+    def scores(self, context: PolicyContext) -> Any:
+        return np.random.default_rng().random(context.n)
+
+
+class WritesToTheContext(StaticPolicy):
+    def scores(self, context: PolicyContext) -> Any:
+        np.negative(context.counts, out=context.counts)
+        return context.counts
+
+
+STATIC_FAULTS = [WrongShape, NotNumbers, GivesNaN, Random, WritesToTheContext]
+
+
+@pytest.fixture(autouse=True)
+def _no_shrinking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hypothesis need not look for the smallest example of a fault that is there on purpose."""
+    for name in ("_settings", "_stateful_settings"):
+        without = settings(getattr(contracts, name), phases=[Phase.explicit, Phase.generate], database=None)
+        monkeypatch.setattr(contracts, name, without)
+
+
+def failures(suite: Any, stop: bool = False) -> list[str]:
+    """Run the tests of a suite, or those up to the first that fails; return which fail."""
+    found: list[str] = []
+    for name in dir(suite):
+        if name.startswith("test_") and not (found and stop):
+            try:
+                getattr(suite, name)()
+            except Exception:
+                found.append(name)
+    return found
+
+
+def online(policy: type[OnlinePolicy], **attributes: Any) -> Any:
+    return type("Suite", (OnlinePolicyContract,), {"make": lambda self: policy(), **attributes})()
+
+
+def static(policy: type[StaticPolicy], **attributes: Any) -> Any:
+    return type("Suite", (StaticPolicyContract,), {"make": lambda self: policy(), **attributes})()
+
+
+def test_right_policies_pass() -> None:
+    assert failures(online(FIFO)) == []
+    assert failures(static(Counts)) == []
+
+
+@pytest.mark.parametrize("policy", ONLINE_FAULTS)
+def test_faulty_online_policies_fail(policy: type[OnlinePolicy]) -> None:
+    assert failures(online(policy), stop=True)
+
+
+@pytest.mark.parametrize("policy", STATIC_FAULTS)
+def test_faulty_static_policies_fail(policy: type[StaticPolicy]) -> None:
+    assert failures(static(policy), stop=True)
+
+
+def test_wrong_names_and_golden_figures_fail() -> None:
+    with pytest.raises(AssertionError):
+        online(FIFO, registered_name="lru").test_its_name_leads_to_it()
+    with pytest.raises(AssertionError, match="it misses"):
+        online(FIFO, golden=[1, 2, 3]).test_golden_misses()
+    with pytest.raises(AssertionError, match="it keeps"):
+        static(Counts, golden=[1, 2, 3]).test_golden_rows()
+
+
+def test_a_suite_without_make_cannot_be_run() -> None:
+    with pytest.raises(TypeError, match="make"):
+        OnlinePolicyContract()  # type: ignore[abstract]
