@@ -552,6 +552,31 @@ def test_an_interrupt_in_a_hook_leaves_the_cache_usable() -> None:
         assert cache.stats()["hits"] > 0
 
 
+@pytest.mark.parametrize("step", ["release", "hold"])
+@pytest.mark.parametrize("late", [False, True])
+def test_an_interrupt_between_two_steps_of_an_admission(step: str, late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = store(15, 4)
+    cache = make(6, data, "lru")
+    batch(cache, data, np.arange(6))
+    original = getattr(cache.map, step)
+    pending = [KeyboardInterrupt()]
+
+    def interrupted(*arguments: Any) -> None:
+        if late or not pending:
+            original(*arguments)
+        if pending:
+            raise pending.pop()
+
+    monkeypatch.setattr(cache.map, step, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        cache.admit(np.array([7, 8]))
+    cache._check()
+    assert cache.stats()["cached"] == 0
+    for ids in (np.array([7, 8]), np.arange(12), np.array([7, 8, 0]), np.arange(15)):
+        assert (batch(cache, data, ids) == data[ids]).all()
+        cache._check()
+
+
 def test_hooks_cannot_write_to_their_arguments() -> None:
     class Writes(Faulty):
         def insert(self, rows: Int64s, slots: Int32s) -> None:

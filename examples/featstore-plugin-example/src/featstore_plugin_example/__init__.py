@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from featstore.cache.base import OnlinePolicy, PolicyContext
+from featstore import OnlinePolicy, PolicyContext
 
 __all__ = ["LFU"]
 
