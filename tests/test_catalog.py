@@ -6,10 +6,8 @@ import errno
 import fcntl
 import json
 import os
+import signal
 import struct
-import subprocess
-import sys
-import textwrap
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +26,7 @@ from featstore.storage.layout import choose_layout
 from featstore.storage.lock import READERS_LOCK, WRITER_LOCK, FileLock, lock_directory
 from featstore.storage.update import Update, sweep
 from featstore.storage.writer import FileRecord, RowFileWriter
+from featstore.testing.faults import forked, run_in_child
 
 DATASET = {
     "id": "0" * 32, "generation": 1, "num_nodes": 10, "num_edges": 0, "topology": "csc", "created_by": "test",
@@ -165,6 +164,73 @@ def test_a_meta_page_that_counts_more_pages_than_there_are(root: Path) -> None:
         read_catalog(root)
     path.write_bytes(cataloging._seal(body))
     assert read_catalog(root) == sample()
+
+
+def fuzz(root: Path, n: int, seed: int) -> dict[str, int]:
+    """Change a few bytes of LMDB's pages and seal them with a right digest, as an attacker would; count what reading says."""
+    path = root / CATALOG_FILE
+    body = path.read_bytes()[:-PAGE]
+    good = read_catalog(root)
+    rng = np.random.default_rng(seed)
+    used = np.flatnonzero(np.frombuffer(body, np.uint8))
+    counts: dict[str, int] = {}
+    for _ in range(n):
+        damaged = bytearray(body)
+        for _ in range(rng.integers(1, 4)):
+            at = int(rng.choice(used)) if rng.random() < 0.7 else int(rng.integers(len(body)))
+            damaged[at] = int(rng.choice([0, 1, 2, 4, 8, 127, 128, 255, rng.integers(256)]))
+        path.write_bytes(cataloging._seal(bytes(damaged)))
+        try:
+            outcome = "same" if read_catalog(root) == good else "different"
+        except FeatstoreError as error:
+            outcome = type(error).__name__
+        counts[outcome] = counts.get(outcome, 0) + 1
+    return counts
+
+
+def fuzz_some(folder: str, n: int) -> None:
+    """In a child, which a fault in LMDB would kill: small and large catalogs, with branch and overflow pages."""
+    for n_fields in (1, 2, 300):
+        root = Path(folder) / str(n_fields)
+        root.mkdir()
+        write_catalog(root, sample(n_fields))
+        counts = fuzz(root, n, n_fields)
+        assert counts.get("CorruptionError", 0) > n // 10, counts
+        assert set(counts) <= {"CorruptionError", "FormatError", "VersionError", "same"}, counts
+    many = {f"file{i:03}": file_record(f"file{i:03}", 1) for i in range(200)}
+    parts = tuple(Part(name, i, 1) for i, name in enumerate(many))
+    root = Path(folder) / "overflow"
+    root.mkdir()
+    write_catalog(
+        root, Catalog(dict(DATASET), many, {"node/_/x": FieldRecord("node/_/x", "feature", "float32", (200,), 1, parts)})
+    )
+    assert set(fuzz(root, n, 0)) <= {"CorruptionError", "FormatError", "VersionError", "same"}
+
+
+def test_hostile_pages_under_a_right_digest(tmp_path: Path) -> None:
+    run_in_child(fuzz_some, str(tmp_path), 150)
+
+
+@pytest.mark.stress
+def test_many_hostile_pages_under_a_right_digest(tmp_path: Path) -> None:
+    run_in_child(fuzz_some, str(tmp_path), 5000, timeout_s=1800)
+
+
+def crash_unchecked(folder: str) -> None:
+    """The control: without the check of its pages LMDB is given what kills it."""
+    cataloging.check_environment = lambda body, path: None
+    root = Path(folder)
+    write_catalog(root, sample(300))
+
+    def attempt() -> None:
+        for seed in range(20):
+            fuzz(root, 100, seed)
+
+    assert forked(attempt) is not None
+
+
+def test_hostile_pages_would_kill_lmdb(tmp_path: Path) -> None:
+    run_in_child(crash_unchecked, str(tmp_path))
 
 
 def test_an_older_copy_of_a_value_under_another_key(root: Path) -> None:
@@ -351,24 +417,24 @@ def test_writers_exclude_each_other_and_readers_share(tmp_path: Path) -> None:
         FileLock(tmp_path / "absent", exclusive=False)
 
 
-HOLDER = textwrap.dedent("""
-    import sys
-    from featstore.storage.lock import FileLock
-    lock = FileLock(sys.argv[1], exclusive=True)
-    print("held", flush=True)
-    sys.stdin.read()
-""")
-
-
 def test_a_dead_writers_lock_is_gone_with_it(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    with subprocess.Popen([sys.executable, "-c", HOLDER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"held\n"
-        with pytest.raises(BusyError):
-            FileLock(path, exclusive=True)
-        holder.kill()
+    ready, tell = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        lock = FileLock(path, exclusive=True)
+        os.write(tell, b"held")
+        signal.pause()
+        lock.release()
+        os._exit(0)
+    assert os.read(ready, 4) == b"held"
+    with pytest.raises(BusyError):
+        FileLock(path, exclusive=True)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
     FileLock(path, exclusive=True).release()
+    os.close(ready)
+    os.close(tell)
 
 
 def test_a_forked_child_does_not_release_the_parents_lock(tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 
 LMDB commits atomically but neither checks its pages nor survives a truncated file (a fault in its mapping kills the process). So
 ``catalog.lmdb/data.mdb`` is an LMDB environment followed by one trailer page with its length and XXH3-128 digest. Reading: the
-file is read, the trailer, digest and page numbers are checked, and only then LMDB maps a private anonymous copy, which nobody can
-shrink. Writing: LMDB works on such a copy, too, and the new file replaces the old one by one rename, so that no crash can
+file is read, trailer, digest and every page's structure are checked, and only then LMDB maps a private anonymous copy, which
+nobody can shrink. Writing: LMDB works on such a copy, too, and the new file replaces the old one by one rename, so that no crash can
 separate the digest from what it covers and a full disk is an ordinary failed write. A catalog is small: kilobytes, read once.
 
 Each value is the XXH3-64 of key and text, and JSON text. Keys: ``dataset``; ``file/<name>``; ``node/<type>/<field>`` and
@@ -26,6 +26,7 @@ import xxhash
 from featstore.errors import CorruptionError, FormatError, VersionError
 from featstore.storage.format import DTYPES, FORMAT_VERSION, check_layout, open_regular, pread_exactly, resolve_inside
 from featstore.storage.layout import PAGE_BYTES, RowLayout
+from featstore.storage.lmdbcheck import check_environment
 from featstore.storage.writer import FileRecord, write_file
 
 __all__ = ["CATALOG_DIRECTORY", "CATALOG_FILE", "EDGE", "NODE", "Catalog", "FieldRecord", "Part", "read_catalog", "write_catalog"]
@@ -40,11 +41,6 @@ _TRAILER: Final = struct.Struct("<8sIIQ16s")
 _BYTE_ORDER_MARK: Final = 0x01020304
 _MAX_BYTES: Final = 1 << 28
 _U64: Final = struct.Struct("<Q")
-
-# Of LMDB's own format: after a page header of 16 bytes a meta page's magic, version, address, map size, two trees, last page.
-_META: Final = struct.Struct("=IIQQ48s48sQQ")
-_META_OFFSET: Final = 16
-_META_MAGIC: Final = 0xBEEFC0DE
 
 
 @dataclass(frozen=True)
@@ -332,7 +328,7 @@ def _seal(body: bytes) -> bytes:
 
 
 def _unseal(data: bytes, path: str) -> bytes:
-    """Check the trailer, the digest and that every page that LMDB would map is there; return LMDB's pages."""
+    """Check the trailer, the digest and LMDB's own structure; return LMDB's pages."""
     if len(data) < 3 * PAGE_BYTES:
         raise CorruptionError(f"the catalog ends after {len(data)} bytes", path, len(data))
     trailer = data[-PAGE_BYTES:]
@@ -350,25 +346,8 @@ def _unseal(data: bytes, path: str) -> bytes:
         raise CorruptionError(f"the catalog has {len(body)} bytes of pages instead of {n_bytes}", path, min(n_bytes, len(body)))
     if xxhash.xxh3_128_digest(body) != digest:
         raise CorruptionError("the catalog is damaged: its digest differs", path)
-    _check_meta_pages(body, path)
+    check_environment(body, path)
     return body
-
-
-def _check_meta_pages(body: bytes, path: str) -> None:
-    """Refuse an environment whose newest meta page says that there are more pages than the file holds."""
-    metas = []
-    page_bytes = PAGE_BYTES
-    for index in range(2):
-        start = index * page_bytes + _META_OFFSET
-        if start + _META.size > len(body):
-            raise CorruptionError("the catalog ends within LMDB's meta pages", path, len(body))
-        magic, _, _, _, free, _, last_page, transaction = _META.unpack_from(body, start)
-        page_bytes = int.from_bytes(free[:4], "little")  # LMDB keeps its page size in the first tree record
-        if magic != _META_MAGIC or page_bytes < 512 or page_bytes & (page_bytes - 1):
-            raise FormatError(f"{path}: not an LMDB environment of this machine's byte order and word size")
-        metas.append((transaction, last_page))
-    if (max(metas)[1] + 1) * page_bytes > len(body):
-        raise CorruptionError(f"the catalog lacks pages: {max(metas)[1] + 1} of {page_bytes} bytes are in use", path, len(body))
 
 
 def read_catalog(root: str | os.PathLike[str]) -> Catalog:

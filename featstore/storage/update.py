@@ -62,8 +62,8 @@ def check_file(root: str | os.PathLike[str], record: FileRecord) -> str:
     if page != record.header().pack():
         found = Header.unpack(page, path)
         raise CorruptionError(
-            f"another file, or an older copy, is in its place: {found.kind} {found.file_id.hex()}, generation {found.generation}, "
-            f"instead of {record.kind} {record.file_id}, generation {record.generation}",
+            f"another file, or an older copy, is in its place: {found.kind} {found.file_id.hex()}, generation {found.generation},"
+            f" not {record.kind} {record.file_id}, generation {record.generation}",
             path,
             0,
         )
