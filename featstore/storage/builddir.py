@@ -143,7 +143,12 @@ class BuildDirectory:
         while True:
             path = f"{self.target}.tmp-{uuid.uuid4().hex}"
             os.mkdir(path)
-            fd = lock_directory(path)
+            try:
+                fd = lock_directory(path)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.rmdir(path)
+                raise
             if fd is not None:
                 self.path, self._fd = path, fd
                 return

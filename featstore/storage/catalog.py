@@ -12,6 +12,7 @@ Each value is the XXH3-64 of key and text, and JSON text. Keys: ``dataset``; ``f
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -314,11 +315,12 @@ class _Environment:
 
 
 def _translate(error: lmdb.Error, path: str) -> OSError:
-    """Turn LMDB's error, which carries no errno, into one of ours."""
+    """Turn LMDB's error into one of ours; its errno stands only in its text, in releases before 3.0."""
     damage = (lmdb.CorruptedError, lmdb.InvalidError, lmdb.PageNotFoundError, lmdb.PanicError, lmdb.VersionMismatchError)
     if isinstance(error, damage):
         return CorruptionError(f"the catalog is damaged: {error}", path)
-    return OSError(5, f"the catalog cannot be used: {error}", path)
+    code = next((code for code in errno.errorcode if str(error).endswith(os.strerror(code))), errno.EIO)
+    return OSError(code, f"the catalog cannot be used: {error}", path)
 
 
 def _seal(body: bytes) -> bytes:

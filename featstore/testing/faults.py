@@ -206,6 +206,7 @@ def run_in_child(
     The child's torch has one thread (a thread pool would not survive the forks that campaigns make), warnings are errors, and a
     memory-checking ``LD_PRELOAD`` of this process stays first.
     """
+    __tracebackhide__ = True
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", **(environment or {})}
     if faults:
         library = str(build_fault_library())

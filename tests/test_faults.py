@@ -1,0 +1,421 @@
+"""Faults of the operating system, at every call: create, replace, open, gather, sample.
+
+Every campaign fails the k-th call for k = 1, 2, … until a run meets no fault, and checks after each: the error has a name; files,
+descriptors and threads are as before; what was committed is readable; the next correct call works. Each sweep raises where not even
+its first fault fired, so that none passes without having tested. The quick ones take every few calls, `make stress` takes all.
+``COVERAGE`` says which tests cover which row of the table of faults.
+"""
+
+from __future__ import annotations
+
+import ast
+import errno
+import gc
+import itertools
+import os
+import resource
+import shutil
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import featstore
+from featstore.testing.faults import Fault, deny_syscalls, forked, run_in_child, sweep
+from featstore.testing.limits import memory_group
+
+N, DIM = 600, 75  # rows of 300 bytes: 13 a page, 47 pages
+FAILURES = {
+    "open": ("EMFILE", "EIO", "ENOMEM"),
+    "write": ("ENOSPC", "EDQUOT", "EFBIG", "EIO"),
+    "fsync": ("EIO", "ENOSPC"),
+    "rename": ("EIO", "ENOSPC"),
+    "read": ("EIO",),
+}
+WRITING = ["open", "write", "fsync", "rename", "read", "unlink"]
+
+
+def arrays(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """indptr, indices and x of a small graph."""
+    rng = np.random.default_rng(seed)
+    degrees = rng.integers(0, 9, N)
+    indptr = np.concatenate([[0], np.cumsum(degrees)])
+    return indptr, rng.integers(0, N, indptr[-1]), rng.standard_normal((N, DIM), dtype=np.float32)
+
+
+def create(path: Path, seed: int, overwrite: bool = False) -> None:
+    """Create the dataset of a seed."""
+    indptr, indices, x = arrays(seed)
+    featstore.OutOfCoreGraph.create(
+        path, indptr, indices, features={"x": x}, node_data={"y": np.arange(N)}, overwrite=overwrite, progress=False
+    ).close()
+
+
+def holds(path: Path, seed: int) -> bool:
+    """Whether the dataset at ``path`` is the one of the seed; any other content is an error."""
+    with featstore.open(path, memory="64MiB", backend="pread") as g:
+        g.verify()
+        found = g.features["x"][:].numpy()
+        assert g.node_data["y"].tolist() == list(range(N))
+    return np.array_equal(found, arrays(seed)[2])
+
+
+def descriptors() -> set[str]:
+    """What this process has open, and its threads."""
+    gc.collect()
+    names = {f"task {task}" for task in os.listdir("/proc/self/task")}
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            names.add(f"{fd}: {os.readlink(f'/proc/self/fd/{fd}')}")
+        except OSError:
+            continue
+    return names
+
+
+# -- create and replace --------------------------------------------------------------------------------------------------------
+
+
+def create_fails(folder: str, cases: list[tuple[str, str]], step: int) -> None:
+    for operation, action in cases:
+        root = Path(folder) / f"{operation}-{action}"
+        root.mkdir()
+        create_fails_at(root, operation, action, step)
+
+
+def create_fails_at(root: Path, operation: str, action: str, step: int) -> None:
+    create(root / "warm", 0)
+    assert holds(root / "warm", 0)
+    before = descriptors()
+    for fault in sweep(root, operation, action, step=step):
+        error = None
+        with fault:
+            try:
+                create(root / "g", 1)
+            except (OSError, MemoryError) as caught:
+                error = caught
+        assert (error is not None) == bool(fault.fired), f"{operation} {fault.k}: swallowed, or no reason to fail"
+        if error is not None:
+            assert isinstance(error, MemoryError) or error.errno == getattr(errno, action), error
+            assert set(os.listdir(root)) <= {"warm", "g"}, f"{operation} {fault.k} left {os.listdir(root)}"
+        if (root / "g").exists():  # committed before it failed to open what it had made
+            assert error is None or operation in ("open", "read")
+            assert holds(root / "g", 1)
+            shutil.rmtree(root / "g")
+        else:
+            assert error is not None
+        del error
+        assert descriptors() == before
+    create(root / "h", 2)
+    assert holds(root / "h", 2)
+
+
+CREATE_CASES = [(operation, action) for operation, actions in FAILURES.items() for action in actions]
+QUICK = [("open", "EMFILE"), ("write", "ENOSPC"), ("fsync", "EIO"), ("rename", "EIO")]
+
+
+def test_create_fails_whole(tmp_path: Path) -> None:
+    run_in_child(create_fails, str(tmp_path), QUICK, 3, faults=True)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("case", CREATE_CASES, ids="-".join)
+def test_create_fails_whole_everywhere(case: tuple[str, str], tmp_path: Path) -> None:
+    run_in_child(create_fails, str(tmp_path), [case], 1, faults=True, timeout_s=1200)
+
+
+def replace_fails(folder: str, cases: list[tuple[str, str]], step: int) -> None:
+    for operation, action in cases:
+        root = Path(folder) / f"{operation}-{action}"
+        root.mkdir()
+        replace_fails_at(root, operation, action, step)
+
+
+def replace_fails_at(root: Path, operation: str, action: str, step: int) -> None:
+    create(root / "g", 0)
+    for fault in sweep(root, operation, action, step=step):
+        failed = False
+        with fault:
+            try:
+                create(root / "g", 1, overwrite=True)
+            except (OSError, MemoryError):
+                failed = True
+        # A fault after the exchange, while the old one is removed, comes too late to undo: old or new, but whole.
+        if not holds(root / "g", 0):
+            assert holds(root / "g", 1)
+            create(root / "g", 0, overwrite=True)
+        else:
+            assert failed
+    assert holds(root / "g", 0)
+
+
+def test_replace_keeps_old_or_new(tmp_path: Path) -> None:
+    run_in_child(replace_fails, str(tmp_path), [("write", "ENOSPC"), ("rename", "EIO")], 3, faults=True)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("case", CREATE_CASES, ids="-".join)
+def test_replace_keeps_old_or_new_everywhere(case: tuple[str, str], tmp_path: Path) -> None:
+    run_in_child(replace_fails, str(tmp_path), [case], 1, faults=True, timeout_s=1200)
+
+
+def short_writes(folder: str) -> None:
+    root = Path(folder)
+    for k in (1, 2, 3, 5, 8):
+        with Fault(root, ["write", "read"], "short", k=k, times=40) as fault:
+            create(root / f"g{k}", k)
+        assert fault.fired
+        assert holds(root / f"g{k}", k)
+    for k in range(1, 12):
+        with Fault(root, ["write", "read", "open"], "EINTR", k=k, times=3) as fault:
+            create(root / f"i{k}", k)
+        assert fault.fired == 3
+        assert holds(root / f"i{k}", k)
+
+
+def test_create_goes_on_after_short_and_interrupted_writes(tmp_path: Path) -> None:
+    run_in_child(short_writes, str(tmp_path), faults=True)
+
+
+def killed_at(folder: str, start: int, step: int) -> None:
+    root = Path(folder)
+    create(root / "g", 0)
+    died = 0
+    for k in itertools.count(start, step):
+        with Fault(root, WRITING, "kill", k=k) as fault:
+            status = forked(lambda: create(root / "g", 1, overwrite=True))
+        died += status == signal.SIGKILL
+        assert (status == signal.SIGKILL) == bool(fault.fired)
+        if not holds(root / "g", 0):
+            assert holds(root / "g", 1)
+        create(root / "g", 0, overwrite=True)  # takes the dead one's lock and sweeps what it left
+        assert os.listdir(root) == ["g"]
+        if not fault.fired:
+            break
+    assert died > 5
+
+
+def test_killed_writers_lose_nothing(tmp_path: Path) -> None:
+    run_in_child(killed_at, str(tmp_path), 1, 13, faults=True)
+
+
+@pytest.mark.stress
+def test_killed_writers_lose_nothing_at_any_call(tmp_path: Path) -> None:
+    run_in_child(killed_at, str(tmp_path), 1, 1, faults=True, timeout_s=3000)
+
+
+def file_size_limit(folder: str) -> None:
+    root = Path(folder)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    for limit in (4096, 100_000):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        with pytest.raises(OSError, match="File too large"):
+            create(root / "g", 1)
+        assert os.listdir(root) == []
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    create(root / "g", 1)
+    assert holds(root / "g", 1)
+
+
+def test_create_under_a_file_size_limit(tmp_path: Path) -> None:
+    run_in_child(file_size_limit, str(tmp_path))
+
+
+# -- open and gather -----------------------------------------------------------------------------------------------------------
+
+
+def opening_fails(path: str, cases: list[tuple[str, str]], step: int) -> None:
+    for operation, action in cases:
+        opening_fails_at(path, operation, action, step)
+
+
+def opening_fails_at(path: str, operation: str, action: str, step: int) -> None:
+    x = arrays(0)[2]
+
+    def use() -> None:
+        with featstore.open(path, memory="64MiB", backend="pread") as g:
+            assert np.array_equal(g.features["x"][[5, 599]].numpy(), x[[5, 599]])
+            assert g.node_data["y"][7] == 7
+            featstore.NeighborSampler(g, fanouts=[3]).sample(torch.arange(4))
+
+    use()
+    before = descriptors()
+    for fault in sweep(path, operation, action, step=step):
+        error: BaseException | None = None
+        with fault:
+            try:
+                use()
+            except (OSError, MemoryError) as caught:
+                error = caught
+        if fault.fired:
+            assert error is not None, f"{operation} {fault.k}: swallowed"
+            if isinstance(error, OSError):
+                assert error.errno == getattr(errno, action), error
+                assert error.filename, "an error of the operating system names its file"
+        error = None
+        assert descriptors() == before, f"{operation} {fault.k}"
+    use()
+
+
+def test_open_and_use_fail_cleanly(tmp_path: Path) -> None:
+    create(tmp_path / "g", 0)
+    run_in_child(opening_fails, str(tmp_path / "g"), [("open", "EMFILE"), ("read", "EIO")], 2, faults=True)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("case", [("open", "EMFILE"), ("open", "EIO"), ("open", "EACCES"), ("read", "EIO")], ids="-".join)
+def test_open_and_use_fail_cleanly_everywhere(case: tuple[str, str], tmp_path: Path) -> None:
+    create(tmp_path / "g", 0)
+    run_in_child(opening_fails, str(tmp_path / "g"), [case], 1, faults=True, timeout_s=1200)
+
+
+def gather_meets(path: str) -> None:
+    x = arrays(0)[2]
+    ids = np.random.default_rng(1).permutation(N)[:200]
+    with featstore.open(path, memory="64MiB", backend="pread") as g:
+        store = g.features["x"]
+        assert np.array_equal(store.take(ids, coalesce_gap=0).numpy(), x[ids])
+        before = descriptors()
+        for fault in sweep(path, "read", "EIO"):
+            out = torch.full((200, DIM), -7.0)
+            error = None
+            with fault:
+                try:
+                    store.take(ids, out=out, coalesce_gap=0)
+                except OSError as caught:
+                    error = caught
+            assert (error is not None) == bool(fault.fired)
+            if error is not None:
+                assert error.errno == errno.EIO
+                assert str(error.filename).startswith(path)
+            assert np.array_equal(store.take(ids, coalesce_gap=0).numpy(), x[ids]), "usable after an error"
+        assert descriptors() == before
+        for action in ("short", "EINTR", "EAGAIN"):
+            with Fault(path, "read", action, k=3, times=3) as fault:
+                assert np.array_equal(store.take(ids, coalesce_gap=0).numpy(), x[ids])
+            assert fault.fired == 3, action
+
+
+def test_pread_gather_meets_errors_and_short_reads(tmp_path: Path) -> None:
+    create(tmp_path / "g", 0)
+    run_in_child(gather_meets, str(tmp_path / "g"), faults=True)
+
+
+def allocations_fail(path: str) -> None:
+    x = arrays(0)[2]
+    ids = np.random.default_rng(1).permutation(N)[:300]
+
+    def use() -> None:
+        with featstore.open(path, memory="64MiB", backend="pread") as g:
+            g.cache("x", budget="50KB", policy="lru")
+            for _ in range(2):
+                assert np.array_equal(g.features["x"][ids].numpy(), x[ids])
+
+    use()
+    before = descriptors()
+    for fault in sweep(path, "alloc", "ENOMEM"):
+        with fault:
+            try:
+                use()
+            except (MemoryError, OSError, RuntimeError) as error:
+                # torch reports its own allocator's failure as a RuntimeError
+                assert isinstance(error, MemoryError) or "memory" in str(error).lower(), error
+        assert descriptors() == before
+    use()
+
+
+def test_every_large_allocation_may_fail(tmp_path: Path) -> None:
+    create(tmp_path / "g", 0)
+    run_in_child(allocations_fail, str(tmp_path / "g"), faults=True)
+
+
+def few_descriptors(path: str) -> None:
+    x = arrays(0)[2]
+    with featstore.open(path, memory="64MiB") as g:  # in use while the others fail
+        store = g.features["x"]
+        for spare in range(12):
+            used = {int(fd) for fd in os.listdir("/proc/self/fd")}
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(used) + 1 + spare, 4096))
+            try:
+                with featstore.open(path, memory="64MiB") as second:
+                    assert np.array_equal(second.features["x"][[3]].numpy(), x[[3]])
+            except OSError as error:
+                assert error.errno == errno.EMFILE
+            resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
+            assert np.array_equal(store[[3, 4]].numpy(), x[[3, 4]])
+
+
+def test_too_few_descriptors(tmp_path: Path) -> None:
+    create(tmp_path / "g", 0)
+    run_in_child(few_descriptors, str(tmp_path / "g"))
+
+
+# -- the ring is refused -------------------------------------------------------------------------------------------------------
+
+
+def ring_refused(path: str, error: int) -> None:
+    x = arrays(0)[2]
+    with featstore.open(path, memory="64MiB", backend="io_uring") as g:
+        assert g.features["x"].stats()["backend"] == "io_uring", "the control: this machine has rings"
+    deny_syscalls(["io_uring_setup"], error)
+    with featstore.open(path, memory="64MiB") as g:
+        store = g.features["x"]
+        assert np.array_equal(store[:].numpy(), x)
+        stats = store.stats()
+        assert stats["backend"] == "pread"
+        assert os.strerror(error) in stats["reason"]
+    with pytest.raises(OSError, match=os.strerror(error)) as caught:
+        featstore.open(path, memory="64MiB", backend="io_uring").features["x"][0]
+    assert caught.value.errno == error
+
+
+@pytest.mark.parametrize("error", [errno.EPERM, errno.ENOSYS, errno.ENOMEM], ids=errno.errorcode.get)
+def test_refused_ring(error: int, tmp_path: Path) -> None:
+    create(tmp_path / "g", 0)
+    run_in_child(ring_refused, str(tmp_path / "g"), error)
+
+
+# -- little memory -------------------------------------------------------------------------------------------------------------
+
+
+def gather_within(path: str, n_rows: int) -> None:
+    with featstore.open(path, memory="48MB") as g:
+        g.cache("x", budget="16MB", policy="sieve")
+        rng = np.random.default_rng(0)
+        for _ in range(20):
+            ids = rng.integers(0, n_rows, 4_000)
+            assert np.array_equal(g.features["x"][ids][:, 0].numpy(), ids.astype(np.float32))
+        assert sum(g.memory_report().values()) <= 48_000_000
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may make control groups")
+def test_dataset_larger_than_its_memory_group(tmp_path: Path) -> None:
+    n_rows = 700_000
+    blocks = (np.repeat(np.arange(i, i + 7_000, dtype=np.float32)[:, None], 128, axis=1) for i in range(0, n_rows, 7_000))
+    rows = ((n_rows, 128), torch.float32, blocks)
+    featstore.OutOfCoreGraph.create(
+        tmp_path / "g", np.zeros(n_rows + 1, np.int64), np.empty(0, np.int64), features={"x": rows}, progress=False
+    ).close()
+    # torch itself takes about 200 MB; the features 358 MB.
+    with memory_group(300 << 20) as group:
+        run_in_child(gather_within, str(tmp_path / "g"), n_rows, prepare=group.enter)
+
+
+# -- the table -----------------------------------------------------------------------------------------------------------------
+
+# fault → tests that cover it, as file::function
+COVERAGE: dict[str, list[str]] = {}
+
+
+def test_table_names_tests_that_exist() -> None:
+    folder = Path(__file__).parent
+    known = {
+        f"{path.name}::{node.name}"
+        for path in folder.glob("test_*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test")
+    }
+    named = {name for names in COVERAGE.values() for name in names}
+    assert not named - known
+    assert all(COVERAGE.values())
