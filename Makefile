@@ -46,7 +46,8 @@ lint: $(VENV)/.built ## ruff, cython-lint, mypy --strict, stubtest
 	$(PY) -m ruff format --check .
 	$(VENV)/bin/cython-lint src_cython
 	$(PY) -m mypy
-	$(PY) -m mypy.stubtest featstore._core --ignore-disjoint-bases --ignore-unused-allowlist --allowlist .stubtest-allowlist
+	$(PY) -m mypy.stubtest featstore._core --mypy-config-file pyproject.toml --ignore-disjoint-bases \
+		--ignore-unused-allowlist --allowlist .stubtest-allowlist
 
 format: $(VENV)/.installed ## let ruff format and mend what it can
 	$(PY) -m ruff check --fix .

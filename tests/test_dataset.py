@@ -175,7 +175,7 @@ def test_what_fails_to_open_holds_nothing(copy: Path, monkeypatch: pytest.Monkey
         def refuse(*arguments: Any, **options: Any) -> int:
             nonlocal count
             count += 1
-            if count == k:  # noqa: B023
+            if count == k:
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), arguments[0])
             return real(*arguments, **options)
 

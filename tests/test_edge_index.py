@@ -219,7 +219,7 @@ def test_a_full_disk_while_spilling(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         def pwrite(fd: int, data: memoryview, offset: int) -> int:
             nonlocal count
             count += 1
-            if count == k:  # noqa: B023
+            if count == k:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return real(fd, data, offset)
 

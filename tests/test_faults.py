@@ -1,8 +1,8 @@
 """Faults of the operating system, at every call: create, replace, open, gather, sample.
 
-Every campaign fails the k-th call for k = 1, 2, … until a run meets no fault, and checks after each: the error has a name; files,
-descriptors and threads are as before; what was committed is readable; the next correct call works. Each sweep raises where not even
-its first fault fired, so that none passes without having tested. The quick ones take every few calls, `make stress` takes all.
+Every campaign fails the k-th call for k = 1, 2, … until a run meets no fault, and checks after each: the error has a name;
+files, descriptors and threads are as before; what was committed is readable; the next correct call works. Each sweep raises where
+not even its first fault fired, so that none passes without having tested. The quick ones take every few calls, `make stress` all.
 ``COVERAGE`` says which tests cover which row of the table of faults.
 """
 
