@@ -276,7 +276,7 @@ def chi_square_limit(freedom: int) -> float:
 
 
 def draws(degree: int, fanout: int, n_lists: int, replace: bool, key: int) -> npt.NDArray[np.int64]:
-    """Positions that ``n_lists`` nodes draw, int64 [n_lists, fanout]; they share one list in memory, so a million draws cost little."""
+    """Positions that ``n_lists`` nodes draw, int64 [n_lists, fanout]; they share one list, so a million draws cost little."""
     hops = core.Hops(n_lists, True)
     nodes, place, degrees = np.zeros(n_lists + 1, np.int64), np.zeros(n_lists + 1, np.int64), np.full(n_lists + 1, degree)
     hops.attach(nodes, place, degrees, np.zeros(1 << n_lists.bit_length(), np.uint64))
@@ -297,18 +297,19 @@ def chi_square_of_a_million(degree: int, fanout: int, replace: bool) -> float:
 
 
 @pytest.mark.parametrize("replace", [False, True])
-@pytest.mark.parametrize("degree", range(2, 51))
-def test_a_million_draws_are_uniform(degree: int, replace: bool) -> None:
-    fanouts = [fanout for fanout in range(1, 16) if replace or fanout < degree]
-    total = 0.0
-    for fanout in fanouts:
-        chi_square = chi_square_of_a_million(degree, fanout, replace)
-        assert chi_square < chi_square_limit(degree - 1), fanout
-        total += chi_square
-    # All fan-outs together, from both sides: counts that are too even are wrong, too.
-    freedom = (degree - 1) * len(fanouts)
-    assert total < chi_square_limit(freedom)
-    assert total > freedom - 4.265 * math.sqrt(2 * freedom)
+@pytest.mark.parametrize("degrees", [range(first, first + 7) for first in range(2, 51, 7)], ids=str)
+def test_a_million_draws_are_uniform(degrees: range, replace: bool) -> None:
+    for degree in degrees:
+        fanouts = [fanout for fanout in range(1, 16) if replace or fanout < degree]
+        total = 0.0
+        for fanout in fanouts:
+            chi_square = chi_square_of_a_million(degree, fanout, replace)
+            assert chi_square < chi_square_limit(degree - 1), (degree, fanout)
+            total += chi_square
+        # All fan-outs together, from both sides: counts that are too even are wrong, too.
+        freedom = (degree - 1) * len(fanouts)
+        assert total < chi_square_limit(freedom)
+        assert total > freedom - 4.265 * math.sqrt(2 * freedom)
 
 
 @pytest.mark.parametrize(("degree", "fanout"), [(90, 70), (20_000, 100), (100, 64), (100, 65)])

@@ -302,7 +302,7 @@ class NeighborSampler:
 
 def _as_ids(seeds: Any, num_nodes: int) -> Int64s:
     """Return seeds as a contiguous int64 array; only the range is left to check."""
-    array = seeds.detach().numpy() if isinstance(seeds, torch.Tensor) else np.asarray(seeds)
+    array = seeds.detach().cpu().numpy() if isinstance(seeds, torch.Tensor) else np.asarray(seeds)
     if array.ndim != 1:
         raise ValueError(f"seeds must be 1-D, not of shape {array.shape}")
     if array.dtype.kind not in "iu":

@@ -19,8 +19,8 @@
 #define FS_RARE(condition) __builtin_expect(!!(condition), 0)
 
 /* ---------------------------------------------------------------- randomness
- * fs_absorb(key, x) is output number x of the SplitMix64 generator whose state is key: a bijection in either argument. Keys are chained:
- * seed, epoch, batch, hop, node, draw. */
+ * fs_absorb(key, x) is output number x of the SplitMix64 generator whose state is key: a bijection in either argument. Keys are
+ * chained: seed, epoch, batch, hop, node, draw. */
 
 #define FS_GOLDEN 0x9E3779B97F4A7C15ull
 
@@ -43,8 +43,8 @@ FS_INLINE uint64_t fs_below(uint64_t word, uint64_t n)
 }
 
 /* ---------------------------------------------------------------- draws
- * Floyd's method: draw i (0 … k-1) takes t in [0, d-k+i], or d-k+i itself if t is already drawn; every subset of size k is equally
- * likely. With replacement, draw i takes t in [0, d). Drawn positions come out ascending. */
+ * Floyd's method: draw i (0 … k-1) takes t in [0, d-k+i], or d-k+i itself if t is already drawn; every subset of size k is
+ * equally likely. With replacement, draw i takes t in [0, d). Drawn positions come out ascending. */
 
 enum {
     FS_LANES = 8,         /* destinations drawn for at once */
@@ -121,8 +121,8 @@ FS_INLINE void fs_draw_lanes(const uint64_t *key_of, const uint32_t *degree_of, 
 
 typedef void (*fs_draw_lanes_fn)(const uint64_t *, const uint32_t *, int, int, uint8_t (*)[2], int, fs_u32s *);
 
-static void fs_draw_lanes_plain(const uint64_t *key, const uint32_t *degree, int k, int replace, uint8_t (*network)[2], int n_network,
-                                fs_u32s *x)
+static void fs_draw_lanes_plain(const uint64_t *key, const uint32_t *degree, int k, int replace, uint8_t (*network)[2],
+                                int n_network, fs_u32s *x)
 {
     fs_draw_lanes(key, degree, k, replace, network, n_network, x);
 }
@@ -265,8 +265,8 @@ typedef struct {
     int64_t *nodes;
     const int64_t *place, *degree;
     int64_t n_nodes, limit; /* numbered so far; how many may be */
-    /* the table of numbers: open addressing, entry = low half of the id << 32 | (base + number); entries below base are of earlier
-     * batches and count as empty, so that a new batch clears nothing */
+    /* the table of numbers: open addressing, entry = low half of the id << 32 | (base + number); entries below base are of
+     * earlier batches and count as empty, so that a new batch clears nothing */
     uint64_t *table;
     fs_shape shape;
     int exact; /* ids are below 2^32, so that the entry names them fully */
@@ -434,19 +434,26 @@ FS_INLINE void fs_gather_some(fs_hop *hop, int wide, int64_t end)
     hop->n_missing = missing;
 }
 
-/* Number of `id`, new or not, where the table's first entry for it is taken by another id. */
-static __attribute__((noinline)) uint32_t fs_number_slowly(const fs_hop *hop, int64_t id, uint64_t slot, uint32_t n)
+/* Number of `id`, `n` and *fresh = 1 where it has none yet; enters it. */
+FS_INLINE uint32_t fs_number_of(uint64_t *table, fs_shape shape, uint32_t base, const int64_t *nodes, int exact, int64_t id,
+                                uint32_t n, uint32_t *fresh)
 {
+    uint64_t slot = fs_slot(shape, id);
     for (;;) {
-        slot = (slot + 1) & hop->shape.mask;
-        const uint64_t entry = hop->table[slot];
-        const uint32_t number = (uint32_t)entry - hop->base;
-        if (number >= n) {
-            hop->table[slot] = (uint64_t)(uint32_t)id << 32 | (uint32_t)(hop->base + n);
-            return n;
+        const uint64_t entry = table[slot];
+        const uint32_t number = (uint32_t)entry - base;
+        uint64_t differ = entry >> 32 ^ (uint32_t)id;
+        *fresh = number >= n;
+        if (!exact && !*fresh && !differ)
+            differ = nodes[number] != id;
+        /* Arithmetic, not branches, on new or known: which of them comes next cannot be predicted. */
+        if (FS_RARE(differ & ((uint64_t)*fresh - 1))) {
+            slot = (slot + 1) & shape.mask;
+            continue;
         }
-        if ((uint32_t)(entry >> 32) == (uint32_t)id && (hop->exact || hop->nodes[number] == id))
-            return number;
+        const uint32_t local = number ^ ((number ^ n) & (0 - *fresh));
+        table[slot] = (uint64_t)(uint32_t)id << 32 | (uint32_t)(base + local);
+        return local;
     }
 }
 
@@ -466,25 +473,10 @@ FS_INLINE int fs_number(fs_hop *hop, int exact, int64_t end)
             break;
         for (; e < slice; e++) {
             const int64_t id = src[e];
-            const uint64_t slot = fs_slot(shape, id), entry = table[slot];
-            const uint32_t number = (uint32_t)entry - base;
-            uint32_t fresh = number >= n;
-            uint64_t differ = entry >> 32 ^ (uint32_t)id;
-            if (!exact && !fresh && !differ)
-                differ = nodes[number] != id;
-            /* Arithmetic, not branches, on new or known: which of them comes next cannot be predicted. */
-            if (FS_RARE(differ & ((uint64_t)fresh - 1))) {
-                const uint32_t local = fs_number_slowly(hop, id, slot, n);
-                nodes[n] = id;
-                src[e] = local;
-                n += local == n;
-            } else {
-                const uint32_t local = number ^ ((number ^ n) & (0 - fresh));
-                table[slot] = (uint64_t)(uint32_t)id << 32 | (uint32_t)(base + local);
-                nodes[n] = id;
-                src[e] = local;
-                n += fresh;
-            }
+            uint32_t fresh;
+            src[e] = fs_number_of(table, shape, base, nodes, exact, id, n, &fresh);
+            nodes[n] = id;
+            n += fresh;
         }
     }
     hop->numbered = e;
@@ -558,15 +550,15 @@ static int fs_number_all(fs_hop *hop)
     return 0;
 }
 
-/* Enter nodes first … n-1 into an emptied or outdated table; returns the first that is there already, or -1. */
-static int64_t fs_enter(fs_hop *hop, int64_t first, int64_t n)
+/* Enter nodes 0 … n-1 into an emptied or outdated table; returns the first that is there already, or -1. */
+static int64_t fs_enter(fs_hop *hop, int64_t n)
 {
-    for (int64_t i = first; i < n; i++) {
-        const int64_t id = hop->nodes[i];
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t fresh;
         if (i + 16 < n)
             __builtin_prefetch(&hop->table[fs_slot(hop->shape, hop->nodes[i + 16])], 1);
-        uint64_t slot = (fs_slot(hop->shape, id) - 1) & hop->shape.mask;
-        if (fs_number_slowly(hop, id, slot, (uint32_t)i) != (uint32_t)i)
+        fs_number_of(hop->table, hop->shape, hop->base, hop->nodes, hop->exact, hop->nodes[i], (uint32_t)i, &fresh);
+        if (!fresh)
             return i;
     }
     return -1;
@@ -650,7 +642,8 @@ static int64_t fs_fill_records(const char *block, int64_t first, int64_t n, cons
             from += skipped;
             to = to < end ? to : end;
             if (from < to)
-                memcpy(records + (offset + 1 + skipped) * id_bytes, block + (from - first) * id_bytes, (size_t)((to - from) * id_bytes));
+                memcpy(records + (offset + 1 + skipped) * id_bytes, block + (from - first) * id_bytes,
+                       (size_t)((to - from) * id_bytes));
         }
         if (indptr[node + 1] > end)
             break;
@@ -659,8 +652,8 @@ static int64_t fs_fill_records(const char *block, int64_t first, int64_t n, cons
 }
 
 /* First node whose record does not agree with indptr or leaves the array, or -1. */
-static int64_t fs_first_bad_record(const int64_t *indptr, const int64_t *offset_of_node, int64_t n_nodes, const void *records, int wide,
-                                   int64_t n_records)
+static int64_t fs_first_bad_record(const int64_t *indptr, const int64_t *offset_of_node, int64_t n_nodes, const void *records,
+                                   int wide, int64_t n_records)
 {
     for (int64_t node = 0; node < n_nodes; node++) {
         const int64_t offset = offset_of_node[node], degree = indptr[node + 1] - indptr[node];

@@ -47,7 +47,7 @@ cdef extern from "sampler.h" nogil:
     void fs_draw(fs_hop *, fs_draw_lanes_fn) noexcept
     int64_t fs_fill(fs_hop *, const void *, int, int64_t) noexcept
     int fs_number_all(fs_hop *) noexcept
-    int64_t fs_enter(fs_hop *, int64_t, int64_t) noexcept
+    int64_t fs_enter(fs_hop *, int64_t) noexcept
     void fs_offsets(const int64_t *, const int64_t *, int64_t, int64_t *, int64_t *) noexcept
     int64_t fs_lookup(const int64_t *, const void *, int, const int64_t *, int64_t, int64_t *, int64_t *, int64_t *) noexcept
     int64_t fs_first_bad(const void *, int, int64_t, int64_t) noexcept
@@ -164,7 +164,7 @@ cdef class Hops:
             self.hop.shape.multiplier, self.hop.shape.shift = <uint64_t>0x9E3779B97F4A7C15, 64 - bits
         self.hop.base = 1
         with nogil:
-            done = fs_enter(&self.hop, 0, self.hop.n_nodes)
+            done = fs_enter(&self.hop, self.hop.n_nodes)
         if done >= 0:
             raise RuntimeError("a node is numbered twice")
 
@@ -179,7 +179,7 @@ cdef class Hops:
             Position of the first seed that repeats an earlier one, or ``-1``.
         """
         cdef int64_t n = seeds.shape[0], i, bad = -1, twice = -1, clear
-        self.in_hop = False
+        self._end_hop()
         if not self.hop.nodes or self.nodes_view.shape[0] < n:
             raise ValueError("no room for the seeds")
         if self.num_nodes >= MAX_NODES and n > MAX_NODES:
@@ -198,7 +198,7 @@ cdef class Hops:
                 if bad < 0:
                     for i in range(n):
                         self.hop.nodes[i] = seeds[i]
-                    twice = fs_enter(&self.hop, 0, n)
+                    twice = fs_enter(&self.hop, n)
         if bad < 0:
             # A repeated seed leaves entries behind that the next batch must see as outdated, too.
             self.hop.n_nodes = n
@@ -285,7 +285,7 @@ cdef class Hops:
         finally:
             PyBuffer_Release(&view)
         if bad >= 0:
-            self.in_hop = False  # src holds what must not be used
+            self._end_hop()  # src holds what must not be used
         return bad
 
     def number(self):
@@ -300,10 +300,14 @@ cdef class Hops:
         if wants and self.hop.n_nodes + 256 >= MAX_NODES:
             raise OverflowError("a batch has at most 2**31 nodes")
         if not wants:
-            self.in_hop = False
-            self.records = None
-            self.src_view = self.dst_view = self.scratch_view = self.positions_view = self.edges_view = None
+            self._end_hop()
         return not wants
+
+    cdef int _end_hop(self) except -1:
+        self.in_hop = False
+        self.records = None  # and the caller's arrays: they go back to their pool
+        self.src_view = self.dst_view = self.scratch_view = self.positions_view = self.edges_view = None
+        return 0
 
     cdef int _check_in_hop(self) except -1:
         if not self.in_hop:
