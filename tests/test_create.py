@@ -399,14 +399,18 @@ def test_a_stream_ten_times_the_memory(tmp_path: Path) -> None:
 class FailingBlocks:
     """Blocks that fail after the first."""
 
+    def __init__(self, kind: type[BaseException] = RuntimeError) -> None:
+        self.kind = kind
+
     def __iter__(self) -> Iterator[np.ndarray]:
         yield np.zeros((1, 2))
-        raise RuntimeError("no more")
+        raise self.kind("no more")
 
 
-def test_a_failed_create_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="no more"):
-        create(tmp_path / "g", np.zeros(3, np.int64), [], {"x": ((2, 2), "float64", FailingBlocks())})
+@pytest.mark.parametrize("kind", [RuntimeError, KeyboardInterrupt, MemoryError])
+def test_a_failed_create_leaves_nothing(tmp_path: Path, kind: type[BaseException]) -> None:
+    with pytest.raises(kind, match="no more"):
+        create(tmp_path / "g", np.zeros(3, np.int64), [], {"x": ((2, 2), "float64", FailingBlocks(kind))})
     assert os.listdir(tmp_path) == []
 
 

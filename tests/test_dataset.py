@@ -354,11 +354,16 @@ def test_an_open_dataset_is_not_swept_and_a_closed_one_is(copy: Path) -> None:
         assert not (copy / "left.tmp").exists()
 
 
-def test_reading_beside_a_writer_and_a_sweeper(copy: Path) -> None:
+def test_reading_beside_a_writer_and_a_sweeper(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Update(copy), featstore.open(copy, memory="64MiB") as g:
         g.verify()
+    monkeypatch.setattr(datasets, "_SWEEP_PATIENCE_S", 0.05)
     with FileLock(copy / READERS_LOCK, exclusive=True), pytest.raises(BusyError):
         featstore.open(copy)
+    monkeypatch.setattr(datasets, "_SWEEP_PATIENCE_S", 60.0)
+    sweeper = FileLock(copy / READERS_LOCK, exclusive=True)
+    threading.Timer(0.05, sweeper.release).start()
+    featstore.open(copy, memory="64MiB").close()  # waits until the sweeper is done
     (copy / READERS_LOCK).unlink()  # as on media that were never written to
     featstore.open(copy, memory="64MiB").close()
 

@@ -37,6 +37,7 @@ __all__ = ["OutOfCoreGraph"]
 # An array that a policy may ask for, or what makes it once one does.
 Given: TypeAlias = "npt.ArrayLike | Callable[[], npt.NDArray[Any]] | None"
 
+_SWEEP_PATIENCE_S = 2.0  # a writer that removes leftovers keeps readers out for a moment
 _OPEN_ATTEMPTS = 5  # a dataset that is replaced while it is being opened is opened again
 
 
@@ -50,7 +51,7 @@ class _Snapshot:
         try:
             # A dataset without the lock file can be read, but not swept: its media are read-only, or somebody tidied up.
             with contextlib.suppress(FileNotFoundError):
-                self.lock = FileLock(os.path.join(root, READERS_LOCK), exclusive=False)
+                self.lock = FileLock(os.path.join(root, READERS_LOCK), exclusive=False, patience_s=_SWEEP_PATIENCE_S)
             self.catalog = read_catalog(root)
             for name, record in self.catalog.files.items():
                 self.files[name] = reader.open(

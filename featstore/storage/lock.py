@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import time
 from types import TracebackType
 
 from featstore.errors import BusyError
@@ -31,6 +32,8 @@ class FileLock:
         The lock file; created where the lock is exclusive and it is absent.
     exclusive : bool
         Exclusive, or shared with other shared holders.
+    patience_s : float
+        Seconds to try again where it is held.
 
     Raises
     ------
@@ -41,10 +44,10 @@ class FileLock:
 
     Notes
     -----
-    Never waits. After a fork the lock is the parent's alone: the child closes its descriptor without unlocking.
+    After a fork the lock is the parent's alone: the child closes its descriptor without unlocking.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, exclusive: bool) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, exclusive: bool, patience_s: float = 0.0) -> None:
         self.path = os.fspath(path)
         self.exclusive = exclusive
         self._fd = -1
@@ -53,12 +56,17 @@ class FileLock:
         # A shared lock needs no write permission: datasets on read-only media can be read.
         flags |= os.O_RDWR | os.O_CREAT if exclusive else os.O_RDONLY
         fd = os.open(self.path, flags, 0o666)
+        deadline = time.monotonic() + patience_s
         try:
-            fcntl.flock(fd, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+            while not self._try(fd):
+                if time.monotonic() >= deadline:
+                    raise BusyError("held by another process or handle", self.path)
+                time.sleep(0.01)
+        except BusyError:
+            os.close(fd)
+            raise
         except OSError as error:
             os.close(fd)
-            if error.errno in (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES):
-                raise BusyError("held by another process or handle", self.path) from None
             if exclusive or error.errno not in _UNSUPPORTED:
                 raise OSError(error.errno, error.strerror, self.path) from None
             return
@@ -66,6 +74,13 @@ class FileLock:
             os.close(fd)
             raise
         self._fd = fd
+
+    def _try(self, fd: int) -> bool:
+        try:
+            fcntl.flock(fd, (fcntl.LOCK_EX if self.exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
 
     def release(self) -> None:
         """Unlock; may be called again."""
