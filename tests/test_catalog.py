@@ -353,10 +353,17 @@ def test_hostile_values_are_refused(root: Path, key: str, change: dict[str, Any]
 
 
 def test_unknown_keys_of_later_releases_are_left_alone(root: Path) -> None:
-    rewrite(root, "pack/7", {"anything": 1})
-    assert read_catalog(root) == sample()
     rewrite(root, X, {"later": [1, 2]})
     assert read_catalog(root) == sample()
+    rewrite(root, "pack/7", {"anything": 1})
+    assert read_catalog(root) == replace(sample(), extra={"pack/7": {"anything": 1}})
+    with Update(root) as update:  # an update keeps them, and files that only they may refer to
+        add_field(update, "new")
+        catalog = replace(update.catalog, files={**update.catalog.files, "later": file_record("later")})
+        update.catalog = catalog
+        update.commit()
+    assert read_catalog(root).extra == {"pack/7": {"anything": 1}}
+    assert "later" in read_catalog(root).files
 
 
 def test_values_that_are_no_json_objects() -> None:

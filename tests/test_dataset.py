@@ -33,6 +33,7 @@ from featstore.errors import (
     VersionError,
 )
 from featstore.graph import dataset as datasets
+from featstore.graph import snapshot as snapshots
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.storage.catalog import CATALOG_FILE, EDGE, Catalog, Part, read_catalog, write_catalog
 from featstore.storage.layout import choose_layout
@@ -357,10 +358,10 @@ def test_an_open_dataset_is_not_swept_and_a_closed_one_is(copy: Path) -> None:
 def test_reading_beside_a_writer_and_a_sweeper(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Update(copy), featstore.open(copy, memory="64MiB") as g:
         g.verify()
-    monkeypatch.setattr(datasets, "_SWEEP_PATIENCE_S", 0.05)
+    monkeypatch.setattr(snapshots, "SWEEP_PATIENCE_S", 0.05)
     with FileLock(copy / READERS_LOCK, exclusive=True), pytest.raises(BusyError):
         featstore.open(copy)
-    monkeypatch.setattr(datasets, "_SWEEP_PATIENCE_S", 60.0)
+    monkeypatch.setattr(snapshots, "SWEEP_PATIENCE_S", 60.0)
     sweeper = FileLock(copy / READERS_LOCK, exclusive=True)
     threading.Timer(0.05, sweeper.release).start()
     featstore.open(copy, memory="64MiB").close()  # waits until the sweeper is done
@@ -601,6 +602,71 @@ def test_neighbour_caches_of_every_size(small: SimpleNamespace) -> None:
                     np.testing.assert_array_equal(found, small.indices[small.indptr[v] : small.indptr[v + 1]])
         g.cache_neighbors(0)
         assert g.neighbor_cache is None
+
+
+def test_a_saved_neighbour_cache_is_loaded_again(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    n_built = 0
+    real = datasets.NeighborCache.build
+
+    def build(*arguments: Any) -> Any:
+        nonlocal n_built
+        n_built += 1
+        return real(*arguments)
+
+    monkeypatch.setattr(datasets.NeighborCache, "build", build)
+    with featstore.open(copy, memory="64MiB") as g:
+        for call in (
+            lambda: g.cache_neighbors(save=True),
+            lambda: g.cache_neighbors("16KiB", featstore.get_policy("degree"), save=True),
+            lambda: g.cache_neighbors("16KiB", "frequency", counts=np.zeros(1000), save=True),
+        ):
+            with pytest.raises(ValueError, match="saved for a policy's name"):
+                call()
+        with Update(copy), pytest.raises(BusyError):
+            g.cache_neighbors("16KiB", save=True)
+        assert g.neighbor_cache is not None
+        g.cache_neighbors("16KiB", save=True)
+        saved = g.neighbor_cache
+        assert n_built == 2
+        g.verify()
+    with featstore.open(copy, memory="64MiB") as g:
+        g.cache_neighbors("16KiB")
+        assert n_built == 2  # loaded
+        assert g.neighbor_cache is not None
+        np.testing.assert_array_equal(g.neighbor_cache.records, saved.records)
+        np.testing.assert_array_equal(g.neighbor_cache.offset_of_node, saved.offset_of_node)
+        assert g.memory_report()["neighbor cache"] >= g.neighbor_cache.nbytes
+        for budget, policy, seed in (("20KiB", "in_out_ratio", 0), ("16KiB", "degree", 0), ("16KiB", "in_out_ratio", 1)):
+            n_built = 0
+            g.cache_neighbors(budget, policy, seed=seed)
+            assert n_built == 1  # another request
+        g.cache_neighbors("20KiB", save=True)
+    with Update(copy):
+        pass  # what was superseded is swept
+    assert sum("cache.neighbors" in name for name in os.listdir(copy)) == 4
+    assert len(read_catalog(copy).files) == 9
+    with featstore.open(copy, memory="64MiB") as g:
+        path = next(copy.glob("cache.neighbors.records.*.rows"))
+        good = path.read_bytes()
+        path.write_bytes(good[:5000] + bytes([good[5000] ^ 1]) + good[5001:])
+        with pytest.raises(CorruptionError) as caught:
+            g.cache_neighbors("20KiB")
+        assert caught.value.filename == str(path)
+        assert g.neighbor_cache is None
+        assert "neighbor cache" not in g.memory_report()
+
+
+def test_a_saved_neighbour_cache_of_another_topology_is_never_used(copy: Path) -> None:
+    with featstore.open(copy, memory="64MiB") as g:
+        g.cache_neighbors("16KiB", save=True)
+        degrees = np.bincount(np.fromfile(names(copy, "edge.indices."), np.int32, g.num_edges, offset=4096), minlength=1000)
+    replace_column(copy, "out_degree", degrees, "int64")
+    with featstore.open(copy, memory="64MiB") as g, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets.NeighborCache, "from_arrays", None)  # would fail if it were used
+        g.cache_neighbors("16KiB")
+        replace_column(copy, "out_degree", degrees, "int64")
+        with pytest.raises(BusyError, match="replaced"):
+            g.cache_neighbors("16KiB", save=True)
 
 
 # --- budgets --------------------------------------------------------------------------------------------------------------------

@@ -8,108 +8,31 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from featstore.cache.base import Policy, PolicyContext, StaticPolicy, get_policy
+from featstore.cache.base import Policy, StaticPolicy, get_policy
 from featstore.cache.table import FeatureCache
 from featstore.config import Budget, Options, Reservation, parse_size
-from featstore.errors import ClosedError, CorruptionError, FormatError, PluginError, VersionError
+from featstore.errors import ClosedError, FormatError
 from featstore.gather.buffers import BufferPool
 from featstore.graph import build
 from featstore.graph.feature import FeatureStore
+from featstore.graph.policyinputs import Given, PolicyInputs
 from featstore.graph.progress import Progress
+from featstore.graph.savedcache import load_neighbor_cache, save_neighbor_cache
+from featstore.graph.snapshot import open_snapshot
 from featstore.graph.source import ArrayLike, torch_dtype
 from featstore.graph.topology import NeighborCache, Topology, huge_bytes
 from featstore.graph.verify import verify_files, verify_topology
 from featstore.storage.builddir import restore_moved
-from featstore.storage.catalog import EDGE, Catalog, FieldRecord, read_catalog
-from featstore.storage.format import sums_seed
-from featstore.storage.lock import READERS_LOCK, FileLock
+from featstore.storage.catalog import EDGE, Catalog, read_catalog
 from featstore.storage.reader import Reader, RowFile
-from featstore.storage.update import check_file
 
 __all__ = ["OutOfCoreGraph"]
-
-# An array that a policy may ask for, or what makes it once one does.
-Given: TypeAlias = "npt.ArrayLike | Callable[[], npt.NDArray[Any]] | None"
-
-_SWEEP_PATIENCE_S = 2.0  # a writer that removes leftovers keeps readers out for a moment
-_OPEN_ATTEMPTS = 5  # a dataset that is replaced while it is being opened is opened again
-
-
-class _Snapshot:
-    """One commit of a dataset: its catalog, and every file that it names, open."""
-
-    def __init__(self, root: str, reader: Reader) -> None:
-        self.root = root
-        self.files: dict[str, RowFile] = {}
-        self.lock: FileLock | None = None
-        try:
-            # A dataset without the lock file can be read, but not swept: its media are read-only, or somebody tidied up.
-            with contextlib.suppress(FileNotFoundError):
-                self.lock = FileLock(os.path.join(root, READERS_LOCK), exclusive=False, patience_s=_SWEEP_PATIENCE_S)
-            self.catalog = read_catalog(root)
-            for name, record in self.catalog.files.items():
-                self.files[name] = reader.open(
-                    check_file(root, record),
-                    layout=record.layout,
-                    n_rows=record.n_rows,
-                    seed=record.seed,
-                    sums_seed=sums_seed(record.seed),
-                )
-        except BaseException:
-            self.close()
-            raise
-
-    def file_of(self, record: FieldRecord) -> RowFile:
-        """Return the file of a field that lies in one."""
-        if len(record.parts) != 1:
-            raise VersionError(f"{self.root}: {record.key} lies in {len(record.parts)} files; this release reads fields of one")
-        return self.files[record.parts[0].file]
-
-    def topology_file(self, name: str, n_rows: int) -> tuple[RowFile, int]:
-        """Return the file of ``indptr``, ``indices`` or ``out_degree``, and the bytes of an entry."""
-        record = self.catalog.fields.get(f"{EDGE}/{name}")
-        if record is None or record.shape != (n_rows,) or record.dtype not in ("int32", "int64"):
-            raise FormatError(f"{self.root}: the catalog has no {name} of {n_rows} rows")
-        return self.file_of(record), record.row_bytes
-
-    def close(self) -> None:
-        for file in self.files.values():
-            file.close()
-        if self.lock is not None:
-            self.lock.release()
-
-
-def _open_snapshot(root: str, reader: Reader) -> _Snapshot:
-    """Open a dataset's last commit, all of it from the same directory though another may be put in its place meanwhile."""
-    for attempt in range(_OPEN_ATTEMPTS):
-        if attempt == 0 and not os.path.lexists(root):
-            restore_moved(root)
-        before = os.stat(root)
-        snapshot, failure = None, None
-        try:
-            snapshot = _Snapshot(root, reader)
-        except (OSError, ValueError) as error:
-            failure = error
-        try:
-            after = os.stat(root)
-        except BaseException:
-            if snapshot is not None:
-                snapshot.close()
-            raise
-        if (before.st_dev, before.st_ino) == (after.st_dev, after.st_ino) or attempt == _OPEN_ATTEMPTS - 1:
-            if snapshot is None:
-                assert failure is not None
-                raise failure
-            return snapshot
-        if snapshot is not None:
-            snapshot.close()
-    raise AssertionError("the last attempt returns or raises")
 
 
 class _Fields(Mapping[str, Any]):
@@ -187,7 +110,7 @@ class OutOfCoreGraph:
         self.reader = Reader(options, self.budget)
         self.pool = BufferPool(self.budget)
         try:
-            self._snapshot = _open_snapshot(self.path, self.reader)
+            self._snapshot = open_snapshot(self.path, self.reader)
             try:
                 self._open_fields()
             except BaseException:
@@ -485,7 +408,7 @@ class OutOfCoreGraph:
         if n_bytes == 0:
             return
         file = self._snapshot.file_of(self._snapshot.catalog.by_role("feature")[name])
-        with _Inputs(self, file.row_bytes, counts, parts, seed) as inputs:
+        with self._inputs(file.row_bytes, counts, parts, seed) as inputs:
             capacity = FeatureCache.capacity_for(n_bytes, file.row_bytes, self.num_nodes, chosen)
             cache = FeatureCache(
                 capacity, file.row_bytes, self.num_nodes, chosen, inputs.context, self.budget, name=f"cache of {name!r}"
@@ -496,6 +419,21 @@ class OutOfCoreGraph:
             except BaseException:
                 cache.close()
                 raise
+
+    def _inputs(self, row_bytes: int, counts: Given, parts: Given, seed: int) -> PolicyInputs:
+        def out_degree() -> npt.NDArray[np.int64]:
+            file, width = self._snapshot.topology_file("out_degree", self.num_nodes)
+            if width != 8:
+                raise FormatError(f"{file.path}: out-degrees of {width} bytes")
+            rows = np.empty((self.num_nodes, 8), np.uint8)
+            if self.num_nodes:
+                file.read(0, self.num_nodes, rows)
+            return rows.reshape(-1).view(np.int64)
+
+        def in_degree() -> npt.NDArray[np.int64]:
+            return self.topology.degrees()
+
+        return PolicyInputs(self.num_nodes, row_bytes, self.budget, in_degree, out_degree, counts, parts, seed)
 
     @staticmethod
     def _drop_cache(store: FeatureStore) -> None:
@@ -512,6 +450,7 @@ class OutOfCoreGraph:
         counts: Given = None,
         parts: Given = None,
         seed: int = 0,
+        save: bool = False,
     ) -> None:
         """Keep neighbour lists in memory, for samplers; replaces an earlier cache of them.
 
@@ -524,13 +463,19 @@ class OutOfCoreGraph:
             A static policy, which scores the nodes whose lists stay.
         counts, parts, seed
             As for :meth:`cache`.
+        save : bool
+            Keep the cache in the dataset, too, unless it is one of the whole adjacency: asked for the same budget, policy and
+            seed (and no ``counts`` or ``parts``), whoever opens the dataset afterwards loads it instead of making it anew.
 
         Raises
         ------
         BudgetError
             Not even the cache's table of 8 bytes a node fits; names the least that works.
         ValueError, PluginError, CorruptionError, OSError
-            No such or no static policy; the policy failed; a list holds what is no node; reading failed.
+            No such or no static policy, or nothing to recognise a saved cache by; the policy failed; a list holds what is no
+            node; reading or saving failed.
+        BusyError
+            It cannot be saved: somebody is writing the dataset, or has replaced it. The cache is in use all the same.
 
         Notes
         -----
@@ -539,6 +484,9 @@ class OutOfCoreGraph:
         chosen = get_policy(policy)
         if not isinstance(chosen, StaticPolicy):
             raise ValueError(f"neighbour lists are cached once, by score: policy {chosen.name!r} is not a static one")
+        usual = isinstance(policy, str) and counts is None and parts is None
+        if save and (not usual or budget is None):
+            raise ValueError("a cache is saved for a policy's name and a stated budget, without counts= and parts=")
         self._check_open()
         self._drop_neighbor_cache()
         topology = self.topology
@@ -548,11 +496,18 @@ class OutOfCoreGraph:
         if huge_bytes(topology.nbytes) <= n_bytes:
             self.neighbor_cache = NeighborCache.build(topology, self.budget, None, n_bytes)
             return
-        with _Inputs(self, topology.id_bytes, counts, parts, seed) as inputs:
+        catalog, recipe = self._snapshot.catalog, {"policy": chosen.name, "bytes": n_bytes, "seed": seed}
+        if usual:
+            self.neighbor_cache = load_neighbor_cache(catalog, self._snapshot.files, topology, self.budget, recipe)
+            if self.neighbor_cache is not None:
+                return
+        with self._inputs(topology.id_bytes, counts, parts, seed) as inputs:
             scores = inputs.scores(chosen)
             if budget is None:
                 n_bytes = self.budget.available
             self.neighbor_cache = NeighborCache.build(topology, self.budget, scores, n_bytes)
+        if save:
+            save_neighbor_cache(self.path, catalog, self.neighbor_cache, recipe)
 
     def _drop_neighbor_cache(self) -> None:
         old, self.neighbor_cache = self.neighbor_cache, None
@@ -654,88 +609,6 @@ class OutOfCoreGraph:
 def _topology_bytes(catalog: Catalog) -> int:
     names = {part.file for record in catalog.by_role("topology", EDGE).values() for part in record.parts}
     return sum(catalog.files[name].n_rows * 8 for name in names)
-
-
-class _Inputs:
-    """What a policy may see of a graph: arrays made at first use, and counted in the budget until the block is left."""
-
-    def __init__(self, graph: OutOfCoreGraph, row_bytes: int, counts: Given, parts: Given, seed: int) -> None:
-        self._graph = graph
-        self._given = {"counts": counts, "parts": parts}
-        self._failure: Exception | None = None
-        self._held = graph.budget.reserve("policy inputs", 0)
-        self.context = PolicyContext(
-            graph.num_nodes,
-            row_bytes,
-            self._noting(self._in_degree),
-            self._noting(self._out_degree),
-            self._noting(lambda: self._of_user("counts")),
-            self._noting(lambda: self._of_user("parts")),
-            seed,
-        )
-
-    def _of_user(self, name: str) -> npt.NDArray[Any]:
-        given = self._given[name]
-        if given is None:
-            raise ValueError(f"the policy needs {name}: pass {name}=")
-        array = np.asarray(given() if callable(given) else given)
-        if array.shape != (self._graph.num_nodes,):
-            raise ValueError(f"{name} must have shape ({self._graph.num_nodes},), not {array.shape}")
-        return array
-
-    def _noting(self, provide: Callable[[], npt.NDArray[Any]]) -> Callable[[], npt.NDArray[Any]]:
-        """Remember a failure of the graph's own, which must not pass for the policy's."""
-
-        def call() -> npt.NDArray[Any]:
-            try:
-                return provide()
-            except Exception as error:
-                self._failure = error
-                raise
-
-        return call
-
-    def _reserve(self) -> int:
-        n = self._graph.num_nodes
-        self._held.resize(self._held.n_bytes + 8 * n)
-        return n
-
-    def _in_degree(self) -> npt.NDArray[np.int64]:
-        topology = self._graph.topology
-        self._reserve()
-        return topology.degrees()
-
-    def _out_degree(self) -> npt.NDArray[np.int64]:
-        snapshot = self._graph._snapshot
-        n = self._reserve()
-        file, width = snapshot.topology_file("out_degree", self._graph.num_nodes)
-        if width != 8:
-            raise CorruptionError("out-degrees are not 8 bytes wide", file.path)
-        degrees = np.empty(n, np.int64)
-        if n:
-            file.read(0, n, degrees.view(np.uint8).reshape(n, 8))
-        return degrees
-
-    def scores(self, policy: StaticPolicy) -> npt.NDArray[Any]:
-        """Return a policy's scores, checked."""
-        n = self._reserve()
-        try:
-            scores = np.asarray(policy.scores(self.context))
-        except Exception as error:
-            raise PluginError(f"policy {policy.name!r}: scores failed: {type(error).__name__}: {error}") from error
-        if scores.shape != (n,) or scores.dtype.kind not in "biuf" or bool(np.isnan(scores).any()):
-            raise PluginError(
-                f"policy {policy.name!r}: scores must be {n} real numbers, no NaN, not {scores.dtype} of shape {scores.shape}"
-            )
-        return scores
-
-    def __enter__(self) -> _Inputs:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._held.release()
-        if self._failure is not None and isinstance(error, PluginError):
-            raise self._failure from None
 
 
 # --- stores that travel ---------------------------------------------------------------------------------------------------------

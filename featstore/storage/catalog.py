@@ -108,11 +108,15 @@ class Catalog:
         By name.
     fields : dict of str to FieldRecord
         By key.
+    extra : dict of str to dict
+        Entries under other keys, by key: what is derived from the fields (``cache/…``), and what later releases may add, which is
+        kept as it is.
     """
 
     dataset: dict[str, Any]
     files: dict[str, FileRecord] = field(default_factory=dict)
     fields: dict[str, FieldRecord] = field(default_factory=dict)
+    extra: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def num_nodes(self) -> int:
@@ -161,7 +165,7 @@ class Catalog:
                 "generation": record.generation,
                 "parts": [{"file": part.file, "first": part.first, "rows": part.rows} for part in record.parts],
             }
-        return entries
+        return {**entries, **self.extra}
 
 
 # --- values ---------------------------------------------------------------------------------------------------------------------
@@ -413,7 +417,8 @@ def _parse(entries: dict[str, dict[str, Any]], path: str) -> Catalog:
     dataset.text("id")
     files = {key[5:]: _file_record(key[5:], value, path) for key, value in entries.items() if key.startswith("file/")}
     fields = {key: _field_record(key, value, files, path) for key, value in entries.items() if key.startswith(("node/", "edge/"))}
-    return Catalog({name: value for name, value in values.items() if name not in ("format", "requires")}, files, fields)
+    extra = {key: value for key, value in entries.items() if not key.startswith(("file/", "node/", "edge/"))}
+    return Catalog({name: value for name, value in values.items() if name not in ("format", "requires")}, files, fields, extra)
 
 
 def write_catalog(root: str | os.PathLike[str], catalog: Catalog) -> None:

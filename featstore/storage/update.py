@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
 from types import TracebackType
+from typing import Any
 
 from featstore.errors import BusyError, CorruptionError, FormatError
 from featstore.storage.catalog import CATALOG_DIRECTORY, Catalog, FieldRecord, read_catalog, write_catalog
@@ -128,6 +128,8 @@ class Update:
         self._writers: list[RowFileWriter] = []
         self._files: dict[str, FileRecord] = {}
         self._fields: dict[str, FieldRecord] = {}
+        self._extra: dict[str, dict[str, Any]] = {}
+        self._dropped: set[str] = set()
         try:
             self.catalog = read_catalog(self.root)
             sweep(self.root, self.catalog)
@@ -150,10 +152,30 @@ class Update:
         self._writers.append(writer)
         return writer
 
-    def add(self, files: Iterable[FileRecord], fields: Iterable[FieldRecord]) -> None:
-        """Note files, which are durable, and the fields that they hold, for the commit; fields replace those of the same key."""
+    def add(
+        self,
+        files: Iterable[FileRecord],
+        fields: Iterable[FieldRecord] = (),
+        extra: Mapping[str, dict[str, Any]] | None = None,
+        drop: Iterable[str] = (),
+    ) -> None:
+        """Note what the commit shall add.
+
+        Parameters
+        ----------
+        files : iterable of FileRecord
+            Files, which are durable.
+        fields : iterable of FieldRecord
+            The fields that they hold; they replace those of the same key.
+        extra : mapping of str to dict, optional
+            Other entries of the catalog; they replace those of the same key.
+        drop : iterable of str
+            Names of files that nothing refers to any more.
+        """
         self._files.update({record.name: record for record in files})
         self._fields.update({record.key: record for record in fields})
+        self._extra.update(extra or {})
+        self._dropped.update(drop)
 
     def commit(self) -> Catalog:
         """Make what was added part of the dataset, at once and durably; return the new catalog.
@@ -163,15 +185,21 @@ class Update:
         OSError
             The dataset is as it was.
         """
-        fields = {**self.catalog.fields, **self._fields}
+        old = self.catalog
+        fields = {**old.fields, **self._fields}
         used = {part.file for record in fields.values() for part in record.parts}
-        files = {name: record for name, record in {**self.catalog.files, **self._files}.items() if name in used}
-        catalog = replace(
-            self.catalog, dataset={**self.catalog.dataset, "generation": self.generation}, files=files, fields=fields
+        # A file goes with the field that it held. Others stay: entries of later releases may refer to them.
+        replaced = {part.file for key in self._fields if key in old.fields for part in old.fields[key].parts}
+        gone = (replaced | self._dropped) - used - set(self._files)
+        catalog = Catalog(
+            dataset={**old.dataset, "generation": self.generation},
+            files={name: record for name, record in {**old.files, **self._files}.items() if name not in gone},
+            fields=fields,
+            extra={**old.extra, **self._extra},
         )
         write_catalog(self.root, catalog)
         self.catalog = catalog
-        self._files, self._fields = {}, {}
+        self._files, self._fields, self._extra, self._dropped = {}, {}, {}, set()
         return catalog
 
     def __enter__(self) -> Update:

@@ -1,0 +1,114 @@
+"""What a policy may see of a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from featstore.cache.base import PolicyContext, StaticPolicy
+from featstore.config import Budget
+from featstore.errors import PluginError
+
+__all__ = ["Given", "PolicyInputs"]
+
+# An array that a policy may ask for, or what makes it once one does.
+Given: TypeAlias = "npt.ArrayLike | Callable[[], npt.NDArray[Any]] | None"
+
+
+class PolicyInputs:
+    """Arrays made when a policy first asks, and counted in the budget until the block is left; a context manager.
+
+    Leaving it because the policy failed over a failure of the graph's own (a damaged file, the budget, an argument not given)
+    raises the latter.
+
+    Parameters
+    ----------
+    n, row_bytes : int
+        As in :class:`~featstore.cache.base.PolicyContext`.
+    budget : Budget
+    in_degree, out_degree : callable
+        Make the arrays, 8 bytes a node.
+    counts, parts : Given
+        The user's.
+    seed : int
+
+    Attributes
+    ----------
+    context : PolicyContext
+    """
+
+    def __init__(
+        self,
+        n: int,
+        row_bytes: int,
+        budget: Budget,
+        in_degree: Callable[[], npt.NDArray[Any]],
+        out_degree: Callable[[], npt.NDArray[Any]],
+        counts: Given,
+        parts: Given,
+        seed: int,
+    ) -> None:
+        self._n = n
+        self._given = {"counts": counts, "parts": parts}
+        self._failure: Exception | None = None
+        self._held = budget.reserve("policy inputs", 0)
+        self.context = PolicyContext(
+            n,
+            row_bytes,
+            self._noting(lambda: self._counted(in_degree)),
+            self._noting(lambda: self._counted(out_degree)),
+            self._noting(lambda: self._of_user("counts")),
+            self._noting(lambda: self._of_user("parts")),
+            seed,
+        )
+
+    def _of_user(self, name: str) -> npt.NDArray[Any]:
+        given = self._given[name]
+        if given is None:
+            raise ValueError(f"the policy needs {name}: pass {name}=")
+        array = np.asarray(given() if callable(given) else given)
+        if array.shape != (self._n,):
+            raise ValueError(f"{name} must have shape ({self._n},), not {array.shape}")
+        return array
+
+    def _noting(self, provide: Callable[[], npt.NDArray[Any]]) -> Callable[[], npt.NDArray[Any]]:
+        """Remember a failure of the graph's own, which must not pass for the policy's."""
+
+        def call() -> npt.NDArray[Any]:
+            try:
+                return provide()
+            except Exception as error:
+                self._failure = error
+                raise
+
+        return call
+
+    def _counted(self, make: Callable[[], npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        self._held.resize(self._held.n_bytes + 8 * self._n)
+        return make()
+
+    def scores(self, policy: StaticPolicy) -> npt.NDArray[Any]:
+        """Return a policy's scores, checked."""
+        n = self._n
+        self._held.resize(self._held.n_bytes + 8 * n)
+        try:
+            scores = np.asarray(policy.scores(self.context))
+        except Exception as error:
+            raise PluginError(f"policy {policy.name!r}: scores failed: {type(error).__name__}: {error}") from error
+        if scores.shape != (n,) or scores.dtype.kind not in "biuf" or bool(np.isnan(scores).any()):
+            raise PluginError(
+                f"policy {policy.name!r}: scores must be {n} real numbers, no NaN, not {scores.dtype} of shape {scores.shape}"
+            )
+        return scores
+
+    def __enter__(self) -> PolicyInputs:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._held.release()
+        if self._failure is not None and isinstance(error, PluginError):
+            raise self._failure from None

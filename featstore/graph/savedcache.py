@@ -1,0 +1,118 @@
+"""Neighbour caches kept in the dataset: made once, loaded by every run that asks for the same one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from featstore.cache.rowmap import huge_array
+from featstore.config import Budget
+from featstore.errors import BusyError, CorruptionError
+from featstore.graph.topology import NeighborCache, Topology, huge_bytes
+from featstore.storage.catalog import EDGE, Catalog
+from featstore.storage.layout import choose_layout
+from featstore.storage.reader import RowFile
+from featstore.storage.update import Update
+from featstore.storage.writer import FileRecord
+
+__all__ = ["load_neighbor_cache", "save_neighbor_cache"]
+
+_KEY = "cache/neighbors"
+_ARRAYS = ("records", "offset_of_node")
+_BLOCK_ROWS = 1 << 20
+
+
+def _made_of(catalog: Catalog) -> dict[str, str]:
+    """Identify the files that a cache was chosen and copied from: one of another topology is never used."""
+    fields = (catalog.fields[f"{EDGE}/{name}"] for name in ("indptr", "indices", "out_degree"))
+    return {field.name: catalog.files[field.parts[0].file].file_id for field in fields}
+
+
+def save_neighbor_cache(root: str, catalog: Catalog, cache: NeighborCache, recipe: Mapping[str, Any]) -> None:
+    """Add a cache to the dataset, in place of an earlier one.
+
+    Parameters
+    ----------
+    root : str
+        The dataset's directory.
+    catalog : Catalog
+        As the dataset was opened.
+    cache : NeighborCache
+        Not one of the whole adjacency, which is in the dataset already.
+    recipe : mapping
+        What it was asked for with; a cache is loaded for the same request.
+
+    Raises
+    ------
+    BusyError
+        Somebody else is writing, or has replaced the dataset since it was opened.
+    OSError
+        The dataset is as it was.
+    """
+    with Update(root) as update:
+        if _made_of(update.catalog) != _made_of(catalog):
+            raise BusyError("the dataset was replaced since it was opened", root)
+        files: dict[str, FileRecord] = {}
+        for name, array in cache.to_arrays().items():
+            layout = choose_layout(array.itemsize)
+            with update.writer(f"cache.neighbors.{name}", layout, kind=name, dtype=array.dtype.name) as writer:
+                for first in range(0, len(array), _BLOCK_ROWS):
+                    block = array[first : first + _BLOCK_ROWS].astype(array.dtype.newbyteorder("<"), copy=False)
+                    writer.write(block.view(np.uint8).reshape(len(block), array.itemsize))
+                files[name] = writer.commit()
+        entry = {**recipe, "made_of": _made_of(catalog), **{name: files[name].name for name in _ARRAYS}}
+        old = update.catalog.extra.get(_KEY, {})
+        update.add(files.values(), extra={_KEY: entry}, drop=[str(old[name]) for name in _ARRAYS if name in old])
+        update.commit()
+
+
+def load_neighbor_cache(
+    catalog: Catalog, files: Mapping[str, RowFile], topology: Topology, budget: Budget, recipe: Mapping[str, Any]
+) -> NeighborCache | None:
+    """Load the saved cache of the same request and topology; None where there is none.
+
+    Raises
+    ------
+    BudgetError
+        It does not fit what is left of the budget.
+    CorruptionError
+        Its files are damaged, or are no cache of this topology.
+    """
+    entry = catalog.extra.get(_KEY)
+    if (
+        entry is None
+        or entry.get("made_of") != _made_of(catalog)
+        or any(entry.get(key) != value for key, value in recipe.items())
+    ):
+        return None
+    names = [entry.get(name) for name in _ARRAYS]
+    dtypes = (topology.id_dtype, np.dtype(np.int64))
+    found = [catalog.files.get(name) if isinstance(name, str) else None for name in names]
+    records: list[tuple[FileRecord, np.dtype[Any]]] = []
+    for record, dtype in zip(found, dtypes, strict=True):
+        if record is None or record.dtype != dtype.name or record.layout.row_bytes != dtype.itemsize:
+            return None
+        records.append((record, dtype))
+    with_table = sum(huge_bytes(record.n_rows * dtype.itemsize) for record, dtype in records)
+    reservation = budget.reserve("neighbor cache", with_table)
+    try:
+        arrays = dict(zip(_ARRAYS, (_read(files[record.name], record, dtype) for record, dtype in records), strict=True))
+        try:
+            return NeighborCache.from_arrays(topology, arrays, reservation)
+        except ValueError as error:
+            raise CorruptionError(
+                f"the saved neighbour cache does not fit the topology: {error}", files[records[0][0].name].path
+            ) from None
+    except BaseException:
+        reservation.release()
+        raise
+
+
+def _read(file: RowFile, record: FileRecord, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    rows = huge_array(record.n_rows * dtype.itemsize).reshape(record.n_rows, dtype.itemsize)
+    if record.n_rows:
+        file.read(0, record.n_rows, rows)
+    return rows.reshape(-1).view(dtype)
