@@ -252,6 +252,16 @@ def test_rows_that_came_in_meanwhile_are_filtered() -> None:
 
 @pytest.mark.parametrize("policy", ONLINE)
 def test_threads_share_a_cache(policy: str) -> None:
+    share_a_cache(policy, 150)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("policy", ONLINE)
+def test_threads_share_a_cache_for_long(policy: str) -> None:
+    share_a_cache(policy, 20_000)
+
+
+def share_a_cache(policy: str, n_batches: int) -> None:
     data = store(300, 64)
     cache = make(60, data, policy)
     wrong: list[Any] = []
@@ -259,7 +269,7 @@ def test_threads_share_a_cache(policy: str) -> None:
     def work(seed: int) -> None:
         rng = np.random.default_rng(seed)
         try:
-            for _ in range(150):
+            for _ in range(n_batches):
                 ids = (300 * rng.random(rng.integers(1, 80)) ** 2).astype(np.int64)
                 if not (batch(cache, data, ids) == data[ids]).all():
                     wrong.append(ids)

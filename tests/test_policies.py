@@ -112,6 +112,15 @@ def test_long_skewed_traces_equal_the_reference(policy: Any, reference: Any, cap
     assert play(policy(), n, capacity, batches) == play(reference(), n, capacity, batches)
 
 
+@pytest.mark.stress
+@pytest.mark.parametrize(("policy", "reference"), PAIRS)
+@given(trace=traces(max_rows=300, max_batches=60, max_batch=80), share=st.floats(0, 1))
+def test_longer_traces_equal_the_reference(policy: Any, reference: Any, trace: tuple[int, list[Int64s]], share: float) -> None:
+    n, batches = trace
+    capacity = max(1, int(n * share))
+    assert play(policy(), n, capacity, batches) == play(reference(), n, capacity, batches)
+
+
 @pytest.mark.parametrize("policy", [LRU, Clock, Sieve, S3FIFO])
 def test_wrong_slots_are_refused(policy: Any) -> None:
     made = policy()

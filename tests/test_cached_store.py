@@ -1,0 +1,112 @@
+"""Feature stores behind every policy: the same rows as without a cache, with threads, faulty plug-ins and small caches."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import featstore
+from featstore.cache.base import Int32s, Int64s
+
+POLICIES = ["clock", "degree", "frequency", "in_out_ratio", "lru", "random", "s3fifo", "sieve"]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("rows", [1, 30, 1000])
+def test_rows_are_those_of_the_store(small: SimpleNamespace, policy: str, rows: int) -> None:
+    reference = torch.from_numpy(small.x)
+    rng = np.random.default_rng(rows)
+    with featstore.open(small.path, memory="50MB") as g:
+        counts = rng.integers(0, 9, small.num_nodes) if policy == "frequency" else None
+        g.cache("x", budget=4 * small.num_nodes + rows * 300, policy=policy, counts=counts)
+        store = g.features["x"]
+        for size in (0, 1, 5, 200, 999, 3000):  # from less than the cache to more, with repeats
+            ids = torch.from_numpy((small.num_nodes * rng.random(size) ** 2).astype(np.int64))
+            assert torch.equal(store[ids], reference[ids])
+        assert torch.equal(store[:], reference)
+        assert torch.equal(store[::-7], reference.flip(0)[::7])
+        counted = store.stats()["cache"]
+        assert counted["hits"] + counted["misses"] == 4205 + 1000 + 143
+        assert counted["cached"] <= counted["capacity"] <= small.num_nodes
+
+
+@pytest.mark.parametrize("policy", ["s3fifo", "degree"])
+def test_threads(small: SimpleNamespace, policy: str) -> None:
+    reference = torch.from_numpy(small.x)
+
+    def work(seed: int) -> bool:
+        rng = np.random.default_rng(seed)
+        batches = [torch.from_numpy(rng.integers(0, small.num_nodes, 150)) for _ in range(40)]
+        return all(torch.equal(store[ids], reference[ids]) for ids in batches)
+
+    with featstore.open(small.path, memory="50MB") as g:
+        g.cache("x", budget=40_000, policy=policy)
+        store = g.features["x"]
+        with ThreadPoolExecutor(4) as workers:
+            assert list(workers.map(work, range(4))) == [True] * 4
+        assert store.cache is not None
+        store.cache._check()
+
+
+class Fickle(featstore.OnlinePolicy):
+    """Raises in one hook, once."""
+
+    def __init__(self, hook: str) -> None:
+        self.hook = hook
+
+    def start(self, capacity: int, context: featstore.PolicyContext) -> None:
+        self.queue: list[int] = []
+
+    def _act(self, hook: str) -> None:
+        if hook == self.hook:
+            self.hook = ""
+            raise RuntimeError("boom")
+
+    def hit(self, slots: Int32s) -> None:
+        self._act("hit")
+
+    def victims(self, n: int) -> Any:
+        self._act("victims")
+        taken, self.queue = self.queue[:n], self.queue[n:]
+        return taken
+
+    def insert(self, rows: Int64s, slots: Int32s) -> None:
+        self._act("insert")
+        self.queue += slots.tolist()
+
+
+@pytest.mark.parametrize("hook", ["hit", "victims", "insert"])
+def test_a_faulty_plug_in_never_harms_the_rows(small: SimpleNamespace, hook: str) -> None:
+    reference = torch.from_numpy(small.x)
+    rng = np.random.default_rng(5)
+    with featstore.open(small.path, memory="50MB") as g:
+        g.cache("x", budget=8_000, policy=Fickle(hook))
+        store = g.features["x"]
+        faults = 0
+        for _ in range(20):
+            ids = torch.from_numpy(rng.integers(0, 60, 20))
+            out = torch.full((20, 25), torch.nan)
+            try:
+                store.take(ids, out=out)
+            except featstore.PluginError as error:
+                faults += 1
+                assert "'Fickle'" in str(error)
+                assert "boom" in str(error)
+            assert torch.equal(out, reference[ids])  # also where it raised
+        assert faults == 1
+        assert store.stats()["cache"]["hits"] > 0
+
+
+def test_a_fault_in_a_batch_that_only_hits_shows_at_once(small: SimpleNamespace) -> None:
+    with featstore.open(small.path, memory="50MB") as g:
+        g.cache("x", budget=20_000, policy=Fickle("hit"))
+        store = g.features["x"]
+        first = store[[1, 2, 3]]
+        with pytest.raises(featstore.PluginError, match="hit raised RuntimeError: boom"):
+            store[[1, 2]]
+        assert torch.equal(store[[1, 2, 3]], first)
