@@ -1,0 +1,38 @@
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[Any]
+Int64s = npt.NDArray[np.int64]
+Int32s = npt.NDArray[np.int32]
+
+def link(rows: Ints, first: int, last: Ints, nxt: Ints) -> int: ...
+def bits_at(bits: Bits, positions: Ints, out: npt.NDArray[np.uint8]) -> None: ...
+def next_uses(rows: Ints, batch: int, ptr: Int64s, end: Int64s, iters: Ints, out: Int64s, advance: bool) -> None: ...
+def fill_iters(rows: Ints, batch: int, cursor: Int64s, iters: Ints) -> None: ...
+
+class Bits:
+    length: int
+    count: int
+    def __init__(self, length: int, capacity: int) -> None: ...
+    @property
+    def nbytes(self) -> int: ...
+    def start(self, positions: Ints) -> None: ...
+    def run(self, nxt: Ints, offsets: Int64s, begin: int, end: int, origin: int) -> None: ...
+
+class Slots:
+    n_free: int
+    def __init__(self, slot_of_row: Int32s, free_slots: Int32s) -> None: ...
+    def release(self, rows: Ints) -> None: ...
+    def changes(
+        self,
+        bits: Bits,
+        rows: Ints,
+        nxt: Ints,
+        first: int,
+        slots: Int32s,
+        in_positions: Int64s,
+        in_slots: Int32s,
+        out_rows: Int64s,
+    ) -> tuple[int, int, int]: ...

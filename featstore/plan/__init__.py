@@ -1,0 +1,1 @@
+"""Inspectors: what looks at accesses ahead and plans batches."""

@@ -1,0 +1,158 @@
+"""Traces: the rows that each batch of a run asks for, in memory or on disk."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from featstore.cache.planned import Window
+from featstore.sampling.batch import Sampler
+from featstore.storage.sections import SectionFile, SectionWriter
+
+__all__ = ["Trace", "TraceWriter", "record"]
+
+Ints = npt.NDArray[Any]
+
+KIND = "trace"
+
+
+def _narrow(ids: npt.ArrayLike | torch.Tensor, n: int) -> Ints:
+    """Return distinct ids of a batch, 1-D, int32 where ``n`` allows."""
+    array = ids.numpy() if isinstance(ids, torch.Tensor) else np.asarray(ids)
+    if array.size == 0:
+        array = array.astype(np.int64)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise TypeError(f"a batch of a trace is a 1-D integer array, not {array.dtype} of {array.ndim} dimensions")
+    if array.size and (int(array.min()) < 0 or int(array.max()) >= n):
+        bad = int(np.flatnonzero((array < 0) | (array >= n))[0])
+        raise IndexError(f"row {array[bad]} at position {bad} is out of range for {n} rows")
+    return np.ascontiguousarray(array, np.int32 if n < 2**31 else np.int64)
+
+
+class Trace(Sequence[Ints]):
+    """The distinct rows of each batch, in order.
+
+    Parameters
+    ----------
+    batches : sequence of integer arrays
+        From memory; :meth:`open` reads them from a file instead, a batch at a time.
+    n : int, optional
+        Rows of the field; one more than the largest id if absent.
+
+    Raises
+    ------
+    ValueError
+        A batch names a row twice.
+    """
+
+    def __init__(self, batches: Sequence[npt.ArrayLike | torch.Tensor] | SectionFile, n: int | None = None) -> None:
+        self._batches: Sequence[Ints] | SectionFile
+        if isinstance(batches, SectionFile):
+            self.n = int(batches[0][0])
+            self._first = 1
+            self._batches = batches
+            lengths = batches.lengths[1:]
+        else:
+            arrays = [np.asarray(batch) for batch in batches]
+            self.n = max((int(a.max()) + 1 for a in arrays if a.size), default=0) if n is None else n
+            self._first = 0
+            narrowed = [_narrow(array, self.n) for array in arrays]
+            for number, array in enumerate(narrowed):
+                if len(np.unique(array)) < len(array):
+                    raise ValueError(f"batch {number} names a row twice; a trace lists each row of a batch once")
+            self._batches = narrowed
+            lengths = np.array([len(array) for array in narrowed], np.int64)
+        self.offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Trace:
+        """Open a trace file that :func:`record` or :meth:`save` wrote; batches are read and checked as they are asked for."""
+        return cls(SectionFile(path, KIND))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the trace to a file."""
+        with TraceWriter(path, self.n) as writer:
+            for batch in self:
+                writer.append(batch)
+            writer.finish().close()
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return the rows of batch ``index``, int32 (int64 from 2³¹ rows on)."""
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"batch {index} of {len(self)}")
+        return self._batches[index % len(self) + self._first]
+
+    def __iter__(self) -> Iterator[Ints]:
+        for index in range(len(self)):
+            yield self[index]
+
+    @property
+    def n_accesses(self) -> int:
+        """Rows asked for, all batches together."""
+        return int(self.offsets[-1])
+
+    def window(self) -> Window:
+        """Return the whole trace as what a planned policy sees."""
+        return Window(self.n, self.offsets, self.__getitem__, len(self))
+
+    def close(self) -> None:
+        """Close the file, where there is one."""
+        if isinstance(self._batches, SectionFile):
+            self._batches.close()
+
+
+class TraceWriter(SectionWriter):
+    """Write a trace batch by batch; ``finish()`` completes the file.
+
+    Parameters
+    ----------
+    path : path-like
+    n : int
+        Rows of the field.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], n: int) -> None:
+        super().__init__(path, KIND)
+        self._n = n
+        super().append(np.array([n], np.int64))
+
+    def append(self, array: npt.ArrayLike | torch.Tensor) -> int:
+        """Write the distinct rows of the next batch."""
+        return super().append(_narrow(array, self._n)) - 1
+
+
+def record(
+    sampler: Sampler, batches: Iterable[torch.Tensor], n: int, path: str | os.PathLike[str] | None = None, epoch: int = 0
+) -> Trace:
+    """Sample batches and keep the rows that each asks for.
+
+    Parameters
+    ----------
+    sampler : Sampler
+        Any sampler.
+    batches : iterable of int64 tensors
+        The seeds of each batch, in the epoch's order.
+    n : int
+        Rows of the field.
+    path : path-like, optional
+        Write a trace file, holding one batch at a time; in memory if absent.
+    epoch : int
+    """
+    samples = (sampler.sample(seeds, epoch=epoch, index=index).input_ids for index, seeds in enumerate(batches))
+    if path is None:
+        return Trace([ids.numpy().astype(np.int32 if n < 2**31 else np.int64) for ids in samples], n)
+    with TraceWriter(path, n) as writer:
+        for ids in samples:
+            writer.append(ids.numpy())
+        writer.finish().close()
+    return Trace.open(path)

@@ -1,0 +1,131 @@
+"""Directories of run files: owned by one process under a held lock, never catalogued, swept when their owner is gone."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import threading
+import uuid
+import weakref
+
+from featstore.config import format_size
+from featstore.errors import BusyError
+from featstore.storage.lock import FileLock
+
+__all__ = ["DiskBudget", "RunDirectory"]
+
+LOCK_NAME = "owner.lock"
+
+
+class DiskBudget:
+    """Most bytes that run files may take at once. Thread-safe.
+
+    Parameters
+    ----------
+    total : int or None
+        None: as much as the disk has.
+    """
+
+    def __init__(self, total: int | None) -> None:
+        self.total = total
+        self._lock = threading.Lock()
+        self._used = 0
+        self._peak = 0
+
+    @property
+    def used(self) -> int:
+        """Bytes taken now."""
+        return self._used
+
+    @property
+    def peak(self) -> int:
+        """Most bytes ever taken at once."""
+        return self._peak
+
+    def take(self, n_bytes: int, path: str) -> None:
+        """Take bytes before writing them.
+
+        Raises
+        ------
+        OSError
+            ENOSPC: they are not left; names the file.
+        """
+        with self._lock:
+            if self.total is not None and self._used + n_bytes > self.total:
+                raise OSError(
+                    errno.ENOSPC,
+                    f"run files would take {format_size(self._used + n_bytes)} of a disk budget of {format_size(self.total)}",
+                    path,
+                )
+            self._used += n_bytes
+            self._peak = max(self._peak, self._used)
+
+    def give(self, n_bytes: int) -> None:
+        """Give bytes back."""
+        with self._lock:
+            self._used -= n_bytes
+
+
+def _sweep(parent: str) -> None:
+    """Remove the directories whose owner is gone: those whose lock can be taken."""
+    for entry in os.scandir(parent):
+        lock_path = os.path.join(entry.path, LOCK_NAME)
+        if not entry.is_dir(follow_symlinks=False):
+            continue
+        try:
+            uuid.UUID(hex=entry.name)
+        except ValueError:
+            continue  # not ours
+        # Without a lock file its owner died between mkdir and lock; or is there still, for a moment: rmdir tells.
+        if not os.path.exists(lock_path):
+            with contextlib.suppress(OSError):
+                os.rmdir(entry.path)
+            continue
+        with contextlib.suppress(BusyError, FileNotFoundError), FileLock(lock_path, exclusive=True):
+            shutil.rmtree(entry.path, ignore_errors=True)
+
+
+class RunDirectory:
+    """A fresh directory ``parent/<uuid>`` for run files, removed when it is closed or collected.
+
+    Parameters
+    ----------
+    parent : path-like
+        Made if absent; directories that dead processes left in it are removed.
+
+    Attributes
+    ----------
+    path : str
+    """
+
+    def __init__(self, parent: str | os.PathLike[str]) -> None:
+        base = os.fspath(parent)
+        os.makedirs(base, exist_ok=True)
+        _sweep(base)
+        while True:
+            self.path = os.path.join(base, uuid.uuid4().hex)
+            os.mkdir(self.path)
+            try:
+                lock = FileLock(os.path.join(self.path, LOCK_NAME), exclusive=True)
+                break
+            except FileNotFoundError:
+                continue  # another process swept it between mkdir and lock
+        self._finalizer = weakref.finalize(self, _remove, self.path, base, lock, os.getpid())
+
+    def file(self, name: str) -> str:
+        """Return the path of a run file."""
+        return os.path.join(self.path, name)
+
+    def close(self) -> None:
+        """Remove the directory and all in it; may be called again."""
+        self._finalizer()
+
+
+def _remove(path: str, parent: str, lock: FileLock, pid: int) -> None:
+    if os.getpid() == pid:  # a forked child's copy of the object owns nothing
+        shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            os.rmdir(parent)  # where it was the last one
+    lock.release()

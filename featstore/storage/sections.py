@@ -1,0 +1,225 @@
+"""Files of numbered arrays, for what is written once and read back by number: samples, plans, traces.
+
+Arrays follow one another; an index of offsets, shapes and checksums closes the file. Each array is checked whenever it is read,
+under a seed of the file's kind, its id and the array's number, so that neither another file's nor a neighbour's bytes pass.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import uuid
+from types import TracebackType
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from featstore.errors import ClosedError, CorruptionError, FormatError, VersionError
+from featstore.storage.format import DTYPES, file_seed, open_regular, pread_exactly
+from featstore.storage.rundir import DiskBudget
+from featstore.storage.writer import fsync_directory, pwrite_all
+
+__all__ = ["SectionFile", "SectionWriter"]
+
+Array = npt.NDArray[Any]
+
+MAGIC: Final = b"FSSECT\0\0"
+SECTIONS_VERSION: Final = 1
+_TAIL: Final = struct.Struct("<8sII32s16sQQQ")  # magic, version, byte-order mark, kind, id, entries, index offset, index sum
+_BYTE_ORDER_MARK: Final = 0x01020304
+_ENTRY: Final = np.dtype([("offset", "<u8"), ("items", "<u8"), ("dtype", "<u8"), ("sum", "<u8")])
+_CODES: Final = {np.dtype(name): code for name, (code, _) in DTYPES.items() if name != "bfloat16"} | {np.dtype(np.uint64): 64}
+_DTYPES: Final = {code: dtype for dtype, code in _CODES.items()}
+_MASK: Final = 2**64 - 1
+
+
+def _sum(data: memoryview | bytes, seed: int, number: int) -> int:
+    return xxhash.xxh3_64_intdigest(data, (seed + number) & _MASK)
+
+
+class SectionWriter:
+    """Write arrays one after another; the file appears when :meth:`finish` returns.
+
+    Parameters
+    ----------
+    path : path-like
+    kind : str
+        What the arrays are, up to 32 ASCII characters.
+    disk : DiskBudget, optional
+        Pays for every byte before it is written.
+
+    Notes
+    -----
+    A context manager: leaving it without :meth:`finish` removes the file. One owner thread.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], kind: str, disk: DiskBudget | None = None) -> None:
+        self.path = os.fspath(path)
+        self._kind = kind.encode("ascii")
+        self._id = uuid.uuid4().bytes
+        self._seed = file_seed(kind, self._id, 0)
+        self._disk = disk
+        self._paid = 0
+        self._entries: list[tuple[int, int, int, int]] = []
+        self._offset = 0
+        self._temporary = f"{self.path}.tmp"
+        self._fd = os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+
+    def append(self, array: Array) -> int:
+        """Write a 1-D array of a plain numeric dtype; returns its number.
+
+        Raises
+        ------
+        OSError
+            The disk is full or failed, or ``disk`` is exhausted (ENOSPC); the file is gone.
+        """
+        if self._fd < 0:
+            raise ValueError(f"the writer of {self.path} is closed")
+        data = np.ascontiguousarray(array)
+        view = memoryview(data).cast("B") if len(data) else memoryview(b"")
+        try:
+            self._write(view)
+        except BaseException:
+            self.abort()
+            raise
+        number = len(self._entries)
+        self._entries.append((self._offset - len(view), len(data), _CODES[data.dtype], _sum(view, self._seed, number)))
+        return number
+
+    def _write(self, view: memoryview | bytes) -> None:
+        if self._disk is not None:
+            self._disk.take(len(view), self.path)
+            self._paid += len(view)
+        pwrite_all(self._fd, view, self._offset, self.path)
+        self._offset += len(view)
+
+    def finish(self, *, durable: bool = False) -> SectionFile:
+        """Close the file with its index and return it open for reading; ``durable`` also flushes it to the device."""
+        if self._fd < 0:
+            raise ValueError(f"the writer of {self.path} is closed")
+        try:
+            index = np.array(self._entries, _ENTRY).tobytes()
+            where = self._offset
+            self._write(index)
+            index_sum = _sum(index, self._seed, _MASK)
+            tail = (MAGIC, SECTIONS_VERSION, _BYTE_ORDER_MARK, self._kind, self._id, len(self._entries), where, index_sum)
+            body = _TAIL.pack(*tail)
+            self._write(body + struct.pack("<Q", xxhash.xxh3_64_intdigest(body)))
+            if durable:
+                os.fsync(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+            os.rename(self._temporary, self.path)
+            if durable:
+                fsync_directory(os.path.dirname(self.path) or ".")
+            return SectionFile(self.path, self._kind.decode(), disk=self._disk, paid=self._paid)
+        except BaseException:
+            self.abort()
+            raise
+
+    def abort(self) -> None:
+        """Remove what was written; may be called again."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._temporary)
+        if self._disk is not None:
+            self._disk.give(self._paid)
+            self._paid = 0
+
+    def __enter__(self) -> SectionWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._fd >= 0:
+            self.abort()
+
+
+class SectionFile:
+    """Arrays by number. Thread-safe but for :meth:`close`.
+
+    Raises
+    ------
+    CorruptionError
+        The file is damaged or cut short.
+    FormatError, VersionError
+        It is no such file, of another kind, of a newer format or of another byte order.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], kind: str, *, disk: DiskBudget | None = None, paid: int = 0) -> None:
+        self.path = os.fspath(path)
+        self._disk = disk
+        self._paid = paid
+        self._fd, size = open_regular(self.path)
+        try:
+            self._read_index(kind, size)
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def _read_index(self, kind: str, size: int) -> None:
+        tail_bytes = _TAIL.size + 8
+        if size < tail_bytes:
+            raise CorruptionError("too short for its index", self.path, size)
+        tail = pread_exactly(self._fd, tail_bytes, size - tail_bytes, self.path)
+        magic, version, mark, found, file_id, n, where, index_sum = _TAIL.unpack(tail[:-8])
+        if magic != MAGIC:
+            raise FormatError(f"{self.path} does not end as a file of sections does")
+        if struct.unpack("<Q", tail[-8:])[0] != xxhash.xxh3_64_intdigest(tail[:-8]):
+            raise CorruptionError("the tail is damaged", self.path, size - tail_bytes)
+        if version != SECTIONS_VERSION or mark != _BYTE_ORDER_MARK:
+            raise VersionError(f"{self.path} has version {version}; this release reads {SECTIONS_VERSION}")
+        if found.rstrip(b"\0") != kind.encode("ascii"):
+            raise FormatError(f"{self.path} holds {found.rstrip(bytes(1)).decode('ascii', 'replace')!r}, not {kind!r}")
+        if where > size or n * _ENTRY.itemsize != size - tail_bytes - where:
+            raise CorruptionError("the index does not fit the file", self.path, size - tail_bytes)
+        self._seed = file_seed(kind, file_id, 0)
+        index = pread_exactly(self._fd, n * _ENTRY.itemsize, where, self.path)
+        if _sum(index, self._seed, _MASK) != index_sum:
+            raise CorruptionError("the index is damaged", self.path, where)
+        self._index = np.frombuffer(index, _ENTRY)
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """Items of each array."""
+        return self._index["items"].astype(np.int64)
+
+    def __getitem__(self, number: int) -> Array:
+        """Read and check one array.
+
+        Raises
+        ------
+        CorruptionError, OSError, IndexError, ClosedError
+        """
+        if self._fd < 0:
+            raise ClosedError(f"{self.path} is closed")
+        if not 0 <= number < len(self._index):
+            raise IndexError(f"no array {number} of {len(self._index)}")
+        offset, items, code, expected = (int(value) for value in self._index[number])
+        dtype = _DTYPES[code]
+        data = pread_exactly(self._fd, items * dtype.itemsize, offset, self.path)
+        if _sum(data, self._seed, number) != expected:
+            raise CorruptionError(f"array {number} is damaged", self.path, offset)
+        return np.frombuffer(data, dtype)
+
+    def close(self) -> None:
+        """Close the file; may be called again."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def remove(self) -> None:
+        """Close the file and delete it; its bytes go back to the disk budget."""
+        self.close()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path)
+        if self._disk is not None:
+            self._disk.give(self._paid)
+            self._paid = 0

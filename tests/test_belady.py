@@ -1,0 +1,404 @@
+"""Belady against brute force; traces, next accesses and simulation against what they mean."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from featstore.cache.base import PolicyContext, available_policies, get_policy
+from featstore.cache.belady import Belady
+from featstore.cache.planned import NextAccess, PlannedPolicy, Window
+from featstore.cache.table import FeatureCache
+from featstore.errors import ClosedError, FeatstoreError, FormatError, PluginError
+from featstore.gather.plan import Tier
+from featstore.plan.simulate import simulate
+from featstore.plan.trace import Trace, TraceWriter, record
+from featstore.storage.rundir import DiskBudget, RunDirectory
+from featstore.storage.sections import SectionFile, SectionWriter
+
+NEVER = 10**9
+
+
+def optimal_loads(batches: Sequence[Sequence[int]], capacity: int) -> list[int]:
+    """Keep, after each batch, the rows with the nearest next use; every distance searched anew."""
+    sets = [set(batch) for batch in batches]
+    cached: set[int] = set()
+    loads = []
+    for i, wanted in enumerate(sets):
+        loads.append(len(wanted - cached))
+
+        def next_use(row: int, i: int = i) -> int:
+            return next((j for j in range(i + 1, len(sets)) if row in sets[j]), NEVER)
+
+        ranked = sorted((next_use(row), row not in cached, row) for row in cached | wanted)
+        cached = {row for distance, _, row in ranked[:capacity] if distance < NEVER}
+    return loads
+
+
+def fewest_loads(batches: Sequence[Sequence[int]], capacity: int) -> int:
+    """The least total over every possible schedule, by exhaustive search."""
+    states = {frozenset[int](): 0}
+    for batch in batches:
+        wanted = frozenset(batch)
+        reached: dict[frozenset[int], int] = {}
+        for cached, cost in states.items():
+            candidates = sorted(cached | wanted)
+            for mask in range(1 << len(candidates)):
+                kept = frozenset(row for k, row in enumerate(candidates) if mask >> k & 1)
+                if len(kept) <= capacity:
+                    reached[kept] = min(reached.get(kept, NEVER), cost + len(wanted - cached))
+        states = reached
+    return min(states.values())
+
+
+@st.composite
+def traces(draw: st.DrawFn, rows: int = 12, batches: int = 9) -> tuple[int, list[list[int]]]:
+    n = draw(st.integers(1, rows))
+    batch = st.lists(st.integers(0, n - 1), unique=True, max_size=n)
+    return n, draw(st.lists(batch, max_size=batches))
+
+
+def run_windows(n: int, batches: list[list[int]], capacity: int, size: int, ahead: int, dtype: Any = np.int32) -> list[int]:
+    """Plan ``size`` batches at a time with ``ahead`` more in sight, replay every changeset on a dictionary, return the loads."""
+    policy = Belady()
+    policy.start(capacity, PolicyContext(n, 1))
+    cached: dict[int, int] = {}
+    loads = []
+    for first in range(0, len(batches), size):
+        seen = [np.array(batch, dtype) for batch in batches[first : first + size + ahead]]
+        offsets = np.cumsum([0] + [len(batch) for batch in seen]).astype(np.int64)
+        planned = list(policy.plan(Window(n, offsets, seen.__getitem__, min(size, len(batches) - first))))
+        for batch, plan in zip(batches[first : first + size], planned, strict=True):
+            assert plan.slots.tolist() == [cached.get(row, -1) for row in batch]
+            loads.append(int((plan.slots < 0).sum()))
+            for row in plan.changes.out_rows.tolist():
+                del cached[row]
+            assert plan.changes.in_rows.tolist() == [batch[p] for p in plan.changes.in_positions.tolist()]
+            for row, slot in zip(plan.changes.in_rows.tolist(), plan.changes.in_slots.tolist(), strict=True):
+                assert row not in cached
+                assert slot not in cached.values()
+                assert 0 <= slot < capacity
+                cached[row] = slot
+    return loads
+
+
+@given(trace=traces(), capacity=st.integers(0, 13), dtype=st.sampled_from([np.int32, np.int64]))
+def test_loads_are_those_of_brute_force(trace: tuple[int, list[list[int]]], capacity: int, dtype: Any) -> None:
+    n, batches = trace
+    assert run_windows(n, batches, min(capacity, n), max(1, len(batches)), 0, dtype) == optimal_loads(batches, capacity)
+
+
+def test_a_thousand_random_traces() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(1000):
+        n, n_batches = int(rng.integers(1, 30)), int(rng.integers(1, 12))
+        batches = [rng.permutation(n)[: rng.integers(0, n + 1)].tolist() for _ in range(n_batches)]
+        capacity = int(rng.integers(0, n + 1))
+        assert simulate([np.array(b, np.int64) for b in batches], capacity, "belady", n=n).tolist() == optimal_loads(
+            batches, capacity
+        )
+
+
+@given(trace=traces(rows=5, batches=5), capacity=st.integers(0, 4))
+def test_no_schedule_loads_fewer(trace: tuple[int, list[list[int]]], capacity: int) -> None:
+    n, batches = trace
+    assert sum(run_windows(n, batches, min(capacity, n), max(1, len(batches)), 0)) == fewest_loads(batches, capacity)
+
+
+@given(trace=traces(rows=20, batches=14), capacity=st.integers(0, 15), size=st.integers(1, 5), ahead=st.integers(0, 6))
+def test_rolling_windows_stay_consistent(trace: tuple[int, list[list[int]]], capacity: int, size: int, ahead: int) -> None:
+    n, batches = trace
+    capacity = min(capacity, n)
+    best = sum(optimal_loads(batches, capacity))
+    loads = run_windows(n, batches, capacity, size, ahead)
+    assert sum(loads) >= best
+    if ahead >= len(batches):
+        assert sum(loads) == best
+
+
+def test_seeing_further_does_not_load_more() -> None:
+    rng = np.random.default_rng(1)
+    batches = [np.unique((500 * rng.random(120) ** 3).astype(int)).tolist() for _ in range(60)]
+    totals = [sum(run_windows(500, batches, 40, 10, ahead)) for ahead in (0, 10, 50)]
+    assert totals[0] > totals[1] >= totals[2] == sum(optimal_loads(batches, 40))
+
+
+def test_rows_hit_before_stay_first() -> None:
+    """Rows 0 and 1 are used again in the same batch; 0 has been hit already, so keeping it inserts fewer."""
+    policy = Belady()
+    policy.start(1, PolicyContext(3, 1))
+    batches = [np.array(b, np.int32) for b in ([0], [0, 1], [1, 0])]
+    planned = list(policy.plan(Window(3, np.array([0, 1, 3, 5], np.int64), batches.__getitem__, 3)))
+    assert sum(len(p.changes.in_rows) for p in planned) == 1
+    assert [int((p.slots < 0).sum()) for p in planned] == [1, 1, 1]
+
+
+def test_next_positions_may_be_spilled(tmp_path: Path) -> None:
+    """With the ids and the next positions on disk the plan is the same."""
+    rng = np.random.default_rng(2)
+    batches = [np.unique((300 * rng.random(80) ** 2).astype(np.int64)) for _ in range(30)]
+
+    class Spill:
+        def __init__(self, n_batches: int) -> None:
+            self.directory = tmp_path / str(n_batches)
+            self.directory.mkdir()
+
+        def __setitem__(self, b: int, array: np.ndarray) -> None:
+            np.save(self.directory / f"{b}.npy", array)
+
+        def __getitem__(self, b: int) -> np.ndarray:
+            return np.asarray(np.load(self.directory / f"{b}.npy"))
+
+    Trace(batches, 300).save(tmp_path / "trace")
+    on_disk = Trace.open(tmp_path / "trace")
+    spilled, plain = Belady(spill=Spill), Belady()
+    for policy in (spilled, plain):
+        policy.start(25, PolicyContext(300, 1))
+    for a, b in zip(spilled.plan(on_disk.window()), plain.plan(Trace(batches, 300).window()), strict=True):
+        assert np.array_equal(a.slots, b.slots)
+        assert np.array_equal(a.changes.in_slots, b.changes.in_slots)
+    on_disk.close()
+
+
+def test_positions_beyond_32_bits() -> None:
+    """The wide form gives what the narrow form gives."""
+    from featstore._core import belady as core
+
+    rng = np.random.default_rng(3)
+    batches = [rng.permutation(50)[:20].astype(np.int64) for _ in range(20)]
+    offsets = np.arange(0, 401, 20, dtype=np.int64)
+    results = []
+    for kind in (np.int32, np.int64):
+        last = np.full(50, 400, kind)
+        nxt = np.empty(400, kind)
+        assert core.link(np.concatenate(batches), 0, last, nxt) == -1
+        bits = core.Bits(400, 10)
+        bits.run(nxt, offsets, 0, 20, 0)
+        out = np.empty(400, np.uint8)
+        core.bits_at(bits, np.arange(400).astype(kind), out)
+        results.append(out.tolist())
+    assert results[0] == results[1]
+    assert 0 < sum(results[0]) < 400
+
+
+def test_bad_traces_are_refused() -> None:
+    policy = Belady()
+    policy.start(2, PolicyContext(5, 1))
+    for bad in (5, -1):
+        batches = [np.array([0, bad], np.int32)]
+        with pytest.raises(IndexError, match=f"row {bad} at position 1 of batch 0"):
+            list(policy.plan(Window(5, np.array([0, 2], np.int64), batches.__getitem__, 1)))
+        with pytest.raises(IndexError, match=f"row {bad}"):
+            Trace(batches, 5)
+    with pytest.raises(ValueError, match="start"):
+        list(policy.plan(Window(6, np.array([0], np.int64), [].__getitem__, 0)))
+    with pytest.raises(ValueError, match="twice"):
+        Trace([[1, 1]])
+    with pytest.raises(TypeError, match="integer"):
+        Trace([[0.5]], 3)
+    with pytest.raises(ValueError, match="capacity"):
+        simulate([[1]], -1)
+
+
+@given(trace=traces(rows=10, batches=8), data=st.data())
+def test_next_access_is_the_first_later_batch(trace: tuple[int, list[list[int]]], data: st.DataObject) -> None:
+    n, batches = trace
+    access = Trace(batches, n).window().next_access
+    for batch in sorted(data.draw(st.lists(st.integers(-1, len(batches)), max_size=6))):
+        rows = np.array(data.draw(st.lists(st.integers(0, n - 1))), np.int64)
+        expected = [next((j for j in range(batch + 1, len(batches)) if row in batches[j]), -1) for row in rows.tolist()]
+        assert access.next(rows, batch).tolist() == expected
+    lists = [access.iters[access.ptr[r] : access.ptr[r + 1]].tolist() for r in range(n)]
+    assert lists == [[j for j, batch in enumerate(batches) if r in batch] for r in range(n)]
+    with pytest.raises(IndexError, match="row 99 at position 0"):
+        access.next(np.array([99], np.int64), 0)
+
+
+def test_a_planned_policy_of_the_users_own() -> None:
+    """Belady written with NextAccess, slow and plain, loads the same rows."""
+
+    class Plain(PlannedPolicy):
+        def start(self, capacity: int, context: PolicyContext) -> None:
+            self.capacity = capacity
+
+        def plan(self, window: Window) -> Any:
+            access: NextAccess = window.next_access
+            cached: dict[int, int] = {}
+            for b in range(window.n_planned):
+                ids = window.ids(b)
+                slots = np.array([cached.get(int(row), -1) for row in ids], np.int32)
+                candidates = np.array(sorted({*cached, *ids.tolist()}), np.int64)
+                uses = access.next(candidates, b)
+                candidates, uses = candidates[uses >= 0], uses[uses >= 0]
+                kept = {int(row) for row in candidates[np.argsort(uses, kind="stable")][: self.capacity]}
+                cached = {row: slot for row, slot in cached.items() if row in kept}
+                free = [slot for slot in range(self.capacity) if slot not in cached.values()]
+                cached |= {row: free.pop() for row in sorted(kept - cached.keys())}
+                yield type("Batch", (), {"slots": slots})()
+
+    rng = np.random.default_rng(4)
+    batches = [np.unique((60 * rng.random(25) ** 2).astype(int)) for _ in range(25)]
+    assert simulate(batches, 9, Plain()).tolist() == simulate(batches, 9, "belady").tolist()
+
+
+@pytest.mark.parametrize("share", [0.05, 0.1, 0.2])
+def test_no_policy_loads_fewer_than_belady(share: float) -> None:
+    rng = np.random.default_rng(5)
+    n = 2000
+    batches = [np.unique((n * rng.random(300) ** 3).astype(int)) for _ in range(40)]
+    capacity = int(share * n)
+    degree = np.arange(n)[::-1].copy()
+    total = {
+        name: int(simulate(batches, capacity, name, n=n, in_degree=lambda: degree + 1, out_degree=lambda: degree).sum())
+        for name in available_policies()
+        if not issubclass(type(get_policy(name)), PlannedPolicy) or name == "belady"
+    }
+    assert {"lru", "sieve", "degree", "frequency"} <= total.keys()
+    assert min(total.values()) == total["belady"]
+    assert total["frequency"] <= total["degree"]
+
+
+def test_simulate_counts_the_fill_and_extremes() -> None:
+    batches = [np.array([0, 1]), np.array([0, 1]), np.array([2])]
+    assert simulate(batches, 3, "frequency").tolist() == [2, 0, 1]  # everything fits: each row once
+    assert simulate(batches, 0, "lru").tolist() == [2, 2, 1]
+    assert simulate(batches, 99, "lru").tolist() == [2, 0, 1]
+    assert simulate([], 5, "belady").tolist() == []
+
+
+def test_planned_changesets_run_in_the_cache() -> None:
+    """The plan, applied by the same table that on-demand policies use, delivers every row's own bytes."""
+    rng = np.random.default_rng(6)
+    n = 200
+    values = rng.integers(0, 256, (n, 24), dtype=np.uint8)
+    trace = Trace([np.unique((n * rng.random(60) ** 2).astype(int)) for _ in range(30)], n)
+    policy = Belady()
+    policy.start(20, PolicyContext(n, 24))
+    cache = FeatureCache(20, 24, n, None)
+    for ids, planned in zip(trace, policy.plan(trace.window()), strict=True):
+        plan = cache.plan(ids.astype(np.int64))
+        host: dict[int, int] = {}
+        for part in plan.parts:
+            if part.tier == Tier.HOST:
+                positions = range(len(part.addresses)) if part.positions is None else part.positions.tolist()
+                host |= dict(zip(positions, part.addresses.tolist(), strict=True))
+        assert host == {i: s for i, s in enumerate(planned.slots.tolist()) if s >= 0}
+        for position, slot in host.items():
+            assert np.array_equal(cache.array[slot], values[ids[position]])
+        cache.apply(planned.changes, values[ids])
+        cache._check()
+    cache.close()
+
+
+def test_record_and_files(tmp_path: Path) -> None:
+    class Doubling:
+        def sample(self, seeds: torch.Tensor, epoch: int = 0, index: int = 0) -> Any:
+            return type("S", (), {"input_ids": torch.cat([seeds, seeds + 50])})()
+
+    batches = [torch.arange(i, i + 5) for i in range(0, 40, 5)]
+    in_memory = record(Doubling(), batches, 100)
+    on_disk = record(Doubling(), batches, 100, tmp_path / "trace")
+    assert len(in_memory) == len(on_disk) == 8
+    assert in_memory.n_accesses == on_disk.n_accesses == 80
+    for a, b in zip(in_memory, on_disk, strict=True):
+        assert np.array_equal(a, b)
+        assert a.dtype == b.dtype == np.int32
+    on_disk.close()
+    for policy in ("belady", "lru", "frequency"):
+        assert np.array_equal(simulate(tmp_path / "trace", 12, policy), simulate(in_memory, 12, policy))
+    with TraceWriter(tmp_path / "abandoned", 5) as writer:
+        writer.append([1, 2])
+    assert not list(tmp_path.glob("abandoned*"))
+
+
+def test_every_damage_to_a_section_file_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    arrays = [np.arange(10, dtype=np.int32), np.empty(0, np.int64), np.arange(5, dtype=np.uint64), np.arange(10, dtype=np.int32)]
+    with SectionWriter(path, "test") as writer:
+        for array in arrays:
+            writer.append(array)
+        writer.finish(durable=True).close()
+    good = path.read_bytes()
+
+    def read_all() -> list[np.ndarray]:
+        file = SectionFile(path, "test")
+        try:
+            return [file[i] for i in range(len(file))]
+        finally:
+            file.close()
+
+    assert all(np.array_equal(a, b) and a.dtype == b.dtype for a, b in zip(read_all(), arrays, strict=True))
+    for bit in range(0, 8 * len(good), 7):
+        bad = bytearray(good)
+        bad[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(bad)
+        with pytest.raises(FeatstoreError):
+            read_all()
+    for length in range(len(good)):
+        path.write_bytes(good[:length])
+        with pytest.raises(FeatstoreError):
+            read_all()
+    swapped = bytearray(good)
+    swapped[0:40], swapped[80:120] = good[80:120], good[0:40]  # equal arrays under another number are harmless
+    path.write_bytes(swapped)
+    assert np.array_equal(read_all()[0], arrays[0])
+    path.write_bytes(good)
+    with pytest.raises(FormatError, match="'test', not 'trace'"):
+        Trace.open(path)
+    file = SectionFile(path, "test")
+    with pytest.raises(IndexError):
+        file[4]
+    file.close()
+    with pytest.raises(ClosedError):
+        file[0]
+
+
+def test_the_disk_budget_is_an_enospc_that_leaves_nothing(tmp_path: Path) -> None:
+    disk = DiskBudget(10_000)
+    writer = SectionWriter(tmp_path / "a", "test", disk)
+    writer.append(np.zeros(500, np.int64))
+    writer.append(np.zeros(500, np.int64))
+    with pytest.raises(OSError, match="disk budget") as caught:
+        writer.append(np.zeros(500, np.int64))
+    assert (caught.value.errno, caught.value.filename) == (28, str(tmp_path / "a"))
+    assert disk.used == 0
+    assert disk.peak <= 10_000
+    assert not os.listdir(tmp_path)
+    with SectionWriter(tmp_path / "b", "test", disk) as writer:
+        writer.append(np.zeros(500, np.int64))
+        file = writer.finish()
+    assert disk.used == (tmp_path / "b").stat().st_size
+    file.remove()
+    assert disk.used == 0
+
+
+def test_run_directories_belong_to_their_process(tmp_path: Path) -> None:
+    parent = tmp_path / "runs"
+    mine = RunDirectory(parent)
+    (parent / "somebody's").mkdir()
+    child = os.fork()
+    if child == 0:
+        theirs = RunDirectory(parent)  # sweeps nothing that is held
+        Path(theirs.file("x")).write_text("data")
+        os._exit(0 if os.path.exists(mine.path) else 1)  # dies without closing
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(os.listdir(parent)) == 3
+    other = RunDirectory(parent)  # sweeps what the dead child left
+    assert sorted(os.listdir(parent)) == sorted([os.path.basename(mine.path), os.path.basename(other.path), "somebody's"])
+    other.close()
+    mine.close()
+    mine.close()
+    assert os.listdir(parent) == ["somebody's"]
+
+
+def test_planned_policies_are_not_for_on_demand_caches() -> None:
+    with pytest.raises((TypeError, PluginError)):
+        FeatureCache(5, 8, 10, get_policy("belady"))
