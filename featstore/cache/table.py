@@ -409,6 +409,20 @@ class FeatureCache:
             if held is not None:
                 held.release()
 
+    def count(self, plan: BatchPlan) -> None:
+        """Count the requests of a plan that was made elsewhere, hit or missed."""
+        hits = sum(len(part.addresses) for part in plan.parts if part.tier == Tier.HOST)
+        with self._lock:
+            self._counts["hits"] += hits
+            self._counts["misses"] += plan.n_rows - hits
+
+    def clear(self) -> None:
+        """Empty a cache that follows a planner; the next plan starts from nothing."""
+        self._enter()
+        with self._gate.write(), self._lock:
+            self.map.release(self._row_of_slot[self._row_of_slot >= 0])
+            self._row_of_slot.fill(-1)
+
     def close(self) -> None:
         """Give memory and budget back; may be called again. The cache must not be in use."""
         with self._lock:

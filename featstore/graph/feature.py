@@ -17,7 +17,7 @@ from featstore._core.rows import is_writable
 from featstore.errors import ClosedError
 from featstore.gather.buffers import BufferPool
 from featstore.gather.executor import Executor, FileSource, MemorySource
-from featstore.gather.plan import Tier
+from featstore.gather.plan import BatchPlan, Tier
 from featstore.graph.rowindex import resolve_rows
 from featstore.storage.reader import Reader, RowFile
 
@@ -252,6 +252,34 @@ class FeatureStore:
         else:
             missed = np.asarray(misses.addresses, np.int64)
             cache.apply(cache.admit(missed, misses.positions), buffer)
+
+    def run_plan(self, plan: BatchPlan) -> torch.Tensor:
+        """Gather a planned batch and apply the plan's changes to the host cache.
+
+        Parameters
+        ----------
+        plan : BatchPlan
+            Made by an inspector for this store's cache as it is now; plans run in the order in which they were made, one thread at
+            a time.
+
+        Returns
+        -------
+        Tensor of self.dtype, shape (plan.n_rows, *row_shape)
+
+        Raises
+        ------
+        CorruptionError, OSError, BudgetError, ClosedError
+            As :meth:`take`; the cache is then as before the call.
+        """
+        out = self._pool.tensor((plan.n_rows, *self.shape[1:]), self.dtype)
+        if plan.n_rows:
+            buffer = _byte_rows(out, plan.n_rows, self._file.row_bytes)
+            self._n_takes += 1
+            self._executor.execute(plan, buffer)
+            if self._cache is not None:
+                self._cache.count(plan)
+                self._cache.apply(plan.changes, buffer)
+        return out
 
     # -- torch ------------------------------------------------------------------------------------------------------------------
 

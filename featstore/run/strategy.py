@@ -8,17 +8,49 @@ feature.
 
 from __future__ import annotations
 
+import os
+import shutil
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
+from featstore.cache.base import PolicyContext
+from featstore.cache.planned import PlannedPolicy
+from featstore.errors import BusyError
 from featstore.gather.plan import BatchPlan
 from featstore.partition.batcher import EpochOrder, RandomBatcher
+from featstore.plan.superbatch import SuperbatchInspector, planning_bytes
+from featstore.run.prefetch import Stopwatch
 from featstore.sampling.batch import SampledBatch, Sampler
+from featstore.storage.rundir import DiskBudget, RunDirectory
 
-__all__ = ["STRATEGIES", "EpochRun", "OnDemand", "Prepared", "Setup", "Strategy"]
+__all__ = ["STRATEGIES", "EpochRun", "OnDemand", "Planning", "Prepared", "Setup", "Strategy", "Superbatch"]
+
+MOST_AUTO_BATCHES = 200
+
+
+@dataclass(frozen=True)
+class Planning:
+    """What a strategy that looks ahead may use.
+
+    Parameters
+    ----------
+    policy : PlannedPolicy
+    superbatch : int or "auto"
+        Batches a superbatch.
+    disk : int or None
+        Most bytes of run files at once.
+    run_dir : str
+        Where run directories are made.
+    """
+
+    policy: PlannedPolicy
+    superbatch: int | str
+    disk: int | None
+    run_dir: str
 
 
 @dataclass(frozen=True)
@@ -33,6 +65,10 @@ class Setup:
         Which seeds form which batch.
     features : tuple of str
     threads : int
+    watch : Stopwatch
+        Measures the stages.
+    planning : Planning, optional
+        For strategies that look ahead.
     """
 
     graph: Any
@@ -40,6 +76,8 @@ class Setup:
     batcher: RandomBatcher
     features: tuple[str, ...]
     threads: int
+    watch: Stopwatch
+    planning: Planning | None = None
 
 
 @dataclass(frozen=True)
@@ -111,4 +149,113 @@ class _OnDemandEpoch:
         pass
 
 
-STRATEGIES: Mapping[str, Callable[[Setup], Strategy]] = {"ondemand": OnDemand}
+class Superbatch:
+    """Sample many batches ahead, plan the cache over them, run the plans (Ginex, with look-ahead into the next superbatch)."""
+
+    def __init__(self, setup: Setup) -> None:
+        if setup.planning is None:
+            raise ValueError("superbatches need a planned policy")
+        self._setup = setup
+        self._planning = setup.planning
+        self._running: weakref.ref[_SuperbatchEpoch] | None = None
+        self._size = self._choose_size()
+
+    def _choose_size(self) -> int:
+        """As many batches as the disk budget and an eighth of the memory allow, by the sizes of one sampled batch."""
+        if not isinstance(self._planning.superbatch, str):
+            return self._planning.superbatch
+        graph, order = self._setup.graph, self._setup.batcher.epoch(0)
+        if not len(order):
+            return 1
+        sampled = self._setup.sampler.sample(order.seeds(0), epoch=0, index=0)
+        n_accesses = max(1, len(sampled.input_ids))
+        width = 4 if graph.num_nodes < 2**31 else 8
+        stored = n_accesses * (width + 12) + sum(4 * (len(block.src) + block.n_dst) for block in sampled.blocks)
+        disk = shutil.disk_usage(os.path.dirname(self._planning.run_dir) or ".").free // 4
+        if self._planning.disk is not None:
+            disk = self._planning.disk
+        # Four superbatches lie on disk at once, and a window is two.
+        by_disk = disk // (4 * stored + 1)
+        fixed = planning_bytes(graph.num_nodes, 0)
+        by_memory = max(0, graph.budget.total // 8 - fixed) // (2 * (planning_bytes(0, n_accesses) + 1))
+        return int(max(1, min(by_disk, by_memory, MOST_AUTO_BATCHES, len(order))))
+
+    def prepare(self, epoch: int, start: int) -> EpochRun:
+        """Begin ``epoch`` with an empty cache; sampling starts now, in the background.
+
+        Raises
+        ------
+        BusyError
+            Another epoch of this loader is running: both would change one cache.
+        """
+        running = None if self._running is None else self._running()
+        if running is not None and not running.closed:
+            raise BusyError("another epoch of this loader is running; superbatches have one cache, so end or drop it first")
+        run = _SuperbatchEpoch(self._setup, self._planning, self._setup.batcher.epoch(epoch), start, self._size)
+        self._running = weakref.ref(run)
+        return run
+
+
+class _SuperbatchEpoch:
+    def __init__(self, setup: Setup, planning: Planning, order: EpochOrder, start: int, size: int) -> None:
+        graph = setup.graph
+        self._setup = setup
+        self.closed = False
+        capacities = set()
+        for name in setup.features:
+            cache = graph.features[name].cache
+            capacities.add(0 if cache is None else cache.capacity)
+            if cache is not None:
+                cache.clear()
+        capacity = min(capacities, default=0)
+        self._held = graph.budget.reserve("planner", 4 * (graph.num_nodes + capacity))
+        self._runs: RunDirectory | None = None
+        try:
+            planning.policy.start(capacity, PolicyContext(graph.num_nodes, 1))
+            self._runs = RunDirectory(planning.run_dir)
+            self._inspector = SuperbatchInspector(
+                lambda position: setup.sampler.sample(order.seeds(position), epoch=order.epoch, index=position),
+                start=start,
+                stop=len(order),
+                size=size,
+                n_hops=len(getattr(setup.sampler, "fanouts", ())),
+                n_rows=graph.num_nodes,
+                policy=planning.policy,
+                runs=self._runs,
+                disk=DiskBudget(planning.disk),
+                budget=graph.budget,
+                pool=graph.pool,
+                threads=setup.threads,
+                time=setup.watch.time,
+            )
+        except BaseException:
+            self._held.release()
+            if self._runs is not None:
+                self._runs.close()
+            raise
+
+    @property
+    def threads(self) -> int:
+        return 1  # reading samples back is quick; the sampling threads are the inspector's
+
+    def batch(self, position: int) -> Prepared:
+        sampled, plan = self._inspector.batch(position)
+        return Prepared(sampled, dict.fromkeys(self._setup.features, plan))
+
+    def gather(self, name: str, prepared: Prepared) -> torch.Tensor:
+        assert prepared.plans is not None
+        rows: torch.Tensor = self._setup.graph.features[name].run_plan(prepared.plans[name])
+        if name == self._setup.features[-1]:
+            self._inspector.passed(prepared.sampled.index)
+        return rows
+
+    def close(self) -> None:
+        if not self.closed:
+            self._inspector.close()
+            if self._runs is not None:
+                self._runs.close()
+            self._held.release()
+            self.closed = True
+
+
+STRATEGIES: Mapping[str, Callable[[Setup], Strategy]] = {"ondemand": OnDemand, "superbatch": Superbatch}

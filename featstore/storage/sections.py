@@ -11,7 +11,7 @@ import os
 import struct
 import uuid
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,7 @@ from featstore.storage.writer import fsync_directory, pwrite_all
 __all__ = ["SectionFile", "SectionWriter"]
 
 Array = npt.NDArray[Any]
+Writer = TypeVar("Writer", bound="SectionWriter")
 
 MAGIC: Final = b"FSSECT\0\0"
 SECTIONS_VERSION: Final = 1
@@ -131,7 +132,7 @@ class SectionWriter:
             self._disk.give(self._paid)
             self._paid = 0
 
-    def __enter__(self) -> SectionWriter:
+    def __enter__(self: Writer) -> Writer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -1,0 +1,285 @@
+"""Superbatches (Ginex): sample many batches ahead, plan the cache over them, and keep looking one superbatch further.
+
+A background thread samples superbatch ``k + 1`` before it plans ``k``, so that next uses in ``k + 1`` count and the cache
+survives from one to the next; both happen while the batches of ``k - 1`` and ``k`` are gathered and trained on.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from featstore._core.blocks import split_slots
+from featstore.cache.planned import PlannedBatch, PlannedPolicy, Window
+from featstore.config import Budget
+from featstore.errors import BudgetError, ClosedError
+from featstore.gather.buffers import BufferPool
+from featstore.gather.plan import BatchPlan, Changeset, Part, Tier
+from featstore.plan.samples import SampleFile, SampleWriter
+from featstore.sampling.batch import SampledBatch
+from featstore.storage.rundir import DiskBudget, RunDirectory
+from featstore.storage.sections import SectionFile, SectionWriter
+
+__all__ = ["SuperbatchInspector", "planning_bytes"]
+
+Int64s = npt.NDArray[np.int64]
+SECTIONS = 4  # a batch's: slots, positions and slots admitted, rows evicted
+
+
+def planning_bytes(n_rows: int, n_accesses: int) -> int:
+    """Return what planning a window of ``n_accesses`` holds: next positions, bits, and the last position of each row."""
+    width = 4 if n_accesses < 2**31 - 1 else 8
+    return (width + 1) * n_accesses + 2 * width * n_rows
+
+
+class PlanFile:
+    """Plans of one superbatch's batches."""
+
+    def __init__(self, file: SectionFile) -> None:
+        self._file = file
+
+    def plan(self, number: int, ids: npt.NDArray[np.int64]) -> BatchPlan:
+        """Return the plan of a batch whose input ids are ``ids``."""
+        slots, in_positions, in_slots, out_rows = (self._file[SECTIONS * number + i] for i in range(SECTIONS))
+        k = len(slots)
+        hit_positions, miss_positions, hit_slots = np.empty(k, np.int64), np.empty(k, np.int64), np.empty(k, np.int32)
+        n_hits = split_slots(slots, hit_positions, hit_slots, miss_positions)
+        missed = miss_positions[: k - n_hits]
+        positions = in_positions.astype(np.int64)
+        changes = Changeset(ids[positions], positions, in_slots, out_rows.astype(np.int64))
+        parts = (Part(Tier.HOST, hit_slots[:n_hits], hit_positions[:n_hits]), Part(Tier.BASE, ids[missed], missed))
+        return BatchPlan(k, parts, changes)
+
+    def remove(self) -> None:
+        """Delete the file."""
+        self._file.remove()
+
+
+def _write_plan(writer: SectionWriter, planned: PlannedBatch) -> None:
+    changes = planned.changes
+    rows = changes.out_rows
+    writer.append(planned.slots)
+    writer.append(changes.in_positions.astype(np.int32))
+    writer.append(changes.in_slots)
+    writer.append(rows.astype(np.int32) if not len(rows) or int(rows.max()) < 2**31 else rows)
+
+
+@dataclass
+class _Superbatch:
+    samples: SampleFile
+    plans: PlanFile | None = None
+
+    def remove(self) -> None:
+        self.samples.remove()
+        if self.plans is not None:
+            self.plans.remove()
+
+
+class SuperbatchInspector:
+    """One epoch's superbatches: sampled, planned, handed out by batch number. Thread-safe.
+
+    Parameters
+    ----------
+    sample : callable
+        ``sample(position)`` samples the batch that runs as number ``position``; called from several threads.
+    start, stop : int
+        Batch numbers.
+    size : int
+        Batches a superbatch.
+    n_hops : int
+        Blocks a batch.
+    n_rows : int
+        Rows of the features.
+    policy : PlannedPolicy
+        Started; plans window after window.
+    runs : RunDirectory
+    disk : DiskBudget
+    budget : Budget
+    pool : BufferPool
+    threads : int
+        Batches sampled at once.
+    time : callable
+        ``time(stage)`` is a context manager that measures ``"inspect sample"`` and ``"inspect plan"``.
+    """
+
+    def __init__(
+        self,
+        sample: Callable[[int], SampledBatch],
+        *,
+        start: int,
+        stop: int,
+        size: int,
+        n_hops: int,
+        n_rows: int,
+        policy: PlannedPolicy,
+        runs: RunDirectory,
+        disk: DiskBudget,
+        budget: Budget,
+        pool: BufferPool,
+        threads: int,
+        time: Callable[[str], AbstractContextManager[None]],
+    ) -> None:
+        self._sample = sample
+        self._start, self._stop, self._size = start, stop, size
+        self._n_hops, self._n_rows = n_hops, n_rows
+        self._policy, self._runs, self._disk, self._budget, self._pool = policy, runs, disk, budget, pool
+        self._threads = threads
+        self._time = time
+        self._n = -(-(stop - start) // size)
+        self._ready: dict[int, _Superbatch] = {}
+        self._n_waiting = 0
+        self._reached = 0  # superbatch that is being consumed
+        self._error: BaseException | None = None
+        self._closed = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._inspect, name="featstore-inspect", daemon=True)
+        self._thread.start()
+
+    # The consumer's side.
+
+    def batch(self, position: int) -> tuple[SampledBatch, BatchPlan]:
+        """Return a batch and its plan, waiting until its superbatch is planned."""
+        k, number = divmod(position - self._start, self._size)
+        with self._changed:
+            self._reached = max(self._reached, k)
+            self._changed.notify_all()
+            self._n_waiting += 1
+            try:
+                self._changed.wait_for(lambda: k in self._ready or self._error is not None or self._closed)
+            finally:
+                self._n_waiting -= 1
+            if k not in self._ready:
+                if self._error is not None:
+                    raise self._error
+                raise ClosedError("the epoch is over")
+            superbatch = self._ready[k]
+        assert superbatch.plans is not None
+        sampled = superbatch.samples.batch(number, self._pool)
+        return sampled, superbatch.plans.plan(number, sampled.input_ids.numpy())
+
+    def passed(self, position: int) -> None:
+        """Say that the batch has run: run files of earlier superbatches are removed."""
+        k = (position - self._start) // self._size
+        with self._changed:
+            done = [old for old in self._ready if old < k]
+            for old in done:
+                self._ready.pop(old).remove()
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Stop the thread and remove the run files; may be called again."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+        with self._changed:
+            for superbatch in self._ready.values():
+                superbatch.remove()
+            self._ready.clear()
+
+    # The inspector's side.
+
+    def _inspect(self) -> None:
+        sampled: dict[int, _Superbatch] = {}
+        try:
+            with ThreadPoolExecutor(self._threads, thread_name_prefix="featstore-sample") as workers:
+                for k in range(self._n):
+                    self._wait_for(k - 1)
+                    for ahead in (k, k + 1):
+                        if ahead < self._n and ahead not in sampled:
+                            sampled[ahead] = self._sample_superbatch(ahead, workers)
+                    superbatch = sampled.pop(k)
+                    try:
+                        superbatch.plans = self._plan(k, superbatch.samples, sampled.get(k + 1))
+                    except BaseException:
+                        superbatch.remove()
+                        raise
+                    with self._changed:
+                        self._ready[k] = superbatch
+                        self._changed.notify_all()
+        except _Stopped:
+            pass
+        except BaseException as error:
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+        finally:
+            for left in sampled.values():
+                left.remove()
+
+    def _wait_for(self, k: int) -> None:
+        """Wait until superbatch ``k`` is being consumed, so that no more than two lie ahead."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._reached >= k or self._closed)
+            self._check()
+
+    def _check(self) -> None:
+        if self._closed:
+            raise _Stopped
+
+    def _sample_superbatch(self, k: int, workers: ThreadPoolExecutor) -> _Superbatch:
+        first = self._start + k * self._size
+        positions = range(first, min(first + self._size, self._stop))
+        pending: deque[Future[SampledBatch]] = deque()
+        with (
+            self._time("inspect sample"),
+            SampleWriter(self._runs.file(f"samples-{k}"), self._n_rows, self._n_hops, self._disk) as writer,
+        ):
+            try:
+                for position in positions:
+                    pending.append(workers.submit(self._sample_patiently, position))
+                    while len(pending) > self._threads:
+                        writer.add(pending.popleft().result())
+                        self._check()
+                while pending:
+                    writer.add(pending.popleft().result())
+            finally:
+                for future in pending:
+                    future.cancel()
+            return _Superbatch(writer.finish_samples())
+
+    def _sample_patiently(self, position: int) -> SampledBatch:
+        """Sample; where memory is short, wait for batches to be let go of, unless the loop waits for this very superbatch."""
+        while True:
+            try:
+                return self._sample(position)
+            except BudgetError:
+                with self._changed:
+                    self._check()
+                    hopeless = self._n_waiting > 0
+                if not self._pool.wait(0.05) and hopeless:
+                    raise
+
+    def _plan(self, k: int, samples: SampleFile, ahead: _Superbatch | None) -> PlanFile:
+        lengths = samples.lengths if ahead is None else np.concatenate([samples.lengths, ahead.samples.lengths])
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        n = len(samples)
+
+        def ids(b: int) -> npt.NDArray[np.int32 | np.int64]:
+            if b < n:
+                return samples.ids(b)
+            assert ahead is not None
+            return ahead.samples.ids(b - n)
+
+        window = Window(self._n_rows, offsets, ids, n)
+        with (
+            self._time("inspect plan"),
+            self._budget.reserve("planner", planning_bytes(self._n_rows, int(offsets[-1]))),
+            SectionWriter(self._runs.file(f"plan-{k}"), "plan", self._disk) as writer,
+        ):
+            for planned in self._policy.plan(window):
+                _write_plan(writer, planned)
+                self._check()
+            return PlanFile(writer.finish())
+
+
+class _Stopped(Exception):
+    """The consumer closed the epoch."""
