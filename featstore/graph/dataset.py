@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from featstore.cache.base import Policy, StaticPolicy, get_policy
+from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
 from featstore.config import Budget, Options, Reservation, parse_size
 from featstore.errors import ClosedError, FormatError
@@ -402,6 +403,8 @@ class OutOfCoreGraph:
         """
         store = self.features[name]
         n_bytes, chosen = parse_size(budget), get_policy(policy)
+        if isinstance(chosen, PlannedPolicy):
+            raise ValueError(f"policy {chosen.name!r} plans ahead: use it through a Loader with strategy='superbatch'")
         # Not under the lock: a provider of counts samples an epoch, on threads that ask for the topology.
         self._check_open()
         self._drop_cache(store)
@@ -434,6 +437,20 @@ class OutOfCoreGraph:
             return self.topology.degrees()
 
         return PolicyInputs(self.num_nodes, row_bytes, self.budget, in_degree, out_degree, counts, parts, seed)
+
+    def cache_for_planner(self, name: str, capacity: int) -> None:
+        """Give a feature an empty cache of ``capacity`` rows that follows batch plans, instead of any earlier; loaders call this.
+
+        Raises
+        ------
+        BudgetError, KeyError
+            As :meth:`cache`.
+        """
+        store = self.features[name]
+        self._check_open()
+        self._drop_cache(store)
+        row_bytes = self._snapshot.file_of(self._snapshot.catalog.by_role("feature")[name]).row_bytes
+        store.use_cache(FeatureCache(capacity, row_bytes, self.num_nodes, None, budget=self.budget, name=f"cache of {name!r}"))
 
     @staticmethod
     def _drop_cache(store: FeatureStore) -> None:

@@ -259,8 +259,8 @@ class FeatureStore:
         Parameters
         ----------
         plan : BatchPlan
-            Made by an inspector for this store's cache as it is now; plans run in the order in which they were made, one thread at
-            a time.
+            Made by an inspector for this store's cache as it is now; plans run in the order in which they were made, by one
+            thread.
 
         Returns
         -------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ import numpy.typing as npt
 import torch
 
 from featstore.cache.base import Policy, get_policy
+from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
 from featstore.config import Budget, Reservation, format_size, parse_size
 from featstore.errors import BudgetError, ClosedError
@@ -24,7 +26,7 @@ from featstore.partition.batcher import RandomBatcher, check_seeds
 from featstore.run.batch import MiniBatch
 from featstore.run.precache import AccessCounts, cache_bytes, spare_bytes
 from featstore.run.prefetch import FINALIZER_JOIN_S, Pipeline, Stopwatch
-from featstore.run.strategy import STRATEGIES, EpochRun, Prepared, Setup
+from featstore.run.strategy import STRATEGIES, EpochRun, Planning, Prepared, Setup
 from featstore.sampling.batch import SampledBatch, Sampler
 
 if TYPE_CHECKING:
@@ -172,10 +174,11 @@ class Loader:
     labels : str or None
         Node data that gives ``batch.y``.
     strategy : str
-        ``"ondemand"``: sample a batch when its turn comes, and read the rows that the host cache lacks.
+        ``"ondemand"``: sample a batch when its turn comes, and read the rows that the host cache lacks. ``"superbatch"``: sample
+        many batches ahead to disk, plan the cache over them, then gather (Ginex, VLDB 2022, with look-ahead).
     policy : str, Policy or class, optional
         Policy of the feature cache; ``"degree"`` where only ``feature_cache`` is given. ``"frequency"`` samples the first epoch
-        once to count.
+        once to count. ``"superbatch"`` takes a planned policy, by default ``"belady"``.
     memory : int or str, optional
         Most bytes that batches in flight, those handed out, and the cache that this loader makes may take: a share of the graph's
         budget. By default what the graph has left.
@@ -183,6 +186,13 @@ class Loader:
         Make a host cache for the features, as ``g.cache`` does: bytes (``"1GiB"``), or a share of the rows as a float
         (``0.1``), the same rows for all features; ``"auto"`` (the default where ``policy`` is given): what batches leave of the
         memory.
+    superbatch : int or "auto"
+        Batches a superbatch; by default as many as the disk and an eighth of the memory allow, 200 at most.
+    disk : int or str, optional
+        Most bytes of run files at once (about four superbatches' samples and plans); a quarter of the free disk if absent.
+    run_dir : path-like, optional
+        Where run files go, in a directory of their own that is removed afterwards, and after a crash by the next run;
+        ``<dataset>.runs`` beside the dataset by default.
     prefetch : int or "auto"
         Batches made ahead of the one that the loop holds; less where memory is short. 0: everything runs in the caller's thread.
     threads : int, optional
@@ -221,6 +231,9 @@ class Loader:
         policy: str | Policy | type[Policy] | None = None,
         memory: int | str | None = None,
         feature_cache: int | float | str | None = None,
+        superbatch: int | str = "auto",
+        disk: int | str | None = None,
+        run_dir: str | os.PathLike[str] | None = None,
         prefetch: int | str = 2,
         threads: int | None = None,
         shuffle: bool = True,
@@ -264,12 +277,15 @@ class Loader:
         self._progress = _Progress(0, 0)
         self._iterators: weakref.WeakSet[_Epoch] = weakref.WeakSet()
         self._closed = False
-        setup = Setup(g, sampler, batcher, self._features, threads)
+        planning = self._planning(strategy, policy, superbatch, disk, run_dir)
+        setup = Setup(g, sampler, batcher, self._features, threads, self._watch, planning)
         self._setup = setup
         try:
-            self._strategy = STRATEGIES[strategy](setup)
-            if feature_cache is not None or policy is not None:
+            if planning is not None:
+                self._make_cache(feature_cache, planning.policy)
+            elif feature_cache is not None or policy is not None:
                 self._make_cache(feature_cache, policy)
+            self._strategy = STRATEGIES[strategy](setup)
         except BaseException:
             self._finalizer()
             raise
@@ -287,15 +303,43 @@ class Loader:
             )
         return Budget(share, "loader")
 
+    def _planning(
+        self,
+        strategy: str,
+        policy: str | Policy | type[Policy] | None,
+        superbatch: int | str,
+        disk: int | str | None,
+        run_dir: str | os.PathLike[str] | None,
+    ) -> Planning | None:
+        """Check the options of strategies that look ahead; None for the others."""
+        if policy is None and strategy != "ondemand":
+            policy = "belady"
+        chosen = None if policy is None else get_policy(policy)
+        if strategy == "ondemand":
+            if isinstance(chosen, PlannedPolicy):
+                raise ValueError(f"policy {chosen.name!r} plans ahead: use it with strategy='superbatch'")
+            return None
+        if not isinstance(chosen, PlannedPolicy):
+            raise ValueError(
+                f"strategy {strategy!r} needs a planned policy such as 'belady', not {getattr(chosen, 'name', chosen)!r}"
+            )
+        if superbatch != "auto":
+            if isinstance(superbatch, str):
+                raise ValueError(f"superbatch must be a number of batches or 'auto', not {superbatch!r}")
+            _at_least("superbatch", superbatch, 1)
+        where = f"{self._g.path}.runs" if run_dir is None else os.fspath(run_dir)
+        return Planning(chosen, superbatch, None if disk is None else parse_size(disk), where)
+
     def _make_cache(self, size: int | float | str | None, policy: str | Policy | type[Policy] | None) -> None:
         """Make the host cache of every feature; policies that ask for counts get those of the first epoch."""
         budget = self._g.budget
         room = budget.available if self._share is None else min(budget.available, self._share.available)
         if policy is None:
             policy = "degree"
-        if isinstance(policy, Policy) and len(self._features) > 1:
-            raise ValueError("a policy instance serves one cache: give its name or class for several features")
         chosen = get_policy(policy)
+        is_planned = isinstance(chosen, PlannedPolicy)  # one plan for all features, which have the same rows in their caches
+        if isinstance(policy, Policy) and len(self._features) > 1 and not is_planned:
+            raise ValueError("a policy instance serves one cache: give its name or class for several features")
         n = self._g.num_nodes
         if not self._features or not n:
             return
@@ -308,7 +352,10 @@ class Loader:
         sizes = cache_bytes(size, n, self._row_bytes, chosen, budget if self._share is None else self._share, room)
         with self._watch.time("cache"), AccessCounts(self._setup, self._watch) as counts:
             for name, n_bytes in sizes.items():
-                self._g.cache(name, budget=n_bytes, policy=policy, counts=counts)
+                if is_planned:
+                    self._g.cache_for_planner(name, FeatureCache.capacity_for(n_bytes, self._row_bytes[name], n, None))
+                else:
+                    self._g.cache(name, budget=n_bytes, policy=policy, counts=counts)
         if self._share is not None:
             self._held.append(self._share.reserve("feature cache", sum(sizes.values())))
 

@@ -201,6 +201,8 @@ class _SuperbatchEpoch:
         graph = setup.graph
         self._setup = setup
         self.closed = False
+        self._position = -1
+        self._gathered: dict[str, torch.Tensor] = {}
         capacities = set()
         for name in setup.features:
             cache = graph.features[name].cache
@@ -244,13 +246,21 @@ class _SuperbatchEpoch:
 
     def gather(self, name: str, prepared: Prepared) -> torch.Tensor:
         assert prepared.plans is not None
-        rows: torch.Tensor = self._setup.graph.features[name].run_plan(prepared.plans[name])
-        if name == self._setup.features[-1]:
-            self._inspector.passed(prepared.sampled.index)
+        position = prepared.sampled.index
+        if position != self._position:
+            self._position, self._gathered = position, {}
+        # A plan runs once: where memory was short for a later feature of the batch, the earlier ones are not run again.
+        if name not in self._gathered:
+            self._gathered[name] = self._setup.graph.features[name].run_plan(prepared.plans[name])
+        rows = self._gathered[name]
+        if len(self._gathered) == len(self._setup.features):
+            self._gathered = {}
+            self._inspector.passed(position)
         return rows
 
     def close(self) -> None:
         if not self.closed:
+            self._gathered = {}
             self._inspector.close()
             if self._runs is not None:
                 self._runs.close()
