@@ -95,7 +95,7 @@ def test_loads_are_beladys(dataset: Path) -> None:
     assert loads[25] == best
     assert best <= loads[12] <= loads[5] <= 1.2 * best
     _, stats = batches(dataset, epochs=1, feature_cache=0.1, policy="frequency")
-    assert best < stats["rows_loaded"] / 2
+    assert best < stats["rows_loaded"] / 2 + round(0.1 * N)  # its fill counted
     assert {"inspect sample", "inspect plan", "gather"} <= batches(dataset, epochs=1, strategy="superbatch")[1]["seconds"].keys()
 
 
