@@ -118,7 +118,6 @@ def test_resume_in_the_middle(dataset: Path, ondemand: list[Any]) -> None:
 def test_an_early_break_leaves_nothing(dataset: Path, tmp_path: Path) -> None:
     with featstore.open(dataset, memory="64MB") as g:
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
-        used = g.budget.used
         with featstore.Loader(
             g, sampler, g.node_data["train_idx"], batch_size=40, strategy="superbatch", superbatch=3, run_dir=tmp_path / "runs"
         ) as loader:
@@ -138,9 +137,7 @@ def test_an_early_break_leaves_nothing(dataset: Path, tmp_path: Path) -> None:
         for name in g.features:
             g.cache(name, 0)
         g.pool.trim()
-        report = g.memory_report()
-        assert not {"planner", "loader order", "batches"} & report.keys()
-        assert g.budget.used <= used + report.get("sampler scratch", 0) + 64 * N
+        assert not {"planner", "loader order", "batches", "batch buffers"} & g.memory_report().keys()
 
 
 def test_disk_budget_and_errors(dataset: Path, tmp_path: Path) -> None:
