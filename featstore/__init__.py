@@ -13,6 +13,7 @@ from featstore.cache.base import (
     get_policy,
     register_policy,
 )
+from featstore.cache.planned import NextAccess, PlannedBatch, PlannedPolicy, Window
 from featstore.errors import (
     BudgetError,
     BusyError,
@@ -25,6 +26,7 @@ from featstore.errors import (
 )
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.feature import FeatureStore
+from featstore.plan.simulate import simulate
 from featstore.run.batch import MiniBatch
 from featstore.run.loader import Loader
 from featstore.sampling.batch import Block, SampledBatch, Sampler
@@ -42,18 +44,23 @@ __all__ = [
     "Loader",
     "MiniBatch",
     "NeighborSampler",
+    "NextAccess",
     "OnlinePolicy",
     "OutOfCoreGraph",
+    "PlannedBatch",
+    "PlannedPolicy",
     "PluginError",
     "PolicyContext",
     "SampledBatch",
     "Sampler",
     "StaticPolicy",
     "VersionError",
+    "Window",
     "available_policies",
     "get_policy",
     "open",
     "register_policy",
+    "simulate",
 ]
 
 open = OutOfCoreGraph.open

@@ -474,4 +474,4 @@ def test_stats():
 
 
 def test_strategies_are_listed():
-    assert list(STRATEGIES) == ["ondemand"]
+    assert list(STRATEGIES) == ["ondemand", "superbatch"]

@@ -127,7 +127,7 @@ cdef class Bits:
         return (s << 6) + fs_top(mask)
 
     cdef int64_t clear(self, int64_t low, int64_t high, int64_t n, bint spare_hit) noexcept nogil:
-        """Clear up to ``n`` bits in ``low … high``, the highest first; with ``spare_hit`` only those never hit. Returns how many."""
+        """Clear up to ``n`` bits in ``low … high``, the highest first; with ``spare_hit`` only never-hit ones. Returns the count."""
         cdef int64_t w, done = 0
         cdef uint64_t chosen, bit
         for w in range(high >> 6, (low >> 6) - 1, -1):
@@ -191,7 +191,7 @@ cdef class Bits:
                 self.count = self.capacity
 
     def run(self, const pos_t[::1] nxt not None, const int64_t[::1] offsets not None, int64_t begin, int64_t end, int64_t origin):
-        """Run batches ``begin … end - 1``: batch b is positions ``offsets[b] … offsets[b+1] - 1``; ``nxt[0]`` is position ``origin``'s."""
+        """Run batches ``begin … end - 1``; batch b is positions ``offsets[b] … offsets[b+1] - 1``, and ``nxt[0]`` is ``origin``'s."""
         cdef int64_t b, p, q, s, e, n_batches = offsets.shape[0] - 1, length = self.length
         cdef int64_t w, qa
         cdef uint64_t hit, bit
@@ -318,7 +318,7 @@ def bits_at(Bits bits not None, const pos_t[::1] positions not None, uint8_t[::1
 
 def next_uses(const row_t[::1] rows not None, int64_t batch, int64_t[::1] ptr not None, const int64_t[::1] end not None,
               const pos_t[::1] iters not None, int64_t[::1] out not None, bint advance):
-    """Answer from the CSR form: the first batch number above ``batch`` of each row, −1 if none; ``advance`` moves ``ptr`` there."""
+    """Write the first batch above ``batch`` that touches each row, −1 if none; ``advance`` moves ``ptr`` there."""
     cdef int64_t i, at, row
     for i in range(rows.shape[0]):
         row = rows[i]

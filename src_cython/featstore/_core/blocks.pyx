@@ -52,7 +52,7 @@ def narrow(const int64_t[::1] values not None, int32_t[::1] out not None):
 
 def split_slots(const int32_t[::1] slots not None, int64_t[::1] hit_positions not None, int32_t[::1] hit_slots not None,
                 int64_t[::1] miss_positions not None):
-    """Split a planned batch's slots into hits and misses (−1); the outputs have room for the batch. Returns the number of hits."""
+    """Split a planned batch's slots into hits and misses (−1); the outputs have room for it. Returns the number of hits."""
     cdef int64_t i, h = 0, m = 0, k = slots.shape[0]
     if min(hit_positions.shape[0], hit_slots.shape[0], miss_positions.shape[0]) < k:
         raise ValueError("outputs shorter than the batch")
