@@ -1,19 +1,11 @@
 """The catalog: an LMDB environment that names a dataset's files and fields, read and replaced whole.
 
-<<<<<<< HEAD
 LMDB commits atomically but neither checks its pages nor survives a truncated file (a fault in its mapping kills the process).
 So ``catalog.lmdb/data.mdb`` is an LMDB environment followed by one trailer page with its length and XXH3-128 digest. Reading:
 the file is read, trailer, digest and every page's structure are checked, and only then LMDB maps a private anonymous copy,
 which nobody can shrink. Writing: LMDB works on such a copy, too, and the new file replaces the old one by one rename, so that
 no crash can separate the digest from what it covers and a full disk is an ordinary failed write. A catalog is small: kilobytes,
 read once.
-=======
-LMDB commits atomically but neither checks its pages nor survives a truncated file (a fault in its mapping kills the process). So
-``catalog.lmdb/data.mdb`` is an LMDB environment followed by one trailer page with its length and XXH3-128 digest. Reading: the
-file is read, trailer, digest and every page's structure are checked, and only then LMDB maps a private anonymous copy, which
-nobody can shrink. Writing: LMDB works on such a copy, too, and the new file replaces the old one by one rename, so that no crash
-can separate the digest from what it covers and a full disk is an ordinary failed write. A catalog is small: kilobytes, read once.
->>>>>>> 89f0d62 (Public names of simulation and planned policies; lint)
 
 Each value is the XXH3-64 of key and text, and JSON text. Keys: ``dataset``; ``file/<name>``; ``node/<type>/<field>`` and
 ``edge/<source>,<relation>,<destination>/<field>`` (the only type so far is ``_``).
