@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore._core import cache as _core
+from featstore._core.rows import copy_rows
 from featstore.cache.base import OnlinePolicy, Policy, PolicyContext, StaticPolicy
 from featstore.cache.rowmap import RowMap, huge_array
 from featstore.cache.select import top_rows
@@ -319,7 +320,7 @@ class FeatureCache:
             if self._slots is not None:
                 # A row whose slot was given away since, by another thread's batch, is left out.
                 rows, positions, slots = self.map.still_held(changes.in_rows, changes.in_positions, changes.in_slots)
-                _core.copy_rows(out, positions, self.array, slots)
+                copy_rows(out, positions, self.array, slots)
                 self.map.assign(rows, slots)
             elif self.policy is None:
                 self._apply_planned(changes, out)
@@ -339,7 +340,7 @@ class FeatureCache:
                     raise PluginError("the changeset admits a row into a slot that is taken or does not exist")
                 if self.map.lookup(rows).max() >= 0:
                     raise PluginError("the changeset admits a row that is cached")
-                _core.copy_rows(out, changes.in_positions, self.array, slots)
+                copy_rows(out, changes.in_positions, self.array, slots)
                 self._row_of_slot[slots] = rows
                 self.map.assign(rows, slots)
                 if (self._row_of_slot[slots] != rows).any() or (self.map.lookup(rows) != slots).any():

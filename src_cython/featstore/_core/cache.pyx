@@ -1,4 +1,4 @@
-"""Loops of the cache table: look rows up, choose what to admit, copy rows into slots, select the best-scored rows.
+"""Loops of the cache table: look rows up, choose what to admit, select the best-scored rows.
 
 A map is ``slot_of_row`` int32[n]: the slot of a cached row, -1 where it is absent, and -2 - slot where the slot is taken but its
 bytes have not been copied yet. Every negative value is a miss. Arguments are checked by the callers, ids here as well: a wrong id
@@ -16,35 +16,12 @@ cdef extern from *:
     {
         __builtin_prefetch((const void *)((uintptr_t)table + (uintptr_t)entry * sizeof *table), 0, 3);
     }
-
-    static inline void featstore_prefetch_row(const unsigned char *row, size_t n)
-    {
-        for (size_t offset = 0; offset < n; offset += 64)
-            __builtin_prefetch(row + offset, 0, 3);
-    }
-
-    /* Copy one row; the common narrow widths as single moves instead of a call. */
-    static inline void featstore_copy_row(unsigned char *to, const unsigned char *from, size_t n)
-    {
-        switch (n) {
-        case 1: *to = *from; return;
-        case 2: __builtin_memcpy(to, from, 2); return;
-        case 4: __builtin_memcpy(to, from, 4); return;
-        case 8: __builtin_memcpy(to, from, 8); return;
-        case 16: __builtin_memcpy(to, from, 16); return;
-        default: __builtin_memcpy(to, from, n);
-        }
-    }
     """
     void featstore_prefetch_entry(const int32_t *table, uint64_t entry) noexcept nogil
-    void featstore_prefetch_row(const uint8_t *row, size_t n) noexcept nogil
-    void featstore_copy_row(uint8_t *to, const uint8_t *source, size_t n) noexcept nogil
 
-# Distances tuned on a 32 MB map: far enough ahead to cover a miss to memory, near enough to stay in the line-fill buffers.
+# Tuned on a 32 MB map: far enough ahead to cover a miss to memory, near enough to stay in the line-fill buffers.
 cdef enum:
     AHEAD = 32
-    ROWS_AHEAD = 8
-    MAX_PREFETCHED_BYTES = 1024  # of a row; the hardware follows a longer one by itself
 
 
 cdef int64_t _split(const int64_t *rows, int64_t n, const int32_t *slot_of_row, uint64_t n_rows,
@@ -235,41 +212,6 @@ def check_victims(const int32_t[::1] slots not None, const int64_t[::1] row_of_s
             if 0 <= slot < n_slots:
                 bitmap[slot >> 6] = 0
     return reason, where
-
-
-def copy_rows(const uint8_t[:, ::1] source not None, const int64_t[::1] positions not None,
-              uint8_t[:, ::1] array not None, const int32_t[::1] slots not None):
-    """Copy ``array[slots] = source[positions]``, rows of any width.
-
-    Raises
-    ------
-    ValueError
-        Lengths or widths differ.
-    IndexError
-        A position or slot is out of range; raised before anything is copied.
-    """
-    cdef int64_t i, n = slots.shape[0], n_source = source.shape[0], n_slots = array.shape[0]
-    cdef size_t row_bytes = <size_t>array.shape[1]
-    cdef size_t prefetched_bytes = min(row_bytes, <size_t>MAX_PREFETCHED_BYTES)
-    cdef int64_t bad = -1
-    if positions.shape[0] != n or source.shape[1] != array.shape[1]:
-        raise ValueError("positions and slots, or the widths of source and array, differ")
-    if n == 0 or row_bytes == 0:
-        return
-    cdef const uint8_t *base = &source[0, 0] if n_source else NULL
-    cdef uint8_t *to = &array[0, 0] if n_slots else NULL
-    with nogil:
-        for i in range(n):
-            if <uint64_t>positions[i] >= <uint64_t>n_source or slots[i] < 0 or slots[i] >= n_slots:
-                bad = i
-                break
-        if bad < 0:
-            for i in range(n):
-                if i + ROWS_AHEAD < n:
-                    featstore_prefetch_row(base + <size_t>positions[i + ROWS_AHEAD] * row_bytes, prefetched_bytes)
-                featstore_copy_row(to + <size_t>slots[i] * row_bytes, base + <size_t>positions[i] * row_bytes, row_bytes)
-    if bad >= 0:
-        raise IndexError(f"position {positions[bad]} or slot {slots[bad]} is out of range")
 
 
 def still_held(const int64_t[::1] rows not None, const int64_t[::1] positions not None, const int32_t[::1] slots not None,

@@ -15,7 +15,7 @@
 #define FS_XXH_BLOCK 1024 /* (192 - 64) / 8 stripes of 64 bytes */
 
 typedef struct {
-    uint8_t bytes[FS_XXH_SECRET_BYTES] __attribute__((aligned(64)));
+    uint8_t bytes[FS_XXH_SECRET_BYTES]; /* unaligned: it lives in Python objects, which the allocator aligns to 16 */
 } fs_secret;
 
 static const uint8_t fs_xxh_default_secret[FS_XXH_SECRET_BYTES] = {
