@@ -3,12 +3,11 @@
 Every campaign fails the k-th call for k = 1, 2, … until a run meets no fault, and checks after each: the error has a name;
 files, descriptors and threads are as before; what was committed is readable; the next correct call works. Each sweep raises where
 not even its first fault fired, so that none passes without having tested. The quick ones take every few calls, `make stress` all.
-``COVERAGE`` says which tests cover which row of the table of faults.
+tests/test_fault_table.py says which tests cover which fault.
 """
 
 from __future__ import annotations
 
-import ast
 import errno
 import gc
 import itertools
@@ -400,22 +399,3 @@ def test_dataset_larger_than_its_memory_group(tmp_path: Path) -> None:
     # torch itself takes about 200 MB; the features 358 MB.
     with memory_group(300 << 20) as group:
         run_in_child(gather_within, str(tmp_path / "g"), n_rows, prepare=group.enter)
-
-
-# -- the table -----------------------------------------------------------------------------------------------------------------
-
-# fault → tests that cover it, as file::function
-COVERAGE: dict[str, list[str]] = {}
-
-
-def test_table_names_tests_that_exist() -> None:
-    folder = Path(__file__).parent
-    known = {
-        f"{path.name}::{node.name}"
-        for path in folder.glob("test_*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("test")
-    }
-    named = {name for names in COVERAGE.values() for name in names}
-    assert not named - known
-    assert all(COVERAGE.values())
