@@ -93,6 +93,7 @@ def train(
     batch_size: int = 1000,
     seed: int = 0,
     max_batches: int | None = None,
+    max_seconds: float | None = None,
     progress: bool | None = None,
     loader_options: Mapping[str, Any] | None = None,
 ) -> TrainResult:
@@ -113,6 +114,8 @@ def train(
         Of weights, dropout and the order of the seeds.
     max_batches : int, optional
         Stop an epoch after so many batches.
+    max_seconds : float, optional
+        Stop training after so long: the epoch under way is cut short, evaluated, and the last one.
     progress : bool, optional
         Show bars on stderr; by default where it is a terminal.
     loader_options : mapping, optional
@@ -156,10 +159,11 @@ def train(
     kept = {name: value for name, value in options.items() if name in ("prefetch", "threads", "memory", "strategy")}
     result = TrainResult()
     evaluate_s = 0.0
+    deadline = float("inf") if max_seconds is None else time.perf_counter() + max_seconds
     with Loader(g, sampler, seeds["train"], **common, **options) as loader:
         for epoch in range(epochs):
             begin = time.perf_counter()
-            loss = _train_epoch(model, optimizer, loader, result, f"epoch {epoch}" if show else None, max_batches)
+            loss = _train_epoch(model, optimizer, loader, result, f"epoch {epoch}" if show else None, max_batches, deadline)
             done = Epoch(epoch, loss, None, None, time.perf_counter() - begin)
             begin = time.perf_counter()
             for split in ("val", "test"):
@@ -171,6 +175,8 @@ def train(
             result.epochs.append(done)
             if show:
                 tqdm.write(describe_epoch(done), file=sys.stderr)
+            if time.perf_counter() > deadline:
+                break
         stats = loader.stats()
     stats["seconds"]["compute"] = result.compute_s
     stats["seconds"]["evaluate"] = evaluate_s
@@ -186,6 +192,7 @@ def _train_epoch(
     result: TrainResult,
     title: str | None,
     max_batches: int | None,
+    deadline: float,
 ) -> float:
     """Return the mean loss."""
     total, count = 0.0, 0
@@ -205,7 +212,7 @@ def _train_epoch(
         count += len(batch.seeds)
         if bar is not None:
             bar.set_postfix(loss=f"{value:.3f}", refresh=False)
-        if max_batches is not None and batch.index + 1 >= max_batches:
+        if (max_batches is not None and batch.index + 1 >= max_batches) or time.perf_counter() > deadline:
             break
     if bar is not None:
         bar.close()

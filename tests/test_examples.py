@@ -1,0 +1,156 @@
+"""The examples run, at small sizes, each as a program of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import featstore
+
+ROOT = Path(__file__).resolve().parent.parent
+DATA = ROOT.parent / "shared" / "data"
+
+GRAPHS = """
+import numpy as np
+
+def load(name):
+    z = np.load(__file__.replace("graphs.py", name + ".npz"))
+    return z["indptr"], z["indices"], z
+
+def feature_blocks(z, rows=65536):
+    n, d = (int(v) for v in z["x_shape"])
+    ptr, col, val = z["x_indptr"], z["x_indices"], z["x_data"]
+    for lo in range(0, n, rows):
+        hi = min(lo + rows, n)
+        block = np.zeros((hi - lo, d), np.float32)
+        for v in range(lo, hi):
+            block[v - lo, col[ptr[v]:ptr[v + 1]]] = val[ptr[v]:ptr[v + 1]]
+        yield block
+"""
+
+
+def run(script: str, *arguments: object, cwd: Path) -> str:
+    """Run an example and return what it printed."""
+    environment = {**os.environ, "PYTHONPATH": os.fspath(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, os.fspath(ROOT / "examples" / script), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=cwd, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_train_sage(tmp_path):
+    rng = np.random.default_rng(0)
+    n = 600
+    y = rng.integers(0, 3, n)
+    x = (2 * np.eye(3, 8)[y] + rng.standard_normal((n, 8))).astype(np.float32)
+    order = rng.permutation(n)
+    data = {"y": y, "train_idx": order[:400], "test_idx": order[400:]}
+    edges = rng.integers(0, n, (2, 3000))
+    featstore.OutOfCoreGraph.from_edge_index(tmp_path / "g", edges, n, {"x": x}, data, progress=False).close()
+    options = ["--memory", "64MiB", "--batch-size", 50, "--hidden", 16, "--lr", 0.02]
+    printed = run("train_sage.py", tmp_path / "g", *options, cwd=tmp_path)
+    assert "epoch 1: loss" in printed
+    assert float(printed.split("test accuracy ")[-1].split(",")[0]) > 0.7
+
+
+def test_real_graph_of_a_folder(tmp_path):
+    """A folder of the same form as the real graphs'."""
+    rng = np.random.default_rng(0)
+    n, d = 400, 30
+    y = rng.integers(0, 4, n)
+    words = [np.unique(np.r_[y[v], rng.integers(4, d, 3)]) for v in range(n)]
+    degrees = rng.integers(0, 6, n)
+    splits = np.arange(n) % 5
+    np.savez(
+        tmp_path / "toy.npz",
+        indptr=np.r_[0, np.cumsum(degrees)],
+        indices=rng.integers(0, n, degrees.sum()).astype(np.int32),
+        x_shape=np.array([n, d]),
+        x_indptr=np.r_[0, np.cumsum([len(w) for w in words])],
+        x_indices=np.concatenate(words),
+        x_data=np.ones(sum(map(len, words)), np.float32),
+        y=y,
+        train_mask=splits < 3,
+        val_mask=splits == 3,
+        test_mask=splits == 4,
+    )
+    (tmp_path / "graphs.py").write_text(GRAPHS)
+    common = [tmp_path, "--graph", "toy", "--memory", "64MiB", "--hidden", 16, "--batch-size", 40, "--lr", 0.02, "--epochs", 3]
+    printed = run("real_graph.py", *common, "--dataset", tmp_path / "kept", cwd=tmp_path)
+    assert (tmp_path / "kept").is_dir()
+    assert "epoch 2: loss" in printed
+    assert run("real_graph.py", *common, "--policy", "none", cwd=tmp_path).split(", ")[1:3] == printed.split(", ")[1:3]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["graphs.py", "kept", "toy.npz"]
+
+
+def test_cora_where_it_is(tmp_path):
+    """The same on a real graph, where the folder is there."""
+    if (DATA / "graphs.py").is_file():
+        options = ["--graph", "cora", "--memory", "100MB", "--hidden", 64, "--batch-size", 50, "--epochs", 8, "--lr", 0.01]
+        printed = run("real_graph.py", DATA, *options, cwd=tmp_path)
+        assert float(printed.split("epoch 7")[1].split("test ")[1].split(",")[0]) > 0.7
+
+
+def test_demo(tmp_path):
+    printed = run("demo.py", "--folder", tmp_path / "demo", "--nodes", 20_000, "--memory", 48 << 20, cwd=tmp_path)
+    assert "identical to the last bit" in printed
+    assert (tmp_path / "demo" / "demo.png").read_bytes().startswith(b"\x89PNG")
+    left = {path.name for path in (tmp_path / "demo").iterdir()}
+    assert left == {"demo.png", "featstore.json", "memmap.json"}
+    ours, theirs = (json.loads((tmp_path / "demo" / f"{kind}.json").read_text()) for kind in ("featstore", "memmap"))
+    assert ours["losses"] == theirs["losses"]
+    assert ours["peak_bytes"] <= 48 << 20
+    assert ours["epochs"][-1]["test_accuracy"] > 0.15  # guessing: 0.06
+
+
+@pytest.mark.parametrize("scale", [2, 11, 12])
+def test_the_reference_workload(tmp_path, scale):
+    """R-MAT: in-CSC without duplicates, seeds with in-edges, the same from the same seed, features by the rule."""
+    sys.path.insert(0, os.fspath(ROOT / "benchmarks"))
+    try:
+        import r22
+    finally:
+        sys.path.pop(0)
+    work = r22.generate(tmp_path / "a", scale)
+    n = work.num_nodes
+    indptr, indices = np.array(work.indptr), np.array(work.indices)
+    keys = np.repeat(np.arange(n), np.diff(indptr)) * n + indices
+    drawn = np.concatenate(list(r22.rmat_chunks(scale, work.n_drawn, 22))).astype(np.int64)
+    assert np.array_equal(keys, np.unique(drawn))
+    assert len(keys) == work.n_edges == indptr[-1]
+    assert (np.diff(indptr)[work.seeds] > 0).all()
+    assert len(np.unique(work.seeds)) == len(work.seeds) == min(200_000, int((np.diff(indptr) > 0).sum()))
+    again = r22.generate(tmp_path / "b", scale)
+    assert np.array_equal(again.indices, indices)
+    assert np.array_equal(again.seeds, work.seeds)
+    rows = np.concatenate(list(work.feature_blocks(100)))
+    assert np.array_equal(np.load(work.feature_file()), rows)
+    with featstore.open(work.dataset()) as g:
+        ids = np.array([n - 1, 0, n // 2])
+        assert np.array_equal(g.features["x"][ids].numpy(), rows[ids])
+        assert g.num_edges == work.n_edges
+    assert r22.generate(tmp_path / "a", scale) == work
+
+
+def test_rmat_is_skewed_as_it_should(tmp_path):
+    """The top bits of source and destination, before ids are permuted, have the probabilities of the recursion: degrees tell."""
+    sys.path.insert(0, os.fspath(ROOT / "benchmarks"))
+    try:
+        import r22
+    finally:
+        sys.path.pop(0)
+    scale, n_edges = 10, 400_000
+    drawn = np.concatenate(list(r22.rmat_chunks(scale, n_edges, 1))).astype(np.int64)
+    degrees = np.sort(np.bincount(drawn >> scale, minlength=1 << scale))[::-1]
+    # A destination with k zero bits of ten has probability 0.76^k 0.24^(10-k).
+    ones = np.array([bin(v).count("1") for v in range(1 << scale)])
+    want = np.sort(n_edges * 0.76 ** (scale - ones) * 0.24**ones)[::-1]
+    assert abs(degrees[0] / want[0] - 1) < 0.05
+    assert abs(degrees[:11].sum() / want[:11].sum() - 1) < 0.05
+    assert abs(degrees[:176].sum() / want[:176].sum() - 1) < 0.02
