@@ -64,9 +64,10 @@ def run(path: Path, options: argparse.Namespace) -> TrainResult:
             batch_size=options.batch_size,
             seed=options.seed,
             max_batches=options.max_batches,
+            on_epoch=lambda epoch: print(describe_epoch(epoch), flush=True),
             loader_options={"policy": options.policy},
         )
-        print(*(describe_epoch(epoch) for epoch in result.epochs), "", stage_table(result.stats), sep="\n")
+        print("", stage_table(result.stats), sep="\n")
         print(f"memory: at most {g.budget.peak / 1e6:.0f} MB of {g.budget.total / 1e6:.0f} MB")
     return result
 

@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
 from featstore.cache.base import available_policies
 from featstore.config import format_size, parse_size
 from featstore.errors import CorruptionError, FeatstoreError
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.run.measure import measure, measure_table
-from featstore.run.train import describe_epoch, stage_table, train
+from featstore.run.train import Epoch, describe_epoch, stage_table, train
 from featstore.sampling.neighbor import NeighborSampler
 
 __all__ = ["main"]
@@ -294,14 +295,19 @@ def _train(options: argparse.Namespace) -> int:
             seed=options.seed,
             max_batches=options.max_batches,
             progress=sys.stderr.isatty() and not options.json,
+            on_epoch=None if options.json else _say,
             loader_options={"policy": options.policy, "feature_cache": options.feature_cache, "prefetch": options.prefetch},
         )
         report = graph.memory_report()
         peak = graph.budget.peak
-    lines = [describe_epoch(epoch) for epoch in result.epochs]
-    lines += ["", stage_table(result.stats), f"memory: at most {format_size(peak)} of {format_size(graph.budget.total)}"]
+    lines = ["", stage_table(result.stats), f"memory: at most {format_size(peak)} of {format_size(graph.budget.total)}"]
     _print(options, {**result.to_dict(), "memory": report, "peak_bytes": peak}, "\n".join(lines))
     return 0
+
+
+def _say(epoch: Epoch) -> None:
+    tqdm.write(describe_epoch(epoch), file=sys.stdout)
+    sys.stdout.flush()
 
 
 def _bench(options: argparse.Namespace) -> int:

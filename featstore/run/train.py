@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -95,6 +95,7 @@ def train(
     max_batches: int | None = None,
     max_seconds: float | None = None,
     progress: bool | None = None,
+    on_epoch: Callable[[Epoch], None] | None = None,
     loader_options: Mapping[str, Any] | None = None,
 ) -> TrainResult:
     """Train a :class:`GraphSAGE` on the ``train`` split, and measure accuracy on ``val`` and ``test`` after every epoch.
@@ -118,6 +119,8 @@ def train(
         Stop training after so long: the epoch under way is cut short, evaluated, and the last one.
     progress : bool, optional
         Show bars on stderr; by default where it is a terminal.
+    on_epoch : callable, optional
+        Called with every :class:`Epoch` when it is done.
     loader_options : mapping, optional
         Further arguments of the training :class:`~featstore.Loader` (``feature_cache``, ``policy``, ``prefetch``, ``memory`` …).
 
@@ -173,8 +176,8 @@ def train(
                         setattr(done, f"{split}_accuracy", evaluate(model, held_out, show))
             evaluate_s += time.perf_counter() - begin
             result.epochs.append(done)
-            if show:
-                tqdm.write(describe_epoch(done), file=sys.stderr)
+            if on_epoch is not None:
+                on_epoch(done)
             if time.perf_counter() > deadline:
                 break
         stats = loader.stats()
