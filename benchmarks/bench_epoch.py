@@ -197,7 +197,7 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--child"]:
         print(json.dumps(child(json.loads(sys.argv[2]))))
     else:
-        options = arguments(__doc__ or "", batches=20, policy_batches=200, scale=22, memory=720, roomy=1500)
+        options = arguments(__doc__ or "", batches=5, policy_batches=200, scale=22, memory=720, roomy=1500)
         if options.tiny:
             options.scale, options.batches, options.policy_batches, options.memory, options.roomy, options.runs = (
                 12,
