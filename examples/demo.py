@@ -162,10 +162,8 @@ def report(results: dict[str, dict[str, Any]]) -> None:
     n = min(len(ours["losses"]), len(theirs["losses"]))
     same = ours["losses"][:n] == theirs["losses"][:n]
     print(f"\nlosses of the first {n} batches are {'identical to the last bit' if same else 'NOT IDENTICAL'}")
-    per_batch = [r["stats"]["seconds"]["gather"] / max(1, r["stats"]["batches"]) for r in (ours, theirs)]
-    print(
-        f"gather: {per_batch[0] * 1e3:.0f} ms a batch; np.memmap {per_batch[1] * 1e3:.0f} ms, {per_batch[1] / per_batch[0]:.1f} times"
-    )
+    mine, other = (1e3 * r["stats"]["seconds"]["gather"] / max(1, r["stats"]["batches"]) for r in (ours, theirs))
+    print(f"gather: {mine:.0f} ms a batch; np.memmap {other:.0f} ms, {other / mine:.1f} times")
 
 
 def draw(results: dict[str, dict[str, Any]], path: Path) -> None:

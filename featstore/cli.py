@@ -20,6 +20,7 @@ from featstore.config import format_size, parse_size
 from featstore.errors import CorruptionError, FeatstoreError
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.run.measure import measure, measure_table
+from featstore.run.strategy import STRATEGIES
 from featstore.run.train import Epoch, describe_epoch, stage_table, train
 from featstore.sampling.neighbor import NeighborSampler
 
@@ -155,6 +156,7 @@ def _parser() -> argparse.ArgumentParser:
     trained.add_argument("--dropout", type=float, default=0.5, help="(default: 0.5)")
     trained.add_argument("--seed", type=int, default=0, help="of weights, order and sampling (default: 0)")
     trained.add_argument("--max-batches", type=_positive, help="stop each epoch after so many batches")
+    trained.add_argument("--strategy", choices=list(STRATEGIES), default="ondemand", help="(default: ondemand)")
     trained.add_argument("--policy", help=f"policy of the feature cache, one of {', '.join(available_policies())}")
     trained.add_argument("--feature-cache", type=_share_or_size, metavar="SIZE", help="bytes, a share of the rows (0.1), or auto")
     trained.add_argument("--neighbor-cache", type=_size, metavar="SIZE", help="cache of neighbour lists")
@@ -296,7 +298,7 @@ def _train(options: argparse.Namespace) -> int:
             max_batches=options.max_batches,
             progress=sys.stderr.isatty() and not options.json,
             on_epoch=None if options.json else _say,
-            loader_options={"policy": options.policy, "feature_cache": options.feature_cache, "prefetch": options.prefetch},
+            loader_options={name: getattr(options, name) for name in ("strategy", "policy", "feature_cache", "prefetch")},
         )
         report = graph.memory_report()
         peak = graph.budget.peak

@@ -66,6 +66,12 @@ def run(
         return train(g, sampler, 2, loader_options=loader_options, **options)
 
 
+def with_policy(policy: str) -> dict[str, str]:
+    """Loader options that run a policy: planned ones look ahead."""
+    planned = isinstance(featstore.get_policy(policy), featstore.PlannedPolicy)
+    return {"policy": policy, "strategy": "superbatch" if planned else "ondemand"}
+
+
 # -- the model -----------------------------------------------------------------------------------------------------------------
 
 
@@ -157,7 +163,7 @@ def losses_in_memory(planted, n: int) -> list[float]:
 def test_losses_are_those_of_a_tensor_in_memory(planted):
     want = losses_in_memory(planted, 16)
     for policy in featstore.available_policies():
-        assert run(planted.path, {"policy": policy, "feature_cache": 0.1}).losses == want, policy
+        assert run(planted.path, {**with_policy(policy), "feature_cache": 0.1}).losses == want, policy
     for backend in ("io_uring", "pread"):
         assert run(planted.path, backend=backend).losses == want
     for options in ({"threads": 1, "prefetch": 0}, {"threads": 4, "prefetch": 5}, {"policy": "lru", "feature_cache": 4000}):
@@ -225,7 +231,7 @@ def test_the_same_batches_whatever_the_cache(small, backend):
         want = epoch_of(g, sampler, small, prefetch=0)
         for policy in featstore.available_policies():
             for size in (0.02, 0.3, 1.0, "auto", 30_000):
-                assert epoch_of(g, sampler, small, policy=policy, feature_cache=size) == want
+                assert epoch_of(g, sampler, small, **with_policy(policy), feature_cache=size) == want
         g.cache("x", 0)
         g.cache("h", 0)
         g.cache_neighbors("1MiB")

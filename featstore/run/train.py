@@ -158,8 +158,8 @@ def train(
     optimizer = torch.optim.Adam(model.parameters(), lr=lr, weight_decay=weight_decay)
     common: dict[str, Any] = {"batch_size": batch_size, "features": [feature], "labels": labels, "seed": seed}
     options = dict(loader_options or {})
-    # The training loader makes the cache; evaluation reads through it.
-    kept = {name: value for name, value in options.items() if name in ("prefetch", "threads", "memory", "strategy")}
+    # The training loader makes the cache; evaluation reads through it, on demand.
+    kept = {name: value for name, value in options.items() if name in ("prefetch", "threads", "memory")}
     result = TrainResult()
     evaluate_s = 0.0
     deadline = float("inf") if max_seconds is None else time.perf_counter() + max_seconds
@@ -250,7 +250,11 @@ def stage_table(stats: Mapping[str, Any]) -> str:
         "cache": "filling the cache",
     }
     lines = [f"{'stage':<28}{'seconds':>10}"]
-    lines += [f"{text:<28}{stats['seconds'][name]:>10.2f}" for name, text in names.items() if name in stats["seconds"]]
+    seconds = stats["seconds"]
+    shown = {name: text for name, text in names.items() if name in seconds} | {
+        name: name for name in seconds if name not in names
+    }
+    lines += [f"{text:<28}{seconds[name]:>10.2f}" for name, text in shown.items()]
     rows, row_bytes = max(1, stats["rows"]), stats.get("row_bytes", 0)
     lines += ["", f"{'tier':<12}{'rows':>14}{'bytes':>14}{'share':>9}"]
     lines += [f"{tier:<12}{n:>14,}{format_size(n * row_bytes):>14}{n / rows:>9.1%}" for tier, n in stats["hits"].items()]
