@@ -47,7 +47,7 @@ def test_copy_rows_checks_its_indices() -> None:
                 copy_rows(rows, np.array(bad, index), rows.copy(), None)
             with pytest.raises(IndexError):
                 copy_rows(rows, None, rows.copy(), np.array(bad, index))
-    with pytest.raises(ValueError, match="lengths"):
+    with pytest.raises(ValueError, match="widths"):
         copy_rows(rows, None, np.zeros((5, 9), np.uint8), None)
     with pytest.raises(IndexError):
         copy_rows(rows, np.zeros(6, np.int64), rows.copy(), None)

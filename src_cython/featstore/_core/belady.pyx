@@ -127,7 +127,7 @@ cdef class Bits:
         return (s << 6) + fs_top(mask)
 
     cdef int64_t clear(self, int64_t low, int64_t high, int64_t n, bint spare_hit) noexcept nogil:
-        """Clear up to ``n`` bits in ``low … high``, the highest first; with ``spare_hit`` only never-hit ones. Returns the count."""
+        """Clear up to ``n`` bits in ``low … high``, highest first; with ``spare_hit`` never-hit ones. Returns the count."""
         cdef int64_t w, done = 0
         cdef uint64_t chosen, bit
         for w in range(high >> 6, (low >> 6) - 1, -1):
@@ -191,7 +191,7 @@ cdef class Bits:
                 self.count = self.capacity
 
     def run(self, const pos_t[::1] nxt not None, const int64_t[::1] offsets not None, int64_t begin, int64_t end, int64_t origin):
-        """Run batches ``begin … end - 1``; batch b is positions ``offsets[b] … offsets[b+1] - 1``, and ``nxt[0]`` is ``origin``'s."""
+        """Run batches ``begin … end - 1``; batch b is positions ``offsets[b] … offsets[b+1] - 1``; ``nxt[0]`` is ``origin``'s."""
         cdef int64_t b, p, q, s, e, n_batches = offsets.shape[0] - 1, length = self.length
         cdef int64_t w, qa
         cdef uint64_t hit, bit

@@ -5,7 +5,7 @@ bytes have not been copied yet. Every negative value is a miss. Arguments are ch
 raises.
 """
 
-from libc.stdint cimport INT32_MIN, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport INT32_MIN, int32_t, int64_t, uint32_t, uint64_t
 
 cdef extern from *:
     """

@@ -78,8 +78,10 @@ def copy_rows(const uint8_t[:, ::1] src not None, src_rows, uint8_t[:, ::1] dst 
     cdef int64_t n = s.n if s.n >= 0 else d.n if d.n >= 0 else src.shape[0]
     memset(&job, 0, sizeof(fs_copy))
     job.row_bytes = src.shape[1]
-    if dst.shape[1] != src.shape[1] or (s.n >= 0 and d.n >= 0 and s.n != d.n):
-        raise ValueError("rows or index arrays of different lengths")
+    if dst.shape[1] != src.shape[1]:
+        raise ValueError(f"rows of different widths: {src.shape[1]} and {dst.shape[1]} bytes")
+    if s.n >= 0 and d.n >= 0 and s.n != d.n:
+        raise ValueError(f"index arrays of different lengths: {s.n} and {d.n}")
     if n == 0 or job.row_bytes == 0:
         return
     if (s.n < 0 and n > src.shape[0]) or (d.n < 0 and n > dst.shape[0]):
