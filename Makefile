@@ -35,8 +35,10 @@ $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
 	$(PY) -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[dev]'
 	@touch $@
 
+# Installing has compiled what there was then.
 $(VENV)/.built: $(VENV)/.installed $(SOURCES)
-	$(PY) setup.py --quiet build_ext --inplace
+	@if [ -n "$$(find $(SOURCES) -newer $(VENV)/.installed)" ]; then \
+		echo "$(PY) setup.py build_ext --inplace"; $(PY) setup.py --quiet build_ext --inplace; fi
 	@touch $@
 
 install: $(VENV)/.built ## make the environment, install what is needed, compile
