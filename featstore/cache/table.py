@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from featstore._core import cache as _core
 from featstore._core.rows import copy_rows
 from featstore.cache.base import OnlinePolicy, Policy, PolicyContext, StaticPolicy
 from featstore.cache.rowmap import RowMap, huge_array
