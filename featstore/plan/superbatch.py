@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from featstore._core.blocks import split_slots
 from featstore.cache.planned import PlannedBatch, PlannedPolicy, Window
-from featstore.config import Budget
+from featstore.config import Reservation
 from featstore.errors import BudgetError, ClosedError
 from featstore.gather.buffers import BufferPool
 from featstore.gather.plan import BatchPlan, Changeset, Part, Tier
@@ -34,9 +34,9 @@ SECTIONS = 4  # a batch's: slots, positions and slots admitted, rows evicted
 
 
 def planning_bytes(n_rows: int, n_accesses: int) -> int:
-    """Return what planning a window of ``n_accesses`` holds: next positions, bits, and the last position of each row."""
+    """Return what planning windows of ``n_accesses`` holds: next positions, bits, the last position and the slot of each row."""
     width = 4 if n_accesses < 2**31 - 1 else 8
-    return (width + 1) * n_accesses + 2 * width * n_rows
+    return (width + 1) * n_accesses + (width + 12) * n_rows
 
 
 class PlanFile:
@@ -101,7 +101,8 @@ class SuperbatchInspector:
         Started; plans window after window.
     runs : RunDirectory
     disk : DiskBudget
-    budget : Budget
+    memory : Reservation
+        What planning may hold; grown where a window is larger than was expected.
     pool : BufferPool
     threads : int
         Batches sampled at once.
@@ -121,7 +122,7 @@ class SuperbatchInspector:
         policy: PlannedPolicy,
         runs: RunDirectory,
         disk: DiskBudget,
-        budget: Budget,
+        memory: Reservation,
         pool: BufferPool,
         threads: int,
         time: Callable[[str], AbstractContextManager[None]],
@@ -129,7 +130,7 @@ class SuperbatchInspector:
         self._sample = sample
         self._start, self._stop, self._size = start, stop, size
         self._n_hops, self._n_rows = n_hops, n_rows
-        self._policy, self._runs, self._disk, self._budget, self._pool = policy, runs, disk, budget, pool
+        self._policy, self._runs, self._disk, self._memory, self._pool = policy, runs, disk, memory, pool
         self._threads = threads
         self._time = time
         self._n = -(-(stop - start) // size)
@@ -270,9 +271,12 @@ class SuperbatchInspector:
             return ahead.samples.ids(b - n)
 
         window = Window(self._n_rows, offsets, ids, n)
+        needed = planning_bytes(self._n_rows, int(offsets[-1]))
+        if needed > self._memory.n_bytes:
+            self._pool.trim()
+            self._memory.resize(needed)
         with (
             self._time("inspect plan"),
-            self._budget.reserve("planner", planning_bytes(self._n_rows, int(offsets[-1]))),
             SectionWriter(self._runs.file(f"plan-{k}"), "plan", self._disk) as writer,
         ):
             for planned in self._policy.plan(window):

@@ -281,11 +281,11 @@ class Loader:
         setup = Setup(g, sampler, batcher, self._features, threads, self._watch, planning)
         self._setup = setup
         try:
+            self._strategy = STRATEGIES[strategy](setup)  # takes its memory before the cache does
             if planning is not None:
                 self._make_cache(feature_cache, planning.policy)
             elif feature_cache is not None or policy is not None:
                 self._make_cache(feature_cache, policy)
-            self._strategy = STRATEGIES[strategy](setup)
         except BaseException:
             self._finalizer()
             raise
@@ -509,6 +509,7 @@ class Loader:
         self._closed = True
         for iterator in list(self._iterators):
             iterator.close()
+        self._strategy.close()
         self._finalizer()
 
     def __enter__(self) -> Loader:

@@ -12,13 +12,14 @@ import os
 import shutil
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 
 from featstore.cache.base import PolicyContext
 from featstore.cache.planned import PlannedPolicy
+from featstore.config import Reservation
 from featstore.errors import BusyError
 from featstore.gather.plan import BatchPlan
 from featstore.partition.batcher import EpochOrder, RandomBatcher
@@ -116,6 +117,10 @@ class Strategy(Protocol):
         """Begin ``epoch`` at batch number ``start``."""
         ...
 
+    def close(self) -> None:
+        """Give back what the strategy holds between epochs; may be called again."""
+        ...
+
 
 class OnDemand:
     """Sample when a batch is asked for, read what the host cache lacks."""
@@ -126,6 +131,9 @@ class OnDemand:
     def prepare(self, epoch: int, start: int) -> EpochRun:
         """Begin ``epoch``; nothing is done ahead."""
         return _OnDemandEpoch(self._setup, self._setup.batcher.epoch(epoch))
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 class _OnDemandEpoch:
@@ -156,29 +164,23 @@ class Superbatch:
         if setup.planning is None:
             raise ValueError("superbatches need a planned policy")
         self._setup = setup
-        self._planning = setup.planning
         self._running: weakref.ref[_SuperbatchEpoch] | None = None
-        self._size = self._choose_size()
+        graph, order = setup.graph, setup.batcher.epoch(0)
+        n_accesses = stored = 0
+        if len(order):
+            sampled = setup.sampler.sample(order.seeds(0), epoch=0, index=0)
+            n_accesses = len(sampled.input_ids)
+            width = 4 if graph.num_nodes < 2**31 else 8
+            stored = n_accesses * (width + 12) + sum(4 * (len(block.src) + block.n_dst) for block in sampled.blocks)
+        self._planning = replace(setup.planning, superbatch=_choose_size(setup, n_accesses, stored))
+        # Batches differ in size by a few percent, and a window is two superbatches.
+        expected = 2 * int(self._planning.superbatch) * n_accesses * 9 // 8
+        self._memory = graph.budget.reserve("planner", planning_bytes(graph.num_nodes, expected))
+        self._finalizer = weakref.finalize(self, self._memory.release)
 
-    def _choose_size(self) -> int:
-        """As many batches as the disk budget and an eighth of the memory allow, by the sizes of one sampled batch."""
-        if not isinstance(self._planning.superbatch, str):
-            return self._planning.superbatch
-        graph, order = self._setup.graph, self._setup.batcher.epoch(0)
-        if not len(order):
-            return 1
-        sampled = self._setup.sampler.sample(order.seeds(0), epoch=0, index=0)
-        n_accesses = max(1, len(sampled.input_ids))
-        width = 4 if graph.num_nodes < 2**31 else 8
-        stored = n_accesses * (width + 12) + sum(4 * (len(block.src) + block.n_dst) for block in sampled.blocks)
-        disk = shutil.disk_usage(os.path.dirname(self._planning.run_dir) or ".").free // 4
-        if self._planning.disk is not None:
-            disk = self._planning.disk
-        # Four superbatches lie on disk at once, and a window is two.
-        by_disk = disk // (4 * stored + 1)
-        fixed = planning_bytes(graph.num_nodes, 0)
-        by_memory = max(0, graph.budget.total // 8 - fixed) // (2 * (planning_bytes(0, n_accesses) + 1))
-        return int(max(1, min(by_disk, by_memory, MOST_AUTO_BATCHES, len(order))))
+    def close(self) -> None:
+        """Give the planner's memory back; may be called again."""
+        self._finalizer()
 
     def prepare(self, epoch: int, start: int) -> EpochRun:
         """Begin ``epoch`` with an empty cache; sampling starts now, in the background.
@@ -191,13 +193,28 @@ class Superbatch:
         running = None if self._running is None else self._running()
         if running is not None and not running.closed:
             raise BusyError("another epoch of this loader is running; superbatches have one cache, so end or drop it first")
-        run = _SuperbatchEpoch(self._setup, self._planning, self._setup.batcher.epoch(epoch), start, self._size)
+        run = _SuperbatchEpoch(self._setup, self._planning, self._setup.batcher.epoch(epoch), start, self._memory)
         self._running = weakref.ref(run)
         return run
 
 
+def _choose_size(setup: Setup, n_accesses: int, stored: int) -> int:
+    """As many batches as the disk and an eighth of the memory allow, by the rows and stored bytes of one sampled batch."""
+    planning, graph = setup.planning, setup.graph
+    assert planning is not None
+    if not isinstance(planning.superbatch, str):
+        return planning.superbatch
+    disk = planning.disk
+    if disk is None:
+        disk = shutil.disk_usage(os.path.dirname(planning.run_dir) or ".").free // 4
+    by_disk = disk // (4 * stored + 1)  # four superbatches lie on disk at once
+    spare = max(0, graph.budget.total // 8 - planning_bytes(graph.num_nodes, 0))
+    by_memory = spare // (2 * planning_bytes(0, n_accesses) + 1)
+    return int(max(1, min(by_disk, by_memory, MOST_AUTO_BATCHES, len(setup.batcher))))
+
+
 class _SuperbatchEpoch:
-    def __init__(self, setup: Setup, planning: Planning, order: EpochOrder, start: int, size: int) -> None:
+    def __init__(self, setup: Setup, planning: Planning, order: EpochOrder, start: int, memory: Reservation) -> None:
         graph = setup.graph
         self._setup = setup
         self.closed = False
@@ -210,7 +227,6 @@ class _SuperbatchEpoch:
             if cache is not None:
                 cache.clear()
         capacity = min(capacities, default=0)
-        self._held = graph.budget.reserve("planner", 4 * (graph.num_nodes + capacity))
         self._runs: RunDirectory | None = None
         try:
             planning.policy.start(capacity, PolicyContext(graph.num_nodes, 1))
@@ -219,19 +235,18 @@ class _SuperbatchEpoch:
                 lambda position: setup.sampler.sample(order.seeds(position), epoch=order.epoch, index=position),
                 start=start,
                 stop=len(order),
-                size=size,
+                size=int(planning.superbatch),
                 n_hops=len(getattr(setup.sampler, "fanouts", ())),
                 n_rows=graph.num_nodes,
                 policy=planning.policy,
                 runs=self._runs,
                 disk=DiskBudget(planning.disk),
-                budget=graph.budget,
+                memory=memory,
                 pool=graph.pool,
                 threads=setup.threads,
                 time=setup.watch.time,
             )
         except BaseException:
-            self._held.release()
             if self._runs is not None:
                 self._runs.close()
             raise
@@ -264,7 +279,6 @@ class _SuperbatchEpoch:
             self._inspector.close()
             if self._runs is not None:
                 self._runs.close()
-            self._held.release()
             self.closed = True
 
 
