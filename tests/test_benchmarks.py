@@ -42,7 +42,7 @@ def test_benchmark_runs(script: str, tmp_path: Path) -> None:
 
 
 def test_every_part_has_a_benchmark() -> None:
-    assert {"bench_gather.py", "bench_sampling.py"} <= set(SCRIPTS)
+    assert {"bench_gather.py", "bench_planner.py", "bench_sampling.py"} <= set(SCRIPTS)
 
 
 HARNESS = """

@@ -1,0 +1,135 @@
+"""Planning with Belady: accesses a second, rows loaded beside every other policy, time per access as a trace grows."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from harness import Report, alternate, arguments, main, scratch
+from r22 import Workload, generate
+
+import featstore
+from featstore.cache.base import PolicyContext
+from featstore.cache.belady import Belady
+from featstore.cache.planned import NextAccess, Window
+from featstore.plan.trace import Trace, record
+
+BATCH_SIZE = 1000
+FANOUTS = [10, 10, 10]
+SHARES = (0.05, 0.1, 0.2)
+
+
+def plan_seconds(window: Window, capacity: int) -> float:
+    """CPU seconds of one thread to plan a window, changesets made."""
+    policy = Belady()
+    policy.start(capacity, PolicyContext(window.n, 1))
+    start = time.thread_time()
+    for _ in policy.plan(window):
+        pass
+    return time.thread_time() - start
+
+
+def csr_seconds(window: Window) -> float:
+    """CPU seconds of one thread to build the CSR form of the next accesses alone, as the paper does first."""
+    start = time.thread_time()
+    NextAccess(window)
+    return time.thread_time() - start
+
+
+def speed(args: argparse.Namespace, report: Report, trace: Trace, _: Workload) -> None:
+    """Planner on the reference workload at a cache of a tenth of the rows."""
+    window = trace.window()
+    rate = trace.n_accesses
+
+    def ours() -> float:
+        return rate / plan_seconds(window, trace.n // 10)
+
+    def csr() -> float:
+        return rate / csr_seconds(window)
+
+    results = alternate(args.runs, {"ours": ours, "csr": csr})
+    report.figure(
+        "planning",
+        results["ours"],
+        "accesses/s",
+        reference="building the CSR form of the next accesses alone",
+        references=results["csr"],
+        accesses=trace.n_accesses,
+        batches=len(trace),
+    )
+    report.figure("planning, accesses/s promised", results["ours"], "accesses/s", target=">= 60e6")
+
+
+def loads(args: argparse.Namespace, report: Report, trace: Trace, work: Workload) -> None:
+    """Rows loaded under every policy, fills counted."""
+    out_degree = np.bincount(work.indices, minlength=trace.n)
+    in_degree = np.diff(work.indptr)
+    for share in SHARES:
+        capacity = int(share * trace.n)
+        simulate = partial(featstore.simulate, trace, capacity, in_degree=lambda: in_degree, out_degree=lambda: out_degree)
+        best = int(simulate("belady").sum())
+        for policy in featstore.available_policies():
+            if policy == "belady":
+                continue
+            rows = int(simulate(policy).sum())
+            target = "<= 0.8" if (policy, share) == ("frequency", 0.1) and not args.tiny else "<= 1.0"
+            report.figure(
+                f"rows loaded by belady, cache of {share:.0%}",
+                float(best),
+                "rows",
+                reference=f"{policy}: {rows} rows, fill counted",
+                ratio=best / rows,
+                target=target,
+            )
+
+
+def growth(args: argparse.Namespace, report: Report, *_: object) -> None:
+    """The same rows and capacity, thirty times the batches."""
+    n, size = (4096, 500) if args.tiny else (4_194_304, 158_000)
+    rng = np.random.default_rng(0)
+
+    def batch() -> npt.NDArray[np.int32]:
+        drawn = np.unique((n * rng.random(2 * size) ** 4).astype(np.int32))
+        return rng.permutation(drawn)[:size]
+
+    many = 190 if args.tiny else args.many_batches
+    batches = [batch() for _ in range(many)]
+
+    def per_access(count: int) -> float:
+        offsets = np.cumsum([0] + [len(ids) for ids in batches[:count]]).astype(np.int64)
+        return plan_seconds(Window(n, offsets, batches.__getitem__, count), n // 10) / int(offsets[-1])
+
+    few = many // 30
+    results = alternate(args.runs, {"many": partial(per_access, many), "few": partial(per_access, few)})
+    report.figure(
+        f"planning {many} batches, seconds per access",
+        results["many"],
+        "s",
+        reference=f"{few} batches",
+        references=results["few"],
+        target="<= 1.5",
+    )
+
+
+def run(args: argparse.Namespace, report: Report) -> None:
+    """All figures."""
+    with scratch(args, "planner") as folder:
+        work = generate(folder, 14, seeds=2000) if args.tiny else generate(folder, 22)
+        path = folder / "dataset"
+        if not path.exists():
+            featstore.OutOfCoreGraph.create(path, work.indptr, work.indices, progress=False).close()
+        with featstore.open(path, memory="2GiB") as g:
+            g.cache_neighbors()
+            sampler = featstore.NeighborSampler(g, FANOUTS)
+            trace = record(sampler, torch.from_numpy(np.array(work.seeds)).split(BATCH_SIZE), g.num_nodes)
+        for group in (speed, loads, growth):
+            if args.only in group.__name__:
+                group(args, report, trace, work)
+
+
+if __name__ == "__main__":
+    main(run, arguments(__doc__ or "", many_batches=1890))
