@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -94,6 +94,7 @@ def train(
     seed: int = 0,
     max_batches: int | None = None,
     max_seconds: float | None = None,
+    held_out: Sequence[str] = ("val", "test"),
     progress: bool | None = None,
     on_epoch: Callable[[Epoch], None] | None = None,
     loader_options: Mapping[str, Any] | None = None,
@@ -117,6 +118,8 @@ def train(
         Stop an epoch after so many batches.
     max_seconds : float, optional
         Stop training after so long: the epoch under way is cut short, evaluated, and the last one.
+    held_out : sequence of str
+        Splits that accuracy is measured on after every epoch, of ``"val"`` and ``"test"``.
     progress : bool, optional
         Show bars on stderr; by default where it is a terminal.
     on_epoch : callable, optional
@@ -169,11 +172,11 @@ def train(
             loss = _train_epoch(model, optimizer, loader, result, f"epoch {epoch}" if show else None, max_batches, deadline)
             done = Epoch(epoch, loss, None, None, time.perf_counter() - begin)
             begin = time.perf_counter()
-            for split in ("val", "test"):
+            for split in held_out:
                 ids = seeds[split]
                 if ids is not None and len(ids):
-                    with Loader(g, sampler, ids, shuffle=False, **common, **kept) as held_out:
-                        setattr(done, f"{split}_accuracy", evaluate(model, held_out, show))
+                    with Loader(g, sampler, ids, shuffle=False, **common, **kept) as held_out_loader:
+                        setattr(done, f"{split}_accuracy", evaluate(model, held_out_loader, show))
             evaluate_s += time.perf_counter() - begin
             result.epochs.append(done)
             if on_epoch is not None:
