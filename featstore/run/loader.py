@@ -8,8 +8,6 @@ import os
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +22,11 @@ from featstore.config import Budget, Reservation, format_size, parse_size
 from featstore.errors import BudgetError, ClosedError
 from featstore.partition.batcher import RandomBatcher, check_seeds
 from featstore.run.batch import MiniBatch
+from featstore.run.epoch import EpochIterator, Held, Item, Progress, most_rows, sampled_bytes
 from featstore.run.precache import AccessCounts, cache_bytes, spare_bytes
-from featstore.run.prefetch import FINALIZER_JOIN_S, Pipeline, Stopwatch
-from featstore.run.strategy import STRATEGIES, EpochRun, Planning, Prepared, Setup
-from featstore.sampling.batch import SampledBatch, Sampler
+from featstore.run.prefetch import Stopwatch
+from featstore.run.strategy import STRATEGIES, EpochRun, Planning, Setup
+from featstore.sampling.batch import Sampler
 
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph
@@ -36,101 +35,9 @@ if TYPE_CHECKING:
 __all__ = ["Loader"]
 
 
-class _Held:
-    """Bytes of a loader's memory, released when the last batch object that refers to them dies."""
-
-    def __init__(self, share: Budget, n_bytes: int) -> None:
-        self.reservation = share.reserve("batches", n_bytes)
-
-    def __del__(self) -> None:
-        if hasattr(self, "reservation"):
-            self.reservation.release()
-
-
-@dataclass(frozen=True)
-class _Item:
-    prepared: Prepared
-    n_bytes: int
-    held: _Held | None
-
-
-@dataclass
-class _Progress:
-    """The batch that an iterator delivers next."""
-
-    epoch: int
-    batch: int
-
-
-class _Epoch(Iterator[MiniBatch]):
-    """One epoch's iterator; owns its threads, and stops them when it is exhausted, closed, fails or is collected."""
-
-    def __init__(self, loader: Loader, run: EpochRun, progress: _Progress) -> None:
-        self._loader = loader
-        self._progress = progress
-        self._over = False
-        self._stop = len(loader)
-        self._pipeline: Pipeline[_Item, MiniBatch] = Pipeline(
-            partial(loader._sample, run),
-            partial(loader._gather, run),
-            start=progress.batch,
-            stop=self._stop,
-            threads=run.threads,
-            depth=loader._prefetch,
-            watch=loader._watch,
-        )
-        self._finalizer = weakref.finalize(self, _stop, self._pipeline, run)
-
-    @property
-    def depth(self) -> int:
-        return self._pipeline.depth
-
-    def __next__(self) -> MiniBatch:
-        if self._over:
-            raise StopIteration
-        if self._pipeline.position >= self._stop:
-            self._end()
-            raise StopIteration
-        try:
-            batch = self._pipeline.get()
-        except BaseException:
-            self._end()
-            raise
-        self._progress.batch = self._pipeline.position
-        return batch
-
-    def _end(self) -> None:
-        self._over = True
-        self.close()
-
-    def close(self) -> None:
-        """Stop the threads; may be called again."""
-        self._finalizer()
-
-
-def _stop(pipeline: Pipeline[Any, Any], run: EpochRun) -> None:
-    pipeline.close(FINALIZER_JOIN_S)
-    run.close()
-
-
 def _release(held: list[Reservation]) -> None:
     while held:
         held.pop().release()
-
-
-def _sampled_bytes(sampled: SampledBatch) -> int:
-    tensors = [sampled.input_ids]
-    for block in sampled.blocks:
-        tensors += [block.src, block.dst, *([] if block.edge_pos is None else [block.edge_pos])]
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
-def _most_rows(sampler: Sampler, batch_size: int, num_nodes: int) -> int:
-    """Most distinct nodes that a batch can have."""
-    rows = batch_size
-    for fanout in getattr(sampler, "fanouts", [-1]):
-        rows = num_nodes if fanout < 0 else min(num_nodes, rows * (1 + fanout))
-    return rows
 
 
 def _at_least(name: str, value: Any, least: int) -> None:
@@ -274,8 +181,8 @@ class Loader:
         self._largest_rows = 0
         self._next_epoch = 0
         self._next_start = 0
-        self._progress = _Progress(0, 0)
-        self._iterators: weakref.WeakSet[_Epoch] = weakref.WeakSet()
+        self._progress = Progress(0, 0)
+        self._iterators: weakref.WeakSet[EpochIterator] = weakref.WeakSet()
         self._closed = False
         planning = self._planning(strategy, policy, superbatch, disk, run_dir)
         setup = Setup(g, sampler, batcher, self._features, threads, self._watch, planning)
@@ -371,9 +278,9 @@ class Loader:
             raise ClosedError("the loader is closed")
         epoch, start = self._next_epoch, self._next_start
         run = self._strategy.prepare(epoch, start)
-        progress = _Progress(epoch, start)
+        progress = Progress(epoch, start)
         try:
-            iterator = _Epoch(self, run, progress)
+            iterator = EpochIterator(run, self._sample, self._gather, progress, len(self), self._prefetch, self._watch)
         except BaseException:
             run.close()
             raise
@@ -386,7 +293,7 @@ class Loader:
         """Make the next ``for`` loop run ``epoch``, from its first batch; without it epochs count up from 0."""
         _at_least("epoch", epoch, 0)
         self._next_epoch, self._next_start = epoch, 0
-        self._progress = _Progress(epoch, 0)
+        self._progress = Progress(epoch, 0)
 
     def state_dict(self) -> dict[str, Any]:
         """Return where training stands: the batch after the last one that was delivered.
@@ -413,7 +320,7 @@ class Loader:
         if state["batches"] != self._digest():
             raise ValueError("the state is of a loader with other seeds, batch_size, shuffle, seed or drop_last")
         self._next_epoch, self._next_start = int(state["epoch"]), int(state["batch"])
-        self._progress = _Progress(self._next_epoch, self._next_start)
+        self._progress = Progress(self._next_epoch, self._next_start)
 
     def _digest(self) -> str:
         options = self._batcher
@@ -422,24 +329,25 @@ class Loader:
 
     # Stages; both are called by the pipeline's threads.
 
-    def _sample(self, run: EpochRun, position: int) -> _Item:
+    def _sample(self, run: EpochRun, position: int) -> Item:
         try:
             with self._watch.time("sample"):
                 prepared = run.batch(position)
-            n_bytes = _sampled_bytes(prepared.sampled)
-            return _Item(prepared, n_bytes, None if self._share is None else _Held(self._share, n_bytes))
+            n_bytes = sampled_bytes(prepared.sampled)
+            return Item(prepared, n_bytes, None if self._share is None else Held(self._share, n_bytes))
         except BudgetError as error:
             # How many rows it would have had is unknown: as many as the largest batch so far, or as there can be.
-            rows = self._largest_rows or _most_rows(self._setup.sampler, self._batcher.batch_size, self._g.num_nodes)
+            rows = self._largest_rows or most_rows(self._setup.sampler, self._batcher.batch_size, self._g.num_nodes)
             needed = None if error.needed is None else error.needed + rows * sum(self._row_bytes.values())
             raise self._too_small(position, error, needed) from None
 
-    def _gather(self, run: EpochRun, position: int, item: _Item) -> MiniBatch:
+    def _gather(self, run: EpochRun, position: int, item: Item) -> MiniBatch:
         sampled = item.prepared.sampled
         n_rows = len(sampled.input_ids)
         n_bytes = n_rows * sum(self._row_bytes.values())
         budget = self._g.budget if self._share is None else self._share
         features: dict[str, torch.Tensor] = {}
+        hosted = 0
         try:
             if item.held is not None:
                 item.held.reservation.resize(item.n_bytes + n_bytes)
@@ -448,7 +356,7 @@ class Loader:
                 for name in self._features:
                     before = self._g.features[name].stats()
                     features[name] = run.gather(name, item.prepared)
-                    self._count(n_rows, before, self._g.features[name].stats())
+                    hosted += self._count_reads(before, self._g.features[name].stats())
         except BudgetError as error:
             done = sum(self._row_bytes[name] for name in features) * n_rows
             # Batches differ in size, and pooled buffers are rounded up by an eighth: a quarter more.
@@ -460,21 +368,21 @@ class Loader:
         with self._lock:
             self._largest_rows = max(self._largest_rows, n_rows)
             self._n_batches += 1
+            n_asked = n_rows * len(self._features)
+            self._counts["rows"] += n_asked
+            for tier, n in (("host", hosted), ("base", n_asked - hosted)):
+                self._hits[tier] = self._hits.get(tier, 0) + n
         if self._device.type != "cpu":
             with self._watch.time("transfer"):
                 batch = batch.to(self._device)
         return batch
 
-    def _count(self, n_rows: int, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-        # What another user of the store did meanwhile is counted too; the loader is the one that matters.
-        hits = {"host": after.get("cache", {}).get("hits", 0) - before.get("cache", {}).get("hits", 0)}
-        hits["base"] = n_rows - sum(hits.values())
+    def _count_reads(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> int:
+        """Add what a gather read, and return its hits; what another user of the store did meanwhile is counted with it."""
         with self._lock:
-            self._counts["rows"] += n_rows
             for name in COUNTERS[1:]:
                 self._counts[name] += after[name] - before[name]
-            for tier, n in hits.items():
-                self._hits[tier] = self._hits.get(tier, 0) + n
+        return int(after.get("cache", {}).get("hits", 0)) - int(before.get("cache", {}).get("hits", 0))
 
     def _too_small(self, position: int, error: BudgetError, needed: int | None) -> BudgetError:
         reason = error.message.split("; at least")[0]  # that least is for one allocation, not for the batch
