@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
+import sys
 import threading
 import weakref
 from types import SimpleNamespace
@@ -394,6 +395,17 @@ def test_a_share_of_the_budget():
         list(loader(g, memory=1_000))
     with pytest.raises(BudgetError):
         list(loader(g, memory=20_000))
+
+
+def test_no_thread_keeps_memory_from_another():
+    """Threads that lose the processor at any moment: what two batches need is always enough."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(150):
+            assert sum(1 for _batch in loader(graph(100_000), memory=9_000, prefetch=4, threads=4)) == 13
+    finally:
+        sys.setswitchinterval(interval)
 
 
 @pytest.mark.parametrize(

@@ -248,6 +248,8 @@ class Pipeline(Generic[A, B]):
                 heapq.heappush(self._again, item)
             elif not self._closed:
                 self._ready[item] = outcome
+            # This thread may sleep before it returns, and must not keep the item's memory from those it wakes.
+            del outcome
             self._changed.notify_all()
         return True
 
@@ -289,8 +291,10 @@ class Pipeline(Generic[A, B]):
             self._finishing += 1
             if not self._closed and not isinstance(outcome, _GivenBack):
                 self._done.append(outcome)
+            is_last = isinstance(outcome, _Failure)
+            del outcome, prepared
             self._changed.notify_all()
-        return not isinstance(outcome, _Failure)
+        return not is_last
 
     # Memory.
 
