@@ -181,3 +181,21 @@ def test_a_failing_sampler_is_the_loops_error(dataset: Path) -> None:
             with pytest.raises(ZeroDivisionError, match="batch 12"):
                 list(loader)
         assert not os.path.exists(f"{dataset}.runs")
+
+
+def test_tight_memory_is_slow_or_an_error_never_a_hang(dataset: Path, ondemand: list[Any]) -> None:
+    """From a budget that suffices down to one that does not: the same batches, or BudgetError naming what would do."""
+    outcomes = []
+    for kilobytes in (6000, 2000, 1200, 800, 600, 450, 300):
+        options: dict[str, Any] = {"strategy": "superbatch", "superbatch": 6, "feature_cache": 0.01, "epochs": 1}
+        try:
+            found, _ = batches(dataset, memory=f"{kilobytes}KB", **options)
+        except featstore.BudgetError as error:
+            assert error.needed is None or error.needed > 1000 * kilobytes
+            outcomes.append(False)
+        else:
+            assert same(found, ondemand[:25])
+            outcomes.append(True)
+    assert outcomes[0]
+    assert not outcomes[-1]
+    assert outcomes == sorted(outcomes, reverse=True)

@@ -135,7 +135,8 @@ class SuperbatchInspector:
         self._time = time
         self._n = -(-(stop - start) // size)
         self._ready: dict[int, _Superbatch] = {}
-        self._n_waiting = 0
+        self._n_alive = 0  # samples being made or not yet written
+        self._shortage: BudgetError | None = None
         self._reached = 0  # superbatch that is being consumed
         self._error: BaseException | None = None
         self._closed = False
@@ -146,19 +147,23 @@ class SuperbatchInspector:
     # The consumer's side.
 
     def batch(self, position: int) -> tuple[SampledBatch, BatchPlan]:
-        """Return a batch and its plan, waiting until its superbatch is planned."""
+        """Return a batch and its plan, waiting until its superbatch is planned.
+
+        Raises
+        ------
+        BudgetError
+            No memory, for the batch or for sampling its superbatch; may be called again when some came free.
+        """
         k, number = divmod(position - self._start, self._size)
         with self._changed:
             self._reached = max(self._reached, k)
             self._changed.notify_all()
-            self._n_waiting += 1
-            try:
-                self._changed.wait_for(lambda: k in self._ready or self._error is not None or self._closed)
-            finally:
-                self._n_waiting -= 1
+            self._changed.wait_for(lambda: k in self._ready or self._error or self._shortage or self._closed)
             if k not in self._ready:
                 if self._error is not None:
                     raise self._error
+                if self._shortage is not None:  # the caller may free memory and ask again; sampling goes on meanwhile
+                    raise BudgetError(self._shortage.message, self._shortage.needed)
                 raise ClosedError("the epoch is over")
             superbatch = self._ready[k]
         assert superbatch.plans is not None
@@ -237,27 +242,43 @@ class SuperbatchInspector:
             try:
                 for position in positions:
                     pending.append(workers.submit(self._sample_patiently, position))
-                    while len(pending) > self._threads:
-                        writer.add(pending.popleft().result())
-                        self._check()
+                    if len(pending) > self._threads:
+                        self._store(pending.popleft(), writer)
                 while pending:
-                    writer.add(pending.popleft().result())
+                    self._store(pending.popleft(), writer)
             finally:
                 for future in pending:
                     future.cancel()
             return _Superbatch(writer.finish_samples())
 
+    def _store(self, future: Future[SampledBatch], writer: SampleWriter) -> None:
+        writer.add(future.result())
+        with self._changed:
+            self._n_alive -= 1
+            self._check()
+
     def _sample_patiently(self, position: int) -> SampledBatch:
-        """Sample; where memory is short, wait for batches to be let go of, unless the loop waits for this very superbatch."""
+        """Sample; where memory is short, try again as batches are let go of. Where not even one batch fits, say so meanwhile."""
         while True:
+            with self._changed:
+                self._check()
+                self._n_alive += 1
             try:
-                return self._sample(position)
-            except BudgetError:
+                sampled = self._sample(position)
+            except BaseException as error:
                 with self._changed:
-                    self._check()
-                    hopeless = self._n_waiting > 0
-                if not self._pool.wait(0.05) and hopeless:
-                    raise
+                    self._n_alive -= 1
+                    if not isinstance(error, BudgetError):
+                        raise
+                    if not self._n_alive:
+                        self._shortage = error
+                        self._changed.notify_all()
+                self._pool.trim()
+                self._pool.wait(0.02)
+            else:
+                with self._changed:
+                    self._shortage = None
+                return sampled
 
     def _plan(self, k: int, samples: SampleFile, ahead: _Superbatch | None) -> PlanFile:
         lengths = samples.lengths if ahead is None else np.concatenate([samples.lengths, ahead.samples.lengths])
