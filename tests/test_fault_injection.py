@@ -223,8 +223,8 @@ def takes_memory(n_bytes: int) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may make control groups")
 def test_memory_group_limits_a_child() -> None:
-    with memory_group(96 << 20) as group:
+    with memory_group(400 << 20) as group:  # torch, which the package imports, takes about 200
         run_in_child(takes_memory, 1 << 20, prepare=group.enter)
         with pytest.raises(AssertionError, match="SIGKILL"):
-            run_in_child(takes_memory, 160 << 20, prepare=group.enter)
-        assert 64 << 20 <= group.peak_bytes <= 96 << 20
+            run_in_child(takes_memory, 500 << 20, prepare=group.enter)
+        assert 300 << 20 <= group.peak_bytes <= 400 << 20

@@ -397,5 +397,5 @@ def test_dataset_larger_than_its_memory_group(tmp_path: Path) -> None:
         tmp_path / "g", np.zeros(n_rows + 1, np.int64), np.empty(0, np.int64), features={"x": rows}, progress=False
     ).close()
     # torch itself takes about 200 MB; the features 358 MB.
-    with memory_group(300 << 20) as group:
+    with memory_group(330 << 20) as group:
         run_in_child(gather_within, str(tmp_path / "g"), n_rows, prepare=group.enter)
