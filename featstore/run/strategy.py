@@ -218,8 +218,7 @@ class _SuperbatchEpoch:
         graph = setup.graph
         self._setup = setup
         self.closed = False
-        self._position = -1
-        self._gathered: dict[str, torch.Tensor] = {}
+        self._ran: dict[str, int] = {}  # the last batch whose plan ran, a feature
         capacities = set()
         for name in setup.features:
             cache = graph.features[name].cache
@@ -261,21 +260,20 @@ class _SuperbatchEpoch:
 
     def gather(self, name: str, prepared: Prepared) -> torch.Tensor:
         assert prepared.plans is not None
-        position = prepared.sampled.index
-        if position != self._position:
-            self._position, self._gathered = position, {}
-        # A plan runs once: where memory was short for a later feature of the batch, the earlier ones are not run again.
-        if name not in self._gathered:
-            self._gathered[name] = self._setup.graph.features[name].run_plan(prepared.plans[name])
-        rows = self._gathered[name]
-        if len(self._gathered) == len(self._setup.features):
-            self._gathered = {}
+        store, position = self._setup.graph.features[name], prepared.sampled.index
+        rows: torch.Tensor
+        if self._ran.get(name, -1) < position:
+            rows = store.run_plan(prepared.plans[name])
+            self._ran[name] = position
+        else:
+            # Asked again, because memory was short after the plan had run: its changes are made, so the rows are looked up.
+            rows = store.take(prepared.sampled.input_ids)
+        if min(self._ran.get(each, -1) for each in self._setup.features) >= position:
             self._inspector.passed(position)
         return rows
 
     def close(self) -> None:
         if not self.closed:
-            self._gathered = {}
             self._inspector.close()
             if self._runs is not None:
                 self._runs.close()
