@@ -209,7 +209,7 @@ class Budget:
         """Return bytes by holder, largest first."""
         with self._lock:
             sums: dict[str, int] = {}
-            for reservation in self._held.values():
+            for reservation in list(self._held.values()):  # a destructor may release meanwhile
                 sums[reservation.holder] = sums.get(reservation.holder, 0) + reservation.n_bytes
         return dict(sorted(sums.items(), key=lambda item: -item[1]))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import tempfile
 import threading
 from pathlib import Path
 
@@ -16,8 +17,10 @@ from hypothesis import strategies as st
 from featstore._core.io import Engine
 from featstore.config import Budget, Options
 from featstore.errors import BudgetError, ClosedError, CorruptionError, FormatError
+from featstore.storage import reader as reader_module
 from featstore.storage.layout import PAGE_BYTES, RowLayout, choose_layout
 from featstore.storage.reader import MIN_ARENA_BYTES, PREAD_THREADS, DeviceSpeed, Reader, RowFile
+from featstore.storage.writer import FileRecord
 from tests.written_rows import open_record, opened, write_rows
 
 BACKENDS = ["io_uring", "pread"]
@@ -275,6 +278,9 @@ def test_rows_out_of_range(tmp_path: Path) -> None:
             file.gather(np.array([1, 100, 3]), out)
         with pytest.raises(IndexError, match="row -1 at position 2"):
             file.gather(np.array([1, 2, -1]), out)
+        for bad in (3, -1, 2**62):
+            with pytest.raises(IndexError, match="out of range for 3 rows of out"):
+                file.gather(np.array([1, 2, 3]), out, np.array([0, 1, bad]))
         for first, n in ((0, 101), (101, 0), (50, 51)):
             with pytest.raises(IndexError):
                 file.read(first, n)
@@ -419,3 +425,67 @@ def test_the_measured_device_sets_the_gap() -> None:
     assert DeviceSpeed(1e9, 1e9).gap_bytes == PAGE_BYTES
     assert DeviceSpeed(100, 2e9).gap_bytes == 256 << 10
     assert PREAD_THREADS * PAGE_BYTES <= MIN_ARENA_BYTES
+
+
+@pytest.fixture
+def measurable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[FileRecord, np.ndarray]:
+    """A small file whose device is measured at the first gather all the same."""
+    monkeypatch.setattr(reader_module, "MEASURE_RUN_BYTES", 4 << 20)
+    monkeypatch.setattr(reader_module, "MEASURE_MIN_BYTES", 4 << 20)
+    monkeypatch.setattr(reader_module, "MEASURE_MIN_ROWS", 3)
+    rows = np.random.default_rng(0).integers(0, 256, (1100, 4096), dtype=np.uint8)
+    return write_rows(tmp_path, rows), rows
+
+
+@pytest.mark.parametrize("what", ["unlinked", "replaced"])
+def test_measuring_reads_the_file_that_is_open(tmp_path: Path, measurable: tuple[FileRecord, np.ndarray], what: str) -> None:
+    record, rows = measurable
+    with opened(tmp_path, record) as (file, reader):
+        assert file.mode.startswith("direct")
+        (tmp_path / "rows.bin").unlink()
+        if what == "replaced":
+            (tmp_path / "rows.bin").write_bytes(b"another file")
+        out = np.zeros((3, 4096), np.uint8)
+        file.gather(np.array([7, 1000, 3]), out)
+        assert np.array_equal(out, rows[[7, 1000, 3]])
+        assert reader.device is not None
+        assert reader.budget.peak > 4 << 20
+
+
+def test_measuring_never_fails_a_gather(tmp_path: Path, measurable: tuple[FileRecord, np.ndarray]) -> None:
+    record, rows = measurable
+    out = np.zeros((3, 4096), np.uint8)
+    with opened(tmp_path, record) as (file, reader):
+        borrow(reader).inject(b"E")  # of a page that nobody asked for
+        file.gather(np.array([7, 1000, 3]), out)
+        assert np.array_equal(out, rows[[7, 1000, 3]])
+        assert reader.device is None
+    with opened(tmp_path, record, memory=4 << 20) as (file, reader):  # no memory for it
+        file.gather(np.array([7, 1000, 3]), out)
+        assert reader.device is None
+
+
+def test_memory_files_are_buffered(tmp_path: Path) -> None:
+    """O_DIRECT opens on tmpfs, and means nothing there."""
+    mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+    folder = next(Path(point) for _, point, kind, *_ in mounts if kind == "tmpfs" and os.access(point, os.W_OK))
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        record = write_rows(Path(name), np.zeros((10, 512), np.uint8))
+        with opened(Path(name), record) as (file, _):
+            assert file.mode == "buffered: the file system has no direct I/O"
+            file.read(0, 10)
+
+
+def test_a_child_closes_what_a_thread_of_its_parent_held(tmp_path: Path) -> None:
+    """Locks that another thread held at the fork belong to nobody in the child."""
+    record = write_rows(tmp_path, np.zeros((10, 512), np.uint8))
+    with opened(tmp_path, record) as (file, reader):
+        file.gather(np.array([1]), np.zeros((1, 512), np.uint8))
+        with file._lock, reader._changed:
+            pid = os.fork()
+            if pid == 0:
+                signal.alarm(20)
+                file.close()
+                reader.close()
+                os._exit(0 if reader.budget.used == 0 else 1)
+        assert os.waitpid(pid, 0)[1] == 0

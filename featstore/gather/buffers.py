@@ -43,6 +43,7 @@ class BufferPool:
 
     def __init__(self, budget: Budget) -> None:
         self.budget = budget
+        self._closed = False
         self._start()
 
     def _start(self) -> None:
@@ -52,7 +53,14 @@ class BufferPool:
         self._held: dict[int, Reservation] = {}
         # Blocks come back from destructors, which may run inside any of our own calls: only this queue is safe there.
         self._returned: queue.SimpleQueue[Block] = queue.SimpleQueue()
-        self._closed = False
+
+    def _leave_parent(self) -> None:
+        if self._pid != os.getpid():
+            # Idle blocks are dropped; tensors of the parent's are pages that the child shares until it writes to them.
+            held = list(self._held.values())
+            self._start()
+            for reservation in held:
+                reservation.release()
 
     def lease(self, n_bytes: int) -> Lease:
         """Borrow ``n_bytes`` of writable memory, contents undefined, at least 4 KiB-aligned.
@@ -62,8 +70,7 @@ class BufferPool:
         BudgetError
             Neither the pool nor the budget has them.
         """
-        if self._pid != os.getpid():
-            self._start()
+        self._leave_parent()
         size = _block_bytes(n_bytes)
         with self._lock:
             if self._closed:
@@ -113,6 +120,7 @@ class BufferPool:
 
     def trim(self) -> None:
         """Give idle blocks back to the system and to the budget."""
+        self._leave_parent()
         with self._lock:
             self._collect()
             while self._idle:
@@ -149,3 +157,4 @@ class BufferPool:
             for reservation in self._held.values():
                 reservation.release()
             self._held.clear()
+            self._returned = queue.SimpleQueue()  # the old one, and what comes back to it, goes with the last block in use

@@ -27,6 +27,7 @@ MAX_ENGINES = 4
 RESIDENT_SUMS_SHARE = 0.05  # a checksum table over this share of the budget is cached by pages
 SCRATCH_STEP = 4096  # rows; scratch to sort them grows by so many
 DEFAULT_GAP_BYTES = 12 << 10  # until the device is measured
+MEASURE_RUN_BYTES = 8 << 20
 MEASURE_MIN_BYTES = 64 << 20  # smaller files say little of the device
 MEASURE_MIN_ROWS = 4096  # smaller gathers gain less than measuring costs
 
@@ -86,6 +87,7 @@ class Reader:
         self.device: DeviceSpeed | None = None
         self._arena_bytes = min(MAX_ARENA_BYTES, max(MIN_ARENA_BYTES, budget.total // 32 // PAGE_BYTES * PAGE_BYTES))
         self._closed = False
+        self._may_measure = True
         self._start()
         first, self.backend, self.reason = self._probe()
         self._idle.append(first)
@@ -93,6 +95,7 @@ class Reader:
     def _start(self) -> None:
         self._pid = os.getpid()
         self._changed = threading.Condition()
+        self._measuring = threading.Lock()
         self._idle: list[Engine] = []
         self._held: dict[int, Reservation] = {}
 
@@ -121,12 +124,7 @@ class Reader:
     @contextmanager
     def engine(self, n_rows: int = 0) -> Iterator[Engine]:
         """Borrow a queue, with scratch to sort ``n_rows`` where the budget allows."""
-        if self._pid != os.getpid():
-            # The parent's queues are the parent's; dropping them here closes only this process's descriptors.
-            held = list(self._held.values())
-            self._start()
-            for reservation in held:
-                reservation.release()
+        self._leave_parent()
         with self._changed:
             self._check_open()
             while not self._idle:
@@ -146,13 +144,21 @@ class Reader:
         finally:
             self._give_back(engine)
 
+    def _leave_parent(self) -> None:
+        if self._pid != os.getpid():
+            # The parent's queues are the parent's; dropping them here closes only this process's descriptors.
+            held = list(self._held.values())
+            self._start()
+            for reservation in held:
+                reservation.release()
+
     def _give_back(self, engine: Engine) -> None:
         with self._changed:
             if self._closed:
                 self._drop(engine)
             else:
                 self._idle.append(engine)
-            self._changed.notify()
+            self._changed.notify_all()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -199,14 +205,22 @@ class Reader:
     def gap_for(self, file: File, n_rows: int) -> int:
         """Return the gap worth reading over, from the device; measured at the first large gather (about 50 ms)."""
         worth_it = n_rows >= MEASURE_MIN_ROWS and file.direct and file.size >= MEASURE_MIN_BYTES
-        if self.device is None and worth_it:
-            self.device = self.measure(file)
+        if self.device is None and worth_it and self._may_measure and self._measuring.acquire(blocking=False):
+            try:
+                self.device = self.measure(file)
+            except BudgetError:
+                pass  # for want of memory now; perhaps later
+            except OSError:
+                self._may_measure = False  # a page that nobody asked for cannot be read: no failure of this gather
+            finally:
+                self._measuring.release()
         return DEFAULT_GAP_BYTES if self.device is None else self.device.gap_bytes
 
     def measure(self, file: File) -> DeviceSpeed:
         """Time rounds of 1,024 random page reads and 8 MiB in sequence on an open file; nothing is verified or counted."""
-        pages = File(file.path, PAGE_BYTES, 1, PAGE_BYTES, file.size // PAGE_BYTES, 0, file.size)
-        n_random, n_run = 1024, (8 << 20) // PAGE_BYTES
+        n_random, n_run = 1024, MEASURE_RUN_BYTES // PAGE_BYTES
+        held = self.budget.reserve("reader buffers", MEASURE_RUN_BYTES)
+        pages = file.pages()
         out = np.empty((n_run, PAGE_BYTES), np.uint8)
         rng = np.random.default_rng()  # other pages each time, which no cache below holds
         iops = bandwidth = 0.0
@@ -223,18 +237,19 @@ class Reader:
                     bandwidth = max(bandwidth, out.nbytes / (end - middle))
         finally:
             pages.close()
+            held.release()
         return DeviceSpeed(iops, bandwidth)
 
     def close(self) -> None:
         """Wait for reads under way, then give everything back; may be called again."""
+        self._leave_parent()
         with self._changed:
             self._closed = True
-            if self._pid == os.getpid():
-                for engine in self._idle:
-                    self._drop(engine)
-                self._idle.clear()
-                self._changed.notify_all()
-                self._changed.wait_for(lambda: not self._held)
+            for engine in self._idle:
+                self._drop(engine)
+            self._idle.clear()
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._held)
 
 
 class RowFile:
@@ -327,12 +342,15 @@ class RowFile:
             self._reservation.release()
             self._reservation = None
 
-    @contextmanager
-    def _in_use(self) -> Iterator[None]:
+    def _leave_parent(self) -> None:
         if self._pid != os.getpid():  # a lock of the parent's may have been held when it forked
             self._lock, self._users, self._pid = threading.Condition(), 0, os.getpid()
             if self._paged is not None:
                 self._paged.lock = threading.Lock()
+
+    @contextmanager
+    def _in_use(self) -> Iterator[None]:
+        self._leave_parent()
         with self._lock:
             if self._file.fd_number < 0:
                 raise ClosedError(f"{self.path} is closed")
@@ -420,9 +438,9 @@ class RowFile:
 
     def close(self) -> None:
         """Wait for reads under way and close the file; may be called again."""
+        self._leave_parent()
         with self._lock:
-            if self._pid == os.getpid():
-                self._lock.wait_for(lambda: self._users == 0)
+            self._lock.wait_for(lambda: self._users == 0)
             self._file.close()
         self._forget_sums()
 
@@ -460,8 +478,8 @@ class _PagedSums:
             old = int(self._page_of_slot[self._hand])
             if old not in keep:
                 if old >= 0:
+                    del self._slot_of_page[old]  # first: a child forked in between must not think the page is there
                     self._owner._file.set_sums_page(old, None)
-                    del self._slot_of_page[old]
                     self._page_of_slot[self._hand] = -1
                 slots.append(self._hand)
             self._hand = (self._hand + 1) % len(self._page_of_slot)

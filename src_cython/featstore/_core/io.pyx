@@ -15,8 +15,10 @@ from featstore.errors import CorruptionError, FormatError
 cdef extern from *:
     """
     #include <fcntl.h>
+    #include <linux/magic.h>
     #include <sys/mman.h>
     #include <sys/syscall.h>
+    #include <sys/vfs.h>
     #include <unistd.h>
 
     /* Direct-I/O offset alignment of an open file: 0 = not possible, -1 = the kernel does not say (before Linux 6.1). */
@@ -25,7 +27,10 @@ cdef extern from *:
         uint32_t mask = 0, align = 0;
         if (syscall(SYS_statx, fd, "", 0x1000, 0x2000U, buf) < 0) return -1; /* AT_EMPTY_PATH, STATX_DIOALIGN */
         memcpy(&mask, buf, 4);
-        if (!(mask & 0x2000U)) return -1;
+        if (!(mask & 0x2000U)) { /* tmpfs takes O_DIRECT and ignores it */
+            struct statfs info;
+            return fstatfs(fd, &info) == 0 && info.f_type == TMPFS_MAGIC ? 0 : -1;
+        }
         memcpy(&align, buf + 156, 4);
         return (long)align;
     }
@@ -182,6 +187,20 @@ cdef class File:
                 self.mode = "direct" if align > 0 else "direct: the kernel does not report its alignment"
         if not self.direct:
             os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_RANDOM)
+
+    def pages(self):
+        """Return the same open file seen as rows of one page each, nothing verified; whatever is at its path by now."""
+        cdef File other = File.__new__(File)
+        other.path = self.path
+        other.row_bytes = other.group_bytes = FS_PAGE
+        other.group_rows = 1
+        other.n_rows = self.size // FS_PAGE
+        other.data_offset = 0
+        other.size = self.size
+        other.mode = self.mode
+        other.direct = self.direct
+        other.fd = os.dup(self.fd)
+        return other
 
     def use_sums(self, uint64_t seed):
         """Verify pages from now on, against sums pages handed in with :meth:`set_sums_page`."""
@@ -369,9 +388,12 @@ cdef class Engine:
         cdef uint64_t row, previous, all_rows = file.n_rows
         cdef bint is_sorted
         cdef int bits = FS_INDEX_BITS
+        cdef uint64_t n_out = out.shape[0]
         cdef const int64_t *ids
+        cdef const int64_t *places = NULL
         cdef uint64_t *keys
         cdef int64_t bad = -1
+        cdef bint misplaced = False
         self.prepare(&job, file, out, gap_bytes)
         if n == 0:
             return 0, 0
@@ -379,11 +401,13 @@ cdef class Engine:
             raise ValueError("one position a row")
         if positions is None and n > <uint64_t>out.shape[0]:
             raise ValueError("out is too short")
+        if positions is not None:
+            places = &positions[0]
         if self.scratch_rows == 0:
             self.set_scratch(min(n, MAX_SORTED_ROWS))
         while bits < 64 and (all_rows - 1) >> (bits - FS_INDEX_BITS):
             bits += 1
-        job.out = &out[0, 0]
+        job.out = &out[0, 0] if n_out else NULL
         start = 0
         while start < n:
             m = min(n - start, self.scratch_rows)
@@ -400,10 +424,17 @@ cdef class Engine:
                     is_sorted = is_sorted and row >= previous
                     previous = row
                     keys[i] = row << FS_INDEX_BITS | i
-                if bad < 0 and not is_sorted:
+                if places != NULL:
+                    for i in range(m):
+                        if <uint64_t>places[start + i] >= n_out:
+                            misplaced = True
+                            break
+                if bad < 0 and not misplaced and not is_sorted:
                     keys = fs_sort_keys(keys, keys + m, m, bits)
             if bad >= 0:
                 raise IndexError(f"row {rows[bad]} at position {bad} is out of range for {all_rows} rows")
+            if misplaced:
+                raise IndexError(f"a position is out of range for {n_out} rows of out")
             job.keys = keys
             job.positions = NULL
             if positions is not None:
