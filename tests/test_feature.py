@@ -156,6 +156,8 @@ def test_the_index_shape_leads(store: FeatureStore, values: torch.Tensor, shape:
         (np.zeros(N - 1, bool), IndexError, "mask"),
         (np.zeros((N, 1), bool), IndexError, "mask"),
         (True, IndexError, "mask"),
+        ([torch.tensor([0]), torch.tensor([0, 1])], TypeError, "not an index array"),
+        ([torch.tensor(0), 1], TypeError, "not an index array"),
         (([0], [1]), IndexError, "columns"),
         ((0, 1), IndexError, "columns"),
     ],
@@ -297,6 +299,72 @@ def test_closed(dataset: Path) -> None:
     with pytest.raises(ClosedError):
         x[[1]]
     g.close()
+    for used in (False, True):
+        g = featstore.open(dataset, memory="64MB")
+        x = g.features["x"]
+        if used:
+            x.take_async([1]).result()
+        g.close()
+        with pytest.raises(ClosedError):
+            x.take_async([1])
+
+
+def test_a_cache_replaced_beside_a_gather(dataset: Path, values: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    with featstore.open(dataset, memory="64MB") as g:
+        x = g.features["x"]
+        for policy in ("degree", "lru"):
+            for new in ("sieve", None):
+                g.cache("x", budget="6KB", policy=policy)
+                old = x.cache
+                assert old is not None
+                plan = old.plan
+
+                def replacing(rows: Any, new: str | None = new, plan: Any = plan) -> Any:
+                    monkeypatch.undo()
+                    g.cache("x", budget=0 if new is None else "4KB", policy=new or "lru")
+                    return plan(rows)
+
+                monkeypatch.setattr(old, "plan", replacing)
+                assert same(x[::3], values[::3])
+                assert (x.cache is None) == (new is None)
+                assert same(x[::3], values[::3])
+
+
+def test_the_gap_counts_behind_a_cache(tmp_path: Path) -> None:
+    values = random_tensor((64, 1024), torch.float32)  # a page a row
+    with featstore.open(make(tmp_path / "g", x=values), memory="64MB") as g:
+        x = g.features["x"]
+        for gap in (0, 4096):
+            g.cache("x", budget="100KB", policy="lru")
+            before = x.stats()["reads"]
+            assert same(x.take(range(0, 64, 2), coalesce_gap=gap), values[::2])
+            reads = x.stats()["reads"] - before
+            assert reads == 32 if gap == 0 else reads <= 4
+
+
+def test_a_child_has_the_whole_budget_for_buffers(tmp_path: Path) -> None:
+    values = random_tensor((2000, 1024), torch.float32)
+    with featstore.open(make(tmp_path / "g", x=values), memory="14MB") as g:
+        x = g.features["x"]
+        kept = x[:2000]
+        with g.pool._lock:  # as another thread might
+            pid = os.fork()
+            if pid == 0:
+                g.pool.trim()
+                os._exit(0 if same(x[:2000], kept) else 1)
+        assert os.waitpid(pid, 0)[1] == 0
+        del kept
+        assert same(x[:2000], values)
+
+
+def test_memory_handed_out_goes_after_close(dataset: Path) -> None:
+    with featstore.open(dataset, memory="64MB") as g:
+        pool = g.pool
+        tensor = pool.tensor((1 << 20,), torch.uint8)
+        returned = pool._returned
+    assert pool._returned is not returned
+    del tensor
+    assert pool._returned.empty()
 
 
 def test_an_error_leaves_the_cache_right(tmp_path: Path) -> None:

@@ -213,6 +213,7 @@ class FeatureCache:
 
     def stats(self) -> dict[str, int]:
         """Return counts since the start: requests hit and missed, rows admitted, evicted and filled; capacity, rows cached."""
+        self._leave_parent()
         with self._lock:
             counts = dict(self._counts)
             if self._slots is not None:
@@ -242,15 +243,17 @@ class FeatureCache:
         ClosedError
             The cache was closed.
         """
+        row_map, slots = self.map, self._slots  # these stay if another thread closes
         self._enter()
         k = len(rows)
         if not self.capacity or not k:
             with self._lock:
                 self._counts["misses"] += k
             return BatchPlan(k, (Part(Tier.BASE, rows),) if k else ())
-        if self._slots is None:
-            hit_positions, hit_slots, miss_positions = self.map.split(rows)
+        if slots is None:
+            hit_positions, hit_slots, miss_positions = row_map.split(rows)
         with self._lock:
+            self._check_open()
             if self._slots is not None:
                 hit_positions, hit_slots, miss_positions = self.map.split(rows)
                 self._slots.touch(hit_slots)
@@ -293,6 +296,7 @@ class FeatureCache:
         if positions is None:
             positions = np.arange(len(rows), dtype=np.int64)
         with self._lock:
+            self._check_open()
             return self._slots.admit(rows, positions)
 
     def apply(self, changes: Changeset | None, out: Uint8s) -> None:
@@ -316,6 +320,7 @@ class FeatureCache:
         if changes is None:
             return
         with self._gate.write(), self._lock:
+            self._check_open()
             if self._slots is not None:
                 # A row whose slot was given away since, by another thread's batch, is left out.
                 rows, positions, slots = self.map.still_held(changes.in_rows, changes.in_positions, changes.in_slots)
@@ -424,7 +429,8 @@ class FeatureCache:
             self._row_of_slot.fill(-1)
 
     def close(self) -> None:
-        """Give memory and budget back; may be called again. The cache must not be in use."""
+        """Give memory and budget back; may be called again. Whoever is using the cache gets ClosedError."""
+        self._leave_parent()
         with self._lock:
             if self._is_closed:
                 return
@@ -437,8 +443,14 @@ class FeatureCache:
                 self._reservation.release()
 
     def _enter(self) -> None:
+        self._check_open()
+        self._leave_parent()
+
+    def _check_open(self) -> None:
         if self._is_closed:
             raise ClosedError("the cache was closed")
+
+    def _leave_parent(self) -> None:
         if self._pid != os.getpid():
             # In a forked child: another thread of the parent may have held the locks, or been halfway through a change.
             self._lock = threading.RLock()

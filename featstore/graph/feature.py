@@ -71,8 +71,9 @@ class FeatureStore:
         self._pool = pool
         self._n_threads = n_threads
         self._reopen = reopen
-        self._cache: FeatureCache | None = None
-        self._executor = Executor({Tier.BASE: FileSource(file)})
+        # One attribute, so that a gather beside use_cache() never plans by one cache and copies from another.
+        self._tiers: tuple[FeatureCache | None, Executor] = None, Executor({Tier.BASE: FileSource(file)})
+        self._is_closed = False
         self._n_takes = 0
         self._start()
 
@@ -219,6 +220,8 @@ class FeatureStore:
             return out
 
         with self._lock:
+            if self._is_closed:
+                raise ClosedError(f"{self._file.path} is closed")
             if self._workers is None:
                 self._workers = ThreadPoolExecutor(2, thread_name_prefix="featstore-take")
                 weakref.finalize(self, self._workers.shutdown, wait=False)
@@ -230,22 +233,38 @@ class FeatureStore:
             return
         row_bytes = self._file.row_bytes
         buffer = _byte_rows(out, n, row_bytes)
-        cache = self._cache
         self._n_takes += 1
+        while True:
+            tiers = self._tiers
+            try:
+                self._fill_from(tiers, rows, buffer, gap_bytes)
+                return
+            except ClosedError:
+                if tiers is self._tiers:
+                    raise
+                # That cache was replaced meanwhile: again by the new one.
+
+    def _fill_from(
+        self,
+        tiers: tuple[FeatureCache | None, Executor],
+        rows: npt.NDArray[np.int64] | range,
+        buffer: npt.NDArray[np.uint8],
+        gap_bytes: int | None,
+    ) -> None:
+        cache, executor = tiers
         if cache is None:
             if isinstance(rows, range):
-                self._file.read(rows.start, n, buffer)
+                self._file.read(rows.start, len(rows), buffer)
             else:
                 self._file.gather(rows, buffer, None, gap_bytes)
             return
         ids = np.arange(rows.start, rows.stop, dtype=np.int64) if isinstance(rows, range) else rows
-        self._fill_cached(cache, ids, buffer)
-
-    def _fill_cached(self, cache: FeatureCache, ids: npt.NDArray[np.int64], buffer: npt.NDArray[np.uint8]) -> None:
         with cache.pinned():  # slots may change hands as soon as they are not: hits are copied before any admission
             plan = cache.plan(ids)
-            self._executor.execute(plan, buffer, _MEMORY)
-        self._executor.execute(plan, buffer, _DISK)
+            executor.execute(plan, buffer, _MEMORY)
+        if gap_bytes is not None:
+            executor = Executor({Tier.BASE: FileSource(self._file, gap_bytes)})
+        executor.execute(plan, buffer, _DISK)
         misses = next((part for part in plan.parts if part.tier == Tier.BASE), None)
         if misses is None:
             cache.admit(ids[:0])  # raises what a policy did wrong when it was told of the hits
@@ -275,10 +294,11 @@ class FeatureStore:
         if plan.n_rows:
             buffer = _byte_rows(out, plan.n_rows, self._file.row_bytes)
             self._n_takes += 1
-            self._executor.execute(plan, buffer)
-            if self._cache is not None:
-                self._cache.count(plan)
-                self._cache.apply(plan.changes, buffer)
+            cache, executor = self._tiers
+            executor.execute(plan, buffer)
+            if cache is not None:
+                cache.count(plan)
+                cache.apply(plan.changes, buffer)
         return out
 
     # -- torch ------------------------------------------------------------------------------------------------------------------
@@ -334,16 +354,15 @@ class FeatureStore:
 
     def use_cache(self, cache: FeatureCache | None) -> None:
         """Gather through a host cache from now on (None: no longer); datasets call this."""
-        self._cache = cache
         sources: dict[Tier, Any] = {Tier.BASE: FileSource(self._file)}
         if cache is not None:
             sources[Tier.HOST] = MemorySource(cache.array, self._n_threads)
-        self._executor = Executor(sources)
+        self._tiers = cache, Executor(sources)
 
     @property
     def cache(self) -> FeatureCache | None:
         """The host cache in use."""
-        return self._cache
+        return self._tiers[0]
 
     def stats(self) -> dict[str, Any]:
         """Return what was read so far: backend and why, mode, rows, reads, bytes requested and read, and the cache's counts."""
@@ -358,14 +377,20 @@ class FeatureStore:
             "bytes_requested": counts.bytes_requested,
             "bytes_read": counts.bytes_read,
         }
-        if self._cache is not None:
-            result["cache"] = self._cache.stats()
+        cache = self.cache
+        if cache is not None:
+            result["cache"] = cache.stats()
         return result
 
     def close(self) -> None:
         """Wait for reads under way, then refuse more; may be called again."""
-        if self._workers is not None and self._pid == os.getpid():
-            self._workers.shutdown(wait=True)
+        if self._pid != os.getpid():
+            self._start()
+        with self._lock:
+            self._is_closed = True
+            workers = self._workers
+        if workers is not None:
+            workers.shutdown(wait=True)
         self._file.close()
 
     def __reduce__(self) -> tuple[Callable[..., FeatureStore], tuple[Any, ...]]:

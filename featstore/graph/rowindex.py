@@ -24,7 +24,10 @@ def _as_array(index: Any) -> npt.NDArray[Any]:
     if isinstance(index, (list, tuple)) and len(index) == 0:
         return np.empty(0, np.int64)
     if isinstance(index, list) and isinstance(index[0], torch.Tensor):
-        return np.asarray(torch.stack(index).cpu().numpy())
+        try:
+            return _as_array(torch.stack(index))
+        except (TypeError, RuntimeError) as error:  # not tensors alone, or of several shapes
+            raise TypeError(f"not an index array: {error}") from None
     try:
         return np.asarray(index)
     except ValueError as error:  # ragged lists
