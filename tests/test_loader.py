@@ -90,7 +90,7 @@ def graph(memory: int = 10**8) -> SimpleNamespace:
     return SimpleNamespace(
         num_nodes=N,
         features={"x": Store(x, pool), "h": Store(h, pool)},
-        node_data={"y": torch.arange(N) % 7},
+        node_data={"y": torch.arange(N) % 7, "few": torch.arange(3)},
         budget=budget,
         pool=pool,
         options=SimpleNamespace(threads=2),
@@ -422,6 +422,7 @@ def test_no_thread_keeps_memory_from_another():
         ({"features": ["x", "z"]}, ValueError, "no 'z'; it has .*'h', 'x'"),
         ({"features": ["x", "x"]}, ValueError, "twice"),
         ({"labels": "z"}, ValueError, "labels=None"),
+        ({"labels": "few"}, ValueError, f"'few' has 3 entries for {N} nodes"),
         ({"memory": "much"}, ValueError, "not a size"),
         ({"feature_cache": 1.5}, ValueError, "share of the rows"),
         ({"feature_cache": "some"}, ValueError, "not a size"),

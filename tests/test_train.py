@@ -387,3 +387,30 @@ def test_closing_the_graph_ends_the_loop(small):
     g.close()
     with pytest.raises(featstore.ClosedError):
         list(iterator)
+
+
+def test_an_automatic_cache_does_not_depend_on_what_was_used_before(tmp_path: Path) -> None:
+    """What is read once, at first use, is no part of every batch."""
+    n = 50_000
+    rng = np.random.default_rng(0)
+    featstore.OutOfCoreGraph.create(
+        tmp_path / "g",
+        np.arange(n + 1) * 2,
+        rng.integers(0, n, 2 * n),
+        {"x": rng.standard_normal((n, 8), np.float32)},
+        {"y": np.arange(n)},
+        progress=False,
+    ).close()
+    slots = []
+    for used_before in (False, True):
+        with featstore.open(tmp_path / "g", memory="5MB", threads=2) as g:
+            if used_before:
+                assert g.topology.num_edges == 2 * n
+                assert len(g.node_data["y"]) == n
+            sampler = featstore.NeighborSampler(g, [2, 2])
+            with featstore.Loader(g, sampler, np.arange(500), batch_size=100, policy="degree") as loader:
+                cache = g.features["x"].cache
+                slots.append(0 if cache is None else cache.capacity)
+                assert sum(len(batch.seeds) for batch in loader) == 500
+    assert slots[0] > 0
+    assert abs(slots[0] - slots[1]) < slots[1] // 20

@@ -167,6 +167,8 @@ class Loader:
         self._threads = threads
         self._prefetch = prefetch
         self._row_bytes = {name: _row_bytes(g.features[name]) for name in self._features}
+        if self._labels is not None and len(g.node_data[self._labels]) != g.num_nodes:  # in memory before a cache takes the rest
+            raise ValueError(f"labels: {labels!r} has {len(g.node_data[self._labels])} entries for {g.num_nodes} nodes")
         checked = check_seeds(seeds, g.num_nodes)
         batcher = RandomBatcher(checked, batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last)
         self._batcher = batcher

@@ -62,9 +62,11 @@ def spare_bytes(setup: Setup, budget: Budget, available: int, row_bytes: int, pr
     order = setup.batcher.epoch(0)
     if not len(order):
         return available, prefetch
-    before = budget.used
+    before, offsets = budget.used, budget.report().get("indptr", 0)
     sampled = setup.sampler.sample(order.seeds(0), epoch=0, index=0)
-    sample_bytes = budget.used - before  # with the sampler's scratch, which every thread needs
+    offsets = budget.report().get("indptr", 0) - offsets  # read at first use, once for all
+    available -= offsets
+    sample_bytes = budget.used - before - offsets  # with the sampler's scratch, which every thread needs
     batch_bytes = len(sampled.input_ids) * row_bytes
     del sampled
 
