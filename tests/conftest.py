@@ -64,13 +64,18 @@ class Snapshot:
     def __init__(self) -> None:
         self.descriptors = _descriptors()
         self.threads = _threads()
+        self.tasks = set(os.listdir("/proc/self/task"))  # those that have not named themselves yet, too
 
     def leaked(self, patience_s: float = 5.0) -> list[str]:
         """Name what is there now and was not then; things on their way out get ``patience_s`` seconds."""
         deadline = time.monotonic() + patience_s
         while True:
             new = [f"fd {fd}: {what}" for fd, what in _descriptors().items() if self.descriptors.get(fd) != what]
-            new += [f"thread {tid}: {name}" for tid, name in _threads().items() if tid not in self.threads]
+            new += [
+                f"thread {tid}: {name}"
+                for tid, name in _threads().items()
+                if tid not in self.threads and str(tid) not in self.tasks
+            ]
             if not new or time.monotonic() > deadline:
                 return new
             gc.collect()
