@@ -46,7 +46,7 @@ install: $(VENV)/.built ## make the environment, install what is needed, compile
 lint: $(VENV)/.built ## ruff, cython-lint, mypy --strict, stubtest
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	$(VENV)/bin/cython-lint src_cython
+	PATH="$(abspath $(VENV)/bin):$$PATH" cython-lint src_cython
 	$(PY) -m mypy
 	$(PY) -m mypy.stubtest featstore._core --mypy-config-file pyproject.toml --ignore-disjoint-bases \
 		--ignore-unused-allowlist --allowlist .stubtest-allowlist
