@@ -236,9 +236,16 @@ def test_torch_functions(store: FeatureStore, values: torch.Tensor) -> None:
         lambda: torch.index_select(store, 1, ids),
         lambda: torch.index_select(store, 0, ids.float()),
         lambda: torch.nn.functional.embedding(ids, store, max_norm=1.0),
+        lambda: torch.nn.functional.embedding(torch.ones(N, dtype=torch.bool), store),
     ):
         with pytest.raises(TypeError):
             call()
+    for negative in (torch.tensor([3, -1]), torch.tensor([3, -1], dtype=torch.int32)):
+        for table in (values, store):  # as torch itself
+            with pytest.raises(IndexError):
+                torch.index_select(table, 0, negative)
+            with pytest.raises(IndexError):
+                torch.nn.functional.embedding(negative, table)
 
 
 def test_sequence_and_array_protocols(store: FeatureStore, values: torch.Tensor) -> None:

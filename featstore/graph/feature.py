@@ -35,6 +35,18 @@ def _byte_rows(tensor: torch.Tensor, n_rows: int, row_bytes: int) -> npt.NDArray
     return np.asarray(tensor.reshape(-1).view(torch.uint8).numpy()).reshape(n_rows, row_bytes)
 
 
+def _torch_ids(function: str, ids: Any, n: int) -> npt.NDArray[np.integer[Any]]:
+    """Return ids as torch's own functions take them: int32 or int64, never counted from the end."""
+    if not isinstance(ids, torch.Tensor) or ids.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"{function} wants an int32 or int64 tensor of ids")
+    array: npt.NDArray[np.integer[Any]] = ids.detach().cpu().numpy()
+    if array.size and array.min() < 0:
+        position = int((array.reshape(-1) < 0).argmax())
+        found = int(array.reshape(-1)[position])
+        raise IndexError(f"row {found} at position {position} is out of range for {n} rows: {function} takes no negative ids")
+    return array
+
+
 class FeatureStore:
     """A tensor of shape ``(n_rows, *row_shape)`` that is read from disk as it is indexed. Read-only and thread-safe.
 
@@ -322,9 +334,9 @@ class FeatureStore:
     def _index_select(input: FeatureStore, dim: int, index: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
         if dim not in (0, -input.ndim):
             raise TypeError(f"only dimension 0 of a FeatureStore can be selected from, not {dim}")
-        if not isinstance(index, torch.Tensor) or index.ndim > 1 or index.dtype not in (torch.int32, torch.int64):
+        if not isinstance(index, torch.Tensor) or index.ndim > 1:
             raise TypeError("index_select wants a 1-D int32 or int64 tensor of ids")
-        return input.take(index.reshape(-1), out=out)
+        return input.take(_torch_ids("index_select", index, len(input)).reshape(-1), out=out)
 
     @staticmethod
     def _embedding(
@@ -338,7 +350,7 @@ class FeatureStore:
     ) -> torch.Tensor:
         if max_norm is not None:
             raise TypeError("max_norm would change stored rows; a FeatureStore is read-only")
-        return weight[input]
+        return weight[_torch_ids("embedding", input, len(weight))]
 
     # -- torch.utils.data -------------------------------------------------------------------------------------------------------
 
