@@ -131,6 +131,8 @@ def test_an_early_break_leaves_nothing(dataset: Path, tmp_path: Path) -> None:
             next(iterator)
             with pytest.raises(featstore.BusyError, match="another epoch"):
                 iter(loader)
+            with pytest.raises(featstore.BusyError, match="middle of an epoch"):
+                g.cache("x", "1MB", "lru")
             del iterator
             next(iter(loader))
         assert not os.path.exists(tmp_path / "runs")

@@ -8,6 +8,7 @@ import numpy.typing as npt
 PAGE_BYTES: int
 SUMS_PER_PAGE: int
 MAX_SORTED_ROWS: int
+MAX_ROWS: int
 
 @type_check_only
 class SumsLoader(Protocol):

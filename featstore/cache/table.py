@@ -103,6 +103,8 @@ class FeatureCache:
         The slots' bytes.
     map : RowMap
         The slot of each row (of no rows where the capacity is 0).
+    in_use : bool
+        Set by a planner while its plans for this cache are being run: it must not be replaced.
 
     Raises
     ------
@@ -167,6 +169,7 @@ class FeatureCache:
         self._n_filled = 0
         self._counts = {"hits": 0, "misses": 0, "admitted": 0, "evicted": 0, "fill_rows": 0}
         self._is_closed = False
+        self.in_use = False
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._gate = _Gate()

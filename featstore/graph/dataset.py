@@ -18,7 +18,7 @@ from featstore.cache.base import Policy, StaticPolicy, get_policy
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
 from featstore.config import Budget, Options, Reservation, parse_size
-from featstore.errors import ClosedError, FormatError
+from featstore.errors import BusyError, ClosedError, FormatError
 from featstore.gather.buffers import BufferPool
 from featstore.graph import build
 from featstore.graph.feature import FeatureStore
@@ -87,10 +87,10 @@ class OutOfCoreGraph:
 
     Notes
     -----
-    Thread-safe, but for :meth:`cache`, :meth:`cache_neighbors` and :meth:`close`, which must not run beside a gather or a
-    sampler. Fork-safe: queues and rings are made anew in the child. Pickles as path and options: caches do not travel, and
-    unpickling opens the dataset again. What is open is one commit: a dataset that is replaced goes on as it was until it is
-    opened again.
+    Thread-safe. A gather beside :meth:`cache` or :meth:`close` delivers its rows or raises ClosedError; :meth:`cache_neighbors`
+    must not run beside a sampler. Fork-safe: queues and rings are made anew in the child. Pickles as path and options: caches do
+    not travel, and unpickling opens the dataset again. What is open is one commit: a dataset that is replaced goes on as it was
+    until it is opened again.
     """
 
     def __init__(self, path: str | os.PathLike[str], options: Options) -> None:
@@ -455,6 +455,8 @@ class OutOfCoreGraph:
     @staticmethod
     def _drop_cache(store: FeatureStore) -> None:
         old = store.cache
+        if old is not None and old.in_use:
+            raise BusyError(f"the cache of {store.name!r} follows the plans of a loader that is in the middle of an epoch")
         store.use_cache(None)
         if old is not None:
             old.close()
@@ -600,6 +602,8 @@ class OutOfCoreGraph:
             return
         for store in self._stores.values():
             store.close()
+            if store.cache is not None:
+                store.cache.in_use = False
             self._drop_cache(store)
         self._drop_neighbor_cache()
         if self._topology is not None:

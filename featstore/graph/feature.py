@@ -114,6 +114,9 @@ class FeatureStore:
     def __repr__(self) -> str:
         return f"FeatureStore({self.name!r}, shape={tuple(self.shape)}, dtype={self.dtype}, backend={self._reader.backend!r})"
 
+    def __contains__(self, value: object) -> bool:
+        raise TypeError("a FeatureStore is not searched by value; read rows and compare them")
+
     def __iter__(self) -> Iterator[torch.Tensor]:
         step = max(1, (1 << 20) // max(1, self._file.row_bytes))
         for first in range(0, len(self), step):
@@ -242,6 +245,7 @@ class FeatureStore:
     def _fill(self, rows: npt.NDArray[np.int64] | range, out: torch.Tensor, gap_bytes: int | None) -> None:
         n = len(rows)
         if n == 0:
+            self._file.check_open()
             return
         row_bytes = self._file.row_bytes
         buffer = _byte_rows(out, n, row_bytes)

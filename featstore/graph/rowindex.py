@@ -29,11 +29,18 @@ def _as_array(index: Any) -> npt.NDArray[Any]:
         except (TypeError, RuntimeError) as error:  # not tensors alone, or of several shapes
             raise TypeError(f"not an index array: {error}") from None
     try:
-        return np.asarray(index)
+        array = np.asarray(index)
     except ValueError as error:  # ragged lists
         raise TypeError(f"not an index array: {error}") from None
-    except OverflowError:
-        raise IndexError("a row id does not fit 64 bits") from None
+    if array.dtype.kind in "Of" and isinstance(index, list):
+        # NumPy makes objects or floats of integers that no one integer dtype holds.
+        objects = np.asarray(index, object)
+        for position, value in enumerate(objects.reshape(-1)):
+            if not isinstance(value, int) or isinstance(value, bool):
+                return array
+            if not -(2**63) <= value < 2**63:
+                raise IndexError(f"row {value} at position {position} is out of range: it does not fit 64 bits")
+    return array
 
 
 def check_rows(ids: npt.NDArray[Any], n: int) -> Int64s:

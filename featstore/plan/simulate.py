@@ -103,7 +103,10 @@ def _counts(trace: Trace) -> Int64s:
 
 def _static(trace: Trace, capacity: int, policy: StaticPolicy, context: PolicyContext) -> Int64s:
     waiting = np.zeros(trace.n, bool)  # chosen, but not loaded yet
-    waiting[top_rows(np.asarray(policy.scores(context)), capacity)] = True
+    scores = np.asarray(policy.scores(context))
+    if scores.shape != (trace.n,) or scores.dtype.kind not in "iuf" or (scores.dtype.kind == "f" and np.isnan(scores).any()):
+        raise PluginError(f"policy {policy.name!r}: scores must be {trace.n} numbers, none of them NaN")
+    waiting[top_rows(scores, capacity)] = True
     chosen = waiting.copy()
     loads = np.empty(len(trace), np.int64)
     for batch, ids in enumerate(trace):

@@ -19,6 +19,7 @@ import torch
 
 from featstore.cache.base import PolicyContext
 from featstore.cache.planned import PlannedPolicy
+from featstore.cache.table import FeatureCache
 from featstore.config import Reservation
 from featstore.errors import BusyError
 from featstore.gather.plan import BatchPlan
@@ -219,13 +220,9 @@ class _SuperbatchEpoch:
         self._setup = setup
         self.closed = False
         self._ran: dict[str, int] = {}  # the last batch whose plan ran, a feature
-        capacities = set()
-        for name in setup.features:
-            cache = graph.features[name].cache
-            capacities.add(0 if cache is None else cache.capacity)
-            if cache is not None:
-                cache.clear()
-        capacity = min(capacities, default=0)
+        caches = [graph.features[name].cache for name in setup.features]
+        capacity = min((0 if cache is None else cache.capacity for cache in caches), default=0)
+        self._caches: list[FeatureCache] = [cache for cache in caches if cache is not None]
         self._runs: RunDirectory | None = None
         try:
             planning.policy.start(capacity, PolicyContext(graph.num_nodes, 1))
@@ -245,6 +242,9 @@ class _SuperbatchEpoch:
                 threads=setup.threads,
                 time=setup.watch.time,
             )
+            for cache in self._caches:
+                cache.clear()
+                cache.in_use = True
         except BaseException:
             if self._runs is not None:
                 self._runs.close()
@@ -274,6 +274,8 @@ class _SuperbatchEpoch:
 
     def close(self) -> None:
         if not self.closed:
+            for cache in self._caches:
+                cache.in_use = False
             self._inspector.close()
             if self._runs is not None:
                 self._runs.close()

@@ -348,12 +348,16 @@ class RowFile:
             if self._paged is not None:
                 self._paged.lock = threading.Lock()
 
+    def check_open(self) -> None:
+        """Raise ClosedError where the file was closed."""
+        if self._file.fd_number < 0:
+            raise ClosedError(f"{self.path} is closed")
+
     @contextmanager
     def _in_use(self) -> Iterator[None]:
         self._leave_parent()
         with self._lock:
-            if self._file.fd_number < 0:
-                raise ClosedError(f"{self.path} is closed")
+            self.check_open()
             self._users += 1
         try:
             yield
@@ -455,13 +459,18 @@ class _PagedSums:
         span = -(-owner.row_bytes // (PAGE_BYTES * SUMS_PER_PAGE)) + 1  # sums pages that one row may need
         n_slots = max(n_slots, 16 + 2 * span)
         self.capacity = n_slots - span
-        self._reservation = owner._reader.budget.reserve("checksum tables", n_slots * PAGE_BYTES)
+        # Its own small queue: the borrowed one is in the middle of a gather when pages of sums are wanted.
+        budget = owner._reader.budget
+        self._engine_reservation = budget.reserve("reader buffers", MIN_ARENA_BYTES + 16 * n_slots)
+        try:
+            self._reservation = budget.reserve("checksum tables", n_slots * PAGE_BYTES)
+        except BaseException:
+            self._engine_reservation.release()
+            raise
         self._pages = np.empty((n_slots, PAGE_BYTES), np.uint8)
         self._page_of_slot = np.full(n_slots, -1, np.int64)
         self._slot_of_page: dict[int, int] = {}
         self._hand = 0
-        # Its own small queue: the borrowed one is in the middle of a gather when pages of sums are wanted.
-        self._engine_reservation = owner._reader.budget.reserve("reader buffers", MIN_ARENA_BYTES + 16 * n_slots)
         self._engine: Engine | None = None
         self._reads = 0
         self._bytes = 0

@@ -70,10 +70,12 @@ static void fs_uring_run(fs_uring *u, fs_job *job, fs_poll_fn poll) {
             continue;
         }
         int r = fs_ring_enter(&u->ring, in_flight >= 64 ? 16 : 1);
-        if (r == -EINTR || n_done >= next_poll) {
+        const int short_of_memory = r == -EAGAIN || r == -EBUSY; /* for requests or completions: what is in flight must land first */
+        if (r == -EINTR || short_of_memory || n_done >= next_poll) {
             next_poll = n_done + 4096;
-            if (poll()) fs_job_fail(job, FS_ERR_SIGNAL, 0, 0);
-        } else if (r < 0 && r != -EAGAIN && r != -EBUSY) {
+            if (!atomic_load(&job->stop) && poll()) fs_job_fail(job, FS_ERR_SIGNAL, 0, 0);
+            if (short_of_memory) nanosleep(&(struct timespec){0, 50000}, NULL);
+        } else if (r < 0) {
             /* What is staged was not taken and never will be; what was taken is drained below. */
             fs_job_fail(job, FS_ERR_OS, -r, 0);
             in_flight -= u->ring.n_staged;
@@ -222,7 +224,8 @@ static int fs_pool_open(fs_pool *pool, unsigned n_threads, uint8_t *arena, uint6
 
 static void fs_pool_run(fs_pool *pool, fs_job *job, fs_poll_fn poll) {
     /* No more threads than there can be reads: waking one costs more than a small gather. */
-    uint64_t wanted = job->n < pool->n_threads ? job->n : pool->n_threads;
+    uint64_t reads = job->n * (1 + job->row_bytes / (job->cap_pages * FS_PAGE));
+    uint64_t wanted = reads < pool->n_threads ? reads : pool->n_threads;
     pthread_mutex_lock(&pool->lock);
     pool->job = job;
     pool->tickets = (unsigned)wanted;

@@ -111,6 +111,8 @@ PAGE_BYTES = FS_PAGE
 SUMS_PER_PAGE = FS_SUMS_PER_PAGE
 MAX_SORTED_ROWS = 1 << 21  # rows sorted at once: 16 bytes of scratch each
 
+MAX_ROWS = 1 << 40  # sort keys hold a row in 40 bits
+
 cdef enum:
     MAX_OP_BYTES = 1 << 30  # an io_uring length has 32 bits, a read returns less than 2 GiB
 
@@ -145,6 +147,8 @@ cdef class File:
         """Open ``path``; ``expected_bytes`` is what its size must be."""
         if row_bytes < 1 or group_rows < 1 or group_bytes // group_rows < row_bytes:
             raise ValueError("impossible row geometry")
+        if n_rows > MAX_ROWS:
+            raise FormatError(f"{os.fspath(path)} claims {n_rows} rows; a file has at most {MAX_ROWS}")
         self.path = os.fspath(path)
         self.row_bytes = row_bytes
         self.group_rows = group_rows
