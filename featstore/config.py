@@ -106,7 +106,7 @@ class Options:
     backend: Backend = "auto"
     verify: Verify = "always"
     threads: int = 1
-    queue_depth: int = 256
+    queue_depth: int = 512
 
     @classmethod
     def resolve(

@@ -13,7 +13,7 @@ typedef int (*fs_poll_fn)(void); /* runs pending signal handlers; non-zero: an e
 
 /* ---- io_uring ---- */
 
-#define FS_WINDOW 1024 /* reads handed out but not yet retired, in order; several times the depth, so a slow one holds up none */
+#define FS_WINDOW 2048 /* reads handed out but not yet retired, in order; several times the depth, so a slow one holds up none */
 
 typedef struct {
     fs_op op;
