@@ -24,7 +24,7 @@ from featstore.gather.buffers import BufferPool
 @pytest.mark.parametrize("n_threads", [1, 3])
 def test_copy_rows(width: int, n_threads: int) -> None:
     rng = np.random.default_rng(width)
-    n = max(40, min(20_000, (6 << 20) // width))  # enough to go past the cache, where rows are streamed
+    n = max(40, min(20_000, (6 << 20) // width))
     src = rng.integers(0, 256, (n, width), dtype=np.uint8)
     for index in (np.int32, np.int64):
         take = rng.integers(0, n, n).astype(index)
