@@ -25,6 +25,8 @@ import numpy.typing as npt
 import torch
 
 import featstore
+from featstore.gather.executor import Tally
+from featstore.gather.plan import Tier
 from featstore.run.train import stage_table, train
 from featstore.testing.limits import memory_group
 
@@ -108,11 +110,9 @@ class MapStore:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def take(self, rows: torch.Tensor) -> torch.Tensor:
+    def take(self, rows: torch.Tensor, *, tally: Tally) -> torch.Tensor:
+        tally.count(Tier.BASE, len(rows))
         return torch.from_numpy(self._rows[rows.numpy()])
-
-    def stats(self) -> dict[str, int]:
-        return dict.fromkeys(("rows_loaded", "reads", "bytes_requested", "bytes_read"), 0)
 
 
 def work(kind: str, folder: Path, memory: int, epochs: int, seconds: float) -> dict[str, Any]:

@@ -17,10 +17,13 @@ from hypothesis import strategies as st
 
 from featstore.config import Budget
 from featstore.errors import BudgetError, ClosedError
+from featstore.gather.executor import Tally
+from featstore.gather.plan import Tier
 from featstore.run.batch import MiniBatch
 from featstore.run.loader import Loader
 from featstore.run.strategy import STRATEGIES
 from featstore.sampling.batch import Block, SampledBatch
+from featstore.storage.reader import ReadStats
 
 N = 500
 
@@ -39,23 +42,18 @@ class Pool:
 
 
 class Store:
-    """A feature in memory with the counters of a store."""
+    """A feature in memory that counts as a store does."""
 
     def __init__(self, rows: torch.Tensor, pool: Pool) -> None:
         self.rows, self.pool = rows, pool
         self.shape, self.dtype = rows.shape, rows.dtype
-        self.counts = dict.fromkeys(["rows_loaded", "reads", "bytes_requested", "bytes_read"], 0)
 
-    def take(self, ids: torch.Tensor) -> torch.Tensor:
+    def take(self, ids: torch.Tensor, *, tally: Tally | None = None) -> torch.Tensor:
         rows = self.pool.tensor(self.rows[ids])
-        self.counts["rows_loaded"] += len(ids)
-        self.counts["reads"] += 1
-        self.counts["bytes_requested"] += rows.nbytes
-        self.counts["bytes_read"] += 2 * rows.nbytes
+        if tally is not None:
+            tally.count(Tier.BASE, len(ids))
+            tally.read.add(ReadStats(len(ids), 1, rows.nbytes, 2 * rows.nbytes))
         return rows
-
-    def stats(self) -> dict[str, int]:
-        return dict(self.counts)
 
 
 class Sampler:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -10,16 +11,46 @@ import numpy.typing as npt
 
 from featstore._core.rows import copy_rows
 from featstore.gather.plan import BatchPlan, Tier
-from featstore.storage.reader import RowFile
+from featstore.storage.reader import ReadStats, RowFile
 
-__all__ = ["Executor", "FileSource", "MemorySource", "Source"]
+__all__ = ["Executor", "FileSource", "MemorySource", "Source", "Tally"]
+
+
+@dataclass
+class Tally:
+    """What some gathers came to; whoever asks for them owns it, one thread at a time.
+
+    Parameters
+    ----------
+    rows : dict of Tier to int
+        Rows delivered from each tier.
+    read : ReadStats
+        What was read for them, also by gathers that failed afterwards.
+    update_s : float
+        Seconds of choosing what the host cache admits and of copying it there.
+    """
+
+    rows: dict[Tier, int] = field(default_factory=dict)
+    read: ReadStats = field(default_factory=ReadStats)
+    update_s: float = 0.0
+
+    def count(self, tier: Tier, n_rows: int) -> None:
+        """Count rows that a tier delivered."""
+        self.rows[tier] = self.rows.get(tier, 0) + n_rows
+
+    def count_plan(self, plan: BatchPlan) -> None:
+        """Count the rows of a plan that was carried out."""
+        for part in plan.parts:
+            self.count(part.tier, len(part.addresses))
 
 
 class Source(Protocol):
     """One tier's rows, by address."""
 
-    def gather(self, addresses: npt.NDArray[Any], out: npt.NDArray[np.uint8], positions: npt.NDArray[np.int64] | None) -> None:
-        """Copy row ``addresses[i]`` to row ``positions[i]`` of ``out`` (``i`` where positions is None)."""
+    def gather(
+        self, addresses: npt.NDArray[Any], out: npt.NDArray[np.uint8], positions: npt.NDArray[np.int64] | None
+    ) -> ReadStats:
+        """Copy row ``addresses[i]`` to row ``positions[i]`` of ``out`` (``i`` where positions is None); return what was read."""
         ...
 
 
@@ -37,9 +68,12 @@ class MemorySource:
         self.array = array
         self.n_threads = n_threads
 
-    def gather(self, addresses: npt.NDArray[Any], out: npt.NDArray[np.uint8], positions: npt.NDArray[np.int64] | None) -> None:
+    def gather(
+        self, addresses: npt.NDArray[Any], out: npt.NDArray[np.uint8], positions: npt.NDArray[np.int64] | None
+    ) -> ReadStats:
         """See :class:`Source`. Bound by memory bandwidth."""
         copy_rows(self.array, addresses, out, positions, self.n_threads)
+        return ReadStats()
 
 
 class FileSource:
@@ -56,9 +90,11 @@ class FileSource:
         self.file = file
         self.gap_bytes = gap_bytes
 
-    def gather(self, addresses: npt.NDArray[Any], out: npt.NDArray[np.uint8], positions: npt.NDArray[np.int64] | None) -> None:
+    def gather(
+        self, addresses: npt.NDArray[Any], out: npt.NDArray[np.uint8], positions: npt.NDArray[np.int64] | None
+    ) -> ReadStats:
         """See :class:`Source`. At most one read per distinct page."""
-        self.file.gather(addresses, out, positions, self.gap_bytes)
+        return self.file.gather(addresses, out, positions, self.gap_bytes)
 
 
 class Executor:
@@ -72,7 +108,9 @@ class Executor:
     def __init__(self, sources: Mapping[Tier, Source]) -> None:
         self.sources = dict(sources)
 
-    def execute(self, plan: BatchPlan, out: npt.NDArray[np.uint8], tiers: frozenset[Tier] | None = None) -> None:
+    def execute(
+        self, plan: BatchPlan, out: npt.NDArray[np.uint8], tiers: frozenset[Tier] | None = None, tally: Tally | None = None
+    ) -> None:
         """Fill ``out`` with the rows that the plan's parts name.
 
         Parameters
@@ -81,6 +119,8 @@ class Executor:
         out : uint8 array, shape (plan.n_rows, row_bytes), C-contiguous
         tiers : set of Tier, optional
             Only parts of these tiers.
+        tally : Tally, optional
+            Gets what was read.
 
         Raises
         ------
@@ -89,4 +129,6 @@ class Executor:
         """
         for part in sorted(plan.parts, key=lambda part: part.tier):  # what is in memory first
             if len(part.addresses) and (tiers is None or part.tier in tiers):
-                self.sources[part.tier].gather(part.addresses, out, part.positions)
+                cost = self.sources[part.tier].gather(part.addresses, out, part.positions)
+                if tally is not None:
+                    tally.read.add(cost)

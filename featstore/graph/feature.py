@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,8 +17,8 @@ import torch
 from featstore._core.rows import is_writable
 from featstore.errors import ClosedError
 from featstore.gather.buffers import BufferPool
-from featstore.gather.executor import Executor, FileSource, MemorySource
-from featstore.gather.plan import BatchPlan, Tier
+from featstore.gather.executor import Executor, FileSource, MemorySource, Tally
+from featstore.gather.plan import BatchPlan, Changeset, Tier
 from featstore.graph.rowindex import resolve_rows
 from featstore.storage.reader import Reader, RowFile
 
@@ -156,7 +157,9 @@ class FeatureStore:
         self._fill(rows, out, None)
         return out[0] if lead is None else out.reshape(*lead, *self.shape[1:])
 
-    def take(self, rows: Any, out: torch.Tensor | None = None, coalesce_gap: int | None = None) -> torch.Tensor:
+    def take(
+        self, rows: Any, out: torch.Tensor | None = None, coalesce_gap: int | None = None, *, tally: Tally | None = None
+    ) -> torch.Tensor:
         """Read feature rows into memory.
 
         Parameters
@@ -167,6 +170,8 @@ class FeatureStore:
             C-contiguous CPU destination, which may be pinned; pooled memory if absent.
         coalesce_gap : int, optional
             Unwanted bytes between two pages that are read rather than starting another read; 0 = none; else from the device.
+        tally : Tally, optional
+            Gets what this call came to, whoever else uses the store meanwhile; loaders count by it.
 
         Returns
         -------
@@ -202,7 +207,7 @@ class FeatureStore:
             out = self._pool.tensor(shape, self.dtype)
         else:
             self._check_out(out, shape)
-        self._fill(ids, out, coalesce_gap)
+        self._fill(ids, out, coalesce_gap, tally)
         return out
 
     def _check_out(self, out: torch.Tensor, shape: tuple[int, ...]) -> None:
@@ -242,7 +247,9 @@ class FeatureStore:
                 weakref.finalize(self, self._workers.shutdown, wait=False)
             return self._workers.submit(run)
 
-    def _fill(self, rows: npt.NDArray[np.int64] | range, out: torch.Tensor, gap_bytes: int | None) -> None:
+    def _fill(
+        self, rows: npt.NDArray[np.int64] | range, out: torch.Tensor, gap_bytes: int | None, tally: Tally | None = None
+    ) -> None:
         n = len(rows)
         if n == 0:
             self._file.check_open()
@@ -253,7 +260,7 @@ class FeatureStore:
         while True:
             tiers = self._tiers
             try:
-                self._fill_from(tiers, rows, buffer, gap_bytes)
+                self._fill_from(tiers, rows, buffer, gap_bytes, tally)
                 return
             except ClosedError:
                 if tiers is self._tiers:
@@ -266,13 +273,17 @@ class FeatureStore:
         rows: npt.NDArray[np.int64] | range,
         buffer: npt.NDArray[np.uint8],
         gap_bytes: int | None,
+        tally: Tally | None,
     ) -> None:
         cache, executor = tiers
         if cache is None:
             if isinstance(rows, range):
                 self._file.read(rows.start, len(rows), buffer)
-            else:
-                self._file.gather(rows, buffer, None, gap_bytes)
+                return
+            cost = self._file.gather(rows, buffer, None, gap_bytes)
+            if tally is not None:
+                tally.read.add(cost)
+                tally.count(Tier.BASE, len(rows))
             return
         ids = np.arange(rows.start, rows.stop, dtype=np.int64) if isinstance(rows, range) else rows
         with cache.pinned():  # slots may change hands as soon as they are not: hits are copied before any admission
@@ -280,15 +291,27 @@ class FeatureStore:
             executor.execute(plan, buffer, _MEMORY)
         if gap_bytes is not None:
             executor = Executor({Tier.BASE: FileSource(self._file, gap_bytes)})
-        executor.execute(plan, buffer, _DISK)
+        executor.execute(plan, buffer, _DISK, tally)
         misses = next((part for part in plan.parts if part.tier == Tier.BASE), None)
         if misses is None:
             cache.admit(ids[:0])  # raises what a policy did wrong when it was told of the hits
         else:
-            missed = np.asarray(misses.addresses, np.int64)
-            cache.apply(cache.admit(missed, misses.positions), buffer)
+            begin = time.perf_counter()
+            changes = cache.admit(np.asarray(misses.addresses, np.int64), misses.positions)
+            self._apply(cache, changes, buffer, tally, begin)
+        if tally is not None:
+            tally.count_plan(plan)
 
-    def run_plan(self, plan: BatchPlan) -> torch.Tensor:
+    @staticmethod
+    def _apply(
+        cache: FeatureCache, changes: Changeset | None, buffer: npt.NDArray[np.uint8], tally: Tally | None, begin: float
+    ) -> None:
+        """Change the cache; the seconds since ``begin`` are the update's, where there is one."""
+        cache.apply(changes, buffer)
+        if tally is not None and changes is not None:
+            tally.update_s += time.perf_counter() - begin
+
+    def run_plan(self, plan: BatchPlan, tally: Tally | None = None) -> torch.Tensor:
         """Gather a planned batch and apply the plan's changes to the host cache.
 
         Parameters
@@ -296,6 +319,8 @@ class FeatureStore:
         plan : BatchPlan
             Made by an inspector for this store's cache as it is now; plans run in the order in which they were made, by one
             thread.
+        tally : Tally, optional
+            Gets what this call came to.
 
         Returns
         -------
@@ -311,10 +336,12 @@ class FeatureStore:
             buffer = _byte_rows(out, plan.n_rows, self._file.row_bytes)
             self._n_takes += 1
             cache, executor = self._tiers
-            executor.execute(plan, buffer)
+            executor.execute(plan, buffer, None, tally)
             if cache is not None:
                 cache.count(plan)
-                cache.apply(plan.changes, buffer)
+                self._apply(cache, plan.changes, buffer, tally, time.perf_counter())
+            if tally is not None:
+                tally.count_plan(plan)
         return out
 
     # -- torch ------------------------------------------------------------------------------------------------------------------

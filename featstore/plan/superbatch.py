@@ -107,7 +107,7 @@ class SuperbatchInspector:
     threads : int
         Batches sampled at once.
     time : callable
-        ``time(stage)`` is a context manager that measures ``"inspect sample"`` and ``"inspect plan"``.
+        ``time(stage)`` is a context manager that measures ``"sample"``, ``"plan"`` and ``"load"`` (reading both back).
     """
 
     def __init__(
@@ -167,8 +167,9 @@ class SuperbatchInspector:
                 raise ClosedError("the epoch is over")
             superbatch = self._ready[k]
         assert superbatch.plans is not None
-        sampled = superbatch.samples.batch(number, self._pool)
-        return sampled, superbatch.plans.plan(number, sampled.input_ids.numpy())
+        with self._time("load"):
+            sampled = superbatch.samples.batch(number, self._pool)
+            return sampled, superbatch.plans.plan(number, sampled.input_ids.numpy())
 
     def passed(self, position: int) -> None:
         """Say that the batch has run: run files of earlier superbatches are removed."""
@@ -236,7 +237,7 @@ class SuperbatchInspector:
         positions = range(first, min(first + self._size, self._stop))
         pending: deque[Future[SampledBatch]] = deque()
         with (
-            self._time("inspect sample"),
+            self._time("sample"),
             SampleWriter(self._runs.file(f"samples-{k}"), self._n_rows, self._n_hops, self._disk) as writer,
         ):
             try:
@@ -297,7 +298,7 @@ class SuperbatchInspector:
             self._pool.trim()
             self._memory.resize(needed)
         with (
-            self._time("inspect plan"),
+            self._time("plan"),
             SectionWriter(self._runs.file(f"plan-{k}"), "plan", self._disk) as writer,
         ):
             for planned in self._policy.plan(window):

@@ -6,6 +6,7 @@ import hashlib
 import math
 import os
 import threading
+import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
@@ -20,6 +21,8 @@ from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
 from featstore.config import Budget, Reservation, format_size, parse_size
 from featstore.errors import BudgetError, ClosedError
+from featstore.gather.executor import Tally
+from featstore.gather.plan import Tier
 from featstore.partition.batcher import RandomBatcher, check_seeds
 from featstore.run.batch import MiniBatch
 from featstore.run.epoch import EpochIterator, Held, Item, Progress, most_rows, sampled_bytes
@@ -178,7 +181,7 @@ class Loader:
         self._watch = Stopwatch()
         self._lock = threading.Lock()
         self._counts = dict.fromkeys(COUNTERS, 0)
-        self._hits: dict[str, int] = {}
+        self._hits = {Tier.HOST: 0, Tier.BASE: 0}
         self._n_batches = 0
         self._largest_rows = 0
         self._next_epoch = 0
@@ -333,8 +336,7 @@ class Loader:
 
     def _sample(self, run: EpochRun, position: int) -> Item:
         try:
-            with self._watch.time("sample"):
-                prepared = run.batch(position)
+            prepared = run.batch(position)
             n_bytes = sampled_bytes(prepared.sampled)
             return Item(prepared, n_bytes, None if self._share is None else Held(self._share, n_bytes))
         except BudgetError as error:
@@ -349,16 +351,12 @@ class Loader:
         n_bytes = n_rows * sum(self._row_bytes.values())
         budget = self._g.budget if self._share is None else self._share
         features: dict[str, torch.Tensor] = {}
-        hosted = 0
+        tally = Tally()
         try:
             if item.held is not None:
                 item.held.reservation.resize(item.n_bytes + n_bytes)
             budget = self._g.budget
-            with self._watch.time("gather"):
-                for name in self._features:
-                    before = self._g.features[name].stats()
-                    features[name] = run.gather(name, item.prepared)
-                    hosted += self._count_reads(before, self._g.features[name].stats())
+            self._gather_features(run, item, features, tally)
         except BudgetError as error:
             done = sum(self._row_bytes[name] for name in features) * n_rows
             # Batches differ in size, and pooled buffers are rounded up by an eighth: a quarter more.
@@ -370,21 +368,30 @@ class Loader:
         with self._lock:
             self._largest_rows = max(self._largest_rows, n_rows)
             self._n_batches += 1
-            n_asked = n_rows * len(self._features)
-            self._counts["rows"] += n_asked
-            for tier, n in (("host", hosted), ("base", n_asked - hosted)):
+            self._counts["rows"] += n_rows * len(self._features)
+            for tier, n in tally.rows.items():
                 self._hits[tier] = self._hits.get(tier, 0) + n
         if self._device.type != "cpu":
             with self._watch.time("transfer"):
                 batch = batch.to(self._device)
         return batch
 
-    def _count_reads(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> int:
-        """Add what a gather read, and return its hits; what another user of the store did meanwhile is counted with it."""
-        with self._lock:
-            for name in COUNTERS[1:]:
-                self._counts[name] += after[name] - before[name]
-        return int(after.get("cache", {}).get("hits", 0)) - int(before.get("cache", {}).get("hits", 0))
+    def _gather_features(self, run: EpochRun, item: Item, features: dict[str, torch.Tensor], tally: Tally) -> None:
+        """Gather, and count seconds and reads, also where it fails: what was read was read."""
+        begin = time.perf_counter()
+        try:
+            for name in self._features:
+                features[name] = run.gather(name, item.prepared, tally)
+        finally:
+            self._watch.add("gather", time.perf_counter() - begin - tally.update_s)
+            if tally.update_s:
+                self._watch.add("update", tally.update_s)
+            read = tally.read
+            with self._lock:
+                self._counts["rows_loaded"] += read.rows
+                self._counts["reads"] += read.reads
+                self._counts["bytes_requested"] += read.bytes_requested
+                self._counts["bytes_read"] += read.bytes_read
 
     def _too_small(self, position: int, error: BudgetError, needed: int | None) -> BudgetError:
         reason = error.message.split("; at least")[0]  # that least is for one allocation, not for the batch
@@ -398,16 +405,23 @@ class Loader:
         -------
         dict
             ``batches``; ``rows`` asked for, ``rows_loaded`` from storage, ``hits`` (rows by tier, ``base`` are the loaded ones),
-            ``bytes_requested``, ``bytes_read``, ``reads`` of the features; ``prefetch``, the batches now made ahead (fewer than
-            asked for, once memory was short); ``seconds`` by stage: ``sample`` (added over threads), ``gather``, ``labels``,
-            ``transfer``, ``wait`` (the loop waited), ``cache`` (making the cache).
+            ``bytes_requested``, ``bytes_read``, ``reads`` of the features, by this loader alone; ``prefetch``, the batches now
+            made ahead (fewer than asked for, once memory was short); ``seconds`` by stage.
+
+        Notes
+        -----
+        Stages: ``sample``; ``gather``, reading rows and copying hits; ``update``, bringing rows into the cache; ``labels``;
+        ``transfer``; ``wait`` (the loop waited for a batch); ``cache`` (making the cache); ``presample`` (sampling for counts).
+        On demand ``sample`` is added over threads. A superbatch is sampled by several threads at once, and its seconds are those
+        of the clock; ``plan`` is its changesets, ``load`` reading samples and changesets back. Stages run beside each other and
+        beside the loop, so their seconds may add up to more than the clock's.
         """
         depths = [iterator.depth for iterator in list(self._iterators)]
         with self._lock:
             return {
                 "batches": self._n_batches,
                 **self._counts,
-                "hits": dict(self._hits),
+                "hits": {tier.name.lower(): n for tier, n in sorted(self._hits.items())},
                 "prefetch": min(depths, default=self._prefetch),
                 "seconds": self._watch.seconds(),
             }

@@ -22,6 +22,7 @@ from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
 from featstore.config import Reservation
 from featstore.errors import BusyError
+from featstore.gather.executor import Tally
 from featstore.gather.plan import BatchPlan
 from featstore.partition.batcher import EpochOrder, RandomBatcher
 from featstore.plan.superbatch import SuperbatchInspector, planning_bytes
@@ -102,8 +103,8 @@ class EpochRun(Protocol):
         """Return the batch that runs as number ``position``; pure, so that it may be asked for again where memory was short."""
         ...
 
-    def gather(self, name: str, prepared: Prepared) -> torch.Tensor:
-        """Return the rows of feature ``name`` for the batch; called in order of positions, by one thread."""
+    def gather(self, name: str, prepared: Prepared, tally: Tally) -> torch.Tensor:
+        """Return the rows of feature ``name`` for the batch, counted in ``tally``; called in order, by one thread."""
         ...
 
     def close(self) -> None:
@@ -147,11 +148,12 @@ class _OnDemandEpoch:
         return self._setup.threads
 
     def batch(self, position: int) -> Prepared:
-        seeds = self._order.seeds(position)
-        return Prepared(self._setup.sampler.sample(seeds, epoch=self._order.epoch, index=position))
+        with self._setup.watch.time("sample"):
+            seeds = self._order.seeds(position)
+            return Prepared(self._setup.sampler.sample(seeds, epoch=self._order.epoch, index=position))
 
-    def gather(self, name: str, prepared: Prepared) -> torch.Tensor:
-        rows: torch.Tensor = self._setup.graph.features[name].take(prepared.sampled.input_ids)
+    def gather(self, name: str, prepared: Prepared, tally: Tally) -> torch.Tensor:
+        rows: torch.Tensor = self._setup.graph.features[name].take(prepared.sampled.input_ids, tally=tally)
         return rows
 
     def close(self) -> None:
@@ -258,16 +260,16 @@ class _SuperbatchEpoch:
         sampled, plan = self._inspector.batch(position)
         return Prepared(sampled, dict.fromkeys(self._setup.features, plan))
 
-    def gather(self, name: str, prepared: Prepared) -> torch.Tensor:
+    def gather(self, name: str, prepared: Prepared, tally: Tally) -> torch.Tensor:
         assert prepared.plans is not None
         store, position = self._setup.graph.features[name], prepared.sampled.index
         rows: torch.Tensor
         if self._ran.get(name, -1) < position:
-            rows = store.run_plan(prepared.plans[name])
+            rows = store.run_plan(prepared.plans[name], tally)
             self._ran[name] = position
         else:
             # Asked again, because memory was short after the plan had run: its changes are made, so the rows are looked up.
-            rows = store.take(prepared.sampled.input_ids)
+            rows = store.take(prepared.sampled.input_ids, tally=tally)
         if min(self._ran.get(each, -1) for each in self._setup.features) >= position:
             self._inspector.passed(position)
         return rows

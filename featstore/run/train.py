@@ -240,24 +240,33 @@ def describe_epoch(epoch: Epoch) -> str:
 
 
 def stage_table(stats: Mapping[str, Any]) -> str:
-    """Return two tables as text: seconds by stage, and rows, bytes and share by tier."""
+    """Return two tables as text: seconds by stage, and rows, bytes and share by tier.
+
+    Stages have the names of the breakdown of training time in Ginex (VLDB 2022), figure 14: inspect, switch, data preparation,
+    cache update, transfer, compute. They overlap, so the seconds that the loop lost are those of "loop waited for a batch".
+    """
+    seconds = stats["seconds"]
+    looks_ahead = "plan" in seconds
     names = {
-        "sample": "sampling (all threads)",
-        "gather": "gather",
+        "sample": "inspect: sampling ahead" if looks_ahead else "sampling (all threads)",
+        "plan": "inspect: planning the cache",
+        "switch": "switch: neighbour to feature cache",
+        "load": "data preparation: run files",
+        "gather": "data preparation: gather",
+        "update": "cache update",
         "labels": "labels",
         "transfer": "copy to the device",
         "wait": "loop waited for a batch",
-        "compute": "forward, backward, step",
+        "compute": "compute: forward, backward, step",
         "evaluate": "evaluation",
         "presample": "sampling ahead for counts",
         "cache": "filling the cache",
     }
-    lines = [f"{'stage':<28}{'seconds':>10}"]
-    seconds = stats["seconds"]
+    lines = [f"{'stage':<36}{'seconds':>10}"]
     shown = {name: text for name, text in names.items() if name in seconds} | {
         name: name for name in seconds if name not in names
     }
-    lines += [f"{text:<28}{seconds[name]:>10.2f}" for name, text in shown.items()]
+    lines += [f"{text:<36}{seconds[name]:>10.2f}" for name, text in shown.items()]
     rows, row_bytes = max(1, stats["rows"]), stats.get("row_bytes", 0)
     lines += ["", f"{'tier':<12}{'rows':>14}{'bytes':>14}{'share':>9}"]
     lines += [f"{tier:<12}{n:>14,}{format_size(n * row_bytes):>14}{n / rows:>9.1%}" for tier, n in stats["hits"].items()]

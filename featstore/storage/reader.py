@@ -70,6 +70,13 @@ class ReadStats:
     bytes_requested: int = 0
     bytes_read: int = 0
 
+    def add(self, other: ReadStats) -> None:
+        """Add what another read cost."""
+        self.rows += other.rows
+        self.reads += other.reads
+        self.bytes_requested += other.bytes_requested
+        self.bytes_read += other.bytes_read
+
 
 class Reader:
     """The queues of one dataset's reads. Thread-safe; after a fork the child makes its own.
@@ -366,12 +373,11 @@ class RowFile:
                 self._users -= 1
                 self._lock.notify_all()
 
-    def _count(self, rows: int, reads: int, n_bytes: int) -> None:
+    def _count(self, rows: int, reads: int, n_bytes: int) -> ReadStats:
+        cost = ReadStats(rows, reads, rows * self.row_bytes, n_bytes)
         with self._lock:
-            self.stats.rows += rows
-            self.stats.reads += reads
-            self.stats.bytes_requested += rows * self.row_bytes
-            self.stats.bytes_read += n_bytes
+            self.stats.add(cost)
+        return cost
 
     def read(self, first: int, n: int, out: npt.NDArray[np.uint8] | None = None) -> npt.NDArray[np.uint8]:
         """Read rows ``first … first + n - 1`` in large sequential reads.
@@ -409,7 +415,7 @@ class RowFile:
         out: npt.NDArray[np.uint8],
         positions: npt.NDArray[np.int64] | None = None,
         gap_bytes: int | None = None,
-    ) -> None:
+    ) -> ReadStats:
         """Read scattered rows: sorted, deduplicated by page, neighbours coalesced, the queue kept full.
 
         Parameters
@@ -421,6 +427,11 @@ class RowFile:
             Row of ``out`` that each row goes to; ``0 … k-1`` if absent.
         gap_bytes : int, optional
             Unwanted bytes that are read rather than starting another read; 0 = none. From the device if absent.
+
+        Returns
+        -------
+        ReadStats
+            What this call cost; ``stats`` has it too.
 
         Raises
         ------
@@ -436,9 +447,8 @@ class RowFile:
             if self._paged is None:
                 with self._reader.engine(len(rows)) as engine:
                     reads, n_bytes = engine.gather(self._file, rows, out, positions, gap)
-                self._count(len(rows), reads, n_bytes)
-            else:
-                self._paged.gather(rows, out, positions, gap)
+                return self._count(len(rows), reads, n_bytes)
+            return self._paged.gather(rows, out, positions, gap)
 
     def close(self) -> None:
         """Wait for reads under way and close the file; may be called again."""
@@ -506,12 +516,12 @@ class _PagedSums:
 
     def gather(
         self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8], positions: npt.NDArray[np.int64] | None, gap: int
-    ) -> None:
+    ) -> ReadStats:
         """Gather as :meth:`RowFile.gather` does, with the pages of sums that it needs; one at a time."""
         with self.lock, self._owner._reader.engine(len(rows)) as engine:
             self._reads = self._bytes = 0
             reads, n_bytes = engine.gather(self._owner._file, rows, out, positions, gap, self)
-            self._owner._count(len(rows), reads + self._reads, n_bytes + self._bytes)
+            return self._owner._count(len(rows), reads + self._reads, n_bytes + self._bytes)
 
     def read(self, first: int, n: int, out: npt.NDArray[np.uint8]) -> None:
         """Read a run of rows, a stretch at a time."""
