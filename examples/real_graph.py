@@ -14,10 +14,10 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-import torch
 
 import featstore
-from featstore.run.train import TrainResult, describe_epoch, stage_table, train
+from featstore.run.arguments import add_training, train_as_asked
+from featstore.run.train import TrainResult, describe_training
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 
@@ -49,51 +49,22 @@ def build(folder: Path, name: str, path: Path) -> None:
 
 def run(path: Path, options: argparse.Namespace) -> TrainResult:
     """Train within the budget, and print a line an epoch and where time and rows went."""
-    torch.use_deterministic_algorithms(True)
-    with featstore.open(path, memory=options.memory, backend=options.backend) as g:
-        g.cache_neighbors(min(64 << 20, g.budget.total // 8))
-        sampler = featstore.NeighborSampler(g, options.fanouts, seed=options.seed)
-        result = train(
-            g,
-            sampler,
-            len(options.fanouts),
-            hidden=options.hidden,
-            dropout=options.dropout,
-            lr=options.lr,
-            epochs=options.epochs,
-            batch_size=options.batch_size,
-            seed=options.seed,
-            max_batches=options.max_batches,
-            on_epoch=lambda epoch: print(describe_epoch(epoch), flush=True),
-            loader_options={"policy": options.policy},
-        )
-        print("", stage_table(result.stats), sep="\n")
-        print(f"memory: at most {g.budget.peak / 1e6:.0f} MB of {g.budget.total / 1e6:.0f} MB")
+    result = train_as_asked(path, options)
+    print("", describe_training(result), sep="\n")
     return result
 
 
 def main(argv: list[str] | None = None) -> TrainResult:
     """Command line."""
-    parser = argparse.ArgumentParser(description="Train on a real graph.")
+    parser = argparse.ArgumentParser(description="Train on a real graph, in 400 MB and behind a degree cache by default.")
     parser.add_argument(
         "folder", type=Path, nargs="?", default=CHECKOUT.parent / "shared" / "data", help="real graphs and graphs.py"
     )
     parser.add_argument("--graph", default="linux414-calls", help="linux414-calls, cora, musae_github")
     parser.add_argument("--dataset", type=Path, help="keep the dataset here, and use it if it is there")
-    parser.add_argument("--memory", default="400MB")
-    parser.add_argument("--backend", default="auto", choices=["auto", "io_uring", "pread"])
-    parser.add_argument("--policy", default="degree", help="of the feature cache; none: no cache")
-    parser.add_argument("--fanouts", type=int, nargs="+", default=[10, 10])
-    parser.add_argument("--hidden", type=int, default=256)
-    parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--batch-size", type=int, default=1000)
-    parser.add_argument("--lr", type=float, default=0.003)
-    parser.add_argument("--dropout", type=float, default=0.5)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--max-batches", type=int, help="stop each epoch after so many batches")
+    add_training(parser)  # what `featstore train` takes
+    parser.set_defaults(memory=400_000_000, neighbor_cache=0.125, policy="degree")
     options = parser.parse_args(argv)
-    if options.policy == "none":
-        options.policy = None
     if options.dataset is not None:
         if not options.dataset.exists():
             build(options.folder, options.graph, options.dataset)

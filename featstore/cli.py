@@ -12,17 +12,13 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
-import torch
-from tqdm import tqdm
 
-from featstore.cache.base import available_policies
-from featstore.config import format_size, parse_size
+from featstore.config import format_size
 from featstore.errors import CorruptionError, FeatstoreError
 from featstore.graph.dataset import OutOfCoreGraph
+from featstore.run.arguments import add_opening, add_training, open_graph, positive, size, train_as_asked
 from featstore.run.measure import measure, measure_table
-from featstore.run.strategy import STRATEGIES
-from featstore.run.train import Epoch, describe_epoch, stage_table, train
-from featstore.sampling.neighbor import NeighborSampler
+from featstore.run.train import describe_training
 
 __all__ = ["main"]
 
@@ -64,39 +60,11 @@ def _one_line(error: BaseException) -> str:
 # ------------------------------------------------------------------------------------------------------------------
 
 
-def _size(text: str) -> int:
-    try:
-        return parse_size(int(text) if text.isdigit() else text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _share_or_size(text: str) -> int | float | str:
-    if text == "auto":
-        return text
-    if "." in text and text.replace(".", "", 1).isdigit():
-        return float(text)
-    return _size(text)
-
-
 def _named_path(text: str) -> tuple[str, str]:
     name, equals, path = text.partition("=")
     if not (name and equals and path):
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=FILE.npy")
     return name, path
-
-
-def _fanouts(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers such as 10,10") from None
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
-    return int(text)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -112,14 +80,6 @@ def _parser() -> argparse.ArgumentParser:
         made.add_argument("path", metavar="DATASET", help="directory of the dataset")
         made.add_argument("--json", action="store_true", help="print the result as one JSON object")
         return made
-
-    def opening(made: argparse.ArgumentParser) -> None:
-        made.add_argument(
-            "--memory", type=_size, metavar="SIZE", help="budget, such as 4GiB (default: half of what is available)"
-        )
-        made.add_argument("--backend", choices=["auto", "io_uring", "pread"], default="auto", help="how files are read")
-        made.add_argument("--verify", choices=["always", "open", "off"], help="when checksums are checked (default: always)")
-        made.add_argument("--threads", type=_positive, help="threads (default: all processors)")
 
     create = command("create", _create, "make a dataset from .npy files")
     create.add_argument("--indptr", metavar="FILE", help="CSC offsets, integer [N+1]; with --indices")
@@ -138,35 +98,19 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME=FILE",
         help="labels, masks, index sets",
     )
-    create.add_argument("--memory", type=_size, metavar="SIZE", help="most memory to use")
+    create.add_argument("--memory", type=size, metavar="SIZE", help="most memory to use")
     create.add_argument("--overwrite", action="store_true", help="replace a dataset that is there")
 
-    opening(command("info", _info, "print what a dataset holds"))
+    add_opening(command("info", _info, "print what a dataset holds"))
     command("verify", _verify, "check every byte of a dataset against its checksums, and its structure")
 
-    trained = command("train", _train, "train a GraphSAGE on a dataset within a memory budget")
-    opening(trained)
-    trained.add_argument("--feature", default="x", help="feature (default: x)")
-    trained.add_argument("--labels", default="y", help="node data with classes (default: y)")
-    trained.add_argument("--fanouts", type=_fanouts, default=[10, 10], help="neighbours a hop, seeds' first (default: 10,10)")
-    trained.add_argument("--hidden", type=_positive, default=256, help="width of the hidden layers (default: 256)")
-    trained.add_argument("--epochs", type=_positive, default=2, help="(default: 2)")
-    trained.add_argument("--batch-size", type=_positive, default=1000, help="seeds a batch (default: 1000)")
-    trained.add_argument("--lr", type=float, default=0.003, help="learning rate of Adam (default: 0.003)")
-    trained.add_argument("--dropout", type=float, default=0.5, help="(default: 0.5)")
-    trained.add_argument("--seed", type=int, default=0, help="of weights, order and sampling (default: 0)")
-    trained.add_argument("--max-batches", type=_positive, help="stop each epoch after so many batches")
-    trained.add_argument("--strategy", choices=list(STRATEGIES), default="ondemand", help="(default: ondemand)")
-    trained.add_argument("--policy", help=f"policy of the feature cache, one of {', '.join(available_policies())}")
-    trained.add_argument("--feature-cache", type=_share_or_size, metavar="SIZE", help="bytes, a share of the rows (0.1), or auto")
-    trained.add_argument("--neighbor-cache", type=_size, metavar="SIZE", help="cache of neighbour lists")
-    trained.add_argument("--prefetch", type=int, default=2, help="batches made ahead (default: 2)")
+    add_training(command("train", _train, "train a GraphSAGE on a dataset within a memory budget"))
 
     bench = command("bench", _bench, "measure the device under a dataset, and gathers from it")
-    opening(bench)
+    add_opening(bench)
     bench.add_argument("--feature", help="feature to read (default: the largest)")
-    bench.add_argument("--rows", type=_positive, default=50_000, help="rows a gather (default: 50000)")
-    bench.add_argument("--runs", type=_positive, default=3, help="runs, of which the median counts (default: 3)")
+    bench.add_argument("--rows", type=positive, default=50_000, help="rows a gather (default: 50000)")
+    bench.add_argument("--runs", type=positive, default=3, help="runs, of which the median counts (default: 3)")
     return parser
 
 
@@ -175,12 +119,6 @@ def _release() -> str:
         return version("featstore")
     except PackageNotFoundError:
         return "(not installed)"
-
-
-def _open(options: argparse.Namespace) -> OutOfCoreGraph:
-    return OutOfCoreGraph.open(
-        options.path, memory=options.memory, backend=options.backend, verify=options.verify, threads=options.threads
-    )
 
 
 def _print(options: argparse.Namespace, result: dict[str, Any], text: str) -> None:
@@ -256,7 +194,7 @@ def _description(result: dict[str, Any]) -> str:
 
 
 def _info(options: argparse.Namespace) -> int:
-    with _open(options) as graph:
+    with open_graph(options.path, options) as graph:
         result = _describe(graph)
         result["budget"] = graph.budget.total
         readers = {name: store.stats() for name, store in graph.features.items()}
@@ -278,42 +216,13 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _train(options: argparse.Namespace) -> int:
-    with _open(options) as graph:
-        if options.neighbor_cache is not None:
-            graph.cache_neighbors(min(options.neighbor_cache, graph.budget.available))
-        sampler = NeighborSampler(graph, options.fanouts, seed=options.seed)
-        torch.use_deterministic_algorithms(True)
-        result = train(
-            graph,
-            sampler,
-            len(options.fanouts),
-            feature=options.feature,
-            labels=options.labels,
-            hidden=options.hidden,
-            dropout=options.dropout,
-            lr=options.lr,
-            epochs=options.epochs,
-            batch_size=options.batch_size,
-            seed=options.seed,
-            max_batches=options.max_batches,
-            progress=sys.stderr.isatty() and not options.json,
-            on_epoch=None if options.json else _say,
-            loader_options={name: getattr(options, name) for name in ("strategy", "policy", "feature_cache", "prefetch")},
-        )
-        report = graph.memory_report()
-        peak = graph.budget.peak
-    lines = ["", stage_table(result.stats), f"memory: at most {format_size(peak)} of {format_size(graph.budget.total)}"]
-    _print(options, {**result.to_dict(), "memory": report, "peak_bytes": peak}, "\n".join(lines))
+    result = train_as_asked(options.path, options, quiet=options.json)
+    _print(options, result.to_dict(), f"\n{describe_training(result)}")
     return 0
 
 
-def _say(epoch: Epoch) -> None:
-    tqdm.write(describe_epoch(epoch), file=sys.stdout)
-    sys.stdout.flush()
-
-
 def _bench(options: argparse.Namespace) -> int:
-    with _open(options) as graph:
+    with open_graph(options.path, options) as graph:
         names = list(graph.features)
         if not names:
             raise ValueError(f"{options.path}: the dataset has no features")

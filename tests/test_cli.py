@@ -126,6 +126,36 @@ def test_train(small, capsys):
     assert captured.err == ""
 
 
+def test_train_looking_ahead(small, tmp_path, capsys):
+    """The losses of training on demand; the stages of figure 14; run files where they are asked for, and gone afterwards."""
+    options = ["--batch-size", "50", "--hidden", "8", "--fanouts", "3,2", "--memory", "64MiB", "--neighbor-cache", "0.1"]
+    command = ["train", str(small.path), *options]
+    assert main([*command, "--policy", "none", "--json"]) == 0
+    plain = result(capsys)
+    assert "plan" not in plain["stats"]["seconds"]
+    assert 0 < plain["peak_bytes"] <= plain["budget_bytes"] == 64 << 20
+    ahead = ["--strategy", "superbatch", "--feature-cache", "0.2", "--superbatch", "2", "--run-dir", str(tmp_path / "runs")]
+    assert main([*command, *ahead, "--disk", "10MB", "--json"]) == 0
+    planned = result(capsys)
+    assert planned["losses"] == plain["losses"]
+    assert planned["stats"]["rows_loaded"] < plain["stats"]["rows_loaded"]
+    assert planned["stats"]["seconds"].keys() >= {"sample", "plan", "load", "gather", "update", "wait", "compute", "evaluate"}
+    assert not (tmp_path / "runs").exists()
+    assert main([*command, *ahead, "--max-batches", "3"]) == 0
+    text = capsys.readouterr().out
+    stages = [
+        "inspect: sampling",
+        "inspect: planning",
+        "preparation: run files",
+        "preparation: gather",
+        "cache update",
+        "compute",
+    ]
+    assert sorted(map(text.index, stages)) == [text.index(stage) for stage in stages]
+    assert main([*command, *ahead, "--disk", "1KB"]) == 2
+    assert "disk budget" in capsys.readouterr().err
+
+
 def test_bench(small, capsys):
     assert main(["bench", str(small.path), "--rows", "200", "--runs", "2", "--json"]) == 0
     measured = result(capsys)
@@ -151,6 +181,12 @@ def test_bench(small, capsys):
         (["train", "{small}", "--feature", "z"], "feature: the dataset has no 'z'"),
         (["train", "{small}", "--memory", "100KB"], "budget"),
         (["train", "{small}", "--feature-cache", "5.0"], "share of the rows"),
+        (["train", "{small}", "--feature-cache", "0.1", "--policy", "none"], "--policy none is no cache"),
+        (["train", "{small}", "--feature-cache", "0.1", "--policy", "belady"], "strategy='superbatch'"),
+        (["train", "{small}", "--strategy", "superbatch", "--policy", "lru"], "needs a planned policy"),
+        (["train", "{small}", "--superbatch", "5"], "--superbatch goes with --strategy superbatch"),
+        (["train", "{small}", "--run-dir", "{tmp}"], "--run-dir goes with --strategy superbatch"),
+        (["train", "{small}", "--neighbor-cache", "1.5"], "--neighbor-cache as a share of the memory"),
         (["bench", "{small}", "--feature", "z"], "no feature 'z'"),
         (["create", "{tmp}/g"], "give either --indptr and --indices"),
         (["create", "{tmp}/g", "--indptr", "{tmp}/x.npy"], "give either --indptr and --indices"),
@@ -178,6 +214,7 @@ def test_errors_are_one_line(small, tmp_path, capsys, arguments, message):
         (["info", "g", "--memory", "lots"], "not a size"),
         (["info", "g", "--threads", "0"], "not a positive number"),
         (["train", "g", "--fanouts", "a"], "not a list of numbers"),
+        (["train", "g", "--superbatch", "0"], "not a positive number"),
         (["create", "g", "--features", "x.npy"], "NAME=FILE.npy"),
     ],
 )

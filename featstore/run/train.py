@@ -20,7 +20,7 @@ from featstore.sampling.batch import Sampler
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph
 
-__all__ = ["Epoch", "TrainResult", "describe_epoch", "evaluate", "split_seeds", "stage_table", "train"]
+__all__ = ["Epoch", "TrainResult", "describe_epoch", "describe_training", "evaluate", "split_seeds", "stage_table", "train"]
 
 SPLITS = ("train", "val", "test")
 N_LOSSES = 50
@@ -39,12 +39,19 @@ class Epoch:
 
 @dataclass
 class TrainResult:
-    """Epochs, the losses of the first 50 batches, and the training loader's statistics with the seconds of computing."""
+    """Epochs, the losses of the first 50 batches, the training loader's statistics with the seconds of computing, and memory.
+
+    ``memory`` is who holds how many bytes of the budget at the end, ``peak_bytes`` the most that were ever held of
+    ``budget_bytes``.
+    """
 
     epochs: list[Epoch] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     stats: dict[str, Any] = field(default_factory=dict)
     compute_s: float = 0.0
+    memory: dict[str, int] = field(default_factory=dict)
+    peak_bytes: int = 0
+    budget_bytes: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain containers, for JSON."""
@@ -188,6 +195,7 @@ def train(
     stats["seconds"]["evaluate"] = evaluate_s
     stats["row_bytes"] = store.nbytes // max(1, len(store))
     result.stats = stats
+    result.memory, result.peak_bytes, result.budget_bytes = g.budget.report(), g.budget.peak, g.budget.total
     return result
 
 
@@ -237,6 +245,12 @@ def describe_epoch(epoch: Epoch) -> str:
         f"{name} {value:.4f}" for name, value in (("val", epoch.val_accuracy), ("test", epoch.test_accuracy)) if value is not None
     ]
     return ", ".join([*parts, f"{epoch.seconds:.1f} s"])
+
+
+def describe_training(result: TrainResult) -> str:
+    """Return where time, rows and memory of a training went, as text."""
+    memory = f"memory: at most {format_size(result.peak_bytes)} of {format_size(result.budget_bytes)}"
+    return f"{stage_table(result.stats)}\n{memory}"
 
 
 def stage_table(stats: Mapping[str, Any]) -> str:

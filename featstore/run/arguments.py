@@ -1,0 +1,190 @@
+"""Command-line arguments that several commands and examples share: opening a dataset, sampling from it, training on it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from featstore.cache.base import available_policies
+from featstore.config import parse_size
+from featstore.graph.dataset import OutOfCoreGraph
+from featstore.run.strategy import STRATEGIES
+from featstore.run.train import Epoch, TrainResult, describe_epoch, train
+from featstore.sampling.neighbor import NeighborSampler
+
+__all__ = [
+    "add_opening",
+    "add_sampling",
+    "add_training",
+    "make_sampler",
+    "open_graph",
+    "positive",
+    "size",
+    "train_as_asked",
+]
+
+AHEAD = ("superbatch", "disk", "run_dir")
+
+
+# -- kinds of values
+
+
+def size(text: str) -> int:
+    """Parse bytes: a number, or one with a unit."""
+    try:
+        return parse_size(int(text) if text.isdigit() else text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _share_or_size(text: str) -> int | float:
+    if "." in text and text.replace(".", "", 1).isdigit():
+        return float(text)
+    return size(text)
+
+
+def _share_size_or_auto(text: str) -> int | float | str:
+    return text if text == "auto" else _share_or_size(text)
+
+
+def positive(text: str) -> int:
+    """Parse a whole number of at least 1."""
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return int(text)
+
+
+def _positive_or_auto(text: str) -> int | str:
+    return text if text == "auto" else positive(text)
+
+
+def _fanouts(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers such as 10,10") from None
+
+
+# -- arguments
+
+
+def add_opening(parser: argparse.ArgumentParser) -> None:
+    """Add what :func:`open_graph` wants to know."""
+    parser.add_argument("--memory", type=size, metavar="SIZE", help="budget, such as 4GiB (default: half of what is available)")
+    parser.add_argument("--backend", choices=["auto", "io_uring", "pread"], default="auto", help="how files are read")
+    parser.add_argument("--verify", choices=["always", "open", "off"], help="when checksums are checked (default: always)")
+    parser.add_argument("--threads", type=positive, help="threads (default: all processors)")
+
+
+def add_sampling(parser: argparse.ArgumentParser) -> list[str]:
+    """Add what says which batches an epoch has; return the names of the options."""
+    actions = [
+        parser.add_argument("--labels", default="y", help="node data with classes (default: y)"),
+        parser.add_argument("--fanouts", type=_fanouts, default=[10, 10], help="neighbours a hop, seeds' first (default: 10,10)"),
+        parser.add_argument("--batch-size", type=positive, default=1000, help="seeds a batch (default: 1000)"),
+        parser.add_argument("--seed", type=int, default=0, help="of weights, order and sampling (default: 0)"),
+        parser.add_argument("--max-batches", type=positive, help="stop each epoch after so many batches"),
+        parser.add_argument(
+            "--neighbor-cache",
+            type=_share_or_size,
+            metavar="SIZE",
+            help="cache of neighbour lists: bytes, or a share of the memory (0.125)",
+        ),
+    ]
+    return [action.dest for action in actions]
+
+
+def add_training(parser: argparse.ArgumentParser) -> None:
+    """Add what :func:`train_as_asked` wants to know, opening and sampling included."""
+    add_opening(parser)
+    add_sampling(parser)
+    parser.add_argument("--feature", default="x", help="feature (default: x)")
+    parser.add_argument("--hidden", type=positive, default=256, help="width of the hidden layers (default: 256)")
+    parser.add_argument("--epochs", type=positive, default=2, help="(default: 2)")
+    parser.add_argument("--lr", type=float, default=0.003, help="learning rate of Adam (default: 0.003)")
+    parser.add_argument("--dropout", type=float, default=0.5, help="(default: 0.5)")
+    parser.add_argument("--strategy", choices=list(STRATEGIES), default="ondemand", help="(default: ondemand)")
+    parser.add_argument("--policy", help=f"policy of the feature cache, none or one of {', '.join(available_policies())}")
+    parser.add_argument(
+        "--feature-cache", type=_share_size_or_auto, metavar="SIZE", help="bytes, a share of the rows (0.1), or auto"
+    )
+    parser.add_argument("--prefetch", type=int, default=2, help="batches made ahead (default: 2)")
+    ahead = parser.add_argument_group("looking ahead (--strategy superbatch)")
+    ahead.add_argument("--superbatch", type=_positive_or_auto, metavar="N", help="batches a superbatch (default: auto)")
+    ahead.add_argument("--disk", type=size, metavar="SIZE", help="most bytes of run files (default: a quarter of the free disk)")
+    ahead.add_argument("--run-dir", metavar="DIR", help="where run files go (default: DATASET.runs)")
+
+
+# -- what is done with them
+
+
+def open_graph(path: str | os.PathLike[str], options: argparse.Namespace) -> OutOfCoreGraph:
+    """Open a dataset as :func:`add_opening`'s options say."""
+    return OutOfCoreGraph.open(
+        path, memory=options.memory, backend=options.backend, verify=options.verify, threads=options.threads
+    )
+
+
+def make_sampler(graph: OutOfCoreGraph, options: argparse.Namespace) -> NeighborSampler:
+    """Make the neighbour cache and the sampler that :func:`add_sampling`'s options describe."""
+    wanted = options.neighbor_cache
+    if isinstance(wanted, float):
+        if not 0 < wanted < 1:
+            raise ValueError(f"--neighbor-cache as a share of the memory must lie between 0 and 1, not {wanted}")
+        wanted = int(wanted * graph.budget.total)
+    if wanted is not None:
+        graph.cache_neighbors(min(wanted, graph.budget.available))
+    return NeighborSampler(graph, options.fanouts, seed=options.seed)
+
+
+def _loader_options(options: argparse.Namespace) -> dict[str, Any]:
+    names = ["strategy", "feature_cache", "prefetch"]
+    for name in AHEAD:
+        if getattr(options, name) is not None:
+            if options.strategy == "ondemand":
+                raise ValueError(f"--{name.replace('_', '-')} goes with --strategy superbatch")
+            names.append(name)
+    policy = None if options.policy == "none" else options.policy
+    if options.policy == "none" and options.feature_cache is not None:
+        raise ValueError("--policy none is no cache; leave it out, or leave out --feature-cache")
+    return {"policy": policy, **{name: getattr(options, name) for name in names}}
+
+
+def train_as_asked(path: str | os.PathLike[str], options: argparse.Namespace, *, quiet: bool = False) -> TrainResult:
+    """Open a dataset and train on it as :func:`add_training`'s options say, with a line an epoch unless ``quiet``.
+
+    Notes
+    -----
+    Makes torch use deterministic algorithms, so that losses are the same, bit for bit, whatever the cache and the strategy.
+    """
+    loader_options = _loader_options(options)
+    with open_graph(path, options) as graph:
+        sampler = make_sampler(graph, options)
+        torch.use_deterministic_algorithms(True)
+        return train(
+            graph,
+            sampler,
+            len(options.fanouts),
+            feature=options.feature,
+            labels=options.labels,
+            hidden=options.hidden,
+            dropout=options.dropout,
+            lr=options.lr,
+            epochs=options.epochs,
+            batch_size=options.batch_size,
+            seed=options.seed,
+            max_batches=options.max_batches,
+            progress=sys.stderr.isatty() and not quiet,
+            on_epoch=None if quiet else _say,
+            loader_options=loader_options,
+        )
+
+
+def _say(epoch: Epoch) -> None:
+    tqdm.write(describe_epoch(epoch), file=sys.stdout)
+    sys.stdout.flush()
