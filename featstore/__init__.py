@@ -22,10 +22,12 @@ from featstore.errors import (
     FeatstoreError,
     FormatError,
     PluginError,
+    StaleError,
     VersionError,
 )
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.feature import FeatureStore
+from featstore.plan.offline import Pack, sample_offline
 from featstore.plan.simulate import simulate
 from featstore.run.batch import MiniBatch
 from featstore.run.loader import Loader
@@ -47,12 +49,14 @@ __all__ = [
     "NextAccess",
     "OnlinePolicy",
     "OutOfCoreGraph",
+    "Pack",
     "PlannedBatch",
     "PlannedPolicy",
     "PluginError",
     "PolicyContext",
     "SampledBatch",
     "Sampler",
+    "StaleError",
     "StaticPolicy",
     "VersionError",
     "Window",
@@ -60,6 +64,7 @@ __all__ = [
     "get_policy",
     "open",
     "register_policy",
+    "sample_offline",
     "simulate",
 ]
 

@@ -17,6 +17,7 @@ __all__ = [
     "FeatstoreError",
     "FormatError",
     "PluginError",
+    "StaleError",
     "VersionError",
 ]
 
@@ -61,6 +62,10 @@ class FormatError(FeatstoreError, ValueError):
 
 class VersionError(FormatError):
     """A file needs a newer release of the library, or was written in another byte order."""
+
+
+class StaleError(FormatError):
+    """A file was made from other data than those it is to be used with."""
 
 
 class ClosedError(FeatstoreError, ValueError):

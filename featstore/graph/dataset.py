@@ -533,6 +533,14 @@ class OutOfCoreGraph:
         if old is not None:
             old.close()
 
+    def identity(self) -> dict[str, str]:
+        """Return the id of the file that holds each field, by key: what was made from a field is stale once it differs."""
+        catalog = self._snapshot.catalog
+        return {
+            key: " ".join(catalog.files[part.file].file_id for part in record.parts)
+            for key, record in sorted(catalog.fields.items())
+        }
+
     # -- looking after it --------------------------------------------------------------------------------------------------------
 
     def memory_report(self) -> dict[str, int]:

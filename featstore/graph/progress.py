@@ -1,4 +1,4 @@
-"""Progress of long operations, in bytes."""
+"""Progress of long operations, in bytes or pieces, with the time left."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ class Progress:
     ----------
     label : str
     total : int
-        Bytes expected.
+        Bytes (units) expected.
     show : bool
         False: never.
+    unit : str
+        What is counted.
     """
 
-    def __init__(self, label: str, total: int, show: bool) -> None:
+    def __init__(self, label: str, total: int, show: bool, unit: str = "B") -> None:
         self._bar: tqdm[Any] | None = None
         if show and sys.stderr.isatty():
-            self._bar = _Bar(total=total, desc=label, unit="B", unit_scale=True, file=sys.stderr)
+            self._bar = _Bar(total=total, desc=label, unit=unit, unit_scale=unit == "B", file=sys.stderr)
 
     def add(self, n_bytes: int) -> None:
         """Count ``n_bytes`` more as done."""

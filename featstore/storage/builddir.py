@@ -94,6 +94,8 @@ class BuildDirectory:
         Where the dataset shall be; its parent exists.
     overwrite : bool
         Replace a dataset that is there. Readers that have it open go on reading the old one.
+    marker, what : str
+        A name that tells the kind of directory, and what messages call it: a dataset, or a pack.
 
     Attributes
     ----------
@@ -108,9 +110,17 @@ class BuildDirectory:
         Another builder or writer is at work on ``target``.
     """
 
-    def __init__(self, target: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+    def __init__(
+        self,
+        target: str | os.PathLike[str],
+        *,
+        overwrite: bool = False,
+        marker: str = CATALOG_DIRECTORY,
+        what: str = "dataset",
+    ) -> None:
         self.target = os.path.abspath(os.fspath(target))
         self.path = ""
+        self._marker, self._what = marker, what
         self._parent = os.path.dirname(self.target)
         self._fd = -1
         self._writer: FileLock | None = None
@@ -133,11 +143,11 @@ class BuildDirectory:
         if os.path.isdir(self.target) and not os.path.islink(self.target):
             if not os.listdir(self.target):
                 return False
-            if os.path.isdir(os.path.join(self.target, CATALOG_DIRECTORY)):
+            if os.path.exists(os.path.join(self.target, self._marker)):
                 if overwrite:
                     return True
-                raise FileExistsError(errno.EEXIST, "a dataset exists here; overwrite=True replaces it", self.target)
-        raise FileExistsError(errno.EEXIST, "exists and is not a dataset, so it is not replaced", self.target)
+                raise FileExistsError(errno.EEXIST, f"a {self._what} exists here; overwrite=True replaces it", self.target)
+        raise FileExistsError(errno.EEXIST, f"exists and is not a {self._what}, so it is not replaced", self.target)
 
     def _make(self) -> None:
         while True:

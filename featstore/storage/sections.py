@@ -143,6 +143,8 @@ class SectionWriter:
 class SectionFile:
     """Arrays by number. Thread-safe but for :meth:`close`.
 
+    ``file_id`` is the file's UUID, 32 hexadecimal digits.
+
     Raises
     ------
     CorruptionError
@@ -178,6 +180,7 @@ class SectionFile:
             raise FormatError(f"{self.path} holds {found.rstrip(bytes(1)).decode('ascii', 'replace')!r}, not {kind!r}")
         if where > size or n * _ENTRY.itemsize != size - tail_bytes - where:
             raise CorruptionError("the index does not fit the file", self.path, size - tail_bytes)
+        self.file_id = bytes(file_id).hex()
         self._seed = file_seed(kind, file_id, 0)
         index = pread_exactly(self._fd, n * _ENTRY.itemsize, where, self.path)
         if _sum(index, self._seed, _MASK) != index_sum:

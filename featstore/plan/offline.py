@@ -1,0 +1,346 @@
+"""Offline samples (DiskGNN): batches of whole epochs sampled once, kept in a directory of their own, the *pack*.
+
+What is known of all batches before the first is trained on is what packed layouts are made from. A pack's files are sections,
+each checked whenever it is read; the record ``pack`` is written last, so a directory without it is no pack.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from featstore.config import parse_size
+from featstore.errors import BudgetError, CorruptionError, StaleError, VersionError
+from featstore.gather.buffers import BufferPool
+from featstore.graph.progress import Progress
+from featstore.partition.batcher import RandomBatcher, check_seeds
+from featstore.plan.samples import SampleFile, SampleWriter
+from featstore.sampling.batch import SampledBatch
+from featstore.sampling.foreign import as_sampled
+from featstore.storage.builddir import BuildDirectory
+from featstore.storage.rundir import DiskBudget
+from featstore.storage.sections import SectionFile, SectionWriter
+
+if TYPE_CHECKING:
+    from featstore.graph.dataset import OutOfCoreGraph
+
+__all__ = ["Pack", "read_record", "sample_offline", "write_record"]
+
+PACK_VERSION = 1
+RECORD, SAMPLES = "pack", "samples"
+TOPOLOGY = "edge/"
+
+
+def write_record(path: str, kind: str, record: Mapping[str, Any], disk: DiskBudget | None = None) -> None:
+    """Write a JSON object as a file of one section, durably."""
+    with SectionWriter(path, kind, disk) as writer:
+        writer.append(np.frombuffer(json.dumps(record).encode(), np.uint8))
+        writer.finish(durable=True).close()
+
+
+def read_record(path: str, kind: str) -> dict[str, Any]:
+    """Read what :func:`write_record` wrote.
+
+    Raises
+    ------
+    CorruptionError, FormatError
+        Damaged, or no such file.
+    VersionError
+        Of a newer release.
+    FileNotFoundError
+    """
+    file = SectionFile(path, kind)
+    try:
+        record: dict[str, Any] = json.loads(file[0].tobytes())
+    except (ValueError, IndexError) as error:
+        if isinstance(error, CorruptionError):
+            raise
+        raise CorruptionError(f"the record is no JSON object: {error}", path) from None
+    finally:
+        file.close()
+    if record.get("format") != PACK_VERSION:
+        raise VersionError(f"{path}: pack format {record.get('format')}; this release reads {PACK_VERSION}")
+    return record
+
+
+class Pack:
+    """Sampled batches on disk, in the order in which they were drawn: epoch by epoch. Thread-safe but for :meth:`close`.
+
+    Made by :func:`sample_offline`; ``Pack(path)`` opens one again, wherever its directory was copied to.
+
+    Parameters
+    ----------
+    path : path-like
+
+    Attributes
+    ----------
+    path : str
+    record : dict
+        What it was made with: ``num_nodes``, ``hops``, ``epochs``, ``batches`` (of an epoch), ``batch_size``, ``made_of``.
+
+    Raises
+    ------
+    FileNotFoundError
+        No pack there.
+    CorruptionError, FormatError, VersionError
+        Damaged; no pack; of a newer release.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.path.abspath(os.fspath(path))
+        self.record = read_record(self.file(RECORD), "pack")
+        self.n_hops = int(self.record["hops"])
+        file = SectionFile(self.file(SAMPLES), "samples")
+        self._finalizer = weakref.finalize(self, file.close)
+        if file.file_id != self.record["samples"]:
+            raise CorruptionError("these are not the samples that the pack was made with", file.path)
+        self.samples = SampleFile(file, self.n_hops)
+        if len(self.samples) != self.epochs * self.n_batches:
+            raise CorruptionError(f"{len(self.samples)} batches instead of {self.epochs * self.n_batches}", file.path)
+
+    def file(self, name: str) -> str:
+        """Return the path of one of its files."""
+        return os.path.join(self.path, name)
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of the graph that was sampled."""
+        return int(self.record["num_nodes"])
+
+    @property
+    def epochs(self) -> int:
+        """Epochs that were sampled."""
+        return int(self.record["epochs"])
+
+    @property
+    def n_batches(self) -> int:
+        """Batches of an epoch."""
+        return int(self.record["batches"])
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """Nodes of each batch, int64 [epochs * n_batches]."""
+        return self.samples.lengths
+
+    def __len__(self) -> int:
+        """Batches of all epochs."""
+        return len(self.samples)
+
+    def ids(self, number: int) -> npt.NDArray[Any]:
+        """Return the input ids of batch ``number``, int32 (int64 from 2³¹ nodes on)."""
+        return self.samples.ids(number)
+
+    def batch(self, number: int, pool: BufferPool) -> SampledBatch:
+        """Return batch ``number`` as it was sampled; batch ``i`` of epoch ``e`` is number ``e * n_batches + i``."""
+        return self.samples.batch(number, pool)
+
+    def counts(self) -> npt.NDArray[np.int64]:
+        """Count how many batches need each node, int64 [num_nodes]; streamed, a batch in memory at a time."""
+        counts = np.zeros(self.num_nodes, np.int64)
+        for number in range(len(self)):
+            counts[self.ids(number)] += 1  # distinct within a batch
+        return counts
+
+    def check(self, g: OutOfCoreGraph) -> None:
+        """Raise StaleError unless the pack was sampled from the graph that ``g`` is."""
+        if self.record["made_of"] != _made_of(g):
+            raise StaleError(f"{self.path} was sampled from another graph than {g.path}, or from an earlier one in its place")
+
+    def close(self) -> None:
+        """Close its files; may be called again."""
+        self._finalizer()
+
+    def __enter__(self) -> Pack:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Pack({self.path!r}, epochs={self.epochs}, batches={self.n_batches})"
+
+
+def _made_of(g: OutOfCoreGraph) -> dict[str, Any]:
+    return {key: file_id for key, file_id in g.identity().items() if key.startswith(TOPOLOGY)}
+
+
+def sample_offline(
+    g: OutOfCoreGraph,
+    sampler: Any,
+    seeds: torch.Tensor | npt.NDArray[Any] | Sequence[int] | None = None,
+    batch_size: int | None = None,
+    epochs: int = 1,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    shuffle: bool = True,
+    seed: int = 0,
+    drop_last: bool = False,
+    overwrite: bool = False,
+    disk: int | str | None = None,
+    threads: int | None = None,
+    progress: bool = True,
+) -> Pack:
+    """Sample epochs of batches now, and keep them on disk (DiskGNN's offline sampling).
+
+    Parameters
+    ----------
+    g : OutOfCoreGraph
+    sampler : Sampler, callable, or iterable
+        :class:`~featstore.NeighborSampler` or anything with its ``sample(seeds, epoch, index)``; a callable, given each batch's
+        seeds; or an iterable (a PyG or DGL loader) that is run through once an epoch and has seeds of its own. Each may return
+        any form of ``(input_ids, blocks)``: see :mod:`featstore.sampling.foreign`.
+    seeds : integer array or tensor, shape (n,), or boolean mask, shape (num_nodes,)
+        Distinct nodes. None with an iterable only.
+    batch_size : int
+        Seeds a batch. None with an iterable only.
+    epochs : int
+    path : path-like, optional
+        The pack's directory; ``<dataset>.pack`` beside the dataset by default.
+    shuffle, seed, drop_last
+        As for :class:`~featstore.Loader`: with the same options its batches are these.
+    overwrite : bool
+        Replace a pack that is there, when the new one is whole.
+    disk : int or str, optional
+        Most bytes that it may take.
+    threads : int, optional
+        Batches sampled at once, with a ``sample`` method; others are asked for one batch at a time.
+    progress : bool
+        Show a progress bar where stderr is a terminal.
+
+    Returns
+    -------
+    Pack
+
+    Raises
+    ------
+    FileExistsError
+        Something is at ``path``.
+    OSError
+        The disk, or ``disk``, is full (ENOSPC). Nothing is left, and what was at ``path`` is as it was.
+    PluginError
+        The sampler returned what is no batch of this graph.
+    BudgetError
+        No memory for one batch.
+
+    Notes
+    -----
+    Holds about ``threads`` batches. When this returns the pack is durable; what a killed call left is removed by the next.
+
+    References
+    ----------
+    Liu et al., DiskGNN, SIGMOD 2025, section 3.
+    """
+    if epochs < 1:
+        raise ValueError(f"epochs must be at least 1, not {epochs}")
+    budget = None if disk is None else parse_size(disk)
+    target = f"{g.path}.pack" if path is None else os.path.abspath(os.fspath(path))
+    batcher = None
+    if seeds is not None and batch_size is not None:
+        batcher = RandomBatcher(check_seeds(seeds, g.num_nodes), batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last)
+    elif hasattr(sampler, "sample") or callable(sampler):
+        raise ValueError("seeds and batch_size are what a sampler samples batches for; only an iterable has its own")
+    threads = g.options.threads if threads is None else threads
+    n_batches = 0
+    with BuildDirectory(target, overwrite=overwrite, marker=RECORD, what="pack") as build:
+        total = 0 if batcher is None else epochs * len(batcher)
+        accounts = DiskBudget(budget)
+        with Progress("sample", total, progress, unit=" batches") as bar:
+            n_batches, n_hops, file_id = _write_samples(
+                os.path.join(build.path, SAMPLES), g, _epochs(g, sampler, batcher, epochs, threads), accounts, bar, epochs
+            )
+        record = {
+            "format": PACK_VERSION,
+            "num_nodes": g.num_nodes,
+            "hops": n_hops,
+            "epochs": epochs,
+            "batches": n_batches,
+            "batch_size": batch_size,
+            "samples": file_id,
+            "made_of": _made_of(g),
+        }
+        write_record(os.path.join(build.path, RECORD), "pack", record, accounts)
+        build.commit()
+    return Pack(target)
+
+
+def _write_samples(
+    path: str, g: OutOfCoreGraph, batches: Iterable[SampledBatch], disk: DiskBudget, bar: Progress, epochs: int
+) -> tuple[int, int, str]:
+    """Write all batches; return how many an epoch has, their hops, and the file's id."""
+    first = next(iterator := iter(batches), None)
+    if first is None:
+        n_hops, counts = 0, [0] * epochs
+        with SampleWriter(path, g.num_nodes, n_hops, disk) as writer:
+            return 0, 0, _finish(writer)
+    n_hops, counts = len(first.blocks), [0] * epochs
+    with SampleWriter(path, g.num_nodes, n_hops, disk) as writer:
+        for batch in itertools.chain([first], iterator):
+            writer.add(batch)
+            counts[batch.epoch] += 1
+            bar.add(1)
+        if len(set(counts)) > 1:
+            raise ValueError(f"the epochs have different numbers of batches: {counts}")
+        return counts[0], n_hops, _finish(writer)
+
+
+def _finish(writer: SampleWriter) -> str:
+    file = writer.finish(durable=True)
+    file.close()
+    return file.file_id
+
+
+def _epochs(g: OutOfCoreGraph, sampler: Any, batcher: RandomBatcher | None, epochs: int, threads: int) -> Iterator[SampledBatch]:
+    for epoch in range(epochs):
+        if batcher is None:
+            for index, sample in enumerate(sampler):
+                yield as_sampled(sample, g.num_nodes, epoch, index)
+            continue
+        order = batcher.epoch(epoch)
+        method = getattr(sampler, "sample", None)
+
+        def one(index: int, epoch: int = epoch, order: Any = order, method: Any = method) -> SampledBatch:
+            seeds = order.seeds(index)
+            sample = sampler(seeds) if method is None else method(seeds, epoch=epoch, index=index)
+            return as_sampled(sample, g.num_nodes, epoch, index)
+
+        yield from _in_order(one, len(order), threads if method is not None else 1, g.pool)
+
+
+def _in_order(one: Callable[[int], SampledBatch], n: int, threads: int, pool: BufferPool) -> Iterator[SampledBatch]:
+    """Yield ``one(0) … one(n - 1)``, ``threads`` at work at once; one at a time from when memory was short."""
+    if threads > 1:
+        with ThreadPoolExecutor(threads, thread_name_prefix="featstore-sample") as workers:
+            pending: deque[Future[SampledBatch]] = deque()
+            index = started = 0
+            try:
+                while index < n:
+                    while started < min(n, index + threads + 1):
+                        pending.append(workers.submit(partial(one, started)))
+                        started += 1
+                    try:
+                        sampled = pending.popleft().result()
+                    except BudgetError:
+                        break
+                    index += 1
+                    yield sampled
+                    del sampled  # or the next would have to fit beside it
+            finally:
+                while pending:
+                    pending.popleft().cancel()
+    else:
+        index = 0
+    for rest in range(index, n):
+        pool.trim()
+        yield one(rest)

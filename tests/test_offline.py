@@ -1,0 +1,204 @@
+"""Offline samples: the batches of the loader, from any sampler; whole or not there; bounded on disk."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import featstore
+from featstore.testing.faults import random_flips, run_in_child, sweep
+
+
+def fields(batch: Any) -> list[Any]:
+    blocks = [part for b in batch.blocks for part in (b.src.tolist(), b.dst.tolist(), b.n_src, b.n_dst)]
+    return [batch.index, batch.input_ids.tolist(), *blocks]
+
+
+def test_the_loaders_batches(small: SimpleNamespace, tmp_path: Path) -> None:
+    with featstore.open(small.path, memory="64MB") as g:
+        sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
+        with featstore.Loader(g, sampler, small.train_idx, batch_size=40, features="x", seed=3) as loader:
+            expected = [fields(batch) for _ in range(2) for batch in loader]
+        for threads in (1, 3):
+            options = {"epochs": 2, "path": tmp_path / f"p{threads}", "seed": 3, "threads": threads}
+            with featstore.sample_offline(g, sampler, small.train_idx, 40, **options) as pack:
+                assert (pack.epochs, pack.n_batches, len(pack), pack.num_nodes) == (2, 8, 16, 1000)
+                assert [fields(pack.batch(i, g.pool)) for i in range(16)] == expected
+                assert pack.lengths.tolist() == [len(one[1]) for one in expected]
+                counts = np.zeros(1000, np.int64)
+                for one in expected:
+                    counts[one[1]] += 1
+                assert (pack.counts() == counts).all()
+                pack.check(g)
+        assert sorted(os.listdir(tmp_path)) == ["p1", "p3"]
+        with featstore.sample_offline(g, sampler, small.train_idx[:0], 40, path=tmp_path / "none") as empty:
+            assert len(empty) == 0
+        with pytest.raises(FileExistsError, match="a pack exists here"):
+            featstore.sample_offline(g, sampler, small.train_idx, 40, path=tmp_path / "p1")
+        featstore.sample_offline(g, sampler, small.train_idx[:40], 40, path=tmp_path / "p1", overwrite=True).close()
+        (tmp_path / "mine").mkdir()
+        (tmp_path / "mine" / "notes").touch()
+        with pytest.raises(FileExistsError, match="is not a pack"):
+            featstore.sample_offline(g, sampler, small.train_idx, 40, path=tmp_path / "mine", overwrite=True)
+    with featstore.Pack(tmp_path / "p1") as pack:
+        assert len(pack) == 1
+
+
+class DGLBlock:
+    def __init__(self, src: Any, dst: Any, n_src: int, n_dst: int) -> None:
+        self._edges, self._n = (src, dst), (n_src, n_dst)
+
+    def edges(self) -> tuple[Any, Any]:
+        return self._edges
+
+    def num_src_nodes(self) -> int:
+        return self._n[0]
+
+    def num_dst_nodes(self) -> int:
+        return self._n[1]
+
+
+def test_samples_of_other_makes(small: SimpleNamespace, tmp_path: Path) -> None:
+    """Two hops written by hand: seeds 5 and 7; 5 ← 9, 7 ← 5; then 9 ← 3."""
+    ids = torch.tensor([5, 7, 9, 3])
+    inner, outer = (torch.tensor([0, 2]), torch.tensor([1, 0])), (torch.tensor([0, 2, 3]), torch.tensor([1, 0, 2]))
+    pyg = SimpleNamespace(node=ids, row=outer[0], col=outer[1], num_sampled_nodes=[2, 1, 1], num_sampled_edges=[2, 1])
+    forms = {
+        "pairs": (ids, [(*outer, 4, 3), (*inner, 3, 2)]),
+        "dgl": (ids, ids[:2], [DGLBlock(*outer, 4, 3), DGLBlock(*inner, 3, 2)]),
+        "pyg": pyg,
+        "pyg batch": SimpleNamespace(
+            n_id=ids, edge_index=torch.stack(outer), num_sampled_nodes=[2, 1, 1], num_sampled_edges=[2, 1]
+        ),
+    }
+    with featstore.open(small.path, memory="64MB") as g:
+        for name, form in forms.items():
+            method = SimpleNamespace(sample=lambda *_, form=form, **__: form)
+            for number, sampler in enumerate([[form], lambda seeds, form=form: form, method]):
+                seeds = () if isinstance(sampler, list) else ([5, 7], 2)
+                with featstore.sample_offline(g, sampler, *seeds, path=tmp_path / f"{name}{number}", shuffle=False) as pack:
+                    batch = pack.batch(0, g.pool)
+                    assert batch.input_ids.tolist() == [5, 7, 9, 3]
+                    assert batch.seeds.tolist() == [5, 7]
+                    assert [(b.src.tolist(), b.dst.tolist(), b.n_src, b.n_dst) for b in batch.blocks] == [
+                        ([2, 0, 3], [0, 1, 2], 4, 3),
+                        ([2, 0], [0, 1], 3, 2),
+                    ]
+        wrong = [
+            (torch.tensor([5, 5, 9, 3]), forms["pairs"][1]),
+            (torch.tensor([5, 7, 9, 1000]), forms["pairs"][1]),
+            (ids.float(), forms["pairs"][1]),
+            (ids, [(*outer, 4, 2), (*inner, 3, 2)]),
+            (ids, [(torch.tensor([0, 2, 4]), outer[1], 4, 3), (*inner, 3, 2)]),
+            (ids, [(outer[0], torch.tensor([1, 0, 3]), 4, 3), (*inner, 3, 2)]),
+            (ids, [(outer[0][:2], outer[1], 4, 3), (*inner, 3, 2)]),
+            (ids, []),
+            SimpleNamespace(**{**vars(pyg), "num_sampled_edges": [2, 2]}),
+            ids,
+        ]
+        for sample in wrong:
+            with pytest.raises(featstore.PluginError):
+                featstore.sample_offline(g, [sample], path=tmp_path / "wrong")
+        with pytest.raises(ValueError, match="only an iterable"):
+            featstore.sample_offline(g, lambda seeds: pyg, path=tmp_path / "wrong")
+        with pytest.raises(ValueError, match="epochs"):
+            featstore.sample_offline(g, [pyg], epochs=0, path=tmp_path / "wrong")
+    assert not list(tmp_path.glob("wrong*"))
+
+
+def test_another_graph_is_stale(small: SimpleNamespace, tmp_path: Path) -> None:
+    with featstore.open(small.path, memory="64MB") as g:
+        sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
+        pack = featstore.sample_offline(g, sampler, small.train_idx, 40, path=tmp_path / "p")
+    with pack, featstore.OutOfCoreGraph.create(tmp_path / "same", small.indptr, small.indices, progress=False) as other:
+        with pytest.raises(featstore.StaleError, match="another graph"):
+            pack.check(other)
+
+
+def test_disk_budget_and_tight_memory(small: SimpleNamespace, tmp_path: Path) -> None:
+    with featstore.open(small.path, memory="64MB") as g:
+        sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
+        with pytest.raises(OSError, match="disk budget") as caught:
+            featstore.sample_offline(g, sampler, small.train_idx, 40, path=tmp_path / "p", disk="2KB")
+        assert caught.value.errno == errno.ENOSPC
+        assert not os.listdir(tmp_path)
+        featstore.sample_offline(g, sampler, small.train_idx, 40, path=tmp_path / "p", disk="1MB").close()
+        size = sum(path.stat().st_size for path in (tmp_path / "p").iterdir())
+        assert size < 1_000_000
+
+
+def test_damage_is_found(small: SimpleNamespace, tmp_path: Path) -> None:
+    with featstore.open(small.path, memory="64MB") as g:
+        sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
+        with featstore.sample_offline(g, sampler, small.train_idx, 40, path=tmp_path / "p") as pack:
+            expected = [fields(pack.batch(i, g.pool)) for i in range(len(pack))]
+        for name in ("samples", "pack"):
+            found = 0
+            for where in random_flips(tmp_path / "p" / name, 100, seed=1):
+                try:
+                    with featstore.Pack(tmp_path / "p") as pack:
+                        assert [fields(pack.batch(i, g.pool)) for i in range(len(pack))] == expected, where
+                except (featstore.CorruptionError, featstore.FormatError):
+                    found += 1
+            assert found > 90
+        other = tmp_path / "q"
+        featstore.sample_offline(g, sampler, small.train_idx, 40, path=other).close()
+        os.replace(other / "samples", tmp_path / "p" / "samples")
+        with pytest.raises(featstore.CorruptionError, match="not the samples"):
+            featstore.Pack(tmp_path / "p")
+
+
+def _full(folder: str, dataset: str) -> None:
+    target = os.path.join(folder, "p")
+    with featstore.open(dataset, memory="64MB") as g:
+        sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
+        for operation, error in (("write", "ENOSPC"), ("fsync", "EIO"), ("rename", "EIO")):
+            for fault in sweep(folder, operation, error):
+                made = None
+                with fault:
+                    try:
+                        made = featstore.sample_offline(g, sampler, np.arange(40), 20, path=target, threads=1)
+                    except OSError:
+                        assert fault.fired
+                if made is not None:
+                    made.close()
+                    featstore.sample_offline(g, sampler, np.arange(40), 20, path=target, overwrite=True).close()
+                    for name in os.listdir(target):
+                        os.unlink(os.path.join(target, name))
+                    os.rmdir(target)
+                assert not os.listdir(folder), (operation, os.listdir(folder))
+
+
+def test_a_failing_disk_leaves_nothing(small: SimpleNamespace, tmp_path: Path) -> None:
+    run_in_child(_full, str(tmp_path), str(small.path), faults=True)
+
+
+def _killed(folder: str, dataset: str) -> None:
+    import signal
+
+    with featstore.open(dataset, memory="64MB") as g:
+
+        def sampler(seeds: torch.Tensor) -> Any:
+            if 30 in seeds.tolist():
+                os.kill(os.getpid(), signal.SIGKILL)
+            return inner.sample(seeds)
+
+        inner = featstore.NeighborSampler(g, [4, 3], seed=1)
+        featstore.sample_offline(g, sampler, np.arange(40), 10, path=os.path.join(folder, "p"), shuffle=False)
+
+
+def test_a_killed_call_leaves_no_pack_and_the_next_sweeps(small: SimpleNamespace, tmp_path: Path) -> None:
+    with pytest.raises(Exception, match=r"SIGKILL|-9|signal"):
+        run_in_child(_killed, str(tmp_path), str(small.path))
+    assert [name.startswith("p.tmp-") for name in os.listdir(tmp_path)] == [True]
+    with featstore.open(small.path, memory="64MB") as g:
+        sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
+        featstore.sample_offline(g, sampler, np.arange(40), 10, path=tmp_path / "p").close()
+    assert os.listdir(tmp_path) == ["p"]
