@@ -101,7 +101,7 @@ def cold(args: argparse.Namespace, report: Report, folder: Path) -> None:
     with featstore.open(path, memory="512MiB") as g:
         gather = Gather(g.features["x"], n_ids, 2, coalesce_gap=0)
         sides = {"ours": gather, "fio": lambda: fio_random_iops(data_file(path), 2 * n_ids)}
-        results = alternate(args.runs, sides, warm_up=1)
+        results = alternate(max(args.runs, 7), sides, warm_up=1)
         note = {"backend": g.features["x"].stats()["backend"]}
     report.figure(
         "cold gather, 512 B rows",

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 PAGE_BYTES = 4096
+PAUSE_S = 0.05  # an OpenMP team spins for milliseconds after its loop: the next side must not pay for that
 
 
 @functools.cache
@@ -59,6 +60,7 @@ def alternate(runs: int, sides: Mapping[str, Callable[[], float | None]], warm_u
     results: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(-warm_up, runs):
         for name, side in sides.items():
+            time.sleep(PAUSE_S)
             start = time.perf_counter()
             result = side()
             seconds = time.perf_counter() - start

@@ -5,13 +5,14 @@
 #include <stdint.h>
 #include <string.h>
 #if defined(__x86_64__)
-#include <emmintrin.h>
+#include <immintrin.h>
 #endif
 
 #define FS_STREAM_MIN_BYTES (4 << 20) /* a smaller destination stays in cache, where its reader wants it */
-#define FS_STREAM_MAX_ROW 1024 /* for longer rows the C library's memcpy was measured faster */
 #define FS_AHEAD 12
 #define FS_AHEAD_BYTES 512
+
+typedef void (*fs_stream_fn)(uint8_t *dst, const uint8_t *src, uint64_t row_bytes);
 
 typedef struct {
     const uint8_t *src;
@@ -21,7 +22,7 @@ typedef struct {
     const int32_t *dst32;
     const int64_t *dst64;
     uint64_t row_bytes;
-    int stream;
+    fs_stream_fn stream; /* NULL: rows go through the cache */
 } fs_copy;
 
 static inline uint64_t fs_index(const int32_t *i32, const int64_t *i64, int64_t i) {
@@ -34,18 +35,32 @@ static inline void fs_prefetch_row(const uint8_t *row, uint64_t row_bytes) {
 }
 
 #if defined(__x86_64__)
-/* Past the cache: the destination is not read first, and what the caller keeps warm is not driven out. */
-static inline void fs_stream_row(uint8_t *dst, const uint8_t *src, uint64_t row_bytes) {
+/* Past the cache: the destination is not read first, and what the caller keeps warm is not driven out. Wide stores matter: a line
+ * that leaves in four pieces was measured up to a third slower than one that leaves in two or in one. */
+__attribute__((target("avx512f"))) static void fs_stream_row_avx512(uint8_t *dst, const uint8_t *src, uint64_t row_bytes) {
+    for (uint64_t b = 0; b < row_bytes; b += 64) _mm512_stream_si512((void *)(dst + b), _mm512_loadu_si512((const void *)(src + b)));
+}
+
+__attribute__((target("avx2"))) static void fs_stream_row_avx2(uint8_t *dst, const uint8_t *src, uint64_t row_bytes) {
     for (uint64_t b = 0; b < row_bytes; b += 64) {
-        __m128i v0 = _mm_loadu_si128((const __m128i *)(src + b)), v1 = _mm_loadu_si128((const __m128i *)(src + b + 16));
-        __m128i v2 = _mm_loadu_si128((const __m128i *)(src + b + 32)), v3 = _mm_loadu_si128((const __m128i *)(src + b + 48));
-        _mm_stream_si128((__m128i *)(dst + b), v0);
-        _mm_stream_si128((__m128i *)(dst + b + 16), v1);
-        _mm_stream_si128((__m128i *)(dst + b + 32), v2);
-        _mm_stream_si128((__m128i *)(dst + b + 48), v3);
+        __m256i v0 = _mm256_loadu_si256((const __m256i *)(src + b)), v1 = _mm256_loadu_si256((const __m256i *)(src + b + 32));
+        _mm256_stream_si256((__m256i *)(dst + b), v0);
+        _mm256_stream_si256((__m256i *)(dst + b + 32), v1);
     }
 }
 #endif
+
+/* How to write rows past the cache; NULL where the rows, the destination or the processor are not fit for it. */
+static inline fs_stream_fn fs_choose_stream(const uint8_t *dst, uint64_t row_bytes, uint64_t n_bytes) {
+#if defined(__x86_64__)
+    if (n_bytes >= FS_STREAM_MIN_BYTES && row_bytes % 64 == 0 && (uintptr_t)dst % 64 == 0) {
+        __builtin_cpu_init();
+        if (__builtin_cpu_supports("avx512f")) return fs_stream_row_avx512;
+        if (__builtin_cpu_supports("avx2")) return fs_stream_row_avx2;
+    }
+#endif
+    return NULL;
+}
 
 static void fs_copy_range(void *context, int64_t begin, int64_t end) {
     const fs_copy *c = (const fs_copy *)context;
@@ -55,12 +70,10 @@ static void fs_copy_range(void *context, int64_t begin, int64_t end) {
         if (i + FS_AHEAD < end) fs_prefetch_row(c->src + fs_index(c->src32, c->src64, i + FS_AHEAD) * r, r);
         const uint8_t *src = c->src + fs_index(c->src32, c->src64, i) * r;
         uint8_t *dst = c->dst + fs_index(c->dst32, c->dst64, i) * r;
-#if defined(__x86_64__)
         if (c->stream) {
-            fs_stream_row(dst, src, r);
+            c->stream(dst, src, r);
             continue;
         }
-#endif
         switch (r) {
         case 1: *dst = *src; break;
         case 2: memcpy(dst, src, 2); break;

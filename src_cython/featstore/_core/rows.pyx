@@ -13,9 +13,7 @@ cdef extern from *:
     bint fs_probe(void *p) nogil
 
 cdef extern from "rowcopy.h" nogil:
-    enum:
-        FS_STREAM_MIN_BYTES
-        FS_STREAM_MAX_ROW
+    ctypedef void (*fs_stream_fn)(uint8_t *dst, const uint8_t *src, uint64_t row_bytes)
     ctypedef struct fs_copy:
         const uint8_t *src
         uint8_t *dst
@@ -24,7 +22,8 @@ cdef extern from "rowcopy.h" nogil:
         const int32_t *dst32
         const int64_t *dst64
         uint64_t row_bytes
-        bint stream
+        fs_stream_fn stream
+    fs_stream_fn fs_choose_stream(const uint8_t *dst, uint64_t row_bytes, uint64_t n_bytes)
     void fs_copy_range(void *context, int64_t begin, int64_t end)
 
 cdef extern from "threads.h" nogil:
@@ -92,8 +91,7 @@ def copy_rows(const uint8_t[:, ::1] src not None, src_rows, uint8_t[:, ::1] dst 
     job.src = &src[0, 0]
     job.dst = &dst[0, 0]
     job.src32, job.src64, job.dst32, job.dst64 = s.p32, s.p64, d.p32, d.p64
-    job.stream = (job.row_bytes % 64 == 0 and job.row_bytes <= <uint64_t>FS_STREAM_MAX_ROW and <uint64_t>job.dst % 64 == 0
-                  and job.row_bytes * <uint64_t>n >= <uint64_t>FS_STREAM_MIN_BYTES)
+    job.stream = fs_choose_stream(job.dst, job.row_bytes, job.row_bytes * <uint64_t>n)
     cdef int64_t chunk = max(64, min(n // (4 * n_threads) + 1, (1 << 20) // <int64_t>job.row_bytes + 1))
     with nogil:
         if job.row_bytes * <uint64_t>n < 65536:
