@@ -21,7 +21,7 @@ from featstore.gather.executor import Tally
 from featstore.gather.plan import Tier
 from featstore.run.batch import MiniBatch
 from featstore.run.loader import Loader
-from featstore.run.strategy import STRATEGIES
+from featstore.run.strategies import STRATEGIES
 from featstore.sampling.batch import Block, SampledBatch
 from featstore.storage.reader import ReadStats
 

@@ -67,15 +67,17 @@ def ondemand(dataset: Path) -> list[Any]:
 
 @pytest.mark.parametrize("size", [1, 3, 25, 40, "auto"])
 @pytest.mark.parametrize("cache", [0.0004, 0.1, 1.0])
-def test_the_same_batches(dataset: Path, ondemand: list[Any], size: int | str, cache: float) -> None:
-    found, _ = batches(dataset, strategy="superbatch", superbatch=size, feature_cache=cache)
+@pytest.mark.parametrize("overlap", [True, False])
+def test_the_same_batches(dataset: Path, ondemand: list[Any], size: int | str, cache: float, overlap: bool) -> None:
+    found, _ = batches(dataset, strategy="superbatch", superbatch=size, feature_cache=cache, overlap=overlap)
     assert same(found, ondemand)
     assert not os.path.exists(f"{dataset}.runs")
 
 
-def test_the_same_batches_with_the_other_backend_and_little_prefetch(dataset: Path, ondemand: list[Any]) -> None:
+@pytest.mark.parametrize("overlap", [True, False])
+def test_the_same_batches_with_the_other_backend_and_little_prefetch(dataset: Path, ondemand: list[Any], overlap: bool) -> None:
     for prefetch, threads in ((0, 1), (1, 3)):
-        options = {"prefetch": prefetch, "threads": threads, "superbatch": 7, "feature_cache": 0.05}
+        options = {"prefetch": prefetch, "threads": threads, "superbatch": 7, "feature_cache": 0.05, "overlap": overlap}
         found, _ = batches(dataset, backend="pread", strategy="superbatch", **options)
         assert same(found, ondemand)
 
@@ -100,10 +102,12 @@ def test_loads_are_beladys(dataset: Path) -> None:
     assert {"sample", "plan", "load", "gather", "update"} <= seconds.keys()
 
 
-def test_resume_in_the_middle(dataset: Path, ondemand: list[Any]) -> None:
+@pytest.mark.parametrize("overlap", [True, False])
+def test_resume_in_the_middle(dataset: Path, ondemand: list[Any], overlap: bool) -> None:
     with featstore.open(dataset, memory="64MB") as g:
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
         options: dict[str, Any] = {"batch_size": 40, "features": ["x", "z"], "seed": 3, "strategy": "superbatch", "superbatch": 4}
+        options["overlap"] = overlap
         with featstore.Loader(g, sampler, g.node_data["train_idx"], **options) as loader:
             for batch in loader:
                 if batch.index == 9:
@@ -186,11 +190,13 @@ def test_a_failing_sampler_is_the_loops_error(dataset: Path) -> None:
         assert not os.path.exists(f"{dataset}.runs")
 
 
-def test_tight_memory_is_slow_or_an_error_never_a_hang(dataset: Path, ondemand: list[Any]) -> None:
+@pytest.mark.parametrize("overlap", [True, False])
+def test_tight_memory_is_slow_or_an_error_never_a_hang(dataset: Path, ondemand: list[Any], overlap: bool) -> None:
     """From a budget that suffices down to one that does not: the same batches, or BudgetError naming what would do."""
     outcomes = []
     for kilobytes in (6000, 2000, 1200, 800, 600, 450, 300):
         options: dict[str, Any] = {"strategy": "superbatch", "superbatch": 6, "feature_cache": 0.01, "epochs": 1}
+        options["overlap"] = overlap
         try:
             found, _ = batches(dataset, memory=f"{kilobytes}KB", **options)
         except featstore.BudgetError as error:

@@ -57,11 +57,13 @@ class Belady(PlannedPolicy):
         """Bytes held between windows: 4 a row and 4 a slot."""
         return self._slot_of_row.nbytes + 4 * self._capacity
 
-    def start(self, capacity: int, context: PolicyContext) -> None:
+    def start(self, capacity: int, context: PolicyContext, residents: Int64s = EMPTY_ROWS) -> None:
         """See :class:`PlannedPolicy`."""
         self._capacity = min(capacity, context.n)
         self._slot_of_row = np.full(context.n, -1, np.int32)
-        self._slots = _core.Slots(self._slot_of_row, np.arange(self._capacity, dtype=np.int32)[::-1].copy())
+        self._slot_of_row[residents] = np.arange(len(residents), dtype=np.int32)
+        free = np.arange(self._capacity, dtype=np.int32)[::-1].copy()
+        self._slots = _core.Slots(self._slot_of_row, free, len(residents))
 
     def plan(self, window: Window) -> Iterator[PlannedBatch]:
         """See :class:`PlannedPolicy`; the first batch's changeset also evicts what the window does not use.

@@ -103,6 +103,8 @@ class FeatureCache:
         The slots' bytes.
     map : RowMap
         The slot of each row (of no rows where the capacity is 0).
+    budget : Budget or None
+        What counts it.
     in_use : bool
         Set by a planner while its plans for this cache are being run: it must not be replaced.
 
@@ -151,7 +153,7 @@ class FeatureCache:
         self.n = n
         self.policy = policy
         self.context = PolicyContext(n, row_bytes) if context is None else context
-        self._budget = budget
+        self.budget = budget
         self._reservation = None if budget is None else budget.reserve(name, self.least_bytes(capacity, row_bytes, n, policy))
         try:
             self.map = RowMap(n if capacity else 0)
@@ -391,19 +393,47 @@ class FeatureCache:
             if self._n_filled:
                 raise RuntimeError("the cache was filled already")
             rows = self._choose(policy)
-            step = max(1, FILL_BYTES // self.row_bytes)
-            for first in range(0, len(rows), step):
-                chunk = rows[first : first + step]
-                read(chunk, self.array[first : first + len(chunk)])
-            self.map.assign(rows, np.arange(len(rows), dtype=np.int32))
+            self._load(rows, read)
             self._n_filled = len(rows)
-            self._counts["fill_rows"] += len(rows)
             return len(rows)
+
+    def preload(self, rows: Int64s, read: Callable[[Int64s, Uint8s], Any]) -> None:
+        """Load what an empty cache holds when a planner's first batch comes: ``rows[i]`` into slot ``i``.
+
+        Parameters
+        ----------
+        rows : int64 array, shape (k,)
+            Distinct, ascending, at most ``capacity``.
+        read : callable
+            See :meth:`fill`.
+
+        Notes
+        -----
+        What ``read`` raises is passed on; the cache then stays empty.
+        """
+        self._enter()
+        with self._gate.write(), self._lock:
+            self._check_open()
+            if self.policy is not None or len(rows) > self.capacity or (self._row_of_slot >= 0).any():
+                raise ValueError(
+                    "only an empty cache that follows a planner is loaded ahead, with no more rows than it has slots"
+                )
+            self._load(rows, read)
+            self._row_of_slot[: len(rows)] = rows
+
+    def _load(self, rows: Int64s, read: Callable[[Int64s, Uint8s], Any]) -> None:
+        """Read rows into the first slots, in large pieces."""
+        step = max(1, FILL_BYTES // self.row_bytes)
+        for first in range(0, len(rows), step):
+            chunk = rows[first : first + step]
+            read(chunk, self.array[first : first + len(chunk)])
+        self.map.assign(rows, np.arange(len(rows), dtype=np.int32))
+        self._counts["fill_rows"] += len(rows)
 
     def _choose(self, policy: StaticPolicy) -> Int64s:
         # The array is not touched before the rows are known: scores may take its place in the budget.
         extra = policy.score_bytes * self.n - self.array.nbytes
-        held = None if self._budget is None else self._budget.reserve(f"scores of policy {policy.name!r}", max(0, extra))
+        held = None if self.budget is None else self.budget.reserve(f"scores of policy {policy.name!r}", max(0, extra))
         try:
             scores = np.asarray(policy.scores(self.context))
             if scores.shape != (self.n,):
@@ -423,6 +453,10 @@ class FeatureCache:
         with self._lock:
             self._counts["hits"] += hits
             self._counts["misses"] += plan.n_rows - hits
+
+    def count_on_from(self, other: FeatureCache) -> None:
+        """Continue the counts of a cache that this one takes the place of."""
+        self._counts = dict(other._counts)
 
     def clear(self) -> None:
         """Empty a cache that follows a planner; the next plan starts from nothing."""

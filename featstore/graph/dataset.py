@@ -411,7 +411,7 @@ class OutOfCoreGraph:
         if n_bytes == 0:
             return
         file = self._snapshot.file_of(self._snapshot.catalog.by_role("feature")[name])
-        with self._inputs(file.row_bytes, counts, parts, seed) as inputs:
+        with self._inputs(file.row_bytes, counts, parts, seed, self.budget) as inputs:
             capacity = FeatureCache.capacity_for(n_bytes, file.row_bytes, self.num_nodes, chosen)
             cache = FeatureCache(
                 capacity, file.row_bytes, self.num_nodes, chosen, inputs.context, self.budget, name=f"cache of {name!r}"
@@ -423,7 +423,7 @@ class OutOfCoreGraph:
                 cache.close()
                 raise
 
-    def _inputs(self, row_bytes: int, counts: Given, parts: Given, seed: int) -> PolicyInputs:
+    def _inputs(self, row_bytes: int, counts: Given, parts: Given, seed: int, budget: Budget) -> PolicyInputs:
         def out_degree() -> npt.NDArray[np.int64]:
             file, width = self._snapshot.topology_file("out_degree", self.num_nodes)
             if width != 8:
@@ -436,10 +436,17 @@ class OutOfCoreGraph:
         def in_degree() -> npt.NDArray[np.int64]:
             return self.topology.degrees()
 
-        return PolicyInputs(self.num_nodes, row_bytes, self.budget, in_degree, out_degree, counts, parts, seed)
+        return PolicyInputs(self.num_nodes, row_bytes, budget, in_degree, out_degree, counts, parts, seed)
 
-    def cache_for_planner(self, name: str, capacity: int) -> None:
+    def cache_for_planner(self, name: str, capacity: int, budget: Budget | None = None) -> None:
         """Give a feature an empty cache of ``capacity`` rows that follows batch plans, instead of any earlier; loaders call this.
+
+        Parameters
+        ----------
+        name : str
+        capacity : int
+        budget : Budget, optional
+            Counts the cache; a share of the graph's that the caller holds. The graph's own by default.
 
         Raises
         ------
@@ -450,7 +457,8 @@ class OutOfCoreGraph:
         self._check_open()
         self._drop_cache(store)
         row_bytes = self._snapshot.file_of(self._snapshot.catalog.by_role("feature")[name]).row_bytes
-        store.use_cache(FeatureCache(capacity, row_bytes, self.num_nodes, None, budget=self.budget, name=f"cache of {name!r}"))
+        budget = self.budget if budget is None else budget
+        store.use_cache(FeatureCache(capacity, row_bytes, self.num_nodes, None, budget=budget, name=f"cache of {name!r}"))
 
     @staticmethod
     def _drop_cache(store: FeatureStore) -> None:
@@ -512,21 +520,61 @@ class OutOfCoreGraph:
         n_bytes = self.budget.available if budget is None else parse_size(budget)
         if n_bytes == 0:
             return
-        if huge_bytes(topology.nbytes) <= n_bytes:
-            self.neighbor_cache = NeighborCache.build(topology, self.budget, None, n_bytes)
+        recipe = {"policy": chosen.name, "bytes": n_bytes, "seed": seed}
+        found = self._stored_neighbors(n_bytes, self.budget, recipe if usual else None)
+        if found is not None:
+            self.neighbor_cache = found
             return
-        catalog, recipe = self._snapshot.catalog, {"policy": chosen.name, "bytes": n_bytes, "seed": seed}
-        if usual:
-            self.neighbor_cache = load_neighbor_cache(catalog, self._snapshot.files, topology, self.budget, recipe)
-            if self.neighbor_cache is not None:
-                return
-        with self._inputs(topology.id_bytes, counts, parts, seed) as inputs:
+        with self._inputs(topology.id_bytes, counts, parts, seed, self.budget) as inputs:
             scores = inputs.scores(chosen)
             if budget is None:
                 n_bytes = self.budget.available
             self.neighbor_cache = NeighborCache.build(topology, self.budget, scores, n_bytes)
         if save:
-            save_neighbor_cache(self.path, catalog, self.neighbor_cache, recipe)
+            save_neighbor_cache(self.path, self._snapshot.catalog, self.neighbor_cache, recipe)
+
+    def _stored_neighbors(self, n_bytes: int, budget: Budget, recipe: Mapping[str, Any] | None) -> NeighborCache | None:
+        """Load what needs no choice: the whole adjacency, where it fits ``n_bytes``, or the saved cache of ``recipe``."""
+        topology = self.topology
+        if huge_bytes(topology.nbytes) <= n_bytes:
+            return NeighborCache.build(topology, budget, None, n_bytes)
+        if recipe is None:
+            return None
+        return load_neighbor_cache(self._snapshot.catalog, self._snapshot.files, topology, budget, recipe)
+
+    def make_neighbor_cache(self, budget: Budget, scratch: Budget, policy: str = "in_out_ratio") -> tuple[NeighborCache, bool]:
+        """Return a neighbour cache that fills ``budget``, a share of the graph's that the caller holds; loaders call this.
+
+        Parameters
+        ----------
+        budget : Budget
+            Counts the cache.
+        scratch : Budget
+            Counts what choosing the nodes takes meanwhile: 24 bytes a node.
+        policy : str
+
+        Returns
+        -------
+        NeighborCache
+        bool
+            Whether it was loaded as it is stored in the dataset: the whole adjacency, or a cache that :meth:`cache_neighbors`
+            saved with the same size and policy.
+
+        Raises
+        ------
+        BudgetError, ValueError, PluginError, CorruptionError, OSError
+            As :meth:`cache_neighbors`.
+        """
+        chosen = get_policy(policy)
+        if not isinstance(chosen, StaticPolicy):
+            raise ValueError(f"neighbour lists are cached once, by score: policy {chosen.name!r} is not a static one")
+        self._check_open()
+        n_bytes = budget.available
+        found = self._stored_neighbors(n_bytes, budget, {"policy": chosen.name, "bytes": n_bytes, "seed": 0})
+        if found is not None:
+            return found, True
+        with self._inputs(self.topology.id_bytes, None, None, 0, scratch) as inputs:
+            return NeighborCache.build(self.topology, budget, inputs.scores(chosen), n_bytes), False
 
     def _drop_neighbor_cache(self) -> None:
         old, self.neighbor_cache = self.neighbor_cache, None

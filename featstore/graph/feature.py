@@ -20,7 +20,7 @@ from featstore.gather.buffers import BufferPool
 from featstore.gather.executor import Executor, FileSource, MemorySource, Tally
 from featstore.gather.plan import BatchPlan, Changeset, Tier
 from featstore.graph.rowindex import resolve_rows
-from featstore.storage.reader import Reader, RowFile
+from featstore.storage.reader import Reader, ReadStats, RowFile
 
 if TYPE_CHECKING:
     from featstore.cache.table import FeatureCache
@@ -310,6 +310,22 @@ class FeatureStore:
         cache.apply(changes, buffer)
         if tally is not None and changes is not None:
             tally.update_s += time.perf_counter() - begin
+
+    def read_rows(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> ReadStats:
+        """Read rows from the file, past the cache, as bytes; return what it cost.
+
+        Parameters
+        ----------
+        rows : int64 array, shape (k,)
+            In ``[0, len(self))``.
+        out : uint8 array, shape (k, row_bytes), C-contiguous
+
+        Raises
+        ------
+        IndexError, CorruptionError, OSError, BudgetError, ClosedError
+            ``out`` is then undefined.
+        """
+        return self._file.gather(rows, out)
 
     def run_plan(self, plan: BatchPlan, tally: Tally | None = None) -> torch.Tensor:
         """Gather a planned batch and apply the plan's changes to the host cache.

@@ -2,6 +2,10 @@
 
 A background thread samples superbatch ``k + 1`` before it plans ``k``, so that next uses in ``k + 1`` count and the cache
 survives from one to the next; both happen while the batches of ``k - 1`` and ``k`` are gathered and trained on.
+
+With a :class:`Switch` it is the paper's serial schedule instead: the same thread waits until superbatch ``k - 1`` has run, takes
+the feature cache's memory for the neighbour cache, samples and plans ``k`` alone, and gives the memory back, filled with the rows
+that are used first.
 """
 
 from __future__ import annotations
@@ -12,12 +16,14 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from featstore._core.blocks import split_slots
-from featstore.cache.planned import PlannedBatch, PlannedPolicy, Window
+from featstore.cache.base import PolicyContext
+from featstore.cache.planned import NO_ROWS, PlannedBatch, PlannedPolicy, Window
 from featstore.config import Reservation
 from featstore.errors import BudgetError, ClosedError
 from featstore.gather.buffers import BufferPool
@@ -27,7 +33,7 @@ from featstore.sampling.batch import SampledBatch
 from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.storage.sections import SectionFile, SectionWriter
 
-__all__ = ["SuperbatchInspector", "planning_bytes"]
+__all__ = ["SuperbatchInspector", "Switch", "planning_bytes"]
 
 Int64s = npt.NDArray[np.int64]
 SECTIONS = 4  # a batch's: slots, positions and slots admitted, rows evicted
@@ -71,6 +77,21 @@ def _write_plan(writer: SectionWriter, planned: PlannedBatch) -> None:
     writer.append(rows.astype(np.int32) if not len(rows) or int(rows.max()) < 2**31 else rows)
 
 
+class Switch(Protocol):
+    """What is done between sampling and running a superbatch where both use one memory, one after the other.
+
+    ``check`` is called now and then; what it raises (the epoch is over) is passed on.
+    """
+
+    def to_neighbors(self, check: Callable[[], None]) -> None:
+        """Before sampling: no batch of an earlier superbatch is still to run."""
+        ...
+
+    def to_features(self, rows: Int64s, check: Callable[[], None]) -> None:
+        """Before running: the plans begin with ``rows`` in the cache, the i-th in slot i."""
+        ...
+
+
 @dataclass
 class _Superbatch:
     samples: SampleFile
@@ -98,7 +119,9 @@ class SuperbatchInspector:
     n_rows : int
         Rows of the features.
     policy : PlannedPolicy
-        Started; plans window after window.
+        Plans window after window.
+    capacity : int
+        Rows of the cache that is planned.
     runs : RunDirectory
     disk : DiskBudget
     memory : Reservation
@@ -107,7 +130,10 @@ class SuperbatchInspector:
     threads : int
         Batches sampled at once.
     time : callable
-        ``time(stage)`` is a context manager that measures ``"sample"``, ``"plan"`` and ``"load"`` (reading both back).
+        ``time(stage)`` is a context manager that measures ``"sample"``, ``"plan"``, ``"switch"`` and ``"load"`` (reading samples
+        and plans back).
+    switch : Switch, optional
+        The serial schedule: one superbatch after the other, each planned alone.
     """
 
     def __init__(
@@ -120,12 +146,14 @@ class SuperbatchInspector:
         n_hops: int,
         n_rows: int,
         policy: PlannedPolicy,
+        capacity: int,
         runs: RunDirectory,
         disk: DiskBudget,
         memory: Reservation,
         pool: BufferPool,
         threads: int,
         time: Callable[[str], AbstractContextManager[None]],
+        switch: Switch | None = None,
     ) -> None:
         self._sample = sample
         self._start, self._stop, self._size = start, stop, size
@@ -133,11 +161,15 @@ class SuperbatchInspector:
         self._policy, self._runs, self._disk, self._memory, self._pool = policy, runs, disk, memory, pool
         self._threads = threads
         self._time = time
+        self._switch = switch
+        self._capacity = capacity
+        policy.start(capacity, PolicyContext(n_rows, 1))
         self._n = -(-(stop - start) // size)
         self._ready: dict[int, _Superbatch] = {}
         self._n_alive = 0  # samples being made or not yet written
         self._shortage: BudgetError | None = None
         self._reached = 0  # superbatch that is being consumed
+        self._n_passed = start  # batches before this one have run
         self._error: BaseException | None = None
         self._closed = False
         self._changed = threading.Condition()
@@ -172,9 +204,10 @@ class SuperbatchInspector:
             return sampled, superbatch.plans.plan(number, sampled.input_ids.numpy())
 
     def passed(self, position: int) -> None:
-        """Say that the batch has run: run files of earlier superbatches are removed."""
+        """Say that the batch has run, and all before it: run files of earlier superbatches are removed."""
         k = (position - self._start) // self._size
         with self._changed:
+            self._n_passed = max(self._n_passed, position + 1)
             done = [old for old in self._ready if old < k]
             for old in done:
                 self._ready.pop(old).remove()
@@ -199,8 +232,8 @@ class SuperbatchInspector:
         try:
             with ThreadPoolExecutor(self._threads, thread_name_prefix="featstore-sample") as workers:
                 for k in range(self._n):
-                    self._wait_for(k - 1)
-                    for ahead in (k, k + 1):
+                    self._wait_for(k)
+                    for ahead in (k, k + 1) if self._switch is None else (k,):
                         if ahead < self._n and ahead not in sampled:
                             sampled[ahead] = self._sample_superbatch(ahead, workers)
                     superbatch = sampled.pop(k)
@@ -223,10 +256,21 @@ class SuperbatchInspector:
                 left.remove()
 
     def _wait_for(self, k: int) -> None:
-        """Wait until superbatch ``k`` is being consumed, so that no more than two lie ahead."""
+        """Wait until superbatch ``k`` may be sampled: no more than two lie ahead, or, with a switch, all before it have run."""
+        first = self._start + k * self._size
+
+        def may() -> bool:
+            return self._reached >= k - 1 if self._switch is None else self._reached >= k and self._n_passed >= first
+
         with self._changed:
-            self._changed.wait_for(lambda: self._reached >= k or self._closed)
+            self._changed.wait_for(lambda: may() or self._closed)
             self._check()
+            if self._switch is not None:
+                for old in list(self._ready):
+                    self._ready.pop(old).remove()
+        if self._switch is not None:
+            with self._time("switch"):
+                self._switch.to_neighbors(self._check)
 
     def _check(self) -> None:
         if self._closed:
@@ -297,14 +341,26 @@ class SuperbatchInspector:
         if needed > self._memory.n_bytes:
             self._pool.trim()
             self._memory.resize(needed)
+        rows = NO_ROWS
         with (
             self._time("plan"),
             SectionWriter(self._runs.file(f"plan-{k}"), "plan", self._disk) as writer,
         ):
+            if self._switch is not None:
+                rows = window.first_rows(self._capacity)
+                self._policy.start(self._capacity, PolicyContext(self._n_rows, 1), rows)
             for planned in self._policy.plan(window):
                 _write_plan(writer, planned)
                 self._check()
-            return PlanFile(writer.finish())
+            plans = PlanFile(writer.finish())
+        if self._switch is not None:
+            try:
+                with self._time("switch"):
+                    self._switch.to_features(rows, self._check)
+            except BaseException:
+                plans.remove()
+                raise
+        return plans
 
 
 class _Stopped(Exception):

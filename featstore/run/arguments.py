@@ -13,7 +13,7 @@ from tqdm import tqdm
 from featstore.cache.base import available_policies
 from featstore.config import parse_size
 from featstore.graph.dataset import OutOfCoreGraph
-from featstore.run.strategy import STRATEGIES
+from featstore.run.strategies import STRATEGIES
 from featstore.run.train import Epoch, TrainResult, describe_epoch, train
 from featstore.sampling.neighbor import NeighborSampler
 

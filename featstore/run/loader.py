@@ -27,8 +27,9 @@ from featstore.partition.batcher import RandomBatcher, check_seeds
 from featstore.run.batch import MiniBatch
 from featstore.run.epoch import EpochIterator, Held, Item, Progress, most_rows, sampled_bytes
 from featstore.run.precache import AccessCounts, cache_bytes, spare_bytes
-from featstore.run.prefetch import Stopwatch
-from featstore.run.strategy import STRATEGIES, EpochRun, Planning, Setup
+from featstore.run.prefetch import ReadCounts, Stopwatch
+from featstore.run.strategies import STRATEGIES
+from featstore.run.strategy import EpochRun, Planning, Setup
 from featstore.sampling.batch import Sampler
 
 if TYPE_CHECKING:
@@ -64,9 +65,6 @@ def _row_bytes(store: FeatureStore) -> int:
     return int(store.dtype.itemsize) * math.prod(store.shape[1:])
 
 
-COUNTERS = ("rows", "rows_loaded", "bytes_requested", "bytes_read", "reads")
-
-
 class Loader:
     """Iterate over mini-batches of a graph, an epoch a ``for`` loop.
 
@@ -98,6 +96,11 @@ class Loader:
         memory.
     superbatch : int or "auto"
         Batches a superbatch; by default as many as the disk and an eighth of the memory allow, 200 at most.
+    overlap : bool
+        For ``"superbatch"``: sample and plan the next superbatches beside the loop, the cache surviving from one to the next.
+        False is the paper's serial schedule: each superbatch is sampled and planned when the one before has run, with a neighbour
+        cache in the memory of the feature cache, which is then filled with the rows that are used first. It needs less memory
+        (one cache or the other, half the plans), and the loop waits meanwhile.
     disk : int or str, optional
         Most bytes of run files at once (about four superbatches' samples and plans); a quarter of the free disk if absent.
     run_dir : path-like, optional
@@ -142,6 +145,7 @@ class Loader:
         memory: int | str | None = None,
         feature_cache: int | float | str | None = None,
         superbatch: int | str = "auto",
+        overlap: bool = True,
         disk: int | str | None = None,
         run_dir: str | os.PathLike[str] | None = None,
         prefetch: int | str = 2,
@@ -180,7 +184,8 @@ class Loader:
         self._finalizer = weakref.finalize(self, _release, self._held)
         self._watch = Stopwatch()
         self._lock = threading.Lock()
-        self._counts = dict.fromkeys(COUNTERS, 0)
+        self._reads = ReadCounts()
+        self._n_rows = 0
         self._hits = {Tier.HOST: 0, Tier.BASE: 0}
         self._n_batches = 0
         self._largest_rows = 0
@@ -189,16 +194,18 @@ class Loader:
         self._progress = Progress(0, 0)
         self._iterators: weakref.WeakSet[EpochIterator] = weakref.WeakSet()
         self._closed = False
-        planning = self._planning(strategy, policy, superbatch, disk, run_dir)
-        setup = Setup(g, sampler, batcher, self._features, threads, self._watch, planning)
+        planning = self._planning(strategy, policy, superbatch, overlap, disk, run_dir)
+        setup = Setup(g, sampler, batcher, self._features, threads, self._watch, self._reads, planning)
         self._setup = setup
         try:
             self._strategy = STRATEGIES[strategy](setup)  # takes its memory before the cache does
             if planning is not None:
-                self._make_cache(feature_cache, planning.policy)
-            elif feature_cache is not None or policy is not None:
+                policy = planning.policy
+            if feature_cache is not None or policy is not None:
                 self._make_cache(feature_cache, policy)
         except BaseException:
+            if hasattr(self, "_strategy"):
+                self._strategy.close()
             self._finalizer()
             raise
 
@@ -220,6 +227,7 @@ class Loader:
         strategy: str,
         policy: str | Policy | type[Policy] | None,
         superbatch: int | str,
+        overlap: bool,
         disk: int | str | None,
         run_dir: str | os.PathLike[str] | None,
     ) -> Planning | None:
@@ -240,7 +248,7 @@ class Loader:
                 raise ValueError(f"superbatch must be a number of batches or 'auto', not {superbatch!r}")
             _at_least("superbatch", superbatch, 1)
         where = f"{self._g.path}.runs" if run_dir is None else os.fspath(run_dir)
-        return Planning(chosen, superbatch, None if disk is None else parse_size(disk), where)
+        return Planning(chosen, superbatch, None if disk is None else parse_size(disk), where, bool(overlap))
 
     def _make_cache(self, size: int | float | str | None, policy: str | Policy | type[Policy] | None) -> None:
         """Make the host cache of every feature; policies that ask for counts get those of the first epoch."""
@@ -263,11 +271,7 @@ class Loader:
             size = spare
         sizes = cache_bytes(size, n, self._row_bytes, chosen, budget if self._share is None else self._share, room)
         with self._watch.time("cache"), AccessCounts(self._setup, self._watch) as counts:
-            for name, n_bytes in sizes.items():
-                if is_planned:
-                    self._g.cache_for_planner(name, FeatureCache.capacity_for(n_bytes, self._row_bytes[name], n, None))
-                else:
-                    self._g.cache(name, budget=n_bytes, policy=policy, counts=counts)
+            self._strategy.make_caches(sizes, policy, counts)
         if self._share is not None:
             self._held.append(self._share.reserve("feature cache", sum(sizes.values())))
 
@@ -368,7 +372,7 @@ class Loader:
         with self._lock:
             self._largest_rows = max(self._largest_rows, n_rows)
             self._n_batches += 1
-            self._counts["rows"] += n_rows * len(self._features)
+            self._n_rows += n_rows * len(self._features)
             for tier, n in tally.rows.items():
                 self._hits[tier] = self._hits.get(tier, 0) + n
         if self._device.type != "cpu":
@@ -386,12 +390,7 @@ class Loader:
             self._watch.add("gather", time.perf_counter() - begin - tally.update_s)
             if tally.update_s:
                 self._watch.add("update", tally.update_s)
-            read = tally.read
-            with self._lock:
-                self._counts["rows_loaded"] += read.rows
-                self._counts["reads"] += read.reads
-                self._counts["bytes_requested"] += read.bytes_requested
-                self._counts["bytes_read"] += read.bytes_read
+            self._reads.add(tally.read)
 
     def _too_small(self, position: int, error: BudgetError, needed: int | None) -> BudgetError:
         reason = error.message.split("; at least")[0]  # that least is for one allocation, not for the batch
@@ -420,7 +419,8 @@ class Loader:
         with self._lock:
             return {
                 "batches": self._n_batches,
-                **self._counts,
+                "rows": self._n_rows,
+                **self._reads.total(),
                 "hits": {tier.name.lower(): n for tier, n in sorted(self._hits.items())},
                 "prefetch": min(depths, default=self._prefetch),
                 "seconds": self._watch.seconds(),

@@ -19,8 +19,9 @@ from types import TracebackType
 from typing import Generic, TypeVar
 
 from featstore.errors import BudgetError, ClosedError
+from featstore.storage.reader import ReadStats
 
-__all__ = ["Pipeline", "Stopwatch"]
+__all__ = ["Pipeline", "ReadCounts", "Stopwatch"]
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -50,6 +51,30 @@ class Stopwatch:
         """Return seconds by name."""
         with self._lock:
             return dict(self._seconds)
+
+
+class ReadCounts:
+    """What was read so far, added up from any thread."""
+
+    def __init__(self) -> None:
+        self._total = ReadStats()
+        self._lock = threading.Lock()
+
+    def add(self, cost: ReadStats) -> None:
+        """Add what a read cost."""
+        with self._lock:
+            self._total.add(cost)
+
+    def total(self) -> dict[str, int]:
+        """Return ``rows_loaded``, ``reads``, ``bytes_requested`` and ``bytes_read``."""
+        with self._lock:
+            n = self._total
+            return {
+                "rows_loaded": n.rows,
+                "reads": n.reads,
+                "bytes_requested": n.bytes_requested,
+                "bytes_read": n.bytes_read,
+            }
 
 
 class _Timer:

@@ -234,11 +234,13 @@ cdef class Slots:
     cdef int32_t[::1] free_slots
     cdef readonly int64_t n_free
 
-    def __init__(self, int32_t[::1] slot_of_row not None, int32_t[::1] free_slots not None):
-        """``slot_of_row``: −1 where absent; ``free_slots``: room for every slot, all free at the start, the last taken first."""
+    def __init__(self, int32_t[::1] slot_of_row not None, int32_t[::1] free_slots not None, int64_t n_taken=0):
+        """``slot_of_row``: −1 where absent; ``free_slots``: every slot once, the last taken first, the last ``n_taken`` by now."""
+        if not 0 <= n_taken <= free_slots.shape[0]:
+            raise ValueError("more slots are taken than there are")
         self.slot_of_row = slot_of_row
         self.free_slots = free_slots
-        self.n_free = free_slots.shape[0]
+        self.n_free = free_slots.shape[0] - n_taken
 
     def release(self, const row_t[::1] rows not None):
         """Free the slots of cached ``rows``."""

@@ -1,0 +1,12 @@
+"""The loader's strategies by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from featstore.run.strategy import OnDemand, Setup, Strategy
+from featstore.run.superbatch import Superbatch
+
+__all__ = ["STRATEGIES"]
+
+STRATEGIES: Mapping[str, Callable[[Setup], Strategy]] = {"ondemand": OnDemand, "superbatch": Superbatch}

@@ -1,0 +1,203 @@
+"""``strategy="superbatch"``: Ginex, with look-ahead into the next superbatch, or in the paper's serial schedule."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import weakref
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from featstore.cache.base import Policy
+from featstore.cache.table import FeatureCache
+from featstore.config import Reservation
+from featstore.errors import BusyError
+from featstore.gather.executor import Tally
+from featstore.graph.policyinputs import Given
+from featstore.partition.batcher import EpochOrder
+from featstore.plan.superbatch import SuperbatchInspector, planning_bytes
+from featstore.run.strategy import EpochRun, Planning, Prepared, Setup
+from featstore.run.switch import CacheSwitch, NoSwitch
+from featstore.storage.rundir import DiskBudget, RunDirectory
+
+__all__ = ["Superbatch"]
+
+MOST_AUTO_BATCHES = 200
+SCORING_BYTES = 24  # a node: two degrees and a score, while a neighbour cache is chosen
+
+
+class Superbatch:
+    """Sample many batches ahead, plan the cache over them, run the plans.
+
+    Rolling: the next superbatch is sampled before one is planned, both beside the loop. Serial (``overlap=False``): one
+    superbatch after the other, planned alone, and one memory for neighbour and feature caches.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        if setup.planning is None:
+            raise ValueError("superbatches need a planned policy")
+        self._setup = setup
+        self._running: weakref.ref[_SuperbatchEpoch] | None = None
+        graph, order = setup.graph, setup.batcher.epoch(0)
+        n_accesses = stored = 0
+        if len(order):
+            sampled = setup.sampler.sample(order.seeds(0), epoch=0, index=0)
+            n_accesses = len(sampled.input_ids)
+            width = 4 if graph.num_nodes < 2**31 else 8
+            stored = n_accesses * (width + 12) + sum(4 * (len(block.src) + block.n_dst) for block in sampled.blocks)
+        self._planning = replace(setup.planning, superbatch=_choose_size(setup, n_accesses, stored))
+        # Batches differ in size by a few percent, and a window is two superbatches.
+        window = int(self._planning.superbatch) * (2 if setup.planning.overlap else 1)
+        needed = planning_bytes(graph.num_nodes, window * n_accesses * 9 // 8)
+        if not setup.planning.overlap:
+            needed = max(needed, SCORING_BYTES * graph.num_nodes)
+        self._memory = graph.budget.reserve("planner", needed)
+        self._finalizer = weakref.finalize(self, self._memory.release)
+        self._switch: CacheSwitch | None = None
+
+    def make_caches(self, sizes: Mapping[str, int], policy: str | Policy | type[Policy], counts: Given) -> None:
+        """See :class:`~featstore.run.strategy.Strategy`. In the serial schedule the neighbour cache has the same bytes."""
+        setup = self._setup
+        widths = {name: store.nbytes // len(store) for name, store in setup.graph.features.items()}
+        n = setup.graph.num_nodes
+        capacities = {name: FeatureCache.capacity_for(n_bytes, widths[name], n, None) for name, n_bytes in sizes.items()}
+        if self._planning.overlap:
+            for name, capacity in capacities.items():
+                setup.graph.cache_for_planner(name, capacity)
+        else:
+            n_bytes = sum(FeatureCache.least_bytes(capacity, widths[name], n, None) for name, capacity in capacities.items())
+            self._switch = CacheSwitch(setup.graph, capacities, n_bytes, self._memory.n_bytes, setup.reads)
+            weakref.finalize(self, self._switch.close)
+
+    def close(self) -> None:
+        """Give the planner's memory back, and in the serial schedule the caches'; may be called again."""
+        if self._switch is not None:
+            self._switch.close()
+        self._finalizer()
+
+    def prepare(self, epoch: int, start: int) -> EpochRun:
+        """Begin ``epoch`` with an empty cache; sampling starts now, in the background (serial: with the first batch asked for).
+
+        Raises
+        ------
+        BusyError
+            Another epoch of this loader is running: both would change one cache.
+        """
+        running = None if self._running is None else self._running()
+        if running is not None and not running.closed:
+            raise BusyError("another epoch of this loader is running; superbatches have one cache, so end or drop it first")
+        order = self._setup.batcher.epoch(epoch)
+        run = _SuperbatchEpoch(self._setup, self._planning, order, start, self._memory, self._switch)
+        self._running = weakref.ref(run)
+        return run
+
+
+def _choose_size(setup: Setup, n_accesses: int, stored: int) -> int:
+    """As many batches as the disk and an eighth of the memory allow, by the rows and stored bytes of one sampled batch."""
+    planning, graph = setup.planning, setup.graph
+    assert planning is not None
+    if not isinstance(planning.superbatch, str):
+        return planning.superbatch
+    disk = planning.disk
+    if disk is None:
+        disk = shutil.disk_usage(os.path.dirname(planning.run_dir) or ".").free // 4
+    # Four superbatches lie on disk at once; in the serial schedule one, and a neighbour cache in a quarter of the disk.
+    by_disk = disk // (4 * stored + 1) if planning.overlap else disk // 4 * 3 // (stored + 1)
+    spare = max(0, graph.budget.total // 8 - planning_bytes(graph.num_nodes, 0))
+    by_memory = spare // (planning_bytes(0, n_accesses) * (2 if planning.overlap else 1) + 1)
+    return int(max(1, min(by_disk, by_memory, MOST_AUTO_BATCHES, len(setup.batcher))))
+
+
+class _SuperbatchEpoch:
+    def __init__(
+        self,
+        setup: Setup,
+        planning: Planning,
+        order: EpochOrder,
+        start: int,
+        memory: Reservation,
+        switch: CacheSwitch | None,
+    ) -> None:
+        graph = setup.graph
+        self._setup = setup
+        self._switch = switch
+        self.closed = False
+        self._ran: dict[str, int] = {}  # the last batch whose plan ran, a feature
+        stores = [graph.features[name] for name in setup.features]
+        if switch is None:
+            capacity = min((0 if store.cache is None else store.cache.capacity for store in stores), default=0)
+        else:
+            capacity = switch.capacity
+        self._runs: RunDirectory | None = None
+        try:
+            for store in stores:
+                if store.cache is not None:
+                    store.cache.clear()
+                    store.cache.in_use = True
+            self._runs = RunDirectory(planning.run_dir)
+            disk = DiskBudget(planning.disk)
+            if switch is not None:
+                switch.begin(self._runs, disk)
+            self._inspector = SuperbatchInspector(
+                lambda position: setup.sampler.sample(order.seeds(position), epoch=order.epoch, index=position),
+                start=start,
+                stop=len(order),
+                size=int(planning.superbatch),
+                n_hops=len(getattr(setup.sampler, "fanouts", ())),
+                n_rows=graph.num_nodes,
+                policy=planning.policy,
+                capacity=capacity,
+                runs=self._runs,
+                disk=disk,
+                memory=memory,
+                pool=graph.pool,
+                threads=setup.threads,
+                time=setup.watch.time,
+                # Without features there is no cache to switch, but the schedule is the one that was asked for.
+                switch=switch if switch is not None or planning.overlap else NoSwitch(),
+            )
+        except BaseException:
+            if self._runs is not None:
+                self._runs.close()
+            self._release_caches()
+            raise
+
+    def _release_caches(self) -> None:
+        for name in self._setup.features:
+            cache = self._setup.graph.features[name].cache
+            if cache is not None:
+                cache.in_use = False
+
+    @property
+    def threads(self) -> int:
+        return 1  # reading samples back is quick; the sampling threads are the inspector's
+
+    def batch(self, position: int) -> Prepared:
+        sampled, plan = self._inspector.batch(position)
+        return Prepared(sampled, dict.fromkeys(self._setup.features, plan))
+
+    def gather(self, name: str, prepared: Prepared, tally: Tally) -> torch.Tensor:
+        assert prepared.plans is not None
+        store, position = self._setup.graph.features[name], prepared.sampled.index
+        rows: torch.Tensor
+        if self._ran.get(name, -1) < position:
+            rows = store.run_plan(prepared.plans[name], tally)
+            self._ran[name] = position
+        else:
+            # Asked again, because memory was short after the plan had run: its changes are made, so the rows are looked up.
+            rows = store.take(prepared.sampled.input_ids, tally=tally)
+        if min(self._ran.get(each, -1) for each in self._setup.features) >= position:
+            self._inspector.passed(position)
+        return rows
+
+    def close(self) -> None:
+        if not self.closed:
+            self._inspector.close()
+            self._release_caches()
+            if self._switch is not None:
+                self._switch.end()
+            if self._runs is not None:
+                self._runs.close()
+            self.closed = True

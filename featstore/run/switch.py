@@ -1,0 +1,219 @@
+"""One share of the memory for two caches, one after the other: neighbour lists while sampling, feature rows while gathering."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from featstore.cache.rowmap import huge_array
+from featstore.cache.table import FeatureCache
+from featstore.config import Budget
+from featstore.errors import CorruptionError
+from featstore.graph.topology import NeighborCache, Topology, huge_bytes
+from featstore.run.prefetch import ReadCounts
+from featstore.storage.rundir import DiskBudget, RunDirectory
+from featstore.storage.sections import SectionFile, SectionWriter
+
+if TYPE_CHECKING:
+    from featstore.graph.dataset import OutOfCoreGraph
+    from featstore.graph.feature import FeatureStore
+
+__all__ = ["CacheSwitch", "NeighborFile", "NoSwitch"]
+
+BLOCK_ITEMS = 1 << 20  # of one array of a neighbour file: what is read at once
+# What the graph's budget calls the share, by what is in it.
+FEATURES = "superbatch caches (features)"
+NEIGHBORS = "superbatch caches (neighbors)"
+
+Int64s = npt.NDArray[np.int64]
+
+
+class NeighborFile:
+    """A neighbour cache in a run file, to be loaded again superbatch after superbatch."""
+
+    def __init__(self, path: str, cache: NeighborCache, disk: DiskBudget) -> None:
+        self._shapes: dict[str, tuple[int, np.dtype[Any]]] = {}
+        with SectionWriter(path, "neighbors", disk) as writer:
+            for name, array in cache.to_arrays().items():
+                self._shapes[name] = len(array), array.dtype
+                for first in range(0, len(array), BLOCK_ITEMS):
+                    writer.append(array[first : first + BLOCK_ITEMS])
+            self._file: SectionFile = writer.finish()
+
+    def remove(self) -> None:
+        """Delete the file."""
+        self._file.remove()
+
+    def load(self, topology: Topology, budget: Budget, check: Callable[[], None]) -> NeighborCache:
+        """Return the cache again, its arrays counted in ``budget``.
+
+        Raises
+        ------
+        BudgetError, CorruptionError, OSError
+        """
+        n_bytes = sum(huge_bytes(n * dtype.itemsize) for n, dtype in self._shapes.values())
+        reservation = budget.reserve("neighbor cache", n_bytes)
+        try:
+            arrays: dict[str, npt.NDArray[Any]] = {}
+            number = 0
+            for name, (n, dtype) in self._shapes.items():
+                array = arrays[name] = huge_array(n * dtype.itemsize).view(dtype)
+                for first in range(0, n, BLOCK_ITEMS):
+                    check()
+                    array[first : first + BLOCK_ITEMS] = self._file[number]
+                    number += 1
+            try:
+                return NeighborCache.from_arrays(topology, arrays, reservation)
+            except ValueError as error:
+                raise CorruptionError(f"the neighbour cache does not fit the topology: {error}", self._file.path) from None
+        except BaseException:
+            reservation.release()
+            raise
+
+
+class NoSwitch:
+    """The serial schedule without caches."""
+
+    def to_neighbors(self, check: Callable[[], None]) -> None:
+        """Nothing is held."""
+
+    def to_features(self, rows: Int64s, check: Callable[[], None]) -> None:
+        """Nothing is loaded: a plan for no slots begins with no rows."""
+
+
+class CacheSwitch:
+    """Feature caches and neighbour cache of a loader, in one share of the graph's budget that is never given back in between.
+
+    Parameters
+    ----------
+    graph : OutOfCoreGraph
+    capacities : mapping of str to int
+        Rows of each feature's cache.
+    n_bytes : int
+        The share: what those caches take.
+    scratch_bytes : int
+        What may be held while the nodes of the neighbour cache are chosen: memory of the planner's, which rests meanwhile.
+    reads : ReadCounts
+        Gets the rows that are loaded ahead.
+
+    Attributes
+    ----------
+    share : Budget
+        Who holds what of the share now; its peak shows that the two never lie beside each other.
+
+    Raises
+    ------
+    BudgetError
+        The graph's budget does not have the share.
+
+    Notes
+    -----
+    A neighbour cache that the graph had before is left alone, and used. Where the share has no room for the offsets of a
+    neighbour cache, 8 bytes a node, lists are read from the file. One thread at a time.
+    """
+
+    def __init__(
+        self, graph: OutOfCoreGraph, capacities: Mapping[str, int], n_bytes: int, scratch_bytes: int, reads: ReadCounts
+    ) -> None:
+        self._graph = graph
+        self._capacities = dict(capacities)
+        self._scratch_bytes = scratch_bytes
+        self._reads = reads
+        self._reservation = graph.budget.reserve(FEATURES, n_bytes)
+        self.share = Budget(n_bytes, "superbatch caches")
+        self._neighbors: NeighborCache | None = None
+        self._file: NeighborFile | None = None
+        self._runs: RunDirectory | None = None
+        self._disk = DiskBudget(0)
+        try:
+            for name in capacities:
+                self._use(name, 0)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def capacity(self) -> int:
+        """Rows that every feature's cache has room for."""
+        return min(self._capacities.values(), default=0)
+
+    def begin(self, runs: RunDirectory, disk: DiskBudget) -> None:
+        """Keep the neighbour cache among the run files of an epoch from now on."""
+        self._runs, self._disk = runs, disk
+
+    def end(self) -> None:
+        """Drop the neighbour cache and its run file; the feature caches stay as they are."""
+        self._drop_neighbors()
+        if self._file is not None:
+            self._file.remove()
+            self._file = None
+        self._runs = None
+
+    def _use(self, name: str, capacity: int) -> FeatureCache:
+        store = self._graph.features[name]
+        old = store.cache
+        if old is not None:
+            old.in_use = False
+        self._graph.cache_for_planner(name, capacity, self.share)
+        assert store.cache is not None
+        if old is not None and old.policy is None:
+            store.cache.count_on_from(old)
+        return store.cache
+
+    def to_neighbors(self, check: Callable[[], None]) -> None:
+        """Drop the feature caches and load the neighbour cache."""
+        graph = self._graph
+        for name in self._capacities:
+            self._use(name, 0).in_use = True
+        self._reservation.holder = NEIGHBORS
+        if graph.neighbor_cache is None and self.share.available > huge_bytes(8 * graph.num_nodes):
+            self._neighbors = graph.neighbor_cache = self._load_neighbors(check)
+
+    def _load_neighbors(self, check: Callable[[], None]) -> NeighborCache:
+        if self._file is not None:
+            return self._file.load(self._graph.topology, self.share, check)
+        cache, is_stored = self._graph.make_neighbor_cache(self.share, Budget(self._scratch_bytes, "planner"))
+        if not is_stored and self._runs is not None and (self._disk.total is None or 4 * cache.nbytes <= self._disk.total):
+            try:
+                self._file = NeighborFile(self._runs.file("neighbors"), cache, self._disk)
+            except BaseException:
+                cache.close()
+                raise
+        return cache
+
+    def _drop_neighbors(self) -> None:
+        if self._neighbors is not None:
+            if self._graph.neighbor_cache is self._neighbors:
+                self._graph.neighbor_cache = None
+            self._neighbors.close()
+            self._neighbors = None
+
+    def to_features(self, rows: Int64s, check: Callable[[], None]) -> None:
+        """Drop the neighbour cache, make the feature caches and load ``rows`` into them, in one ascending pass."""
+        self._drop_neighbors()
+        self._reservation.holder = FEATURES
+        for name, capacity in self._capacities.items():
+            store = self._graph.features[name]
+            cache = self._use(name, capacity)
+            cache.in_use = True
+
+            def read(some: Int64s, out: npt.NDArray[np.uint8], store: FeatureStore = store) -> None:
+                check()
+                self._reads.add(store.read_rows(some, out))
+
+            cache.preload(rows, read)
+
+    def close(self) -> None:
+        """Give the share back; its caches are dropped. May be called again."""
+        self.end()
+        for name in self._capacities:
+            store = self._graph.features[name]
+            cache = store.cache
+            if cache is not None and cache.budget is self.share:
+                cache.in_use = False
+                store.use_cache(None)
+                cache.close()
+        self._reservation.release()

@@ -1,0 +1,272 @@
+"""The paper's serial schedule (``overlap=False``): one memory for two caches, the initial prefetch, nothing left behind."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import featstore
+from featstore.cache.base import PolicyContext
+from featstore.cache.belady import Belady
+from featstore.cache.planned import Window
+from featstore.plan.trace import record
+from featstore.run.loader import Loader
+from featstore.run.switch import FEATURES, NEIGHBORS
+from tests.conftest import make_graph
+
+N = 4000
+BATCH = 50
+SHARE = 0.04
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Features of 1 KiB rows, so that a small share of them holds a good part of the adjacency."""
+    indptr, indices = make_graph(N, 12.0)
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((N, 256)).astype(np.float32)
+    path = tmp_path_factory.mktemp("data") / "g"
+    data = {"y": rng.integers(0, 5, N), "train_idx": rng.permutation(N)[:1000]}
+    featstore.OutOfCoreGraph.create(path, indptr, indices, {"x": x}, data, progress=False).close()
+    return path
+
+
+@pytest.fixture
+def g(dataset: Path) -> Iterator[featstore.OutOfCoreGraph]:
+    with featstore.open(dataset, memory="64MB") as graph:
+        yield graph
+
+
+def serial(g: featstore.OutOfCoreGraph, **options: Any) -> Loader:
+    options = {"superbatch": 5, "feature_cache": SHARE, "seed": 3} | options
+    sampler = options.pop("sampler", None) or featstore.NeighborSampler(g, [4, 3], seed=1)
+    return Loader(g, sampler, g.node_data["train_idx"], BATCH, strategy="superbatch", overlap=False, **options)
+
+
+class Watched:
+    """A sampler that notes what the ledger says while it samples."""
+
+    fanouts = (4, 3)
+
+    def __init__(self, g: featstore.OutOfCoreGraph) -> None:
+        self.inner = featstore.NeighborSampler(g, self.fanouts, seed=1)
+        self.graph = g
+        self.reports: list[dict[str, int]] = []
+        self.caches: list[Any] = []
+
+    def sample(self, seeds: torch.Tensor, epoch: int = 0, index: int = 0) -> Any:
+        self.reports.append(self.graph.memory_report())
+        self.caches.append(self.graph.neighbor_cache)
+        return self.inner.sample(seeds, epoch, index)
+
+
+def test_one_memory_for_both_caches(g: featstore.OutOfCoreGraph) -> None:
+    """While sampling the share is the neighbour cache's, while gathering the feature cache's; it is never given back between."""
+    sampler = Watched(g)
+    with serial(g, sampler=sampler, prefetch=1, threads=1) as loader:
+        share = loader._strategy._switch.share  # type: ignore[attr-defined]
+        held = g.memory_report()[FEATURES]
+        assert held == share.total >= round(SHARE * N) * 1024
+        sampler.reports.clear(), sampler.caches.clear()
+        for batch in loader:
+            last_of_superbatch = batch.index % 5 == 4
+            if not last_of_superbatch:  # otherwise the next one may be sampled by now
+                report = g.memory_report()
+                assert report[FEATURES] == held
+                assert NEIGHBORS not in report
+                assert share.report() == {"cache of 'x'": share.used}
+                assert g.neighbor_cache is None
+        assert len(sampler.reports) == len(loader) == 20
+        for report, cache in zip(sampler.reports, sampler.caches, strict=True):
+            assert report[NEIGHBORS] == held
+            assert FEATURES not in report
+            assert cache is not None
+            assert 0 < cache.n_cached < N
+            assert cache.nbytes <= held
+        assert share.peak <= share.total
+        assert len({id(cache) for cache in sampler.caches}) == 4  # one a superbatch, loaded again from its run file
+        stages = loader.stats()["seconds"]
+        assert {"sample", "plan", "switch", "load", "gather", "update"} <= stages.keys()
+    assert not {FEATURES, NEIGHBORS, "planner"} & g.memory_report().keys()
+    assert g.features["x"].cache is None
+
+
+def expected_loads(g: featstore.OutOfCoreGraph, size: int, capacity: int) -> tuple[int, int]:
+    """Rows read ahead and rows missed, by sets: Belady over each superbatch alone, from its first rows."""
+    sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
+    with Loader(g, sampler, g.node_data["train_idx"], BATCH, features=[], seed=3) as loader:
+        seeds = [batch.seeds for batch in loader]
+    trace = record(sampler, seeds, N)
+    ids = [np.asarray(trace.ids(b), np.int64) for b in range(len(trace))]
+    ahead = missed = 0
+    for first in range(0, len(ids), size):
+        part = [rows.tolist() for rows in ids[first : first + size]]
+        first_rows: list[int] = []
+        for rows in part:
+            first_rows += [row for row in rows if row not in set(first_rows)]
+        cached = set(first_rows[:capacity])
+        ahead += len(cached)
+        sets = [set(rows) for rows in part]
+        for i, rows in enumerate(part):
+            missed += len(set(rows) - cached)
+            uses = {row: next((j for j in range(i + 1, len(part)) if row in sets[j]), len(part)) for row in cached | set(rows)}
+            kept = sorted((row for row in uses if uses[row] < len(part)), key=lambda row: (uses[row], row not in cached))
+            cached = set(kept[:capacity])
+    return ahead, missed
+
+
+@pytest.mark.parametrize("capacity", [1, 40, 160, N])
+def test_loads_are_those_of_the_initial_prefetch_and_belady(g: featstore.OutOfCoreGraph, capacity: int) -> None:
+    ahead, missed = expected_loads(g, 5, capacity)
+    with serial(g, feature_cache=capacity / N) as loader:
+        for _ in loader:
+            pass
+        stats = loader.stats()
+        assert stats["rows_loaded"] == ahead + missed
+        assert stats["hits"]["base"] == missed
+        assert stats["hits"]["base"] + stats["hits"]["host"] == stats["rows"]
+        cache = g.features["x"].cache
+        assert cache is not None
+        assert cache.stats()["fill_rows"] == ahead  # counts go on from cache to cache
+        assert cache.stats()["misses"] == missed
+
+
+def test_the_initial_content_is_what_the_superbatch_uses_first() -> None:
+    batches = [np.array([5, 2], np.int32), np.array([2, 9, 1, 7], np.int32), np.array([0, 3], np.int32)]
+    window = Window(10, np.array([0, 2, 6, 8]), batches.__getitem__, 3)
+    assert window.first_rows(0).tolist() == []
+    assert window.first_rows(1).tolist() == [5]
+    assert window.first_rows(4).tolist() == [1, 2, 5, 9]
+    assert window.first_rows(99).tolist() == [0, 1, 2, 3, 5, 7, 9]
+    policy = Belady()
+    policy.start(2, PolicyContext(10, 1), window.first_rows(2))
+    found = [batch.slots.tolist() for batch in policy.plan(window)]
+    assert found[0] == [1, 0]  # row 2 in slot 0, row 5 in slot 1
+    assert found[1][0] == 0
+
+
+def test_a_neighbor_cache_of_the_users_own_stays(g: featstore.OutOfCoreGraph) -> None:
+    g.cache_neighbors("1MB")
+    own = g.neighbor_cache
+    sampler = Watched(g)
+    with serial(g, sampler=sampler) as loader:
+        for _ in loader:
+            pass
+    assert {id(cache) for cache in sampler.caches} == {id(own)}
+    assert g.neighbor_cache is own
+
+
+def test_a_saved_neighbor_cache_is_loaded(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with featstore.open(dataset, memory="64MB") as g, serial(g) as loader:
+        size = loader._strategy._switch.share.total  # type: ignore[attr-defined]
+    with featstore.open(dataset, memory="64MB") as g:
+        g.cache_neighbors(size, save=True)
+    with featstore.open(dataset, memory="64MB") as g:
+        monkeypatch.setattr(type(g), "_inputs", None)  # choosing nodes would fail
+        with serial(g, run_dir=f"{dataset}.elsewhere") as loader:
+            for _ in loader:
+                assert "neighbors" not in os.listdir(os.path.join(f"{dataset}.elsewhere", *os.listdir(f"{dataset}.elsewhere")))
+
+
+def state(g: featstore.OutOfCoreGraph) -> tuple[Any, ...]:
+    g.pool.trim()
+    threads = sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("featstore"))
+    report = {name: n for name, n in g.memory_report().items() if name not in ("sampler scratch", "reader buffers")}
+    return threads, report, os.path.exists(f"{g.path}.runs"), g.neighbor_cache, g.features["x"].cache
+
+
+@pytest.mark.parametrize("stop", [0, 4, 5, 11])
+@pytest.mark.parametrize("how", ["break", "error", "interrupt", "close", "drop", "set_epoch"])
+def test_leaving_early_leaves_nothing(g: featstore.OutOfCoreGraph, how: str, stop: int) -> None:
+    g.topology, g.node_data["y"], g.node_data["train_idx"]
+    g.features["x"][[0]]
+    before = state(g)
+    loader = serial(g)
+    kinds = {"error": ZeroDivisionError, "interrupt": KeyboardInterrupt}
+    iterator = iter(loader)
+    try:
+        for batch in iterator:
+            if batch.index == stop:
+                if how in kinds:
+                    raise kinds[how]
+                break
+    except (ZeroDivisionError, KeyboardInterrupt):
+        pass
+    del batch
+    if how == "close":
+        loader.close()
+        with pytest.raises(featstore.ClosedError):
+            next(iterator)
+    elif how == "set_epoch":
+        del iterator
+        loader.set_epoch(0)
+        assert [batch.index for batch in loader] == list(range(20))
+    else:
+        del iterator
+        assert g.neighbor_cache is None
+        assert not os.path.exists(f"{g.path}.runs")
+    if how == "drop":
+        del loader
+    else:
+        loader.close()
+        loader.close()
+    assert state(g) == before
+
+
+def test_the_graph_may_be_closed_first(dataset: Path) -> None:
+    g = featstore.open(dataset, memory="64MB")
+    loader = serial(g)
+    iterator = iter(loader)
+    next(iterator)
+    g.close()
+    with pytest.raises((featstore.ClosedError, OSError)):
+        for _ in iterator:
+            pass
+    loader.close()
+    assert not g.memory_report().get(FEATURES)
+
+
+def test_a_failing_switch_is_the_loops_error(g: featstore.OutOfCoreGraph, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading ahead fails: the loop gets the error, and the next epoch starts from nothing and is right."""
+    sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
+    plain = [batch.x.clone() for batch in Loader(g, sampler, g.node_data["train_idx"], BATCH, seed=3)]
+    with serial(g) as loader:
+        loader.set_epoch(0)
+        reads = g.features["x"].read_rows
+
+        def fails(rows: Any, out: Any) -> Any:
+            raise OSError(errno.EIO, "broken")
+
+        monkeypatch.setattr(g.features["x"], "read_rows", fails)
+        with pytest.raises(OSError, match="broken"):
+            next(iter(loader))
+        monkeypatch.setattr(g.features["x"], "read_rows", reads)
+        loader.set_epoch(0)
+        assert all(torch.equal(batch.x, x) for batch, x in zip(loader, plain, strict=True))
+
+
+def test_two_loaders_take_turns_or_say_so(g: featstore.OutOfCoreGraph) -> None:
+    with serial(g) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        with pytest.raises(featstore.BusyError):
+            iter(loader)
+        with pytest.raises(featstore.BusyError):
+            g.cache("x", "1MB", "lru")
+        with pytest.raises(featstore.BusyError):
+            serial(g)
+        del iterator
+        assert len(list(loader)) == 20
+
+
+def test_no_features_and_no_cache(g: featstore.OutOfCoreGraph) -> None:
+    with serial(g, features=[], feature_cache=None, labels=None) as loader:
+        assert [batch.index for batch in loader] == list(range(20))
