@@ -105,7 +105,7 @@ def expected_loads(g: featstore.OutOfCoreGraph, size: int, capacity: int) -> tup
     with Loader(g, sampler, g.node_data["train_idx"], BATCH, features=[], seed=3) as loader:
         seeds = [batch.seeds for batch in loader]
     trace = record(sampler, seeds, N)
-    ids = [np.asarray(trace.ids(b), np.int64) for b in range(len(trace))]
+    ids = [np.asarray(trace[b], np.int64) for b in range(len(trace))]
     ahead = missed = 0
     for first in range(0, len(ids), size):
         part = [rows.tolist() for rows in ids[first : first + size]]

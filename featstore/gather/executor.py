@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore._core.rows import copy_rows
+from featstore.errors import ClosedError
 from featstore.gather.plan import BatchPlan, Tier
 from featstore.storage.reader import ReadStats, RowFile
 
@@ -126,9 +127,13 @@ class Executor:
         ------
         CorruptionError, OSError
             A source failed; ``out`` is then undefined, and the plan's changes must not be applied.
+        ClosedError
+            A tier of the plan is gone.
         """
         for part in sorted(plan.parts, key=lambda part: part.tier):  # what is in memory first
             if len(part.addresses) and (tiers is None or part.tier in tiers):
+                if part.tier not in self.sources:  # the plan was made while there was one
+                    raise ClosedError(f"the {part.tier.name.lower()} tier was closed")
                 cost = self.sources[part.tier].gather(part.addresses, out, part.positions)
                 if tally is not None:
                     tally.read.add(cost)

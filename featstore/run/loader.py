@@ -386,6 +386,7 @@ class Loader:
         try:
             for name in self._features:
                 features[name] = run.gather(name, item.prepared, tally)
+            run.passed(item.prepared.sampled.index)
         finally:
             self._watch.add("gather", time.perf_counter() - begin - tally.update_s)
             if tally.update_s:

@@ -104,6 +104,10 @@ class EpochRun(Protocol):
         """Return the rows of feature ``name`` for the batch, counted in ``tally``; called in order, by one thread."""
         ...
 
+    def passed(self, position: int) -> None:
+        """Hear that batch ``position`` has all its features, as have those before it."""
+        ...
+
     def close(self) -> None:
         """Let go of threads, files and memory; may be called again."""
         ...
@@ -170,6 +174,9 @@ class _OnDemandEpoch:
     def gather(self, name: str, prepared: Prepared, tally: Tally) -> torch.Tensor:
         rows: torch.Tensor = self._setup.graph.features[name].take(prepared.sampled.input_ids, tally=tally)
         return rows
+
+    def passed(self, position: int) -> None:
+        pass
 
     def close(self) -> None:
         pass

@@ -155,7 +155,7 @@ class CacheSwitch:
     def _use(self, name: str, capacity: int) -> FeatureCache:
         store = self._graph.features[name]
         old = store.cache
-        if old is not None:
+        if old is not None and old.budget is self.share:
             old.in_use = False
         self._graph.cache_for_planner(name, capacity, self.share)
         assert store.cache is not None
