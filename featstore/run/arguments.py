@@ -28,7 +28,7 @@ __all__ = [
     "train_as_asked",
 ]
 
-AHEAD = ("superbatch", "disk", "run_dir")
+AHEAD = {"superbatch": "--superbatch", "overlap": "--no-overlap", "disk": "--disk", "run_dir": "--run-dir"}
 
 
 # -- kinds of values
@@ -116,6 +116,9 @@ def add_training(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prefetch", type=int, default=2, help="batches made ahead (default: 2)")
     ahead = parser.add_argument_group("looking ahead (--strategy superbatch)")
     ahead.add_argument("--superbatch", type=_positive_or_auto, metavar="N", help="batches a superbatch (default: auto)")
+    ahead.add_argument(
+        "--no-overlap", dest="overlap", action="store_const", const=False, help="sample a superbatch when the one before has run"
+    )
     ahead.add_argument("--disk", type=size, metavar="SIZE", help="most bytes of run files (default: a quarter of the free disk)")
     ahead.add_argument("--run-dir", metavar="DIR", help="where run files go (default: DATASET.runs)")
 
@@ -144,10 +147,10 @@ def make_sampler(graph: OutOfCoreGraph, options: argparse.Namespace) -> Neighbor
 
 def _loader_options(options: argparse.Namespace) -> dict[str, Any]:
     names = ["strategy", "feature_cache", "prefetch"]
-    for name in AHEAD:
+    for name, option in AHEAD.items():
         if getattr(options, name) is not None:
             if options.strategy == "ondemand":
-                raise ValueError(f"--{name.replace('_', '-')} goes with --strategy superbatch")
+                raise ValueError(f"{option} goes with --strategy superbatch")
             names.append(name)
     policy = None if options.policy == "none" else options.policy
     if options.policy == "none" and options.feature_cache is not None:

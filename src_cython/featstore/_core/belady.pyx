@@ -235,7 +235,7 @@ cdef class Slots:
     cdef readonly int64_t n_free
 
     def __init__(self, int32_t[::1] slot_of_row not None, int32_t[::1] free_slots not None, int64_t n_taken=0):
-        """``slot_of_row``: −1 where absent; ``free_slots``: every slot once, the last taken first, the last ``n_taken`` by now."""
+        """``slot_of_row``: −1 where absent; ``free_slots``: every slot once, the last taken first; the last ``n_taken`` are."""
         if not 0 <= n_taken <= free_slots.shape[0]:
             raise ValueError("more slots are taken than there are")
         self.slot_of_row = slot_of_row
