@@ -1,24 +1,42 @@
-"""Command line: ``featstore create | info | verify | train | bench``."""
+"""Command line: ``featstore create | info | verify | plan | train | bench``."""
 
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
 
+from featstore.cache.base import available_policies, get_policy
 from featstore.config import format_size
 from featstore.errors import CorruptionError, FeatstoreError
 from featstore.graph.dataset import OutOfCoreGraph
-from featstore.run.arguments import add_opening, add_training, open_graph, positive, size, train_as_asked
+from featstore.graph.progress import Bar
+from featstore.plan.misscurve import DEFAULT_SIZES, Step, miss_curve, parse_sizes
+from featstore.plan.plots import check_plot, draw_miss_curve
+from featstore.plan.trace import Trace
+from featstore.run.arguments import (
+    add_opening,
+    add_sampling,
+    add_training,
+    make_sampler,
+    open_graph,
+    positive,
+    size,
+    train_as_asked,
+)
 from featstore.run.measure import measure, measure_table
+from featstore.run.recording import record_epoch, seeds_of
 from featstore.run.train import describe_training
+from featstore.storage.rundir import DiskBudget, RunDirectory
 
 __all__ = ["main"]
 
@@ -103,6 +121,26 @@ def _parser() -> argparse.ArgumentParser:
 
     add_opening(command("info", _info, "print what a dataset holds"))
     command("verify", _verify, "check every byte of a dataset against its checksums, and its structure")
+
+    plan = command("plan", _plan, "find out ahead what training would load, to choose a policy and a budget")
+    add_opening(plan)
+    what = plan.add_mutually_exclusive_group(required=True)
+    what.add_argument("--simulate", action="store_true", help="rows loaded against cache size, for all policies")
+    plan.add_argument("--feature", default="x", help="feature (default: x)")
+    sampling = plan.add_argument_group("what is recorded: an epoch of featstore train, which takes the same options")
+    plan.set_defaults(sampling=add_sampling(sampling))
+    sampling.add_argument("--seeds", metavar="NAME", help="node data with the seeds (default: train_idx or train_mask)")
+    sampling.add_argument("--save-trace", metavar="FILE", help="keep the recorded trace")
+    sampling.add_argument("--disk", type=size, metavar="SIZE", help="most bytes of the trace")
+    plan.add_argument("--trace", metavar="FILE", help="simulate a recorded trace, of featstore.plan.trace or --save-trace")
+    plan.add_argument(
+        "--sizes",
+        default=DEFAULT_SIZES,
+        help="cache sizes: shares of the rows (5%%), rows (20000) or memory (1GiB), with commas between "
+        f"(default: {DEFAULT_SIZES.replace('%', '%%')})",
+    )
+    plan.add_argument("--policies", metavar="NAMES", help=f"of {','.join(available_policies())} (default: all)")
+    plan.add_argument("--plot", metavar="FILE", help="draw the curves, such as curve.png (needs matplotlib)")
 
     add_training(command("train", _train, "train a GraphSAGE on a dataset within a memory budget"))
 
@@ -213,6 +251,107 @@ def _verify(options: argparse.Namespace) -> int:
     text = f"{result['path']}: {result['files']} files, {format_size(result['bytes'])}, all as they were written"
     _print(options, result, text)
     return 0
+
+
+def _plan(options: argparse.Namespace) -> int:
+    if options.plot is not None:
+        check_plot(options.plot)
+    policies = None if options.policies is None else [name.strip() for name in options.policies.split(",")]
+    for name in policies or []:
+        get_policy(name)
+    show = sys.stderr.isatty() and not options.json
+    with open_graph(options.path, options) as graph:
+        if options.feature not in graph.features:
+            raise ValueError(f"--feature: the dataset has no {options.feature!r}; it has {sorted(graph.features)}")
+        store = graph.features[options.feature]
+        row_bytes = store.nbytes // max(1, len(store))
+        sizes = parse_sizes(options.sizes, graph.num_nodes, row_bytes)
+        with _trace(options, graph, show) as trace, graph.policy_inputs(row_bytes, seed=options.seed) as inputs:
+            with _Countdown(show) as countdown:
+                curve = miss_curve(
+                    trace,
+                    sizes,
+                    policies,
+                    in_degree=lambda: inputs.context.in_degree,
+                    out_degree=lambda: inputs.context.out_degree,
+                    seed=options.seed,
+                    budget=graph.budget,
+                    on_step=countdown.step,
+                )
+    result = {"path": os.fspath(options.path), "feature": options.feature, **curve.to_dict(row_bytes), "plot": options.plot}
+    text = f"{options.path}: feature {options.feature!r}, rows of {format_size(row_bytes)}\n{curve.table(row_bytes)}"
+    if options.plot is not None:
+        draw_miss_curve(curve, options.plot, row_bytes, f"{os.path.basename(graph.path)}, feature {options.feature!r}")
+        text += f"\ndrawn: {options.plot}"
+    _print(options, result, text)
+    return 0
+
+
+@contextmanager
+def _trace(options: argparse.Namespace, graph: OutOfCoreGraph, show: bool) -> Iterator[Trace]:
+    """Open the trace that was named, or record one, which is kept or goes with the run files."""
+    with ExitStack() as stack:
+        if options.trace is not None:
+            given = [name for name in _RECORDING if getattr(options, name) is not None]
+            given += [name for name, usual in options.sampling.items() if name != "seed" and getattr(options, name) != usual]
+            if given:
+                raise ValueError(f"--{given[0].replace('_', '-')} is for recording: leave it out, or leave out --trace")
+            trace = Trace.open(options.trace)
+            stack.callback(trace.close)
+            if trace.n != graph.num_nodes:
+                raise ValueError(
+                    f"{options.trace} is a trace over {trace.n} rows, and the dataset has {graph.num_nodes}; "
+                    "record one of this dataset with --save-trace"
+                )
+        else:
+            path = options.save_trace
+            if path is None:
+                runs = RunDirectory(f"{graph.path}.runs")
+                stack.callback(runs.close)
+                path = runs.file("trace")
+            elif os.path.exists(path):
+                raise FileExistsError(errno.EEXIST, "a file is there already; use it with --trace, or remove it", path)
+            trace = record_epoch(
+                graph,
+                make_sampler(graph, options),
+                seeds_of(graph, options.labels, options.seeds),
+                path,
+                batch_size=options.batch_size,
+                seed=options.seed,
+                max_batches=options.max_batches,
+                disk=DiskBudget(options.disk),
+                progress=show,
+            )
+            stack.callback(trace.close)
+        yield trace
+
+
+_RECORDING = ("seeds", "save_trace", "disk")
+
+
+class _Countdown:
+    """A bar over simulations that says how much time is left; nothing where it is not shown."""
+
+    def __init__(self, show: bool) -> None:
+        self._show = show
+        self._bar: Bar | None = None
+
+    def step(self, step: Step) -> None:
+        if not self._show:
+            return
+        if self._bar is None:
+            form = "{desc}: {percentage:3.0f}%|{bar}| {n}/{total} [{elapsed}{postfix}]"
+            self._bar = Bar(total=step.total, desc="simulating", bar_format=form, leave=False, file=sys.stderr)
+        self._bar.n = step.done
+        left = "" if step.left_s is None else f", about {Bar.format_interval(step.left_s)} left"
+        self._bar.set_postfix_str(f"{step.policy}, {step.capacity:,} rows{left}")
+
+    def __enter__(self) -> _Countdown:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
 
 
 def _train(options: argparse.Namespace) -> int:

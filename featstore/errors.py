@@ -16,6 +16,7 @@ __all__ = [
     "CorruptionError",
     "FeatstoreError",
     "FormatError",
+    "MissingExtraError",
     "PluginError",
     "StaleError",
     "VersionError",
@@ -85,6 +86,10 @@ class BusyError(FeatstoreError, BlockingIOError):
 
 class PluginError(FeatstoreError, RuntimeError):
     """A policy or other plug-in raised, or returned what its contract forbids."""
+
+
+class MissingExtraError(FeatstoreError, ImportError):
+    """What was asked for needs an optional package that is not installed; says how to install it."""
 
 
 class BudgetError(FeatstoreError, MemoryError):

@@ -209,7 +209,8 @@ def test_errors_are_one_line(small, tmp_path, capsys, arguments, message):
     ("arguments", "message"),
     [
         ([], "COMMAND"),
-        (["plan", "g"], "invalid choice"),
+        (["pack", "g"], "invalid choice"),
+        (["plan", "g"], "one of the arguments --simulate is required"),
         (["info"], "DATASET"),
         (["info", "g", "--memory", "lots"], "not a size"),
         (["info", "g", "--threads", "0"], "not a positive number"),
@@ -226,7 +227,11 @@ def test_what_argparse_refuses(capsys, arguments, message):
 
 
 def test_help_and_version(capsys):
-    for arguments in (["--help"], ["--version"], *([name, "--help"] for name in ("create", "info", "verify", "train", "bench"))):
+    for arguments in (
+        ["--help"],
+        ["--version"],
+        *([name, "--help"] for name in ("create", "info", "verify", "plan", "train", "bench")),
+    ):
         with pytest.raises(SystemExit) as caught:
             main(arguments)
         assert caught.value.code == 0

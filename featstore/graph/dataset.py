@@ -411,7 +411,7 @@ class OutOfCoreGraph:
         if n_bytes == 0:
             return
         file = self._snapshot.file_of(self._snapshot.catalog.by_role("feature")[name])
-        with self._inputs(file.row_bytes, counts, parts, seed, self.budget) as inputs:
+        with self.policy_inputs(file.row_bytes, counts, parts, seed, self.budget) as inputs:
             capacity = FeatureCache.capacity_for(n_bytes, file.row_bytes, self.num_nodes, chosen)
             cache = FeatureCache(
                 capacity, file.row_bytes, self.num_nodes, chosen, inputs.context, self.budget, name=f"cache of {name!r}"
@@ -423,7 +423,11 @@ class OutOfCoreGraph:
                 cache.close()
                 raise
 
-    def _inputs(self, row_bytes: int, counts: Given, parts: Given, seed: int, budget: Budget) -> PolicyInputs:
+    def policy_inputs(
+        self, row_bytes: int, counts: Given = None, parts: Given = None, seed: int = 0, budget: Budget | None = None
+    ) -> PolicyInputs:
+        """Return what a policy may know of this graph: a context manager, whose arrays the budget counts; caches call this."""
+
         def out_degree() -> npt.NDArray[np.int64]:
             file, width = self._snapshot.topology_file("out_degree", self.num_nodes)
             if width != 8:
@@ -436,7 +440,9 @@ class OutOfCoreGraph:
         def in_degree() -> npt.NDArray[np.int64]:
             return self.topology.degrees()
 
-        return PolicyInputs(self.num_nodes, row_bytes, budget, in_degree, out_degree, counts, parts, seed)
+        return PolicyInputs(
+            self.num_nodes, row_bytes, self.budget if budget is None else budget, in_degree, out_degree, counts, parts, seed
+        )
 
     def cache_for_planner(self, name: str, capacity: int, budget: Budget | None = None) -> None:
         """Give a feature an empty cache of ``capacity`` rows that follows batch plans, instead of any earlier; loaders call this.
@@ -525,7 +531,7 @@ class OutOfCoreGraph:
         if found is not None:
             self.neighbor_cache = found
             return
-        with self._inputs(topology.id_bytes, counts, parts, seed, self.budget) as inputs:
+        with self.policy_inputs(topology.id_bytes, counts, parts, seed, self.budget) as inputs:
             scores = inputs.scores(chosen)
             if budget is None:
                 n_bytes = self.budget.available
@@ -573,7 +579,7 @@ class OutOfCoreGraph:
         found = self._stored_neighbors(n_bytes, budget, {"policy": chosen.name, "bytes": n_bytes, "seed": 0})
         if found is not None:
             return found, True
-        with self._inputs(self.topology.id_bytes, None, None, 0, scratch) as inputs:
+        with self.policy_inputs(self.topology.id_bytes, None, None, 0, scratch) as inputs:
             return NeighborCache.build(self.topology, budget, inputs.scores(chosen), n_bytes), False
 
     def _drop_neighbor_cache(self) -> None:

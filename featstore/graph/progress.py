@@ -7,10 +7,12 @@ from typing import Any
 
 from tqdm import tqdm
 
-__all__ = ["Progress"]
+__all__ = ["Bar", "Progress"]
 
 
-class _Bar(tqdm):  # type: ignore[type-arg]  # not subscriptable at run time in every release
+class Bar(tqdm):  # type: ignore[type-arg]  # not subscriptable at run time in every release
+    """tqdm without a thread of its own."""
+
     monitor_interval = 0  # tqdm would start a thread, and leave it
 
 
@@ -31,7 +33,7 @@ class Progress:
     def __init__(self, label: str, total: int, show: bool, unit: str = "B") -> None:
         self._bar: tqdm[Any] | None = None
         if show and sys.stderr.isatty():
-            self._bar = _Bar(total=total, desc=label, unit=unit, unit_scale=unit == "B", file=sys.stderr)
+            self._bar = Bar(total=total, desc=label, unit=unit, unit_scale=unit == "B", file=sys.stderr)
 
     def add(self, n_bytes: int) -> None:
         """Count ``n_bytes`` more as done."""

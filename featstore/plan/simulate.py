@@ -16,7 +16,7 @@ from featstore.cache.table import FeatureCache
 from featstore.errors import PluginError
 from featstore.plan.trace import Trace
 
-__all__ = ["simulate"]
+__all__ = ["checked_scores", "row_counts", "simulate"]
 
 Int64s = npt.NDArray[np.int64]
 
@@ -80,7 +80,7 @@ def simulate(
         raise ValueError(f"capacity must be at least 0, not {capacity}")
     chosen = get_policy(policy)
     context = PolicyContext(
-        trace.n, 1, in_degree_of=in_degree, out_degree_of=out_degree, counts_of=lambda: _counts(trace), seed=seed
+        trace.n, 1, in_degree_of=in_degree, out_degree_of=out_degree, counts_of=lambda: row_counts(trace), seed=seed
     )
     capacity = min(capacity, trace.n)
     if capacity == 0:
@@ -94,19 +94,26 @@ def simulate(
     raise PluginError(f"policy {chosen.name!r} is of no known kind")
 
 
-def _counts(trace: Trace) -> Int64s:
+def row_counts(trace: Trace) -> Int64s:
+    """Return how many batches ask for each row, int64 [n]."""
     counts = np.zeros(trace.n, np.int64)
     for ids in trace:
         counts[ids] += 1
     return counts
 
 
+def checked_scores(policy: StaticPolicy, context: PolicyContext) -> npt.NDArray[Any]:
+    """Return a static policy's scores; raises PluginError where they are no score a row."""
+    scores = np.asarray(policy.scores(context))
+    n = context.n
+    if scores.shape != (n,) or scores.dtype.kind not in "iuf" or (scores.dtype.kind == "f" and np.isnan(scores).any()):
+        raise PluginError(f"policy {policy.name!r}: scores must be {n} numbers, none of them NaN")
+    return scores
+
+
 def _static(trace: Trace, capacity: int, policy: StaticPolicy, context: PolicyContext) -> Int64s:
     waiting = np.zeros(trace.n, bool)  # chosen, but not loaded yet
-    scores = np.asarray(policy.scores(context))
-    if scores.shape != (trace.n,) or scores.dtype.kind not in "iuf" or (scores.dtype.kind == "f" and np.isnan(scores).any()):
-        raise PluginError(f"policy {policy.name!r}: scores must be {trace.n} numbers, none of them NaN")
-    waiting[top_rows(scores, capacity)] = True
+    waiting[top_rows(checked_scores(policy, context), capacity)] = True
     chosen = waiting.copy()
     loads = np.empty(len(trace), np.int64)
     for batch, ids in enumerate(trace):

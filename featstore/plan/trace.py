@@ -12,6 +12,7 @@ import torch
 
 from featstore.cache.planned import Window
 from featstore.sampling.batch import Sampler
+from featstore.storage.rundir import DiskBudget
 from featstore.storage.sections import SectionFile, SectionWriter
 
 __all__ = ["Trace", "TraceWriter", "record"]
@@ -119,10 +120,12 @@ class TraceWriter(SectionWriter):
     path : path-like
     n : int
         Rows of the field.
+    disk : DiskBudget, optional
+        Pays for what is written.
     """
 
-    def __init__(self, path: str | os.PathLike[str], n: int) -> None:
-        super().__init__(path, KIND)
+    def __init__(self, path: str | os.PathLike[str], n: int, disk: DiskBudget | None = None) -> None:
+        super().__init__(path, KIND, disk)
         self._n = n
         super().append(np.array([n], np.int64))
 
@@ -132,7 +135,12 @@ class TraceWriter(SectionWriter):
 
 
 def record(
-    sampler: Sampler, batches: Iterable[torch.Tensor], n: int, path: str | os.PathLike[str] | None = None, epoch: int = 0
+    sampler: Sampler,
+    batches: Iterable[torch.Tensor],
+    n: int,
+    path: str | os.PathLike[str] | None = None,
+    epoch: int = 0,
+    disk: DiskBudget | None = None,
 ) -> Trace:
     """Sample batches and keep the rows that each asks for.
 
@@ -147,11 +155,13 @@ def record(
     path : path-like, optional
         Write a trace file, holding one batch at a time; in memory if absent.
     epoch : int
+    disk : DiskBudget, optional
+        Pays for the file.
     """
     samples = (sampler.sample(seeds, epoch=epoch, index=index).input_ids for index, seeds in enumerate(batches))
     if path is None:
         return Trace([ids.numpy().astype(np.int32 if n < 2**31 else np.int64) for ids in samples], n)
-    with TraceWriter(path, n) as writer:
+    with TraceWriter(path, n, disk) as writer:
         for ids in samples:
             writer.append(ids.numpy())
         writer.finish().close()

@@ -81,8 +81,8 @@ def add_opening(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=positive, help="threads (default: all processors)")
 
 
-def add_sampling(parser: argparse.ArgumentParser) -> list[str]:
-    """Add what says which batches an epoch has; return the names of the options."""
+def add_sampling(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> dict[str, Any]:
+    """Add what says which batches an epoch has; return the options' names and defaults."""
     actions = [
         parser.add_argument("--labels", default="y", help="node data with classes (default: y)"),
         parser.add_argument("--fanouts", type=_fanouts, default=[10, 10], help="neighbours a hop, seeds' first (default: 10,10)"),
@@ -96,7 +96,7 @@ def add_sampling(parser: argparse.ArgumentParser) -> list[str]:
             help="cache of neighbour lists: bytes, or a share of the memory (0.125)",
         ),
     ]
-    return [action.dest for action in actions]
+    return {action.dest: action.default for action in actions}
 
 
 def add_training(parser: argparse.ArgumentParser) -> None:
