@@ -170,7 +170,7 @@ def test_a_saved_neighbor_cache_is_loaded(dataset: Path, monkeypatch: pytest.Mon
     with featstore.open(dataset, memory="64MB") as g:
         g.cache_neighbors(size, save=True)
     with featstore.open(dataset, memory="64MB") as g:
-        monkeypatch.setattr(type(g), "_inputs", None)  # choosing nodes would fail
+        monkeypatch.setattr(type(g), "policy_inputs", None)  # choosing nodes would fail
         with serial(g, run_dir=f"{dataset}.elsewhere") as loader:
             for _ in loader:
                 assert "neighbors" not in os.listdir(os.path.join(f"{dataset}.elsewhere", *os.listdir(f"{dataset}.elsewhere")))
