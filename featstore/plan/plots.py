@@ -20,7 +20,7 @@ __all__ = ["check_plot", "draw_miss_curve"]
 COLORS = ("#4c72b0", "#dd8452", "#55a868", "#c44e52", "#8172b3", "#937860", "#da8bc3", "#8c8c8c", "#ccb974", "#64b5cd")
 MARKERS = "osD^vP<>Xh"
 STYLES = {"static": "--", "online": "-", "planned": "-"}
-LEAST_TICK_GAP = 0.085  # of the axis: labels closer than that would overlap
+LEAST_TICK_GAP = 0.12  # of the axis: labels closer than that would overlap
 
 
 def check_plot(path: str | os.PathLike[str]) -> None:
