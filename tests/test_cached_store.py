@@ -36,6 +36,28 @@ def test_rows_are_those_of_the_store(small: SimpleNamespace, policy: str, rows: 
 
 
 @pytest.mark.parametrize("policy", ["s3fifo", "degree"])
+def test_the_plan_of_a_large_take_is_paid_for_or_made_in_parts(small: SimpleNamespace, policy: str) -> None:
+    reference = torch.from_numpy(small.x)
+    n = 300_000
+    ids = torch.from_numpy(np.random.default_rng(3).integers(0, small.num_nodes, n))
+    out, wanted = torch.empty(n, *small.x.shape[1:]), reference[ids]
+    with featstore.open(small.path, memory="64MB") as g:
+        g.cache("x", budget=4 * small.num_nodes + 300 * 300, policy=policy)
+        store, before = g.features["x"], g.budget.used
+        store.take(ids, out=out)
+        assert torch.equal(out, wanted)
+        assert g.budget.peak - before >= 20 * n  # two arrays for all of them, and the misses, most of them, twice
+        g.pool.trim()
+        with g.budget.reserve("the rest", g.budget.total - g.budget.used - (3 << 20)):
+            out.zero_()
+            store.take(ids, out=out)
+            assert g.budget.used <= g.budget.total
+        assert torch.equal(out, wanted)
+        counted = store.stats()["cache"]
+        assert counted["hits"] + counted["misses"] == 2 * n
+
+
+@pytest.mark.parametrize("policy", ["s3fifo", "degree"])
 def test_threads(small: SimpleNamespace, policy: str) -> None:
     reference = torch.from_numpy(small.x)
 

@@ -333,10 +333,10 @@ def test_a_cache_replaced_beside_a_gather(dataset: Path, values: torch.Tensor, m
                 assert old is not None
                 plan = old.plan
 
-                def replacing(rows: Any, new: str | None = new, plan: Any = plan) -> Any:
+                def replacing(rows: Any, array: Any, new: str | None = new, plan: Any = plan) -> Any:
                     monkeypatch.undo()
                     g.cache("x", budget=0 if new is None else "4KB", policy=new or "lru")
-                    return plan(rows)
+                    return plan(rows, array)
 
                 monkeypatch.setattr(old, "plan", replacing)
                 assert same(x[::3], values[::3])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -70,13 +73,15 @@ class RowMap:
         self._check(_core.lookup(rows, self.slot_of_row, slots), rows)
         return slots
 
-    def split(self, rows: Int64s) -> tuple[Int64s, Int32s, Int64s]:
+    def split(self, rows: Int64s, array: Callable[..., npt.NDArray[Any]] = np.empty) -> tuple[Int64s, Int32s, Int64s, Int64s]:
         """Split a batch into hits and misses, in one pass that releases the GIL.
 
         Parameters
         ----------
         rows : int64 array, shape (k,)
             Any order, repeats allowed.
+        array : callable
+            ``array(n, dtype)`` makes the arrays of the result.
 
         Returns
         -------
@@ -86,6 +91,8 @@ class RowMap:
             Their slots.
         miss_positions : int64 array, shape (k - h,)
             Positions of the others, ascending.
+        missed : int64 array, shape (k - h,)
+            Their rows.
 
         Raises
         ------
@@ -93,9 +100,15 @@ class RowMap:
             A row is out of range; names the first.
         """
         k = len(rows)
-        hit_positions, hit_slots, miss_positions = np.empty(k, np.int64), np.empty(k, np.int32), np.empty(k, np.int64)
+        hit_positions, hit_slots, miss_positions = array(k, np.int64), array(k, np.int32), array(k, np.int64)
         n_hits = self._check(_core.split(rows, self.slot_of_row, hit_positions, hit_slots, miss_positions), rows)
-        return hit_positions[:n_hits], hit_slots[:n_hits], miss_positions[: k - n_hits]
+        miss_positions = miss_positions[: k - n_hits]
+        if not n_hits:
+            missed = rows
+        else:
+            missed = array(k - n_hits, np.int64)
+            np.take(rows, miss_positions, out=missed, mode="clip")  # they are in range; "raise" would copy once more
+        return hit_positions[:n_hits], hit_slots[:n_hits], miss_positions, missed
 
     def assign(self, rows: Int64s, slots: Int32s) -> None:
         """Record that ``slots`` hold ``rows``."""

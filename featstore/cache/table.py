@@ -233,13 +233,16 @@ class FeatureCache:
         self._enter()
         return nullcontext() if isinstance(self.policy, StaticPolicy) else self._gate.read()
 
-    def plan(self, rows: Int64s) -> BatchPlan:
+    def plan(self, rows: Int64s, array: Callable[..., npt.NDArray[Any]] = np.empty) -> BatchPlan:
         """Return where each row of a batch is: hits in the host tier, misses in the base file; tell the policy of the hits.
 
         Parameters
         ----------
         rows : int64 array, shape (k,), C-contiguous
             In ``[0, n)``; any order, repeats allowed (each counts as a request).
+        array : callable
+            ``array(n, dtype)`` makes the plan's arrays, 28 bytes a row at most; what it raises passes through, before the policy
+            or a count has changed.
 
         Raises
         ------
@@ -256,11 +259,11 @@ class FeatureCache:
                 self._counts["misses"] += k
             return BatchPlan(k, (Part(Tier.BASE, rows),) if k else ())
         if slots is None:
-            hit_positions, hit_slots, miss_positions = row_map.split(rows)
+            hit_positions, hit_slots, miss_positions, missed = row_map.split(rows, array)
         with self._lock:
             self._check_open()
             if self._slots is not None:
-                hit_positions, hit_slots, miss_positions = self.map.split(rows)
+                hit_positions, hit_slots, miss_positions, missed = self.map.split(rows, array)
                 self._slots.touch(hit_slots)
             self._counts["hits"] += len(hit_slots)
             self._counts["misses"] += len(miss_positions)
@@ -268,7 +271,7 @@ class FeatureCache:
             return BatchPlan(k, (Part(Tier.HOST, hit_slots),))
         if not len(hit_positions):
             return BatchPlan(k, (Part(Tier.BASE, rows),))
-        return BatchPlan(k, (Part(Tier.HOST, hit_slots, hit_positions), Part(Tier.BASE, rows[miss_positions], miss_positions)))
+        return BatchPlan(k, (Part(Tier.HOST, hit_slots, hit_positions), Part(Tier.BASE, missed, miss_positions)))
 
     def admit(self, rows: Int64s, positions: Int64s | None = None) -> Changeset | None:
         """Choose which of a batch's misses come in; to be applied once their bytes are in the batch's output.

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from featstore._core.rows import is_writable
-from featstore.errors import ClosedError
+from featstore.errors import BudgetError, ClosedError
 from featstore.gather.buffers import BufferPool
 from featstore.gather.executor import Executor, FileSource, MemorySource, Tally
 from featstore.gather.plan import BatchPlan, Changeset, Tier
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 __all__ = ["FeatureStore"]
 
+# A gather through a cache is planned in parts, so that the plan's arrays (28 bytes a row) stay small beside the rows.
+MOST_ROWS_AT_ONCE = 1 << 21  # as many as the reader sorts at once: a page is read once a part
+FEWEST_ROWS_AT_ONCE = 4096  # such a plan is no pooled memory
 _MEMORY = frozenset({Tier.HOST})
 _DISK = frozenset({Tier.BASE})
 
@@ -195,7 +198,7 @@ class FeatureStore:
 
         Notes
         -----
-        At most one read per distinct missing 4 KiB page. Releases the GIL. Thread-safe.
+        At most one read per distinct missing 4 KiB page and 2 million rows. Releases the GIL. Thread-safe.
         """
         ids, lead = resolve_rows(rows, len(self))
         if lead is None:
@@ -285,12 +288,33 @@ class FeatureStore:
                 tally.read.add(cost)
                 tally.count(Tier.BASE, len(rows))
             return
-        ids = np.arange(rows.start, rows.stop, dtype=np.int64) if isinstance(rows, range) else rows
-        with cache.pinned():  # slots may change hands as soon as they are not: hits are copied before any admission
-            plan = cache.plan(ids)
-            executor.execute(plan, buffer, _MEMORY)
         if gap_bytes is not None:
-            executor = Executor({Tier.BASE: FileSource(self._file, gap_bytes)})
+            executor = Executor({**executor.sources, Tier.BASE: FileSource(self._file, gap_bytes)})
+        done, at_once = 0, MOST_ROWS_AT_ONCE
+        while done < len(rows):
+            part = rows[done : done + at_once]
+            ids = np.arange(part.start, part.stop, dtype=np.int64) if isinstance(part, range) else part
+            if self._fill_cached(cache, executor, ids, buffer[done : done + len(ids)], tally):
+                done += len(ids)
+            else:
+                self._pool.trim()
+                at_once = max(len(ids) // 2, FEWEST_ROWS_AT_ONCE)
+
+    def _fill_cached(
+        self,
+        cache: FeatureCache,
+        executor: Executor,
+        ids: npt.NDArray[np.int64],
+        buffer: npt.NDArray[np.uint8],
+        tally: Tally | None,
+    ) -> bool:
+        """Gather through the cache; return False, with nothing done, where there is no memory for the plan."""
+        with cache.pinned():  # slots may change hands as soon as they are not: hits are copied before any admission
+            try:
+                plan = cache.plan(ids, self._pool.array)
+            except BudgetError:
+                return False
+            executor.execute(plan, buffer, _MEMORY)
         executor.execute(plan, buffer, _DISK, tally)
         misses = next((part for part in plan.parts if part.tier == Tier.BASE), None)
         if misses is None:
@@ -301,6 +325,7 @@ class FeatureStore:
             self._apply(cache, changes, buffer, tally, begin)
         if tally is not None:
             tally.count_plan(plan)
+        return True
 
     @staticmethod
     def _apply(

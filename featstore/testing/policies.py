@@ -129,7 +129,7 @@ class _Game:
         self.played = Played(victims=witness.chosen)
 
     def batch(self, ids: Int64s) -> None:
-        _, hit_slots, missed = self.rows.split(ids)
+        _, hit_slots, missed, _ = self.rows.split(ids)
         self.table.touch(hit_slots)
         changes = self.table.admit(ids[missed], missed)
         if changes is not None:
