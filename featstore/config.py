@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import re
 import threading
@@ -9,7 +10,7 @@ import weakref
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Literal
+from typing import Literal, cast, get_args
 
 import psutil
 
@@ -34,12 +35,13 @@ def parse_size(size: int | str) -> int:
     TypeError
         Neither an int nor a string.
     """
-    if isinstance(size, bool) or not isinstance(size, (int, str)):
-        raise TypeError(f"a size is an int or a string like '4GiB', not {type(size).__name__}")
-    if isinstance(size, int):
-        if size < 0:
-            raise ValueError(f"a size cannot be negative: {size}")
-        return size
+    if not isinstance(size, str):
+        if isinstance(size, bool) or not hasattr(size, "__index__"):
+            raise TypeError(f"a size is an int or a string like '4GiB', not {type(size).__name__}")
+        n_bytes = operator.index(size)
+        if n_bytes < 0:
+            raise ValueError(f"a size cannot be negative: {n_bytes}")
+        return n_bytes
     match = _SIZE.fullmatch(size)
     if match is None or match[2].upper() not in _UNITS:
         raise ValueError(f"not a size: {size!r}; write a number of bytes or a number with KB, MB, GB, KiB, MiB, GiB …")
@@ -121,16 +123,19 @@ class Options:
             backend = os.environ.get("FEATSTORE_BACKEND", "auto")
         if verify is None:
             verify = os.environ.get("FEATSTORE_VERIFY", "always")
-        if backend not in ("auto", "io_uring", "pread"):
+        if backend not in get_args(Backend):
             raise ValueError(f"backend must be 'auto', 'io_uring' or 'pread', not {backend!r}")
-        if verify not in ("always", "open", "off"):
+        if verify not in get_args(Verify):
             raise ValueError(f"verify must be 'always', 'open' or 'off', not {verify!r}")
         if threads is None:
-            threads = int(os.environ.get("FEATSTORE_THREADS", "0")) or len(os.sched_getaffinity(0))
+            text = os.environ.get("FEATSTORE_THREADS", "0")
+            if not text.strip().isdecimal():
+                raise ValueError(f"FEATSTORE_THREADS must be a number of threads, not {text!r}")
+            threads = int(text) or len(os.sched_getaffinity(0))
         if threads < 1:
             raise ValueError(f"threads must be at least 1, not {threads}")
         n_bytes = available_memory() // 2 if memory is None else parse_size(memory)
-        return cls(memory=n_bytes, backend=backend, verify=verify, threads=threads)  # type: ignore[arg-type]
+        return cls(n_bytes, cast(Backend, backend), cast(Verify, verify), threads)
 
 
 _BUDGETS: weakref.WeakSet[Budget] = weakref.WeakSet()

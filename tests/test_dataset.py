@@ -791,3 +791,21 @@ def test_public_names() -> None:
     assert featstore.open == OutOfCoreGraph.open
     assert all(hasattr(featstore, name) for name in featstore.__all__)
     assert datasets.__all__ == ["OutOfCoreGraph"]
+
+
+def test_sizes_and_threads_as_users_write_them(small: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    with featstore.open(small.path, memory=np.int64(40 << 20)) as g:  # NumPy's integers are integers
+        assert g.budget.total == 40 << 20
+    for wrong in (np.int32(-1), True, 1e9):
+        with pytest.raises((ValueError, TypeError), match="size"):
+            featstore.open(small.path, memory=wrong)  # type: ignore[arg-type]
+    monkeypatch.setenv("FEATSTORE_THREADS", "abc")
+    with pytest.raises(ValueError, match="FEATSTORE_THREADS must be a number of threads, not 'abc'"):
+        featstore.open(small.path)
+    featstore.open(small.path, threads=1).close()
+
+
+def test_checking_all_pages_at_open_stays_within_a_small_budget(small: SimpleNamespace) -> None:
+    with featstore.open(small.path, memory="5MB", verify="open") as g:
+        assert g.budget.peak <= g.budget.total
+        assert torch.equal(g.features["x"][:], torch.from_numpy(small.x))

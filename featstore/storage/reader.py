@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -17,16 +17,17 @@ from featstore._core.io import MAX_SORTED_ROWS, PAGE_BYTES, SUMS_PER_PAGE, Engin
 from featstore.config import Budget, Options, Reservation
 from featstore.errors import BudgetError, ClosedError, CorruptionError
 from featstore.storage.layout import RowLayout
+from featstore.storage.pagedsums import MIN_ARENA_BYTES, PagedSums, ReadStats
 
 __all__ = ["DeviceSpeed", "ReadStats", "Reader", "RowFile"]
 
 MAX_ARENA_BYTES = 8 << 20
-MIN_ARENA_BYTES = 256 << 10
 PREAD_THREADS = 64
 MAX_ENGINES = 4
 RESIDENT_SUMS_SHARE = 0.05  # a checksum table over this share of the budget is cached by pages
 SCRATCH_STEP = 4096  # rows; scratch to sort them grows by so many
 DEFAULT_GAP_BYTES = 12 << 10  # until the device is measured
+SCAN_BYTES = 4 << 20  # of one read where all pages are checked
 MEASURE_RUN_BYTES = 8 << 20
 MEASURE_MIN_BYTES = 64 << 20  # smaller files say little of the device
 MEASURE_MIN_ROWS = 4096  # smaller gathers gain less than measuring costs
@@ -51,31 +52,6 @@ class DeviceSpeed:
     def gap_bytes(self) -> int:
         """Unwanted bytes that cost about as much as another read: beyond them reads are kept apart."""
         return int(min(max(0.75 * self.bandwidth / self.iops, PAGE_BYTES), 256 << 10))
-
-
-@dataclass
-class ReadStats:
-    """What was asked of a file and what it cost.
-
-    Parameters
-    ----------
-    rows, reads : int
-        Rows delivered and read operations.
-    bytes_requested, bytes_read : int
-        Bytes of those rows, and bytes that the operations moved (checksum pages included).
-    """
-
-    rows: int = 0
-    reads: int = 0
-    bytes_requested: int = 0
-    bytes_read: int = 0
-
-    def add(self, other: ReadStats) -> None:
-        """Add what another read cost."""
-        self.rows += other.rows
-        self.reads += other.reads
-        self.bytes_requested += other.bytes_requested
-        self.bytes_read += other.bytes_read
 
 
 class Reader:
@@ -284,7 +260,7 @@ class RowFile:
         self._users = 0
         self._pid = os.getpid()
         self._reservation: Reservation | None = None
-        self._paged: _PagedSums | None = None
+        self._paged: PagedSums | None = None
         self._sums_pages: npt.NDArray[np.uint8] | None = None
         size = PAGE_BYTES + layout.data_bytes(n_rows)
         self._file = File(path, layout.row_bytes, layout.group_rows, layout.group_bytes, n_rows, PAGE_BYTES, size)
@@ -314,7 +290,7 @@ class RowFile:
         self._file.use_sums(seed)
         budget = self._reader.budget
         if n_pages * PAGE_BYTES > max(16 * PAGE_BYTES, RESIDENT_SUMS_SHARE * budget.total):
-            self._paged = _PagedSums(self, table, sums_seed, int(RESIDENT_SUMS_SHARE * budget.total) // PAGE_BYTES)
+            self._paged = PagedSums(self, table, sums_seed, int(RESIDENT_SUMS_SHARE * budget.total) // PAGE_BYTES)
             return
         self._reservation = budget.reserve("checksum tables", n_pages * PAGE_BYTES)
         pages = np.empty((n_pages, PAGE_BYTES), np.uint8)
@@ -333,11 +309,14 @@ class RowFile:
         self._file.set_sums_page(number, words)
 
     def _scan(self) -> None:
-        step = max(1, (4 << 20) // self.row_bytes)
-        buffer = np.empty((step, self.row_bytes), np.uint8)
-        for first in range(0, self.n_rows, step):
-            n = min(step, self.n_rows - first)
-            self.read(first, n, buffer[:n])
+        budget = self._reader.budget
+        n_bytes = max(self.row_bytes, min(SCAN_BYTES, budget.available // 2))
+        with budget.reserve("reader buffers", n_bytes):
+            step = n_bytes // self.row_bytes
+            buffer = np.empty((step, self.row_bytes), np.uint8)
+            for first in range(0, self.n_rows, step):
+                n = min(step, self.n_rows - first)
+                self.read(first, n, buffer[:n])
 
     def _forget_sums(self) -> None:
         self._file.drop_sums()
@@ -457,85 +436,3 @@ class RowFile:
             self._lock.wait_for(lambda: self._users == 0)
             self._file.close()
         self._forget_sums()
-
-
-class _PagedSums:
-    """The checksum table of a file too large to keep: a clock of its pages, filled as gathers need them."""
-
-    def __init__(self, owner: RowFile, table: File, sums_seed: int, n_slots: int) -> None:
-        self._owner = owner
-        self._table = table
-        self._seed = sums_seed
-        span = -(-owner.row_bytes // (PAGE_BYTES * SUMS_PER_PAGE)) + 1  # sums pages that one row may need
-        n_slots = max(n_slots, 16 + 2 * span)
-        self.capacity = n_slots - span
-        # Its own small queue: the borrowed one is in the middle of a gather when pages of sums are wanted.
-        budget = owner._reader.budget
-        self._engine_reservation = budget.reserve("reader buffers", MIN_ARENA_BYTES + 16 * n_slots)
-        try:
-            self._reservation = budget.reserve("checksum tables", n_slots * PAGE_BYTES)
-        except BaseException:
-            self._engine_reservation.release()
-            raise
-        self._pages = np.empty((n_slots, PAGE_BYTES), np.uint8)
-        self._page_of_slot = np.full(n_slots, -1, np.int64)
-        self._slot_of_page: dict[int, int] = {}
-        self._hand = 0
-        self._engine: Engine | None = None
-        self._reads = 0
-        self._bytes = 0
-        self.lock = threading.Lock()
-
-    def load(self, wanted: Sequence[int]) -> None:
-        """Make the ``wanted`` sums pages present (called by the core between stretches of a gather)."""
-        keep = set(wanted)
-        missing = [page for page in wanted if page not in self._slot_of_page]
-        if not missing:
-            return
-        slots: list[int] = []
-        while len(slots) < len(missing):
-            old = int(self._page_of_slot[self._hand])
-            if old not in keep:
-                if old >= 0:
-                    del self._slot_of_page[old]  # first: a child forked in between must not think the page is there
-                    self._owner._file.set_sums_page(old, None)
-                    self._page_of_slot[self._hand] = -1
-                slots.append(self._hand)
-            self._hand = (self._hand + 1) % len(self._page_of_slot)
-        numbers, places = np.array(missing, np.int64), np.array(slots, np.int64)
-        if self._engine is None or self._engine.pid != os.getpid():
-            self._engine = Engine(self._owner._reader.backend, MIN_ARENA_BYTES // PAGE_BYTES, MIN_ARENA_BYTES)
-            self._engine.set_scratch(len(self._page_of_slot))
-        reads, n_bytes = self._engine.gather(self._table, numbers, self._pages, places, 0)
-        self._reads += reads
-        self._bytes += n_bytes
-        for page, slot in zip(missing, slots, strict=True):
-            self._owner._set_sums_page(page, self._pages[slot], self._seed)
-            self._slot_of_page[page] = slot
-            self._page_of_slot[slot] = page
-
-    def gather(
-        self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8], positions: npt.NDArray[np.int64] | None, gap: int
-    ) -> ReadStats:
-        """Gather as :meth:`RowFile.gather` does, with the pages of sums that it needs; one at a time."""
-        with self.lock, self._owner._reader.engine(len(rows)) as engine:
-            self._reads = self._bytes = 0
-            reads, n_bytes = engine.gather(self._owner._file, rows, out, positions, gap, self)
-            return self._owner._count(len(rows), reads + self._reads, n_bytes + self._bytes)
-
-    def read(self, first: int, n: int, out: npt.NDArray[np.uint8]) -> None:
-        """Read a run of rows, a stretch at a time."""
-        if not 0 <= first <= first + n <= self._owner.n_rows or len(out) != n:
-            raise IndexError("rows out of range")
-        step = max(1, (4 << 20) // self._owner.row_bytes)
-        for at in range(0, n, step):
-            rows = np.arange(first + at, first + min(at + step, n), dtype=np.int64)
-            self.gather(rows, out[at : at + step], None, 0)
-
-    def close(self) -> None:
-        """Give everything back."""
-        self._table.close()
-        if self._engine is not None:
-            self._engine.close()
-        self._engine_reservation.release()
-        self._reservation.release()

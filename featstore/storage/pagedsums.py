@@ -1,0 +1,128 @@
+"""Checksum tables too large to keep: their pages are cached, and their reads counted."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from featstore._core.io import PAGE_BYTES, SUMS_PER_PAGE, Engine, File
+
+if TYPE_CHECKING:
+    from featstore.storage.reader import RowFile
+
+__all__ = ["PagedSums", "ReadStats"]
+
+MIN_ARENA_BYTES = 256 << 10
+
+
+@dataclass
+class ReadStats:
+    """What was asked of a file and what it cost.
+
+    Parameters
+    ----------
+    rows, reads : int
+        Rows delivered and read operations.
+    bytes_requested, bytes_read : int
+        Bytes of those rows, and bytes that the operations moved (checksum pages included).
+    """
+
+    rows: int = 0
+    reads: int = 0
+    bytes_requested: int = 0
+    bytes_read: int = 0
+
+    def add(self, other: ReadStats) -> None:
+        """Add what another read cost."""
+        self.rows += other.rows
+        self.reads += other.reads
+        self.bytes_requested += other.bytes_requested
+        self.bytes_read += other.bytes_read
+
+
+class PagedSums:
+    """The checksum table of a file too large to keep: a clock of its pages, filled as gathers need them."""
+
+    def __init__(self, owner: RowFile, table: File, sums_seed: int, n_slots: int) -> None:
+        self._owner = owner
+        self._table = table
+        self._seed = sums_seed
+        span = -(-owner.row_bytes // (PAGE_BYTES * SUMS_PER_PAGE)) + 1  # sums pages that one row may need
+        n_slots = max(n_slots, 16 + 2 * span)
+        self.capacity = n_slots - span
+        # Its own small queue: the borrowed one is in the middle of a gather when pages of sums are wanted.
+        budget = owner._reader.budget
+        self._engine_reservation = budget.reserve("reader buffers", MIN_ARENA_BYTES + 16 * n_slots)
+        try:
+            self._reservation = budget.reserve("checksum tables", n_slots * PAGE_BYTES)
+        except BaseException:
+            self._engine_reservation.release()
+            raise
+        self._pages = np.empty((n_slots, PAGE_BYTES), np.uint8)
+        self._page_of_slot = np.full(n_slots, -1, np.int64)
+        self._slot_of_page: dict[int, int] = {}
+        self._hand = 0
+        self._engine: Engine | None = None
+        self._reads = 0
+        self._bytes = 0
+        self.lock = threading.Lock()
+
+    def load(self, wanted: Sequence[int]) -> None:
+        """Make the ``wanted`` sums pages present (called by the core between stretches of a gather)."""
+        keep = set(wanted)
+        missing = [page for page in wanted if page not in self._slot_of_page]
+        if not missing:
+            return
+        slots: list[int] = []
+        while len(slots) < len(missing):
+            old = int(self._page_of_slot[self._hand])
+            if old not in keep:
+                if old >= 0:
+                    del self._slot_of_page[old]  # first: a child forked in between must not think the page is there
+                    self._owner._file.set_sums_page(old, None)
+                    self._page_of_slot[self._hand] = -1
+                slots.append(self._hand)
+            self._hand = (self._hand + 1) % len(self._page_of_slot)
+        numbers, places = np.array(missing, np.int64), np.array(slots, np.int64)
+        if self._engine is None or self._engine.pid != os.getpid():
+            self._engine = Engine(self._owner._reader.backend, MIN_ARENA_BYTES // PAGE_BYTES, MIN_ARENA_BYTES)
+            self._engine.set_scratch(len(self._page_of_slot))
+        reads, n_bytes = self._engine.gather(self._table, numbers, self._pages, places, 0)
+        self._reads += reads
+        self._bytes += n_bytes
+        for page, slot in zip(missing, slots, strict=True):
+            self._owner._set_sums_page(page, self._pages[slot], self._seed)
+            self._slot_of_page[page] = slot
+            self._page_of_slot[slot] = page
+
+    def gather(
+        self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8], positions: npt.NDArray[np.int64] | None, gap: int
+    ) -> ReadStats:
+        """Gather as :meth:`RowFile.gather` does, with the pages of sums that it needs; one at a time."""
+        with self.lock, self._owner._reader.engine(len(rows)) as engine:
+            self._reads = self._bytes = 0
+            reads, n_bytes = engine.gather(self._owner._file, rows, out, positions, gap, self)
+            return self._owner._count(len(rows), reads + self._reads, n_bytes + self._bytes)
+
+    def read(self, first: int, n: int, out: npt.NDArray[np.uint8]) -> None:
+        """Read a run of rows, a stretch at a time."""
+        if not 0 <= first <= first + n <= self._owner.n_rows or len(out) != n:
+            raise IndexError("rows out of range")
+        step = max(1, (4 << 20) // self._owner.row_bytes)
+        for at in range(0, n, step):
+            rows = np.arange(first + at, first + min(at + step, n), dtype=np.int64)
+            self.gather(rows, out[at : at + step], None, 0)
+
+    def close(self) -> None:
+        """Give everything back."""
+        self._table.close()
+        if self._engine is not None:
+            self._engine.close()
+        self._engine_reservation.release()
+        self._reservation.release()
