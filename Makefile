@@ -59,7 +59,7 @@ test: $(VENV)/.built ## the test suite, with samples of the long campaigns
 	$(PY) -m pytest $(PYTEST_ARGS)
 
 stress: $(VENV)/.built ## the long campaigns, whole: faults, kills, bit flips, races
-	$(PY) -m pytest -m stress --timeout 3600 $(PYTEST_ARGS)
+	$(PY) -m pytest -m stress --timeout 3600 -o faulthandler_timeout=0 $(PYTEST_ARGS)
 
 demo: $(VENV)/.built ## generate a graph, train within a quarter of its size, plot where time goes
 	$(PY) examples/demo.py $(DEMO_ARGS)
