@@ -1,9 +1,13 @@
-"""Epochs of the reference workload R22 on demand: against np.memmap in the same memory, per policy, and their peak memory.
+"""Epochs of the reference workload R22: on demand and in superbatches, against np.memmap, fio and each other.
 
 Figures: seconds of the first batches within a memory control group of 1 GiB, both sides through the same sampler and the same
 batches (target: at most half of np.memmap's with MADV_RANDOM); rows loaded and seconds of an epoch under every policy with a
-cache of 10 % of the rows; peak resident memory of an epoch without a model. Each run is a process of its own and starts with a
-cold page cache.
+cache of 10 % of the rows; data preparation of a superbatch epoch beside np.memmap, the on-demand policies and fio; an epoch with
+look-ahead beside its longer half; peak resident memory of an epoch without a model. Each run is a process of its own and starts
+with a cold page cache.
+
+``--seconds`` bounds a run: it is cut there, between batches, and its figures say how many batches they stand for. 0 runs whole
+epochs.
 """
 
 from __future__ import annotations
@@ -19,10 +23,21 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from harness import Report, alternate, arguments, drop_from_page_cache, main, scratch
+from harness import (
+    Report,
+    alternate,
+    arguments,
+    bytes_read_by_kernel,
+    drop_from_page_cache,
+    fio_random_iops,
+    have_fio,
+    main,
+    scratch,
+)
 
 GROUP_BYTES = 1 << 30
 MARGIN_BYTES = 64 << 20
+SUPERBATCH_BYTES = 680 << 20  # budget in 1 GiB where run files are written: their dirty pages are the group's too
 
 
 # -- what runs in a child ------------------------------------------------------------------------------------------------------
@@ -46,41 +61,58 @@ def child(job: dict[str, Any]) -> dict[str, Any]:
 
     begin = time.perf_counter()
     with featstore.open(job["dataset"], memory=job["memory"]) as g:
-        g.cache_neighbors(job["neighbors"])
+        if job["neighbors"]:
+            g.cache_neighbors(job["neighbors"])
         sampler = featstore.NeighborSampler(g, [10, 10, 10], seed=0)
         ours = job["side"] == "featstore"
         loader = featstore.Loader(
             g,
             sampler,
-            g.node_data["seeds"],
+            g.node_data["seeds"][: job.get("seeds")],
             job["batch_size"],
             features=["x"] if ours else [],
             labels=None,
             policy=job.get("policy"),
             feature_cache=job.get("cache"),
             prefetch=job["prefetch"],
+            **job.get("options", {}),
         )
         rows = np.load(job["features"], mmap_mode="r")
         rows._mmap.madvise(mmap.MADV_RANDOM)
         setup = time.perf_counter() - begin
         checksum = n_rows = n_batches = 0
+        lookup_s, limit_s, marks = 0.0, job.get("limit_s", 0), []
+        read_before = bytes_read_by_kernel()
+        start = time.perf_counter()
         for batch in loader:
+            at = time.perf_counter()
             x = batch.x if ours else torch.from_numpy(rows[batch.input_ids.numpy()])
+            lookup_s += time.perf_counter() - at
             checksum ^= int(x[:: max(1, len(x) // 64)].view(torch.int32).sum())
             n_rows += len(x)
             n_batches += 1
-            if n_batches == job["batches"]:
+            marks.append((time.perf_counter() - start, loader.stats()["seconds"], lookup_s))
+            if n_batches == job["batches"] or (limit_s and time.perf_counter() - start > limit_s):
                 break
+            time.sleep(job.get("compute_s", 0.0))
+        end = time.perf_counter()
         stats = loader.stats()
         loader.close()
-        seconds = time.perf_counter() - begin
         return {
-            "seconds": seconds,
+            "seconds": end - begin,
             "setup_s": setup,
+            "loop_s": end - start,
+            "marks": marks,
+            "device": None if g.reader.device is None else [g.reader.device.iops, g.reader.device.bandwidth],
+            "lookup_s": lookup_s,
+            "kernel_bytes": bytes_read_by_kernel() - read_before,
+            "bytes_read": stats["bytes_read"],
+            "reads": stats["reads"],
             "rows": n_rows,
             "batches": n_batches,
             "checksum": checksum,
             "rows_loaded": stats["rows_loaded"],
+            "missed": stats["hits"].get("base", 0),
             "filled": sum(store.stats()["cache"]["fill_rows"] for store in g.features.values() if store.cache is not None),
             "stages": stats["seconds"],
             "peak": g.budget.peak,
@@ -135,22 +167,155 @@ def per_policy(args: argparse.Namespace, report: Report, job: dict[str, Any]) ->
     """Rows loaded, and seconds, under every policy; a static cache's fill is counted."""
     from featstore import PlannedPolicy, available_policies, get_policy
 
+    job = {**job, "limit_s": args.seconds}
     plain = run_child({**job, "side": "featstore", "batches": args.policy_batches, "memory": job["roomy"]})
     for policy in [name for name in available_policies() if not isinstance(get_policy(name), PlannedPolicy)]:
         more = {"policy": policy, "cache": 0.1, "batches": args.policy_batches, "memory": job["roomy"]}
         result = run_child({**job, "side": "featstore", **more})
-        assert result["checksum"] == plain["checksum"], f"{policy}: other bytes"
+        if result["batches"] == plain["batches"]:
+            assert result["checksum"] == plain["checksum"], f"{policy}: other bytes"
         report.figure(
             f"R22 on demand, {policy}, cache of 10 % of the rows",
             float(result["rows_loaded"] + result["filled"]),
             "rows loaded",
             reference="rows asked for",
             ratio=(result["rows_loaded"] + result["filled"]) / result["rows"],
-            seconds=result["seconds"],
-            seconds_without_cache=plain["seconds"],
+            seconds=steady(result, args.policy_batches, lambda mark: mark[0]) + result["setup_s"],
+            seconds_without_cache=steady(plain, args.policy_batches, lambda mark: mark[0]) + plain["setup_s"],
             gather_s=result["stages"]["gather"],
             batches=result["batches"],
         )
+
+
+def steady(result: dict[str, Any], n_batches: int, cost: Any) -> float:
+    """Cost of an epoch of ``n_batches``: what it came to, or, of a run that was cut, its second half stretched to the rest.
+
+    ``cost(mark)`` is the cost so far at a batch's end. By the second half caches are full, which only flatters the reference.
+    """
+    marks = result["marks"]
+    if len(marks) >= n_batches:
+        return float(cost(marks[-1]))
+    middle, last = marks[len(marks) // 2 - 1], marks[-1]
+    rate = (cost(last) - cost(middle)) / (len(marks) - len(marks) // 2)
+    return float(cost(last) + rate * (n_batches - len(marks)))
+
+
+def prepared_s(mark: Any) -> float:
+    """Seconds of data preparation after sampling: gather, update, and in the serial schedule the switch with its reads."""
+    return float(sum(mark[1].get(stage, 0.0) for stage in ("gather", "update", "load", "switch")) + mark[2])
+
+
+def preparation(args: argparse.Namespace, report: Report, job: dict[str, Any]) -> None:
+    """Data preparation of an epoch within 1 GiB: the serial schedule beside np.memmap, the on-demand policies, and fio.
+
+    In the serial schedule nothing else reads while batches are gathered; on demand the whole adjacency is in memory, so that
+    there too only the gather reads. The feature cache is a tenth of the rows on every side.
+    """
+    n = job["n_batches"]
+    job = {**job, "memory": min(job["memory"], SUPERBATCH_BYTES)}
+    fio_before = device_iops(args, job)
+    options = {"strategy": "superbatch", "superbatch": args.superbatch, "overlap": False}
+    ours = run_child(
+        {**job, "side": "featstore", "neighbors": 0, "policy": "belady", "cache": 0.1, "batches": 0, "options": options},
+        GROUP_BYTES,
+    )
+    fio_after = device_iops(args, job)
+    seconds = prepared_s(ours["marks"][-1])
+    more = {
+        "batches": ours["batches"],
+        "rows_loaded": ours["rows_loaded"],
+        "stages": ours["stages"],
+        "superbatch": args.superbatch,
+    }
+    gather_s = ours["stages"]["gather"] + ours["stages"]["update"] + ours["stages"]["load"]
+    for policy in args.policies.split(","):
+        theirs = run_child(
+            {**job, "side": "featstore", "policy": policy, "cache": 0.1, "batches": n, "limit_s": args.seconds}, GROUP_BYTES
+        )
+        reference_s = steady(theirs, n, prepared_s) + theirs["stages"].get("cache", 0.0)
+        report.figure(
+            f"R22 in 1 GiB, data preparation in superbatches against {policy}",
+            reference_s / seconds,
+            "x",
+            reference=f"on demand, {policy}, cache of 10 % of the rows, its fill counted",
+            ratio=reference_s / seconds,
+            target=">= 1.3",
+            seconds=seconds,
+            reference_seconds=reference_s,
+            reference_batches=theirs["batches"],
+            reference_rows_loaded=theirs["rows_loaded"] + theirs["filled"],
+            **more,
+        )
+    theirs = run_child({**job, "side": "memmap", "batches": n, "limit_s": args.seconds}, GROUP_BYTES)
+    reference_s = steady(theirs, n, prepared_s)
+    report.figure(
+        "R22 in 1 GiB, data preparation in superbatches against np.memmap",
+        reference_s / seconds,
+        "x",
+        reference="np.memmap with MADV_RANDOM, same batches",
+        ratio=reference_s / seconds,
+        target=">= 5",
+        seconds=seconds,
+        reference_seconds=reference_s,
+        reference_batches=theirs["batches"],
+        **more,
+    )
+    if fio_before is not None and fio_after is not None:
+        missed = ours["missed"]
+        report.figure(
+            "device queue over the gather stage",
+            missed / gather_s,
+            "rows/s",
+            reference="random 4 KiB reads a second of fio, depth 256, mean of before and after",
+            ratio=missed / gather_s / ((fio_before + fio_after) / 2),
+            target=">= 0.9",
+            pages_per_s=ours["bytes_read"] / 4096 / gather_s,
+            kernel_bytes=ours["kernel_bytes"],
+            **more,
+        )
+
+
+def device_iops(args: argparse.Namespace, job: dict[str, Any]) -> float | None:
+    """fio's random 4 KiB reads a second from the dataset's feature file, only read; None without fio."""
+    if not have_fio():
+        return None
+    files = [path for path in Path(job["dataset"]).iterdir() if path.is_file()]
+    return fio_random_iops(max(files, key=lambda path: path.stat().st_size), 2_000 if args.tiny else 500_000)
+
+
+def hidden(args: argparse.Namespace, report: Report, job: dict[str, Any]) -> None:
+    """An epoch with look-ahead, the loop idle for a set time each batch, against the longer of its two halves run alone.
+
+    The halves are the stages of the serial schedule over the same batches, in which nothing runs beside anything: sampling and
+    planning; run files, gather, update and the set time.
+    """
+    compute_s = args.compute_ms / 1000
+    job = {**job, "memory": job["roomy"], "seeds": job["seeds"] // 2, "side": "featstore", "policy": "belady", "cache": 0.1}
+    job = {**job, "batches": 0, "compute_s": compute_s}
+    options = {"strategy": "superbatch", "superbatch": max(1, args.superbatch // 4)}
+    values, references, stages = [], [], []
+    for _ in range(args.runs):
+        alone = run_child({**job, "prefetch": 0, "options": {**options, "overlap": False}})
+        found = run_child({**job, "options": options})
+        assert found["checksum"] == alone["checksum"]
+        s = alone["stages"]
+        inspection = s["sample"] + s["plan"]
+        execution = s["load"] + s["gather"] + s["update"] + compute_s * alone["batches"]
+        values.append(found["loop_s"])
+        references.append(max(inspection, execution))
+        stages.append({"inspection": inspection, "execution": execution})
+    report.figure(
+        "R22, epoch with inspection beside the loop",
+        values,
+        "s",
+        reference="the longer of sampling + planning and run files + gather + update + compute, each alone",
+        references=references,
+        target="<= 1.1",
+        halves=stages,
+        compute_s=compute_s,
+        batches=found["batches"],
+        **options,
+    )
 
 
 def peak_memory(args: argparse.Namespace, report: Report, job: dict[str, Any]) -> None:
@@ -186,9 +351,18 @@ def run(args: argparse.Namespace, report: Report) -> None:
             "neighbors": 8 * work.num_nodes + 6 * work.n_edges,
             "batch_size": max(1, 1000 >> (22 - args.scale)),
             "prefetch": 1,
+            "seeds": work.n_seeds,
+            "n_batches": -(-work.n_seeds // max(1, 1000 >> (22 - args.scale))),
         }
         job["neighbors"] = min(job["neighbors"], job["memory"] // 2)
-        for name, figure in (("memmap", against_memmap), ("policy", per_policy), ("memory", peak_memory)):
+        figures = {
+            "memmap": against_memmap,
+            "policy": per_policy,
+            "preparation": preparation,
+            "hidden": hidden,
+            "memory": peak_memory,
+        }
+        for name, figure in figures.items():
             if args.only in name:
                 figure(args, report, job)
 
@@ -197,14 +371,20 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--child"]:
         print(json.dumps(child(json.loads(sys.argv[2]))))
     else:
-        options = arguments(__doc__ or "", batches=5, policy_batches=200, scale=22, memory=720, roomy=1500)
+        options = arguments(
+            __doc__ or "",
+            batches=5,
+            policy_batches=200,
+            scale=22,
+            memory=720,
+            roomy=1500,
+            superbatch=50,
+            compute_ms=300,
+            seconds=40,
+        )
+        options.policies = "frequency,sieve"  # the least rows loaded of the static ones and of the online ones
         if options.tiny:
-            options.scale, options.batches, options.policy_batches, options.memory, options.roomy, options.runs = (
-                12,
-                5,
-                5,
-                64,
-                64,
-                1,
-            )
+            options.scale, options.batches, options.policy_batches, options.runs = 12, 5, 5, 1
+            options.memory = options.roomy = 64
+            options.superbatch, options.compute_ms = 8, 1
         main(run, options)

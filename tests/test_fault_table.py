@@ -91,6 +91,8 @@ COVERAGE: dict[str, list[str]] = {
         "test_faults_storage::test_failing_calls_of_a_builder",
         "test_faults_storage::test_every_failing_call_of_a_reader",
         "test_edge_index::test_a_full_disk_while_spilling",
+        "test_superbatch_faults::test_run_files_that_cannot_be_written",
+        "test_superbatch_faults::test_run_files_that_cannot_be_written_anywhere",
         "test_reader::test_a_device_error_at_any_read",
     ],
     "system: short read or write, EINTR, EAGAIN, full completion queue": [
@@ -116,6 +118,11 @@ COVERAGE: dict[str, list[str]] = {
         "test_faults_storage::test_builders_killed_at_every_system_call",
         "test_faults_storage::test_updates_killed_at_every_system_call",
         "test_faults_storage::test_writers_killed_at_a_system_call",
+    ],
+    "process: kill −9 at random points of an epoch, and at every system call on a run file": [
+        "test_superbatch_faults::test_killed_epochs_leave_what_the_next_run_sweeps",
+        "test_superbatch_faults::test_a_hundred_killed_epochs",
+        "test_superbatch_faults::test_epochs_killed_at_every_call_on_a_run_file",
     ],
     "process: power cut": [
         "test_faults_storage::test_a_power_cut_after_create_loses_nothing_and_each_fsync_is_needed",

@@ -16,6 +16,7 @@ import torch
 
 from featstore._core.rows import is_writable
 from featstore.errors import BudgetError, ClosedError
+from featstore.gather.ahead import AheadSource
 from featstore.gather.buffers import BufferPool
 from featstore.gather.executor import Executor, FileSource, MemorySource, Tally
 from featstore.gather.plan import BatchPlan, Changeset, Tier
@@ -352,7 +353,7 @@ class FeatureStore:
         """
         return self._file.gather(rows, out)
 
-    def run_plan(self, plan: BatchPlan, tally: Tally | None = None) -> torch.Tensor:
+    def run_plan(self, plan: BatchPlan, tally: Tally | None = None, ahead: npt.NDArray[np.uint8] | None = None) -> torch.Tensor:
         """Gather a planned batch and apply the plan's changes to the host cache.
 
         Parameters
@@ -362,6 +363,8 @@ class FeatureStore:
             thread.
         tally : Tally, optional
             Gets what this call came to.
+        ahead : uint8 array, shape (k, row_bytes), optional
+            The rows that the plan reads from the file, read already (:class:`~featstore.gather.ahead.ReadAhead`).
 
         Returns
         -------
@@ -377,6 +380,8 @@ class FeatureStore:
             buffer = _byte_rows(out, plan.n_rows, self._file.row_bytes)
             self._n_takes += 1
             cache, executor = self._tiers
+            if ahead is not None:
+                executor = Executor({**executor.sources, Tier.BASE: AheadSource(ahead, self._n_threads)})
             executor.execute(plan, buffer, None, tally)
             if cache is not None:
                 cache.count(plan)

@@ -35,6 +35,7 @@ from featstore.storage.sections import SectionFile, SectionWriter
 
 __all__ = ["SuperbatchInspector", "Switch", "planning_bytes"]
 
+Ints = npt.NDArray[np.int32 | np.int64]
 Int64s = npt.NDArray[np.int64]
 SECTIONS = 4  # a batch's: slots, positions and slots admitted, rows evicted
 
@@ -62,6 +63,11 @@ class PlanFile:
         changes = Changeset(ids[positions], positions, in_slots, out_rows.astype(np.int64))
         parts = (Part(Tier.HOST, hit_slots[:n_hits], hit_positions[:n_hits]), Part(Tier.BASE, ids[missed], missed))
         return BatchPlan(k, parts, changes)
+
+    def misses(self, number: int, ids: Ints) -> Int64s:
+        """Return the rows that a batch of ``ids`` reads from the file, in the plan's order."""
+        slots = self._file[SECTIONS * number]
+        return ids[slots < 0].astype(np.int64, copy=False)
 
     def remove(self) -> None:
         """Delete the file."""
@@ -203,6 +209,20 @@ class SuperbatchInspector:
             sampled = superbatch.samples.batch(number, self._pool)
             return sampled, superbatch.plans.plan(number, sampled.input_ids.numpy())
 
+    def misses(self, position: int, wait: bool) -> Int64s | None:
+        """Return the rows that a batch will miss; None where its superbatch is not planned yet and ``wait`` is false.
+
+        Waiting for it does not hasten it, as :meth:`batch` does; None also where it never will be planned.
+        """
+        k, number = divmod(position - self._start, self._size)
+        with self._changed:
+            if wait:
+                self._changed.wait_for(lambda: k in self._ready or self._error is not None or self._closed)
+            superbatch = None if self._closed else self._ready.get(k)
+        if superbatch is None or superbatch.plans is None:
+            return None
+        return superbatch.plans.misses(number, superbatch.samples.ids(number))
+
     def passed(self, position: int) -> None:
         """Say that the batch has run, and all before it: run files of earlier superbatches are removed."""
         k = (position - self._start) // self._size
@@ -213,11 +233,15 @@ class SuperbatchInspector:
                 self._ready.pop(old).remove()
             self._changed.notify_all()
 
-    def close(self) -> None:
-        """Stop the thread and remove the run files; may be called again."""
+    def stop(self) -> None:
+        """Tell the thread, and whoever waits in :meth:`misses`, that the epoch is over; does not wait for them."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+
+    def close(self) -> None:
+        """Stop the thread and remove the run files; may be called again. Nobody may be reading them."""
+        self.stop()
         if self._thread is not threading.current_thread():
             self._thread.join()
         with self._changed:

@@ -14,6 +14,7 @@ from featstore.cache.base import Policy
 from featstore.cache.table import FeatureCache
 from featstore.config import Reservation
 from featstore.errors import BusyError
+from featstore.gather.ahead import ReadAhead
 from featstore.gather.executor import Tally
 from featstore.graph.policyinputs import Given
 from featstore.partition.batcher import EpochOrder
@@ -25,6 +26,7 @@ from featstore.storage.rundir import DiskBudget, RunDirectory
 __all__ = ["Superbatch"]
 
 MOST_AUTO_BATCHES = 200
+MOST_AHEAD_BYTES = 1 << 30
 SCORING_BYTES = 24  # a node: two degrees and a score, while a neighbour cache is chosen
 
 
@@ -54,7 +56,10 @@ class Superbatch:
         if not setup.planning.overlap:
             needed = max(needed, SCORING_BYTES * graph.num_nodes)
         self._memory = graph.budget.reserve("planner", needed)
-        self._finalizer = weakref.finalize(self, self._memory.release)
+        self._ahead = graph.budget.reserve("read ahead", 0)
+        self._finalizer = weakref.finalize(self, _release, self._memory, self._ahead)
+        if setup.planning.overlap:
+            self._ahead.resize(_ahead_bytes(setup, graph.budget.total // 16))
         self._switch: CacheSwitch | None = None
 
     def make_caches(self, sizes: Mapping[str, int], policy: str | Policy | type[Policy], counts: Given) -> None:
@@ -72,7 +77,7 @@ class Superbatch:
             weakref.finalize(self, self._switch.close)
 
     def close(self) -> None:
-        """Give the planner's memory back, and in the serial schedule the caches'; may be called again."""
+        """Give the planner's memory back, that of reading ahead, and in the serial schedule the caches'; may be called again."""
         if self._switch is not None:
             self._switch.close()
         self._finalizer()
@@ -89,9 +94,23 @@ class Superbatch:
         if running is not None and not running.closed:
             raise BusyError("another epoch of this loader is running; superbatches have one cache, so end or drop it first")
         order = self._setup.batcher.epoch(epoch)
-        run = _SuperbatchEpoch(self._setup, self._planning, order, start, self._memory, self._switch)
+        run = _SuperbatchEpoch(
+            self._setup, self._planning, order, start, memory=self._memory, ahead=self._ahead, switch=self._switch
+        )
         self._running = weakref.ref(run)
         return run
+
+
+def _release(*held: Reservation) -> None:
+    for reservation in held:
+        reservation.release()
+
+
+def _ahead_bytes(setup: Setup, n_bytes: int) -> int:
+    """Of ``n_bytes`` no more than a quarter of the features, beyond which every other page is wanted anyhow."""
+    features = setup.graph.features
+    n_bytes = min(n_bytes, sum(features[name].nbytes for name in setup.features) // 4, MOST_AHEAD_BYTES)
+    return n_bytes // 4096 * 4096
 
 
 def _choose_size(setup: Setup, n_accesses: int, stored: int) -> int:
@@ -117,7 +136,9 @@ class _SuperbatchEpoch:
         planning: Planning,
         order: EpochOrder,
         start: int,
+        *,
         memory: Reservation,
+        ahead: Reservation,
         switch: CacheSwitch | None,
     ) -> None:
         graph = setup.graph
@@ -131,6 +152,7 @@ class _SuperbatchEpoch:
         else:
             capacity = switch.capacity
         self._runs: RunDirectory | None = None
+        self._ahead: ReadAhead | None = None
         try:
             for store in stores:
                 if store.cache is not None:
@@ -158,7 +180,16 @@ class _SuperbatchEpoch:
                 # Without features there is no cache to switch, but the schedule is the one that was asked for.
                 switch=switch if switch is not None or planning.overlap else NoSwitch(),
             )
+            if setup.features:
+                widths = {name: store.nbytes // max(1, len(store)) for name, store in zip(setup.features, stores, strict=True)}
+                read = {name: store.read_rows for name, store in zip(setup.features, stores, strict=True)}
+                # In the serial schedule plans are made while nothing is read ahead, and the other way round: one memory for both.
+                idle = min(memory.n_bytes - planning.policy.nbytes, graph.budget.total // 8)
+                n_bytes = ahead.n_bytes if switch is None else _ahead_bytes(setup, max(0, idle))
+                self._ahead = ReadAhead(self._inspector.misses, read, widths, start, len(order), n_bytes, setup.reads.add)
         except BaseException:
+            if hasattr(self, "_inspector"):
+                self._inspector.close()
             if self._runs is not None:
                 self._runs.close()
             self._release_caches()
@@ -183,7 +214,8 @@ class _SuperbatchEpoch:
         store, position = self._setup.graph.features[name], prepared.sampled.index
         rows: torch.Tensor
         if self._ran.get(name, -1) < position:
-            rows = store.run_plan(prepared.plans[name], tally)
+            ahead = None if self._ahead is None else self._ahead.take(position, name)
+            rows = store.run_plan(prepared.plans[name], tally, ahead)
             self._ran[name] = position
         else:
             # Asked again, because memory was short after the plan had run: its changes are made, so the rows are looked up.
@@ -191,10 +223,15 @@ class _SuperbatchEpoch:
         return rows
 
     def passed(self, position: int) -> None:
+        if self._ahead is not None:
+            self._ahead.passed(position)
         self._inspector.passed(position)
 
     def close(self) -> None:
         if not self.closed:
+            self._inspector.stop()
+            if self._ahead is not None:
+                self._ahead.close()
             self._inspector.close()
             self._release_caches()
             if self._switch is not None:

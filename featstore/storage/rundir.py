@@ -112,6 +112,9 @@ class RunDirectory:
                 break
             except FileNotFoundError:
                 continue  # another process swept it between mkdir and lock
+            except BaseException:
+                _remove_tree(self.path, base)
+                raise
         self._finalizer = weakref.finalize(self, _remove, self.path, base, lock, os.getpid())
 
     def file(self, name: str) -> str:
@@ -125,7 +128,11 @@ class RunDirectory:
 
 def _remove(path: str, parent: str, lock: FileLock, pid: int) -> None:
     if os.getpid() == pid:  # a forked child's copy of the object owns nothing
-        shutil.rmtree(path, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            os.rmdir(parent)  # where it was the last one
+        _remove_tree(path, parent)
     lock.release()
+
+
+def _remove_tree(path: str, parent: str) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        os.rmdir(parent)  # where it was the last one

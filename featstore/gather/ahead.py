@@ -1,0 +1,216 @@
+"""Reading ahead: what coming batches will miss is known from their plans, and does not wait for the cache.
+
+A thread reads the misses of several batches at a time into memory of its own. So the device's queue stays full while hits are
+copied, the cache is updated and the loop computes; and pages that lie close, but are wanted by different batches, share a read.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from featstore._core.buffers import Block
+from featstore._core.rows import copy_rows
+from featstore.storage.reader import ReadStats
+
+__all__ = ["AheadSource", "ReadAhead"]
+
+Int64s = npt.NDArray[np.int64]
+Uint8s = npt.NDArray[np.uint8]
+
+HALVES = 2  # one is read while the other is delivered from
+
+
+class AheadSource:
+    """Rows that were read ahead, in the order in which a plan names them (:class:`~featstore.gather.executor.Source`).
+
+    Parameters
+    ----------
+    rows : uint8 array, shape (k, row_bytes)
+    n_threads : int
+        Threads that copy.
+    """
+
+    def __init__(self, rows: Uint8s, n_threads: int) -> None:
+        self._rows = rows
+        self._n_threads = n_threads
+
+    def gather(self, addresses: npt.NDArray[np.int64], out: Uint8s, positions: Int64s | None) -> ReadStats:
+        """See :class:`~featstore.gather.executor.Source`; reads nothing."""
+        if len(addresses) != len(self._rows):
+            raise ValueError(f"{len(self._rows)} rows were read ahead for a plan that misses {len(addresses)}")
+        copy_rows(self._rows, None, out, positions, self._n_threads)
+        return ReadStats()
+
+
+@dataclass
+class _Group:
+    """Consecutive batches read at once: the first, how many, and where the rows of each begin and end."""
+
+    first: int
+    bounds: list[int]
+    rows: dict[str, Uint8s]
+
+    @property
+    def stop(self) -> int:
+        return self.first + len(self.bounds) - 1
+
+
+class ReadAhead:
+    """Read the misses of batches ``start … stop - 1``, in order, ahead of whoever takes them.
+
+    Parameters
+    ----------
+    misses : callable
+        ``misses(position, wait)`` returns the rows that a batch misses, int64; None where its plan is not there yet and ``wait``
+        is false, or the epoch is over.
+    read : mapping of str to callable
+        ``read[name](rows, out)`` reads rows of a feature, as bytes.
+    row_bytes : mapping of str to int
+    start, stop : int
+    n_bytes : int
+        Memory to read into, counted by the caller; half of it is read while the other half is delivered from.
+    count : callable
+        Gets what each read cost.
+
+    Notes
+    -----
+    A batch that does not fit half of the memory is not read ahead. The memory is held only while there is something in it, or
+    being read into it: not while plans are waited for, all that was read having been taken. One thread takes.
+    """
+
+    def __init__(
+        self,
+        misses: Callable[[int, bool], Int64s | None],
+        read: Mapping[str, Callable[[Int64s, Uint8s], ReadStats]],
+        row_bytes: Mapping[str, int],
+        start: int,
+        stop: int,
+        n_bytes: int,
+        count: Callable[[ReadStats], None],
+    ) -> None:
+        self._misses = misses
+        self._read = read
+        self._row_bytes = row_bytes
+        self._count = count
+        self._stop = stop
+        self._position = start  # batches before this one were read, or passed over
+        self._n_passed = start
+        self._half_bytes = n_bytes // HALVES // 4096 * 4096
+        self._memory: Uint8s | None = None
+        self._is_loading = False
+        self._groups: list[_Group] = []
+        self._error: BaseException | None = None
+        self._closed = False
+        self._is_over = False  # nothing more will be read
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="featstore-ahead", daemon=True)
+        self._thread.start()
+
+    def take(self, position: int, name: str) -> Uint8s | None:
+        """Return the rows of ``name`` that a batch misses, waiting for them; None where they were not read ahead.
+
+        Raises
+        ------
+        CorruptionError, OSError, BudgetError, ClosedError
+            Reading them failed.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._position > position or self._error is not None or self._is_over)
+            if self._position <= position:
+                if self._error is not None:
+                    raise self._error
+                return None
+            for group in self._groups:
+                if group.first <= position < group.stop:
+                    begin, end = group.bounds[position - group.first : position - group.first + 2]
+                    return group.rows[name][begin:end]
+        return None
+
+    def passed(self, position: int) -> None:
+        """Say that the rows of all batches up to ``position`` were taken."""
+        with self._changed:
+            self._n_passed = position + 1
+            self._groups = [group for group in self._groups if group.stop > position + 1]
+            if not self._groups and not self._is_loading:
+                self._memory = None
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Stop the thread and drop what was read; may be called again."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+        self._groups.clear()
+        self._memory = None
+
+    # The thread's side.
+
+    def _run(self) -> None:
+        n_groups = 0
+        try:
+            while self._position < self._stop:
+                rows = self._collect()
+                if rows is None:
+                    return
+                group = None
+                if rows:
+                    group = self._load(rows, n_groups % HALVES)
+                    n_groups += 1
+                with self._changed:
+                    self._is_loading = False
+                    if group is not None:
+                        self._groups.append(group)
+                    self._position = self._position + 1 if group is None else group.stop
+                    self._changed.notify_all()
+        except BaseException as error:
+            self._error = error
+        finally:
+            with self._changed:
+                self._is_over = True
+                self._changed.notify_all()
+
+    def _collect(self) -> list[Int64s] | None:
+        """Return the misses of the batches to read next; none where the next one is too large, None at the end."""
+        room = self._half_bytes // max(1, sum(self._row_bytes.values()))
+        rows = self._misses(self._position, True)
+        if rows is None:
+            return None
+        if len(rows) > room:
+            return []
+        found = [rows]
+        room -= len(rows)
+        with self._changed:  # a half is free, or the group only grows
+            self._changed.wait_for(lambda: len(self._groups) < HALVES or self._closed)
+            if self._closed:
+                return None
+            self._is_loading = True
+        while self._position + len(found) < self._stop:
+            more = self._misses(self._position + len(found), False)
+            if more is None or len(more) > room:
+                break
+            found.append(more)
+            room -= len(more)
+        return found
+
+    def _load(self, rows: list[Int64s], half: int) -> _Group:
+        if self._memory is None:
+            self._memory = np.frombuffer(Block(HALVES * self._half_bytes), np.uint8).reshape(HALVES, -1)
+        memory = self._memory[half]
+        bounds = [0, *np.cumsum([len(some) for some in rows]).tolist()]
+        wanted = np.concatenate(rows)
+        group = _Group(self._position, bounds, {})
+        begin = 0
+        for name, width in self._row_bytes.items():
+            end = begin + len(wanted) * width
+            out = group.rows[name] = memory[begin:end].reshape(len(wanted), width)
+            if len(wanted):
+                self._count(self._read[name](wanted, out))
+            begin = end
+        return group
