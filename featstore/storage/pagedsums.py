@@ -4,60 +4,60 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 import numpy as np
 import numpy.typing as npt
 
 from featstore._core.io import PAGE_BYTES, SUMS_PER_PAGE, Engine, File
+from featstore.config import Budget
 
-if TYPE_CHECKING:
-    from featstore.storage.reader import RowFile
-
-__all__ = ["PagedSums", "ReadStats"]
+__all__ = ["PagedSums"]
 
 MIN_ARENA_BYTES = 256 << 10
 
 
-@dataclass
-class ReadStats:
-    """What was asked of a file and what it cost.
+class PagedSums:
+    """The checksum table of a file too large to keep: a clock of its pages, filled as gathers need them.
 
     Parameters
     ----------
-    rows, reads : int
-        Rows delivered and read operations.
-    bytes_requested, bytes_read : int
-        Bytes of those rows, and bytes that the operations moved (checksum pages included).
+    file, table : File
+        The rows, and their table.
+    row_bytes : int
+    n_slots : int
+        Pages of the table to keep; more where one row needs more.
+    set_page : callable
+        ``set_page(number, page)`` checks a page of the table and hands it to ``file``.
+    engine : callable
+        ``engine(n_rows)`` lends a queue.
+    backend : str
+    budget : Budget
     """
 
-    rows: int = 0
-    reads: int = 0
-    bytes_requested: int = 0
-    bytes_read: int = 0
-
-    def add(self, other: ReadStats) -> None:
-        """Add what another read cost."""
-        self.rows += other.rows
-        self.reads += other.reads
-        self.bytes_requested += other.bytes_requested
-        self.bytes_read += other.bytes_read
-
-
-class PagedSums:
-    """The checksum table of a file too large to keep: a clock of its pages, filled as gathers need them."""
-
-    def __init__(self, owner: RowFile, table: File, sums_seed: int, n_slots: int) -> None:
-        self._owner = owner
+    def __init__(
+        self,
+        file: File,
+        table: File,
+        row_bytes: int,
+        n_slots: int,
+        *,
+        set_page: Callable[[int, npt.NDArray[np.uint8]], None],
+        engine: Callable[[int], AbstractContextManager[Engine]],
+        backend: str,
+        budget: Budget,
+    ) -> None:
+        self._file = file
         self._table = table
-        self._seed = sums_seed
-        span = -(-owner.row_bytes // (PAGE_BYTES * SUMS_PER_PAGE)) + 1  # sums pages that one row may need
+        self._row_bytes = row_bytes
+        self._set_page = set_page
+        self._borrow = engine
+        self._backend = backend
+        span = -(-row_bytes // (PAGE_BYTES * SUMS_PER_PAGE)) + 1  # sums pages that one row may need
         n_slots = max(n_slots, 16 + 2 * span)
         self.capacity = n_slots - span
         # Its own small queue: the borrowed one is in the middle of a gather when pages of sums are wanted.
-        budget = owner._reader.budget
         self._engine_reservation = budget.reserve("reader buffers", MIN_ARENA_BYTES + 16 * n_slots)
         try:
             self._reservation = budget.reserve("checksum tables", n_slots * PAGE_BYTES)
@@ -85,39 +85,42 @@ class PagedSums:
             if old not in keep:
                 if old >= 0:
                     del self._slot_of_page[old]  # first: a child forked in between must not think the page is there
-                    self._owner._file.set_sums_page(old, None)
+                    self._file.set_sums_page(old, None)
                     self._page_of_slot[self._hand] = -1
                 slots.append(self._hand)
             self._hand = (self._hand + 1) % len(self._page_of_slot)
         numbers, places = np.array(missing, np.int64), np.array(slots, np.int64)
         if self._engine is None or self._engine.pid != os.getpid():
-            self._engine = Engine(self._owner._reader.backend, MIN_ARENA_BYTES // PAGE_BYTES, MIN_ARENA_BYTES)
+            self._engine = Engine(self._backend, MIN_ARENA_BYTES // PAGE_BYTES, MIN_ARENA_BYTES)
             self._engine.set_scratch(len(self._page_of_slot))
         reads, n_bytes = self._engine.gather(self._table, numbers, self._pages, places, 0)
         self._reads += reads
         self._bytes += n_bytes
         for page, slot in zip(missing, slots, strict=True):
-            self._owner._set_sums_page(page, self._pages[slot], self._seed)
+            self._set_page(page, self._pages[slot])
             self._slot_of_page[page] = slot
             self._page_of_slot[slot] = page
 
     def gather(
         self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8], positions: npt.NDArray[np.int64] | None, gap: int
-    ) -> ReadStats:
-        """Gather as :meth:`RowFile.gather` does, with the pages of sums that it needs; one at a time."""
-        with self.lock, self._owner._reader.engine(len(rows)) as engine:
+    ) -> tuple[int, int]:
+        """Gather rows with the pages of sums that they need, one gather at a time; return the reads and bytes of both."""
+        with self.lock, self._borrow(len(rows)) as engine:
             self._reads = self._bytes = 0
-            reads, n_bytes = engine.gather(self._owner._file, rows, out, positions, gap, self)
-            return self._owner._count(len(rows), reads + self._reads, n_bytes + self._bytes)
+            reads, n_bytes = engine.gather(self._file, rows, out, positions, gap, self)
+            return reads + self._reads, n_bytes + self._bytes
 
-    def read(self, first: int, n: int, out: npt.NDArray[np.uint8]) -> None:
-        """Read a run of rows, a stretch at a time."""
-        if not 0 <= first <= first + n <= self._owner.n_rows or len(out) != n:
+    def read(self, first: int, n: int, out: npt.NDArray[np.uint8]) -> tuple[int, int]:
+        """Read a run of rows, a stretch at a time; return the reads and bytes."""
+        if not 0 <= first <= first + n <= self._file.n_rows or len(out) != n:
             raise IndexError("rows out of range")
-        step = max(1, (4 << 20) // self._owner.row_bytes)
+        step = max(1, (4 << 20) // self._row_bytes)
+        reads = n_bytes = 0
         for at in range(0, n, step):
             rows = np.arange(first + at, first + min(at + step, n), dtype=np.int64)
-            self.gather(rows, out[at : at + step], None, 0)
+            cost = self.gather(rows, out[at : at + step], None, 0)
+            reads, n_bytes = reads + cost[0], n_bytes + cost[1]
+        return reads, n_bytes
 
     def close(self) -> None:
         """Give everything back."""

@@ -17,7 +17,7 @@ from featstore._core.io import MAX_SORTED_ROWS, PAGE_BYTES, SUMS_PER_PAGE, Engin
 from featstore.config import Budget, Options, Reservation
 from featstore.errors import BudgetError, ClosedError, CorruptionError
 from featstore.storage.layout import RowLayout
-from featstore.storage.pagedsums import MIN_ARENA_BYTES, PagedSums, ReadStats
+from featstore.storage.pagedsums import MIN_ARENA_BYTES, PagedSums
 
 __all__ = ["DeviceSpeed", "ReadStats", "Reader", "RowFile"]
 
@@ -235,6 +235,31 @@ class Reader:
             self._changed.wait_for(lambda: not self._held)
 
 
+@dataclass
+class ReadStats:
+    """What was asked of a file and what it cost.
+
+    Parameters
+    ----------
+    rows, reads : int
+        Rows delivered and read operations.
+    bytes_requested, bytes_read : int
+        Bytes of those rows, and bytes that the operations moved (checksum pages included).
+    """
+
+    rows: int = 0
+    reads: int = 0
+    bytes_requested: int = 0
+    bytes_read: int = 0
+
+    def add(self, other: ReadStats) -> None:
+        """Add what another read cost."""
+        self.rows += other.rows
+        self.reads += other.reads
+        self.bytes_requested += other.bytes_requested
+        self.bytes_read += other.bytes_read
+
+
 class RowFile:
     """Rows of one file, by number. Thread-safe.
 
@@ -290,7 +315,16 @@ class RowFile:
         self._file.use_sums(seed)
         budget = self._reader.budget
         if n_pages * PAGE_BYTES > max(16 * PAGE_BYTES, RESIDENT_SUMS_SHARE * budget.total):
-            self._paged = PagedSums(self, table, sums_seed, int(RESIDENT_SUMS_SHARE * budget.total) // PAGE_BYTES)
+            self._paged = PagedSums(
+                self._file,
+                table,
+                self.row_bytes,
+                int(RESIDENT_SUMS_SHARE * budget.total) // PAGE_BYTES,
+                set_page=lambda number, page: self._set_sums_page(number, page, sums_seed),
+                engine=self._reader.engine,
+                backend=self._reader.backend,
+                budget=budget,
+            )
             return
         self._reservation = budget.reserve("checksum tables", n_pages * PAGE_BYTES)
         pages = np.empty((n_pages, PAGE_BYTES), np.uint8)
@@ -383,9 +417,9 @@ class RowFile:
             if self._paged is None:
                 with self._reader.engine() as engine:
                     reads, n_bytes = engine.read(self._file, first, n, out)
-                self._count(n, reads, n_bytes)
             else:
-                self._paged.read(first, n, out)
+                reads, n_bytes = self._paged.read(first, n, out)
+            self._count(n, reads, n_bytes)
         return out
 
     def gather(
@@ -426,8 +460,9 @@ class RowFile:
             if self._paged is None:
                 with self._reader.engine(len(rows)) as engine:
                     reads, n_bytes = engine.gather(self._file, rows, out, positions, gap)
-                return self._count(len(rows), reads, n_bytes)
-            return self._paged.gather(rows, out, positions, gap)
+            else:
+                reads, n_bytes = self._paged.gather(rows, out, positions, gap)
+            return self._count(len(rows), reads, n_bytes)
 
     def close(self) -> None:
         """Wait for reads under way and close the file; may be called again."""
