@@ -180,8 +180,9 @@ def test_positions_beyond_32_bits() -> None:
         last = np.full(50, 400, kind)
         nxt = np.empty(400, kind)
         assert core.link(np.concatenate(batches), 0, last, nxt) == -1
-        bits = core.Bits(400, 10)
-        bits.run(nxt, offsets, 0, 20, 0)
+        bits = core.Bits(np.zeros(core.Bits.words_for(400), np.uint64), 400, 10)
+        for b in range(20):
+            bits.run(nxt[offsets[b] : offsets[b + 1]], offsets, b)
         out = np.empty(400, np.uint8)
         core.bits_at(bits, np.arange(400).astype(kind), out)
         results.append(out.tolist())

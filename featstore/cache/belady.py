@@ -11,6 +11,7 @@ import numpy.typing as npt
 from featstore._core import belady as _core
 from featstore.cache.base import PolicyContext, register_policy
 from featstore.cache.planned import PlannedBatch, PlannedPolicy, Window, position_dtype
+from featstore.cache.rowmap import huge_array
 from featstore.gather.plan import Changeset
 
 __all__ = ["Belady"]
@@ -18,8 +19,29 @@ __all__ = ["Belady"]
 Ints = npt.NDArray[Any]
 Int64s = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
+Spill = Callable[[int], Any]
 
 EMPTY_ROWS = np.empty(0, np.int64)
+
+
+class _Kept:
+    """Arrays that live on from window to window: their first touch, page by page, costs as much as a pass over them."""
+
+    def __init__(self) -> None:
+        self._memory: dict[str, npt.NDArray[np.uint8]] = {}
+
+    @property
+    def nbytes(self) -> int:
+        return sum(memory.nbytes for memory in self._memory.values())
+
+    def array(self, name: str, length: int, dtype: npt.DTypeLike) -> Ints:
+        """Return ``length`` items with whatever they hold."""
+        n_bytes = length * np.dtype(dtype).itemsize
+        if self._memory.get(name, EMPTY_ROWS).nbytes < n_bytes:
+            self._memory.pop(name, None)  # before the new one is made
+            self._memory[name] = huge_array(n_bytes)
+        held = self._memory.get(name)
+        return np.empty(0, dtype) if held is None else held[:n_bytes].view(dtype)
 
 
 @register_policy("belady")
@@ -33,37 +55,41 @@ class Belady(PlannedPolicy):
     Parameters
     ----------
     spill : callable, optional
-        ``spill(n_batches)`` returns a list-like to which the window's next positions, an array a batch, are written instead of
-        memory: 4 bytes an access (8 from 2³¹ positions on).
+        ``spill(n_batches)`` returns a list-like to which the next positions of the planned batches, an array each, are written
+        instead of memory; last batch first. A window's own ``spill`` goes before it.
 
     Notes
     -----
-    Three passes, each linear in the accesses, whatever the capacity. Memory: 4 or 8 bytes an access, 1/4 byte an access of bits,
-    4 bytes a row, 8 more a row while a window is planned; with ``spill`` and ids from disk only the bits grow with the trace.
+    Three passes, each linear in the accesses, whatever the capacity. Memory: 4 bytes an access that is planned (8 in a window of
+    2³¹ accesses or more; none with ``spill``), 1/4 byte an access of the window, 8 bytes a row and 4 a slot; what a window with
+    look-ahead took is kept for the next one.
 
     References
     ----------
     Belady, IBM Systems Journal 1966; Ginex (VLDB 2022), section 4.3.
     """
 
-    def __init__(self, spill: Callable[[int], Any] | None = None) -> None:
+    def __init__(self, spill: Spill | None = None) -> None:
         self._spill = spill
         self._capacity = 0
         self._slot_of_row: Int32s = np.empty(0, np.int32)
         self._slots: _core.Slots | None = None
+        self._kept = _Kept()
 
     @property
     def nbytes(self) -> int:
-        """Bytes held between windows: 4 a row and 4 a slot."""
-        return self._slot_of_row.nbytes + 4 * self._capacity
+        """Bytes held between windows."""
+        return self._slot_of_row.nbytes + 4 * self._capacity + self._kept.nbytes
 
     def start(self, capacity: int, context: PolicyContext, residents: Int64s = EMPTY_ROWS) -> None:
         """See :class:`PlannedPolicy`."""
         self._capacity = min(capacity, context.n)
-        self._slot_of_row = np.full(context.n, -1, np.int32)
+        self._slot_of_row = huge_array(4 * context.n).view(np.int32)
+        self._slot_of_row.fill(-1)
         self._slot_of_row[residents] = np.arange(len(residents), dtype=np.int32)
         free = np.arange(self._capacity, dtype=np.int32)[::-1].copy()
         self._slots = _core.Slots(self._slot_of_row, free, len(residents))
+        self._kept = _Kept()
 
     def plan(self, window: Window) -> Iterator[PlannedBatch]:
         """See :class:`PlannedPolicy`; the first batch's changeset also evicts what the window does not use.
@@ -76,48 +102,73 @@ class Belady(PlannedPolicy):
         if self._slots is None or window.n != len(self._slot_of_row):
             raise ValueError("start() was not called for a field of this many rows")
         offsets = np.ascontiguousarray(window.offsets, np.int64)
+        next_of, last = self._link(window, offsets)
         length = int(offsets[-1])
-        kind = position_dtype(length)
-        next_of: Any = [None] * window.n_batches if self._spill is None else self._spill(window.n_batches)
-        last = np.full(window.n, length, kind)
-        for b in range(window.n_batches - 1, -1, -1):
-            ids = window.ids(b)
-            nxt: Ints = np.empty(len(ids), kind)
-            bad = _core.link(ids, int(offsets[b]), last, nxt)
-            if bad >= 0:
-                raise IndexError(f"row {ids[bad]} at position {bad} of batch {b} is out of range for {window.n} rows")
-            next_of[b] = nxt
-        bits = _core.Bits(length, self._capacity)
+        memory = self._kept.array("bits", _core.Bits.words_for(length), np.uint64)
+        memory.fill(0)
+        bits = _core.Bits(memory, length, self._capacity)
         residents = np.flatnonzero(self._slot_of_row >= 0)
         first_use = last[residents]
-        del last
         bits.start(first_use[first_use < length])
-        for b in range(window.n_planned):
-            bits.run(next_of[b], offsets, b, b + 1, int(offsets[b]))
+        limits = [bits.run(next_of[b], offsets, b) for b in range(window.n_planned)]
         # What came from the last window and will not be hit, or not before it must go, makes room before anything else.
         stays = np.empty(len(residents), np.uint8)
         _core.bits_at(bits, first_use, stays)
         leaving = residents[stays == 0]
+        del residents, first_use, stays
         self._slots.release(leaving)
-        yield from self._batches(window, offsets, next_of, bits, leaving)
+        yield from self._batches(window, next_of, bits, limits, leaving)
+
+    def _link(self, window: Window, offsets: Int64s) -> tuple[Any, Ints]:
+        """The backward pass: next positions of each planned batch, and the first position of each row."""
+        length = int(offsets[-1])
+        kind = position_dtype(length)
+        last = self._kept.array("last", window.n, kind)
+        last.fill(length)
+        longest = int(np.diff(offsets[window.n_planned :]).max(initial=0))
+        spill = window.spill or self._spill
+        next_of: Any
+        if spill is None:
+            held = self._kept.array("next", int(offsets[window.n_planned]), kind)
+            next_of = [held[offsets[b] : offsets[b + 1]] for b in range(window.n_planned)]
+        else:
+            next_of = spill(window.n_planned)
+        unused = self._kept.array("unused", longest, kind)
+        for b in range(window.n_batches - 1, -1, -1):
+            ids = window.ids(b)
+            nxt: Ints
+            if b >= window.n_planned:  # only looked ahead to: where its rows come first is all that counts
+                nxt = unused[: len(ids)]
+            else:
+                nxt = next_of[b] if spill is None else np.empty(len(ids), kind)
+            bad = _core.link(ids, int(offsets[b]), last, nxt)
+            if bad >= 0:
+                raise IndexError(f"row {ids[bad]} at position {bad} of batch {b} is out of range for {window.n} rows")
+            if spill is not None and b < window.n_planned:
+                next_of[b] = nxt
+        return next_of, last
 
     def _batches(
-        self, window: Window, offsets: Int64s, next_of: Any, bits: _core.Bits, leaving: Int64s
+        self, window: Window, next_of: Any, bits: _core.Bits, limits: list[int], leaving: Int64s
     ) -> Iterator[PlannedBatch]:
         assert self._slots is not None
+        longest = int(np.diff(window.offsets[: window.n_planned + 1]).max(initial=0))
+        in_rows, in_positions, out_rows = (self._kept.array(name, longest, np.int64) for name in ("in", "at", "out"))
+        in_slots = self._kept.array("slots", longest, np.int32)
         for b in range(window.n_planned):
-            ids, nxt = window.ids(b), next_of[b]
-            k = len(ids)
-            slots = np.empty(k, np.int32)
-            in_positions, out_rows, in_slots = np.empty(k, np.int64), np.empty(k, np.int64), np.empty(k, np.int32)
-            _, n_in, n_out = self._slots.changes(bits, ids, nxt, int(offsets[b]), slots, in_positions, in_slots, out_rows)
-            positions = in_positions[:n_in].copy()
-            gone = out_rows[:n_out].copy()
+            ids = window.ids(b)
+            slots = np.empty(len(ids), np.int32)
+            n_in, n_out = self._slots.changes(
+                bits, ids, next_of[b], limits[b], slots, in_rows, in_positions, in_slots, out_rows
+            )
+            gone = out_rows[:n_out]
             changes = Changeset(
-                in_rows=ids[positions].astype(np.int64),
-                in_positions=positions,
+                in_rows=in_rows[:n_in].copy(),
+                in_positions=in_positions[:n_in].copy(),
                 in_slots=in_slots[:n_in].copy(),
-                out_rows=np.concatenate([leaving, gone]) if len(leaving) else gone,
+                out_rows=np.concatenate([leaving, gone]) if len(leaving) else gone.copy(),
             )
             leaving = EMPTY_ROWS
             yield PlannedBatch(slots, changes)
+        if window.n_planned == window.n_batches:  # nothing was looked ahead to, so no window follows
+            self._kept = _Kept()

@@ -43,12 +43,16 @@ class Window:
         ``ids(b)`` returns the distinct rows of batch ``b``, int32 or int64; from memory or from disk.
     n_planned : int
         Batches ``0 … n_planned - 1`` are to be planned; the rest is look-ahead.
+    spill : callable, optional
+        Where memory is short: ``spill(n_batches)`` returns a list-like that keeps one array a planned batch on disk, written once
+        each in any order, then read. A policy puts there what grows with the accesses.
     """
 
     n: int
     offsets: Int64s
     ids: Callable[[int], Ints]
     n_planned: int
+    spill: Callable[[int], Any] | None = None
 
     @property
     def n_batches(self) -> int:

@@ -4,18 +4,25 @@ Trace positions are numbered. A backward pass gives each access the position of 
 use" is then one bit a future position: a hit test reads the next bit in order, and eviction clears set bits from the far end. A
 third pass turns the bits, which by then say which rows are really used again, into slots; so a row is admitted only if it will
 be hit, and leaves at its last hit. Belady 1966; at batch granularity Ginex (VLDB 2022), section 4.3.
+
+The inner loops hold no branch that depends on the data: what is used "never", or too far ahead to stay, goes to a position
+behind the last, whose bit is cleared after each batch.
 """
 
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
-from libc.stdlib cimport calloc, free
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 cdef extern from *:
     """
     #include <stdint.h>
-    #define fs_touch(p) __builtin_prefetch((p), 1, 1)
-    #define fs_peek(p) __builtin_prefetch((p), 0, 1)
-    #define fs_popcount __builtin_popcountll
+    #define fs_touch(p) __builtin_prefetch((p), 1, 3)
+    #define fs_peek(p) __builtin_prefetch((p), 0, 3)
     #define fs_top(x) (63 - __builtin_clzll(x))
+    /* Without a popcnt instruction the compiler calls a table look-up; these twelve operations are quicker. */
+    static inline int fs_popcount(uint64_t x) {
+        x -= x >> 1 & 0x5555555555555555u;
+        x = (x & 0x3333333333333333u) + (x >> 2 & 0x3333333333333333u);
+        return (int)(((x + (x >> 4)) & 0x0f0f0f0f0f0f0f0fu) * 0x0101010101010101u >> 56);
+    }
     """
     void fs_touch(const void *p) nogil
     void fs_peek(const void *p) nogil
@@ -30,8 +37,26 @@ ctypedef fused pos_t:
     int32_t
     int64_t
 
+# How many accesses ahead each pass fetches, by measurement on R22: far enough to hide a miss of the last-level cache.
 cdef enum:
-    AHEAD = 24
+    AHEAD = 48
+    AHEAD_BITS = 24
+    AHEAD_SLOTS = 96
+
+
+cdef int64_t outside(const row_t *rows, int64_t k, int64_t n) noexcept nogil:
+    """Index of the first row that is not in ``0 … n - 1``; −1 if none."""
+    cdef int64_t i
+    cdef row_t any_sign = 0, most = 0
+    for i in range(k):
+        any_sign |= rows[i]
+        most = max(most, rows[i])
+    if any_sign >= 0 and (most < n or k == 0):
+        return -1
+    for i in range(k):
+        if rows[i] < 0 or rows[i] >= n:
+            return i
+    return -1
 
 
 def link(const row_t[::1] rows not None, int64_t first, pos_t[::1] last not None, pos_t[::1] nxt not None):
@@ -41,8 +66,8 @@ def link(const row_t[::1] rows not None, int64_t first, pos_t[::1] last not None
 
     Returns the index of an access whose row is out of range, or −1.
     """
-    cdef int64_t i, k = rows.shape[0], n = last.shape[0], bad = -1
-    cdef int64_t row
+    cdef int64_t i, k = rows.shape[0], bad
+    cdef row_t row
     if nxt.shape[0] != k:
         raise ValueError("one next position an access")
     if k == 0:
@@ -51,10 +76,7 @@ def link(const row_t[::1] rows not None, int64_t first, pos_t[::1] last not None
     cdef pos_t *out = &nxt[0]
     cdef pos_t *seen
     with nogil:
-        for i in range(k):
-            if <uint64_t>r[i] >= <uint64_t>n:
-                bad = i
-                break
+        bad = outside(r, k, last.shape[0])
     if bad >= 0:
         return bad
     seen = &last[0]
@@ -69,62 +91,64 @@ def link(const row_t[::1] rows not None, int64_t first, pos_t[::1] last not None
 
 
 cdef class Bits:
-    """One bit a trace position: whether the row accessed there is in the cache until then. Two more bits a position mark bits of
-    rows that have been hit since they came in, and words that are not empty. One owner thread.
+    """One bit a trace position: whether the row accessed there is in the cache until then. Beside each word of 64 lies another
+    whose bits mark rows that have been hit since they came in. One owner thread.
+
+    No position from ``limit`` on is kept: rows whose next use lies there lost to nearer ones, so they are not even entered. Where
+    that leaves the cache with room, the batch is gone through again with a farther limit. So the bits that are touched lie in a
+    stretch of a few batches, which fits a processor's own cache, and eviction looks at no others.
     """
 
+    cdef uint64_t[::1] memory
     cdef uint64_t *words  # two a 64 positions: kept, and hit before
-    cdef uint64_t *summary  # one bit a word
+    cdef uint8_t *marks  # one a 512 positions: 0 if all its words are empty
     cdef readonly int64_t length
+    cdef readonly int64_t capacity
     cdef readonly int64_t count
-    cdef int64_t top_word  # no set bit of a future position lies above it
-    cdef int64_t capacity
+    cdef readonly int64_t limit
+    cdef int64_t limit_batch  # limit == offsets[limit_batch], unless nothing was evicted yet
 
-    def __cinit__(self, int64_t length, int64_t capacity):
-        cdef int64_t n_words = length // 64 + 1
-        self.length = length
+    @staticmethod
+    def words_for(int64_t length):
+        """Return how many 64-bit words of memory a trace of ``length`` accesses needs: a quarter byte an access."""
+        return 2 * (length // 64 + 1) + length // 4096 + 1
+
+    def __init__(self, uint64_t[::1] memory not None, int64_t length, int64_t capacity):
+        """``memory``: zeroed, :meth:`words_for` words."""
+        if memory.shape[0] < Bits.words_for(length):
+            raise ValueError("too little memory for the bits")
+        self.memory = memory
+        self.words = &memory[0]
+        self.marks = <uint8_t *>(self.words + 2 * (length // 64 + 1))
+        self.length = self.limit = length
+        self.limit_batch = -1
         self.capacity = capacity
-        self.words = <uint64_t *>calloc(2 * n_words, sizeof(uint64_t))
-        self.summary = <uint64_t *>calloc(n_words // 64 + 1, sizeof(uint64_t))
-        if self.words == NULL or self.summary == NULL:
-            raise MemoryError
-
-    def __dealloc__(self):
-        free(self.words)
-        free(self.summary)
-
-    @property
-    def nbytes(self):
-        """Bytes held."""
-        return (2 * (self.length // 64 + 1) + self.length // 4096 + 1) * sizeof(uint64_t)
-
-    cdef void keep(self, int64_t position) noexcept nogil:
-        cdef int64_t w = position >> 6
-        self.words[2 * w] |= <uint64_t>1 << (position & 63)
-        self.summary[w >> 6] |= <uint64_t>1 << (w & 63)
-        if w > self.top_word:
-            self.top_word = w
 
     def start(self, const pos_t[::1] positions not None):
         """Mark what the cache holds at the start: the first position of each resident row (paid for, so as if hit before)."""
-        cdef int64_t i
+        cdef int64_t i, q
+        cdef uint64_t bit
         for i in range(positions.shape[0]):
-            if not 0 <= positions[i] < self.length:
+            q = positions[i]
+            if not 0 <= q < self.length:
                 raise ValueError("a resident row is not accessed in this trace")
-            self.keep(positions[i])
-            self.words[2 * (positions[i] >> 6) + 1] |= <uint64_t>1 << (positions[i] & 63)
+            bit = <uint64_t>1 << (q & 63)
+            self.words[2 * (q >> 6)] |= bit
+            self.words[2 * (q >> 6) + 1] |= bit
+            self.marks[q >> 9] = 1
             self.count += 1
 
     cdef int64_t highest(self) noexcept nogil:
-        """The highest word that is not empty, from ``top_word`` down; −1 if none."""
-        cdef int64_t s = self.top_word >> 6
-        cdef uint64_t mask = self.summary[s] & (<uint64_t>-1 >> (63 - (self.top_word & 63)))
-        while mask == 0:
-            s -= 1
-            if s < 0:
-                return -1
-            mask = self.summary[s]
-        return (s << 6) + fs_top(mask)
+        """The highest kept position; −1 if none."""
+        cdef int64_t w, block = self.limit >> 9
+        while block >= 0:
+            if self.marks[block]:
+                for w in range(min((block << 3) + 7, self.length >> 6), (block << 3) - 1, -1):
+                    if self.words[2 * w]:
+                        return (w << 6) + fs_top(self.words[2 * w])
+                self.marks[block] = 0
+            block -= 1
+        return -1
 
     cdef int64_t clear(self, int64_t low, int64_t high, int64_t n, bint spare_hit) noexcept nogil:
         """Clear up to ``n`` bits in ``low … high``, highest first; with ``spare_hit`` never-hit ones. Returns the count."""
@@ -149,8 +173,6 @@ cdef class Bits:
                     self.words[2 * w] &= ~bit
                     chosen &= ~bit
                     done += 1
-            if self.words[2 * w] == 0:
-                self.summary[w >> 6] &= ~(<uint64_t>1 << (w & 63))
             if done == n:
                 break
         return done
@@ -169,12 +191,13 @@ cdef class Bits:
 
     cdef void evict(self, const int64_t *offsets, int64_t n_batches, int64_t now) noexcept nogil:
         """Bring the count down to the capacity: whole batches from the far end, then part of one, never-hit rows first."""
-        cdef int64_t w, position, low, high, middle, inside, excess
+        cdef int64_t position, low = now, high, middle, inside, excess
         while self.count > self.capacity:
-            w = self.highest()
-            self.top_word = w
-            position = (w << 6) + fs_top(self.words[2 * w])
-            low, high = now, n_batches  # the batch that holds the position
+            position = self.highest()
+            if position < 0:  # next positions that are no trace's
+                self.count = 0
+                break
+            low, high = now, n_batches if self.limit_batch < 0 else self.limit_batch  # the batch that holds the position
             while high - low > 1:
                 middle = (low + high) >> 1
                 if offsets[middle] <= position:
@@ -189,42 +212,69 @@ cdef class Bits:
                 excess -= self.clear(offsets[low], position, excess, True)
                 self.clear(offsets[low], position, excess, False)
                 self.count = self.capacity
+        # The far end moves on by about a batch a batch; an eighth of the distance more, so that it is seldom met too early.
+        self.limit_batch = min(n_batches, low + 2 + ((low - now) >> 3))
+        self.limit = offsets[self.limit_batch]
 
-    def run(self, const pos_t[::1] nxt not None, const int64_t[::1] offsets not None, int64_t begin, int64_t end, int64_t origin):
-        """Run batches ``begin … end - 1``; batch b is positions ``offsets[b] … offsets[b+1] - 1``; ``nxt[0]`` is ``origin``'s."""
-        cdef int64_t b, p, q, s, e, n_batches = offsets.shape[0] - 1, length = self.length
-        cdef int64_t w, qa
-        cdef uint64_t hit, bit
-        if begin < 0 or end > n_batches or begin >= end:
-            return
-        if offsets[n_batches] != length or offsets[end] - origin > nxt.shape[0] or origin > offsets[begin]:
-            raise ValueError("the stretch does not cover its batches")
-        if offsets[end] == offsets[begin]:
-            return
-        cdef const pos_t *next_of = &nxt[0] - origin
-        cdef const int64_t *offset = &offsets[0]
+    cdef void enter(self, const pos_t *nxt, int64_t first, int64_t last, int64_t low, int64_t high) noexcept nogil:
+        """Keep the rows of positions ``first … last - 1`` whose next use lies in ``low … high - 1``."""
+        cdef int64_t p, q
+        cdef uint64_t hit
+        for p in range(first, last):
+            q = nxt[p - first]
+            if low <= q < high:
+                hit = self.words[2 * (p >> 6)] >> (p & 63) & 1
+                self.words[2 * (q >> 6)] |= <uint64_t>1 << (q & 63)
+                self.words[2 * (q >> 6) + 1] |= hit << (q & 63)
+                self.marks[q >> 9] = 1
+                self.count += 1
+
+    def run(self, const pos_t[::1] nxt not None, const int64_t[::1] offsets not None, int64_t batch):
+        """Run one batch, positions ``offsets[batch] … offsets[batch + 1] - 1``, whose next positions are ``nxt``.
+
+        Returns the limit: what stays in the cache after this batch is used again before it.
+        """
+        cdef int64_t p, q, s, e, high, n_batches = offsets.shape[0] - 1, length = self.length, limit = self.limit, count = 0
+        cdef int64_t near
+        cdef uint64_t hit
         cdef uint64_t *words = self.words
+        cdef uint64_t *pair
+        cdef uint8_t *marks = self.marks
+        if not 0 <= batch < n_batches or offsets[n_batches] != length:
+            raise ValueError("the offsets are not this trace's")
+        s, e = offsets[batch], offsets[batch + 1]
+        if not 0 <= s <= e <= length or nxt.shape[0] != e - s:
+            raise ValueError("one next position an access")
+        if s == e:
+            return self.limit
+        cdef const pos_t *next_of = &nxt[0]
+        cdef const int64_t *offset = &offsets[0]
         with nogil:
-            for b in range(begin, end):
-                s, e = offset[b], offset[b + 1]
-                for p in range(s, e):
-                    if p + AHEAD < e:
-                        qa = next_of[p + AHEAD] >> 6
-                        fs_touch(words + 2 * qa)
-                        fs_touch(self.summary + (qa >> 6))
-                    hit = words[2 * (p >> 6)] >> (p & 63) & 1
-                    q = next_of[p]
-                    # "Never" is the position behind the last: its bit is set too, and not counted.
-                    w = q >> 6
-                    bit = <uint64_t>1 << (q & 63)
-                    words[2 * w] |= bit
-                    words[2 * w + 1] |= bit * hit
-                    self.summary[w >> 6] |= <uint64_t>(q < length) << (w & 63)
-                    if w > self.top_word and q < length:
-                        self.top_word = w
-                    self.count += (q < length) - <int64_t>hit
-                words[2 * (length >> 6)] &= ~(<uint64_t>1 << (length & 63))
-                self.evict(offset, n_batches, b)
+            for p in range(s, e):
+                if p + AHEAD_BITS < e:
+                    q = next_of[p - s + AHEAD_BITS]
+                    fs_touch(words + 2 * ((length + ((q - length) & -<int64_t>(<uint64_t>q < <uint64_t>limit))) >> 6))
+                hit = words[2 * (p >> 6)] >> (p & 63) & 1
+                q = next_of[p - s]
+                near = <uint64_t>q < <uint64_t>limit
+                q = length + ((q - length) & -near)
+                pair = words + 2 * (q >> 6)
+                pair[0] |= <uint64_t>1 << (q & 63)
+                pair[1] |= hit << (q & 63)
+                marks[q >> 9] = 1
+                count += near - <int64_t>hit
+            pair = words + 2 * (length >> 6)
+            pair[0] &= ~(<uint64_t>1 << (length & 63))
+            pair[1] &= ~(<uint64_t>1 << (length & 63))
+            self.count += count
+            while self.count < self.capacity and self.limit < length:  # rows beyond the limit would have found room
+                high = min(n_batches, self.limit_batch + 1 + max(0, self.limit_batch - batch))
+                self.enter(next_of, s, e, self.limit, offset[high])
+                self.limit_batch = high
+                self.limit = offset[high]
+            if self.count > self.capacity:
+                self.evict(offset, n_batches, batch)
+        return self.limit
 
 
 cdef class Slots:
@@ -254,60 +304,71 @@ cdef class Slots:
             self.free_slots[self.n_free] = slot
             self.n_free += 1
 
-    def changes(self, Bits bits not None, const row_t[::1] rows not None, const pos_t[::1] nxt not None, int64_t first,
-                int32_t[::1] slots not None, int64_t[::1] in_positions not None, int32_t[::1] in_slots not None,
-                int64_t[::1] out_rows not None):
-        """Turn the bits of one batch, positions ``first …``, into its slots (−1: missed) and its changeset.
+    def changes(self, Bits bits not None, const row_t[::1] rows not None, const pos_t[::1] nxt not None, int64_t limit,
+                int32_t[::1] slots not None, int64_t[::1] in_rows not None, int64_t[::1] in_positions not None,
+                int32_t[::1] in_slots not None, int64_t[::1] out_rows not None):
+        """Turn the final bits at one batch's next positions into its slots (−1: missed) and its changeset.
 
-        Returns (hits, rows admitted, rows evicted); the three last arrays have room for a whole batch.
+        ``limit`` is what :meth:`Bits.run` returned for the batch. Returns (rows admitted, rows evicted); the four last arrays
+        have room for a whole batch.
         """
-        cdef int64_t i, k = rows.shape[0], n_in = 0, n_out = 0, n_hits = 0, p, q, row
-        cdef uint64_t *words = bits.words
-        cdef int64_t length = bits.length
+        cdef int64_t i, j, k = rows.shape[0], n_in = 0, n_out = 0, q, length = bits.length, bad
+        cdef const uint64_t *words = bits.words
         cdef int32_t *table
-        cdef int32_t slot
-        cdef bint hit, kept, good = True
-        if min(nxt.shape[0], slots.shape[0], in_positions.shape[0], in_slots.shape[0], out_rows.shape[0]) < k:
+        cdef int32_t slot, gone
+        cdef row_t row
+        if min(nxt.shape[0], slots.shape[0], in_rows.shape[0], in_positions.shape[0], in_slots.shape[0], out_rows.shape[0]) < k:
             raise ValueError("arrays shorter than the batch")
-        if first < 0 or first + k > length:
-            raise ValueError("positions outside the trace")
+        if not 0 <= limit <= length:
+            raise ValueError("a limit outside the trace")
         if k == 0:
-            return 0, 0, 0
+            return 0, 0
+        cdef const row_t *r = &rows[0]
+        cdef const pos_t *next_of = &nxt[0]
+        cdef int32_t *slot_at = &slots[0]
+        cdef int64_t *position_in = &in_positions[0]
+        cdef int64_t *out = &out_rows[0]
+        with nogil:
+            bad = outside(r, k, self.slot_of_row.shape[0])
+        if bad >= 0:
+            raise IndexError(f"row {rows[bad]} at position {bad} is out of range for {self.slot_of_row.shape[0]} rows")
         table = &self.slot_of_row[0]
         with nogil:
             for i in range(k):
-                if i + AHEAD < k:
-                    fs_touch(table + rows[i + AHEAD])
-                    fs_peek(words + 2 * (nxt[i + AHEAD] >> 6))
-                p = first + i
-                q = nxt[i]
-                row = rows[i]
-                hit = words[2 * (p >> 6)] >> (p & 63) & 1
-                kept = q < length and words[2 * (q >> 6)] >> (q & 63) & 1
-                slot = -1
-                if hit:
-                    n_hits += 1
-                    slot = table[row]
-                    if not kept:  # its slot is free for this batch's own admissions: hits are copied before them
-                        table[row] = -1
-                        out_rows[n_out] = row
-                        n_out += 1
-                        self.free_slots[self.n_free] = slot
-                        self.n_free += 1
-                elif kept:
-                    in_positions[n_in] = i
-                    n_in += 1
-                slots[i] = slot
-            good = n_in <= self.n_free
-            if good:
-                for i in range(n_in):
+                if i + AHEAD_SLOTS < k:
+                    fs_touch(table + r[i + AHEAD_SLOTS])
+                    q = next_of[i + AHEAD_SLOTS]
+                    fs_peek(words + 2 * ((length + ((q - length) & -<int64_t>(<uint64_t>q < <uint64_t>limit))) >> 6))
+                q = next_of[i]
+                q = length + ((q - length) & -<int64_t>(<uint64_t>q < <uint64_t>limit))
+                gone = <int32_t>(words[2 * (q >> 6)] >> (q & 63) & 1) - 1  # −1: not in the cache after this batch
+                row = r[i]
+                slot = table[row]
+                slot_at[i] = slot
+                table[row] = slot | gone
+                out[n_out] = i
+                n_out += <uint32_t>(~slot & gone) >> 31
+                position_in[n_in] = i
+                n_in += <uint32_t>(slot & ~gone) >> 31
+            # Slots that come free are there for this batch's own admissions: hits are copied before them.
+            for j in range(n_out):
+                i = out[j]
+                self.free_slots[self.n_free] = slot_at[i]
+                self.n_free += 1
+                out[j] = r[i]
+            if n_in <= self.n_free:
+                for j in range(n_in):
+                    row = r[position_in[j]]
                     self.n_free -= 1
                     slot = self.free_slots[self.n_free]
-                    in_slots[i] = slot
-                    table[rows[in_positions[i]]] = slot
-        if not good:
+                    in_slots[j] = slot
+                    in_rows[j] = row
+                    table[row] = slot
+            else:
+                bad = n_in
+        if bad >= 0:
             raise AssertionError("more rows admitted than slots")
-        return n_hits, n_in, n_out
+        return n_in, n_out
 
 
 def bits_at(Bits bits not None, const pos_t[::1] positions not None, uint8_t[::1] out not None):
@@ -315,7 +376,7 @@ def bits_at(Bits bits not None, const pos_t[::1] positions not None, uint8_t[::1
     cdef int64_t i, q
     for i in range(positions.shape[0]):
         q = positions[i]
-        out[i] = q < bits.length and bits.words[2 * (q >> 6)] >> (q & 63) & 1
+        out[i] = 0 <= q < bits.length and bits.words[2 * (q >> 6)] >> (q & 63) & 1
 
 
 def next_uses(const row_t[::1] rows not None, int64_t batch, int64_t[::1] ptr not None, const int64_t[::1] end not None,
