@@ -33,6 +33,7 @@ from harness import (
     have_fio,
     main,
     scratch,
+    status,
 )
 
 GROUP_BYTES = 1 << 30
@@ -42,14 +43,6 @@ SUPERBATCH_BYTES = 680 << 20  # budget in 1 GiB where run files are written: the
 
 
 # -- what runs in a child ------------------------------------------------------------------------------------------------------
-
-
-def status(field: str) -> int:
-    """A figure of /proc/self/status in bytes: ``VmRSS`` is resident memory now, ``VmHWM`` the most so far."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field + ":"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError(f"/proc/self/status holds no {field}")
 
 
 def child(job: dict[str, Any]) -> dict[str, Any]:

@@ -187,6 +187,19 @@ def bytes_read_by_kernel() -> int:
     raise RuntimeError("/proc/self/io holds no read_bytes")
 
 
+def status(field: str) -> int:
+    """A figure of /proc/self/status in bytes: ``VmRSS`` is resident memory now, ``VmHWM`` the most so far."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"/proc/self/status holds no {field}")
+
+
+def reset_peak() -> None:
+    """Make this process's ``VmHWM`` start again from what is resident now."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
 def drop_from_page_cache(path: Path) -> None:
     """Ask the kernel to forget the cached pages of a file, or of all files below a folder; needs no privilege."""
     for file in [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]:

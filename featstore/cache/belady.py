@@ -136,15 +136,13 @@ class Belady(PlannedPolicy):
         unused = self._kept.array("unused", longest, kind)
         for b in range(window.n_batches - 1, -1, -1):
             ids = window.ids(b)
-            nxt: Ints
-            if b >= window.n_planned:  # only looked ahead to: where its rows come first is all that counts
-                nxt = unused[: len(ids)]
-            else:
-                nxt = next_of[b] if spill is None else np.empty(len(ids), kind)
+            # Of what is only looked ahead to, where its rows come first is all that counts.
+            is_planned = b < window.n_planned
+            nxt: Ints = (next_of[b] if spill is None else np.empty(len(ids), kind)) if is_planned else unused[: len(ids)]
             bad = _core.link(ids, int(offsets[b]), last, nxt)
             if bad >= 0:
                 raise IndexError(f"row {ids[bad]} at position {bad} of batch {b} is out of range for {window.n} rows")
-            if spill is not None and b < window.n_planned:
+            if is_planned and spill is not None:
                 next_of[b] = nxt
         return next_of, last
 
@@ -158,9 +156,7 @@ class Belady(PlannedPolicy):
         for b in range(window.n_planned):
             ids = window.ids(b)
             slots = np.empty(len(ids), np.int32)
-            n_in, n_out = self._slots.changes(
-                bits, ids, next_of[b], limits[b], slots, in_rows, in_positions, in_slots, out_rows
-            )
+            n_in, n_out = self._slots.changes(bits, ids, next_of[b], limits[b], slots, in_rows, in_positions, in_slots, out_rows)
             gone = out_rows[:n_out]
             changes = Changeset(
                 in_rows=in_rows[:n_in].copy(),

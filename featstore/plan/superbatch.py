@@ -33,7 +33,7 @@ from featstore.sampling.batch import SampledBatch
 from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.storage.sections import SectionFile, SectionWriter
 
-__all__ = ["SuperbatchInspector", "Switch", "planning_bytes"]
+__all__ = ["SuperbatchInspector", "Switch", "planning_bytes", "write_plan"]
 
 Ints = npt.NDArray[np.int32 | np.int64]
 Int64s = npt.NDArray[np.int64]
@@ -74,7 +74,8 @@ class PlanFile:
         self._file.remove()
 
 
-def _write_plan(writer: SectionWriter, planned: PlannedBatch) -> None:
+def write_plan(writer: SectionWriter, planned: PlannedBatch) -> None:
+    """Append a batch's plan to a run file."""
     changes = planned.changes
     rows = changes.out_rows
     writer.append(planned.slots)
@@ -374,7 +375,7 @@ class SuperbatchInspector:
                 rows = window.first_rows(self._capacity)
                 self._policy.start(self._capacity, PolicyContext(self._n_rows, 1), rows)
             for planned in self._policy.plan(window):
-                _write_plan(writer, planned)
+                write_plan(writer, planned)
                 self._check()
             plans = PlanFile(writer.finish())
         if self._switch is not None:
