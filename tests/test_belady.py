@@ -20,6 +20,7 @@ from featstore.cache.table import FeatureCache
 from featstore.errors import ClosedError, FeatstoreError, FormatError, PluginError
 from featstore.gather.plan import Tier
 from featstore.plan.simulate import simulate
+from featstore.plan.superbatch import Spill, planning_bytes
 from featstore.plan.trace import Trace, TraceWriter, record
 from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.storage.sections import SectionFile, SectionWriter
@@ -166,6 +167,47 @@ def test_next_positions_may_be_spilled(tmp_path: Path) -> None:
         assert np.array_equal(a.slots, b.slots)
         assert np.array_equal(a.changes.in_slots, b.changes.in_slots)
     on_disk.close()
+
+
+def test_what_is_held_is_what_is_reserved(tmp_path: Path) -> None:
+    """Between windows with look-ahead the planner keeps its arrays; they never come to more than the ledger was told."""
+    rng = np.random.default_rng(7)
+    n, capacity = 50_000, 5_000
+    batches = [np.unique((n * rng.random(9000) ** 2).astype(np.int32)) for _ in range(12)]
+    for spilled in (False, True):
+        policy = Belady()
+        policy.start(capacity, PolicyContext(n, 1))
+        disk = DiskBudget(None)
+        files: list[Spill] = []
+
+        def spill(k: int, files: list[Spill] = files, disk: DiskBudget = disk) -> Spill:
+            files.append(Spill(str(tmp_path / f"next-{len(files)}"), disk))
+            return files[-1]
+
+        for first in (0, 4, 8):
+            seen = batches[first : first + 8]
+            offsets = np.cumsum([0] + [len(batch) for batch in seen]).astype(np.int64)
+            for _ in policy.plan(Window(n, offsets, seen.__getitem__, 4, spill if spilled else None)):
+                size = (n, int(offsets[-1]), int(offsets[4]), max(map(len, seen)))
+                assert policy.nbytes <= planning_bytes(*size, spilled=spilled)
+                assert spilled or policy.nbytes > 4 * int(offsets[4])
+        for file in files:
+            file.remove()
+        assert disk.used == 0
+        assert (disk.peak > 4 * sum(map(len, batches))) == spilled
+        assert not list(tmp_path.iterdir())
+        assert policy.nbytes == 4 * n + 4 * capacity  # the last window looked no further
+
+
+def test_batches_of_very_different_size() -> None:
+    """Where the far end of what stays jumps to and fro, the limit on what is entered changes nothing."""
+    rng = np.random.default_rng(8)
+    n = 400
+    for _ in range(40):
+        lengths = rng.choice([0, 1, 3, 40, 300], rng.integers(5, 60))
+        batches = [rng.permutation(n)[:length].tolist() for length in lengths]
+        capacity = int(rng.choice([1, 7, 60, 250, 399]))
+        assert run_windows(n, batches, capacity, len(batches), 0) == optimal_loads(batches, capacity)
 
 
 def test_positions_beyond_32_bits() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import featstore
+from featstore.plan import superbatch
 from featstore.plan.simulate import simulate
 from featstore.plan.trace import record
 from tests.conftest import make_graph
@@ -208,3 +209,82 @@ def test_tight_memory_is_slow_or_an_error_never_a_hang(dataset: Path, ondemand: 
     assert outcomes[0]
     assert not outcomes[-1]
     assert outcomes == sorted(outcomes, reverse=True)
+
+
+@pytest.mark.parametrize("options", [{}, {"overlap": False}, {"superbatch": 1}, {"threads": 3}])
+def test_spilled_next_positions_give_the_same_batches(
+    dataset: Path, ondemand: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    """Next positions in the run directory: same batches, same loads, nothing left."""
+    options = {"strategy": "superbatch", "superbatch": 7, "feature_cache": 0.05, "run_dir": tmp_path / "runs"} | options
+    _, in_memory = batches(dataset, **options)
+    spills = []
+    spill, decide = superbatch.Spill.__init__, superbatch.SuperbatchInspector._must_spill
+    monkeypatch.setattr(superbatch.Spill, "__init__", lambda self, *given: (spills.append(given), spill(self, *given))[1])
+    monkeypatch.setattr(superbatch.SuperbatchInspector, "_must_spill", lambda self, *given: (decide(self, *given), True)[1])
+    found, stats = batches(dataset, **options)
+    assert len(spills) == 2 * -(-25 // options["superbatch"])
+    assert same(found, ondemand)
+    assert stats["rows_loaded"] == in_memory["rows_loaded"]
+    assert not os.path.exists(tmp_path / "runs")
+
+
+def test_a_window_beyond_the_planners_share_is_spilled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where next positions would take more than the planner's share they go to disk, and the budget is kept."""
+    spills = []
+    spill = superbatch.Spill.__init__
+    monkeypatch.setattr(superbatch.Spill, "__init__", lambda self, *given: (spills.append(given), spill(self, *given))[1])
+    indptr, indices = make_graph(N, 40.0)
+    features = {"z": np.random.default_rng(1).integers(0, 256, (N, 7), dtype=np.uint8)}
+    dataset, labels = tmp_path / "dense", {"train_idx": np.arange(1000)}
+    featstore.OutOfCoreGraph.create(dataset, indptr, indices, features, labels, progress=False).close()
+    found = {}
+    for memory in ("8MB", "880KB"):
+        with featstore.open(dataset, memory=memory) as g:
+            sampler = featstore.NeighborSampler(g, [10, 10], seed=1)
+            options: dict[str, Any] = {
+                "batch_size": 10,
+                "features": ["z"],
+                "feature_cache": 0.05,
+                "prefetch": 1,
+                "seed": 2,
+                "labels": None,
+            }
+            with featstore.Loader(
+                g, sampler, g.node_data["train_idx"], strategy="superbatch", superbatch=50, run_dir=tmp_path / "runs", **options
+            ) as loader:
+                found[memory] = [(batch.input_ids.clone(), batch.features["z"].clone()) for batch in loader]
+                lengths = np.array([len(ids) for ids, _ in found[memory]])
+                size = (N, int(lengths.sum()), int(lengths[:50].sum()), int(lengths.max()))
+                is_spilled = superbatch.planning_bytes(*size) > g.budget.total // superbatch.PLANNER_SHARE
+                held = g.memory_report()["planner"]
+                assert (held < superbatch.planning_bytes(*size)) == is_spilled
+                assert held >= superbatch.planning_bytes(*size, spilled=is_spilled)
+            assert g.budget.peak <= g.budget.total
+        assert len(spills) == (0 if memory == "8MB" else 2)
+    assert is_spilled
+    for (ids, rows), (other_ids, other_rows) in zip(*found.values(), strict=True):
+        assert torch.equal(ids, other_ids)
+        assert torch.equal(rows, other_rows)
+
+
+def test_a_full_disk_in_a_spill_is_the_loops_error(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(superbatch.SuperbatchInspector, "_must_spill", lambda *_: True)
+    append = superbatch.SectionWriter.append
+
+    def full(self: Any, array: Any) -> int:
+        if self.path.endswith("next-1"):
+            self.abort()
+            raise OSError(28, "No space left on device", self.path)
+        return append(self, array)
+
+    monkeypatch.setattr(superbatch.SectionWriter, "append", full)
+    with featstore.open(dataset, memory="64MB") as g:
+        sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
+        with featstore.Loader(
+            g, sampler, g.node_data["train_idx"], batch_size=40, strategy="superbatch", superbatch=5, run_dir=tmp_path / "runs"
+        ) as loader:
+            with pytest.raises(OSError, match="next-1") as caught:
+                list(loader)
+            assert caught.value.errno == 28
+        assert not os.path.exists(tmp_path / "runs")

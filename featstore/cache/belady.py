@@ -34,11 +34,15 @@ class _Kept:
     def nbytes(self) -> int:
         return sum(memory.nbytes for memory in self._memory.values())
 
+    def drop(self, name: str) -> None:
+        """Let go of one."""
+        self._memory.pop(name, None)
+
     def array(self, name: str, length: int, dtype: npt.DTypeLike) -> Ints:
         """Return ``length`` items with whatever they hold."""
         n_bytes = length * np.dtype(dtype).itemsize
         if self._memory.get(name, EMPTY_ROWS).nbytes < n_bytes:
-            self._memory.pop(name, None)  # before the new one is made
+            self.drop(name)  # before the new one is made
             self._memory[name] = huge_array(n_bytes)
         held = self._memory.get(name)
         return np.empty(0, dtype) if held is None else held[:n_bytes].view(dtype)
@@ -132,6 +136,7 @@ class Belady(PlannedPolicy):
             held = self._kept.array("next", int(offsets[window.n_planned]), kind)
             next_of = [held[offsets[b] : offsets[b + 1]] for b in range(window.n_planned)]
         else:
+            self._kept.drop("next")
             next_of = spill(window.n_planned)
         unused = self._kept.array("unused", longest, kind)
         for b in range(window.n_batches - 1, -1, -1):

@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -33,17 +33,36 @@ from featstore.sampling.batch import SampledBatch
 from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.storage.sections import SectionFile, SectionWriter
 
-__all__ = ["SuperbatchInspector", "Switch", "planning_bytes", "write_plan"]
+__all__ = ["PLANNER_SHARE", "SuperbatchInspector", "Switch", "planning_bytes", "write_plan"]
 
 Ints = npt.NDArray[np.int32 | np.int64]
 Int64s = npt.NDArray[np.int64]
 SECTIONS = 4  # a batch's: slots, positions and slots admitted, rows evicted
 
 
-def planning_bytes(n_rows: int, n_accesses: int) -> int:
-    """Return what planning windows of ``n_accesses`` holds: next positions, bits, the last position and the slot of each row."""
+PLANNER_SHARE = 8  # next positions that make planning need more than this part of the memory are spilled
+BATCH_BYTES = 64  # an access of the longest batch: its ids, next positions, slots and changes while it is planned
+
+
+def planning_bytes(n_rows: int, n_accesses: int, n_planned: int | None = None, longest: int = 0, *, spilled: bool = False) -> int:
+    """Return what planning windows holds.
+
+    Parameters
+    ----------
+    n_rows : int
+        For each: the last position, the slot, and a list of those cached.
+    n_accesses : int
+        Of a window, look-ahead included; a bit or two each.
+    n_planned : int, optional
+        Accesses that are planned, whose next positions are held; all by default.
+    longest : int
+        Accesses of a window's longest batch.
+    spilled : bool
+        Next positions are on disk.
+    """
     width = 4 if n_accesses < 2**31 - 1 else 8
-    return (width + 1) * n_accesses + (width + 12) * n_rows
+    held = 0 if spilled else (width + 1) * (n_accesses if n_planned is None else n_planned)
+    return held + n_accesses // 3 + BATCH_BYTES * longest + (width + 12) * n_rows
 
 
 class PlanFile:
@@ -82,6 +101,37 @@ def write_plan(writer: SectionWriter, planned: PlannedBatch) -> None:
     writer.append(changes.in_positions.astype(np.int32))
     writer.append(changes.in_slots)
     writer.append(rows.astype(np.int32) if not len(rows) or int(rows.max()) < 2**31 else rows)
+
+
+class Spill:
+    """Next positions of a window's planned batches in a run file, for as long as they are needed.
+
+    Parameters
+    ----------
+    path : str
+    disk : DiskBudget
+    """
+
+    def __init__(self, path: str, disk: DiskBudget) -> None:
+        self._writer = SectionWriter(path, "next", disk)
+        self._numbers: dict[int, int] = {}
+        self._file: SectionFile | None = None
+
+    def __setitem__(self, batch: int, positions: npt.NDArray[np.int32 | np.int64]) -> None:
+        self._numbers[batch] = self._writer.append(positions)
+
+    def __getitem__(self, batch: int) -> npt.NDArray[np.int32 | np.int64]:
+        """Read one back; nothing more can be written afterwards."""
+        if self._file is None:
+            self._file = self._writer.finish()
+        return self._file[self._numbers[batch]]
+
+    def remove(self) -> None:
+        """Delete the file."""
+        if self._file is None:
+            self._writer.abort()
+        else:
+            self._file.remove()
 
 
 class Switch(Protocol):
@@ -132,7 +182,8 @@ class SuperbatchInspector:
     runs : RunDirectory
     disk : DiskBudget
     memory : Reservation
-        What planning may hold; grown where a window is larger than was expected.
+        What planning may hold; grown where a window is larger than was expected. Where that would be more than an eighth of the
+        memory, or more than there is, next positions are spilled to ``runs``.
     pool : BufferPool
     threads : int
         Batches sampled at once.
@@ -361,14 +412,18 @@ class SuperbatchInspector:
             assert ahead is not None
             return ahead.samples.ids(b - n)
 
-        window = Window(self._n_rows, offsets, ids, n)
-        needed = planning_bytes(self._n_rows, int(offsets[-1]))
-        if needed > self._memory.n_bytes:
-            self._pool.trim()
-            self._memory.resize(needed)
+        removed_after = ExitStack()
+
+        def spill(_: int) -> Spill:
+            positions = Spill(self._runs.file(f"next-{k}"), self._disk)
+            removed_after.callback(positions.remove)
+            return positions
+
+        window = Window(self._n_rows, offsets, ids, n, spill if self._must_spill(lengths, n) else None)
         rows = NO_ROWS
         with (
             self._time("plan"),
+            removed_after,
             SectionWriter(self._runs.file(f"plan-{k}"), "plan", self._disk) as writer,
         ):
             if self._switch is not None:
@@ -386,6 +441,29 @@ class SuperbatchInspector:
                 plans.remove()
                 raise
         return plans
+
+    def _must_spill(self, lengths: Int64s, n_planned: int) -> bool:
+        """Reserve what planning a window of batches of these lengths holds; return whether next positions must go to disk.
+
+        Raises
+        ------
+        BudgetError
+            Planning does not fit the memory even so.
+        """
+        size = (self._n_rows, int(lengths.sum()), int(lengths[:n_planned].sum()), int(lengths.max(initial=0)))
+        needed = planning_bytes(*size)
+        if needed <= self._memory.n_bytes:
+            return False
+        self._pool.trim()
+        if needed <= self._memory.budget.total // PLANNER_SHARE:
+            try:
+                self._memory.resize(needed)
+            except BudgetError:
+                pass
+            else:
+                return False
+        self._memory.resize(max(self._memory.n_bytes, planning_bytes(*size, spilled=True)))
+        return True
 
 
 class _Stopped(Exception):

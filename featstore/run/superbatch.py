@@ -18,7 +18,7 @@ from featstore.gather.ahead import ReadAhead
 from featstore.gather.executor import Tally
 from featstore.graph.policyinputs import Given
 from featstore.partition.batcher import EpochOrder
-from featstore.plan.superbatch import SuperbatchInspector, planning_bytes
+from featstore.plan.superbatch import PLANNER_SHARE, SuperbatchInspector, planning_bytes
 from featstore.run.strategy import EpochRun, Planning, Prepared, Setup
 from featstore.run.switch import CacheSwitch, NoSwitch
 from featstore.storage.rundir import DiskBudget, RunDirectory
@@ -51,8 +51,11 @@ class Superbatch:
             stored = n_accesses * (width + 12) + sum(4 * (len(block.src) + block.n_dst) for block in sampled.blocks)
         self._planning = replace(setup.planning, superbatch=_choose_size(setup, n_accesses, stored))
         # Batches differ in size by a few percent, and a window is two superbatches.
-        window = int(self._planning.superbatch) * (2 if setup.planning.overlap else 1)
-        needed = planning_bytes(graph.num_nodes, window * n_accesses * 9 // 8)
+        longest = n_accesses * 9 // 8
+        planned = int(self._planning.superbatch) * longest
+        window = (graph.num_nodes, planned * (2 if setup.planning.overlap else 1), planned, longest)
+        room = min(graph.budget.total // PLANNER_SHARE, graph.budget.available)
+        needed = planning_bytes(*window, spilled=planning_bytes(*window) > room)
         if not setup.planning.overlap:
             needed = max(needed, SCORING_BYTES * graph.num_nodes)
         self._memory = graph.budget.reserve("planner", needed)
@@ -114,7 +117,7 @@ def _ahead_bytes(setup: Setup, n_bytes: int) -> int:
 
 
 def _choose_size(setup: Setup, n_accesses: int, stored: int) -> int:
-    """As many batches as the disk and an eighth of the memory allow, by the rows and stored bytes of one sampled batch."""
+    """As many batches as disk and the planner's share of memory allow, by the rows and stored bytes of one sampled batch."""
     planning, graph = setup.planning, setup.graph
     assert planning is not None
     if not isinstance(planning.superbatch, str):
@@ -124,8 +127,8 @@ def _choose_size(setup: Setup, n_accesses: int, stored: int) -> int:
         disk = shutil.disk_usage(os.path.dirname(planning.run_dir) or ".").free // 4
     # Four superbatches lie on disk at once; in the serial schedule one, and a neighbour cache in a quarter of the disk.
     by_disk = disk // (4 * stored + 1) if planning.overlap else disk // 4 * 3 // (stored + 1)
-    spare = max(0, graph.budget.total // 8 - planning_bytes(graph.num_nodes, 0))
-    by_memory = spare // (planning_bytes(0, n_accesses) * (2 if planning.overlap else 1) + 1)
+    spare = max(0, graph.budget.total // PLANNER_SHARE - planning_bytes(graph.num_nodes, 0, longest=n_accesses))
+    by_memory = spare // (planning_bytes(0, n_accesses * (2 if planning.overlap else 1), n_accesses) + 1)
     return int(max(1, min(by_disk, by_memory, MOST_AUTO_BATCHES, len(setup.batcher))))
 
 
