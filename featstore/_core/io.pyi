@@ -10,6 +10,8 @@ SUMS_PER_PAGE: int
 MAX_SORTED_ROWS: int
 MAX_ROWS: int
 
+def direct_mode(fd: int) -> str: ...
+
 @type_check_only
 class SumsLoader(Protocol):
     capacity: int

@@ -101,6 +101,13 @@ class PagedSums:
             self._slot_of_page[page] = slot
             self._page_of_slot[slot] = page
 
+    def table_pages(self, first: int, n: int) -> npt.NDArray[np.uint8]:
+        """Read pages of the table past the clock: a scan would only drive out what gathers want."""
+        pages = np.empty((n, PAGE_BYTES), np.uint8)
+        with self._borrow(0) as engine:
+            engine.read(self._table, first, n, pages)
+        return pages
+
     def gather(
         self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8], positions: npt.NDArray[np.int64] | None, gap: int
     ) -> tuple[int, int]:

@@ -280,6 +280,8 @@ class RowFile:
         self.layout = layout
         self.n_rows = n_rows
         self.row_bytes = layout.row_bytes
+        self.seed = seed
+        self._sums_seed = sums_seed
         self.stats = ReadStats()
         self._lock = threading.Condition()
         self._users = 0
@@ -309,6 +311,44 @@ class RowFile:
         """``"direct"`` or ``"buffered: …"`` with the reason."""
         return self._file.mode
 
+    @property
+    def is_direct(self) -> bool:
+        """Whether reads bypass the page cache."""
+        return self._file.direct
+
+    @property
+    def verifies(self) -> bool:
+        """Whether every page that is read is checked."""
+        return self._sums_pages is not None or self._paged is not None
+
+    @property
+    def n_sums_pages(self) -> int:
+        """Pages of the table of checksums."""
+        return -(-(self._file.size // PAGE_BYTES) // SUMS_PER_PAGE)
+
+    def duplicate(self) -> int:
+        """Return another descriptor of the open file, the caller's to close."""
+        with self._in_use():
+            return os.dup(self._file.fd_number)
+
+    def sums_pages(self, first: int, n: int) -> list[npt.NDArray[np.uint64]]:
+        """Return pages of the table of checksums, checked, each uint64 [512]; from memory where the table is there.
+
+        Raises
+        ------
+        CorruptionError, OSError
+            The table is damaged or cannot be read.
+        """
+        with self._in_use():
+            if self._sums_pages is not None:
+                return [self._sums_pages[number].view(np.uint64) for number in range(first, first + n)]
+            assert self._paged is not None, "nothing is verified"
+            pages = self._paged.table_pages(first, n)
+            self._count(0, 1, pages.nbytes)
+        for number in range(n):
+            self._check_sums_page(first + number, pages[number], self._sums_seed)
+        return [page.view(np.uint64) for page in pages]
+
     def _load_sums(self, seed: int, sums_seed: int) -> None:
         n_pages = -(-(self._file.size // PAGE_BYTES) // SUMS_PER_PAGE)
         table = File(f"{self.path}.sums", PAGE_BYTES, 1, PAGE_BYTES, n_pages, 0, n_pages * PAGE_BYTES)
@@ -335,12 +375,15 @@ class RowFile:
         for number in range(n_pages):
             self._set_sums_page(number, pages[number], sums_seed)
 
-    def _set_sums_page(self, number: int, page: npt.NDArray[np.uint8], sums_seed: int) -> None:
+    def _check_sums_page(self, number: int, page: npt.NDArray[np.uint8], sums_seed: int) -> None:
         words = page.view(np.uint64)
         found = xxhash.xxh3_64_intdigest(page[: 8 * SUMS_PER_PAGE].data, (sums_seed + number) % 2**64)
         if found != int(words[SUMS_PER_PAGE].astype("<u8")):
             raise CorruptionError("the table of checksums is damaged", f"{self.path}.sums", number * PAGE_BYTES)
-        self._file.set_sums_page(number, words)
+
+    def _set_sums_page(self, number: int, page: npt.NDArray[np.uint8], sums_seed: int) -> None:
+        self._check_sums_page(number, page, sums_seed)
+        self._file.set_sums_page(number, page.view(np.uint64))
 
     def _scan(self) -> None:
         budget = self._reader.budget

@@ -126,6 +126,19 @@ cdef int raise_pending() except -1:
     return -1 if PyErr_Occurred() != NULL else 0
 
 
+def direct_mode(int fd):
+    """Make reads and writes of ``fd`` bypass the page cache where whole pages can; returns ``"direct"`` or ``"buffered: why"``."""
+    cdef long align = fs_dio_align(fd)
+    if align == 0:
+        return "buffered: the file system has no direct I/O"
+    if align > <long>FS_PAGE:
+        return f"buffered: direct I/O would need {align}-byte alignment"
+    error = fs_set_direct(fd)
+    if error:
+        return f"buffered: O_DIRECT refused ({os.strerror(-error)})"
+    return "direct" if align > 0 else "direct: the kernel does not report its alignment"
+
+
 cdef class File:
     """An open row file: descriptor, geometry and, where pages are verified, their sums. Thread-safe but for ``close``."""
 
@@ -173,22 +186,8 @@ cdef class File:
         self._choose_mode(direct)
 
     def _choose_mode(self, bint direct):
-        cdef long align
-        if not direct:
-            self.mode = "buffered: asked for"
-            return
-        align = fs_dio_align(self.fd)
-        if align == 0:
-            self.mode = "buffered: the file system has no direct I/O"
-        elif align > <long>FS_PAGE:
-            self.mode = f"buffered: direct I/O would need {align}-byte alignment"
-        else:
-            error = fs_set_direct(self.fd)
-            if error:
-                self.mode = f"buffered: O_DIRECT refused ({os.strerror(-error)})"
-            else:
-                self.direct = True
-                self.mode = "direct" if align > 0 else "direct: the kernel does not report its alignment"
+        self.mode = direct_mode(self.fd) if direct else "buffered: asked for"
+        self.direct = self.mode.startswith("direct")
         if not self.direct:
             os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_RANDOM)
 

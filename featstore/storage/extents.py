@@ -1,0 +1,435 @@
+"""Extents: copies of a row file's rows, those of a batch together, each batch's on pages of their own, in one file.
+
+The file is a row file of pages (kind ``extents``): extent after extent, dense rows from a page's start, zeros to the end of the
+extent's last page. It is filled by *batched packing*: one sequential pass over the blocks of the base file that hold any wanted row
+fills all extents, each through a write buffer of its own; in episodes of fewer batches where the buffers exceed the memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from featstore._core.io import direct_mode
+from featstore._core.stream import Packer
+from featstore.errors import BudgetError
+from featstore.storage.format import Header, file_bytes, page_sum, sums_bytes, sums_seed
+from featstore.storage.layout import PAGE_BYTES, RowLayout
+from featstore.storage.pagestream import PIECE_BYTES, PageStream, least_window
+from featstore.storage.reader import Reader, ReadStats, RowFile
+from featstore.storage.rundir import DiskBudget
+from featstore.storage.writer import FileRecord, fsync_directory, pwrite_all
+
+__all__ = ["Episode", "ExtentMap", "ExtentSource", "ExtentWriter", "episodes"]
+
+Int64s = npt.NDArray[np.int64]
+Ids = npt.NDArray[np.int32] | npt.NDArray[np.int64]
+
+KIND = "extents"
+PAGES = RowLayout(PAGE_BYTES, 1, PAGE_BYTES)
+MOST_BUFFER, LEAST_BUFFER = 512 << 10, 128 << 10
+SPARE_BUFFERS = 8  # full ones on their way to the device
+WRITERS = 3
+WINDOW_BYTES = 16 * PIECE_BYTES
+_STEP = 16  # pieces between two looks at signals and the progress bar
+
+
+class ExtentMap:
+    """Where the extents of a file lie.
+
+    Parameters
+    ----------
+    n_rows : int64 array, shape (n,)
+        Rows of each extent.
+    row_bytes : int
+
+    Attributes
+    ----------
+    n_pages, first_page : int64 array, shape (n,)
+        Pages of each, and the first, the file's header page counted.
+    """
+
+    def __init__(self, n_rows: Int64s, row_bytes: int) -> None:
+        self.n_rows = np.asarray(n_rows, np.int64)
+        self.row_bytes = row_bytes
+        self.n_pages: Int64s = -(-self.n_rows * row_bytes // PAGE_BYTES)
+        self.first_page: Int64s = 1 + np.cumsum(self.n_pages) - self.n_pages
+
+    @property
+    def total_pages(self) -> int:
+        """Pages of all extents."""
+        return int(self.n_pages.sum())
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes of the file and its side file."""
+        n_bytes = file_bytes(PAGES, self.total_pages)
+        return n_bytes + sums_bytes(n_bytes)
+
+
+class Episode:
+    """Extents ``begin … end - 1``, filled in one pass with write buffers of ``buffer_bytes``."""
+
+    def __init__(self, begin: int, end: int, buffer_bytes: int) -> None:
+        self.begin, self.end, self.buffer_bytes = begin, end, buffer_bytes
+
+
+def _least_bytes(row_bytes: int, n_rows: int, id_bytes: int) -> int:
+    buffer = min(LEAST_BUFFER, -(-n_rows * row_bytes // PAGE_BYTES) * PAGE_BYTES)
+    return 2 * buffer + id_bytes * n_rows + least_window()
+
+
+def episodes(extents: ExtentMap, n_bytes: int, id_bytes: int) -> list[Episode]:
+    """Group consecutive extents so that a group's buffers, rows and reads fit in ``n_bytes``.
+
+    Raises
+    ------
+    BudgetError
+        One extent alone does not fit; ``needed`` says what would.
+    """
+    found: list[Episode] = []
+    begin, n = 0, len(extents.n_rows)
+    while begin < n:
+        room = n_bytes - min(WINDOW_BYTES, max(least_window(), n_bytes // 4))
+        ids = np.cumsum(extents.n_rows[begin:]) * id_bytes
+        longest = int(extents.n_pages[begin:].max()) * PAGE_BYTES
+        buffer = min(MOST_BUFFER, max(longest, PAGE_BYTES))
+        while True:
+            count = np.arange(1, n - begin + 1)
+            fits = int(np.searchsorted(ids + (count + np.minimum(count, SPARE_BUFFERS)) * buffer, room, side="right"))
+            if fits == n - begin or buffer <= LEAST_BUFFER:
+                break
+            buffer = max(LEAST_BUFFER, buffer // 2 // PAGE_BYTES * PAGE_BYTES)
+        if not fits:
+            buffer = min(buffer, int(extents.n_pages[begin]) * PAGE_BYTES)
+            needed = _least_bytes(extents.row_bytes, int(extents.n_rows[begin]), id_bytes) * 4 // 3 + PAGE_BYTES
+            if needed > n_bytes:
+                raise BudgetError(f"packing one batch takes {needed} bytes, not {n_bytes}; at least {needed} would do", needed)
+            fits = 1
+        found.append(Episode(begin, begin + fits, max(buffer, PAGE_BYTES)))
+        begin += fits
+    return found
+
+
+def _needed_runs(base: RowFile, rows: Sequence[Ids]) -> Int64s:
+    """Return the runs of pages to scan: the blocks of the base file, 1 MiB each, that hold any of the rows."""
+    layout, size = base.layout, PAGE_BYTES + base.layout.data_bytes(base.n_rows)
+    wanted = np.zeros(-(-size // PIECE_BYTES) + 1, bool)
+    span = (layout.row_bytes - 1) // PIECE_BYTES + 1
+    for ids in rows:
+        start = PAGE_BYTES + ids // layout.group_rows * np.int64(layout.group_bytes) + ids % layout.group_rows * layout.row_bytes
+        for k in range(span):
+            wanted[(start + k * PIECE_BYTES) // PIECE_BYTES] = True
+        wanted[(start + layout.row_bytes - 1) // PIECE_BYTES] = True
+    blocks = np.flatnonzero(wanted[:-1])
+    first = blocks * (PIECE_BYTES // PAGE_BYTES)
+    count = np.minimum(PIECE_BYTES // PAGE_BYTES, size // PAGE_BYTES - first)
+    return np.stack([first, count], axis=1)
+
+
+class ExtentWriter:
+    """Write a file of extents; it appears when :meth:`finish` returns.
+
+    Parameters
+    ----------
+    path : path-like
+    extents : ExtentMap
+    disk : DiskBudget, optional
+        Pays for the whole file before it is made.
+
+    Raises
+    ------
+    OSError
+        ENOSPC: the disk or its budget is too small; nothing is left.
+
+    Notes
+    -----
+    A context manager: leaving it without :meth:`finish` removes the file. One owner thread. Holds 8 bytes a page.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], extents: ExtentMap, disk: DiskBudget | None = None) -> None:
+        self.path = os.fspath(path)
+        self.extents = extents
+        self._disk = disk
+        self._paid = 0
+        self._fd = -1
+        header = Header(KIND, uuid.uuid4().bytes, 1, PAGES, extents.total_pages, "uint8")
+        n_bytes = header.file_bytes
+        self.record = FileRecord(
+            os.path.basename(self.path),
+            KIND,
+            header.file_id.hex(),
+            1,
+            header.n_rows,
+            "uint8",
+            PAGES,
+            n_bytes,
+            sums_bytes(n_bytes),
+        )
+        self._temporary = [f"{self.path}.tmp", f"{self.path}.sums.tmp"]
+        self._sums = np.zeros((self.record.n_sums_bytes // PAGE_BYTES, 512), np.uint64)
+        if disk is not None:
+            disk.take(extents.disk_bytes, self.path)
+            self._paid = extents.disk_bytes
+        try:
+            self._fd = os.open(self._temporary[0], os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+            page = header.pack()
+            pwrite_all(self._fd, page, 0, self._temporary[0])
+            self._sums[0, 0] = page_sum(page, header.seed)
+            self._allocate(n_bytes)
+            direct_mode(self._fd)
+        except BaseException:
+            self.abort()
+            raise
+
+    def _allocate(self, n_bytes: int) -> None:
+        try:
+            os.posix_fallocate(self._fd, 0, n_bytes)  # a full disk shows now, and the extents lie together
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                raise OSError(error.errno, error.strerror, self._temporary[0]) from None
+            os.ftruncate(self._fd, n_bytes)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return self._sums.nbytes
+
+    def fill(
+        self,
+        reader: Reader,
+        base: RowFile,
+        rows_of: Callable[[int], Ids],
+        n_bytes: int,
+        id_bytes: int = 8,
+        progress: Callable[[int], None] = lambda n: None,
+        check: Callable[[], None] = lambda: None,
+        first: int = 0,
+        done: Callable[[int], None] = lambda end: None,
+    ) -> None:
+        """Fill the extents from ``first`` on.
+
+        Parameters
+        ----------
+        reader : Reader
+        base : RowFile
+            Where the rows are.
+        rows_of : callable
+            ``rows_of(extent)`` returns its rows, distinct and ascending, int32 or int64; asked for once.
+        n_bytes : int
+            Memory that filling may hold; the caller has reserved it.
+        id_bytes : int
+            Bytes of an id that ``rows_of`` returns.
+        progress : callable
+            Told of bytes scanned and written, as they are.
+        check : callable
+            Called now and then; what it raises ends the filling.
+        done : callable
+            ``done(end)`` after every episode: the extents before ``end`` are filled.
+
+        Raises
+        ------
+        OSError, CorruptionError
+            Reading or writing failed.
+        BudgetError
+            ``n_bytes`` does not suffice for one batch.
+        """
+        for episode in episodes(self.extents, n_bytes, id_bytes):
+            if episode.begin < first:
+                continue
+            self._fill(reader, base, episode, rows_of, n_bytes, progress, check)
+            done(episode.end)
+
+    def _fill(
+        self,
+        reader: Reader,
+        base: RowFile,
+        episode: Episode,
+        rows_of: Callable[[int], Ids],
+        n_bytes: int,
+        progress: Callable[[int], None],
+        check: Callable[[], None],
+    ) -> None:
+        which = slice(episode.begin, episode.end)
+        rows = [rows_of(extent) for extent in range(episode.begin, episode.end)]
+        runs = _needed_runs(base, rows)
+        flat = np.concatenate(rows)
+        del rows
+        bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.extents.n_rows[which])])
+        if bounds[-1] != len(flat):
+            raise ValueError(f"{len(flat)} rows for extents of {bounds[-1]}")
+        if not len(flat):
+            return
+        n = episode.end - episode.begin
+        spare = max(1, min(n, SPARE_BUFFERS))
+        held = flat.nbytes + (n + spare) * episode.buffer_bytes
+        window = min(2 * WINDOW_BYTES, max(least_window(), n_bytes - held))
+        layout = base.layout
+        geometry = (PAGE_BYTES, layout.row_bytes, layout.group_rows, layout.group_bytes)
+        packer = Packer(
+            self._fd,
+            self._temporary[0],
+            self.record.seed,
+            self._sums,
+            flat,
+            bounds,
+            self.extents.first_page[which] * PAGE_BYTES,
+            geometry,
+            n + spare,
+            episode.buffer_bytes,
+        )
+        with _running(packer), PageStream(reader, base, runs, window) as stream:
+            taken = written = 0
+            while taken < stream.n_pieces:
+                stream.feed(taken + _STEP)
+                k = packer.run(stream.core, _STEP)
+                taken += k
+                now = packer.written_bytes
+                progress(k * stream.total_bytes // stream.n_pieces + now - written)
+                written = now
+                check()
+            packer.finish()
+            progress(packer.written_bytes - written)
+
+    def finish(self, *, durable: bool = False) -> FileRecord:
+        """Write the sums, give the file its name and return its record; ``durable`` also flushes both files to the device."""
+        seed = sums_seed(self.record.seed)
+        for number, page in enumerate(self._sums):
+            page[511] = xxhash.xxh3_64_intdigest(page[:511].tobytes(), (seed + number) % 2**64)
+        try:
+            side = os.open(self._temporary[1], os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+            try:
+                pwrite_all(side, memoryview(self._sums).cast("B"), 0, self._temporary[1])
+                if durable:
+                    for fd, path in ((self._fd, self._temporary[0]), (side, self._temporary[1])):
+                        try:
+                            os.fsync(fd)
+                        except OSError as error:
+                            raise OSError(error.errno, error.strerror, path) from None
+            finally:
+                os.close(side)
+            os.close(self._fd)
+            self._fd = -1
+            for temporary, name in zip(self._temporary, (self.path, f"{self.path}.sums"), strict=True):
+                os.rename(temporary, name)
+            if durable:
+                fsync_directory(os.path.dirname(self.path) or ".")
+        except BaseException:
+            self.abort()
+            raise
+        self._temporary = []
+        return self.record
+
+    def abort(self) -> None:
+        """Remove what was written; may be called again, and does nothing after :meth:`finish`."""
+        if not self._temporary:
+            return
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+        for temporary, name in zip(self._temporary, (self.path, f"{self.path}.sums"), strict=True):
+            for path in (temporary, name):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
+        self._temporary = []
+        if self._disk is not None:
+            self._disk.give(self._paid)
+            self._paid = 0
+
+    def __enter__(self) -> ExtentWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.abort()
+
+
+@contextlib.contextmanager
+def _running(packer: Packer) -> Iterator[None]:
+    """Run a packer's writers while the context lasts."""
+    threads = [threading.Thread(target=packer.write, name=f"featstore-write-{k}", daemon=True) for k in range(WRITERS)]
+    started = []
+    try:
+        for thread in threads:
+            thread.start()
+            started.append(thread)
+        yield
+    finally:
+        packer.stop()
+        for thread in started:
+            thread.join()
+
+
+class ExtentSource:
+    """The tier ``PACKED`` of a run of batches: each gather reads the next extent, whole, in the order given.
+
+    Parameters
+    ----------
+    reader : Reader
+    file : RowFile
+        The file of extents.
+    extents : ExtentMap
+    order : integer array
+        Extents in the order in which they are asked for; empty ones are passed over.
+    window_bytes : int
+        See :class:`PageStream`.
+
+    Attributes
+    ----------
+    stats : ReadStats
+
+    Notes
+    -----
+    One thread at a time. Reads run ahead of the gathers, across extents.
+    """
+
+    def __init__(self, reader: Reader, file: RowFile, extents: ExtentMap, order: Int64s, window_bytes: int) -> None:
+        self.stats = ReadStats()
+        order = np.asarray(order, np.int64)
+        order = order[extents.n_rows[order] > 0]
+        self._n_rows = extents.n_rows[order]
+        n_pages = extents.n_pages[order]
+        self._row_bytes = extents.row_bytes
+        self._next = 0
+        self._stream = PageStream(reader, file, np.stack([extents.first_page[order], n_pages], axis=1), window_bytes)
+        self._pages = np.cumsum(n_pages)
+        self._stream.feed(0)
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that gathers waited for the device."""
+        return self._stream.core.waited_s
+
+    def gather(
+        self, addresses: npt.NDArray[np.int64] | npt.NDArray[np.int32], out: npt.NDArray[np.uint8], positions: Int64s | None
+    ) -> None:
+        """Copy row ``i`` of the next extent to row ``positions[i]`` of ``out``; addresses are 0, 1, 2 …, as extents are read whole.
+
+        Raises
+        ------
+        CorruptionError, OSError
+            The extent is damaged or cannot be read; the stream has ended.
+        """
+        n = len(addresses)
+        if self._next >= len(self._n_rows) or n != self._n_rows[self._next]:
+            raise ValueError(f"a gather of {n} rows is not the extent that comes next")
+        stream = self._stream
+        stream.feed(stream.pieces_before(int(self._pages[self._next])))
+        core = stream.core
+        core.scatter(n, np.arange(n, dtype=np.int32) if positions is None else positions, out)
+        self._next += 1
+        self.stats.rows += n
+        self.stats.bytes_requested += n * self._row_bytes
+        self.stats.reads, self.stats.bytes_read = core.n_reads, core.read_bytes
+
+    def close(self) -> None:
+        """Wait for reads under way and stop; may be called again."""
+        self._stream.close()

@@ -1,0 +1,161 @@
+"""A row file's pages in a given order as one continuous, verified stream, read ahead by threads of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+import numpy as np
+import numpy.typing as npt
+
+from featstore._core.stream import Stream
+from featstore.storage.layout import PAGE_BYTES
+from featstore.storage.reader import Reader, RowFile
+
+__all__ = ["PIECE_BYTES", "PageStream", "least_window"]
+
+Int64s = npt.NDArray[np.int64]
+
+PIECE_BYTES = 1 << 20
+MOST_PIECES = 32  # read ahead; a device delivers its bandwidth from about 16 on
+PREAD_THREADS = 4
+_STEP = 64  # pieces whose pages of sums are made ready at once
+_SUMS = 511
+
+
+def least_window() -> int:
+    """Return the least bytes that a stream reads ahead into."""
+    return 2 * PAGE_BYTES
+
+
+def _merge(runs: Int64s) -> tuple[Int64s, Int64s]:
+    """Return first and last page + 1 of the runs, those that follow each other made one."""
+    runs = runs[runs[:, 1] > 0]
+    first, end = runs[:, 0], runs[:, 0] + runs[:, 1]
+    if not len(runs):
+        return first, end
+    begins = np.concatenate([[True], first[1:] != end[:-1]])
+    return first[begins], end[np.concatenate([begins[1:], [True]])]
+
+
+def _cut(runs: Int64s, most: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]:
+    """Cut runs of pages into pieces of up to ``most`` pages."""
+    first, end = _merge(runs)
+    n = -(-(end - first) // most)
+    within = np.arange(int(n.sum())) - np.repeat(np.cumsum(n) - n, n)
+    pages = np.repeat(first, n) + within * most
+    counts = np.minimum(np.repeat(end, n) - pages, most)
+    return pages.astype(np.uint64), counts.astype(np.uint32)
+
+
+class PageStream:
+    """Pages of a file, in large reads that go on while the consumer works.
+
+    Parameters
+    ----------
+    reader : Reader
+        Its backend is used.
+    file : RowFile
+        Stays open as long as the stream.
+    runs : int64 array, shape (n, 2)
+        First page and pages of each run, in the order in which they are wanted; page 0 is the file's header.
+    window_bytes : int
+        Bytes to read ahead into, at least :func:`least_window`; the caller has reserved them.
+
+    Notes
+    -----
+    One consumer. Pages are verified as the file's own reads verify them. A context manager; leaving it waits for reads under way.
+    """
+
+    def __init__(self, reader: Reader, file: RowFile, runs: Int64s, window_bytes: int) -> None:
+        self.file = file
+        n_buffers = min(MOST_PIECES, max(2, window_bytes // PIECE_BYTES))
+        buffer_bytes = min(PIECE_BYTES, window_bytes // n_buffers // PAGE_BYTES * PAGE_BYTES)
+        self._pages, self._counts = _cut(runs, buffer_bytes // PAGE_BYTES)
+        self._ends = np.cumsum(self._counts, dtype=np.int64)
+        self._n_buffers = n_buffers
+        self._fed = 0
+        # Pages of sums in use: the piece after the last that needs them, and the pages by number.
+        self._groups: deque[tuple[int, dict[int, npt.NDArray[np.uint64]]]] = deque()
+        self._in_use: dict[int, npt.NDArray[np.uint64]] = {}
+        fd = file.duplicate()
+        self.core = Stream(fd, file.is_direct, file.path, reader.backend, self._pages, self._counts, n_buffers, buffer_bytes)
+        self._verifies = file.verifies
+        if self._verifies:
+            self.core.use_sums(file.seed, file.n_sums_pages)
+        n_threads = 1 if reader.backend == "io_uring" else PREAD_THREADS
+        self._threads = [
+            threading.Thread(target=self.core.read, name=f"featstore-stream-{k}", daemon=True) for k in range(n_threads)
+        ]
+        started = []
+        try:
+            for thread in self._threads:
+                thread.start()
+                started.append(thread)
+        except BaseException:
+            self._threads = started
+            self.close()
+            raise
+
+    @property
+    def n_pieces(self) -> int:
+        """Reads in all."""
+        return len(self._pages)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes in all."""
+        return int(self._ends[-1]) * PAGE_BYTES if len(self._ends) else 0
+
+    def pieces_before(self, n_pages: int) -> int:
+        """Return how many pieces hold the stream's first ``n_pages`` pages."""
+        return int(np.searchsorted(self._ends, n_pages)) + 1 if n_pages else 0
+
+    def feed(self, n_pieces: int) -> None:
+        """Let at least the first ``n_pieces`` be read, and as many more as fit the window.
+
+        Raises
+        ------
+        CorruptionError, OSError
+            The file's table of checksums is damaged or cannot be read.
+        """
+        wanted = min(self.n_pieces, n_pieces + self._n_buffers)
+        while self._fed < wanted:
+            end = min(self._fed + _STEP, self.n_pieces)
+            if self._verifies:
+                self._forget()
+                self._ready_sums(self._fed, end)
+            self.core.allow(end)
+            self._fed = end
+
+    def _ready_sums(self, begin: int, end: int) -> None:
+        first = self._pages[begin:end] // _SUMS
+        last = (self._pages[begin:end] + self._counts[begin:end] - 1) // _SUMS
+        numbers = np.unique(np.concatenate([np.arange(a, b + 1) for a, b in zip(first.tolist(), last.tolist(), strict=True)]))
+        group: dict[int, npt.NDArray[np.uint64]] = {}
+        for run in np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1):
+            for number, page in enumerate(self.file.sums_pages(int(run[0]), len(run)), int(run[0])):
+                group[number] = self._in_use[number] = page
+                self.core.set_sums_page(number, page)
+        self._groups.append((end, group))
+
+    def _forget(self) -> None:
+        while self._groups and self._groups[0][0] <= self.core.consumed:
+            for number, page in self._groups.popleft()[1].items():
+                if self._in_use[number] is page:  # not needed again by a later group
+                    self.core.set_sums_page(number, None)
+                    del self._in_use[number]
+
+    def close(self) -> None:
+        """Wait for reads under way and give the buffers back; may be called again."""
+        self.core.stop()
+        for thread in self._threads:
+            thread.join()
+        self._threads = []
+        self.core.close()
+
+    def __enter__(self) -> PageStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

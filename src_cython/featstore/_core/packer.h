@@ -1,0 +1,157 @@
+/* Batched packing: rows of a streamed file are appended to the extents of the batches that want them, through a buffer a batch;
+ * full buffers are checksummed and written by threads of their own, so that the file is written in large pieces, in any order.
+ */
+#ifndef FEATSTORE_PACKER_H
+#define FEATSTORE_PACKER_H
+
+#include "pagestream.h"
+
+typedef struct {
+    uint8_t *data;
+    uint64_t offset, len; /* place in the file, bytes in whole pages */
+} fs_write;
+
+typedef struct {
+    pthread_mutex_t lock;
+    pthread_cond_t queued, freed;
+    int fd;
+    fs_secret secret;
+    fs_xxh3_fn hash;
+    uint64_t *sums; /* pages of 511 sums and a word that is not ours */
+    uint64_t buffer_bytes;
+    uint8_t *arena;
+    uint8_t **idle; /* buffers nobody uses */
+    unsigned n_buffers, n_idle;
+    fs_write *queue; /* circular, as long as there are buffers */
+    unsigned q_head, q_len, writing;
+    int closed, error_number;
+    uint64_t written_bytes, n_writes;
+    /* where the rows are in the streamed file */
+    fs_job source;
+    /* a batch: its rows, ascending; how many are whole in the extent; its place in the file; its buffer */
+    uint64_t n_batches;
+    const int32_t *rows32;
+    const int64_t *rows64;
+    uint64_t *cursor, *end, *offset, *filled;
+    uint8_t **buffer;
+} fs_packer;
+
+static void fs_packer_give(fs_packer *p, uint8_t *buffer) {
+    pthread_mutex_lock(&p->lock);
+    p->idle[p->n_idle++] = buffer;
+    pthread_cond_broadcast(&p->freed);
+    pthread_mutex_unlock(&p->lock);
+}
+
+/* Write queued buffers until closed; several threads. */
+static void fs_packer_write(fs_packer *p) {
+    pthread_mutex_lock(&p->lock);
+    for (;;) {
+        while (!p->q_len && !p->closed) pthread_cond_wait(&p->queued, &p->lock);
+        if (!p->q_len) break;
+        fs_write w = p->queue[p->q_head];
+        p->q_head = (p->q_head + 1) % p->n_buffers;
+        p->q_len--;
+        p->writing++;
+        int error = p->error_number;
+        pthread_mutex_unlock(&p->lock);
+        uint64_t done = 0;
+        for (uint64_t page = w.offset / FS_PAGE, k = 0; k < w.len / FS_PAGE; page++, k++)
+            p->sums[page / FS_SUMS_PER_PAGE * 512 + page % FS_SUMS_PER_PAGE] = p->hash(w.data + k * FS_PAGE, FS_PAGE, &p->secret);
+        while (!error && done < w.len) {
+            ssize_t r = pwrite(p->fd, w.data + done, w.len - done, (off_t)(w.offset + done));
+            if (r < 0 && errno != EINTR) error = errno;
+            if (r == 0) error = EIO;
+            if (r > 0) done += (uint64_t)r & ~(FS_PAGE - 1); /* a direct write goes on at a whole page */
+            if (r > 0 && (uint64_t)r < FS_PAGE) error = ENOSPC;
+        }
+        pthread_mutex_lock(&p->lock);
+        p->writing--;
+        p->n_writes++;
+        p->written_bytes += done;
+        if (error && !p->error_number) p->error_number = error;
+        p->idle[p->n_idle++] = w.data;
+        pthread_cond_broadcast(&p->freed);
+    }
+    pthread_mutex_unlock(&p->lock);
+}
+
+/* Hand batch b's buffer to the writers, its last page filled up with zeros. */
+static void fs_packer_hand_over(fs_packer *p, uint64_t b) {
+    uint64_t len = (p->filled[b] + FS_PAGE - 1) & ~(FS_PAGE - 1);
+    memset(p->buffer[b] + p->filled[b], 0, len - p->filled[b]);
+#if defined(__x86_64__)
+    _mm_sfence(); /* streamed stores, before another thread reads them */
+#endif
+    pthread_mutex_lock(&p->lock);
+    p->queue[(p->q_head + p->q_len) % p->n_buffers] = (fs_write){p->buffer[b], p->offset[b], len};
+    p->q_len++;
+    pthread_cond_signal(&p->queued);
+    pthread_mutex_unlock(&p->lock);
+    p->offset[b] += len;
+    p->buffer[b] = NULL;
+    p->filled[b] = 0;
+}
+
+/* Append bytes to batch b's extent; 0 where writing failed. */
+static int fs_packer_append(fs_packer *p, uint64_t b, const uint8_t *src, uint64_t len) {
+    while (len) {
+        if (!p->buffer[b]) {
+            pthread_mutex_lock(&p->lock);
+            while (!p->n_idle && !p->error_number && !p->closed) pthread_cond_wait(&p->freed, &p->lock);
+            if (p->error_number || p->closed) {
+                pthread_mutex_unlock(&p->lock);
+                return 0;
+            }
+            p->buffer[b] = p->idle[--p->n_idle];
+            pthread_mutex_unlock(&p->lock);
+        }
+        uint64_t room = p->buffer_bytes - p->filled[b], k = len < room ? len : room;
+        uint8_t *dst = p->buffer[b] + p->filled[b];
+#if defined(__x86_64__)
+        if (k % 64 == 0 && (uintptr_t)dst % 64 == 0) fs_stream_row(dst, src, k); /* the device reads it next, not we */
+        else
+#endif
+            memcpy(dst, src, k);
+        p->filled[b] += k;
+        src += k;
+        len -= k;
+        if (p->filled[b] == p->buffer_bytes) fs_packer_hand_over(p, b);
+    }
+    return 1;
+}
+
+/* Take up to `most` pieces of the stream; how many were taken, -1 where writing failed (the stream's errors are its own). */
+static int64_t fs_packer_run(fs_packer *p, fs_stream *s, int64_t most) {
+    for (int64_t taken = 0; taken < most; taken++) {
+        uint64_t n_bytes;
+        const uint8_t *data = fs_stream_next(s, &n_bytes);
+        if (!data) return taken;
+        const uint64_t lo = s->pages[s->consumed] * FS_PAGE, hi = lo + n_bytes, row_bytes = p->source.row_bytes;
+        for (uint64_t b = 0; b < p->n_batches; b++) {
+            uint64_t i = p->cursor[b];
+            const uint64_t end = p->end[b];
+            while (i < end) {
+                uint64_t row = (uint64_t)(p->rows32 ? p->rows32[i] : p->rows64[i]);
+                uint64_t start = fs_row_start(&p->source, row), stop = start + row_bytes;
+                if (start >= hi) break;
+                uint64_t a = start > lo ? start : lo, z = stop < hi ? stop : hi;
+                if (!fs_packer_append(p, b, data + (a - lo), z - a)) return -1;
+                if (stop > hi) break; /* the rest is in the next piece */
+                i++;
+            }
+            p->cursor[b] = i;
+        }
+        fs_stream_took(s, n_bytes);
+    }
+    return most;
+}
+
+/* Wait until everything that was handed over is written. */
+static void fs_packer_drain(fs_packer *p) {
+    pthread_mutex_lock(&p->lock);
+    while (p->q_len || p->writing) pthread_cond_wait(&p->freed, &p->lock);
+    pthread_mutex_unlock(&p->lock);
+}
+
+#endif
