@@ -115,7 +115,7 @@ def test_episodes_and_sparse_rows(tmp_path_factory: pytest.TempPathFactory, data
         n_bytes = error.needed
         try:
             plan = episodes(extents, n_bytes, 8)
-        except BudgetError as again:  # a later batch is larger
+        except BudgetError:  # a later batch is larger
             n_bytes = 50_000_000
             plan = episodes(extents, n_bytes, 8)
     assert [e.begin for e in plan] == [0, *(e.end for e in plan[:-1])]
@@ -273,7 +273,7 @@ def _failing(folder: str) -> None:
                 try:
                     extents = ExtentMap(np.array([len(batch) for batch in batches]), 512)
                     with ExtentWriter(path / "out" / "extents.rows", extents) as writer:
-                        writer.fill(reader, base, lambda b: batches[b], 300_000)
+                        writer.fill(reader, base, lambda b: batches[b], 600_000)
                         writer.finish(durable=True)
                     for name in ("extents.rows", "extents.rows.sums"):
                         (path / "out" / name).unlink()

@@ -48,9 +48,7 @@ class Tally:
 class Source(Protocol):
     """One tier's rows, by address."""
 
-    def gather(
-        self, addresses: npt.NDArray[Any], out: npt.NDArray[np.uint8], positions: npt.NDArray[np.int64] | None
-    ) -> ReadStats:
+    def gather(self, addresses: npt.NDArray[Any], out: npt.NDArray[np.uint8], positions: npt.NDArray[Any] | None) -> ReadStats:
         """Copy row ``addresses[i]`` to row ``positions[i]`` of ``out`` (``i`` where positions is None); return what was read."""
         ...
 
@@ -69,9 +67,7 @@ class MemorySource:
         self.array = array
         self.n_threads = n_threads
 
-    def gather(
-        self, addresses: npt.NDArray[Any], out: npt.NDArray[np.uint8], positions: npt.NDArray[np.int64] | None
-    ) -> ReadStats:
+    def gather(self, addresses: npt.NDArray[Any], out: npt.NDArray[np.uint8], positions: npt.NDArray[Any] | None) -> ReadStats:
         """See :class:`Source`. Bound by memory bandwidth."""
         copy_rows(self.array, addresses, out, positions, self.n_threads)
         return ReadStats()
@@ -91,9 +87,7 @@ class FileSource:
         self.file = file
         self.gap_bytes = gap_bytes
 
-    def gather(
-        self, addresses: npt.NDArray[Any], out: npt.NDArray[np.uint8], positions: npt.NDArray[np.int64] | None
-    ) -> ReadStats:
+    def gather(self, addresses: npt.NDArray[Any], out: npt.NDArray[np.uint8], positions: npt.NDArray[Any] | None) -> ReadStats:
         """See :class:`Source`. At most one read per distinct page."""
         return self.file.gather(addresses, out, positions, self.gap_bytes)
 

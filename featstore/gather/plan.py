@@ -20,7 +20,7 @@ class Tier(enum.IntEnum):
     DEVICE = 0
     HOST = 1
     DISK_CACHE = 2
-    PACKED = 3
+    PACKED = 3  # the batch's own extent, read whole: its addresses are 0, 1, 2 …
     BASE = 4
 
 

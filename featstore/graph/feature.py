@@ -18,7 +18,7 @@ from featstore._core.rows import is_writable
 from featstore.errors import BudgetError, ClosedError
 from featstore.gather.ahead import AheadSource
 from featstore.gather.buffers import BufferPool
-from featstore.gather.executor import Executor, FileSource, MemorySource, Tally
+from featstore.gather.executor import Executor, FileSource, MemorySource, Source, Tally
 from featstore.gather.plan import BatchPlan, Changeset, Tier
 from featstore.graph.rowindex import resolve_rows
 from featstore.storage.reader import Reader, ReadStats, RowFile
@@ -353,7 +353,13 @@ class FeatureStore:
         """
         return self._file.gather(rows, out)
 
-    def run_plan(self, plan: BatchPlan, tally: Tally | None = None, ahead: npt.NDArray[np.uint8] | None = None) -> torch.Tensor:
+    def run_plan(
+        self,
+        plan: BatchPlan,
+        tally: Tally | None = None,
+        ahead: npt.NDArray[np.uint8] | None = None,
+        packed: Source | None = None,
+    ) -> torch.Tensor:
         """Gather a planned batch and apply the plan's changes to the host cache.
 
         Parameters
@@ -365,6 +371,8 @@ class FeatureStore:
             Gets what this call came to.
         ahead : uint8 array, shape (k, row_bytes), optional
             The rows that the plan reads from the file, read already (:class:`~featstore.gather.ahead.ReadAhead`).
+        packed : Source, optional
+            The tier ``PACKED``, for plans that use it.
 
         Returns
         -------
@@ -382,6 +390,8 @@ class FeatureStore:
             cache, executor = self._tiers
             if ahead is not None:
                 executor = Executor({**executor.sources, Tier.BASE: AheadSource(ahead, self._n_threads)})
+            if packed is not None:
+                executor = Executor({**executor.sources, Tier.PACKED: packed})
             executor.execute(plan, buffer, None, tally)
             if cache is not None:
                 cache.count(plan)
@@ -447,6 +457,11 @@ class FeatureStore:
         if cache is not None:
             sources[Tier.HOST] = MemorySource(cache.array, self._n_threads)
         self._tiers = cache, Executor(sources)
+
+    @property
+    def file(self) -> RowFile:
+        """The file of its rows."""
+        return self._file
 
     @property
     def cache(self) -> FeatureCache | None:

@@ -25,19 +25,20 @@ from featstore._core.blocks import split_slots
 from featstore.cache.base import PolicyContext
 from featstore.cache.planned import NO_ROWS, PlannedBatch, PlannedPolicy, Window
 from featstore.config import Reservation
-from featstore.errors import BudgetError, ClosedError
+from featstore.errors import BudgetError, ClosedError, CorruptionError
 from featstore.gather.buffers import BufferPool
 from featstore.gather.plan import BatchPlan, Changeset, Part, Tier
 from featstore.plan.samples import SampleFile, SampleWriter
 from featstore.sampling.batch import SampledBatch
+from featstore.storage.extents import ExtentSource
 from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.storage.sections import SectionFile, SectionWriter
 
-__all__ = ["PLANNER_SHARE", "SuperbatchInspector", "Switch", "planning_bytes", "write_plan"]
+__all__ = ["PLANNER_SHARE", "Pack", "Packed", "PlanFile", "SuperbatchInspector", "Switch", "planning_bytes", "write_plan"]
 
 Ints = npt.NDArray[np.int32 | np.int64]
 Int64s = npt.NDArray[np.int64]
-SECTIONS = 4  # a batch's: slots, positions and slots admitted, rows evicted
+SECTIONS = 5  # a batch's: slots, positions missed, positions and slots admitted, rows evicted
 
 
 PLANNER_SHARE = 8  # next positions that make planning need more than this part of the memory are spilled
@@ -66,38 +67,78 @@ def planning_bytes(n_rows: int, n_accesses: int, n_planned: int | None = None, l
 
 
 class PlanFile:
-    """Plans of one superbatch's batches."""
+    """Plans of consecutive batches: the address tables, made once.
 
-    def __init__(self, file: SectionFile) -> None:
+    Parameters
+    ----------
+    file : SectionFile
+    tier : Tier
+        Where the rows are that the host cache lacks: ``BASE``, or ``PACKED`` in the order in which extents hold them.
+    """
+
+    def __init__(self, file: SectionFile, tier: Tier = Tier.BASE) -> None:
         self._file = file
+        self._tier = tier
+
+    def __len__(self) -> int:
+        return len(self._file) // SECTIONS
+
+    @property
+    def n_missed(self) -> Int64s:
+        """Rows that each batch misses."""
+        return self._file.lengths[1::SECTIONS]
+
+    def missed(self, number: int) -> npt.NDArray[np.int32]:
+        """Return the positions of a batch's rows that the host cache lacks; where they are packed, ascending by row."""
+        return self._file[SECTIONS * number + 1]
 
     def plan(self, number: int, ids: npt.NDArray[np.int64]) -> BatchPlan:
-        """Return the plan of a batch whose input ids are ``ids``."""
-        slots, in_positions, in_slots, out_rows = (self._file[SECTIONS * number + i] for i in range(SECTIONS))
+        """Return the plan of a batch whose input ids are ``ids``.
+
+        Raises
+        ------
+        CorruptionError, OSError
+            The file is damaged, or of other batches.
+        """
+        slots, missed, in_positions, in_slots, out_rows = (self._file[SECTIONS * number + i] for i in range(SECTIONS))
         k = len(slots)
-        hit_positions, miss_positions, hit_slots = np.empty(k, np.int64), np.empty(k, np.int64), np.empty(k, np.int32)
-        n_hits = split_slots(slots, hit_positions, hit_slots, miss_positions)
-        missed = miss_positions[: k - n_hits]
-        positions = in_positions.astype(np.int64)
-        changes = Changeset(ids[positions], positions, in_slots, out_rows.astype(np.int64))
-        parts = (Part(Tier.HOST, hit_slots[:n_hits], hit_positions[:n_hits]), Part(Tier.BASE, ids[missed], missed))
-        return BatchPlan(k, parts, changes)
+        hit_positions, rest, hit_slots = np.empty(k, np.int64), np.empty(k, np.int64), np.empty(k, np.int32)
+        n_hits = split_slots(slots, hit_positions, hit_slots, rest)
+        if n_hits + len(missed) != k or k != len(ids):
+            raise CorruptionError(f"the plan of batch {number} does not place its {len(ids)} rows", self._file.path)
+        changes = None
+        if len(in_slots) or len(out_rows):
+            positions = in_positions.astype(np.int64)
+            changes = Changeset(ids[positions], positions, in_slots, out_rows.astype(np.int64))
+        missed = missed.astype(np.int64)
+        if self._tier == Tier.PACKED:
+            others = Part(Tier.PACKED, np.arange(len(missed), dtype=np.int32), missed)
+        else:
+            others = Part(Tier.BASE, ids[missed], missed)
+        return BatchPlan(k, (Part(Tier.HOST, hit_slots[:n_hits], hit_positions[:n_hits]), others), changes)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
 
     def misses(self, number: int, ids: Ints) -> Int64s:
         """Return the rows that a batch of ``ids`` reads from the file, in the plan's order."""
-        slots = self._file[SECTIONS * number]
-        return ids[slots < 0].astype(np.int64, copy=False)
+        return ids[self.missed(number)].astype(np.int64, copy=False)
 
     def remove(self) -> None:
         """Delete the file."""
         self._file.remove()
 
 
-def write_plan(writer: SectionWriter, planned: PlannedBatch) -> None:
-    """Append a batch's plan to a run file."""
+def write_plan(writer: SectionWriter, planned: PlannedBatch, ids: Ints | None = None) -> None:
+    """Append a batch's plan to a file; with the batch's ``ids`` the positions missed ascend by row, as extents are filled."""
     changes = planned.changes
     rows = changes.out_rows
+    missed = np.flatnonzero(planned.slots < 0)
     writer.append(planned.slots)
+    if ids is not None:
+        missed = missed[np.argsort(ids[missed])]
+    writer.append(missed.astype(np.int32))
     writer.append(changes.in_positions.astype(np.int32))
     writer.append(changes.in_slots)
     writer.append(rows.astype(np.int32) if not len(rows) or int(rows.max()) < 2**31 else rows)
@@ -134,6 +175,32 @@ class Spill:
             self._file.remove()
 
 
+class Packed(Protocol):
+    """The extents of one superbatch."""
+
+    def source(self, name: str) -> ExtentSource:
+        """Return the tier ``PACKED`` of a feature; its gathers are asked for in the batches' order."""
+        ...
+
+    def stop(self) -> None:
+        """Read nothing more."""
+        ...
+
+    def remove(self) -> None:
+        """Delete the files."""
+        ...
+
+
+class Pack(Protocol):
+    """Copies what the cache will lack into extents: ``rows_of(b)`` is what batch ``b`` of superbatch ``k`` misses, ascending."""
+
+    def __call__(
+        self, k: int, n_missed: Int64s, rows_of: Callable[[int], npt.NDArray[np.int32 | np.int64]], check: Callable[[], None]
+    ) -> Packed:
+        """Pack superbatch ``k``; ``check`` is called now and then, what it raises (the epoch is over) is passed on."""
+        ...
+
+
 class Switch(Protocol):
     """What is done between sampling and running a superbatch where both use one memory, one after the other.
 
@@ -153,11 +220,14 @@ class Switch(Protocol):
 class _Superbatch:
     samples: SampleFile
     plans: PlanFile | None = None
+    packed: Packed | None = None
 
     def remove(self) -> None:
         self.samples.remove()
         if self.plans is not None:
             self.plans.remove()
+        if self.packed is not None:
+            self.packed.remove()
 
 
 class SuperbatchInspector:
@@ -188,10 +258,12 @@ class SuperbatchInspector:
     threads : int
         Batches sampled at once.
     time : callable
-        ``time(stage)`` is a context manager that measures ``"sample"``, ``"plan"``, ``"switch"`` and ``"load"`` (reading samples
-        and plans back).
+        ``time(stage)`` is a context manager that measures ``"sample"``, ``"plan"``, ``"switch"``, ``"pack"`` and ``"load"``
+        (reading samples and plans back).
     switch : Switch, optional
         The serial schedule: one superbatch after the other, each planned alone.
+    pack : Pack, optional
+        Copy what the cache will lack into extents: batches then read those and not the base file.
     """
 
     def __init__(
@@ -212,6 +284,7 @@ class SuperbatchInspector:
         threads: int,
         time: Callable[[str], AbstractContextManager[None]],
         switch: Switch | None = None,
+        pack: Pack | None = None,
     ) -> None:
         self._sample = sample
         self._start, self._stop, self._size = start, stop, size
@@ -220,6 +293,7 @@ class SuperbatchInspector:
         self._threads = threads
         self._time = time
         self._switch = switch
+        self._pack = pack
         self._capacity = capacity
         policy.start(capacity, PolicyContext(n_rows, 1))
         self._n = -(-(stop - start) // size)
@@ -275,6 +349,18 @@ class SuperbatchInspector:
             return None
         return superbatch.plans.misses(number, superbatch.samples.ids(number))
 
+    def source(self, position: int, name: str) -> ExtentSource | None:
+        """Return the tier ``PACKED`` for a batch that :meth:`batch` has returned; None where nothing is packed."""
+        k = (position - self._start) // self._size
+        with self._changed:
+            for old, earlier in self._ready.items():
+                if old < k and earlier.packed is not None:
+                    earlier.packed.stop()
+            superbatch = self._ready.get(k)
+            if superbatch is None:
+                raise ClosedError("the epoch is over")
+            return None if superbatch.packed is None else superbatch.packed.source(name)
+
     def passed(self, position: int) -> None:
         """Say that the batch has run, and all before it: run files of earlier superbatches are removed."""
         k = (position - self._start) // self._size
@@ -315,6 +401,8 @@ class SuperbatchInspector:
                     superbatch = sampled.pop(k)
                     try:
                         superbatch.plans = self._plan(k, superbatch.samples, sampled.get(k + 1))
+                        if self._pack is not None:
+                            superbatch.packed = self._pack_superbatch(k, self._pack, superbatch.samples, superbatch.plans)
                     except BaseException:
                         superbatch.remove()
                         raise
@@ -429,10 +517,10 @@ class SuperbatchInspector:
             if self._switch is not None:
                 rows = window.first_rows(self._capacity)
                 self._policy.start(self._capacity, PolicyContext(self._n_rows, 1), rows)
-            for planned in self._policy.plan(window):
-                write_plan(writer, planned)
+            for number, planned in enumerate(self._policy.plan(window)):
+                write_plan(writer, planned, None if self._pack is None else samples.ids(number))
                 self._check()
-            plans = PlanFile(writer.finish())
+            plans = PlanFile(writer.finish(), Tier.BASE if self._pack is None else Tier.PACKED)
         if self._switch is not None:
             try:
                 with self._time("switch"):
@@ -464,6 +552,14 @@ class SuperbatchInspector:
                 return False
         self._memory.resize(max(self._memory.n_bytes, planning_bytes(*size, spilled=True)))
         return True
+
+    def _pack_superbatch(self, k: int, pack: Pack, samples: SampleFile, plans: PlanFile) -> Packed:
+        def rows_of(number: int) -> npt.NDArray[np.int32 | np.int64]:
+            rows: npt.NDArray[np.int32 | np.int64] = samples.ids(number)[plans.missed(number)]
+            return rows
+
+        with self._time("pack"):
+            return pack(k, plans.n_missed, rows_of, self._check)
 
 
 class _Stopped(Exception):

@@ -83,7 +83,8 @@ class Loader:
         Node data that gives ``batch.y``.
     strategy : str
         ``"ondemand"``: sample a batch when its turn comes, and read the rows that the host cache lacks. ``"superbatch"``: sample
-        many batches ahead to disk, plan the cache over them, then gather (Ginex, VLDB 2022, with look-ahead).
+        many batches ahead to disk, plan the cache over them, then gather (Ginex, VLDB 2022, with look-ahead). ``"streamed"``: the
+        same, and copy what the cache will lack into extents that are read sequentially.
     policy : str, Policy or class, optional
         Policy of the feature cache; ``"degree"`` where only ``feature_cache`` is given. ``"frequency"`` samples the first epoch
         once to count. ``"superbatch"`` takes a planned policy, by default ``"belady"``.
@@ -102,7 +103,7 @@ class Loader:
         cache in the memory of the feature cache, which is then filled with the rows that are used first. It needs less memory
         (one cache or the other, half the plans), and the loop waits meanwhile.
     disk : int or str, optional
-        Most bytes of run files at once (about four superbatches' samples and plans); a quarter of the free disk if absent.
+        Most bytes of run files at once (about four superbatches' samples and plans, two's extents); a quarter of the free disk if absent.
     run_dir : path-like, optional
         Where run files go, in a directory of their own that is removed afterwards, and after a crash by the next run;
         ``<dataset>.runs`` beside the dataset by default.
@@ -413,7 +414,8 @@ class Loader:
         Stages: ``sample``; ``gather``, reading rows and copying hits; ``update``, bringing rows into the cache; ``labels``;
         ``transfer``; ``wait`` (the loop waited for a batch); ``cache`` (making the cache); ``presample`` (sampling for counts).
         On demand ``sample`` is added over threads. A superbatch is sampled by several threads at once, and its seconds are those
-        of the clock; ``plan`` is its changesets, ``load`` reading samples and changesets back. Stages run beside each other and
+        of the clock; ``plan`` is its changesets, ``pack`` copying rows into extents, ``load`` reading samples and changesets back; ``read`` is the
+        part of ``gather`` that waits for extents. Stages run beside each other and
         beside the loop, so their seconds may add up to more than the clock's.
         """
         depths = [iterator.depth for iterator in list(self._iterators)]

@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from featstore.run.strategy import OnDemand, Setup, Strategy
+from featstore.run.streamed import Streamed
 from featstore.run.superbatch import Superbatch
 
 __all__ = ["STRATEGIES"]
 
-STRATEGIES: Mapping[str, Callable[[Setup], Strategy]] = {"ondemand": OnDemand, "superbatch": Superbatch}
+STRATEGIES: Mapping[str, Callable[[Setup], Strategy]] = {
+    "ondemand": OnDemand,
+    "superbatch": Superbatch,
+    "streamed": Streamed,
+}

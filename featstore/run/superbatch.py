@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
@@ -18,6 +18,7 @@ from featstore.gather.ahead import ReadAhead
 from featstore.gather.executor import Tally
 from featstore.graph.policyinputs import Given
 from featstore.partition.batcher import EpochOrder
+from featstore.plan.packing import RunPacker
 from featstore.plan.superbatch import PLANNER_SHARE, SuperbatchInspector, planning_bytes
 from featstore.run.strategy import EpochRun, Planning, Prepared, Setup
 from featstore.run.switch import CacheSwitch, NoSwitch
@@ -49,6 +50,8 @@ class Superbatch:
             n_accesses = len(sampled.input_ids)
             width = 4 if graph.num_nodes < 2**31 else 8
             stored = n_accesses * (width + 12) + sum(4 * (len(block.src) + block.n_dst) for block in sampled.blocks)
+        self._n_accesses = n_accesses
+        stored += self._packed_bytes(n_accesses)
         self._planning = replace(setup.planning, superbatch=_choose_size(setup, n_accesses, stored))
         # Batches differ in size by a few percent, and a window is two superbatches.
         longest = n_accesses * 9 // 8
@@ -64,6 +67,14 @@ class Superbatch:
         if setup.planning.overlap:
             self._ahead.resize(_ahead_bytes(setup, graph.budget.total // 16))
         self._switch: CacheSwitch | None = None
+
+    def _packed_bytes(self, n_accesses: int) -> int:
+        """Return the bytes of copied rows that a batch has on disk, beside its samples and plan."""
+        return 0
+
+    def _packer(self, runs: RunDirectory, disk: DiskBudget) -> RunPacker | None:
+        """Return what copies the rows that an epoch's caches will lack into extents."""
+        return None
 
     def make_caches(self, sizes: Mapping[str, int], policy: str | Policy | type[Policy], counts: Given) -> None:
         """See :class:`~featstore.run.strategy.Strategy`. In the serial schedule the neighbour cache has the same bytes."""
@@ -98,7 +109,14 @@ class Superbatch:
             raise BusyError("another epoch of this loader is running; superbatches have one cache, so end or drop it first")
         order = self._setup.batcher.epoch(epoch)
         run = _SuperbatchEpoch(
-            self._setup, self._planning, order, start, memory=self._memory, ahead=self._ahead, switch=self._switch
+            self._setup,
+            self._planning,
+            order,
+            start,
+            memory=self._memory,
+            ahead=self._ahead,
+            switch=self._switch,
+            packer=self._packer,
         )
         self._running = weakref.ref(run)
         return run
@@ -143,6 +161,7 @@ class _SuperbatchEpoch:
         memory: Reservation,
         ahead: Reservation,
         switch: CacheSwitch | None,
+        packer: Callable[[RunDirectory, DiskBudget], RunPacker | None],
     ) -> None:
         graph = setup.graph
         self._setup = setup
@@ -165,6 +184,7 @@ class _SuperbatchEpoch:
             disk = DiskBudget(planning.disk)
             if switch is not None:
                 switch.begin(self._runs, disk)
+            pack = packer(self._runs, disk)
             self._inspector = SuperbatchInspector(
                 lambda position: setup.sampler.sample(order.seeds(position), epoch=order.epoch, index=position),
                 start=start,
@@ -182,8 +202,9 @@ class _SuperbatchEpoch:
                 time=setup.watch.time,
                 # Without features there is no cache to switch, but the schedule is the one that was asked for.
                 switch=switch if switch is not None or planning.overlap else NoSwitch(),
+                pack=pack,
             )
-            if setup.features:
+            if setup.features and pack is None:
                 widths = {name: store.nbytes // max(1, len(store)) for name, store in zip(setup.features, stores, strict=True)}
                 read = {name: store.read_rows for name, store in zip(setup.features, stores, strict=True)}
                 # In the serial schedule plans are made while nothing is read ahead, and the other way round: one memory for both.
@@ -218,7 +239,11 @@ class _SuperbatchEpoch:
         rows: torch.Tensor
         if self._ran.get(name, -1) < position:
             ahead = None if self._ahead is None else self._ahead.take(position, name)
-            rows = store.run_plan(prepared.plans[name], tally, ahead)
+            packed = self._inspector.source(position, name)
+            before = 0.0 if packed is None else packed.waited_s
+            rows = store.run_plan(prepared.plans[name], tally, ahead, packed)
+            if packed is not None:
+                self._setup.watch.add("read", packed.waited_s - before)
             self._ran[name] = position
         else:
             # Asked again, because memory was short after the plan had run: its changes are made, so the rows are looked up.

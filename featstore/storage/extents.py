@@ -1,19 +1,19 @@
 """Extents: copies of a row file's rows, those of a batch together, each batch's on pages of their own, in one file.
 
 The file is a row file of pages (kind ``extents``): extent after extent, dense rows from a page's start, zeros to the end of the
-extent's last page. It is filled by *batched packing*: one sequential pass over the blocks of the base file that hold any wanted row
-fills all extents, each through a write buffer of its own; in episodes of fewer batches where the buffers exceed the memory.
+extent's last page. It is filled by *batched packing*: one sequential pass over the blocks of the base file that hold any wanted
+row fills all extents, each through a write buffer of its own; in episodes of fewer batches where the buffers exceed the memory.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,7 @@ from featstore.storage.reader import Reader, ReadStats, RowFile
 from featstore.storage.rundir import DiskBudget
 from featstore.storage.writer import FileRecord, fsync_directory, pwrite_all
 
-__all__ = ["Episode", "ExtentMap", "ExtentSource", "ExtentWriter", "episodes"]
+__all__ = ["Episode", "ExtentMap", "ExtentSource", "ExtentWriter", "episodes", "least_memory", "most_memory"]
 
 Int64s = npt.NDArray[np.int64]
 Ids = npt.NDArray[np.int32] | npt.NDArray[np.int64]
@@ -83,9 +83,16 @@ class Episode:
         self.begin, self.end, self.buffer_bytes = begin, end, buffer_bytes
 
 
-def _least_bytes(row_bytes: int, n_rows: int, id_bytes: int) -> int:
+def least_memory(row_bytes: int, n_rows: int, id_bytes: int = 8) -> int:
+    """Return the bytes in which an extent of ``n_rows`` rows can be filled, one at a time."""
     buffer = min(LEAST_BUFFER, -(-n_rows * row_bytes // PAGE_BYTES) * PAGE_BYTES)
-    return 2 * buffer + id_bytes * n_rows + least_window()
+    return (2 * buffer + id_bytes * n_rows + least_window()) * 4 // 3 + PAGE_BYTES
+
+
+def most_memory(row_bytes: int, n_rows: int, n_extents: int, id_bytes: int = 8) -> int:
+    """Return the bytes beyond which filling ``n_extents`` extents of ``n_rows`` rows gains nothing."""
+    buffer = min(MOST_BUFFER, -(-n_rows * row_bytes // PAGE_BYTES) * PAGE_BYTES)
+    return (n_extents + SPARE_BUFFERS) * buffer + id_bytes * n_rows * n_extents + 2 * WINDOW_BYTES
 
 
 def episodes(extents: ExtentMap, n_bytes: int, id_bytes: int) -> list[Episode]:
@@ -111,7 +118,7 @@ def episodes(extents: ExtentMap, n_bytes: int, id_bytes: int) -> list[Episode]:
             buffer = max(LEAST_BUFFER, buffer // 2 // PAGE_BYTES * PAGE_BYTES)
         if not fits:
             buffer = min(buffer, int(extents.n_pages[begin]) * PAGE_BYTES)
-            needed = _least_bytes(extents.row_bytes, int(extents.n_rows[begin]), id_bytes) * 4 // 3 + PAGE_BYTES
+            needed = least_memory(extents.row_bytes, int(extents.n_rows[begin]), id_bytes)
             if needed > n_bytes:
                 raise BudgetError(f"packing one batch takes {needed} bytes, not {n_bytes}; at least {needed} would do", needed)
             fits = 1
@@ -408,10 +415,13 @@ class ExtentSource:
         """Seconds that gathers waited for the device."""
         return self._stream.core.waited_s
 
-    def gather(
-        self, addresses: npt.NDArray[np.int64] | npt.NDArray[np.int32], out: npt.NDArray[np.uint8], positions: Int64s | None
-    ) -> None:
-        """Copy row ``i`` of the next extent to row ``positions[i]`` of ``out``; addresses are 0, 1, 2 …, as extents are read whole.
+    def gather(self, addresses: npt.NDArray[Any], out: npt.NDArray[np.uint8], positions: npt.NDArray[Any] | None) -> ReadStats:
+        """Copy row ``i`` of the next extent to row ``positions[i]`` of ``out``; extents are read whole, so addresses are 0, 1 ….
+
+        Returns
+        -------
+        ReadStats
+            What was read since the last gather, for this and for coming extents.
 
         Raises
         ------
@@ -426,9 +436,10 @@ class ExtentSource:
         core = stream.core
         core.scatter(n, np.arange(n, dtype=np.int32) if positions is None else positions, out)
         self._next += 1
-        self.stats.rows += n
-        self.stats.bytes_requested += n * self._row_bytes
-        self.stats.reads, self.stats.bytes_read = core.n_reads, core.read_bytes
+        reads, n_bytes = core.n_reads - self.stats.reads, core.read_bytes - self.stats.bytes_read
+        cost = ReadStats(n, reads, n * self._row_bytes, n_bytes)
+        self.stats.add(cost)
+        return cost
 
     def close(self) -> None:
         """Wait for reads under way and stop; may be called again."""

@@ -12,12 +12,13 @@ from featstore._core.stream import Stream
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.reader import Reader, RowFile
 
-__all__ = ["PIECE_BYTES", "PageStream", "least_window"]
+__all__ = ["MOST_WINDOW_BYTES", "PIECE_BYTES", "PageStream", "least_window"]
 
 Int64s = npt.NDArray[np.int64]
 
 PIECE_BYTES = 1 << 20
 MOST_PIECES = 32  # read ahead; a device delivers its bandwidth from about 16 on
+MOST_WINDOW_BYTES = MOST_PIECES * PIECE_BYTES
 PREAD_THREADS = 4
 _STEP = 64  # pieces whose pages of sums are made ready at once
 _SUMS = 511

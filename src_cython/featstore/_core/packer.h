@@ -34,6 +34,7 @@ typedef struct {
     const int64_t *rows64;
     uint64_t *cursor, *end, *offset, *filled;
     uint8_t **buffer;
+    fs_stream_fn stream; /* NULL: copies go through the cache */
 } fs_packer;
 
 static void fs_packer_give(fs_packer *p, uint8_t *buffer) {
@@ -108,11 +109,9 @@ static int fs_packer_append(fs_packer *p, uint64_t b, const uint8_t *src, uint64
         }
         uint64_t room = p->buffer_bytes - p->filled[b], k = len < room ? len : room;
         uint8_t *dst = p->buffer[b] + p->filled[b];
-#if defined(__x86_64__)
-        if (k % 64 == 0 && (uintptr_t)dst % 64 == 0) fs_stream_row(dst, src, k); /* the device reads it next, not we */
-        else
-#endif
-            memcpy(dst, src, k);
+        /* The device reads it next, not we: past the cache. */
+        if (p->stream && k % 64 == 0 && (uintptr_t)dst % 64 == 0) p->stream(dst, src, k);
+        else memcpy(dst, src, k);
         p->filled[b] += k;
         src += k;
         len -= k;

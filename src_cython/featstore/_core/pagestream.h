@@ -194,7 +194,8 @@ static void fs_stream_took(fs_stream *s, uint64_t n_bytes) {
 }
 
 /* Copy the next n rows to rows p32[i] or p64[i] of out; what is left of the last page is skipped. 0 where the stream ends. */
-static int fs_stream_scatter(fs_stream *s, uint64_t row_bytes, uint64_t n, const int32_t *p32, const int64_t *p64, uint8_t *out, int stream) {
+static int fs_stream_scatter(fs_stream *s, uint64_t row_bytes, uint64_t n, const int32_t *p32, const int64_t *p64, uint8_t *out) {
+    const fs_stream_fn stream = fs_choose_stream(out, row_bytes, row_bytes * n);
     uint64_t i = 0, part = 0, left;
     while (i < n) {
         const uint8_t *data = fs_stream_next(s, &left);

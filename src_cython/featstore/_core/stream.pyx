@@ -36,7 +36,6 @@ cdef extern from "pagestream.h" nogil:
         FS_OK
         FS_ERR_OS
         FS_ERR_SHORT
-    int FS_STREAM_MAX_ROW
     ctypedef struct fs_secret:
         pass
     ctypedef uint64_t (*fs_xxh3_fn)(const uint8_t *, size_t, const fs_secret *) noexcept nogil
@@ -52,6 +51,8 @@ cdef extern from "pagestream.h" nogil:
         int error_kind, error_number
         uint64_t error_offset
         uint64_t n_reads, read_bytes
+    ctypedef void (*fs_stream_fn)(uint8_t *dst, const uint8_t *src, uint64_t row_bytes)
+    fs_stream_fn fs_choose_stream(const uint8_t *dst, uint64_t row_bytes, uint64_t n_bytes)
     ctypedef struct fs_piece:
         pass
     ctypedef struct fs_ring:
@@ -75,7 +76,7 @@ cdef extern from "pagestream.h" nogil:
     void fs_stream_uring(fs_stream *s, fs_ring *ring)
     void fs_stream_pread(fs_stream *s)
     int fs_stream_scatter(fs_stream *s, uint64_t row_bytes, uint64_t n, const int32_t *p32, const int64_t *p64,
-                          uint8_t *out, int stream)
+                          uint8_t *out)
 
 cdef extern from "packer.h" nogil:
     ctypedef struct fs_write:
@@ -103,6 +104,7 @@ cdef extern from "packer.h" nogil:
         uint64_t *offset
         uint64_t *filled
         uint8_t **buffer
+        fs_stream_fn stream
     void fs_packer_write(fs_packer *p)
     void fs_packer_hand_over(fs_packer *p, uint64_t b)
     int64_t fs_packer_run(fs_packer *p, fs_stream *s, int64_t most)
@@ -238,7 +240,7 @@ cdef class Stream:
         cdef const int64_t *p64 = NULL
         cdef uint64_t i, n_out = out.shape[0], row_bytes = out.shape[1]
         cdef bint good = True
-        cdef int stream, done
+        cdef int done
         if self.s.slots == NULL:
             raise ClosedError(f"{self.path} is closed")
         if n == 0:
@@ -260,9 +262,8 @@ cdef class Stream:
                     good = good & (<uint64_t>p64[i] < n_out)
         if not good:
             raise IndexError(f"a position is out of range for {n_out} rows of out")
-        stream = row_bytes % 64 == 0 and row_bytes <= <uint64_t>FS_STREAM_MAX_ROW and <uint64_t>&out[0, 0] % 64 == 0
         with nogil:
-            done = fs_stream_scatter(&self.s, row_bytes, n, p32, p64, &out[0, 0], stream)
+            done = fs_stream_scatter(&self.s, row_bytes, n, p32, p64, &out[0, 0])
         if not done:
             self.fail()
 
@@ -375,6 +376,7 @@ cdef class Packer:
         if (self.p.cursor == NULL or self.p.end == NULL or self.p.offset == NULL or self.p.filled == NULL or self.p.buffer == NULL
                 or self.p.idle == NULL or self.p.queue == NULL or self.p.arena == NULL):
             raise MemoryError
+        self.p.stream = fs_choose_stream(self.p.arena, self.p.source.row_bytes, n_buffers * buffer_bytes)
         for b in range(n):
             self.p.cursor[b], self.p.end[b], self.p.offset[b] = bounds[b], bounds[b + 1], offsets[b]
         for b in range(n_buffers):

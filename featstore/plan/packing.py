@@ -1,0 +1,143 @@
+"""Packing: the rows that a plan's host cache lacks, copied next to each other, an extent a batch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from featstore.config import Reservation
+from featstore.errors import BudgetError
+from featstore.storage.extents import ExtentMap, ExtentSource, ExtentWriter
+from featstore.storage.format import sums_seed
+from featstore.storage.reader import Reader, RowFile
+from featstore.storage.rundir import DiskBudget, RunDirectory
+from featstore.storage.writer import FileRecord
+
+__all__ = ["ExtentFile", "RunPacker", "fill_extents"]
+
+Int64s = npt.NDArray[np.int64]
+RowsOf = Callable[[int], npt.NDArray[Any]]
+
+
+def fill_extents(
+    writer: ExtentWriter, reader: Reader, base: RowFile, rows_of: RowsOf, memory: Reservation, **options: Any
+) -> None:
+    """Fill a file of extents within the bytes that ``memory`` holds; ``options`` go to :meth:`ExtentWriter.fill`.
+
+    Raises
+    ------
+    BudgetError
+        They do not suffice for one batch; ``needed`` is the least budget that does.
+    """
+    id_bytes = 4 if base.n_rows < 2**31 else 8
+    try:
+        writer.fill(reader, base, rows_of, memory.n_bytes - writer.nbytes, id_bytes, **options)
+    except BudgetError as error:
+        if error.needed is None:
+            raise
+        needed = memory.budget.total + error.needed + writer.nbytes - memory.n_bytes
+        raise BudgetError(f"{error.message.split('; at least')[0]}; at least {needed} bytes in all would do", needed) from None
+
+
+@dataclass
+class ExtentFile:
+    """A file of extents, open."""
+
+    file: RowFile
+    extents: ExtentMap
+
+    @classmethod
+    def open(cls, reader: Reader, folder: str, record: FileRecord, extents: ExtentMap) -> ExtentFile:
+        """Open a file that an :class:`ExtentWriter` finished."""
+        seed = record.seed
+        path = os.path.join(folder, record.name)
+        return cls(reader.open(path, layout=record.layout, n_rows=record.n_rows, seed=seed, sums_seed=sums_seed(seed)), extents)
+
+    def source(self, reader: Reader, order: Int64s, window_bytes: int) -> ExtentSource:
+        """Return the tier ``PACKED`` of batches that run in ``order``."""
+        return ExtentSource(reader, self.file, self.extents, order, window_bytes)
+
+
+class RunPacker:
+    """Packs superbatches into run files.
+
+    Parameters
+    ----------
+    bases : mapping of str to RowFile
+        The features' files.
+    reader : Reader
+    runs : RunDirectory
+    disk : DiskBudget
+    memory : Reservation
+        What packing may hold.
+    window_bytes : int
+        What reading a feature's extents may hold; reserved.
+    """
+
+    def __init__(
+        self,
+        bases: Mapping[str, RowFile],
+        reader: Reader,
+        runs: RunDirectory,
+        disk: DiskBudget,
+        memory: Reservation,
+        window_bytes: int,
+    ) -> None:
+        self._bases, self._reader, self._runs, self._disk = bases, reader, runs, disk
+        self._memory, self._window_bytes = memory, window_bytes
+
+    def __call__(self, k: int, n_missed: Int64s, rows_of: RowsOf, check: Callable[[], None]) -> _PackedRun:
+        """See :class:`featstore.plan.superbatch.Pack`."""
+        packed = _PackedRun(self._reader, self._disk, self._window_bytes)
+        try:
+            for number, (name, base) in enumerate(self._bases.items()):
+                extents = ExtentMap(n_missed, base.row_bytes)
+                with ExtentWriter(self._runs.file(f"extents-{k}-{number}.rows"), extents, self._disk) as writer:
+                    fill_extents(writer, self._reader, base, rows_of, self._memory, check=check)
+                    record = writer.finish()
+                packed.add(name, self._runs.path, record, extents)
+        except BaseException:
+            packed.remove()
+            raise
+        return packed
+
+
+class _PackedRun:
+    """The extents of one superbatch in run files, a file a feature."""
+
+    def __init__(self, reader: Reader, disk: DiskBudget, window_bytes: int) -> None:
+        self._reader, self._disk, self._window_bytes = reader, disk, window_bytes
+        self._files: dict[str, ExtentFile] = {}
+        self._paths: list[str] = []
+        self._paid = 0
+        self._sources: dict[str, ExtentSource] = {}
+
+    def add(self, name: str, folder: str, record: FileRecord, extents: ExtentMap) -> None:
+        path = os.path.join(folder, record.name)
+        self._paths += [path, f"{path}.sums"]
+        self._paid += extents.disk_bytes
+        self._files[name] = ExtentFile.open(self._reader, folder, record, extents)
+
+    def source(self, name: str) -> ExtentSource:
+        if name not in self._sources:
+            file = self._files[name]
+            self._sources[name] = file.source(self._reader, np.arange(len(file.extents.n_rows)), self._window_bytes)
+        return self._sources[name]
+
+    def stop(self) -> None:
+        while self._sources:
+            self._sources.popitem()[1].close()
+
+    def remove(self) -> None:
+        self.stop()
+        while self._files:
+            self._files.popitem()[1].file.close()
+        for path in self._paths:
+            os.unlink(path)
+        self._disk.give(self._paid)
+        self._paths, self._paid = [], 0

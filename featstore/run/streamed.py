@@ -1,0 +1,66 @@
+"""``strategy="streamed"``: Belady packs made superbatch by superbatch: fresh samples, read at sequential speed."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+
+from featstore.config import Reservation
+from featstore.plan.packing import RunPacker
+from featstore.run.strategy import Setup
+from featstore.run.superbatch import Superbatch
+from featstore.storage.extents import least_memory, most_memory
+from featstore.storage.pagestream import MOST_WINDOW_BYTES, least_window
+from featstore.storage.reader import RowFile
+from featstore.storage.rundir import DiskBudget, RunDirectory
+
+__all__ = ["Streamed", "window_for"]
+
+
+def window_for(available: int, n_features: int) -> int:
+    """Return how many bytes each feature's extents are read ahead into: a sixteenth of what is available, for all of them."""
+    return max(least_window(), min(MOST_WINDOW_BYTES, available // (16 * max(1, n_features))))
+
+
+class Streamed(Superbatch):
+    """As :class:`Superbatch`; then one pass over the features copies what the cache will lack into an extent a batch."""
+
+    def __init__(self, setup: Setup) -> None:
+        if setup.planning is not None and not setup.planning.overlap:
+            raise ValueError("strategy 'streamed' packs beside the loop; overlap=False goes with 'superbatch'")
+        super().__init__(setup)
+        self._ahead.resize(0)  # nothing is read of the features' own files while batches run
+        graph = setup.graph
+        self._bases: Mapping[str, RowFile] = {name: graph.features[name].file for name in setup.features}
+        widths = [base.row_bytes for base in self._bases.values()]
+        self._window_bytes = window_for(graph.budget.available, len(widths))
+        held: list[Reservation] = []
+        weakref.finalize(self, _release, held)
+        try:
+            held.append(graph.budget.reserve("extents read ahead", self._window_bytes * len(widths)))
+            most = max((most_memory(width, self._n_accesses, int(self._planning.superbatch)) for width in widths), default=0)
+            least = max((least_memory(width, self._n_accesses) for width in widths), default=0)
+            self._packing = graph.budget.reserve("packing", max(least, min(most, graph.budget.available // 4)))
+            held.append(self._packing)
+        except BaseException:
+            _release(held)
+            super().close()
+            raise
+        self._held = held
+
+    def close(self) -> None:
+        """Give the memory back; may be called again."""
+        _release(self._held)
+        super().close()
+
+    def _packed_bytes(self, n_accesses: int) -> int:
+        widths = sum(self._setup.graph.features[name].file.row_bytes for name in self._setup.features)
+        return n_accesses * int(widths) // 2  # extents of two superbatches lie on disk at once, samples of four
+
+    def _packer(self, runs: RunDirectory, disk: DiskBudget) -> RunPacker | None:
+        return RunPacker(self._bases, self._setup.graph.reader, runs, disk, self._packing, self._window_bytes)
+
+
+def _release(held: list[Reservation]) -> None:
+    while held:
+        held.pop().release()

@@ -1,0 +1,122 @@
+"""Streamed packs: the batches of on-demand loading, bit for bit, read from extents alone; nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import featstore
+from tests.test_superbatch import batches, dataset, ondemand, same
+
+__all__ = ["dataset", "ondemand"]  # fixtures
+
+
+@pytest.mark.parametrize("size", [1, 7, 40, "auto"])
+@pytest.mark.parametrize("cache", [0.0004, 0.1, 1.0])
+def test_the_same_batches(dataset: Path, ondemand: list[Any], size: int | str, cache: float) -> None:
+    found, stats = batches(dataset, strategy="streamed", superbatch=size, feature_cache=cache)
+    assert same(found, ondemand)
+    assert not os.path.exists(f"{dataset}.runs")
+    assert stats["hits"]["base"] == 0
+    assert stats["hits"]["packed"] + stats["hits"]["host"] == stats["rows"]
+    assert stats["rows_loaded"] == stats["hits"]["packed"]
+    assert {"sample", "plan", "pack", "load", "read", "gather"} <= stats["seconds"].keys()
+
+
+def test_without_a_cache_with_the_other_backend_and_little_prefetch(dataset: Path, ondemand: list[Any]) -> None:
+    for prefetch, threads in ((0, 1), (1, 3)):
+        options = {"prefetch": prefetch, "threads": threads, "superbatch": 9, "feature_cache": 0.05}
+        assert same(batches(dataset, backend="pread", strategy="streamed", **options)[0], ondemand)
+    with featstore.open(dataset, memory="64MB") as g:
+        sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
+        for features in (["x"], []):
+            options: dict[str, Any] = {"batch_size": 40, "features": features, "seed": 3, "strategy": "streamed", "superbatch": 9}
+            with featstore.Loader(g, sampler, g.node_data["train_idx"], feature_cache=1_000_000, **options) as loader:
+                for batch, expected in zip(loader, ondemand, strict=False):
+                    assert torch.equal(batch.input_ids, expected[1][0])
+                    if features:
+                        assert torch.equal(batch.x, expected[1][3])
+
+
+def test_loads_are_the_superbatchs(dataset: Path) -> None:
+    for size in (25, 6):
+        options = {"epochs": 1, "superbatch": size, "feature_cache": 0.1}
+        loads = [batches(dataset, strategy=strategy, **options)[1]["rows_loaded"] for strategy in ("superbatch", "streamed")]
+        assert loads[0] == loads[1]
+
+
+def test_tight_memory_is_slow_or_an_error_never_a_hang(dataset: Path, ondemand: list[Any]) -> None:
+    outcomes = []
+    for kilobytes in (8000, 2500, 1500, 1000, 700, 450):
+        options: dict[str, Any] = {"strategy": "streamed", "superbatch": 6, "feature_cache": 0.01, "epochs": 1}
+        try:
+            found, _ = batches(dataset, memory=f"{kilobytes}KB", **options)
+        except featstore.BudgetError as error:
+            assert error.needed is None or error.needed > 1000 * kilobytes
+            outcomes.append(False)
+        else:
+            assert same(found, ondemand[:25])
+            outcomes.append(True)
+    assert outcomes[0]
+    assert not outcomes[-1]
+    assert outcomes == sorted(outcomes, reverse=True)
+
+
+def test_disk_budget_early_break_and_errors(dataset: Path, tmp_path: Path) -> None:
+    with featstore.open(dataset, memory="64MB") as g:
+        sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
+        make = lambda **options: featstore.Loader(  # noqa: E731
+            g, sampler, g.node_data["train_idx"], batch_size=40, strategy="streamed", run_dir=tmp_path / "runs", **options
+        )
+        with make(superbatch=25, disk="500KB", feature_cache=0.001) as loader:
+            with pytest.raises(OSError, match="disk budget") as caught:
+                list(loader)
+            assert caught.value.errno == 28
+        assert not os.path.exists(tmp_path / "runs")
+        with make(disk="5MB", feature_cache=0.1) as loader:  # auto keeps to it
+            largest = 0
+            for _ in loader:
+                files = [path.stat().st_size for path in (tmp_path / "runs").rglob("*") if path.is_file()]
+                largest = max(largest, sum(files))
+            assert 0 < largest <= 5_000_000
+        with make(superbatch=3, feature_cache=0.001) as loader:
+            for _ in range(3):
+                for batch in loader:
+                    if batch.index == 4:
+                        break
+                del batch
+        assert not os.path.exists(tmp_path / "runs")
+        with pytest.raises(ValueError, match="overlap"):
+            make(overlap=False)
+        for name in g.features:
+            g.cache(name, 0)
+        g.pool.trim()
+        left = {"planner", "loader order", "batches", "batch buffers", "packing", "extents read ahead"}
+        assert not left & g.memory_report().keys()
+
+
+def test_a_damaged_extent_is_the_loops_error(dataset: Path, tmp_path: Path) -> None:
+    with featstore.open(dataset, memory="64MB") as g:
+        sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
+        options: dict[str, Any] = {"batch_size": 40, "strategy": "streamed", "superbatch": 5, "feature_cache": 0.001}
+        options["run_dir"] = tmp_path / "runs"
+        with featstore.Loader(g, sampler, g.node_data["train_idx"], prefetch=0, **options) as loader:
+            with pytest.raises(featstore.CorruptionError, match="checksum") as caught:
+                for batch in loader:
+                    if batch.index == 4:
+                        deadline = time.monotonic() + 60
+                        while not list((tmp_path / "runs").rglob("extents-1-0.rows")):
+                            assert time.monotonic() < deadline
+                            time.sleep(0.01)
+                        for path in (tmp_path / "runs").rglob("extents-1-*.rows"):
+                            data = np.memmap(path, np.uint8, "r+")
+                            data[4096:] ^= 1
+                            data.flush()
+            assert "extents-" in str(caught.value.filename)
+        assert not os.path.exists(tmp_path / "runs")
