@@ -14,7 +14,7 @@ import pytest
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 SCRIPTS = sorted(path.name for path in BENCHMARKS.glob("bench_*.py"))
 FIELDS = {"name", "value", "unit", "reference", "ratio", "runs", "machine"}
-NEEDS_FIO = {"bench_gather.py"}
+NEEDS_FIO = {"bench_gather.py", "bench_packing.py"}
 
 
 def check_lines(text: str) -> list[dict[str, object]]:

@@ -485,4 +485,4 @@ def test_stats():
 
 
 def test_strategies_are_listed():
-    assert list(STRATEGIES) == ["ondemand", "superbatch"]
+    assert list(STRATEGIES) == ["ondemand", "superbatch", "streamed", "packed"]

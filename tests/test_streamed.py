@@ -74,7 +74,7 @@ def test_disk_budget_early_break_and_errors(dataset: Path, tmp_path: Path) -> No
         make = lambda **options: featstore.Loader(  # noqa: E731
             g, sampler, g.node_data["train_idx"], batch_size=40, strategy="streamed", run_dir=tmp_path / "runs", **options
         )
-        with make(superbatch=25, disk="500KB", feature_cache=0.001) as loader:
+        with make(superbatch=25, disk="120KB", feature_cache=0.001) as loader:
             with pytest.raises(OSError, match="disk budget") as caught:
                 list(loader)
             assert caught.value.errno == 28

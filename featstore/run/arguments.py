@@ -108,13 +108,14 @@ def add_training(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--epochs", type=positive, default=2, help="(default: 2)")
     parser.add_argument("--lr", type=float, default=0.003, help="learning rate of Adam (default: 0.003)")
     parser.add_argument("--dropout", type=float, default=0.5, help="(default: 0.5)")
-    parser.add_argument("--strategy", choices=list(STRATEGIES), default="ondemand", help="(default: ondemand)")
+    strategies = [name for name in STRATEGIES if name != "packed"]  # which has no sampler
+    parser.add_argument("--strategy", choices=strategies, default="ondemand", help="(default: ondemand)")
     parser.add_argument("--policy", help=f"policy of the feature cache, none or one of {', '.join(available_policies())}")
     parser.add_argument(
         "--feature-cache", type=_share_size_or_auto, metavar="SIZE", help="bytes, a share of the rows (0.1), or auto"
     )
     parser.add_argument("--prefetch", type=int, default=2, help="batches made ahead (default: 2)")
-    ahead = parser.add_argument_group("looking ahead (--strategy superbatch)")
+    ahead = parser.add_argument_group("looking ahead (--strategy superbatch, streamed)")
     ahead.add_argument("--superbatch", type=_positive_or_auto, metavar="N", help="batches a superbatch (default: auto)")
     ahead.add_argument(
         "--no-overlap", dest="overlap", action="store_const", const=False, help="sample a superbatch when the one before has run"

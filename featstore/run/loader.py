@@ -10,13 +10,13 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from featstore.cache.base import Policy, get_policy
+from featstore.cache.base import Policy, StaticPolicy, get_policy
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
 from featstore.config import Budget, Reservation, format_size, parse_size
@@ -24,8 +24,10 @@ from featstore.errors import BudgetError, ClosedError
 from featstore.gather.executor import Tally
 from featstore.gather.plan import Tier
 from featstore.partition.batcher import RandomBatcher, check_seeds
+from featstore.plan.offline import Pack
 from featstore.run.batch import MiniBatch
 from featstore.run.epoch import EpochIterator, Held, Item, Progress, most_rows, sampled_bytes
+from featstore.run.packed import Packed
 from featstore.run.precache import AccessCounts, cache_bytes, spare_bytes
 from featstore.run.prefetch import ReadCounts, Stopwatch
 from featstore.run.strategies import STRATEGIES
@@ -84,7 +86,8 @@ class Loader:
     strategy : str
         ``"ondemand"``: sample a batch when its turn comes, and read the rows that the host cache lacks. ``"superbatch"``: sample
         many batches ahead to disk, plan the cache over them, then gather (Ginex, VLDB 2022, with look-ahead). ``"streamed"``: the
-        same, and copy what the cache will lack into extents that are read sequentially.
+        same, and copy what the cache will lack into extents that are read sequentially. ``"packed"``: run ``pack``'s samples,
+        from extents that are made once (DiskGNN, SIGMOD 2025, with ``policy="frequency"``; Belady-packed by default).
     policy : str, Policy or class, optional
         Policy of the feature cache; ``"degree"`` where only ``feature_cache`` is given. ``"frequency"`` samples the first epoch
         once to count. ``"superbatch"`` takes a planned policy, by default ``"belady"``.
@@ -103,7 +106,13 @@ class Loader:
         cache in the memory of the feature cache, which is then filled with the rows that are used first. It needs less memory
         (one cache or the other, half the plans), and the loop waits meanwhile.
     disk : int or str, optional
-        Most bytes of run files at once (about four superbatches' samples and plans, two's extents); a quarter of the free disk if absent.
+        Most bytes of run files at once (about four superbatches' samples and plans, two's extents); a quarter of the free disk if
+        absent.
+    pack : Pack or path-like, optional
+        For ``"packed"``: what :func:`~featstore.sample_offline` made; ``sampler``, ``seeds`` and ``batch_size`` are its own. The
+        layout for these ``features``, ``policy``, ``feature_cache`` and ``superbatch`` is made in its directory, within ``disk``,
+        where it has none; without ``feature_cache`` the one it has is taken. Epoch ``e`` runs the pack's epoch ``e`` modulo
+        how many it has. With ``shuffle`` batches run in a new order each epoch, those of a superbatch together.
     run_dir : path-like, optional
         Where run files go, in a directory of their own that is removed afterwards, and after a crash by the next run;
         ``<dataset>.runs`` beside the dataset by default.
@@ -136,8 +145,8 @@ class Loader:
     def __init__(
         self,
         g: OutOfCoreGraph,
-        sampler: Sampler,
-        seeds: torch.Tensor | npt.NDArray[Any] | Sequence[int],
+        sampler: Sampler | None = None,
+        seeds: torch.Tensor | npt.NDArray[Any] | Sequence[int] | None = None,
         batch_size: int = 1000,
         features: str | Sequence[str] = ("x",),
         labels: str | None = "y",
@@ -148,6 +157,7 @@ class Loader:
         superbatch: int | str = "auto",
         overlap: bool = True,
         disk: int | str | None = None,
+        pack: Pack | str | os.PathLike[str] | None = None,
         run_dir: str | os.PathLike[str] | None = None,
         prefetch: int | str = 2,
         threads: int | None = None,
@@ -158,6 +168,11 @@ class Loader:
     ) -> None:
         if strategy not in STRATEGIES:
             raise ValueError(f"strategy must be one of {sorted(STRATEGIES)}, not {strategy!r}")
+        if strategy == "packed":
+            if sampler is not None or seeds is not None or pack is None:
+                raise ValueError("strategy 'packed' runs the samples of pack=, and takes no sampler and no seeds")
+        elif sampler is None or seeds is None or pack is not None:
+            raise ValueError(f"strategy {strategy!r} needs a sampler and seeds; pack= goes with strategy='packed'")
         if threads is None:
             threads = g.options.threads
         _at_least("threads", threads, 1)
@@ -177,7 +192,14 @@ class Loader:
         self._row_bytes = {name: _row_bytes(g.features[name]) for name in self._features}
         if self._labels is not None and len(g.node_data[self._labels]) != g.num_nodes:  # in memory before a cache takes the rest
             raise ValueError(f"labels: {labels!r} has {len(g.node_data[self._labels])} entries for {g.num_nodes} nodes")
-        checked = check_seeds(seeds, g.num_nodes)
+        opened = pack is not None and not isinstance(pack, Pack)
+        self._pack = pack = Pack(pack) if pack is not None and not isinstance(pack, Pack) else pack
+        if pack is None:
+            checked = check_seeds(cast(Any, seeds), g.num_nodes)
+        else:
+            checked, batch_size = torch.arange(pack.n_batches), 1  # the order of the batches
+            if opened:
+                weakref.finalize(self, pack.close)
         batcher = RandomBatcher(checked, batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last)
         self._batcher = batcher
         self._share = self._make_share(memory)
@@ -196,13 +218,15 @@ class Loader:
         self._iterators: weakref.WeakSet[EpochIterator] = weakref.WeakSet()
         self._closed = False
         planning = self._planning(strategy, policy, superbatch, overlap, disk, run_dir)
-        setup = Setup(g, sampler, batcher, self._features, threads, self._watch, self._reads, planning)
+        setup = Setup(g, sampler, batcher, self._features, threads, self._watch, self._reads, planning, pack)
         self._setup = setup
         try:
             self._strategy = STRATEGIES[strategy](setup)  # takes its memory before the cache does
             if planning is not None:
                 policy = planning.policy
-            if feature_cache is not None or policy is not None:
+            if isinstance(self._strategy, Packed) and feature_cache is None:
+                self._strategy.use_existing()
+            elif feature_cache is not None or policy is not None:
                 self._make_cache(feature_cache, policy)
         except BaseException:
             if hasattr(self, "_strategy"):
@@ -240,9 +264,10 @@ class Loader:
             if isinstance(chosen, PlannedPolicy):
                 raise ValueError(f"policy {chosen.name!r} plans ahead: use it with strategy='superbatch'")
             return None
-        if not isinstance(chosen, PlannedPolicy):
+        if not isinstance(chosen, PlannedPolicy) and (strategy != "packed" or not isinstance(chosen, StaticPolicy)):
             raise ValueError(
-                f"strategy {strategy!r} needs a planned policy such as 'belady', not {getattr(chosen, 'name', chosen)!r}"
+                f"strategy {strategy!r} needs a planned policy such as 'belady'{' or a static one' * (strategy == 'packed')}, "
+                f"not {getattr(chosen, 'name', chosen)!r}"
             )
         if superbatch != "auto":
             if isinstance(superbatch, str):
@@ -257,13 +282,15 @@ class Loader:
         room = budget.available if self._share is None else min(budget.available, self._share.available)
         if policy is None:
             policy = "degree"
-        chosen = get_policy(policy)
+        chosen = get_policy("belady" if self._pack is not None else policy)  # packs: caches that follow plans, in any case
         is_planned = isinstance(chosen, PlannedPolicy)  # one plan for all features, which have the same rows in their caches
         if isinstance(policy, Policy) and len(self._features) > 1 and not is_planned:
             raise ValueError("a policy instance serves one cache: give its name or class for several features")
         n = self._g.num_nodes
         if not self._features or not n:
             return
+        if self._pack is not None and size == "auto":
+            raise ValueError("feature_cache='auto' samples a batch to see what is left; with a pack, give bytes or a share")
         if size is None or size == "auto":
             spare, self._prefetch = spare_bytes(self._setup, budget, room, sum(self._row_bytes.values()), self._prefetch)
             # What is left may be nothing; the loader then goes without.
@@ -332,9 +359,15 @@ class Loader:
         self._next_epoch, self._next_start = int(state["epoch"]), int(state["batch"])
         self._progress = Progress(self._next_epoch, self._next_start)
 
+    def _most_rows(self) -> int:
+        if self._pack is not None:
+            return int(self._pack.lengths.max(initial=0))
+        return most_rows(self._setup.sampler, self._batcher.batch_size, self._g.num_nodes)
+
     def _digest(self) -> str:
         options = self._batcher
-        text = f"{options.batch_size} {options.shuffle} {options.seed} {options.drop_last} {len(options.seeds)} "
+        pack = "" if self._pack is None else self._pack.record["samples"]
+        text = f"{pack}{options.batch_size} {options.shuffle} {options.seed} {options.drop_last} {len(options.seeds)} "
         return hashlib.blake2b(text.encode() + options.seeds.numpy().tobytes(), digest_size=16).hexdigest()
 
     # Stages; both are called by the pipeline's threads.
@@ -346,7 +379,7 @@ class Loader:
             return Item(prepared, n_bytes, None if self._share is None else Held(self._share, n_bytes))
         except BudgetError as error:
             # How many rows it would have had is unknown: as many as the largest batch so far, or as there can be.
-            rows = self._largest_rows or most_rows(self._setup.sampler, self._batcher.batch_size, self._g.num_nodes)
+            rows = self._largest_rows or self._most_rows()
             needed = None if error.needed is None else error.needed + rows * sum(self._row_bytes.values())
             raise self._too_small(position, error, needed) from None
 
@@ -414,9 +447,9 @@ class Loader:
         Stages: ``sample``; ``gather``, reading rows and copying hits; ``update``, bringing rows into the cache; ``labels``;
         ``transfer``; ``wait`` (the loop waited for a batch); ``cache`` (making the cache); ``presample`` (sampling for counts).
         On demand ``sample`` is added over threads. A superbatch is sampled by several threads at once, and its seconds are those
-        of the clock; ``plan`` is its changesets, ``pack`` copying rows into extents, ``load`` reading samples and changesets back; ``read`` is the
-        part of ``gather`` that waits for extents. Stages run beside each other and
-        beside the loop, so their seconds may add up to more than the clock's.
+        of the clock; ``plan`` is its changesets, ``pack`` copying rows into extents, ``load`` reading samples and changesets
+        back; ``read`` is the part of ``gather`` that waits for extents. Stages run beside each other and beside the loop, so
+        their seconds may add up to more than the clock's.
         """
         depths = [iterator.depth for iterator in list(self._iterators)]
         with self._lock:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from featstore.run.packed import Packed
 from featstore.run.strategy import OnDemand, Setup, Strategy
 from featstore.run.streamed import Streamed
 from featstore.run.superbatch import Superbatch
@@ -14,4 +15,5 @@ STRATEGIES: Mapping[str, Callable[[Setup], Strategy]] = {
     "ondemand": OnDemand,
     "superbatch": Superbatch,
     "streamed": Streamed,
+    "packed": Packed,
 }

@@ -15,13 +15,13 @@ from typing import Any, Protocol
 import torch
 
 from featstore.cache.base import Policy
-from featstore.cache.planned import PlannedPolicy
 from featstore.gather.executor import Tally
 from featstore.gather.plan import BatchPlan
 from featstore.graph.policyinputs import Given
 from featstore.partition.batcher import EpochOrder, RandomBatcher
+from featstore.plan.offline import Pack
 from featstore.run.prefetch import ReadCounts, Stopwatch
-from featstore.sampling.batch import SampledBatch, Sampler
+from featstore.sampling.batch import SampledBatch
 
 __all__ = ["EpochRun", "OnDemand", "Planning", "Prepared", "Setup", "Strategy"]
 
@@ -32,7 +32,8 @@ class Planning:
 
     Parameters
     ----------
-    policy : PlannedPolicy
+    policy : Policy
+        A planned one; for packs also a static one.
     superbatch : int or "auto"
         Batches a superbatch.
     disk : int or None
@@ -43,7 +44,7 @@ class Planning:
         Sample and plan while earlier batches are gathered and trained on; otherwise one after the other.
     """
 
-    policy: PlannedPolicy
+    policy: Policy
     superbatch: int | str
     disk: int | None
     run_dir: str
@@ -68,16 +69,19 @@ class Setup:
         Gets what is read of features outside :meth:`EpochRun.gather`.
     planning : Planning, optional
         For strategies that look ahead.
+    pack : Pack, optional
+        For those that run offline samples; there are then no sampler and no seeds, and ``batcher`` orders batch numbers.
     """
 
     graph: Any
-    sampler: Sampler
+    sampler: Any
     batcher: RandomBatcher
     features: tuple[str, ...]
     threads: int
     watch: Stopwatch
     reads: ReadCounts
     planning: Planning | None = None
+    pack: Pack | None = None
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from dataclasses import replace
 import torch
 
 from featstore.cache.base import Policy
+from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
 from featstore.config import Reservation
 from featstore.errors import BusyError
@@ -164,6 +165,7 @@ class _SuperbatchEpoch:
         packer: Callable[[RunDirectory, DiskBudget], RunPacker | None],
     ) -> None:
         graph = setup.graph
+        assert isinstance(planning.policy, PlannedPolicy)
         self._setup = setup
         self._switch = switch
         self.closed = False

@@ -21,12 +21,13 @@ import xxhash
 
 from featstore._core.io import direct_mode
 from featstore._core.stream import Packer
-from featstore.errors import BudgetError
+from featstore.errors import BudgetError, CorruptionError, FormatError
 from featstore.storage.format import Header, file_bytes, page_sum, sums_bytes, sums_seed
 from featstore.storage.layout import PAGE_BYTES, RowLayout
 from featstore.storage.pagestream import PIECE_BYTES, PageStream, least_window
 from featstore.storage.reader import Reader, ReadStats, RowFile
 from featstore.storage.rundir import DiskBudget
+from featstore.storage.sections import SectionFile, SectionWriter
 from featstore.storage.writer import FileRecord, fsync_directory, pwrite_all
 
 __all__ = ["Episode", "ExtentMap", "ExtentSource", "ExtentWriter", "episodes", "least_memory", "most_memory"]
@@ -95,8 +96,8 @@ def most_memory(row_bytes: int, n_rows: int, n_extents: int, id_bytes: int = 8) 
     return (n_extents + SPARE_BUFFERS) * buffer + id_bytes * n_rows * n_extents + 2 * WINDOW_BYTES
 
 
-def episodes(extents: ExtentMap, n_bytes: int, id_bytes: int) -> list[Episode]:
-    """Group consecutive extents so that a group's buffers, rows and reads fit in ``n_bytes``.
+def episodes(extents: ExtentMap, n_bytes: int, id_bytes: int, first: int = 0) -> list[Episode]:
+    """Group consecutive extents, from ``first`` on, so that a group's buffers, rows and reads fit in ``n_bytes``.
 
     Raises
     ------
@@ -104,7 +105,7 @@ def episodes(extents: ExtentMap, n_bytes: int, id_bytes: int) -> list[Episode]:
         One extent alone does not fit; ``needed`` says what would.
     """
     found: list[Episode] = []
-    begin, n = 0, len(extents.n_rows)
+    begin, n = first, len(extents.n_rows)
     while begin < n:
         room = n_bytes - min(WINDOW_BYTES, max(least_window(), n_bytes // 4))
         ids = np.cumsum(extents.n_rows[begin:]) * id_bytes
@@ -152,6 +153,9 @@ class ExtentWriter:
     extents : ExtentMap
     disk : DiskBudget, optional
         Pays for the whole file before it is made.
+    resumable : bool
+        Keep a record of finished episodes beside the file, durably; a writer of the same file and extents goes on after them
+        where a killed one left it.
 
     Raises
     ------
@@ -163,13 +167,23 @@ class ExtentWriter:
     A context manager: leaving it without :meth:`finish` removes the file. One owner thread. Holds 8 bytes a page.
     """
 
-    def __init__(self, path: str | os.PathLike[str], extents: ExtentMap, disk: DiskBudget | None = None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        extents: ExtentMap,
+        disk: DiskBudget | None = None,
+        *,
+        resumable: bool = False,
+    ) -> None:
         self.path = os.fspath(path)
         self.extents = extents
+        self.n_filled = 0  # extents that were filled before
+        self._progress = f"{self.path}.progress" if resumable else None
         self._disk = disk
         self._paid = 0
         self._fd = -1
-        header = Header(KIND, uuid.uuid4().bytes, 1, PAGES, extents.total_pages, "uint8")
+        file_id = self._resume() or uuid.uuid4().bytes
+        header = Header(KIND, file_id, 1, PAGES, extents.total_pages, "uint8")
         n_bytes = header.file_bytes
         self.record = FileRecord(
             os.path.basename(self.path),
@@ -183,20 +197,60 @@ class ExtentWriter:
             sums_bytes(n_bytes),
         )
         self._temporary = [f"{self.path}.tmp", f"{self.path}.sums.tmp"]
-        self._sums = np.zeros((self.record.n_sums_bytes // PAGE_BYTES, 512), np.uint64)
+        if not self.n_filled:
+            self._sums = np.zeros((self.record.n_sums_bytes // PAGE_BYTES, 512), np.uint64)
         if disk is not None:
             disk.take(extents.disk_bytes, self.path)
             self._paid = extents.disk_bytes
         try:
-            self._fd = os.open(self._temporary[0], os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+            self._fd = os.open(self._temporary[0], os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+            if not self.n_filled:
+                os.ftruncate(self._fd, 0)
             page = header.pack()
-            pwrite_all(self._fd, page, 0, self._temporary[0])
-            self._sums[0, 0] = page_sum(page, header.seed)
-            self._allocate(n_bytes)
+            if not self.n_filled:
+                pwrite_all(self._fd, page, 0, self._temporary[0])
+                self._sums[0, 0] = page_sum(page, header.seed)
+                self._allocate(n_bytes)
             direct_mode(self._fd)
         except BaseException:
             self.abort()
             raise
+
+    def _resume(self) -> bytes | None:
+        """Take over what a killed writer finished; return the id of its file, None where there is nothing to take over."""
+        if self._progress is None or not os.path.exists(self._progress):
+            return None
+        n_bytes = file_bytes(PAGES, self.extents.total_pages)
+        try:
+            file = SectionFile(self._progress, "progress")
+            try:
+                end, file_id, sums = int(file[0][0]), file[1].tobytes(), file[2]
+            finally:
+                file.close()
+            if os.path.getsize(f"{self.path}.tmp") != n_bytes or len(sums) * 8 != sums_bytes(n_bytes):
+                return None
+        except (FormatError, CorruptionError, FileNotFoundError, IndexError):
+            return None  # nothing is lost but time
+        self.n_filled = end
+        self._sums = sums.reshape(-1, 512).copy()
+        return file_id
+
+    def _finished(self, end: int) -> None:
+        """Record that the extents before ``end`` are filled, once they are on the device."""
+        if self._progress is None or end == len(self.extents.n_rows):
+            return
+        _fsync(self._fd, self._temporary[0])
+        temporary = f"{self._progress}.new"
+        for path in (temporary, f"{temporary}.tmp"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+        with SectionWriter(temporary, "progress") as writer:
+            writer.append(np.array([end], np.int64))
+            writer.append(np.frombuffer(bytes.fromhex(self.record.file_id), np.uint8))
+            writer.append(self._sums.reshape(-1))
+            writer.finish(durable=True).close()
+        os.rename(temporary, self._progress)
+        fsync_directory(os.path.dirname(self.path) or ".")
 
     def _allocate(self, n_bytes: int) -> None:
         try:
@@ -220,10 +274,9 @@ class ExtentWriter:
         id_bytes: int = 8,
         progress: Callable[[int], None] = lambda n: None,
         check: Callable[[], None] = lambda: None,
-        first: int = 0,
         done: Callable[[int], None] = lambda end: None,
     ) -> None:
-        """Fill the extents from ``first`` on.
+        """Fill the extents, from where a killed writer was.
 
         Parameters
         ----------
@@ -250,10 +303,9 @@ class ExtentWriter:
         BudgetError
             ``n_bytes`` does not suffice for one batch.
         """
-        for episode in episodes(self.extents, n_bytes, id_bytes):
-            if episode.begin < first:
-                continue
+        for episode in episodes(self.extents, n_bytes, id_bytes, self.n_filled):
             self._fill(reader, base, episode, rows_of, n_bytes, progress, check)
+            self._finished(episode.end)
             done(episode.end)
 
     def _fill(
@@ -318,10 +370,7 @@ class ExtentWriter:
                 pwrite_all(side, memoryview(self._sums).cast("B"), 0, self._temporary[1])
                 if durable:
                     for fd, path in ((self._fd, self._temporary[0]), (side, self._temporary[1])):
-                        try:
-                            os.fsync(fd)
-                        except OSError as error:
-                            raise OSError(error.errno, error.strerror, path) from None
+                        _fsync(fd, path)
             finally:
                 os.close(side)
             os.close(self._fd)
@@ -334,7 +383,14 @@ class ExtentWriter:
             self.abort()
             raise
         self._temporary = []
+        self._forget_progress()
         return self.record
+
+    def _forget_progress(self) -> None:
+        if self._progress is not None:
+            for path in (self._progress, f"{self._progress}.new", f"{self._progress}.new.tmp"):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
 
     def abort(self) -> None:
         """Remove what was written; may be called again, and does nothing after :meth:`finish`."""
@@ -348,6 +404,7 @@ class ExtentWriter:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
         self._temporary = []
+        self._forget_progress()
         if self._disk is not None:
             self._disk.give(self._paid)
             self._paid = 0
@@ -357,6 +414,13 @@ class ExtentWriter:
 
     def __exit__(self, *_: object) -> None:
         self.abort()
+
+
+def _fsync(fd: int, path: str) -> None:
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from None
 
 
 @contextlib.contextmanager

@@ -127,7 +127,7 @@ cdef int raise_pending() except -1:
 
 
 def direct_mode(int fd):
-    """Make reads and writes of ``fd`` bypass the page cache where whole pages can; returns ``"direct"`` or ``"buffered: why"``."""
+    """Make reads and writes of ``fd`` bypass the page cache where they can; returns ``"direct"`` or ``"buffered: why"``."""
     cdef long align = fs_dio_align(fd)
     if align == 0:
         return "buffered: the file system has no direct I/O"

@@ -1,0 +1,306 @@
+"""Packed layouts on R22, host tier of 10 % of the rows: seconds of an epoch's data preparation after sampling, bytes, packing.
+
+Figures: extents read against fio's sequential rate and by the kernel's count of bytes; streamed and frozen epochs against the
+copy of the same rows in memory and I/O at fio's rates, and against ``superbatch``; batched packing against individual packing and
+against fio; rows of Belady-packed extents against static tiers. ``superbatch``, sieve and individual packing read at the device's
+random rate, so a part of their batches is timed and the rest counted by its rows. ``$FEATSTORE_R22`` names a folder that
+``r22.py`` filled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from harness import Report, arguments, bytes_read_by_kernel, fio_scan_bandwidth, have_fio, main, scratch
+
+SHARE = 0.1
+
+
+def fio_write_bandwidth(path: Path, n_bytes: int) -> float:
+    """Bytes a second of sequential writes to a new file: 1 MiB, 16 in flight; the file is removed."""
+    command = ["fio", "--name=reference", f"--filename={path}", "--ioengine=io_uring", "--direct=1", "--thread", "--rw=write"]
+    command += ["--bs=1M", "--iodepth=16", f"--size={max(1 << 20, n_bytes >> 20 << 20)}", "--output-format=json"]
+    done = subprocess.run(command, check=True, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    path.unlink()
+    result = json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]["write"]
+    return float(result["io_bytes"]) / (float(result["runtime"]) / 1e3)
+
+
+class Bench:
+    """The workload, its samples, and what is measured of them."""
+
+    def __init__(self, args: argparse.Namespace, report: Report, folder: Path) -> None:
+        import r22
+
+        import featstore
+
+        self.args, self.report, self.folder = args, report, folder
+        source = Path(os.environ.get("FEATSTORE_R22", folder)) if not args.tiny else folder
+        work = r22.generate(source, args.scale, seeds=max(1, round(200_000 * 2.0 ** (args.scale - 22))))
+        self.g = featstore.open(work.dataset(), memory=args.memory << 20)
+        self.g.cache_neighbors(min(8 * work.num_nodes + 6 * work.n_edges, self.g.budget.available // 4))
+        self.sampler = featstore.NeighborSampler(self.g, [10, 10, 10], seed=0)
+        self.seeds = self.g.node_data["seeds"]
+        self.batch_size = max(1, 1000 >> (22 - args.scale))
+        path = folder / "samples.pack"
+        shutil.rmtree(path, ignore_errors=True)
+        self.pack = featstore.sample_offline(self.g, self.sampler, self.seeds, self.batch_size, path=path, progress=False)
+        self.n = len(self.pack)
+        self.base = Path(self.g.features["x"].file.path)
+        self.width = self.g.features["x"].file.row_bytes
+        self.loader = featstore.Loader
+        self.rows = int(self.pack.lengths.sum())
+
+    def rates(self) -> tuple[float, float]:
+        """fio's sequential read and write rates now."""
+        if not have_fio():
+            raise SystemExit("fio is not installed")
+        return fio_scan_bandwidth(self.base), fio_write_bandwidth(self.folder / "fio", self.base.stat().st_size)
+
+    def copy_s(self) -> float:
+        """Seconds of index_select(out=) over the epoch's ids, from a tensor in memory into reused outputs."""
+        table = torch.empty(self.pack.num_nodes, self.width // 4)
+        table.zero_()
+        outs = [torch.zeros(int(self.pack.lengths.max()), self.width // 4) for _ in range(3)]
+        seconds = 0.0
+        for number in range(self.n):
+            ids = torch.from_numpy(self.pack.ids(number).astype(np.int64))
+            out = outs[number % 3][: len(ids)]
+            begin = time.perf_counter()
+            torch.index_select(table, 0, ids, out=out)
+            seconds += time.perf_counter() - begin
+        return seconds
+
+    def epoch(self, most: int | None = None, **options: Any) -> dict[str, Any]:
+        """Run an epoch without a model; what it took after sampling."""
+        given = {
+            "features": "x",
+            "labels": None,
+            "feature_cache": SHARE,
+            "run_dir": self.folder / "runs",
+            "disk": 30 << 30,
+            **options,
+        }
+        if "pack" not in given:
+            given |= {"sampler": self.sampler, "seeds": self.seeds, "batch_size": self.batch_size, "superbatch": self.n}
+        with self.loader(self.g, **given) as loader:
+            before = bytes_read_by_kernel()
+            begin = time.perf_counter()
+            n = 0
+            for batch in loader:
+                n += len(batch.x)
+                if batch.index + 1 == most:
+                    break
+            seconds = time.perf_counter() - begin
+            read = bytes_read_by_kernel() - before
+            stats = loader.stats()
+        self.g.cache("x", 0)
+        self.g.pool.trim()
+        stages = stats["seconds"]
+        return {"seconds": seconds - stages.get("sample", 0.0), "kernel_bytes": read, "stages": stages, "stats": stats, "rows": n}
+
+    def superbatch_s(self) -> dict[str, Any]:
+        """Seconds of a superbatch epoch after sampling: planning, and gathering at the rate of its first batches."""
+        part = min(self.n, self.args.part)
+        result = self.epoch(most=part, strategy="superbatch", prefetch=1)
+        stages, stats = result["stages"], result["stats"]
+        missed = int(self.missed("belady").sum())
+        gather = (stages["gather"] + stages.get("update", 0.0)) * missed / max(1, stats["rows_loaded"])
+        return {"seconds": stages["plan"] + gather, "plan": stages["plan"], "of": stats["rows_loaded"] / max(1, missed)}
+
+    def layout(self, policy: str) -> Any:
+        """Make (once) and open the layout of a policy."""
+        from featstore.plan.layout import Layout, find_layouts
+
+        if policy not in {found.policy for found in find_layouts(self.pack)}:
+            options = {"features": "x", "labels": None, "feature_cache": SHARE, "superbatch": self.n}
+            self.loader(self.g, strategy="packed", pack=self.pack, policy=policy, **options).close()
+            self.g.cache("x", 0)
+        options = next(found for found in find_layouts(self.pack) if found.policy == policy)
+        return Layout(self.pack, options, self.g.reader)
+
+    def missed(self, policy: str) -> np.ndarray:
+        """Rows that each batch misses; those that the cache starts with last."""
+        layout = self.layout(policy)
+        try:
+            return np.append(layout.plans.n_missed, len(layout.fill_rows))
+        finally:
+            layout.close()
+
+
+def extents(bench: Bench) -> None:
+    """Read all extents as a run does, into one output, against fio on the same file."""
+    layout = bench.layout("belady")
+    file = layout.file("x")
+    path, n_missed = Path(file.file.path), layout.plans.n_missed
+    out = np.zeros((int(n_missed.max()), bench.width), np.uint8)
+    ours, theirs, amplification = [], [], []
+    for _ in range(bench.args.runs):
+        theirs.append(fio_scan_bandwidth(path))
+        before, begin = bytes_read_by_kernel(), time.perf_counter()
+        source = file.source(bench.g.reader, np.arange(bench.n), 32 << 20)
+        for k in n_missed.tolist():
+            if k:
+                source.gather(np.arange(k, dtype=np.int32), out, None)
+        seconds = time.perf_counter() - begin
+        read = bytes_read_by_kernel() - before
+        source.close()
+        ours.append(source.stats.bytes_read / seconds)
+        amplification.append(read / float(n_missed.sum() * bench.width))
+    layout.close()
+    bench.report.figure(
+        "extents read", ours, "bytes/s", reference="fio, sequential", references=theirs, target=">= 0.9", verified=True
+    )
+    bench.report.figure("bytes of extents by the kernel", amplification, "of missed rows' bytes", target="<= 1.02")
+
+
+def epochs(bench: Bench) -> None:
+    """Streamed and frozen epochs against their bounds and against superbatch."""
+    bench.layout("belady").close()
+    missed = int(bench.missed("belady").sum())
+    rows: dict[str, list[float]] = {
+        name: [] for name in ("streamed", "frozen", "copy", "superbatch", "streamed bound", "frozen bound")
+    }
+    stages: dict[str, Any] = {}
+    for _ in range(bench.args.runs):
+        read, write = bench.rates()
+        copy = bench.copy_s()
+        streamed = bench.epoch(strategy="streamed")
+        frozen = bench.epoch(strategy="packed", pack=bench.pack)
+        extents_s = missed * bench.width / read
+        io = bench.base.stat().st_size / read + missed * bench.width / write + extents_s
+        rows["streamed"].append(streamed["seconds"])
+        rows["frozen"].append(frozen["seconds"])
+        rows["copy"].append(copy)
+        rows["streamed bound"].append(streamed["stages"]["plan"] + max(copy, io))
+        rows["frozen bound"].append(max(copy, extents_s))
+        stages = {"streamed": streamed["stages"], "frozen": frozen["stages"]}
+        assert streamed["rows"] == frozen["rows"] == bench.rows
+    superbatch = bench.superbatch_s()
+    more = {"copy_s": rows["copy"][-1], "superbatch": superbatch, "missed": missed, "rows": bench.rows}
+    for name, times in (("streamed", 12), ("frozen", 25)):
+        bench.report.figure(
+            f"R22 {name}, data preparation",
+            rows[name],
+            "s",
+            reference="max(copy, I/O at fio's rates)" + (" + plan" if name == "streamed" else ""),
+            references=rows[f"{name} bound"],
+            target="<= 1.3",
+            stages=stages[name],
+            **more,
+        )
+        bench.report.figure(
+            f"R22 {name} against superbatch",
+            [superbatch["seconds"] / s for s in rows[name]],
+            "times faster",
+            target=f">= {times}",
+            superbatch_s=superbatch["seconds"],
+        )
+
+
+def sieve(bench: Bench) -> None:
+    """Streamed and frozen epochs as ratios to on-demand loading under sieve, of which a part is timed."""
+    part = min(bench.n, bench.args.part)
+    result = bench.epoch(most=part, strategy="ondemand", policy="sieve", superbatch="auto", disk=None, run_dir=None)
+    ondemand = result["stages"]["gather"] + result["stages"].get("update", 0.0)
+    ondemand *= bench.rows / result["rows"]
+    for strategy, options in (("streamed", {}), ("packed", {"pack": bench.pack})):
+        ours = bench.epoch(strategy=strategy, **options)["seconds"]
+        bench.report.figure(f"R22 {strategy} against sieve", ours, "s", reference="sieve on demand", ratio=ours / ondemand)
+
+
+def packing(bench: Bench) -> None:
+    """Batched packing against individual packing and against one read of the base and one write of the extents."""
+    from featstore.storage.extents import ExtentMap, ExtentWriter
+
+    layout = bench.layout("belady")
+    n_missed = layout.plans.n_missed
+    file_extents = ExtentMap(n_missed, bench.width)
+    store, target = bench.g.features["x"], bench.folder / "packed.rows"
+
+    def rows_of(b: int) -> np.ndarray:
+        return bench.pack.ids(b)[layout.plans.missed(b)]
+
+    batched, bound, alone = [], [], []
+    part = min(bench.n, bench.args.part)
+    for _ in range(bench.args.runs):
+        read, write = bench.rates()
+        bound.append(bench.base.stat().st_size / read + file_extents.total_pages * 4096 / write)
+        begin = time.perf_counter()
+        with ExtentWriter(target, file_extents) as writer:
+            writer.fill(bench.g.reader, store.file, rows_of, 512 << 20, 4)
+            writer.finish()
+        batched.append(time.perf_counter() - begin)
+        target.unlink()
+        Path(f"{target}.sums").unlink()
+        begin, done = time.perf_counter(), 0
+        with target.open("wb") as file:
+            for b in range(part):
+                rows = rows_of(b)
+                out = store.take(rows.astype(np.int64))
+                file.write(out.numpy().data)
+                done += len(rows)
+            os.fsync(file.fileno())
+        alone.append((time.perf_counter() - begin) * float(n_missed.sum()) / max(1, done))
+        target.unlink()
+    layout.close()
+    figure = bench.report.figure
+    figure(
+        "batched packing", batched, "s", reference="base read + extents written at fio's rates", references=bound, target="<= 1.5"
+    )
+    figure(
+        "batched packing against individual",
+        [a / b for a, b in zip(alone, batched, strict=True)],
+        "times faster",
+        target=">= 5",
+        individual_s=alone,
+    )
+
+
+def rows_read(bench: Bench) -> None:
+    """Rows of Belady-packed extents against those of static tiers, the cache's fill counted."""
+    belady, static = (float(bench.missed(policy).sum()) for policy in ("belady", "frequency"))
+    bench.report.figure(
+        "rows read, Belady-packed",
+        belady,
+        "rows",
+        reference="static tiers",
+        ratio=belady / static,
+        target="<= 0.85",
+        static=static,
+    )
+
+
+def run(args: argparse.Namespace, report: Report) -> None:
+    """All figures."""
+    with scratch(args, "packing") as folder:
+        bench = Bench(args, report, folder)
+        try:
+            for name, figure in (
+                ("extents", extents),
+                ("epochs", epochs),
+                ("packing", packing),
+                ("rows", rows_read),
+                ("sieve", sieve),
+            ):
+                if args.only in name:
+                    figure(bench)
+        finally:
+            bench.pack.close()
+            bench.g.close()
+
+
+if __name__ == "__main__":
+    options = arguments(__doc__ or "", scale=22, memory=3072, part=10)
+    if options.tiny:
+        options.scale, options.memory, options.part, options.runs = 12, 128, 3, 1
+    main(run, options)

@@ -1,0 +1,253 @@
+"""``strategy="packed"``: frozen samples and extents of a pack, run as often as wanted."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from featstore.cache.base import Policy, get_policy
+from featstore.cache.planned import PlannedPolicy
+from featstore.cache.table import FeatureCache
+from featstore.config import Reservation
+from featstore.errors import BusyError
+from featstore.gather.executor import Tally
+from featstore.graph.policyinputs import Given
+from featstore.partition.batcher import RandomBatcher
+from featstore.plan.layout import Layout, LayoutOptions, Source, find_layouts, make_layout
+from featstore.plan.offline import Pack
+from featstore.run.strategy import EpochRun, Prepared, Setup
+from featstore.run.streamed import window_for
+from featstore.storage.extents import ExtentSource
+
+__all__ = ["Packed"]
+
+Int64s = npt.NDArray[np.int64]
+MOST_AUTO_BATCHES = 200
+
+
+class Packed:
+    """Run a pack's batches from the layout that fits the loader's options; the first run makes it."""
+
+    def __init__(self, setup: Setup) -> None:
+        planning, pack = setup.planning, setup.pack
+        if planning is None or pack is None:
+            raise ValueError("strategy 'packed' needs pack=, the offline samples to run")
+        self._setup, self._planning, self._pack = setup, planning, pack
+        graph = setup.graph
+        pack.check(graph)
+        identity = graph.identity()
+        self._sources = {
+            name: Source(
+                graph.features[name].file,
+                identity[f"node/_/{name}"],
+                str(graph.features[name].dtype).removeprefix("torch."),
+                tuple(graph.features[name].shape),
+            )
+            for name in setup.features
+        }
+        self._layout: Layout | None = None
+        self._filled: dict[str, FeatureCache] = {}  # caches that hold what the layout starts with, and do not change
+        self._running: weakref.ref[_PackedEpoch] | None = None
+        self._held: list[Reservation] = []
+        weakref.finalize(self, _release, self._held)
+
+    def make_caches(self, sizes: Mapping[str, int], policy: str | Policy | type[Policy], counts: Given) -> None:
+        """See :class:`~featstore.run.strategy.Strategy`; makes the layout first, where the pack has none for these caches."""
+        n = self._setup.graph.num_nodes
+        capacity = min(
+            FeatureCache.capacity_for(n_bytes, self._sources[name].file.row_bytes, n, None) for name, n_bytes in sizes.items()
+        )
+        self._use(get_policy(policy), capacity)
+
+    def use_existing(self) -> None:
+        """Take the one layout of the pack that has these features and this policy."""
+        setup = self._setup
+        if not setup.features:
+            return
+        fitting = [
+            found
+            for found in find_layouts(self._pack)
+            if sorted(found.features) == sorted(setup.features) and found.policy == self._planning.policy.name
+        ]
+        if len(fitting) != 1:
+            raise ValueError(
+                f"{self._pack.path} has {len(fitting)} layouts of {list(setup.features)} with policy "
+                f"{self._planning.policy.name!r}; feature_cache= says which to take, or to make"
+            )
+        self._open(fitting[0])
+
+    def _use(self, policy: Policy, capacity: int) -> None:
+        setup, pack = self._setup, self._pack
+        superbatch = 0
+        if isinstance(policy, PlannedPolicy):
+            size = self._planning.superbatch
+            superbatch = max(1, min(MOST_AUTO_BATCHES if isinstance(size, str) else size, pack.n_batches))
+        options = LayoutOptions(setup.features, policy.name, capacity, superbatch)
+        graph = setup.graph
+        with setup.watch.time("pack"):
+            make_layout(pack, options, policy, self._sources, graph.reader, graph.budget, disk=self._planning.disk)
+        self._open(options)
+
+    def _open(self, options: LayoutOptions) -> None:
+        graph = self._setup.graph
+        layout = self._layout = Layout(self._pack, options, graph.reader)
+        weakref.finalize(self, layout.close)
+        layout.check(self._sources)
+        for name in self._setup.features:
+            graph.cache_for_planner(name, options.capacity)
+        self._window_bytes = window_for(graph.budget.available, len(self._setup.features))
+        self._held.append(graph.budget.reserve("extents read ahead", self._window_bytes * len(self._setup.features)))
+
+    def close(self) -> None:
+        """Close the layout and give the memory back; may be called again."""
+        _release(self._held)
+        if self._layout is not None:
+            self._layout.close()
+
+    def prepare(self, epoch: int, start: int) -> EpochRun:
+        """Begin ``epoch``: the samples of the pack's epoch ``epoch`` modulo how many it has.
+
+        Raises
+        ------
+        BusyError
+            Another epoch of this loader is running: both would change one cache.
+        """
+        running = None if self._running is None else self._running()
+        if running is not None and not running.closed:
+            raise BusyError("another epoch of this loader is running; packs have one cache, so end or drop it first")
+        run = _PackedEpoch(self._setup, self._pack, self._layout, epoch, start, self._filled, getattr(self, "_window_bytes", 0))
+        self._running = weakref.ref(run)
+        return run
+
+
+def _release(held: list[Reservation]) -> None:
+    while held:
+        held.pop().release()
+
+
+def _order(n: int, group: int, batcher: RandomBatcher, epoch: int) -> Int64s:
+    """Order the batches of an epoch: groups of consecutive batches shuffled, each in its order."""
+    groups = [np.arange(first, min(first + group, n)) for first in range(0, n, group)]
+    if batcher.shuffle and len(groups) > 1:
+        shuffled = RandomBatcher(torch.arange(len(groups)), 1, seed=batcher.seed).epoch(epoch)
+        groups = [groups[int(shuffled.seeds(k)[0])] for k in range(len(groups))]
+    return np.concatenate(groups) if groups else np.empty(0, np.int64)
+
+
+class _PackedEpoch:
+    def __init__(
+        self,
+        setup: Setup,
+        pack: Pack,
+        layout: Layout | None,
+        epoch: int,
+        start: int,
+        filled: dict[str, FeatureCache],
+        window_bytes: int,
+    ) -> None:
+        self._setup, self._pack, self._layout, self._filled = setup, pack, layout, filled
+        self.closed = False
+        n = pack.n_batches
+        self._group = n or 1 if layout is None else layout.group
+        self._order = _order(n, self._group, setup.batcher, epoch)
+        self._position_of = np.argsort(self._order)
+        self._base = epoch % pack.epochs * n
+        # Plans change a cache that others of the group filled: a run that begins within a group begins with the group.
+        self._start = start
+        self._first = start if layout is None or not layout.options.superbatch else self._group_begin(start)
+        self._ran: dict[str, int] = {}
+        self._kept: dict[str, torch.Tensor] = {}
+        self._sources: dict[str, ExtentSource] = {}
+        try:
+            for name in setup.features:
+                self._ready(name, window_bytes)
+        except BaseException:
+            self.close()
+            raise
+
+    def _group_begin(self, position: int) -> int:
+        """Return the first position of the group that ``position`` is in."""
+        if position >= len(self._order):
+            return position
+        return position - int(self._order[position]) % self._group
+
+    def _ready(self, name: str, window_bytes: int) -> None:
+        """Put what the layout starts with into the cache, and begin to read the first batches' extents."""
+        layout, store = self._layout, self._setup.graph.features[name]
+        assert layout is not None
+        cache, file, reader = store.cache, layout.file(name), self._setup.graph.reader
+        assert cache is not None
+        if len(layout.fill_rows) and self._filled.get(name) is not cache:
+            cache.clear()
+            n = len(self._pack)
+            source = file.source(reader, np.arange(n, len(file.extents.n_rows)), window_bytes)
+            try:
+                cache.preload(layout.fill_rows, lambda rows, out: self._fill(source, rows, out))
+            finally:
+                source.close()
+            self._filled[name] = cache
+        elif not len(layout.fill_rows):
+            cache.clear()
+        cache.in_use = True
+        self._sources[name] = file.source(reader, self._base + self._order[self._first :], window_bytes)
+
+    def _fill(self, source: ExtentSource, rows: Int64s, out: npt.NDArray[np.uint8]) -> None:
+        self._setup.reads.add(source.gather(rows, out, None))
+
+    @property
+    def threads(self) -> int:
+        return self._setup.threads  # samples and plans are read in any order
+
+    def batch(self, position: int) -> Prepared:
+        index = int(self._order[position])
+        with self._setup.watch.time("load"):
+            sampled = self._pack.batch(self._base + index, self._setup.graph.pool)
+            if self._layout is None:
+                return Prepared(sampled, {})
+            plan = self._layout.plans.plan(self._base + index, sampled.input_ids.numpy())
+            return Prepared(sampled, dict.fromkeys(self._setup.features, plan))
+
+    def gather(self, name: str, prepared: Prepared, tally: Tally) -> torch.Tensor:
+        position = int(self._position_of[prepared.sampled.index])
+        if self._first < self._start and self._ran.get(name, -1) < self._first:
+            self._catch_up(name, tally)
+        if self._ran.get(name, -1) >= position:
+            return self._kept[name]  # asked again, because memory was short for another feature
+        rows = self._run(name, position, prepared, tally)
+        self._kept[name] = rows
+        return rows
+
+    def _run(self, name: str, position: int, prepared: Prepared, tally: Tally) -> torch.Tensor:
+        assert prepared.plans is not None
+        store, source = self._setup.graph.features[name], self._sources[name]
+        layout = self._layout
+        if layout is not None and layout.options.superbatch and self._order[position] % self._group == 0:
+            store.cache.clear()
+        before = source.waited_s
+        rows: torch.Tensor = store.run_plan(prepared.plans[name], tally, source)
+        self._setup.watch.add("read", source.waited_s - before)
+        self._ran[name] = position
+        return rows
+
+    def _catch_up(self, name: str, tally: Tally) -> None:
+        """Run the batches of the group before the one that is asked for, so that the cache is as their plans leave it."""
+        for position in range(max(self._first, self._ran.get(name, -1) + 1), self._start):
+            self._run(name, position, self.batch(position), Tally(read=tally.read))
+
+    def passed(self, position: int) -> None:
+        self._kept.clear()
+
+    def close(self) -> None:
+        if not self.closed:
+            for source in self._sources.values():
+                source.close()
+            for name in self._setup.features:
+                cache = self._setup.graph.features[name].cache
+                if cache is not None:
+                    cache.in_use = False
+            self._kept.clear()
+            self.closed = True

@@ -1,0 +1,279 @@
+"""Frozen packs: the batches of on-demand loading, bit for bit; made whole or not at all; named when stale or damaged."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import featstore
+from featstore.plan.simulate import simulate
+from featstore.plan.trace import Trace
+from featstore.testing.faults import random_flips, run_in_child, sweep
+from tests.conftest import make_graph
+from tests.test_superbatch import N, dataset, ondemand, same
+
+__all__ = ["dataset", "ondemand"]  # fixtures
+
+
+@pytest.fixture(scope="module")
+def pack(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("pack") / "p"
+    with featstore.open(dataset, memory="64MB") as g:
+        sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
+        featstore.sample_offline(g, sampler, g.node_data["train_idx"], 40, epochs=2, path=path, seed=3).close()
+    return path
+
+
+def run(
+    dataset: Path, pack: Path, memory: str = "64MB", backend: str = "auto", epochs: int = 2, **options: Any
+) -> tuple[list[Any], Any]:
+    """Run epochs; batches in the order of (epoch, index)."""
+    with featstore.open(dataset, memory=memory, backend=backend) as g:
+        with featstore.Loader(g, strategy="packed", pack=pack, **{"features": ["x", "z"], "seed": 3, **options}) as loader:
+            found = []
+            for _ in range(epochs):
+                epoch = []
+                for batch in loader:
+                    blocks = [(b.src.clone(), b.dst.clone(), b.n_src, b.n_dst) for b in batch.blocks]
+                    tensors = [batch.input_ids, batch.seeds, batch.y, batch.x, batch.features["z"]]
+                    epoch.append((batch.index, [t.clone() for t in tensors], blocks))
+                found += [sorted(epoch, key=lambda one: one[0]), [one[0] for one in epoch]]
+            stats = loader.stats()
+        assert g.budget.peak <= g.budget.total
+    return found, stats
+
+
+@pytest.mark.parametrize("policy", ["belady", "frequency"])
+@pytest.mark.parametrize("cache", [0.0004, 0.1, 1.0])
+def test_the_same_batches(dataset: Path, pack: Path, ondemand: list[Any], policy: str, cache: float) -> None:
+    for backend, prefetch, size in (("io_uring", 2, "auto"), ("pread", 0, 7)):
+        options: dict[str, Any] = {"policy": policy, "feature_cache": cache, "superbatch": size, "prefetch": prefetch}
+        found, stats = run(dataset, pack, backend=backend, **options)
+        assert same(found[0] + found[2], ondemand)
+        assert stats["hits"]["base"] == 0
+        assert stats["hits"]["packed"] + stats["hits"]["host"] == stats["rows"]
+        assert {"load", "read", "gather", "pack"} <= stats["seconds"].keys()
+        orders = [found[1], found[3]]
+        assert sorted(orders[0]) == list(range(25))
+        if policy == "frequency" or size == 7:
+            assert orders[0] != orders[1]  # shuffled anew
+        if policy == "belady" and size == 7:
+            starts = [i for i in range(25) if orders[0][i] % 7 == 0]
+            assert all(orders[0][i : i + 7] == list(range(orders[0][i], min(orders[0][i] + 7, 25))) for i in starts)
+        assert run(dataset, pack, shuffle=False, epochs=1, **options)[0][1] == list(range(25))
+
+
+def test_loads_are_beladys_and_frequencys(dataset: Path, pack: Path) -> None:
+    with featstore.Pack(pack) as opened:
+        trace = Trace([opened.ids(i) for i in range(25)], N)
+        counts = opened.counts()
+    capacity = round(0.1 * N)
+    _, stats = run(dataset, pack, epochs=1, feature_cache=0.1, superbatch=25)
+    assert stats["rows_loaded"] / 2 == simulate(trace, capacity, "belady").sum()
+    _, stats = run(dataset, pack, epochs=1, feature_cache=0.1, superbatch=10)
+    parts = [Trace(trace[a:b], N) for a, b in ((0, 10), (10, 20), (20, 25))]
+    assert stats["rows_loaded"] / 2 == sum(simulate(part, capacity, "belady").sum() for part in parts)
+    _, stats = run(dataset, pack, epochs=1, feature_cache=0.1, policy="frequency")
+    hot = np.argsort(-counts, kind="stable")[:capacity]
+    assert stats["rows_loaded"] / 2 == sum(len(np.setdiff1d(ids, hot)) for ids in trace) + capacity  # its fill counted
+
+
+def test_resume_and_state(dataset: Path, pack: Path) -> None:
+    for policy in ("belady", "frequency"):
+        options: dict[str, Any] = {"strategy": "packed", "pack": pack, "policy": policy, "feature_cache": 0.1, "superbatch": 7}
+        with featstore.open(dataset, memory="64MB") as g:
+            with featstore.Loader(g, features=["x"], **options) as loader:
+                whole = [(batch.index, batch.x.clone()) for batch in loader]
+                loader.set_epoch(0)
+                for position, _ in enumerate(loader):
+                    if position == 9:
+                        break
+                state = loader.state_dict()
+            with featstore.Loader(g, features=["x"], **options) as loader:
+                loader.load_state_dict(state)
+                rest = list(loader)
+            assert [batch.index for batch in rest] == [index for index, _ in whole[10:]]
+            assert all(torch.equal(batch.x, x) for batch, (_, x) in zip(rest, whole[10:], strict=True))
+            with featstore.Loader(g, features=["x"], **{**options, "shuffle": False}) as loader:
+                with pytest.raises(ValueError, match="other seeds"):
+                    loader.load_state_dict(state)
+
+
+@settings(max_examples=25)
+@given(st.data())
+def test_any_width_dtype_and_budget(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    n = data.draw(st.integers(5, 400))
+    dtype = data.draw(st.sampled_from(["uint8", "bool", "float16", "bfloat16", "float32", "int64", "float64"]))
+    items = data.draw(st.sampled_from([1, 3, 25, 128, 700, 1433]))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    kind = getattr(torch, dtype)
+    raw = torch.from_numpy(rng.integers(0, 2 if dtype == "bool" else 256, (n, items * kind.itemsize), dtype=np.uint8))
+    x = raw.view(kind)
+    degree = rng.integers(0, 6, n)
+    indptr = np.concatenate([[0], np.cumsum(degree)])
+    seeds = rng.permutation(n)[: data.draw(st.integers(1, min(n, 40)))]
+    size = data.draw(st.integers(1, 12))
+    memory = data.draw(st.sampled_from(["40MB", "6MB"]))
+    with (
+        featstore.OutOfCoreGraph.create(folder / "g", indptr, rng.integers(0, n, indptr[-1]), {"x": x}, progress=False) as g,
+        featstore.open(folder / "g", memory=memory) as tight,
+    ):
+        sampler = featstore.NeighborSampler(g, [3, 2], seed=1)
+        with featstore.Loader(g, sampler, seeds, size, labels=None) as loader:
+            expected = {batch.index: raw[batch.input_ids] for batch in loader}
+        with featstore.sample_offline(g, sampler, seeds, size, path=folder / "p") as pack:
+            options: dict[str, Any] = {
+                "policy": data.draw(st.sampled_from(["belady", "frequency"])),
+                "feature_cache": data.draw(st.sampled_from([1, 0.01, 0.3, 1.0])),
+                "superbatch": data.draw(st.integers(1, 9)),
+            }
+            if options["feature_cache"] == 1:
+                options["feature_cache"] = 4 * n + 8 + x.nbytes // n  # one row
+            try:
+                with featstore.Loader(tight, strategy="packed", pack=pack, labels=None, **options) as loader:
+                    seen = {batch.index: batch.x.clone().view(torch.uint8).reshape(len(batch.x), -1) for batch in loader}
+            except featstore.BudgetError:
+                assert memory == "6MB"
+                return
+    assert seen.keys() == expected.keys()
+    assert all(torch.equal(seen[i], expected[i]) for i in seen)
+
+
+def copied(pack: Path, tmp_path: Path) -> Path:
+    """A copy of the pack's samples elsewhere, without its layouts."""
+    target = tmp_path / "copy"
+    target.mkdir()
+    for name in ("pack", "samples"):
+        shutil.copy(pack / name, target / name)
+    return target
+
+
+def test_a_pack_is_copied_reused_and_named_when_stale(dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any]) -> None:
+    mine = copied(pack, tmp_path)
+    with pytest.raises(ValueError, match="0 layouts"):
+        run(dataset, mine)
+    run(dataset, mine, feature_cache=0.1, epochs=1)
+    assert len(list(mine.glob("layout-*"))) == 1
+    there = tmp_path / "elsewhere"
+    shutil.copytree(mine, there)
+    shutil.rmtree(mine)
+    found, stats = run(dataset, there)  # the one that it has
+    assert same(found[0] + found[2], ondemand)
+    assert "pack" not in stats["seconds"]
+    other = tmp_path / "other"
+    with featstore.open(dataset, memory="64MB") as g:
+        arrays = {name: g.features[name][:] for name in g.features}
+    rng = np.random.default_rng(0)
+    labels = {"y": rng.integers(0, 5, N), "train_idx": np.arange(9)}
+    featstore.OutOfCoreGraph.create(other, *make_graph(N, 8.0), arrays, labels, progress=False).close()
+    with pytest.raises(featstore.StaleError, match="another graph"):
+        run(other, there)
+
+
+def test_arguments(dataset: Path, pack: Path) -> None:
+    with featstore.open(dataset, memory="64MB") as g:
+        sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
+        wrong: list[tuple[dict[str, Any], str]] = [
+            ({"strategy": "packed"}, "pack="),
+            ({"strategy": "packed", "pack": pack, "sampler": sampler, "seeds": [1]}, "takes no sampler"),
+            ({"strategy": "ondemand", "pack": pack, "sampler": sampler, "seeds": [1]}, "strategy='packed'"),
+            ({"strategy": "streamed"}, "needs a sampler"),
+            ({"strategy": "packed", "pack": pack, "policy": "lru", "feature_cache": 0.1}, "planned policy"),
+            ({"strategy": "packed", "pack": pack, "feature_cache": "auto"}, "bytes or a share"),
+        ]
+        for options, words in wrong:
+            with pytest.raises(ValueError, match=words):
+                featstore.Loader(g, **options)
+        with pytest.raises(FileNotFoundError):
+            featstore.Loader(g, strategy="packed", pack=pack.parent / "none")
+
+
+def test_damage_is_found(dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any]) -> None:
+    mine = copied(pack, tmp_path)
+    run(dataset, mine, feature_cache=0.01, epochs=1)
+    folder = next(mine.glob("layout-*"))
+    for file in sorted(folder.iterdir()):
+        if file.name.startswith("done"):
+            continue
+        found = 0
+        for where in random_flips(file, 12, seed=4):
+            try:
+                batches_, _ = run(dataset, mine)
+                assert same(batches_[0] + batches_[2], ondemand), (file.name, where)
+            except (featstore.CorruptionError, featstore.FormatError):
+                found += 1
+        assert found >= 9, file.name
+
+
+def test_disk_budget(dataset: Path, pack: Path, tmp_path: Path) -> None:
+    mine = copied(pack, tmp_path)
+    for disk in ("1KB", "100KB", "300KB"):
+        with pytest.raises(OSError, match="disk budget") as caught:
+            run(dataset, mine, feature_cache=0.01, disk=disk)
+        assert caught.value.errno == errno.ENOSPC
+        assert sorted(os.listdir(mine)) == ["pack", "samples", "writer.lock"]
+    run(dataset, mine, feature_cache=0.01, disk="20MB")
+    assert sum(path.stat().st_size for path in mine.rglob("layout-*/*")) <= 20_000_000
+
+
+def _failing(folder: str, dataset: str) -> None:
+    mine = Path(folder) / "copy"
+    for operation, error in (("write", "ENOSPC"), ("fsync", "EIO"), ("rename", "EIO")):
+        for fault in sweep(folder, operation, error):
+            with fault:
+                try:
+                    run(Path(dataset), mine, feature_cache=0.01, epochs=0)
+                except OSError:
+                    assert fault.fired
+            for path in mine.glob("layout-*"):
+                assert not path.name.endswith(".partial")
+                shutil.rmtree(path)
+            assert sorted(os.listdir(mine)) == ["pack", "samples", "writer.lock"]
+
+
+def test_a_failing_disk_leaves_nothing(dataset: Path, pack: Path, tmp_path: Path) -> None:
+    mine = copied(pack, tmp_path)
+    (mine / "writer.lock").touch()
+    run_in_child(_failing, str(tmp_path), str(dataset), faults=True)
+
+
+def _killed(mine: str, dataset: str, step: int) -> None:
+    """Die at the ``step``-th durable moment of packing, in memory that takes several episodes."""
+    real, n = os.fsync, 0
+
+    def fsync(fd: int) -> None:
+        nonlocal n
+        n += 1
+        if n == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        real(fd)
+
+    os.fsync = fsync
+    run(Path(dataset), Path(mine), memory="3MB", feature_cache=0.01, epochs=0)
+
+
+def test_killed_at_every_durable_moment(dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any]) -> None:
+    """Every killed maker is followed by one that goes on; what it makes is what an undisturbed one makes."""
+    mine = copied(pack, tmp_path)
+    resumed = 0
+    for step in range(2, 12):
+        with pytest.raises(AssertionError, match="SIGKILL"):
+            run_in_child(_killed, str(mine), str(dataset), step)
+        resumed += bool(list(mine.glob("layout-*.partial/*.progress"))) or bool(list(mine.glob("layout-*.partial/done.*")))
+        assert not [path for path in mine.glob("layout-*") if not path.name.endswith(".partial")]
+    assert resumed > 3
+    found, _ = run(dataset, mine, memory="3MB", feature_cache=0.01)
+    assert same(found[0] + found[2], ondemand)
+    assert not list(mine.glob("layout-*/*.progress*"))
+    assert not list(mine.glob("*.partial"))
