@@ -28,6 +28,7 @@ from featstore.errors import (
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.feature import FeatureStore
 from featstore.plan.offline import Pack, sample_offline
+from featstore.plan.packgraph import PackedGraph
 from featstore.plan.simulate import simulate
 from featstore.run.batch import MiniBatch
 from featstore.run.loader import Loader
@@ -50,6 +51,7 @@ __all__ = [
     "OnlinePolicy",
     "OutOfCoreGraph",
     "Pack",
+    "PackedGraph",
     "PlannedBatch",
     "PlannedPolicy",
     "PluginError",

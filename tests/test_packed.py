@@ -153,7 +153,7 @@ def test_any_width_dtype_and_budget(tmp_path_factory: pytest.TempPathFactory, da
 def copied(pack: Path, tmp_path: Path) -> Path:
     """A copy of the pack's samples elsewhere, without its layouts."""
     target = tmp_path / "copy"
-    target.mkdir()
+    target.mkdir(parents=True)
     for name in ("pack", "samples"):
         shutil.copy(pack / name, target / name)
     return target
@@ -264,16 +264,58 @@ def _killed(mine: str, dataset: str, step: int) -> None:
 
 
 def test_killed_at_every_durable_moment(dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any]) -> None:
-    """Every killed maker is followed by one that goes on; what it makes is what an undisturbed one makes."""
-    mine = copied(pack, tmp_path)
+    """A killed maker is followed by one that goes on; what it makes is what an undisturbed one makes."""
     resumed = 0
-    for step in range(2, 12):
-        with pytest.raises(AssertionError, match="SIGKILL"):
+    for step in range(1, 60, 7):
+        mine = copied(pack, tmp_path / str(step))
+        try:
             run_in_child(_killed, str(mine), str(dataset), step)
-        resumed += bool(list(mine.glob("layout-*.partial/*.progress"))) or bool(list(mine.glob("layout-*.partial/done.*")))
-        assert not [path for path in mine.glob("layout-*") if not path.name.endswith(".partial")]
-    assert resumed > 3
-    found, _ = run(dataset, mine, memory="3MB", feature_cache=0.01)
-    assert same(found[0] + found[2], ondemand)
-    assert not list(mine.glob("layout-*/*.progress*"))
-    assert not list(mine.glob("*.partial"))
+            break
+        except AssertionError as error:
+            assert "SIGKILL" in str(error)
+        kept = [*mine.glob("layout-*.partial/*.progress"), *mine.glob("layout-*.partial/done.?")]
+        before = {path.name: path.read_bytes() for path in mine.glob("layout-*.partial/done.?")}
+        resumed += bool(kept)
+        found, _ = run(dataset, mine, memory="3MB", feature_cache=0.01)
+        assert same(found[0] + found[2], ondemand), step
+        assert all(next(mine.glob(f"layout-*/{name}")).read_bytes() == data for name, data in before.items())
+        assert not list(mine.glob("layout-*/*.progress*"))
+        assert not list(mine.glob("*.partial"))
+    else:
+        raise AssertionError("no run reached its end")
+    assert resumed > 1
+
+
+def test_a_pack_in_place_of_the_dataset(dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any]) -> None:
+    """Copied to where nothing else is: the same batches, from files of the pack alone."""
+    mine = copied(pack, tmp_path)
+    with pytest.raises(featstore.FormatError, match="no layout"):
+        featstore.PackedGraph(mine)
+    for policy in ("belady", "frequency"):
+        run(dataset, mine, feature_cache=0.1, epochs=0, policy=policy)
+    there = tmp_path / "elsewhere"
+    shutil.move(mine, there)
+    (there / "writer.lock").unlink()
+    for backend in ("io_uring", "pread"):
+        with featstore.PackedGraph(there, memory="64MB", backend=backend) as g:
+            assert sorted(g.features) == ["x", "z"]
+            assert g.features["x"].shape == (N, 33)
+            with pytest.raises(FileNotFoundError, match="not in the pack"):
+                g.features["x"][[1]]
+            with pytest.raises(AttributeError, match="topology"):
+                _ = g.topology
+            for policy in ("belady", "frequency"):
+                with featstore.Loader(g, features=["x", "z"], strategy="packed", policy=policy) as loader:
+                    found = {(epoch, batch.index): batch for epoch in range(2) for batch in loader}
+                for number, (index, tensors, blocks) in enumerate(ondemand):
+                    batch = found[number // 25, index]
+                    assert torch.equal(batch.input_ids, tensors[0])
+                    assert torch.equal(batch.x, tensors[3])
+                    assert torch.equal(batch.features["z"], tensors[4])
+                    assert batch.y is None
+                    assert all(torch.equal(b.src, other[0]) for b, other in zip(batch.blocks, blocks, strict=True))
+                del found, batch
+            with pytest.raises(OSError, match="not in the pack"):
+                featstore.Loader(g, features=["x"], strategy="packed", feature_cache=0.2)
+        assert g.budget.used == 0
+    assert len(list(there.glob("layout-*"))) == 2

@@ -37,7 +37,7 @@ from featstore.storage.sections import SectionFile, SectionWriter
 from featstore.storage.update import check_file
 from featstore.storage.writer import FileRecord, fsync_directory
 
-__all__ = ["Layout", "LayoutOptions", "Source", "find_layouts", "make_layout"]
+__all__ = ["Layout", "LayoutOptions", "Source", "find_layouts", "layout_records", "make_layout"]
 
 Int64s = npt.NDArray[np.int64]
 PREFIX, PARTIAL = "layout-", ".partial"
@@ -83,11 +83,13 @@ class Source:
 
 def find_layouts(pack: Pack) -> list[LayoutOptions]:
     """Return the options of every layout that the pack has."""
-    found = []
-    for name in sorted(os.listdir(pack.path)):
-        if name.startswith(PREFIX) and not name.endswith(PARTIAL):
-            found.append(_options(read_record(os.path.join(pack.path, name, "layout"), "layout")))
-    return found
+    return [_options(record) for record in layout_records(pack)]
+
+
+def layout_records(pack: Pack) -> list[dict[str, Any]]:
+    """Return the record of every layout that the pack has."""
+    names = [name for name in sorted(os.listdir(pack.path)) if name.startswith(PREFIX) and not name.endswith(PARTIAL)]
+    return [read_record(os.path.join(pack.path, name, "layout"), "layout") for name in names]
 
 
 def _options(record: Mapping[str, Any]) -> LayoutOptions:
@@ -266,6 +268,9 @@ def make_layout(
             if name.startswith(PREFIX) and name.endswith(PARTIAL) and pack.file(name) != partial:
                 shutil.rmtree(pack.file(name), ignore_errors=True)
         os.makedirs(partial, exist_ok=True)
+        for name in os.listdir(partial):  # half-written files of a killed maker; of extents the finished episodes count
+            if name.endswith(".tmp") and not name.startswith("extents."):
+                os.unlink(os.path.join(partial, name))
         try:
             _make(pack, options, policy, sources, reader, budget, partial, DiskBudget(disk), progress)
             fsync_directory(partial)
@@ -290,9 +295,8 @@ def _make(
     plan_path, fill_path = os.path.join(folder, "plan"), os.path.join(folder, "fill")
     if not os.path.exists(plan_path):  # written last of the two
         with contextlib.ExitStack() as stack:
-            for path in (plan_path, fill_path, f"{plan_path}.tmp", f"{fill_path}.tmp"):
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(path)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(fill_path)
             writer = stack.enter_context(SectionWriter(plan_path, "plan", disk))
             if isinstance(policy, StaticPolicy):
                 rows = _plan_static(pack, options, policy, budget, writer)

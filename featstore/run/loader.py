@@ -25,6 +25,7 @@ from featstore.gather.executor import Tally
 from featstore.gather.plan import Tier
 from featstore.partition.batcher import RandomBatcher, check_seeds
 from featstore.plan.offline import Pack
+from featstore.plan.packgraph import PackedGraph
 from featstore.run.batch import MiniBatch
 from featstore.run.epoch import EpochIterator, Held, Item, Progress, most_rows, sampled_bytes
 from featstore.run.packed import Packed
@@ -72,7 +73,8 @@ class Loader:
 
     Parameters
     ----------
-    g : OutOfCoreGraph
+    g : OutOfCoreGraph or PackedGraph
+        The latter, a pack in place of its dataset, for ``strategy="packed"``; ``pack`` and ``labels=None`` are then the default.
     sampler : Sampler
         :class:`~featstore.NeighborSampler`, or anything with its ``sample(seeds, epoch, index)``.
     seeds : integer array or tensor, shape (n,), or boolean mask, shape (num_nodes,)
@@ -144,7 +146,7 @@ class Loader:
 
     def __init__(
         self,
-        g: OutOfCoreGraph,
+        g: OutOfCoreGraph | PackedGraph,
         sampler: Sampler | None = None,
         seeds: torch.Tensor | npt.NDArray[Any] | Sequence[int] | None = None,
         batch_size: int = 1000,
@@ -168,6 +170,8 @@ class Loader:
     ) -> None:
         if strategy not in STRATEGIES:
             raise ValueError(f"strategy must be one of {sorted(STRATEGIES)}, not {strategy!r}")
+        if isinstance(g, PackedGraph):
+            pack, labels = g.path if pack is None else pack, None if labels == "y" else labels
         if strategy == "packed":
             if sampler is not None or seeds is not None or pack is None:
                 raise ValueError("strategy 'packed' runs the samples of pack=, and takes no sampler and no seeds")
@@ -183,7 +187,7 @@ class Loader:
         _at_least("prefetch", prefetch, 0)
         _at_least("batch_size", batch_size, 1)
         _at_least("seed", seed, 0)
-        self._g = g
+        self._g = cast(Any, g)
         self._features = _names("features", [features] if isinstance(features, str) else features, g.features)
         self._labels = None if labels is None else _names("labels", [labels], g.node_data)[0]
         self._device = torch.device(device)

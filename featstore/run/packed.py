@@ -228,7 +228,7 @@ class _PackedEpoch:
         if layout is not None and layout.options.superbatch and self._order[position] % self._group == 0:
             store.cache.clear()
         before = source.waited_s
-        rows: torch.Tensor = store.run_plan(prepared.plans[name], tally, source)
+        rows: torch.Tensor = store.run_plan(prepared.plans[name], tally, packed=source)
         self._setup.watch.add("read", source.waited_s - before)
         self._ran[name] = position
         return rows

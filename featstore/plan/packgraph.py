@@ -1,0 +1,161 @@
+"""A pack in place of its dataset: what a loader needs of a graph, where every row of the plans is in the pack."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, NoReturn, cast
+
+import torch
+
+from featstore.cache.table import FeatureCache
+from featstore.config import Budget, Options
+from featstore.errors import BusyError, ClosedError, FormatError
+from featstore.gather.buffers import BufferPool
+from featstore.graph.feature import FeatureStore
+from featstore.graph.source import torch_dtype
+from featstore.plan.layout import layout_records
+from featstore.plan.offline import Pack
+from featstore.storage.format import DTYPES
+from featstore.storage.reader import Reader, ReadStats, RowFile
+
+__all__ = ["PackedGraph"]
+
+
+class _Absent:
+    """The file of a feature that is not here: its width is known, its rows are not."""
+
+    mode = "absent"
+
+    def __init__(self, path: str, n_rows: int, row_bytes: int) -> None:
+        self.path, self.n_rows, self.row_bytes = path, n_rows, row_bytes
+        self.stats = ReadStats()
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise FileNotFoundError(errno.ENOENT, "these rows are not in the pack, and the dataset is not open", self.path)
+
+    read = gather = duplicate = _refuse
+    layout = property(_refuse)
+
+    def check_open(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class PackedGraph:
+    """A pack, opened by its own record: on a machine without the dataset, ``Loader(g, strategy="packed")`` runs from it.
+
+    Parameters
+    ----------
+    pack : Pack or path-like
+        With at least one layout.
+    memory, backend, verify, threads
+        As for :func:`featstore.open`.
+
+    Attributes
+    ----------
+    num_nodes : int
+    features : mapping of str to FeatureStore
+        Those that a layout holds. Reading a row by its number raises FileNotFoundError: the pack has batches, not rows.
+    node_data : mapping
+        Empty: labels are not in a pack, so loaders take ``labels=None``.
+
+    Raises
+    ------
+    FileNotFoundError, CorruptionError, FormatError
+        No pack there, a damaged one, one without a layout.
+    """
+
+    def __init__(
+        self,
+        pack: Pack | str | os.PathLike[str],
+        memory: int | str | None = None,
+        backend: str = "auto",
+        verify: str | None = None,
+        threads: int | None = None,
+    ) -> None:
+        opened = pack if isinstance(pack, Pack) else Pack(pack)
+        try:
+            self.path, self.num_nodes = opened.path, opened.num_nodes
+            self._identity = dict(opened.record["made_of"])
+            fields = {str(feature["name"]): feature for record in layout_records(opened) for feature in record["features"]}
+        finally:
+            if opened is not pack:
+                opened.close()
+        if not fields:
+            raise FormatError(f"{self.path} holds samples, but no layout: make one where the dataset is")
+        for name, field in fields.items():
+            if field.get("dtype") not in DTYPES or list(field["shape"])[:1] != [self.num_nodes]:
+                raise FormatError(f"{self.path}: feature {name!r} of {field.get('dtype')!r}, shape {field.get('shape')}")
+            self._identity[f"node/_/{name}"] = str(field["made_of"])
+        self.options = Options.resolve(memory, backend, verify, threads)
+        self.budget = Budget(self.options.memory)
+        self.closed = False
+        self.node_data: Mapping[str, torch.Tensor] = {}
+        self.reader = Reader(self.options, self.budget)
+        self.pool = BufferPool(self.budget)
+        self.features: dict[str, FeatureStore] = {}
+        for name, field in fields.items():
+            file = _Absent(self.path, self.num_nodes, int(field["row_bytes"]))
+            self.features[name] = FeatureStore(
+                name,
+                cast(RowFile, file),
+                [int(n) for n in field["shape"]],
+                torch_dtype(str(field["dtype"])),
+                self.reader,
+                self.pool,
+                self.options.threads,
+            )
+
+    def identity(self) -> dict[str, str]:
+        """See :meth:`featstore.OutOfCoreGraph.identity`: of the graph that the pack was made of."""
+        return self._identity
+
+    def cache_for_planner(self, name: str, capacity: int, budget: Budget | None = None) -> None:
+        """See :meth:`featstore.OutOfCoreGraph.cache_for_planner`."""
+        if self.closed:
+            raise ClosedError(f"{self.path} is closed")
+        store = self.features[name]
+        self._drop_cache(store)
+        budget = self.budget if budget is None else budget
+        cache = FeatureCache(capacity, store.file.row_bytes, self.num_nodes, None, budget=budget, name=f"cache of {name!r}")
+        store.use_cache(cache)
+
+    @staticmethod
+    def _drop_cache(store: FeatureStore) -> None:
+        old = store.cache
+        if old is not None and old.in_use:
+            raise BusyError(f"the cache of {store.name!r} follows the plans of a loader that is in the middle of an epoch")
+        store.use_cache(None)
+        if old is not None:
+            old.close()
+
+    def memory_report(self) -> dict[str, int]:
+        """Return the bytes held by everything that holds some of the budget, largest first."""
+        return self.budget.report()
+
+    def close(self) -> None:
+        """Give the memory back; may be called again."""
+        if self.closed:
+            return
+        self.closed = True
+        for store in self.features.values():
+            if store.cache is not None:
+                store.cache.in_use = False
+            self._drop_cache(store)
+            store.close()
+        self.pool.close()
+        self.reader.close()
+
+    def __enter__(self) -> PackedGraph:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"a PackedGraph has no {name!r}: the dataset is not open")
