@@ -202,8 +202,7 @@ class Loader:
             checked = check_seeds(cast(Any, seeds), g.num_nodes)
         else:
             checked, batch_size = torch.arange(pack.n_batches), 1  # the order of the batches
-            if opened:
-                weakref.finalize(self, pack.close)
+        self._close_pack = weakref.finalize(self, pack.close) if opened and pack is not None else None
         batcher = RandomBatcher(checked, batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last)
         self._batcher = batcher
         self._share = self._make_share(memory)
@@ -235,6 +234,8 @@ class Loader:
         except BaseException:
             if hasattr(self, "_strategy"):
                 self._strategy.close()
+            if self._close_pack is not None:
+                self._close_pack()
             self._finalizer()
             raise
 
@@ -474,6 +475,8 @@ class Loader:
         for iterator in list(self._iterators):
             iterator.close()
         self._strategy.close()
+        if self._close_pack is not None:
+            self._close_pack()
         self._finalizer()
 
     def __enter__(self) -> Loader:
