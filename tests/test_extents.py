@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -287,3 +289,60 @@ def _failing(folder: str) -> None:
 
 def test_a_failing_disk_leaves_nothing(tmp_path: Path) -> None:
     run_in_child(_failing, str(tmp_path), faults=True)
+
+
+def test_checksum_tables_beyond_the_budget(tmp_path: Path) -> None:
+    """Tables over 5 % of the budget are read along with what they cover, and checked."""
+    rng = np.random.default_rng(5)
+    rows = rng.integers(0, 256, (80_000, 512), dtype=np.uint8)
+    record = write_base(tmp_path, rows)
+    reader = make_reader(memory=1 << 20)
+    base = open_file(reader, tmp_path, record)
+    batches = [np.sort(rng.permutation(len(rows))[:n]) for n in (70_000, 5, 9_000)]
+    extents = ExtentMap(np.array([len(batch) for batch in batches]), 512)
+    made = fill(tmp_path, reader, base, batches, 8 << 20)
+    check_sums(tmp_path, made)
+    file = open_file(reader, tmp_path, made)
+    assert base.verifies
+    assert file.verifies
+    source = ExtentSource(reader, file, extents, np.array([2, 0, 1]), 1 << 20)
+    for b in (2, 0, 1):
+        out = np.zeros((len(batches[b]), 512), np.uint8)
+        source.gather(np.arange(len(out)), out, None)
+        assert (out == rows[batches[b]]).all()
+    source.close()
+    damaged = tmp_path / "base.rows.sums"
+    data = bytearray(damaged.read_bytes())
+    data[PAGE_BYTES + 8] ^= 1
+    damaged.write_bytes(data)
+    with pytest.raises(CorruptionError, match="table of checksums"):
+        fill(tmp_path, reader, base, batches, 8 << 20)
+    for each in (file, base, reader):
+        each.close()
+    assert reader.budget.used == 0
+
+
+def test_close_beside_a_gather(tmp_path: Path) -> None:
+    """A consumer that waits for what never comes ends with ClosedError, and close() waits for it."""
+    _, reader, _, base, batches = small_set(tmp_path)
+    made = fill(tmp_path, reader, base, batches, 16 << 20)
+    file = open_file(reader, tmp_path, made)
+    stream = PageStream(reader, file, np.array([[1, 8]]), 1 << 20)  # nothing was fed: nothing is read
+    out = np.zeros((8, PAGE_BYTES), np.uint8)
+    outcome: list[BaseException] = []
+
+    def consume() -> None:
+        try:
+            while True:
+                with contextlib.suppress(IndexError):  # not allowed yet
+                    stream.core.scatter(8, np.arange(8), out)
+        except ClosedError as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=consume)
+    thread.start()
+    stream.close()
+    thread.join()
+    assert outcome
+    for each in (file, base, reader):
+        each.close()

@@ -31,6 +31,7 @@ cdef extern from "pagestream.h" nogil:
     int pthread_mutex_unlock(pthread_mutex_t *m)
     int pthread_cond_init(pthread_cond_t *c, void *attr)
     int pthread_cond_broadcast(pthread_cond_t *c)
+    int pthread_cond_wait(pthread_cond_t *c, pthread_mutex_t *m)
     enum:
         FS_PAGE
         FS_OK
@@ -132,7 +133,7 @@ cdef class Stream:
     cdef readonly str backend
     cdef uint64_t n_sums_pages
     cdef bytes script
-    cdef int pid
+    cdef int pid, n_inside
 
     def __cinit__(self):
         self.s.job.fd = -1
@@ -234,6 +235,32 @@ cdef class Stream:
 
         What is left of the last row's page is skipped.
         """
+        if len(positions) != n:
+            raise ValueError("one position a row")
+        self.enter()
+        try:
+            self.copy(n, positions, out)
+        finally:
+            self.leave()
+
+    cdef int enter(self) except -1:
+        """Begin to use the buffers: :meth:`close` waits for whoever does."""
+        cdef bint closed
+        pthread_mutex_lock(&self.s.lock)
+        closed = self.s.closed
+        self.n_inside += not closed
+        pthread_mutex_unlock(&self.s.lock)
+        if closed:
+            raise ClosedError(f"{self.path} is closed")
+        return 0
+
+    cdef void leave(self) noexcept:
+        pthread_mutex_lock(&self.s.lock)
+        self.n_inside -= 1
+        pthread_cond_broadcast(&self.s.landed)
+        pthread_mutex_unlock(&self.s.lock)
+
+    cdef int copy(self, uint64_t n, positions, uint8_t[:, ::1] out) except -1:
         cdef const int32_t[::1] narrow
         cdef const int64_t[::1] wide
         cdef const int32_t *p32 = NULL
@@ -241,12 +268,8 @@ cdef class Stream:
         cdef uint64_t i, n_out = out.shape[0], row_bytes = out.shape[1]
         cdef bint good = True
         cdef int done
-        if self.s.slots == NULL:
-            raise ClosedError(f"{self.path} is closed")
         if n == 0:
-            return
-        if len(positions) != n:
-            raise ValueError("one position a row")
+            return 0
         if positions.dtype == "int32":
             narrow = positions
             p32 = &narrow[0]
@@ -266,6 +289,7 @@ cdef class Stream:
             done = fs_stream_scatter(&self.s, row_bytes, n, p32, p64, &out[0, 0])
         if not done:
             self.fail()
+        return 0
 
     def fail(self):
         """Raise what ended the stream early."""
@@ -289,9 +313,16 @@ cdef class Stream:
         pthread_mutex_unlock(&self.s.lock)
 
     def close(self):
-        """Give buffers and descriptor back; no thread may be inside any more."""
+        """Give buffers and descriptor back; readers have returned. Waits for a consumer, which ends early."""
         cdef int fd = self.s.job.fd
         self.s.job.fd = -1
+        if self.s.slots != NULL and self.pid == getpid():
+            self.stop()
+            with nogil:
+                pthread_mutex_lock(&self.s.lock)
+                while self.n_inside:
+                    pthread_cond_wait(&self.s.landed, &self.s.lock)
+                pthread_mutex_unlock(&self.s.lock)
         self.s.closed = True
         if fd >= 0:
             c_close(fd)
@@ -400,10 +431,10 @@ cdef class Packer:
             Reading or writing failed.
         """
         cdef int64_t taken
-        if stream.s.slots == NULL:
-            raise ClosedError(f"{stream.path} is closed")
+        stream.enter()
         with nogil:
             taken = fs_packer_run(&self.p, &stream.s, most)
+        stream.leave()
         if taken < 0:
             self.check()
             raise ClosedError(f"{self.path} is closed")
