@@ -1,0 +1,401 @@
+"""The segmented disk cache (DiskGNN): which rows consecutive batches share on disk where a copy for each batch is too much.
+
+A *segment* is a run of ``length`` consecutive batches. Rows that more than ``threshold`` of its batches need lie once in the
+segment's cache, ordered so that those needed together lie together; the others are copied into the extent of each batch that
+needs them. Everything here counts: no row is read or moved.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from featstore.config import Budget, Reservation, format_size
+from featstore.storage.format import file_bytes, sums_bytes
+from featstore.storage.layout import PAGE_BYTES, RowLayout
+
+__all__ = ["Segment", "Segmentation", "Traffic", "segments", "shortest_segments", "stored_bytes", "stored_rows", "traffic"]
+
+Ints = npt.NDArray[Any]
+Int64s = npt.NDArray[np.int64]
+Batches = Sequence[Ints]
+Order = Literal["minhash", "row"]
+
+THRESHOLD = 1  # rows that two batches or more need are shared: DiskGNN's m
+HASHES = 8
+_PAGES = RowLayout(PAGE_BYTES, 1, PAGE_BYTES)
+
+
+def stored_bytes(n_pages: int) -> int:
+    """Return what a file of so many data pages takes on disk: its header page and its checksums come to them."""
+    n_bytes = file_bytes(_PAGES, n_pages)
+    return n_bytes + sums_bytes(n_bytes)
+
+
+def _pages(n_rows: Int64s | int, row_bytes: int) -> Any:
+    return -(-n_rows * row_bytes // PAGE_BYTES)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One segment's rows, and what its batches read.
+
+    Attributes
+    ----------
+    first, stop : int
+        Its batches.
+    rows : int64 array, shape (c,)
+        Rows of its cache, in the order in which the file has them.
+    accesses : int
+        Rows that its batches ask for, all together.
+    packed : int64 array, shape (stop - first,)
+        Rows that each batch has in an extent of its own.
+    pages, runs : int64 array, shape (stop - first,)
+        Distinct pages of the cache that each batch touches, and runs of adjacent ones: the reads, duplicates merged.
+    """
+
+    first: int
+    stop: int
+    rows: Int64s
+    accesses: int
+    packed: Int64s
+    pages: Int64s
+    runs: Int64s
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What a segmented disk cache takes and what an epoch reads of it.
+
+    Attributes
+    ----------
+    length, threshold : int
+    n_accesses, row_bytes : int
+        Rows asked of it, all batches together, and the bytes of one.
+    cached_rows, packed_rows : int
+        Rows in the segments' caches; copies in extents.
+    extent_pages, cache_pages : int
+        Pages of both on disk; extents are read whole.
+    pages_read, runs_read : int
+        Pages of caches that batches read, and the reads that they are.
+    """
+
+    length: int
+    threshold: int
+    n_accesses: int
+    row_bytes: int
+    cached_rows: int
+    packed_rows: int
+    extent_pages: int
+    cache_pages: int
+    pages_read: int
+    runs_read: int
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes on disk, headers and checksums included."""
+        return stored_bytes(self.extent_pages) + (stored_bytes(self.cache_pages) if self.cache_pages else 0)
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes that an epoch reads, in whole pages."""
+        return PAGE_BYTES * (self.extent_pages + self.pages_read)
+
+    @property
+    def amplification(self) -> float:
+        """Bytes read for each byte asked for."""
+        return self.bytes_read / max(1, self.n_accesses * self.row_bytes)
+
+
+class _Scratch:
+    """Memory of a search, in the ledger where there is one."""
+
+    def __init__(self, stack: ExitStack, budget: Budget | None, n_bytes: int) -> None:
+        self._base = n_bytes
+        self._held: Reservation | None = None
+        if budget is not None:
+            self._held = stack.enter_context(budget.reserve("segment search", n_bytes))
+
+    def need(self, n_bytes: int) -> None:
+        """Hold ``n_bytes`` beside what is held throughout."""
+        if self._held is not None:
+            self._held.resize(self._base + n_bytes)
+
+
+def stored_rows(batches: Batches, n: int, *, budget: Budget | None = None) -> Int64s:
+    """Count the rows that disk must hold for every length of segment, where rows used twice or more in one are shared.
+
+    Parameters
+    ----------
+    batches : sequence of integer arrays
+        Distinct rows of each batch, in ``[0, n)``; from memory or from disk, each asked for once.
+    n : int
+        Rows of the field.
+    budget : Budget, optional
+
+    Returns
+    -------
+    int64 array, shape (n_batches + 1,)
+        Entry ``s``: for segments of ``s`` batches. Entries 0 and 1: a copy for every access.
+
+    Notes
+    -----
+    With the threshold of 1 a row is stored once a segment that needs it, in an extent or in the cache: so an access counts unless
+    the batch that needed the row before lies in the same segment. A histogram of those earlier batches, one a batch, tells it for
+    all lengths at once: linear in the accesses, and in the square of the batches. Memory: 4 bytes a row, and a batch's ids eight
+    times.
+    """
+    n_batches = len(batches)
+    lengths = np.arange(1, n_batches + 1)
+    shared = np.zeros(n_batches + 1, np.int64)
+    total = 0
+    with ExitStack() as stack:
+        scratch = _Scratch(stack, budget, 4 * n + 64 * (n_batches + 2))
+        last = np.full(n, -1, np.int32)
+        for b in range(n_batches):
+            ids = batches[b]
+            scratch.need(32 * len(ids))
+            before = np.bincount(last[ids] + 1, minlength=b + 2)  # entry 0: needed for the first time
+            since = before[::-1].cumsum()[::-1]  # entry a + 1: rows whose batch before is a or later
+            shared[1:] += since[b // lengths * lengths + 1]
+            last[ids] = b
+            total += len(ids)
+    stored: Int64s = total - shared
+    return stored
+
+
+@dataclass(frozen=True)
+class Segmentation:
+    """The segments that fit a disk.
+
+    Attributes
+    ----------
+    length : int
+        Batches a segment; 1: nothing is shared, every batch has all its rows in its extent.
+    n_batches : int
+    rows : int
+        Rows on disk, shared and copied.
+    disk_bytes : int
+        What they take, exactly.
+    """
+
+    length: int
+    n_batches: int
+    rows: int
+    disk_bytes: int
+
+
+def shortest_segments(batches: Batches, n: int, row_bytes: int, disk_bytes: int, *, budget: Budget | None = None) -> Segmentation:
+    """Find the shortest segments with which the rows of all batches fit a disk: the shorter, the less is read in vain.
+
+    Parameters
+    ----------
+    batches : sequence of integer arrays
+        The distinct rows that each batch wants of the disk, in ``[0, n)``.
+    n, row_bytes : int
+        Rows of the field and their bytes.
+    disk_bytes : int
+        Most bytes that extents, caches and their checksums may take.
+    budget : Budget, optional
+
+    Returns
+    -------
+    Segmentation
+
+    Raises
+    ------
+    OSError
+        ENOSPC: not even one segment of all batches fits; says what would.
+
+    Notes
+    -----
+    One pass counts the rows of every length (:func:`stored_rows`), and two more those of the length that is taken, to the page.
+    What a length takes need not fall as it grows: longer segments may part batches that shorter ones join.
+
+    References
+    ----------
+    Liu et al., DiskGNN, SIGMOD 2025, section 5.1 (search for the cache configuration).
+    """
+    rows = stored_rows(batches, n, budget=budget)
+    n_batches = len(batches)
+    for length in range(1, max(1, n_batches) + 1):
+        stored = int(rows[length]) if n_batches else 0
+        if stored_bytes(_pages(stored, row_bytes)) > disk_bytes:
+            continue
+        # Extents and caches begin on pages of their own: what that comes to is counted only where it may still fit.
+        exact = traffic(batches, n, length, row_bytes, order=None, budget=budget).disk_bytes
+        if exact <= disk_bytes:
+            return Segmentation(length, n_batches, stored, exact)
+    least = traffic(batches, n, max(1, n_batches), row_bytes, order=None, budget=budget).disk_bytes
+    raise OSError(
+        errno.ENOSPC,
+        f"the batches' rows, shared by all, take {format_size(least)} on disk, of which {format_size(disk_bytes)} may be used",
+    )
+
+
+def segments(
+    batches: Batches,
+    n: int,
+    length: int,
+    row_bytes: int,
+    *,
+    threshold: int = THRESHOLD,
+    order: Order | None = "minhash",
+    n_hashes: int = HASHES,
+    seed: int = 0,
+    budget: Budget | None = None,
+) -> Iterator[Segment]:
+    """Lay out the disk cache of each segment in turn.
+
+    Parameters
+    ----------
+    batches : sequence of integer arrays
+        Distinct rows of each batch, in ``[0, n)``; each is asked for three times.
+    n : int
+        Rows of the field.
+    length : int
+        Batches a segment.
+    row_bytes : int
+    threshold : int
+        Rows that more batches of the segment need than this are in its cache.
+    order : {"minhash", "row", None}
+        Of a cache's rows: by which batches need them, or by number. None: by number, and pages are not counted (they are 0).
+    n_hashes : int
+        Rows are sorted by so many MinHashes, each settling the ties of those before it.
+    seed : int
+        Of the hashes.
+    budget : Budget, optional
+
+    Yields
+    ------
+    Segment
+
+    Notes
+    -----
+    A MinHash of a row is the least place that its batches have in a random order of the segment's batches: rows needed by the
+    same batches have the same, whatever the order, and others the more likely the more batches they share. Memory: 4 bytes a row
+    of the field, and about 50 a cached row.
+
+    References
+    ----------
+    Liu et al., DiskGNN, SIGMOD 2025, algorithm 1. There the least over all hash functions is one key, which is the MinHash of a
+    single, coarser function; keys sorted one after the other tell more sets of batches apart.
+    """
+    if length < 1 or threshold < 0 or n_hashes < 1:
+        raise ValueError(f"length and n_hashes must be at least 1, threshold at least 0: {length}, {n_hashes}, {threshold}")
+    with ExitStack() as stack:
+        scratch = _Scratch(stack, budget, 4 * n)
+        state = np.zeros(n, np.int32)  # batches of the segment that need a row; then -1 - its place in the cache
+        for first in range(0, len(batches), length):
+            stop = min(first + length, len(batches))
+            found: list[Int64s] = []
+            n_cached = longest = accesses = 0
+            for b in range(first, stop):
+                ids = batches[b]
+                accesses += len(ids)
+                longest = max(longest, len(ids))
+                scratch.need(32 * longest + 16 * n_cached)
+                counts = state[ids] + 1
+                state[ids] = counts
+                found.append(ids[counts == threshold + 1].astype(np.int64))
+                n_cached += len(found[-1])
+            scratch.need(32 * longest + (32 + 4 * n_hashes) * n_cached)
+            rows = np.sort(np.concatenate(found))
+            del found
+            state[rows] = -1 - np.arange(len(rows), dtype=np.int32)
+
+            if order == "minhash" and len(rows):
+                ranks = _minhash_ranks(batches, first, stop, state, len(rows), n_hashes, seed)
+                ordered = np.empty_like(rows)
+                ordered[ranks] = rows
+                rows = ordered
+                state[rows] = -1 - np.arange(len(rows), dtype=np.int32)
+            packed, pages, runs = np.zeros((3, stop - first), np.int64)
+            touched = np.zeros(int(_pages(len(rows), row_bytes)) + 1, bool)
+            for b in range(first, stop):
+                places = _places(batches[b], state)
+                packed[b - first] = len(batches[b]) - len(places)
+                if order is not None and len(places):
+                    pages[b - first], runs[b - first] = _touch(touched, places, row_bytes)
+            for b in range(first, stop):
+                state[batches[b]] = 0
+            yield Segment(first, stop, rows, accesses, packed, pages, runs)
+
+
+def _places(ids: Ints, state: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """Return where a batch's cached rows lie in the cache."""
+    places = state[ids]
+    return -1 - places[places < 0]
+
+
+def _minhash_ranks(
+    batches: Batches, first: int, stop: int, state: npt.NDArray[np.int32], n_rows: int, n_hashes: int, seed: int
+) -> npt.NDArray[np.int32]:
+    """Return the place of each of a cache's rows in the order of their MinHashes; ties stay as they were."""
+    size = stop - first
+    rng = np.random.default_rng([seed, first])
+    dtype = np.uint16 if size < 2**16 else np.int32  # 16 bits are sorted by radix
+    hashes = [rng.permutation(size).astype(dtype) for _ in range(n_hashes)]
+    least = np.full((n_hashes, n_rows), size, dtype)
+    for b in range(first, stop):
+        places = _places(batches[b], state)
+        for known, values in zip(least, hashes, strict=True):
+            known[places] = np.minimum(known[places], values[b - first])
+    ranks = np.empty(n_rows, np.int32)
+    ranks[np.lexsort(least[::-1])] = np.arange(n_rows, dtype=np.int32)
+    return ranks
+
+
+def _touch(touched: npt.NDArray[np.bool_], places: npt.NDArray[np.int32], row_bytes: int) -> tuple[int, int]:
+    """Count the distinct pages that rows lie on, and their runs; ``touched`` is all False, before and after."""
+    begin = places.astype(np.int64) * row_bytes
+    last = (begin + row_bytes - 1) // PAGE_BYTES
+    page = begin // PAGE_BYTES
+    for _ in range(1 + -(-row_bytes // PAGE_BYTES)):
+        touched[page] = True
+        page = np.minimum(page + 1, last)
+    n_pages = int(np.count_nonzero(touched))
+    n_runs = int(touched[0]) + int(np.count_nonzero(touched[1:] > touched[:-1]))
+    touched[:] = False
+    return n_pages, n_runs
+
+
+def traffic(
+    batches: Batches,
+    n: int,
+    length: int,
+    row_bytes: int,
+    *,
+    threshold: int = THRESHOLD,
+    order: Order | None = "minhash",
+    n_hashes: int = HASHES,
+    seed: int = 0,
+    budget: Budget | None = None,
+) -> Traffic:
+    """Count what segments of one length take on disk and what an epoch reads of them; see :func:`segments`."""
+    accesses = cached = packed = extent_pages = cache_pages = pages_read = runs_read = 0
+    for segment in segments(
+        batches,
+        n,
+        length,
+        row_bytes,
+        threshold=threshold,
+        order=order,
+        n_hashes=n_hashes,
+        seed=seed,
+        budget=budget,
+    ):
+        accesses += segment.accesses
+        cached += len(segment.rows)
+        packed += int(segment.packed.sum())
+        extent_pages += int(_pages(segment.packed, row_bytes).sum())
+        cache_pages += int(_pages(len(segment.rows), row_bytes))
+        pages_read += int(segment.pages.sum())
+        runs_read += int(segment.runs.sum())
+    return Traffic(length, threshold, accesses, row_bytes, cached, packed, extent_pages, cache_pages, pages_read, runs_read)
