@@ -174,9 +174,9 @@ def run(args: argparse.Namespace, report: Report) -> None:
                 traces[name] = recorded(folder, name, indptr, indices, seeds, size)
     for name, trace in traces.items():
         batches = packed_tier(trace)
-        if args.only in "search":
+        if args.only in f"search {name}":
             search(args, report, name, trace.n, batches)
-        if args.only in "reordering":
+        if args.only in f"reordering {name}":
             lines = reordering(args, report, name, trace.n, batches)
             if args.plot is not None and name == "R22":
                 draw(args.plot, name, trace.n, batches, lines)
