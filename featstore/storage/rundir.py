@@ -113,26 +113,36 @@ class RunDirectory:
             except FileNotFoundError:
                 continue  # another process swept it between mkdir and lock
             except BaseException:
-                _remove_tree(self.path, base)
+                _remove_tree(self.path, base, [])
                 raise
-        self._finalizer = weakref.finalize(self, _remove, self.path, base, lock, os.getpid())
+        self._files: list[str] = []
+        self._finalizer = weakref.finalize(self, _remove, self.path, base, lock, os.getpid(), self._files)
 
     def file(self, name: str) -> str:
         """Return the path of a run file."""
-        return os.path.join(self.path, name)
+        path = os.path.join(self.path, name)
+        self._files.append(path)
+        return path
 
     def close(self) -> None:
         """Remove the directory and all in it; may be called again."""
         self._finalizer()
 
 
-def _remove(path: str, parent: str, lock: FileLock, pid: int) -> None:
+def _remove(path: str, parent: str, lock: FileLock, pid: int, files: list[str]) -> None:
     if os.getpid() == pid:  # a forked child's copy of the object owns nothing
-        _remove_tree(path, parent)
+        _remove_tree(path, parent, files)
     lock.release()
 
 
-def _remove_tree(path: str, parent: str) -> None:
-    shutil.rmtree(path, ignore_errors=True)
+def _remove_tree(path: str, parent: str, files: list[str]) -> None:
+    """Remove a run directory; its known ``files`` by name, which needs no descriptor where there may be none left."""
+    for file in (*files, os.path.join(path, LOCK_NAME)):
+        with contextlib.suppress(OSError):
+            os.unlink(file)
+    try:
+        os.rmdir(path)
+    except OSError:
+        shutil.rmtree(path, ignore_errors=True)
     with contextlib.suppress(OSError):
         os.rmdir(parent)  # where it was the last one
