@@ -132,3 +132,20 @@ def test_a_fault_in_a_batch_that_only_hits_shows_at_once(small: SimpleNamespace)
         with pytest.raises(featstore.PluginError, match="hit raised RuntimeError: boom"):
             store[[1, 2]]
         assert torch.equal(store[[1, 2, 3]], first)
+
+
+def test_idle_queues_make_room_for_a_batch(small: SimpleNamespace) -> None:
+    with featstore.open(small.path, memory="64MB") as g:
+        store = g.features["x"]
+        store[:1000]
+        with g.reader.engine(), g.reader.engine(), g.reader.engine():
+            pass
+        held = g.memory_report()["reader buffers"]
+        g.pool.trim()
+        n = 20_000
+        ids = np.arange(n) % small.num_nodes
+        with g.budget.reserve("the rest", g.budget.available - 1000):
+            rows = store[ids[: n // 4]]  # more than is left
+            assert rows.nbytes > 64 << 10
+        assert torch.equal(rows, torch.from_numpy(small.x[ids[: n // 4]]))
+        assert g.memory_report()["reader buffers"] < held

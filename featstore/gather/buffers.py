@@ -6,6 +6,7 @@ import math
 import os
 import queue
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -39,10 +40,13 @@ class BufferPool:
     Parameters
     ----------
     budget : Budget
+    reclaim : callable, optional
+        Called where the budget is short, to give back what others hold and do not use.
     """
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: Budget, reclaim: Callable[[], None] | None = None) -> None:
         self.budget = budget
+        self._reclaim = reclaim
         self._closed = False
         self._start()
 
@@ -90,6 +94,8 @@ class BufferPool:
             self._drop(self._idle.pop(0))
             reservation = self.budget.try_reserve("batch buffers", size)
         if reservation is None:
+            if self._reclaim is not None:
+                self._reclaim()
             reservation = self.budget.reserve("batch buffers", size)  # raises, naming who holds what
         try:
             block = Block(size)

@@ -109,7 +109,7 @@ class OutOfCoreGraph:
             restore_moved(self.path)
         os.stat(self.path)
         self.reader = Reader(options, self.budget)
-        self.pool = BufferPool(self.budget)
+        self.pool = BufferPool(self.budget, self.reader.trim)
         try:
             self._snapshot = open_snapshot(self.path, self.reader)
             try:

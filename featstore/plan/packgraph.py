@@ -97,7 +97,7 @@ class PackedGraph:
         self.closed = False
         self.node_data: Mapping[str, torch.Tensor] = {}
         self.reader = Reader(self.options, self.budget)
-        self.pool = BufferPool(self.budget)
+        self.pool = BufferPool(self.budget, self.reader.trim)
         self.features: dict[str, FeatureStore] = {}
         for name, field in fields.items():
             file = _Absent(self.path, self.num_nodes, int(field["row_bytes"]))

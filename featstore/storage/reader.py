@@ -162,6 +162,13 @@ class Reader:
                     return
                 n_rows = -(-(n_rows // 2) // SCRATCH_STEP) * SCRATCH_STEP  # sort in more stretches
 
+    def trim(self) -> None:
+        """Give idle queues back to the system and to the budget, all but the last queue."""
+        self._leave_parent()
+        with self._changed:
+            while self._idle and len(self._held) > 1:
+                self._drop(self._idle.pop(0))
+
     def _drop(self, engine: Engine) -> None:
         engine.close()
         self._held.pop(id(engine)).release()
