@@ -418,12 +418,14 @@ def _plan_windows(pack: Pack, options: LayoutOptions, policy: PlannedPolicy, bud
         for first in range(0, pack.n_batches, options.superbatch):
             begin = epoch * pack.n_batches + first
             count = min(options.superbatch, pack.n_batches - first)
-            offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(pack.lengths[begin : begin + count])])
+            lengths = pack.lengths[begin : begin + count]
+            offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
 
             def ids(b: int, begin: int = begin) -> npt.NDArray[Any]:
                 return pack.ids(begin + b)
 
-            with budget.reserve("planner", planning_bytes(pack.num_nodes, int(offsets[-1]))):
+            needed = planning_bytes(pack.num_nodes, int(offsets[-1]), longest=int(lengths.max(initial=0)))
+            with budget.reserve("planner", needed):
                 policy.start(options.capacity, PolicyContext(pack.num_nodes, 1))
                 for b, planned in enumerate(policy.plan(Window(pack.num_nodes, offsets, ids, count))):
                     write_plan(writer, planned, ids(b))
