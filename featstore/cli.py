@@ -19,7 +19,11 @@ from featstore.cache.base import available_policies, get_policy
 from featstore.config import format_size
 from featstore.errors import CorruptionError, FeatstoreError
 from featstore.graph.dataset import OutOfCoreGraph
+from featstore.graph.device import device_speed
+from featstore.graph.feature import FeatureStore
 from featstore.graph.progress import Bar
+from featstore.plan.auto import choose, copy_bandwidth, observe
+from featstore.plan.cost import Machine
 from featstore.plan.misscurve import DEFAULT_SIZES, Step, miss_curve, parse_sizes
 from featstore.plan.plots import check_plot, draw_miss_curve
 from featstore.plan.trace import Trace
@@ -126,6 +130,9 @@ def _parser() -> argparse.ArgumentParser:
     add_opening(plan)
     what = plan.add_mutually_exclusive_group(required=True)
     what.add_argument("--simulate", action="store_true", help="rows loaded against cache size, for all policies")
+    what.add_argument("--explain", action="store_true", help="estimated seconds of every strategy, and which strategy=auto takes")
+    plan.add_argument("--epochs", type=positive, default=1, help="with --explain: epochs to come (default: 1)")
+    plan.add_argument("--superbatch", type=positive, metavar="N", help="with --explain: batches a superbatch")
     plan.add_argument("--feature", default="x", help="feature (default: x)")
     sampling = plan.add_argument_group("what is recorded: an epoch of featstore train, which takes the same options")
     plan.set_defaults(sampling=add_sampling(sampling))
@@ -253,7 +260,54 @@ def _verify(options: argparse.Namespace) -> int:
     return 0
 
 
+def _explain(options: argparse.Namespace) -> int:
+    for name in ("policies", "plot"):
+        if getattr(options, name) is not None:
+            raise ValueError(f"--{name} goes with --simulate")
+    show = sys.stderr.isatty() and not options.json
+    with open_graph(options.path, options) as graph:
+        store = _feature(options, graph)
+        row_bytes = store.nbytes // max(1, len(store))
+        begin = time.perf_counter()
+        with _trace(options, graph, show) as trace:
+            if not trace.n_accesses:
+                raise ValueError("the trace asks for no rows")
+            sample_s = 0.0 if options.trace is not None else (time.perf_counter() - begin) / graph.options.threads
+            machine = Machine(
+                device_speed(graph, disk=options.disk), copy_bandwidth(row_bytes, graph.options.threads, graph.budget)
+            )
+            choices = [
+                choose(
+                    observe(
+                        trace,
+                        row_bytes=row_bytes,
+                        capacity=rows,
+                        budget=graph.budget,
+                        sample_s=sample_s,
+                        superbatch=options.superbatch,
+                        epochs=options.epochs,
+                        disk_bytes=options.disk,
+                    ),
+                    machine,
+                )
+                for rows in parse_sizes(options.sizes, graph.num_nodes, row_bytes)
+            ]
+    result = {"path": os.fspath(options.path), "feature": options.feature, "choices": [each.to_dict() for each in choices]}
+    unknown = "\nseconds of sampling are not known from a trace file, and are left out" if options.trace is not None else ""
+    text = f"{options.path}: feature {options.feature!r}, rows of {format_size(row_bytes)}{unknown}\n\n"
+    _print(options, result, text + "\n\n".join(each.table() for each in choices))
+    return 0
+
+
+def _feature(options: argparse.Namespace, graph: OutOfCoreGraph) -> FeatureStore:
+    if options.feature not in graph.features:
+        raise ValueError(f"--feature: the dataset has no {options.feature!r}; it has {sorted(graph.features)}")
+    return graph.features[options.feature]
+
+
 def _plan(options: argparse.Namespace) -> int:
+    if options.explain:
+        return _explain(options)
     if options.plot is not None:
         check_plot(options.plot)
     policies = None if options.policies is None else [name.strip() for name in options.policies.split(",")]
@@ -261,9 +315,7 @@ def _plan(options: argparse.Namespace) -> int:
         get_policy(name)
     show = sys.stderr.isatty() and not options.json
     with open_graph(options.path, options) as graph:
-        if options.feature not in graph.features:
-            raise ValueError(f"--feature: the dataset has no {options.feature!r}; it has {sorted(graph.features)}")
-        store = graph.features[options.feature]
+        store = _feature(options, graph)
         row_bytes = store.nbytes // max(1, len(store))
         sizes = parse_sizes(options.sizes, graph.num_nodes, row_bytes)
         with _trace(options, graph, show) as trace, graph.policy_inputs(row_bytes, seed=options.seed) as inputs:

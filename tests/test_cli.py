@@ -210,7 +210,7 @@ def test_errors_are_one_line(small, tmp_path, capsys, arguments, message):
     [
         ([], "COMMAND"),
         (["pack", "g"], "invalid choice"),
-        (["plan", "g"], "one of the arguments --simulate is required"),
+        (["plan", "g"], "one of the arguments --simulate --explain is required"),
         (["info"], "DATASET"),
         (["info", "g", "--memory", "lots"], "not a size"),
         (["info", "g", "--threads", "0"], "not a positive number"),

@@ -108,7 +108,7 @@ def add_training(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--epochs", type=positive, default=2, help="(default: 2)")
     parser.add_argument("--lr", type=float, default=0.003, help="learning rate of Adam (default: 0.003)")
     parser.add_argument("--dropout", type=float, default=0.5, help="(default: 0.5)")
-    strategies = [name for name in STRATEGIES if name != "packed"]  # which has no sampler
+    strategies = [*(name for name in STRATEGIES if name != "packed"), "auto"]  # packed has no sampler
     parser.add_argument("--strategy", choices=strategies, default="ondemand", help="(default: ondemand)")
     parser.add_argument("--policy", help=f"policy of the feature cache, none or one of {', '.join(available_policies())}")
     parser.add_argument(
@@ -153,6 +153,8 @@ def _loader_options(options: argparse.Namespace) -> dict[str, Any]:
             if options.strategy == "ondemand":
                 raise ValueError(f"{option} goes with --strategy superbatch")
             names.append(name)
+    if options.strategy == "auto":
+        names.append("epochs")
     policy = None if options.policy == "none" else options.policy
     if options.policy == "none" and options.feature_cache is not None:
         raise ValueError("--policy none is no cache; leave it out, or leave out --feature-cache")

@@ -26,6 +26,7 @@ from featstore.gather.plan import Tier
 from featstore.partition.batcher import RandomBatcher, check_seeds
 from featstore.plan.offline import Pack
 from featstore.plan.packgraph import PackedGraph
+from featstore.run.auto import decide, rows_in_memory
 from featstore.run.batch import MiniBatch
 from featstore.run.epoch import EpochIterator, Held, Item, Progress, most_rows, sampled_bytes
 from featstore.run.packed import Packed
@@ -89,7 +90,8 @@ class Loader:
         ``"ondemand"``: sample a batch when its turn comes, and read the rows that the host cache lacks. ``"superbatch"``: sample
         many batches ahead to disk, plan the cache over them, then gather (Ginex, VLDB 2022, with look-ahead). ``"streamed"``: the
         same, and copy what the cache will lack into extents that are read sequentially. ``"packed"``: run ``pack``'s samples,
-        from extents that are made once (DiskGNN, SIGMOD 2025, with ``policy="frequency"``; Belady-packed by default).
+        from extents that are made once (DiskGNN, SIGMOD 2025, with ``policy="frequency"``; Belady-packed by default). ``"auto"``:
+        whichever of them, and which policy, is estimated to take least for ``epochs``; ``stats()["auto"]`` says which, and why.
     policy : str, Policy or class, optional
         Policy of the feature cache; ``"degree"`` where only ``feature_cache`` is given. ``"frequency"`` samples the first epoch
         once to count. ``"superbatch"`` takes a planned policy, by default ``"belady"``.
@@ -115,6 +117,8 @@ class Loader:
         layout for these ``features``, ``policy``, ``feature_cache`` and ``superbatch`` is made in its directory, within ``disk``,
         where it has none; without ``feature_cache`` the one it has is taken. Epoch ``e`` runs the pack's epoch ``e`` modulo
         how many it has. With ``shuffle`` batches run in a new order each epoch, those of a superbatch together.
+    epochs : int
+        How many epochs are to come, for ``"auto"``: what is done once is spread over them.
     run_dir : path-like, optional
         Where run files go, in a directory of their own that is removed afterwards, and after a crash by the next run;
         ``<dataset>.runs`` beside the dataset by default.
@@ -160,6 +164,7 @@ class Loader:
         overlap: bool = True,
         disk: int | str | None = None,
         pack: Pack | str | os.PathLike[str] | None = None,
+        epochs: int = 1,
         run_dir: str | os.PathLike[str] | None = None,
         prefetch: int | str = 2,
         threads: int | None = None,
@@ -168,8 +173,14 @@ class Loader:
         device: torch.device | str = "cpu",
         drop_last: bool = False,
     ) -> None:
-        if strategy not in STRATEGIES:
-            raise ValueError(f"strategy must be one of {sorted(STRATEGIES)}, not {strategy!r}")
+        is_auto = strategy == "auto"
+        if strategy not in STRATEGIES and not is_auto:
+            raise ValueError(f"strategy must be one of {sorted([*STRATEGIES, 'auto'])}, not {strategy!r}")
+        _at_least("epochs", epochs, 1)
+        if is_auto and (isinstance(g, PackedGraph) or policy is not None or not overlap):
+            raise ValueError("strategy 'auto' takes a dataset, chooses the policy itself, and overlaps")
+        if is_auto and pack is not None:
+            strategy = "packed"  # only it runs offline samples; the policy is what is chosen
         if isinstance(g, PackedGraph):
             pack, labels = g.path if pack is None else pack, None if labels == "y" else labels
         if strategy == "packed":
@@ -220,6 +231,20 @@ class Loader:
         self._progress = Progress(0, 0)
         self._iterators: weakref.WeakSet[EpochIterator] = weakref.WeakSet()
         self._closed = False
+        self._auto: dict[str, Any] | None = None
+        if is_auto:
+            setup = Setup(g, sampler, batcher, self._features, threads, self._watch, self._reads, None, pack)
+            planning = self._planning("packed" if pack is not None else "superbatch", None, superbatch, True, disk, run_dir)
+            assert planning is not None
+            feature_cache = "auto" if feature_cache is None else feature_cache
+            try:
+                strategy, policy, self._auto = self._decide(setup, planning, feature_cache, epochs)
+            except BaseException:
+                if self._close_pack is not None:
+                    self._close_pack()
+                self._finalizer()
+                raise
+            feature_cache = None if policy is None else feature_cache
         planning = self._planning(strategy, policy, superbatch, overlap, disk, run_dir)
         setup = Setup(g, sampler, batcher, self._features, threads, self._watch, self._reads, planning, pack)
         self._setup = setup
@@ -280,6 +305,26 @@ class Loader:
             _at_least("superbatch", superbatch, 1)
         where = f"{self._g.path}.runs" if run_dir is None else os.fspath(run_dir)
         return Planning(chosen, superbatch, None if disk is None else parse_size(disk), where, bool(overlap))
+
+    def _decide(
+        self, setup: Setup, planning: Planning, feature_cache: int | float | str, epochs: int
+    ) -> tuple[str, str | None, dict[str, Any]]:
+        """Choose strategy and policy for ``"auto"``."""
+        budget = self._g.budget
+        room = budget.available if self._share is None else min(budget.available, self._share.available)
+        if setup.pack is not None and feature_cache == "auto":
+            raise ValueError("feature_cache='auto' samples a batch to see what is left; with a pack, give bytes or a share")
+        share = budget if self._share is None else self._share
+        with self._watch.time("auto"):
+            return decide(
+                setup,
+                row_bytes=sum(self._row_bytes.values()),
+                capacity=rows_in_memory(setup, feature_cache, self._row_bytes, share, room, self._prefetch),
+                superbatch=None if isinstance(planning.superbatch, str) else planning.superbatch,
+                disk=planning.disk,
+                run_dir=planning.run_dir,
+                epochs=epochs,
+            )
 
     def _make_cache(self, size: int | float | str | None, policy: str | Policy | type[Policy] | None) -> None:
         """Make the host cache of every feature; policies that ask for counts get those of the first epoch."""
@@ -445,12 +490,14 @@ class Loader:
         dict
             ``batches``; ``rows`` asked for, ``rows_loaded`` from storage, ``hits`` (rows by tier, ``base`` are the loaded ones),
             ``bytes_requested``, ``bytes_read``, ``reads`` of the features, by this loader alone; ``prefetch``, the batches now
-            made ahead (fewer than asked for, once memory was short); ``seconds`` by stage.
+            made ahead (fewer than asked for, once memory was short); ``seconds`` by stage. With ``strategy="auto"`` also
+            ``auto``: ``taken``, ``reason`` and the ``estimates`` of all strategies.
 
         Notes
         -----
         Stages: ``sample``; ``gather``, reading rows and copying hits; ``update``, bringing rows into the cache; ``labels``;
-        ``transfer``; ``wait`` (the loop waited for a batch); ``cache`` (making the cache); ``presample`` (sampling for counts).
+        ``transfer``; ``wait`` (the loop waited for a batch); ``cache`` (making the cache); ``presample`` (sampling for counts);
+        ``auto`` (choosing a strategy).
         On demand ``sample`` is added over threads. A superbatch is sampled by several threads at once, and its seconds are those
         of the clock; ``plan`` is its changesets, ``pack`` copying rows into extents, ``load`` reading samples and changesets
         back; ``read`` is the part of ``gather`` that waits for extents. Stages run beside each other and beside the loop, so
@@ -465,6 +512,7 @@ class Loader:
                 "hits": {tier.name.lower(): n for tier, n in sorted(self._hits.items())},
                 "prefetch": min(depths, default=self._prefetch),
                 "seconds": self._watch.seconds(),
+                **({} if self._auto is None else {"auto": self._auto}),
             }
 
     # The end.

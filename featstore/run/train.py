@@ -250,7 +250,25 @@ def describe_epoch(epoch: Epoch) -> str:
 def describe_training(result: TrainResult) -> str:
     """Return where time, rows and memory of a training went, as text."""
     memory = f"memory: at most {format_size(result.peak_bytes)} of {format_size(result.budget_bytes)}"
-    return f"{stage_table(result.stats)}\n{memory}"
+    estimated = f"\n\n{estimate_and_actual(result)}" if "auto" in result.stats else ""
+    return f"{stage_table(result.stats)}\n{memory}{estimated}"
+
+
+def estimate_and_actual(result: TrainResult) -> str:
+    """Return what ``strategy="auto"`` took and why, and its estimate beside what an epoch was, as text."""
+    stats = result.stats
+    auto, taken, n = stats["auto"], stats["auto"]["taken"], max(1, len(result.epochs))
+    lines = [f"taken: {taken['strategy']} ({taken['policy']}): {auto['reason']}"]
+    if "epoch_s" in taken:
+        seconds = sum(epoch.seconds for epoch in result.epochs) / n
+        lines += [
+            f"{'an epoch':<36}{'estimate':>14}{'actual':>14}",
+            f"{'seconds of data preparation':<36}{taken['epoch_s']:>14.3g}{'':>14}",
+            f"{'seconds with the model':<36}{'':>14}{seconds:>14.3g}",
+            f"{'seconds that the loop waited':<36}{'':>14}{stats['seconds'].get('wait', 0.0) / n:>14.3g}",
+            f"{'rows loaded':<36}{taken['rows_loaded']:>14,}{stats['rows_loaded'] // n:>14,}",
+        ]
+    return "\n".join(lines)
 
 
 def stage_table(stats: Mapping[str, Any]) -> str:
@@ -275,6 +293,7 @@ def stage_table(stats: Mapping[str, Any]) -> str:
         "evaluate": "evaluation",
         "presample": "sampling ahead for counts",
         "cache": "filling the cache",
+        "auto": "choosing a strategy",
     }
     lines = [f"{'stage':<36}{'seconds':>10}"]
     shown = {name: text for name, text in names.items() if name in seconds} | {

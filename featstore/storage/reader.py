@@ -43,10 +43,13 @@ class DeviceSpeed:
         Random reads of 4 KiB a second.
     bandwidth : float
         Bytes a second in large sequential reads.
+    write_bandwidth : float
+        Bytes a second in large sequential writes; 0: not measured.
     """
 
     iops: float
     bandwidth: float
+    write_bandwidth: float = 0.0
 
     @property
     def gap_bytes(self) -> int:
@@ -206,10 +209,11 @@ class Reader:
                 self._measuring.release()
         return DEFAULT_GAP_BYTES if self.device is None else self.device.gap_bytes
 
-    def measure(self, file: File) -> DeviceSpeed:
-        """Time rounds of 1,024 random page reads and 8 MiB in sequence on an open file; nothing is verified or counted."""
-        n_random, n_run = 1024, MEASURE_RUN_BYTES // PAGE_BYTES
-        held = self.budget.reserve("reader buffers", MEASURE_RUN_BYTES)
+    def measure(self, file: File, run_bytes: int = MEASURE_RUN_BYTES) -> DeviceSpeed:
+        """Time rounds of 1,024 random page reads, and ``run_bytes`` in sequence, on an open file; nothing is verified."""
+        n_run = max(1, min(run_bytes, file.size) // PAGE_BYTES)
+        n_random = min(1024, n_run)
+        held = self.budget.reserve("reader buffers", n_run * PAGE_BYTES)
         pages = file.pages()
         out = np.empty((n_run, PAGE_BYTES), np.uint8)
         rng = np.random.default_rng()  # other pages each time, which no cache below holds
@@ -317,6 +321,16 @@ class RowFile:
     def mode(self) -> str:
         """``"direct"`` or ``"buffered: …"`` with the reason."""
         return self._file.mode
+
+    def measure(self, run_bytes: int = MEASURE_RUN_BYTES) -> DeviceSpeed:
+        """See :meth:`Reader.measure`."""
+        with self._in_use():
+            return self._reader.measure(self._file, run_bytes)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the file."""
+        return self._file.size
 
     @property
     def is_direct(self) -> bool:

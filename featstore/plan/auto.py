@@ -1,0 +1,153 @@
+"""Choosing a strategy: what a recorded trace says of an epoch, what the machine was measured to do, estimates from both."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from featstore.config import Budget
+from featstore.gather.executor import MemorySource
+from featstore.plan.cost import SAMPLE_BYTES, Estimate, Machine, Workload, cheapest, estimate_all, table
+from featstore.plan.simulate import row_counts, simulate
+from featstore.plan.superbatch import planning_bytes
+from featstore.plan.trace import Trace
+
+__all__ = ["Choice", "choose", "copy_bandwidth", "observe"]
+
+COPY_BYTES = 64 << 20
+MOST_BATCHES = 200  # that are recorded; the rest of the epoch is taken to be like them
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The estimates, the one that was taken, and why."""
+
+    workload: Workload
+    machine: Machine
+    estimates: list[Estimate]
+    taken: Estimate
+    reason: str
+
+    def table(self) -> str:
+        """Return the estimates as text, the one that was taken marked by a star."""
+        head = (
+            f"{self.workload.capacity:,} rows in memory ({self.workload.capacity / max(1, self.workload.n_rows):.3g} of all); "
+            f"{self.machine.device.iops:,.0f} random reads/s, {self.machine.device.bandwidth / 1e9:.2f} GB/s read, "
+            f"{self.machine.device.write_bandwidth / 1e9:.2f} GB/s written, {self.machine.copy_bandwidth / 1e9:.2f} GB/s copied"
+        )
+        taken = f"taken: {self.taken.strategy} ({self.taken.policy}): {self.reason}"
+        return f"{head}\n{table(self.estimates, self.workload.epochs, self.taken)}\n{taken}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain containers, for JSON."""
+        epochs, device = self.workload.epochs, self.machine.device
+        return {
+            "taken": self.taken.to_dict(epochs),
+            "reason": self.reason,
+            "epochs": epochs,
+            "capacity": self.workload.capacity,
+            "estimates": [each.to_dict(epochs) for each in self.estimates],
+            "device": {
+                "iops": device.iops,
+                "bandwidth": device.bandwidth,
+                "write_bandwidth": device.write_bandwidth,
+                "copy_bandwidth": self.machine.copy_bandwidth,
+            },
+        }
+
+
+def choose(workload: Workload, machine: Machine) -> Choice:
+    """Estimate every strategy and take the cheapest that is possible."""
+    estimates = estimate_all(workload, machine)
+    taken, reason = cheapest(estimates, workload.epochs)
+    return Choice(workload, machine, estimates, taken, reason)
+
+
+def copy_bandwidth(row_bytes: int, n_threads: int, budget: Budget) -> float:
+    """Measure at how many bytes a second the executor copies scattered rows within memory (some 10 ms)."""
+    n = max(16, min(COPY_BYTES, budget.available // 8) // max(1, row_bytes))
+    with budget.reserve("measuring copies", n * row_bytes * 5 // 4 + 8 * n):
+        array = np.zeros((n, row_bytes), np.uint8)
+        out = np.zeros((max(4, n // 4), row_bytes), np.uint8)
+        rows = np.random.default_rng(0).integers(0, n, len(out)).astype(np.int32)
+        source = MemorySource(array, n_threads)
+        best = 0.0
+        for _ in range(3):
+            start = time.perf_counter()
+            source.gather(rows, out, None)
+            best = max(best, out.nbytes / max(1e-9, time.perf_counter() - start))
+    return best
+
+
+def observe(
+    trace: Trace,
+    *,
+    row_bytes: int,
+    capacity: int,
+    budget: Budget,
+    n_batches: int | None = None,
+    sample_s: float = 0.0,
+    superbatch: int | None = None,
+    epochs: int = 1,
+    disk_bytes: int | None = None,
+    has_pack: bool = False,
+    pack_epochs: int = 1,
+) -> Workload:
+    """Find out what the cost model wants to know of an epoch.
+
+    Parameters
+    ----------
+    trace : Trace
+        Some or all batches of the epoch.
+    row_bytes : int
+        Of all features together.
+    capacity : int
+        Rows of the host cache.
+    budget : Budget
+        Pays for the simulation.
+    n_batches : int, optional
+        Of the epoch, where the trace has fewer: its counts are then scaled.
+    sample_s : float
+        Seconds of sampling the traced batches.
+    superbatch : int, optional
+        As many batches as fit the disk by default, 200 at most.
+    epochs, disk_bytes, has_pack, pack_epochs
+        See :class:`~featstore.plan.cost.Workload`.
+
+    Raises
+    ------
+    BudgetError
+        The budget does not suffice to simulate Belady's policy over the trace.
+    """
+    recorded = len(trace)
+    total = recorded if n_batches is None else n_batches
+    scale = total / max(1, recorded)
+    capacity = min(capacity, trace.n)
+    with budget.reserve("cost model", 17 * trace.n):
+        counts = row_counts(trace)
+        n_top = int(np.partition(counts, trace.n - capacity)[trace.n - capacity :].sum()) if capacity else 0
+        with budget.reserve("simulation", planning_bytes(trace.n, trace.n_accesses)):
+            start = time.perf_counter()
+            loads = int(simulate(trace, capacity, "belady").sum())
+            plan_s = time.perf_counter() - start
+    stored = 4 * SAMPLE_BYTES * trace.n_accesses + 2 * loads * row_bytes  # at once, as many superbatches as lie on disk
+    longest = MOST_BATCHES if disk_bytes is None else disk_bytes * recorded // max(1, stored)
+    return Workload(
+        n_rows=trace.n,
+        row_bytes=row_bytes,
+        n_batches=total,
+        n_accesses=round(trace.n_accesses * scale),
+        capacity=capacity,
+        n_top=round(n_top * scale),
+        loads=round(loads * scale),
+        sample_s=sample_s * scale,
+        plan_s=plan_s * scale,
+        superbatch=max(1, min(total, MOST_BATCHES, longest) if superbatch is None else min(total, superbatch)),
+        epochs=epochs,
+        disk_bytes=disk_bytes,
+        has_pack=has_pack,
+        pack_epochs=pack_epochs,
+    )

@@ -1,0 +1,292 @@
+"""The cost model: seconds of an epoch's data preparation under each strategy, from its accesses and what the drive does.
+
+One estimator serves ``strategy="auto"`` and ``featstore plan --explain``. It counts what the executor would do: reads after
+neighbouring pages were merged, bytes in sequence, bytes copied, and which of these run beside each other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from featstore.config import format_size
+from featstore.storage.layout import PAGE_BYTES
+from featstore.storage.reader import DeviceSpeed
+
+__all__ = ["CANDIDATES", "SAMPLE_BYTES", "Estimate", "Machine", "Workload", "cheapest", "estimate_all", "random_read_s", "table"]
+
+PIECE_BYTES = 1 << 20  # a scan for packing reads the pieces that hold a wanted row
+SAMPLE_BYTES = 16  # on disk, a sampled node: its id, its edges, its plan
+STATIC, PLANNED = "frequency", "belady"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the drive and the memory were measured to do.
+
+    Parameters
+    ----------
+    device : DeviceSpeed
+        Random reads a second; bytes a second read and written in sequence.
+    copy_bandwidth : float
+        Bytes of rows a second that are copied from memory to memory.
+    """
+
+    device: DeviceSpeed
+    copy_bandwidth: float
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What an epoch asks for, and with what it is served.
+
+    Parameters
+    ----------
+    n_rows, row_bytes : int
+        Rows of the features and their bytes, all features together.
+    n_batches, n_accesses : int
+        Of an epoch.
+    capacity : int
+        Rows of the host cache.
+    n_top : int
+        Accesses that the ``capacity`` most used rows serve, the static policy's hits.
+    loads : int
+        Rows that the planned policy loads in an epoch.
+    sample_s, plan_s : float
+        Seconds of sampling an epoch and of planning its cache.
+    superbatch : int
+        Batches that are planned together.
+    epochs : int
+        That one-off work is spread over.
+    disk_bytes : int, optional
+        Most bytes of extents at once.
+    has_pack : bool
+        Offline samples are given: only frozen layouts run them, and only they can be frozen.
+    pack_epochs : int
+        Epochs of those samples; each has extents of its own.
+    """
+
+    n_rows: int
+    row_bytes: int
+    n_batches: int
+    n_accesses: int
+    capacity: int
+    n_top: int
+    loads: int
+    sample_s: float
+    plan_s: float
+    superbatch: int
+    epochs: int = 1
+    disk_bytes: int | None = None
+    has_pack: bool = False
+    pack_epochs: int = 1
+
+    @property
+    def base_bytes(self) -> int:
+        """Bytes of all rows."""
+        return self.n_rows * self.row_bytes
+
+    @property
+    def n_superbatches(self) -> int:
+        """Superbatches of an epoch, at least one."""
+        return max(1, -(-self.n_batches // max(1, self.superbatch)))
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What one strategy would take.
+
+    Attributes
+    ----------
+    strategy, policy : str
+    epoch_s, once_s : float
+        Seconds of each epoch; seconds before the first.
+    rows_loaded : int
+        Rows from storage, an epoch.
+    disk_bytes : int
+        Run files or packed extents at once.
+    parts : dict of str to float
+        Seconds of an epoch by what is done; they overlap.
+    impossible : str
+        Why it cannot be taken; empty where it can.
+    """
+
+    strategy: str
+    policy: str
+    epoch_s: float
+    once_s: float
+    rows_loaded: int
+    disk_bytes: int = 0
+    parts: dict[str, float] = field(default_factory=dict)
+    impossible: str = ""
+
+    def total_s(self, epochs: int) -> float:
+        """Seconds of so many epochs, one-off work included."""
+        return self.once_s + epochs * self.epoch_s
+
+    def to_dict(self, epochs: int) -> dict[str, Any]:
+        """Return plain containers, for JSON."""
+        return {
+            "strategy": self.strategy,
+            "policy": self.policy,
+            "epoch_s": self.epoch_s,
+            "once_s": self.once_s,
+            "total_s": self.total_s(epochs),
+            "rows_loaded": self.rows_loaded,
+            "disk_bytes": self.disk_bytes,
+            "parts": self.parts,
+            "impossible": self.impossible,
+        }
+
+
+def random_read_s(n_loads: int, n_gathers: int, n_rows: int, row_bytes: int, device: DeviceSpeed) -> float:
+    """Seconds to read rows scattered evenly over a file, in so many gathers.
+
+    Each gather merges reads of one page, and of pages no further apart than is cheaper than another read, as the reader does. A
+    read takes the time of an operation or of its bytes, whichever is longer; where nearly all pages are wanted it is a scan.
+    """
+    if not n_loads or not n_gathers:
+        return 0.0
+    unit = max(1, -(-row_bytes // PAGE_BYTES)) * PAGE_BYTES  # what one row's read moves
+    units = max(1.0, n_rows * row_bytes / unit)
+    wanted = units * -math.expm1(-n_loads / n_gathers / units)
+    density = wanted / units
+    gap = device.gap_bytes // unit
+    bridged = sum(j * density * (1 - density) ** j for j in range(1, gap + 1))  # units read over, for each that is wanted
+    reads = max(1.0, wanted * (1 - density) ** (gap + 1))
+    n_bytes = min(wanted * (1 + bridged), units) * unit
+    return n_gathers * max(reads / device.iops, n_bytes / device.bandwidth)
+
+
+def _copied_s(n_rows: int, w: Workload, m: Machine) -> float:
+    return n_rows * w.row_bytes / m.copy_bandwidth
+
+
+def _pipeline_s(producer_s: float, consumer_s: float, n: int) -> float:
+    """Seconds of two stages beside each other, over ``n`` equal items: the first and the last wait for one another."""
+    return producer_s / n + (n - 1) / n * max(producer_s, consumer_s) + consumer_s / n
+
+
+def _scan_s(n_loads: int, w: Workload, n_scans: int, m: Machine) -> float:
+    """Seconds of passes over the pieces of the base file that hold a wanted row."""
+    pieces = max(1.0, w.base_bytes / PIECE_BYTES)
+    each = n_loads / max(1, n_scans)
+    wanted = pieces * -math.expm1(-each / pieces)
+    return n_scans * min(wanted * PIECE_BYTES, w.base_bytes) / m.device.bandwidth
+
+
+def _needs_sampler(w: Workload) -> str:
+    return "the samples are those of a pack" if w.has_pack else ""
+
+
+def _ondemand(w: Workload, m: Machine) -> Estimate:
+    loads = w.n_accesses - w.n_top
+    read = random_read_s(loads, w.n_batches, w.n_rows, w.row_bytes, m.device)
+    copy = _copied_s(w.n_accesses, w, m)
+    fill = min(random_read_s(w.capacity, 1, w.n_rows, w.row_bytes, m.device), w.base_bytes / m.device.bandwidth)
+    counting = w.sample_s if w.capacity else 0.0
+    parts = {"sample": w.sample_s, "read": read, "copy": copy}
+    policy = STATIC if w.capacity else "none"
+    return Estimate("ondemand", policy, max(w.sample_s, read + copy), counting + fill, loads, 0, parts, _needs_sampler(w))
+
+
+def _superbatch(w: Workload, m: Machine) -> Estimate:
+    stored = w.n_accesses * SAMPLE_BYTES
+    inspect = w.sample_s + w.plan_s + stored / m.device.write_bandwidth
+    read = random_read_s(w.loads, w.n_batches, w.n_rows, w.row_bytes, m.device)
+    copy = _copied_s(w.n_accesses + w.loads, w, m)
+    parts = {"inspect": inspect, "read": read, "copy": copy}
+    n = w.n_superbatches
+    disk = stored * min(4, n) // n
+    return Estimate("superbatch", PLANNED, _pipeline_s(inspect, max(read, copy), n), 0.0, w.loads, disk, parts, _needs_sampler(w))
+
+
+def _streamed(w: Workload, m: Machine) -> Estimate:
+    n, extents = w.n_superbatches, w.loads * w.row_bytes
+    stored = w.n_accesses * SAMPLE_BYTES
+    inspect = w.sample_s + w.plan_s + stored / m.device.write_bandwidth
+    scan = _scan_s(w.loads, w, n, m)
+    write = extents / m.device.write_bandwidth
+    read = extents / m.device.bandwidth
+    copy = _copied_s(w.n_accesses + w.loads, w, m)
+    parts = {"inspect": inspect, "scan": scan, "write": write, "read": read, "copy": copy}
+    # Packing beside reading shares the drive.
+    epoch = max(_pipeline_s(inspect + scan + write, max(read, copy), n), scan + write + read)
+    disk = extents * min(2, n) // n + stored * min(4, n) // n
+    impossible = _needs_sampler(w)
+    if not impossible and w.disk_bytes is not None and disk > w.disk_bytes:
+        impossible = f"superbatches of {w.superbatch} take {format_size(disk)} of a disk of {format_size(w.disk_bytes)}"
+    return Estimate("streamed", PLANNED, epoch, 0.0, w.loads, disk, parts, impossible)
+
+
+def _packed(w: Workload, m: Machine, policy: str, loads: int, updates: int, plan_s: float) -> Estimate:
+    read = loads * w.row_bytes / m.device.bandwidth
+    extents = loads * w.row_bytes * w.pack_epochs
+    impossible = "" if w.has_pack else "needs pack=, offline samples"
+    if not impossible and w.disk_bytes is not None and extents > w.disk_bytes:
+        impossible = f"extents take {format_size(extents)} of a disk of {format_size(w.disk_bytes)}"
+    copy = _copied_s(w.n_accesses + updates, w, m)
+    once = plan_s * w.pack_epochs + _scan_s(loads * w.pack_epochs, w, 1, m) + extents / m.device.write_bandwidth
+    return Estimate("packed", policy, max(read, copy), once, loads, extents, {"read": read, "copy": copy}, impossible)
+
+
+def _frequency_packed(w: Workload, m: Machine) -> Estimate:
+    return _packed(w, m, STATIC, w.n_accesses - w.n_top, 0, 0.0)
+
+
+def _belady_packed(w: Workload, m: Machine) -> Estimate:
+    return _packed(w, m, PLANNED, w.loads, w.loads, w.plan_s)
+
+
+CANDIDATES: Mapping[tuple[str, str], Callable[[Workload, Machine], Estimate]] = {
+    ("ondemand", STATIC): _ondemand,
+    ("superbatch", PLANNED): _superbatch,
+    ("streamed", PLANNED): _streamed,
+    ("packed", STATIC): _frequency_packed,
+    ("packed", PLANNED): _belady_packed,
+}
+
+
+def estimate_all(w: Workload, m: Machine) -> list[Estimate]:
+    """Estimate every strategy, also those that cannot be taken, with the reason."""
+    return [estimator(w, m) for estimator in CANDIDATES.values()]
+
+
+def cheapest(estimates: Sequence[Estimate], epochs: int) -> tuple[Estimate, str]:
+    """Return the possible one that takes least for so many epochs, and why.
+
+    Raises
+    ------
+    ValueError
+        None is possible.
+    """
+    possible = sorted((each for each in estimates if not each.impossible), key=lambda each: each.total_s(epochs))
+    if not possible:
+        raise ValueError("; ".join(f"{each.strategy} ({each.policy}): {each.impossible}" for each in estimates))
+    best = possible[0]
+    part, seconds = max(best.parts.items(), key=lambda item: item[1])
+    reason = (
+        f"{best.total_s(epochs):.3g} s for {epochs} {'epoch' if epochs == 1 else 'epochs'}, most of it {part} ({seconds:.3g} s)"
+    )
+    if len(possible) > 1:
+        second = possible[1]
+        reason += f"; next is {second.strategy} ({second.policy}) with {second.total_s(epochs):.3g} s"
+    return best, reason
+
+
+def table(estimates: Sequence[Estimate], epochs: int, taken: Estimate | None = None) -> str:
+    """Return estimates as text, a line a strategy."""
+    lines = [
+        f"{'strategy':<24}{'s/epoch':>10}{'s once':>10}{f's for {epochs}':>12}{'rows loaded':>14}{'disk':>12}  parts of an epoch"
+    ]
+    for each in estimates:
+        mark = "* " if each is taken else "  "
+        why = ", ".join(f"{name} {seconds:.3g}" for name, seconds in each.parts.items())
+        lines.append(
+            f"{mark + each.strategy + ' (' + each.policy + ')':<24}{each.epoch_s:>10.3g}{each.once_s:>10.3g}"
+            f"{each.total_s(epochs):>12.3g}{each.rows_loaded:>14,}{format_size(each.disk_bytes):>12}  "
+            + (f"not possible: {each.impossible}" if each.impossible else why)
+        )
+    return "\n".join(lines)

@@ -1,0 +1,348 @@
+"""The cost model, what is measured for it, ``strategy="auto"`` and ``featstore plan --explain``."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import featstore
+from featstore.cli import main
+from featstore.config import Budget
+from featstore.graph import device as device_module
+from featstore.graph.device import device_speed
+from featstore.plan.auto import choose, copy_bandwidth, observe
+from featstore.plan.cost import CANDIDATES, Estimate, Machine, Workload, cheapest, estimate_all, random_read_s
+from featstore.plan.trace import Trace
+from featstore.run.strategies import STRATEGIES
+from featstore.storage.catalog import read_catalog
+from featstore.storage.lock import WRITER_LOCK, FileLock
+from featstore.storage.reader import DeviceSpeed
+
+SKETCH = DeviceSpeed(87_000, 2.5e9, 3.2e9)  # of the design's break-even points
+FREE_COPIES = Machine(SKETCH, 1e15)
+N = 4_000_000
+
+
+def workload(**changes: Any) -> Workload:
+    return replace(Workload(N, 512, 200, 35_000_000, 400_000, 28_000_000, 5_000_000, 1.5, 0.5, 200, disk_bytes=None), **changes)
+
+
+def by_name(w: Workload, m: Machine) -> dict[tuple[str, str], Estimate]:
+    return {(each.strategy, each.policy): each for each in estimate_all(w, m)}
+
+
+# -- formulas
+
+
+def streamed_or_superbatch(row_bytes: int, share: float) -> str:
+    """What is taken where nothing but the drive costs, and gathers are so many that pages are seldom shared."""
+    loads = int(share * N)
+    w = workload(row_bytes=row_bytes, n_batches=20_000, superbatch=20_000, loads=loads, n_accesses=loads, n_top=0)
+    found = by_name(replace(w, sample_s=0.0, plan_s=0.0), FREE_COPIES)
+    return cheapest([found["streamed", "belady"], found["superbatch", "belady"]], 1)[0].strategy
+
+
+@pytest.mark.parametrize(("row_bytes", "share"), [(512, 0.018), (4096, 0.19)])
+def test_streaming_wins_from_the_designs_break_even_point_on(row_bytes: int, share: float) -> None:
+    assert streamed_or_superbatch(row_bytes, 0.93 * share) == "superbatch"
+    assert streamed_or_superbatch(row_bytes, 1.07 * share) == "streamed"
+
+
+@pytest.mark.parametrize("share", [0.05, 0.2, 0.5, 0.9])
+def test_streaming_never_wins_with_rows_of_16_kib(share: float) -> None:
+    assert streamed_or_superbatch(16_384, share) == "superbatch"
+
+
+def test_few_epochs_stream_and_many_are_packed() -> None:
+    slow = Machine(SKETCH, 8e9)
+    for has_pack, expected in ((False, {"streamed"}), (True, {"packed"})):
+        assert {cheapest(estimate_all(workload(has_pack=has_pack), slow), epochs)[0].strategy for epochs in (1, 20)} == expected
+    one, many = (choose(workload(has_pack=True, epochs=epochs), slow) for epochs in (1, 20))
+    for choice in (one, many):
+        assert choice.taken.total_s(choice.workload.epochs) == min(
+            each.total_s(choice.workload.epochs) for each in choice.estimates if not each.impossible
+        )
+    frozen = by_name(workload(has_pack=True), slow)["packed", "belady"]
+    assert frozen.epoch_s < by_name(workload(), slow)["streamed", "belady"].epoch_s < frozen.total_s(1) + 5
+
+
+def test_a_table_with_nothing_to_miss_reads_on_demand_or_plans() -> None:
+    w = workload(capacity=N, n_top=35_000_000, loads=1_700_000, n_accesses=35_000_000, epochs=50)
+    assert cheapest(estimate_all(w, Machine(SKETCH, 8e9)), 50)[0].strategy == "ondemand"
+
+
+LOADS = st.integers(0, N)
+
+
+@given(LOADS, LOADS, st.integers(1, 500), st.sampled_from([1, 100, 512, 4096, 5000, 16_384]))
+def test_random_reads_cost_more_the_more_rows_are_read(a: int, b: int, gathers: int, row_bytes: int) -> None:
+    few, many = sorted((a, b))
+    low, high = (random_read_s(loads, gathers, N, row_bytes, SKETCH) for loads in (few, many))
+    assert 0 <= low <= high * 1.1 + 1e-9  # beyond the density where reads merge, fewer are needed for more rows
+    assert high <= gathers * max(1.05 * N * row_bytes / SKETCH.bandwidth, 1 / SKETCH.iops) + many / SKETCH.iops
+
+
+@given(LOADS, st.floats(1.0, 20.0), st.sampled_from([("iops", 1), ("bandwidth", 1), ("write_bandwidth", 1)]))
+def test_a_faster_drive_never_takes_longer(loads: int, factor: float, which: tuple[str, int]) -> None:
+    if which[0] == "iops":  # the gap that is worth reading over depends on the ratio: faster operations change what is read
+        assert (
+            random_read_s(loads, 10, N, 512, replace(SKETCH, iops=SKETCH.iops * factor))
+            <= random_read_s(loads, 10, N, 512, SKETCH) * 1.2 + 1e-9
+        )
+        return
+    fast = Machine(replace(SKETCH, **{which[0]: getattr(SKETCH, which[0]) * factor}), 8e9)
+    slow = Machine(SKETCH, 8e9)
+    w = workload(loads=loads, has_pack=True)
+    for name in (("streamed", "belady"), ("packed", "belady"), ("packed", "frequency")):
+        assert by_name(w, fast)[name].total_s(3) <= by_name(w, slow)[name].total_s(3) + 1e-9
+
+
+@given(LOADS, LOADS)
+def test_more_misses_never_take_less(a: int, b: int) -> None:
+    few, many = sorted((a, b))
+    for name in (("streamed", "belady"), ("packed", "belady")):
+        low, high = (by_name(workload(loads=loads), Machine(SKETCH, 8e9))[name] for loads in (few, many))
+        assert low.epoch_s <= high.epoch_s + 1e-9
+        assert low.once_s <= high.once_s + 1e-9
+
+
+def test_units() -> None:
+    """A second of each resource is a second."""
+    w = workload(n_rows=10**6, row_bytes=4096, n_batches=1000, superbatch=1000, loads=1000, n_accesses=0, n_top=0)
+    machine = Machine(DeviceSpeed(1000.0, 4096e6, 4096e3), 4096e3)
+    parts = by_name(w, machine)["streamed", "belady"].parts
+    assert by_name(w, machine)["superbatch", "belady"].parts["read"] == pytest.approx(1.0, rel=1e-3)
+    assert parts["scan"] < 0.5  # few of the pieces are wanted
+    assert by_name(replace(w, loads=10**6), machine)["streamed", "belady"].parts["scan"] == pytest.approx(1.0, rel=0.02)
+    assert parts["write"] == pytest.approx(1.0)
+    assert parts["copy"] == pytest.approx(1.0)
+
+
+def test_disk_decides_what_is_possible() -> None:
+    machine = Machine(SKETCH, 8e9)
+    free, tight = (by_name(workload(disk_bytes=disk, has_pack=False), machine) for disk in (None, 10**9))
+    assert not free["streamed", "belady"].impossible
+    assert "of a disk of 953.67 MiB" in tight["streamed", "belady"].impossible
+    assert not by_name(workload(disk_bytes=10**9, superbatch=20), machine)["streamed", "belady"].impossible
+    pack = by_name(workload(disk_bytes=2_600_000_000, has_pack=True), machine)
+    assert not pack["packed", "belady"].impossible  # 5 M rows of 512 B
+    assert "of a disk of" in pack["packed", "frequency"].impossible  # 7 M rows
+    two = by_name(workload(disk_bytes=2_600_000_000, has_pack=True, pack_epochs=2), machine)
+    assert "of a disk of" in two["packed", "belady"].impossible
+    with pytest.raises(ValueError, match="packed"):
+        cheapest(list(two.values()), 1)
+
+
+def test_the_table_is_one_mapping() -> None:
+    assert {strategy for strategy, _ in CANDIDATES} == set(STRATEGIES)
+    for name, estimator in CANDIDATES.items():
+        found = estimator(workload(), FREE_COPIES)
+        assert (found.strategy, found.policy) == name
+
+
+# -- what is observed and measured
+
+
+def skewed(n: int, n_batches: int, size: int) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [np.unique((n * rng.random(size) ** 3).astype(np.int64)) for _ in range(n_batches)]
+
+
+def test_observed_is_what_is_simulated() -> None:
+    trace = Trace(skewed(500, 12, 200), 500)
+    w = observe(trace, row_bytes=8, capacity=50, budget=Budget(1 << 24), sample_s=2.0)
+    frequency = np.sort(np.bincount(np.concatenate(list(trace)), minlength=500))[::-1]
+    assert w.loads == featstore.simulate(trace, 50, "belady").sum()
+    assert w.n_top == frequency[:50].sum()
+    assert (w.n_rows, w.n_batches, w.n_accesses, w.superbatch, w.sample_s) == (500, 12, trace.n_accesses, 12, 2.0)
+    twice = observe(trace, row_bytes=8, capacity=50, budget=Budget(1 << 24), n_batches=24, sample_s=2.0)
+    assert (twice.loads, twice.n_accesses, twice.sample_s) == (2 * w.loads, 2 * w.n_accesses, 4.0)
+    assert observe(trace, row_bytes=8, capacity=0, budget=Budget(1 << 24)).n_top == 0
+    assert observe(trace, row_bytes=8, capacity=600, budget=Budget(1 << 24)).loads == len(np.unique(np.concatenate(list(trace))))
+    small = Budget(1000)
+    with pytest.raises(featstore.BudgetError):
+        observe(trace, row_bytes=8, capacity=50, budget=small)
+    assert small.used == 0
+
+
+def test_copies_are_measured_within_the_budget() -> None:
+    budget = Budget(1 << 20)
+    assert copy_bandwidth(512, 1, budget) > 1e6
+    assert budget.used == 0
+    assert budget.peak <= 1 << 20
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(1)
+    n = 3000
+    degrees = rng.integers(1, 9, n)
+    indptr = np.concatenate([[0], np.cumsum(degrees)])
+    indices = (n * rng.random(indptr[-1]) ** 2).astype(np.int64)
+    x = rng.standard_normal((n, 40)).astype(np.float32)
+    node_data = {"y": rng.integers(0, 3, n), "train_idx": np.arange(0, n, 3)}
+    featstore.OutOfCoreGraph.create(
+        tmp_path / "g", indptr, indices, features={"x": x, "z": x[:, :3].copy()}, node_data=node_data, progress=False
+    ).close()
+    return tmp_path / "g"
+
+
+def test_the_device_is_measured_once_and_kept(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with featstore.open(data, memory="64MiB") as g:
+        found = device_speed(g)
+        assert min(found.iops, found.bandwidth, found.write_bandwidth) > 0
+        assert device_speed(g) is found
+        assert g.budget.report().keys() <= {"reader buffers", "checksum tables", "node data"}
+    assert not (data.parent / "g.runs").exists()
+    generation = read_catalog(data).generation
+    monkeypatch.setattr(device_module, "_measure", lambda *_: pytest.fail("measured again"))
+    with featstore.open(data, memory="64MiB") as g:
+        assert device_speed(g) == found
+        g.verify(progress=False)
+    assert read_catalog(data).generation == generation
+
+
+def test_another_machine_is_measured_anew(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fixed = DeviceSpeed(1.0, 2.0, 3.0)
+    monkeypatch.setattr(device_module, "_measure", lambda *_: fixed)
+    with featstore.open(data) as g:
+        assert device_speed(g) == fixed
+    monkeypatch.setattr(device_module.platform, "node", lambda: "elsewhere")
+    other = DeviceSpeed(4.0, 5.0, 6.0)
+    monkeypatch.setattr(device_module, "_measure", lambda *_: other)
+    with featstore.open(data) as g:
+        assert device_speed(g) == other
+
+
+@pytest.mark.parametrize("bad", [{}, {"iops": "fast"}, {"iops": -1.0, "bandwidth": 1.0, "write_bandwidth": 1.0}, {"iops": 1.0}])
+def test_a_record_that_is_none_is_not_used(bad: dict[str, Any]) -> None:
+    assert device_module._saved({"where": {}, **bad}, {}) is None
+    assert device_module._saved(None, {}) is None
+
+
+def test_a_dataset_that_is_being_written_keeps_nothing(data: Path) -> None:
+    with featstore.open(data) as g, FileLock(os.path.join(data, WRITER_LOCK), exclusive=True):
+        assert device_speed(g).iops > 0
+    assert device_module.KEY not in read_catalog(data).extra
+
+
+def test_a_full_disk_is_said(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with featstore.open(data) as g:
+        with pytest.raises(OSError, match="full"):
+            device_speed(g)
+        assert not (data.parent / "g.runs").exists()
+
+
+# -- the loader
+
+
+def loader(g: featstore.OutOfCoreGraph, strategy: str, **options: Any) -> featstore.Loader:
+    sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
+    return featstore.Loader(
+        g, sampler, g.node_data["train_idx"], batch_size=100, features=["x", "z"], strategy=strategy, **options
+    )
+
+
+@pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name != "packed"])
+@pytest.mark.parametrize("cache", [None, 0.1, "50KB", 1.0])
+def test_batches_are_those_of_ondemand_whatever_is_taken(
+    data: Path, strategy: str, cache: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import featstore.plan.auto as auto
+
+    def steered(estimates: list[Estimate], epochs: int) -> tuple[Estimate, str]:
+        return next(each for each in estimates if each.strategy == strategy), "steered"
+
+    monkeypatch.setattr(auto, "cheapest", steered)
+    with featstore.open(data, memory="64MiB") as g, featstore.open(data, memory="64MiB") as plain:
+        with loader(g, "auto", feature_cache=cache, epochs=2) as ours, loader(plain, "ondemand") as theirs:
+            for _ in range(2):
+                for a, b in zip(ours, theirs, strict=True):
+                    assert torch.equal(a.input_ids, b.input_ids)
+                    for name in ("x", "z"):
+                        assert torch.equal(a.features[name].view(torch.int32), b.features[name].view(torch.int32))
+            stats = ours.stats()
+        assert stats["auto"]["taken"]["strategy"] == strategy
+        assert stats["seconds"]["auto"] > 0
+        json.dumps(stats["auto"])
+    assert not (data.parent / "g.runs").exists()
+
+
+def test_auto_takes_the_least_and_says_why(data: Path) -> None:
+    with featstore.open(data, memory="64MiB") as g, loader(g, "auto", feature_cache=0.2) as auto:
+        found = auto.stats()["auto"]
+        possible = [each for each in found["estimates"] if not each["impossible"]]
+        assert found["taken"] == min(possible, key=lambda each: each["total_s"])
+        assert found["reason"]
+        assert found["capacity"] == 600
+        assert {each["strategy"] for each in found["estimates"]} == set(STRATEGIES)
+
+
+def test_auto_over_a_pack_chooses_the_policy(data: Path, tmp_path: Path) -> None:
+    with featstore.open(data, memory="64MiB") as g:
+        sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
+        pack = featstore.sample_offline(g, sampler, g.node_data["train_idx"], 100, path=tmp_path / "pack", progress=False)
+        with pack, featstore.Loader(g, pack=pack, strategy="auto", feature_cache=0.1, epochs=5) as auto:
+            found = auto.stats()["auto"]["taken"]
+            assert found["strategy"] == "packed"
+            assert found["policy"] in ("belady", "frequency")
+            for batch in auto:
+                assert torch.equal(batch.x, g.features["x"][batch.input_ids])
+
+
+def test_where_there_is_no_memory_to_estimate_rows_are_read_on_demand(data: Path) -> None:
+    with featstore.open(data, memory="2MiB") as g:
+        held = g.budget.reserve("the test", g.budget.available - 300_000)
+        with loader(g, "auto", feature_cache=0.01, prefetch=0, threads=1) as auto:
+            found = auto.stats()["auto"]
+            held.release()
+            assert found["taken"]["strategy"] == "ondemand"
+            assert "no memory" in found["reason"]
+            assert sum(1 for _ in auto) == 10
+
+
+@pytest.mark.parametrize("bad", [{"policy": "lru"}, {"overlap": False}, {"epochs": 0}])
+def test_what_auto_does_not_take(data: Path, bad: dict[str, Any]) -> None:
+    with featstore.open(data) as g, pytest.raises(ValueError, match=r"auto|epochs"):
+        loader(g, "auto", **bad)
+
+
+# -- command line
+
+
+def test_explain_prints_a_table(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["plan", str(data), "--explain", "--fanouts", "4,3", "--batch-size", "100", "--sizes", "10%,50%", "--epochs", "3"]
+    assert main(arguments) == 0
+    text = capsys.readouterr().out
+    assert text.count("taken:") == 2
+    for strategy in STRATEGIES:
+        assert text.count(strategy) >= 2
+    assert main([*arguments, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert [choice["capacity"] for choice in result["choices"]] == [300, 1500]
+    assert all(choice["epochs"] == 3 for choice in result["choices"])
+    assert main([*arguments, "--policies", "lru"]) == 2
+    assert "--simulate" in capsys.readouterr().err
+
+
+def test_training_prints_estimate_and_actual(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--strategy", "auto", "--feature-cache", "0.1", "--epochs", "1", "--hidden", "8", "--batch-size", "200"]
+    assert main(["train", str(data), *options]) == 0
+    text = capsys.readouterr().out
+    assert "taken: " in text
+    assert "estimate" in text
+    assert "actual" in text
