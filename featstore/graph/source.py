@@ -8,7 +8,7 @@ import os
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -54,7 +54,7 @@ def dtype_name(dtype: object, *, wider: bool = False) -> str:
     elif isinstance(dtype, str) and dtype in DTYPES:
         name = dtype
     else:
-        name = np.dtype(dtype).name  # type: ignore[call-overload]
+        name = np.dtype(cast(npt.DTypeLike, dtype)).name
     if name not in DTYPES and not (wider and name in _WIDER):
         raise TypeError(f"dtype {dtype} cannot be stored; cast to one of {', '.join(DTYPES)}")
     return name
