@@ -1,0 +1,130 @@
+/* Where neighbour lists are: offsets in the file, records of the neighbour cache (a degree, then that many ids). */
+#ifndef FEATSTORE_NEIGHBORS_H
+#define FEATSTORE_NEIGHBORS_H
+
+#include "draws.h"
+
+enum { FS_CHUNK = 64 }; /* destinations looked up, or drawn for, before the next stage */
+
+FS_INLINE int64_t fs_record(const void *records, int wide, int64_t i)
+{
+    return wide ? ((const int64_t *)records)[i] : ((const int32_t *)records)[i];
+}
+
+FS_INLINE void fs_prefetch_record(const void *records, int wide, int64_t i)
+{
+    __builtin_prefetch((const char *)records + (wide ? i * 8 : i * 4));
+}
+
+static void fs_offsets(const int64_t *indptr, const int64_t *ids, int64_t n, int64_t *starts, int64_t *degrees)
+{
+    for (int64_t i = 0; i < n; i++) {
+        if (i + 32 < n)
+            __builtin_prefetch(&indptr[ids[i + 32]]);
+        starts[i] = indptr[ids[i]];
+        degrees[i] = indptr[ids[i] + 1] - starts[i];
+    }
+}
+
+FS_INLINE int64_t fs_lookup_as(const int64_t *offset_of_node, const void *records, int wide, const int64_t *ids, int64_t n,
+                               int64_t *place, int64_t *degree, int64_t *missing)
+{
+    int64_t n_missing = 0;
+    for (int64_t first = 0; first < n; first += FS_CHUNK) {
+        const int64_t end = n - first < FS_CHUNK ? n : first + FS_CHUNK;
+        for (int64_t i = end; i < n && i < end + FS_CHUNK; i++)
+            __builtin_prefetch(&offset_of_node[ids[i]]);
+        for (int64_t i = first; i < end; i++) {
+            place[i] = offset_of_node[ids[i]];
+            if (place[i] >= 0)
+                fs_prefetch_record(records, wide, place[i]);
+        }
+        for (int64_t i = first; i < end; i++) {
+            missing[n_missing] = i;
+            n_missing += place[i] < 0;
+            degree[i] = place[i] < 0 ? 0 : fs_record(records, wide, place[i]);
+            place[i] += 1; /* behind the degree */
+        }
+    }
+    return n_missing;
+}
+
+/* Look nodes up in the neighbour cache; lists in `missing` (room for n + 1) those that it lacks, and returns how many. */
+static int64_t fs_lookup(const int64_t *offset_of_node, const void *records, int wide, const int64_t *ids, int64_t n,
+                         int64_t *place, int64_t *degree, int64_t *missing)
+{
+    if (wide)
+        return fs_lookup_as(offset_of_node, records, 1, ids, n, place, degree, missing);
+    return fs_lookup_as(offset_of_node, records, 0, ids, n, place, degree, missing);
+}
+
+/* First id out of [0, n_total), or -1. */
+static int64_t fs_first_bad(const void *ids, int wide, int64_t n, int64_t n_total)
+{
+    for (int64_t first = 0; first < n; first += 4096) {
+        const int64_t end = n - first < 4096 ? n : first + 4096;
+        uint64_t bad = 0;
+        if (wide)
+            for (int64_t i = first; i < end; i++)
+                bad |= (uint64_t)((const int64_t *)ids)[i] >= (uint64_t)n_total;
+        else
+            for (int64_t i = first; i < end; i++)
+                bad |= (uint64_t)(int64_t)((const int32_t *)ids)[i] >= (uint64_t)n_total;
+        if (FS_RARE(bad))
+            for (int64_t i = first; i < end; i++)
+                if ((uint64_t)fs_record(ids, wide, i) >= (uint64_t)n_total)
+                    return i;
+    }
+    return -1;
+}
+
+/* Copy the lists of cached nodes node … that lie in the block of edges [first, first + n) into their records; a list may lie in
+ * several blocks. Returns the node that the next block goes on with. */
+static int64_t fs_fill_records(const char *block, int64_t first, int64_t n, const int64_t *indptr, const int64_t *offset_of_node,
+                               int64_t n_nodes, int64_t node, char *records, int id_bytes)
+{
+    const int64_t end = first + n;
+    for (; node < n_nodes && indptr[node] < end; node++) {
+        const int64_t offset = offset_of_node[node];
+        int64_t from = indptr[node], to = indptr[node + 1];
+        if (offset >= 0) {
+            const int64_t skipped = from < first ? first - from : 0;
+            from += skipped;
+            to = to < end ? to : end;
+            if (from < to)
+                memcpy(records + (offset + 1 + skipped) * id_bytes, block + (from - first) * id_bytes,
+                       (size_t)((to - from) * id_bytes));
+        }
+        if (indptr[node + 1] > end)
+            break;
+    }
+    return node;
+}
+
+/* First node whose record does not agree with indptr or leaves the array, or -1. */
+static int64_t fs_first_bad_record(const int64_t *indptr, const int64_t *offset_of_node, int64_t n_nodes, const void *records,
+                                   int wide, int64_t n_records)
+{
+    for (int64_t node = 0; node < n_nodes; node++) {
+        const int64_t offset = offset_of_node[node], degree = indptr[node + 1] - indptr[node];
+        if (offset == -1)
+            continue;
+        if (offset < 0 || offset >= n_records || degree > n_records - offset - 1 || fs_record(records, wide, offset) != degree ||
+            fs_first_bad((const char *)records + (offset + 1) * (wide ? 8 : 4), wide, degree, n_nodes) >= 0)
+            return node;
+    }
+    return -1;
+}
+
+/* First place where indptr does not ascend from 0 to n_edges, or -1. */
+static int64_t fs_first_bad_offset(const int64_t *indptr, int64_t n_nodes, int64_t n_edges)
+{
+    if (indptr[0] != 0)
+        return 0;
+    for (int64_t i = 0; i < n_nodes; i++)
+        if (FS_RARE(indptr[i + 1] < indptr[i] || indptr[i + 1] > n_edges))
+            return i + 1;
+    return indptr[n_nodes] == n_edges ? -1 : n_nodes;
+}
+
+#endif
