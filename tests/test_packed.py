@@ -54,7 +54,7 @@ def run(
 
 
 @pytest.mark.parametrize("policy", ["belady", "frequency"])
-@pytest.mark.parametrize("cache", [0.0004, 0.1, 1.0])
+@pytest.mark.parametrize("cache", [0, 0.0004, 0.1, 1.0])
 def test_the_same_batches(dataset: Path, pack: Path, ondemand: list[Any], policy: str, cache: float) -> None:
     for backend, prefetch, size in (("io_uring", 2, "auto"), ("pread", 0, 7)):
         options: dict[str, Any] = {"policy": policy, "feature_cache": cache, "superbatch": size, "prefetch": prefetch}

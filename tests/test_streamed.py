@@ -18,7 +18,7 @@ __all__ = ["dataset", "ondemand"]  # fixtures
 
 
 @pytest.mark.parametrize("size", [1, 7, 40, "auto"])
-@pytest.mark.parametrize("cache", [0.0004, 0.1, 1.0])
+@pytest.mark.parametrize("cache", [0, 0.0004, 0.1, 1.0])
 def test_the_same_batches(dataset: Path, ondemand: list[Any], size: int | str, cache: float) -> None:
     found, stats = batches(dataset, strategy="streamed", superbatch=size, feature_cache=cache)
     assert same(found, ondemand)

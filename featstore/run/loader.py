@@ -99,7 +99,7 @@ class Loader:
         Most bytes that batches in flight, those handed out, and the cache that this loader makes may take: a share of the graph's
         budget. By default what the graph has left.
     feature_cache : int, str, float or "auto", optional
-        Make a host cache for the features, as ``g.cache`` does: bytes (``"1GiB"``), or a share of the rows as a float
+        Make a host cache for the features, as ``g.cache`` does: bytes (``"1GiB"``; 0: none), or a share of the rows as a float
         (``0.1``), the same rows for all features; ``"auto"`` (the default where ``policy`` is given): what batches leave of the
         memory.
     superbatch : int or "auto"

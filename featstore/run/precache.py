@@ -102,6 +102,8 @@ def cache_bytes(
         total = sum(least(rows).values())
     else:
         total = parse_size(size)
+        if total == 0:
+            return dict.fromkeys(row_bytes, 0)  # no cache, as in g.cache
         one, two = (sum(least(rows).values()) for rows in (1, 2))
         if total < one:
             raise BudgetError(f"a feature cache of one row takes {one} bytes, not {total}", one)

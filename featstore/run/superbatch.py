@@ -140,7 +140,7 @@ def _choose_size(setup: Setup, n_accesses: int, stored: int) -> int:
     planning, graph = setup.planning, setup.graph
     assert planning is not None
     if not isinstance(planning.superbatch, str):
-        return planning.superbatch
+        return min(planning.superbatch, max(1, len(setup.batcher)))
     disk = planning.disk
     if disk is None:
         disk = shutil.disk_usage(os.path.dirname(planning.run_dir) or ".").free // 4
