@@ -8,14 +8,16 @@ import os
 import platform
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from featstore._core.io import File, direct_mode
+import numpy as np
+
+from featstore._core.io import direct_mode
 from featstore.errors import BusyError
 from featstore.storage.catalog import read_catalog
-from featstore.storage.layout import PAGE_BYTES
-from featstore.storage.reader import MEASURE_MIN_BYTES, DeviceSpeed
+from featstore.storage.layout import PAGE_BYTES, RowLayout
+from featstore.storage.pagestream import MOST_WINDOW_BYTES, PageStream, least_window
+from featstore.storage.reader import MEASURE_MIN_BYTES, DeviceSpeed, RowFile
 from featstore.storage.rundir import RunDirectory
 from featstore.storage.update import Update
 
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
 __all__ = ["device_speed"]
 
 KEY = "device/speed"
+METHOD = 2  # of measuring; what another one found is measured again
+STREAM_BYTES = 256 << 20  # shorter runs are over before the drive is at speed
+RANDOM_READS = 8192  # a deep queue's rate, not that of filling and draining it
 SCRATCH_BYTES = 64 << 20
 LEAST_SCRATCH_BYTES = 1 << 20
 CHUNK_BYTES = 1 << 20
@@ -53,11 +58,11 @@ def device_speed(g: OutOfCoreGraph, run_dir: str | os.PathLike[str] | None = Non
 
     Notes
     -----
-    A fraction of a second. Reads are timed on the largest feature, on the scratch file where all are small. What was measured on
-    another machine, on another drive or through another backend is not used. A dataset that may not be written, or that somebody
-    is writing, keeps nothing, and is measured again.
+    Under a second: 256 MiB read as extents are, 8,192 random reads, 64 MiB written. Reads are timed on the largest feature, on
+    the scratch file where all are small. What was measured on another machine, on another drive, through another backend or in
+    another way is not used. A dataset that may not be written, or that somebody is writing, keeps nothing, and is measured again.
     """
-    where = {"machine": platform.node(), "device": os.stat(g.path).st_dev, "backend": g.reader.backend}
+    where = {"machine": platform.node(), "device": os.stat(g.path).st_dev, "backend": g.reader.backend, "method": METHOD}
     known = g.reader.device
     if known is not None and known.write_bandwidth:
         return known
@@ -89,23 +94,40 @@ def _saved(entry: dict[str, Any] | None, where: dict[str, Any]) -> DeviceSpeed |
 
 def _measure(g: OutOfCoreGraph, run_dir: str, disk: int | None) -> DeviceSpeed:
     n_bytes = max(LEAST_SCRATCH_BYTES, min(SCRATCH_BYTES, SCRATCH_BYTES if disk is None else disk) // CHUNK_BYTES * CHUNK_BYTES)
-    run_bytes = max(PAGE_BYTES, min(n_bytes, g.budget.available // 4))
     runs = RunDirectory(run_dir)
+    scratch = None
     try:
         path = runs.file("scratch")
         write_bandwidth = _time_writes(path, n_bytes)
-        largest = max((store.file for store in g.features.values()), key=lambda file: file.n_bytes, default=None)
-        if largest is not None and largest.n_bytes >= MEASURE_MIN_BYTES:
-            reads = largest.measure(run_bytes)
-        else:
-            file = File(path, PAGE_BYTES, 1, PAGE_BYTES, n_bytes // PAGE_BYTES, 0, n_bytes)
-            try:
-                reads = g.reader.measure(file, run_bytes)
-            finally:
-                file.close()
+        file = max((store.file for store in g.features.values()), key=lambda file: file.n_bytes, default=None)
+        if file is None or file.n_bytes < MEASURE_MIN_BYTES:
+            pages = RowLayout(PAGE_BYTES, 1, PAGE_BYTES)
+            file = scratch = g.reader.open(path, layout=pages, n_rows=n_bytes // PAGE_BYTES - 1, verify="off")
+        reads = file.measure(max(PAGE_BYTES, min(RANDOM_READS * PAGE_BYTES, g.budget.available // 4)), RANDOM_READS)
+        return DeviceSpeed(reads.iops, _time_stream(g, file), write_bandwidth)
     finally:
+        if scratch is not None:
+            scratch.close()
         runs.close()
-    return replace(reads, write_bandwidth=write_bandwidth)
+
+
+def _time_stream(g: OutOfCoreGraph, file: RowFile) -> float:
+    """Read a part of a file as extents are read, a batch's rows copied out at a time, and return bytes a second."""
+    n_pages = min(STREAM_BYTES, file.n_bytes) // PAGE_BYTES
+    first = int(np.random.default_rng().integers(0, file.n_bytes // PAGE_BYTES - n_pages + 1))  # other pages each time
+    window_bytes = min(MOST_WINDOW_BYTES, max(least_window(), g.budget.available // 8))
+    n_batch = max(1, min(window_bytes // PAGE_BYTES, n_pages))
+    with g.budget.reserve("reader buffers", window_bytes + n_batch * (PAGE_BYTES + 4)):
+        out, positions = np.zeros((n_batch, PAGE_BYTES), np.uint8), np.arange(n_batch, dtype=np.int32)
+        start = time.perf_counter()
+        with PageStream(g.reader, file, np.array([[first, n_pages]], np.int64), window_bytes) as stream:
+            done = 0
+            while done < n_pages:
+                n = min(n_batch, n_pages - done)
+                done += n
+                stream.feed(stream.pieces_before(done))
+                stream.core.scatter(n, positions[:n], out[:n])
+            return n_pages * PAGE_BYTES / (time.perf_counter() - start)
 
 
 def _time_writes(path: str, n_bytes: int) -> float:

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from featstore.cache.select import top_rows
 from featstore.config import Budget
 from featstore.gather.executor import MemorySource
 from featstore.plan.cost import SAMPLE_BYTES, Estimate, Machine, Workload, cheapest, estimate_all, table
@@ -15,7 +17,7 @@ from featstore.plan.simulate import row_counts, simulate
 from featstore.plan.superbatch import planning_bytes
 from featstore.plan.trace import Trace
 
-__all__ = ["Choice", "choose", "copy_bandwidth", "observe"]
+__all__ = ["Choice", "choose", "copy_bandwidth", "expected_hits", "observe"]
 
 COPY_BYTES = 64 << 20
 MOST_BATCHES = 200  # that are recorded; the rest of the epoch is taken to be like them
@@ -95,6 +97,9 @@ def observe(
     disk_bytes: int | None = None,
     has_pack: bool = False,
     pack_epochs: int = 1,
+    packed_for: tuple[str, ...] = (),
+    ahead_bytes: int = 0,
+    out_degree: npt.NDArray[Any] | None = None,
 ) -> Workload:
     """Find out what the cost model wants to know of an epoch.
 
@@ -114,8 +119,10 @@ def observe(
         Seconds of sampling the traced batches.
     superbatch : int, optional
         As many batches as fit the disk by default, 200 at most.
-    epochs, disk_bytes, has_pack, pack_epochs
+    epochs, disk_bytes, has_pack, pack_epochs, packed_for, ahead_bytes
         See :class:`~featstore.plan.cost.Workload`.
+    out_degree : integer array, shape (n,), optional
+        Of the rows, for what a cache by degree would hit.
 
     Raises
     ------
@@ -126,15 +133,19 @@ def observe(
     total = recorded if n_batches is None else n_batches
     scale = total / max(1, recorded)
     capacity = min(capacity, trace.n)
-    with budget.reserve("cost model", 17 * trace.n):
+    longest = int(np.diff(trace.offsets).max(initial=0))
+    with budget.reserve("cost model", 25 * trace.n):
         counts = row_counts(trace)
         n_top = int(np.partition(counts, trace.n - capacity)[trace.n - capacity :].sum()) if capacity else 0
-        with budget.reserve("simulation", planning_bytes(trace.n, trace.n_accesses)):
+        n_static = expected_hits(counts, capacity, recorded)
+        n_degree = None if out_degree is None else int(counts[top_rows(out_degree, capacity)].sum())
+        with budget.reserve("simulation", planning_bytes(trace.n, trace.n_accesses, longest=longest)):
             start = time.perf_counter()
-            loads = int(simulate(trace, capacity, "belady").sum())
+            loaded = simulate(trace, capacity, "belady")
             plan_s = time.perf_counter() - start
+    loads = int(loaded.sum())
     stored = 4 * SAMPLE_BYTES * trace.n_accesses + 2 * loads * row_bytes  # at once, as many superbatches as lie on disk
-    longest = MOST_BATCHES if disk_bytes is None else disk_bytes * recorded // max(1, stored)
+    most = MOST_BATCHES if disk_bytes is None else disk_bytes * recorded // max(1, stored)
     return Workload(
         n_rows=trace.n,
         row_bytes=row_bytes,
@@ -145,9 +156,32 @@ def observe(
         loads=round(loads * scale),
         sample_s=sample_s * scale,
         plan_s=plan_s * scale,
-        superbatch=max(1, min(total, MOST_BATCHES, longest) if superbatch is None else min(total, superbatch)),
+        superbatch=max(1, min(total, MOST_BATCHES, most) if superbatch is None else min(total, superbatch)),
         epochs=epochs,
         disk_bytes=disk_bytes,
         has_pack=has_pack,
         pack_epochs=pack_epochs,
+        n_static=round(n_static * scale),
+        n_degree=None if n_degree is None else round(n_degree * scale),
+        packed_for=packed_for,
+        ahead_bytes=ahead_bytes,
     )
+
+
+def expected_hits(counts: npt.NDArray[np.int64], capacity: int, n_batches: int) -> float:
+    """Return how many accesses of other batches, as many, the ``capacity`` rows of the highest counts would serve.
+
+    Counted on the batches that chose them, those rows would serve too many: each access helped to choose its row. So each is
+    judged by the counts of all batches but its own, brought to the same number of batches.
+    """
+    n = len(counts)
+    if not capacity or not n:
+        return 0.0
+    if capacity >= n or n_batches < 2:  # one batch says nothing of another
+        return float(counts.sum()) * min(1.0, capacity / n)
+    rows_of = np.bincount(counts)  # rows of each count
+    above = np.cumsum(rows_of[::-1])[::-1] - rows_of  # rows of a higher one, which are kept first
+    kept = np.clip((capacity - above) / np.maximum(1, rows_of), 0.0, 1.0)
+    k = np.arange(1, len(rows_of))
+    chance = np.interp((k - 1) * n_batches / (n_batches - 1), np.arange(len(kept)), kept)
+    return float((k * rows_of[1:] * chance).sum())

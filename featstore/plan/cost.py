@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from featstore.config import format_size
@@ -19,7 +19,7 @@ __all__ = ["CANDIDATES", "SAMPLE_BYTES", "Estimate", "Machine", "Workload", "che
 
 PIECE_BYTES = 1 << 20  # a scan for packing reads the pieces that hold a wanted row
 SAMPLE_BYTES = 16  # on disk, a sampled node: its id, its edges, its plan
-STATIC, PLANNED = "frequency", "belady"
+STATIC, DEGREE, PLANNED = "frequency", "degree", "belady"
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,11 @@ class Workload:
     capacity : int
         Rows of the host cache.
     n_top : int
-        Accesses that the ``capacity`` most used rows serve, the static policy's hits.
+        Accesses that the ``capacity`` most used rows of this very epoch serve: a static policy's hits where samples are frozen.
+    n_static : int, optional
+        Accesses that the ``capacity`` most used rows of another epoch serve, where samples are fresh; ``n_top`` by default.
+    n_degree : int, optional
+        Accesses that the ``capacity`` rows of the most out-edges serve; None: not known.
     loads : int
         Rows that the planned policy loads in an epoch.
     sample_s, plan_s : float
@@ -66,6 +70,10 @@ class Workload:
         Offline samples are given: only frozen layouts run them, and only they can be frozen.
     pack_epochs : int
         Epochs of those samples; each has extents of its own.
+    packed_for : tuple of str
+        Policies whose extents are there already.
+    ahead_bytes : int
+        Memory that misses of several batches are read into at once, where the cache is planned; 0: each batch's alone.
     """
 
     n_rows: int
@@ -82,6 +90,10 @@ class Workload:
     disk_bytes: int | None = None
     has_pack: bool = False
     pack_epochs: int = 1
+    n_static: int | None = None
+    n_degree: int | None = None
+    packed_for: tuple[str, ...] = ()
+    ahead_bytes: int = 0
 
     @property
     def base_bytes(self) -> int:
@@ -145,7 +157,8 @@ def random_read_s(n_loads: int, n_gathers: int, n_rows: int, row_bytes: int, dev
     """Seconds to read rows scattered evenly over a file, in so many gathers.
 
     Each gather merges reads of one page, and of pages no further apart than is cheaper than another read, as the reader does. A
-    read takes the time of an operation or of its bytes, whichever is longer; where nearly all pages are wanted it is a scan.
+    read takes the time of an operation, which moves one page, and that of its other pages in sequence; so where nearly all pages
+    are wanted it is a scan.
     """
     if not n_loads or not n_gathers:
         return 0.0
@@ -157,7 +170,7 @@ def random_read_s(n_loads: int, n_gathers: int, n_rows: int, row_bytes: int, dev
     bridged = sum(j * density * (1 - density) ** j for j in range(1, gap + 1))  # units read over, for each that is wanted
     reads = max(1.0, wanted * (1 - density) ** (gap + 1))
     n_bytes = min(wanted * (1 + bridged), units) * unit
-    return n_gathers * max(reads / device.iops, n_bytes / device.bandwidth)
+    return n_gathers * (reads / device.iops + max(0.0, n_bytes - reads * PAGE_BYTES) / device.bandwidth)
 
 
 def _copied_s(n_rows: int, w: Workload, m: Machine) -> float:
@@ -181,22 +194,34 @@ def _needs_sampler(w: Workload) -> str:
     return "the samples are those of a pack" if w.has_pack else ""
 
 
-def _ondemand(w: Workload, m: Machine) -> Estimate:
-    loads = w.n_accesses - w.n_top
+def _ondemand(w: Workload, m: Machine, policy: str, hits: int, counting_s: float) -> Estimate:
+    loads = w.n_accesses - hits
     read = random_read_s(loads, w.n_batches, w.n_rows, w.row_bytes, m.device)
     copy = _copied_s(w.n_accesses, w, m)
     fill = min(random_read_s(w.capacity, 1, w.n_rows, w.row_bytes, m.device), w.base_bytes / m.device.bandwidth)
-    counting = w.sample_s if w.capacity else 0.0
     parts = {"sample": w.sample_s, "read": read, "copy": copy}
-    policy = STATIC if w.capacity else "none"
-    return Estimate("ondemand", policy, max(w.sample_s, read + copy), counting + fill, loads, 0, parts, _needs_sampler(w))
+    return Estimate("ondemand", policy, max(w.sample_s, read + copy), counting_s + fill, loads, 0, parts, _needs_sampler(w))
+
+
+def _ondemand_by_counts(w: Workload, m: Machine) -> Estimate:
+    """Rows chosen by an epoch that is sampled to count them."""
+    hits = w.n_top if w.n_static is None else w.n_static
+    return _ondemand(w, m, STATIC if w.capacity else "none", hits, w.sample_s if w.capacity else 0.0)
+
+
+def _ondemand_by_degree(w: Workload, m: Machine) -> Estimate:
+    """Rows chosen by what the graph says of them."""
+    found = _ondemand(w, m, DEGREE, w.n_degree or 0, 0.0)
+    return found if w.n_degree is not None else replace(found, impossible="what the degrees would hit is not known")
 
 
 def _superbatch(w: Workload, m: Machine) -> Estimate:
     stored = w.n_accesses * SAMPLE_BYTES
     inspect = w.sample_s + w.plan_s + stored / m.device.write_bandwidth
-    read = random_read_s(w.loads, w.n_batches, w.n_rows, w.row_bytes, m.device)
-    copy = _copied_s(w.n_accesses + w.loads, w, m)
+    at_once = max(1, w.ahead_bytes // 2 // w.row_bytes)  # one half is read while the other is delivered from
+    gathers = max(1, min(w.n_batches, -(-w.loads // at_once)))
+    read = random_read_s(w.loads, gathers, w.n_rows, w.row_bytes, m.device)
+    copy = _copied_s(w.n_accesses + 2 * w.loads, w, m)  # out of where they were read to, and into the cache
     parts = {"inspect": inspect, "read": read, "copy": copy}
     n = w.n_superbatches
     disk = stored * min(4, n) // n
@@ -221,27 +246,31 @@ def _streamed(w: Workload, m: Machine) -> Estimate:
     return Estimate("streamed", PLANNED, epoch, 0.0, w.loads, disk, parts, impossible)
 
 
-def _packed(w: Workload, m: Machine, policy: str, loads: int, updates: int, plan_s: float) -> Estimate:
+def _packed(w: Workload, m: Machine, policy: str, loads: int, updates: int, fill: int, plan_s: float) -> Estimate:
     read = loads * w.row_bytes / m.device.bandwidth
-    extents = loads * w.row_bytes * w.pack_epochs
+    extents = (loads * w.pack_epochs + fill) * w.row_bytes  # the rows that the host tier starts with have extents too
     impossible = "" if w.has_pack else "needs pack=, offline samples"
-    if not impossible and w.disk_bytes is not None and extents > w.disk_bytes:
-        impossible = f"extents take {format_size(extents)} of a disk of {format_size(w.disk_bytes)}"
+    once = fill * w.row_bytes / m.device.bandwidth
+    if policy not in w.packed_for:
+        scan = _scan_s(loads * w.pack_epochs + fill, w, 1, m)
+        once += plan_s * w.pack_epochs + scan + extents / m.device.write_bandwidth
+        if not impossible and w.disk_bytes is not None and extents > w.disk_bytes:
+            impossible = f"extents take {format_size(extents)} of a disk of {format_size(w.disk_bytes)}"
     copy = _copied_s(w.n_accesses + updates, w, m)
-    once = plan_s * w.pack_epochs + _scan_s(loads * w.pack_epochs, w, 1, m) + extents / m.device.write_bandwidth
     return Estimate("packed", policy, max(read, copy), once, loads, extents, {"read": read, "copy": copy}, impossible)
 
 
 def _frequency_packed(w: Workload, m: Machine) -> Estimate:
-    return _packed(w, m, STATIC, w.n_accesses - w.n_top, 0, 0.0)
+    return _packed(w, m, STATIC, w.n_accesses - w.n_top, 0, w.capacity, 0.0)
 
 
 def _belady_packed(w: Workload, m: Machine) -> Estimate:
-    return _packed(w, m, PLANNED, w.loads, w.loads, w.plan_s)
+    return _packed(w, m, PLANNED, w.loads, w.loads, 0, w.plan_s)
 
 
 CANDIDATES: Mapping[tuple[str, str], Callable[[Workload, Machine], Estimate]] = {
-    ("ondemand", STATIC): _ondemand,
+    ("ondemand", STATIC): _ondemand_by_counts,
+    ("ondemand", DEGREE): _ondemand_by_degree,
     ("superbatch", PLANNED): _superbatch,
     ("streamed", PLANNED): _streamed,
     ("packed", STATIC): _frequency_packed,

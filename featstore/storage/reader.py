@@ -29,6 +29,7 @@ SCRATCH_STEP = 4096  # rows; scratch to sort them grows by so many
 DEFAULT_GAP_BYTES = 12 << 10  # until the device is measured
 SCAN_BYTES = 4 << 20  # of one read where all pages are checked
 MEASURE_RUN_BYTES = 8 << 20
+MEASURE_READS = 1024
 MEASURE_MIN_BYTES = 64 << 20  # smaller files say little of the device
 MEASURE_MIN_ROWS = 4096  # smaller gathers gain less than measuring costs
 
@@ -209,10 +210,10 @@ class Reader:
                 self._measuring.release()
         return DEFAULT_GAP_BYTES if self.device is None else self.device.gap_bytes
 
-    def measure(self, file: File, run_bytes: int = MEASURE_RUN_BYTES) -> DeviceSpeed:
-        """Time rounds of 1,024 random page reads, and ``run_bytes`` in sequence, on an open file; nothing is verified."""
+    def measure(self, file: File, run_bytes: int = MEASURE_RUN_BYTES, n_random: int = MEASURE_READS) -> DeviceSpeed:
+        """Time rounds of random page reads, and ``run_bytes`` in sequence, on an open file; nothing is verified."""
         n_run = max(1, min(run_bytes, file.size) // PAGE_BYTES)
-        n_random = min(1024, n_run)
+        n_random = min(n_random, n_run)
         held = self.budget.reserve("reader buffers", n_run * PAGE_BYTES)
         pages = file.pages()
         out = np.empty((n_run, PAGE_BYTES), np.uint8)
@@ -322,10 +323,10 @@ class RowFile:
         """``"direct"`` or ``"buffered: …"`` with the reason."""
         return self._file.mode
 
-    def measure(self, run_bytes: int = MEASURE_RUN_BYTES) -> DeviceSpeed:
+    def measure(self, run_bytes: int = MEASURE_RUN_BYTES, n_random: int = MEASURE_READS) -> DeviceSpeed:
         """See :meth:`Reader.measure`."""
         with self._in_use():
-            return self._reader.measure(self._file, run_bytes)
+            return self._reader.measure(self._file, run_bytes, n_random)
 
     @property
     def n_bytes(self) -> int:
