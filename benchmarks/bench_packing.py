@@ -129,7 +129,7 @@ class Bench:
         """Rows that each batch misses; those that the cache starts with last."""
         layout = self.layout(policy)
         try:
-            return np.append(layout.plans.n_missed, len(layout.fill_rows))
+            return np.append(layout.tables.n_packed, len(layout.tables.fill_rows))
         finally:
             layout.close()
 
@@ -137,14 +137,14 @@ class Bench:
 def extents(bench: Bench) -> None:
     """Read all extents as a run does, into one output, against fio on the same file."""
     layout = bench.layout("belady")
-    file = layout.file("x")
-    path, n_missed = Path(file.file.path), layout.plans.n_missed
+    n_missed = layout.tables.n_packed
+    path = Path(layout.folder) / "extents.0.rows"
     out = np.zeros((int(n_missed.max()), bench.width), np.uint8)
     ours, theirs, amplification = [], [], []
     for _ in range(bench.args.runs):
         theirs.append(fio_scan_bandwidth(path))
         before, begin = bytes_read_by_kernel(), time.perf_counter()
-        source = file.source(bench.g.reader, np.arange(bench.n), 32 << 20)
+        source = layout.batches("x", bench.g.reader, np.arange(bench.n), 32 << 20)
         for k in n_missed.tolist():
             if k:
                 source.gather(np.arange(k, dtype=np.int32), out, None)
@@ -220,12 +220,12 @@ def packing(bench: Bench) -> None:
     from featstore.storage.extents import ExtentMap, ExtentWriter
 
     layout = bench.layout("belady")
-    n_missed = layout.plans.n_missed
+    n_missed = layout.tables.n_packed
     file_extents = ExtentMap(n_missed, bench.width)
     store, target = bench.g.features["x"], bench.folder / "packed.rows"
 
     def rows_of(b: int) -> np.ndarray:
-        return bench.pack.ids(b)[layout.plans.missed(b)]
+        return layout.tables.packed(b, bench.pack.ids(b))
 
     batched, bound, alone = [], [], []
     part = min(bench.n, bench.args.part)

@@ -226,7 +226,7 @@ def test_injected_results_of_reads(tmp_path: Path) -> None:
 
 def test_bad_rows_and_positions(tmp_path: Path) -> None:
     _, reader, _, base, _ = small_set(tmp_path)
-    with pytest.raises(ValueError, match="rows for extents"):
+    with pytest.raises(ValueError, match="rows for an extent"):
         extents = ExtentMap(np.array([3]), 512)
         with ExtentWriter(tmp_path / "e", extents) as writer:
             writer.fill(reader, base, lambda b: np.arange(4), 16 << 20)

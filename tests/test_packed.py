@@ -227,13 +227,13 @@ def test_disk_budget(dataset: Path, pack: Path, tmp_path: Path) -> None:
     assert sum(path.stat().st_size for path in mine.rglob("layout-*/*")) <= 20_000_000
 
 
-def _failing(folder: str, dataset: str) -> None:
+def _failing(folder: str, dataset: str, policy: str, disk: str | None) -> None:
     mine = Path(folder) / "copy"
     for operation, error in (("write", "ENOSPC"), ("fsync", "EIO"), ("rename", "EIO")):
         for fault in sweep(folder, operation, error):
             with fault:
                 try:
-                    run(Path(dataset), mine, feature_cache=0.01, epochs=0)
+                    run(Path(dataset), mine, feature_cache=0.01, epochs=0, policy=policy, disk=disk)
                 except OSError:
                     assert fault.fired
             for path in mine.glob("layout-*"):
@@ -242,13 +242,17 @@ def _failing(folder: str, dataset: str) -> None:
             assert sorted(os.listdir(mine)) == ["pack", "samples", "writer.lock"]
 
 
-def test_a_failing_disk_leaves_nothing(dataset: Path, pack: Path, tmp_path: Path) -> None:
+SHARING = pytest.mark.parametrize(("policy", "disk"), [("belady", None), ("frequency", None), ("frequency", "900KB")])
+
+
+@SHARING
+def test_a_failing_disk_leaves_nothing(dataset: Path, pack: Path, tmp_path: Path, policy: str, disk: str | None) -> None:
     mine = copied(pack, tmp_path)
     (mine / "writer.lock").touch()
-    run_in_child(_failing, str(tmp_path), str(dataset), faults=True)
+    run_in_child(_failing, str(tmp_path), str(dataset), policy, disk, faults=True)
 
 
-def _killed(mine: str, dataset: str, step: int) -> None:
+def _killed(mine: str, dataset: str, step: int, policy: str, disk: str | None) -> None:
     """Die at the ``step``-th durable moment of packing, in memory that takes several episodes."""
     real, n = os.fsync, 0
 
@@ -260,23 +264,27 @@ def _killed(mine: str, dataset: str, step: int) -> None:
         real(fd)
 
     os.fsync = fsync
-    run(Path(dataset), Path(mine), memory="3MB", feature_cache=0.01, epochs=0)
+    run(Path(dataset), Path(mine), memory="3MB", feature_cache=0.01, epochs=0, policy=policy, disk=disk)
 
 
-def test_killed_at_every_durable_moment(dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any]) -> None:
+@SHARING
+def test_killed_at_every_durable_moment(
+    dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any], policy: str, disk: str | None
+) -> None:
     """A killed maker is followed by one that goes on; what it makes is what an undisturbed one makes."""
     resumed = 0
     for step in range(1, 60, 7):
         mine = copied(pack, tmp_path / str(step))
         try:
-            run_in_child(_killed, str(mine), str(dataset), step)
+            run_in_child(_killed, str(mine), str(dataset), step, policy, disk)
             break
         except AssertionError as error:
             assert "SIGKILL" in str(error)
         kept = [*mine.glob("layout-*.partial/*.progress"), *mine.glob("layout-*.partial/done.?")]
         before = {path.name: path.read_bytes() for path in mine.glob("layout-*.partial/done.?")}
         resumed += bool(kept)
-        found, _ = run(dataset, mine, memory="3MB", feature_cache=0.01)
+        found, stats = run(dataset, mine, memory="3MB", feature_cache=0.01, policy=policy, disk=disk)
+        assert ("disk_cache" in stats["hits"]) == (disk is not None)
         assert same(found[0] + found[2], ondemand), step
         assert all(next(mine.glob(f"layout-*/{name}")).read_bytes() == data for name, data in before.items())
         assert not list(mine.glob("layout-*/*.progress*"))

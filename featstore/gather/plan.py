@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["BatchPlan", "Changeset", "Part", "Tier"]
+__all__ = ["BatchPlan", "Changeset", "DeviceRows", "Part", "Tier"]
 
 Int64s = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
@@ -65,9 +65,32 @@ class Changeset:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceRows:
+    """The rows of a batch that the training device holds, and where those that the host assembles go beside them.
+
+    Parameters
+    ----------
+    slots : integer array, shape (d,)
+        Slot of each in the tier ``DEVICE``.
+    positions : int64 array, shape (d,)
+        Row of the batch that each fills.
+    others : int64 array, shape (k,)
+        Row of the batch that each row assembled by the host fills; with ``positions`` a permutation of ``range(d + k)``.
+    """
+
+    slots: Int32s
+    positions: Int64s
+    others: Int64s
+
+
+@dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """Tier and address of every row of a batch; the parts' positions partition ``range(n_rows)``."""
+    """Tier and address of every row that the host assembles; the parts' positions partition ``range(n_rows)``.
+
+    ``device``: the batch's other rows; without, the host assembles them all.
+    """
 
     n_rows: int
     parts: tuple[Part, ...]
     changes: Changeset | None = None
+    device: DeviceRows | None = None

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -358,7 +358,7 @@ class FeatureStore:
         plan: BatchPlan,
         tally: Tally | None = None,
         ahead: npt.NDArray[np.uint8] | None = None,
-        packed: Source | None = None,
+        sources: Mapping[Tier, Source] | None = None,
     ) -> torch.Tensor:
         """Gather a planned batch and apply the plan's changes to the host cache.
 
@@ -371,8 +371,8 @@ class FeatureStore:
             Gets what this call came to.
         ahead : uint8 array, shape (k, row_bytes), optional
             The rows that the plan reads from the file, read already (:class:`~featstore.gather.ahead.ReadAhead`).
-        packed : Source, optional
-            The tier ``PACKED``, for plans that use it.
+        sources : mapping of Tier to Source, optional
+            The tiers ``PACKED`` and ``DISK_CACHE``, for plans that use them.
 
         Returns
         -------
@@ -390,8 +390,8 @@ class FeatureStore:
             cache, executor = self._tiers
             if ahead is not None:
                 executor = Executor({**executor.sources, Tier.BASE: AheadSource(ahead, self._n_threads)})
-            if packed is not None:
-                executor = Executor({**executor.sources, Tier.PACKED: packed})
+            if sources:
+                executor = Executor({**executor.sources, **sources})
             executor.execute(plan, buffer, None, tally)
             if cache is not None:
                 cache.count(plan)

@@ -1,47 +1,50 @@
 """Frozen layouts of a pack (DiskGNN): where each row of its batches is, decided once, and the copies that this takes.
 
-A layout is a directory in the pack: ``plan``, the address tables of all batches; a file of extents a feature; ``layout``, its
-record, written last. It is made under the pack's writer lock in ``<name>.partial``; a killed maker is followed by one that goes
-on after the last episode (see :mod:`featstore.storage.extents`) that was finished.
+A layout is a directory in the pack: the address tables of all batches (:mod:`featstore.plan.tiers`); a file of extents a feature,
+which begins with the rows that segments of batches share; ``layout``, its record, written last.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
-import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from featstore.cache.base import Policy, PolicyContext, StaticPolicy
-from featstore.cache.planned import NO_ROWS, PlannedBatch, PlannedPolicy, Window
-from featstore.cache.select import top_rows
 from featstore.cache.table import FILL_BYTES
-from featstore.config import Budget, Reservation
 from featstore.errors import CorruptionError, FormatError, StaleError
-from featstore.gather.plan import Changeset, Tier
-from featstore.graph.progress import Progress
-from featstore.plan.offline import Pack, read_record, write_record
-from featstore.plan.packing import ExtentFile, fill_extents
-from featstore.plan.superbatch import PlanFile, planning_bytes, write_plan
-from featstore.storage.extents import KIND, PAGES, ExtentMap, ExtentWriter, least_memory, most_memory
-from featstore.storage.lock import WRITER_LOCK, FileLock
+from featstore.gather.executor import FileSource
+from featstore.gather.plan import Tier
+from featstore.plan.offline import Pack, read_record
+from featstore.plan.packing import ExtentFile
+from featstore.plan.tiers import TierTables
+from featstore.storage.extents import KIND, PAGES, ExtentMap, ExtentSource
+from featstore.storage.format import sums_seed
+from featstore.storage.layout import PAGE_BYTES, RowLayout
+from featstore.storage.ordered import Ordered
 from featstore.storage.reader import Reader, RowFile
-from featstore.storage.rundir import DiskBudget
-from featstore.storage.sections import SectionFile, SectionWriter
 from featstore.storage.update import check_file
-from featstore.storage.writer import FileRecord, fsync_directory
+from featstore.storage.writer import FileRecord
 
-__all__ = ["Layout", "LayoutOptions", "Source", "find_layouts", "layout_records", "make_layout"]
+__all__ = [
+    "PARTIAL",
+    "PREFIX",
+    "FeatureExtents",
+    "Layout",
+    "LayoutOptions",
+    "Source",
+    "extent_map",
+    "find_layouts",
+    "layout_records",
+]
 
 Int64s = npt.NDArray[np.int64]
 PREFIX, PARTIAL = "layout-", ".partial"
-NO_CHANGES = Changeset(NO_ROWS, NO_ROWS, np.empty(0, np.int32), NO_ROWS)
+DEVICE_FILL_BYTES = 4 << 20  # of one read of what the device holds, which passes through host memory
 
 
 @dataclass(frozen=True)
@@ -57,17 +60,20 @@ class LayoutOptions:
         Rows of the host tier.
     superbatch : int
         Batches that are planned together, from an empty cache; 0 for static policies.
+    device_rows : int
+        Rows of the device's tier.
     """
 
     features: tuple[str, ...]
     policy: str
     capacity: int
     superbatch: int
+    device_rows: int = 0
 
     @property
     def name(self) -> str:
         """The directory's name."""
-        text = repr((sorted(self.features), self.policy, self.capacity, self.superbatch))
+        text = repr((sorted(self.features), self.policy, self.capacity, self.superbatch, self.device_rows))
         return PREFIX + hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
@@ -98,6 +104,7 @@ def _options(record: Mapping[str, Any]) -> LayoutOptions:
         str(record["policy"]),
         int(record["capacity"]),
         int(record["superbatch"]),
+        int(record["device_rows"]),
     )
 
 
@@ -112,10 +119,8 @@ class Layout:
 
     Attributes
     ----------
-    plans : PlanFile
-        Of the pack's batches, by number.
-    fill_rows : int64 array
-        Rows that the host tier holds from the start, the i-th in slot i.
+    tables : TierTables
+        Where each row of the pack's batches is.
     group : int
         Batches that run in their order, after each other, from an empty cache; 1: batches run in any order.
 
@@ -132,39 +137,52 @@ class Layout:
         self.folder = pack.file(options.name)
         path = os.path.join(self.folder, "layout")
         self.record = read_record(path, "layout")
-        if _options(self.record) != options or self.record["samples"] != pack.record["samples"]:
+        if _options(self.record).name != options.name or self.record["samples"] != pack.record["samples"]:
             raise CorruptionError("this is the record of another layout, or of another pack", path)
         self.group = options.superbatch or 1
         self._files: dict[str, ExtentFile] = {}
-        file = SectionFile(os.path.join(self.folder, "plan"), "plan")
-        self.plans = PlanFile(file, Tier.PACKED)
+        self._extents: dict[str, FeatureExtents] = {}
+        self._shared: dict[str, RowFile] = {}
+        features = self.record["features"]
+        self.tables = TierTables(self.folder, pack, len(features))
         try:
-            if file.file_id != self.record["plan"]:
-                raise CorruptionError("this is not the plan that the layout was made with", file.path)
-            n = len(pack)
-            if len(self.plans) != n:
-                raise CorruptionError(f"plans of {len(self.plans)} batches for {n}", file.path)
-            fill = SectionFile(os.path.join(self.folder, "fill"), "fill")
-            try:
-                self.fill_rows: Int64s = fill[0].astype(np.int64)
-                if fill.file_id != self.record["fill"]:
-                    raise CorruptionError("these are not the rows that the layout was made with", fill.path)
-            finally:
-                fill.close()
-            for feature in self.record["features"]:
-                extents = _extent_map(self.plans.n_missed, len(self.fill_rows), int(feature["row_bytes"]))
+            if self.tables.ids != self.record["tables"]:
+                raise CorruptionError("these are not the tables that the layout was made with", self.folder)
+            for number, feature in enumerate(features):
+                plan = FeatureExtents(self.tables, number, int(feature["row_bytes"]))
                 record = _file_record(feature["file"], self.folder)
-                if record.n_rows != extents.total_pages:
-                    raise CorruptionError(f"{record.n_rows} pages instead of {extents.total_pages}", self.folder)
-                check_file(self.folder, record)
-                self._files[str(feature["name"])] = ExtentFile.open(reader, self.folder, record, extents)
+                if record.n_rows != plan.extents.total_pages:
+                    raise CorruptionError(f"{record.n_rows} pages instead of {plan.extents.total_pages}", self.folder)
+                path = check_file(self.folder, record)
+                name = str(feature["name"])
+                self._extents[name] = plan
+                self._files[name] = ExtentFile.open(reader, self.folder, record, plan.extents)
+                if plan.n_shared:
+                    self._shared[name] = reader.open(
+                        path,
+                        layout=plan.layout,
+                        n_rows=plan.n_shared,
+                        seed=record.seed,
+                        sums_seed=sums_seed(record.seed),
+                        n_bytes=record.n_bytes,
+                    )
         except BaseException:
             self.close()
             raise
 
-    def file(self, name: str) -> ExtentFile:
-        """Return the extents of a feature: of every batch, then of the rows that the host tier starts with."""
-        return self._files[name]
+    def batches(self, name: str, reader: Reader, order: Int64s, window_bytes: int) -> ExtentSource:
+        """Return the tier ``PACKED`` of a feature, for batches that run in ``order``."""
+        file = self._files[name]
+        return file.source(reader, self._extents[name].n_pieces + order, window_bytes)
+
+    def fill(self, name: str, reader: Reader, tier: Tier, window_bytes: int) -> ExtentSource:
+        """Return the rows that the tier ``HOST`` or ``DEVICE`` of a feature starts with, to be gathered in pieces, ascending."""
+        return self._files[name].source(reader, self._extents[name].fill(tier), window_bytes)
+
+    def shared(self, name: str) -> FileSource | None:
+        """Return the tier ``DISK_CACHE`` of a feature; None where batches share nothing."""
+        file = self._shared.get(name)
+        return None if file is None else FileSource(file)
 
     def check(self, sources: Mapping[str, Source]) -> None:
         """Raise StaleError unless the features are those that were packed."""
@@ -180,20 +198,71 @@ class Layout:
 
     def close(self) -> None:
         """Close its files; may be called again."""
-        self.plans.close()
+        self.tables.close()
         for file in self._files.values():
             file.file.close()
+        for shared in self._shared.values():
+            shared.close()
 
 
-def _fill_step(row_bytes: int) -> int:
-    return max(1, FILL_BYTES // row_bytes)
+def fill_step(row_bytes: int, tier: Tier) -> int:
+    """Return how many rows of what a tier in memory starts with are read at once."""
+    return max(1, (FILL_BYTES if tier == Tier.HOST else DEVICE_FILL_BYTES) // row_bytes)
 
 
-def _extent_map(n_missed: Int64s, n_fill: int, row_bytes: int) -> ExtentMap:
-    """Extents of the batches, then those of the host tier's rows, in the pieces in which a cache is filled."""
-    step = _fill_step(row_bytes)
-    fill = [min(step, n_fill - first) for first in range(0, n_fill, step)]
-    return ExtentMap(np.concatenate([n_missed, np.array(fill, np.int64)]), row_bytes)
+class FeatureExtents:
+    """The extents of one feature's file: pieces of what batches share, every batch's, those that fill tiers in memory."""
+
+    def __init__(self, tables: TierTables, number: int, row_bytes: int) -> None:
+        self._tables = tables
+        shared = tables.shared
+        self.n_shared = 0 if shared is None else len(shared)
+        group_rows = 1 if shared is None else shared.group_rows[number]
+        self.layout = RowLayout(row_bytes, group_rows, -(-group_rows * row_bytes // PAGE_BYTES) * PAGE_BYTES)
+        self.n_batches = len(tables.n_packed)
+        fills = (len(tables.fill_rows), len(tables.device_rows))
+        self.extents = extent_map(self.n_shared, group_rows, tables.n_packed, fills, row_bytes)
+        self.n_pieces = -(-self.n_shared // group_rows)
+        self._row_bytes = row_bytes
+
+    def fill(self, tier: Tier) -> Int64s:
+        """Return the extents of the rows that a tier starts with."""
+        n_host = -(-len(self._tables.fill_rows) // fill_step(self._row_bytes, Tier.HOST))
+        first = self.n_pieces + self.n_batches
+        return np.arange(first, first + n_host) if tier == Tier.HOST else np.arange(first + n_host, len(self.extents.n_rows))
+
+    def ordered(self) -> Ordered:
+        """Return what puts shared rows in their order."""
+        size = self.layout.group_rows
+
+        def rows_of(piece: int) -> npt.NDArray[Any]:
+            assert self._tables.shared is not None
+            return self._tables.shared.rows(piece * size, min((piece + 1) * size, self.n_shared))
+
+        return Ordered(self.n_pieces, rows_of, self.layout)
+
+    def rows_of(self, pack: Pack, extent: int) -> npt.NDArray[Any]:
+        """Return the rows of an extent that no :meth:`ordered` puts in order."""
+        number = extent - self.n_pieces
+        if number < self.n_batches:
+            return self._tables.packed(number, pack.ids(number))
+        for tier, rows in ((Tier.HOST, self._tables.fill_rows), (Tier.DEVICE, self._tables.device_rows)):
+            mine, step = self.fill(tier), fill_step(self._row_bytes, tier)
+            if extent in mine:
+                first = (extent - int(mine[0])) * step
+                return rows[first : first + step]
+        raise IndexError(f"no extent {extent}")
+
+
+def extent_map(n_shared: int, group_rows: int, n_packed: Int64s, fills: Sequence[int], row_bytes: int) -> ExtentMap:
+    """Rows of every extent; tiers in memory are filled in the pieces in which a cache is."""
+    pieces = [min(group_rows, n_shared - first) for first in range(0, n_shared, group_rows)]
+    fill = [
+        min(step, n - first)
+        for n, step in zip(fills, (fill_step(row_bytes, Tier.HOST), fill_step(row_bytes, Tier.DEVICE)), strict=True)
+        for first in range(0, n, step)
+    ]
+    return ExtentMap(np.concatenate([np.array(pieces, np.int64), n_packed, np.array(fill, np.int64)]), row_bytes)
 
 
 def _file_record(record: Mapping[str, Any], where: str) -> FileRecord:
@@ -213,220 +282,3 @@ def _file_record(record: Mapping[str, Any], where: str) -> FileRecord:
         raise FormatError(f"{where}: a record of extents without {error}") from None
     found.check(where)
     return found
-
-
-def make_layout(
-    pack: Pack,
-    options: LayoutOptions,
-    policy: Policy,
-    sources: Mapping[str, Source],
-    reader: Reader,
-    budget: Budget,
-    *,
-    disk: int | None = None,
-    progress: bool = True,
-) -> None:
-    """Make a layout, or finish one that a killed process began; nothing happens where it is there.
-
-    Parameters
-    ----------
-    pack : Pack
-    options : LayoutOptions
-    policy : Policy
-        The one that ``options`` names.
-    sources : mapping of str to Source
-        The features of ``options``.
-    reader : Reader
-    budget : Budget
-        Half of what it has left is used at most, given back afterwards.
-    disk : int, optional
-        Most bytes that the layout may take.
-    progress : bool
-        Show a progress bar, of bytes read and written, where stderr is a terminal.
-
-    Raises
-    ------
-    BusyError
-        Another process is making a layout of the pack.
-    BudgetError
-        Not enough memory.
-    OSError
-        The disk, or ``disk``, is full, or failed; the pack and the dataset are as they were.
-
-    References
-    ----------
-    Liu et al., DiskGNN, SIGMOD 2025, sections 4 and 5.2 (tiers, batched packing).
-    """
-    target = pack.file(options.name)
-    if os.path.exists(target):
-        return
-    with FileLock(pack.file(WRITER_LOCK), exclusive=True):
-        if os.path.exists(target):
-            return
-        partial = target + PARTIAL
-        for name in os.listdir(pack.path):  # of other makers that were killed, whose layouts nobody asks for now
-            if name.startswith(PREFIX) and name.endswith(PARTIAL) and pack.file(name) != partial:
-                shutil.rmtree(pack.file(name), ignore_errors=True)
-        os.makedirs(partial, exist_ok=True)
-        for name in os.listdir(partial):  # half-written files of a killed maker; of extents the finished episodes count
-            if name.endswith(".tmp") and not name.startswith("extents."):
-                os.unlink(os.path.join(partial, name))
-        try:
-            _make(pack, options, policy, sources, reader, budget, partial, DiskBudget(disk), progress)
-            fsync_directory(partial)
-            os.rename(partial, target)
-            fsync_directory(pack.path)
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
-
-
-def _make(
-    pack: Pack,
-    options: LayoutOptions,
-    policy: Policy,
-    sources: Mapping[str, Source],
-    reader: Reader,
-    budget: Budget,
-    folder: str,
-    disk: DiskBudget,
-    progress: bool,
-) -> None:
-    plan_path, fill_path = os.path.join(folder, "plan"), os.path.join(folder, "fill")
-    if not os.path.exists(plan_path):  # written last of the two
-        with contextlib.ExitStack() as stack:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(fill_path)
-            writer = stack.enter_context(SectionWriter(plan_path, "plan", disk))
-            if isinstance(policy, StaticPolicy):
-                rows = _plan_static(pack, options, policy, budget, writer)
-            elif isinstance(policy, PlannedPolicy):
-                rows = _plan_windows(pack, options, policy, budget, writer)
-            else:
-                raise ValueError(f"policy {policy.name!r} is neither static nor planned")
-            with SectionWriter(fill_path, "fill", disk) as fills:
-                fills.append(rows)
-                fills.finish(durable=True).close()
-            writer.finish(durable=True).close()
-    else:
-        disk.take(os.path.getsize(plan_path) + os.path.getsize(fill_path), plan_path)
-    plan_file = SectionFile(plan_path, "plan")
-    try:
-        fill_file = SectionFile(fill_path, "fill")
-        fill_rows, fill_id = fill_file[0], fill_file.file_id
-        fill_file.close()
-        plans = PlanFile(plan_file, Tier.PACKED)
-        features = [
-            _pack_feature(pack, plans, fill_rows, name, source, number, reader, budget, folder, disk, progress)
-            for number, (name, source) in enumerate(sources.items())
-        ]
-        record = {
-            "format": 1,
-            "policy": options.policy,
-            "capacity": options.capacity,
-            "superbatch": options.superbatch,
-            "samples": pack.record["samples"],
-            "plan": plan_file.file_id,
-            "fill": fill_id,
-            "features": features,
-        }
-        write_record(os.path.join(folder, "layout"), "layout", record, disk)
-    finally:
-        plan_file.close()
-
-
-def _pack_feature(
-    pack: Pack,
-    plans: PlanFile,
-    fill_rows: npt.NDArray[Any],
-    name: str,
-    source: Source,
-    number: int,
-    reader: Reader,
-    budget: Budget,
-    folder: str,
-    disk: DiskBudget,
-    progress: bool,
-) -> dict[str, Any]:
-    """Fill one feature's extents; return what the record says of it."""
-    row_bytes, n = source.file.row_bytes, len(pack)
-    extents = _extent_map(plans.n_missed, len(fill_rows), row_bytes)
-    step = _fill_step(row_bytes)
-
-    def rows_of(extent: int) -> npt.NDArray[Any]:
-        if extent >= n:
-            return fill_rows[(extent - n) * step : (extent - n + 1) * step]
-        rows: npt.NDArray[Any] = pack.ids(extent)[plans.missed(extent)]
-        return rows
-
-    path = os.path.join(folder, f"extents.{number}.rows")
-    done_path = os.path.join(folder, f"done.{number}")
-    if os.path.exists(done_path):
-        disk.take(extents.disk_bytes, path)
-        record = read_record(done_path, "done")
-    else:
-        with _packing_memory(budget, extents) as memory, ExtentWriter(path, extents, disk, resumable=True) as writer:
-            total = source.file.n_rows * row_bytes + extents.disk_bytes
-            with Progress(f"pack {name}", total, progress) as bar:
-                fill_extents(writer, reader, source.file, rows_of, memory, progress=bar.add)
-            made = writer.finish(durable=True)
-        record = {
-            "format": 1,
-            "name": made.name,
-            "id": made.file_id,
-            "pages": made.n_rows,
-            "bytes": made.n_bytes,
-            "sums_bytes": made.n_sums_bytes,
-        }
-        write_record(done_path, "done", record, disk)
-    return {
-        "name": name,
-        "dtype": source.dtype,
-        "shape": list(source.shape),
-        "row_bytes": row_bytes,
-        "made_of": source.file_id,
-        "file": record,
-    }
-
-
-@contextlib.contextmanager
-def _packing_memory(budget: Budget, extents: ExtentMap) -> Iterator[Reservation]:
-    longest = int(extents.n_rows.max(initial=0))
-    sums = 8 * (extents.total_pages + 1024)
-    most = most_memory(extents.row_bytes, longest, len(extents.n_rows)) + sums
-    least = least_memory(extents.row_bytes, longest) + sums
-    with budget.reserve("packing", max(least, min(most, budget.available // 2))) as memory:
-        yield memory
-
-
-def _plan_static(pack: Pack, options: LayoutOptions, policy: StaticPolicy, budget: Budget, writer: SectionWriter) -> Int64s:
-    """One cache for all batches: the rows of the highest scores. Returns them, ascending."""
-    n = pack.num_nodes
-    with budget.reserve("packing", (12 + policy.score_bytes) * n):
-        rows = top_rows(np.asarray(policy.scores(PolicyContext(n, 1, counts_of=pack.counts))), options.capacity)
-        slot_of_row = np.full(n, -1, np.int32)
-        slot_of_row[rows] = np.arange(len(rows), dtype=np.int32)
-        for number in range(len(pack)):
-            ids = pack.ids(number)
-            write_plan(writer, PlannedBatch(slot_of_row[ids], NO_CHANGES), ids)
-    return rows
-
-
-def _plan_windows(pack: Pack, options: LayoutOptions, policy: PlannedPolicy, budget: Budget, writer: SectionWriter) -> Int64s:
-    """A cache that changes batch by batch, planned window by window, each from an empty one."""
-    for epoch in range(pack.epochs):
-        for first in range(0, pack.n_batches, options.superbatch):
-            begin = epoch * pack.n_batches + first
-            count = min(options.superbatch, pack.n_batches - first)
-            lengths = pack.lengths[begin : begin + count]
-            offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-
-            def ids(b: int, begin: int = begin) -> npt.NDArray[Any]:
-                return pack.ids(begin + b)
-
-            needed = planning_bytes(pack.num_nodes, int(offsets[-1]), longest=int(lengths.max(initial=0)))
-            with budget.reserve("planner", needed):
-                policy.start(options.capacity, PolicyContext(pack.num_nodes, 1))
-                for b, planned in enumerate(policy.plan(Window(pack.num_nodes, offsets, ids, count))):
-                    write_plan(writer, planned, ids(b))
-    return NO_ROWS

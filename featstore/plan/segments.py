@@ -8,7 +8,7 @@ needs them. Everything here counts: no row is read or moved.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -20,7 +20,17 @@ from featstore.config import Budget, Reservation, format_size
 from featstore.storage.format import file_bytes, sums_bytes
 from featstore.storage.layout import PAGE_BYTES, RowLayout
 
-__all__ = ["Segment", "Segmentation", "Traffic", "segments", "shortest_segments", "stored_bytes", "stored_rows", "traffic"]
+__all__ = [
+    "Segment",
+    "Segmentation",
+    "Stored",
+    "Traffic",
+    "segments",
+    "shortest_segments",
+    "stored_bytes",
+    "stored_rows",
+    "traffic",
+]
 
 Ints = npt.NDArray[Any]
 Int64s = npt.NDArray[np.int64]
@@ -29,6 +39,7 @@ Order = Literal["minhash", "row"]
 
 THRESHOLD = 1  # rows that two batches or more need are shared: DiskGNN's m
 HASHES = 8
+NO_ROWS = np.empty(0, np.int64)
 _PAGES = RowLayout(PAGE_BYTES, 1, PAGE_BYTES)
 
 
@@ -191,7 +202,47 @@ class Segmentation:
     disk_bytes: int
 
 
-def shortest_segments(batches: Batches, n: int, row_bytes: int, disk_bytes: int, *, budget: Budget | None = None) -> Segmentation:
+@dataclass(frozen=True)
+class Stored:
+    """Rows that segments of one length have on disk.
+
+    Attributes
+    ----------
+    length : int
+    packed : int64 array, shape (n_batches,)
+        Rows that each batch has in an extent of its own.
+    cached : int64 array, shape (n_segments,)
+        Rows of each segment's cache.
+    shared : int
+        Accesses, of all batches, to rows of the caches.
+    """
+
+    length: int
+    packed: Int64s
+    cached: Int64s
+    shared: int
+
+
+def _count(batches: Batches, n: int, length: int, row_bytes: int, budget: Budget | None) -> Stored:
+    found = list(_sizes(segments(batches, n, length, row_bytes, order=None, budget=budget)))
+    packed = np.concatenate([NO_ROWS, *(each[0] for each in found)])
+    return Stored(length, packed, np.array([each[1] for each in found], np.int64), sum(each[2] for each in found))
+
+
+def _sizes(found: Iterator[Segment]) -> Iterator[tuple[Int64s, int, int]]:
+    for segment in found:
+        yield segment.packed, len(segment.rows), segment.accesses - int(segment.packed.sum())
+
+
+def shortest_segments(
+    batches: Batches,
+    n: int,
+    row_bytes: int,
+    disk_bytes: int,
+    *,
+    takes: Callable[[Stored], int] | None = None,
+    budget: Budget | None = None,
+) -> Segmentation:
     """Find the shortest segments with which the rows of all batches fit a disk: the shorter, the less is read in vain.
 
     Parameters
@@ -199,9 +250,11 @@ def shortest_segments(batches: Batches, n: int, row_bytes: int, disk_bytes: int,
     batches : sequence of integer arrays
         The distinct rows that each batch wants of the disk, in ``[0, n)``.
     n, row_bytes : int
-        Rows of the field and their bytes.
+        Rows of the field and their bytes; of several fields together, where they are stored alike.
     disk_bytes : int
         Most bytes that extents, caches and their checksums may take.
+    takes : callable, optional
+        What some rows take on disk exactly, not less than the bytes of the rows; by default a file of extents and one of caches.
     budget : Budget, optional
 
     Returns
@@ -222,6 +275,14 @@ def shortest_segments(batches: Batches, n: int, row_bytes: int, disk_bytes: int,
     ----------
     Liu et al., DiskGNN, SIGMOD 2025, section 5.1 (search for the cache configuration).
     """
+
+    def exactly(length: int) -> int:
+        stored = _count(batches, n, length, row_bytes, budget)
+        if takes is not None:
+            return takes(stored)
+        caches = int(_pages(stored.cached, row_bytes).sum())
+        return stored_bytes(int(_pages(stored.packed, row_bytes).sum())) + (stored_bytes(caches) if caches else 0)
+
     rows = stored_rows(batches, n, budget=budget)
     n_batches = len(batches)
     for length in range(1, max(1, n_batches) + 1):
@@ -229,13 +290,14 @@ def shortest_segments(batches: Batches, n: int, row_bytes: int, disk_bytes: int,
         if stored_bytes(_pages(stored, row_bytes)) > disk_bytes:
             continue
         # Extents and caches begin on pages of their own: what that comes to is counted only where it may still fit.
-        exact = traffic(batches, n, length, row_bytes, order=None, budget=budget).disk_bytes
+        exact = exactly(length)
         if exact <= disk_bytes:
             return Segmentation(length, n_batches, stored, exact)
-    least = traffic(batches, n, max(1, n_batches), row_bytes, order=None, budget=budget).disk_bytes
+    least = exactly(max(1, n_batches))
     raise OSError(
         errno.ENOSPC,
-        f"the batches' rows, shared by all, take {format_size(least)} on disk, of which {format_size(disk_bytes)} may be used",
+        f"the batches' rows, shared by all, take {format_size(least)} ({least} bytes) on disk, of which "
+        f"{format_size(disk_bytes)} may be used",
     )
 
 

@@ -130,14 +130,18 @@ class PlanFile:
         self._file.remove()
 
 
-def write_plan(writer: SectionWriter, planned: PlannedBatch, ids: Ints | None = None) -> None:
-    """Append a batch's plan to a file; with the batch's ``ids`` the positions missed ascend by row, as extents are filled."""
+def write_plan(writer: SectionWriter, planned: PlannedBatch, ids: Ints | None = None, missed: Int64s | None = None) -> None:
+    """Append a batch's plan to a file; with the batch's ``ids`` the positions missed ascend by row, as extents are filled.
+
+    ``missed``: those positions, in the order in which they are to stand.
+    """
     changes = planned.changes
     rows = changes.out_rows
-    missed = np.flatnonzero(planned.slots < 0)
     writer.append(planned.slots)
-    if ids is not None:
-        missed = missed[np.argsort(ids[missed])]
+    if missed is None:
+        missed = np.flatnonzero(planned.slots < 0)
+        if ids is not None:
+            missed = missed[np.argsort(ids[missed])]
     writer.append(missed.astype(np.int32))
     writer.append(changes.in_positions.astype(np.int32))
     writer.append(changes.in_slots)

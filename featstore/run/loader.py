@@ -115,8 +115,9 @@ class Loader:
     pack : Pack or path-like, optional
         For ``"packed"``: what :func:`~featstore.sample_offline` made; ``sampler``, ``seeds`` and ``batch_size`` are its own. The
         layout for these ``features``, ``policy``, ``feature_cache`` and ``superbatch`` is made in its directory, within ``disk``,
-        where it has none; without ``feature_cache`` the one it has is taken. Epoch ``e`` runs the pack's epoch ``e`` modulo
-        how many it has. With ``shuffle`` batches run in a new order each epoch, those of a superbatch together.
+        where it has none; with a static policy, segments of batches share rows where ``disk`` is too small for an extent a batch.
+        Without ``feature_cache`` the one it has is taken. Epoch ``e`` runs the pack's epoch ``e`` modulo how many it has. With
+        ``shuffle`` batches run in a new order each epoch, with a planned policy those of a superbatch together.
     epochs : int
         How many epochs are to come, for ``"auto"``: what is done once is spread over them.
     run_dir : path-like, optional

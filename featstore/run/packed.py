@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -14,10 +15,14 @@ from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
 from featstore.config import Reservation
 from featstore.errors import BusyError
+from featstore.gather.device import DeviceTier
+from featstore.gather.executor import Source as TierSource
 from featstore.gather.executor import Tally
+from featstore.gather.plan import Tier
 from featstore.graph.policyinputs import Given
 from featstore.partition.batcher import RandomBatcher
-from featstore.plan.layout import Layout, LayoutOptions, Source, find_layouts, make_layout
+from featstore.plan.layout import Layout, LayoutOptions, Source, fill_step, find_layouts
+from featstore.plan.makelayout import make_layout
 from featstore.plan.offline import Pack
 from featstore.run.strategy import EpochRun, Prepared, Setup
 from featstore.run.streamed import window_for
@@ -51,9 +56,10 @@ class Packed:
         }
         self._layout: Layout | None = None
         self._filled: dict[str, FeatureCache] = {}  # caches that hold what the layout starts with, and do not change
+        self._devices: dict[str, DeviceTier] = {}
         self._running: weakref.ref[_PackedEpoch] | None = None
         self._held: list[Reservation] = []
-        weakref.finalize(self, _release, self._held)
+        weakref.finalize(self, _release, self._held, self._devices)
 
     def make_caches(self, sizes: Mapping[str, int], policy: str | Policy | type[Policy], counts: Given) -> None:
         """See :class:`~featstore.run.strategy.Strategy`; makes the layout first, where the pack has none for these caches."""
@@ -71,7 +77,9 @@ class Packed:
         fitting = [
             found
             for found in find_layouts(self._pack)
-            if sorted(found.features) == sorted(setup.features) and found.policy == self._planning.policy.name
+            if sorted(found.features) == sorted(setup.features)
+            and found.policy == self._planning.policy.name
+            and setup.device_rows in (None, found.device_rows)
         ]
         if len(fitting) != 1:
             raise ValueError(
@@ -86,7 +94,7 @@ class Packed:
         if isinstance(policy, PlannedPolicy):
             size = self._planning.superbatch
             superbatch = max(1, min(MOST_AUTO_BATCHES if isinstance(size, str) else size, pack.n_batches))
-        options = LayoutOptions(setup.features, policy.name, capacity, superbatch)
+        options = LayoutOptions(setup.features, policy.name, capacity, superbatch, setup.device_rows or 0)
         graph = setup.graph
         with setup.watch.time("pack"):
             make_layout(pack, options, policy, self._sources, graph.reader, graph.budget, disk=self._planning.disk)
@@ -97,14 +105,24 @@ class Packed:
         layout = self._layout = Layout(self._pack, options, graph.reader)
         weakref.finalize(self, layout.close)
         layout.check(self._sources)
+        self._held.append(graph.budget.reserve("layout tables", layout.tables.nbytes))
         for name in self._setup.features:
             graph.cache_for_planner(name, options.capacity)
         self._window_bytes = window_for(graph.budget.available, len(self._setup.features))
         self._held.append(graph.budget.reserve("extents read ahead", self._window_bytes * len(self._setup.features)))
+        rows = layout.tables.device_rows
+        for name in self._setup.features if len(rows) else ():
+            store, device = graph.features[name], self._setup.device
+            self._devices[name] = DeviceTier(len(rows), tuple(store.shape[1:]), store.dtype, device, graph.pool, graph.budget)
+            source = layout.fill(name, graph.reader, Tier.DEVICE, self._window_bytes)
+            try:
+                self._devices[name].fill(rows, fill_step(store.file.row_bytes, Tier.DEVICE), partial(_fill, self._setup, source))
+            finally:
+                source.close()
 
     def close(self) -> None:
         """Close the layout and give the memory back; may be called again."""
-        _release(self._held)
+        _release(self._held, self._devices)
         if self._layout is not None:
             self._layout.close()
 
@@ -119,14 +137,22 @@ class Packed:
         running = None if self._running is None else self._running()
         if running is not None and not running.closed:
             raise BusyError("another epoch of this loader is running; packs have one cache, so end or drop it first")
-        run = _PackedEpoch(self._setup, self._pack, self._layout, epoch, start, self._filled, getattr(self, "_window_bytes", 0))
+        run = _PackedEpoch(
+            self._setup, self._pack, self._layout, epoch, start, self._filled, self._devices, getattr(self, "_window_bytes", 0)
+        )
         self._running = weakref.ref(run)
         return run
 
 
-def _release(held: list[Reservation]) -> None:
+def _release(held: list[Reservation], devices: dict[str, DeviceTier]) -> None:
     while held:
         held.pop().release()
+    while devices:
+        devices.popitem()[1].close()
+
+
+def _fill(setup: Setup, source: ExtentSource, rows: Int64s, out: npt.NDArray[np.uint8]) -> None:
+    setup.reads.add(source.gather(rows, out, None))
 
 
 def _order(n: int, group: int, batcher: RandomBatcher, epoch: int) -> Int64s:
@@ -147,9 +173,10 @@ class _PackedEpoch:
         epoch: int,
         start: int,
         filled: dict[str, FeatureCache],
+        devices: Mapping[str, DeviceTier],
         window_bytes: int,
     ) -> None:
-        self._setup, self._pack, self._layout, self._filled = setup, pack, layout, filled
+        self._setup, self._pack, self._layout, self._filled, self._devices = setup, pack, layout, filled, devices
         self.closed = False
         n = pack.n_batches
         self._group = n or 1 if layout is None else layout.group
@@ -162,6 +189,7 @@ class _PackedEpoch:
         self._ran: dict[str, int] = {}
         self._kept: dict[str, torch.Tensor] = {}
         self._sources: dict[str, ExtentSource] = {}
+        self._tiers: dict[str, dict[Tier, TierSource]] = {}
         try:
             for name in setup.features:
                 self._ready(name, window_bytes)
@@ -179,24 +207,22 @@ class _PackedEpoch:
         """Put what the layout starts with into the cache, and begin to read the first batches' extents."""
         layout, store = self._layout, self._setup.graph.features[name]
         assert layout is not None
-        cache, file, reader = store.cache, layout.file(name), self._setup.graph.reader
+        cache, reader, rows = store.cache, self._setup.graph.reader, layout.tables.fill_rows
         assert cache is not None
-        if len(layout.fill_rows) and self._filled.get(name) is not cache:
+        if len(rows) and self._filled.get(name) is not cache:
             cache.clear()
-            n = len(self._pack)
-            source = file.source(reader, np.arange(n, len(file.extents.n_rows)), window_bytes)
+            source = layout.fill(name, reader, Tier.HOST, window_bytes)
             try:
-                cache.preload(layout.fill_rows, lambda rows, out: self._fill(source, rows, out))
+                cache.preload(rows, partial(_fill, self._setup, source))
             finally:
                 source.close()
             self._filled[name] = cache
-        elif not len(layout.fill_rows):
+        elif not len(rows):
             cache.clear()
         cache.in_use = True
-        self._sources[name] = file.source(reader, self._base + self._order[self._first :], window_bytes)
-
-    def _fill(self, source: ExtentSource, rows: Int64s, out: npt.NDArray[np.uint8]) -> None:
-        self._setup.reads.add(source.gather(rows, out, None))
+        source = self._sources[name] = layout.batches(name, reader, self._base + self._order[self._first :], window_bytes)
+        shared = layout.shared(name)
+        self._tiers[name] = {Tier.PACKED: source} if shared is None else {Tier.PACKED: source, Tier.DISK_CACHE: shared}
 
     @property
     def threads(self) -> int:
@@ -208,7 +234,7 @@ class _PackedEpoch:
             sampled = self._pack.batch(self._base + index, self._setup.graph.pool)
             if self._layout is None:
                 return Prepared(sampled, {})
-            plan = self._layout.plans.plan(self._base + index, sampled.input_ids.numpy())
+            plan = self._layout.tables.plan(self._base + index, sampled.input_ids.numpy())
             return Prepared(sampled, dict.fromkeys(self._setup.features, plan))
 
     def gather(self, name: str, prepared: Prepared, tally: Tally) -> torch.Tensor:
@@ -227,10 +253,15 @@ class _PackedEpoch:
         layout = self._layout
         if layout is not None and layout.options.superbatch and self._order[position] % self._group == 0:
             store.cache.clear()
-        before = source.waited_s
-        rows: torch.Tensor = store.run_plan(prepared.plans[name], tally, packed=source)
+        plan, before = prepared.plans[name], source.waited_s
+        whole = None if plan.device is None else self._devices[name].batch(plan.device)  # before anything has run
+        rows: torch.Tensor = store.run_plan(plan, tally, sources=self._tiers[name])
         self._setup.watch.add("read", source.waited_s - before)
         self._ran[name] = position
+        if plan.device is not None and whole is not None:
+            with self._setup.watch.time("transfer"):
+                rows = self._devices[name].assemble(plan.device, rows, whole)
+            tally.count(Tier.DEVICE, len(plan.device.slots))
         return rows
 
     def _catch_up(self, name: str, tally: Tally) -> None:

@@ -71,6 +71,12 @@ class Setup:
         For strategies that look ahead.
     pack : Pack, optional
         For those that run offline samples; there are then no sampler and no seeds, and ``batcher`` orders batch numbers.
+    device : torch.device
+        Where batches are delivered.
+    device_rows : int, optional
+        Rows of the device's tier; None: as many as a layout that is there has.
+    labels : str, optional
+        Node data that the loader delivers.
     """
 
     graph: Any
@@ -82,6 +88,9 @@ class Setup:
     reads: ReadCounts
     planning: Planning | None = None
     pack: Pack | None = None
+    device: torch.device = torch.device("cpu")  # noqa: RUF009 - immutable
+    device_rows: int | None = None
+    labels: str | None = None
 
 
 @dataclass(frozen=True)

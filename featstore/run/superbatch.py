@@ -17,6 +17,7 @@ from featstore.config import Reservation
 from featstore.errors import BusyError
 from featstore.gather.ahead import ReadAhead
 from featstore.gather.executor import Tally
+from featstore.gather.plan import Tier
 from featstore.graph.policyinputs import Given
 from featstore.partition.batcher import EpochOrder
 from featstore.plan.packing import RunPacker
@@ -243,7 +244,7 @@ class _SuperbatchEpoch:
             ahead = None if self._ahead is None else self._ahead.take(position, name)
             packed = self._inspector.source(position, name)
             before = 0.0 if packed is None else packed.waited_s
-            rows = store.run_plan(prepared.plans[name], tally, ahead, packed)
+            rows = store.run_plan(prepared.plans[name], tally, ahead, None if packed is None else {Tier.PACKED: packed})
             if packed is not None:
                 self._setup.watch.add("read", packed.waited_s - before)
             self._ran[name] = position

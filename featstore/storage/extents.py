@@ -24,6 +24,7 @@ from featstore._core.stream import Packer
 from featstore.errors import BudgetError, CorruptionError, FormatError
 from featstore.storage.format import Header, file_bytes, page_sum, sums_bytes, sums_seed
 from featstore.storage.layout import PAGE_BYTES, RowLayout
+from featstore.storage.ordered import Ordered
 from featstore.storage.pagestream import PIECE_BYTES, PageStream, least_window
 from featstore.storage.reader import Reader, ReadStats, RowFile
 from featstore.storage.rundir import DiskBudget
@@ -41,6 +42,7 @@ MOST_BUFFER, LEAST_BUFFER = 512 << 10, 128 << 10
 SPARE_BUFFERS = 8  # full ones on their way to the device
 WRITERS = 3
 WINDOW_BYTES = 16 * PIECE_BYTES
+PROGRESS_BYTES = 512  # of a record of finished episodes, beside the sums
 _STEP = 16  # pieces between two looks at signals and the progress bar
 
 
@@ -75,6 +77,11 @@ class ExtentMap:
         """Bytes of the file and its side file."""
         n_bytes = file_bytes(PAGES, self.total_pages)
         return n_bytes + sums_bytes(n_bytes)
+
+    @property
+    def progress_bytes(self) -> int:
+        """Bytes of the record of finished episodes, and of the one that replaces it."""
+        return 2 * (sums_bytes(file_bytes(PAGES, self.total_pages)) + PROGRESS_BYTES)
 
 
 class Episode:
@@ -156,6 +163,8 @@ class ExtentWriter:
     resumable : bool
         Keep a record of finished episodes beside the file, durably; a writer of the same file and extents goes on after them
         where a killed one left it.
+    ordered : Ordered, optional
+        The first extents, whose rows lie in an order of their own.
 
     Raises
     ------
@@ -174,9 +183,11 @@ class ExtentWriter:
         disk: DiskBudget | None = None,
         *,
         resumable: bool = False,
+        ordered: Ordered | None = None,
     ) -> None:
         self.path = os.fspath(path)
         self.extents = extents
+        self._ordered = ordered
         self.n_filled = 0  # extents that were filled before
         self._progress = f"{self.path}.progress" if resumable else None
         self._disk = disk
@@ -200,8 +211,9 @@ class ExtentWriter:
         if not self.n_filled:
             self._sums = np.zeros((self.record.n_sums_bytes // PAGE_BYTES, 512), np.uint64)
         if disk is not None:
-            disk.take(extents.disk_bytes, self.path)
-            self._paid = extents.disk_bytes
+            n_bytes = extents.disk_bytes + (extents.progress_bytes if resumable else 0)
+            disk.take(n_bytes, self.path)
+            self._paid = n_bytes
         try:
             self._fd = os.open(self._temporary[0], os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
             if not self.n_filled:
@@ -210,7 +222,7 @@ class ExtentWriter:
             if not self.n_filled:
                 pwrite_all(self._fd, page, 0, self._temporary[0])
                 self._sums[0, 0] = page_sum(page, header.seed)
-                self._allocate(n_bytes)
+                self._allocate(header.file_bytes)
             direct_mode(self._fd)
         except BaseException:
             self.abort()
@@ -305,6 +317,7 @@ class ExtentWriter:
         """
         for episode in episodes(self.extents, n_bytes, id_bytes, self.n_filled):
             self._fill(reader, base, episode, rows_of, n_bytes, progress, check)
+            self._settle(episode, check)
             self._finished(episode.end)
             done(episode.end)
 
@@ -319,13 +332,19 @@ class ExtentWriter:
         check: Callable[[], None],
     ) -> None:
         which = slice(episode.begin, episode.end)
-        rows = [rows_of(extent) for extent in range(episode.begin, episode.end)]
+        n_ordered = 0 if self._ordered is None else self._ordered.n
+        rows = []
+        for extent in range(episode.begin, episode.end):
+            if self._ordered is not None and extent < n_ordered:
+                rows.append(self._ordered.ascending(extent))
+            else:
+                rows.append(rows_of(extent))
+                if len(rows[-1]) != self.extents.n_rows[extent]:
+                    raise ValueError(f"{len(rows[-1])} rows for an extent of {self.extents.n_rows[extent]}")
         runs = _needed_runs(base, rows)
         flat = np.concatenate(rows)
+        bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum([len(ids) for ids in rows])])
         del rows
-        bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.extents.n_rows[which])])
-        if bounds[-1] != len(flat):
-            raise ValueError(f"{len(flat)} rows for extents of {bounds[-1]}")
         if not len(flat):
             return
         n = episode.end - episode.begin
@@ -359,6 +378,14 @@ class ExtentWriter:
             packer.finish()
             progress(packer.written_bytes - written)
 
+    def _settle(self, episode: Episode, check: Callable[[], None]) -> None:
+        """Put the episode's ordered extents in order, when the packer's buffers are gone."""
+        for piece in range(episode.begin, min(episode.end, 0 if self._ordered is None else self._ordered.n)):
+            assert self._ordered is not None
+            first_page = int(self.extents.first_page[piece])
+            self._ordered.settle(piece, self._fd, self._temporary[0], first_page, self.record.seed, self._sums)
+            check()
+
     def finish(self, *, durable: bool = False) -> FileRecord:
         """Write the sums, give the file its name and return its record; ``durable`` also flushes both files to the device."""
         seed = sums_seed(self.record.seed)
@@ -384,6 +411,9 @@ class ExtentWriter:
             raise
         self._temporary = []
         self._forget_progress()
+        if self._disk is not None and self._progress is not None:
+            self._disk.give(self.extents.progress_bytes)
+            self._paid -= self.extents.progress_bytes
         return self.record
 
     def _forget_progress(self) -> None:

@@ -186,15 +186,18 @@ class Reader:
         seed: int = 0,
         sums_seed: int = 0,
         verify: str | None = None,
+        n_bytes: int | None = None,
     ) -> RowFile:
         """Open a row file and, unless ``verify`` is ``"off"``, its table of checksums (``<path>.sums``).
+
+        ``n_bytes`` is the file's size where more follows the rows.
 
         Raises
         ------
         CorruptionError
             A file is not as long as it must be, or the table is damaged; with ``verify="open"``, any page is.
         """
-        return RowFile(self, path, layout, n_rows, seed, sums_seed, verify or self.options.verify)
+        return RowFile(self, path, layout, n_rows, seed, sums_seed, verify or self.options.verify, n_bytes)
 
     def gap_for(self, file: File, n_rows: int) -> int:
         """Return the gap worth reading over, from the device; measured at the first large gather (about 50 ms)."""
@@ -287,6 +290,7 @@ class RowFile:
         seed: int,
         sums_seed: int,
         verify: str,
+        n_bytes: int | None = None,
     ) -> None:
         self._reader = reader
         self.layout = layout
@@ -301,7 +305,7 @@ class RowFile:
         self._reservation: Reservation | None = None
         self._paged: PagedSums | None = None
         self._sums_pages: npt.NDArray[np.uint8] | None = None
-        size = PAGE_BYTES + layout.data_bytes(n_rows)
+        size = PAGE_BYTES + layout.data_bytes(n_rows) if n_bytes is None else n_bytes
         self._file = File(path, layout.row_bytes, layout.group_rows, layout.group_bytes, n_rows, PAGE_BYTES, size)
         try:
             if verify != "off":

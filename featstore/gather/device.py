@@ -1,0 +1,118 @@
+"""The tier ``DEVICE``: the hottest rows of a feature as one tensor on the training device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from featstore.config import Budget
+from featstore.gather.buffers import BufferPool
+from featstore.gather.plan import DeviceRows
+
+__all__ = ["DeviceTier"]
+
+Int64s = npt.NDArray[np.int64]
+Read = Callable[[Int64s, npt.NDArray[np.uint8]], None]
+
+
+class DeviceTier:
+    """Rows on the training device. They do not change once they are filled; batches are put together there.
+
+    Parameters
+    ----------
+    n_rows : int
+    row_shape : tuple of int
+    dtype : torch.dtype
+    device : torch.device
+        Any that torch has; ``cpu`` stands in for one in tests.
+    pool : BufferPool
+        Where batches are put together in host memory.
+    budget : Budget
+        Pays for what lies in host memory: nothing, where the device has memory of its own.
+
+    Raises
+    ------
+    BudgetError
+        The device is the CPU, and the budget cannot pay.
+    """
+
+    def __init__(
+        self,
+        n_rows: int,
+        row_shape: tuple[int, ...],
+        dtype: torch.dtype,
+        device: torch.device,
+        pool: BufferPool,
+        budget: Budget,
+    ) -> None:
+        self._shape, self._dtype, self._device, self._pool = row_shape, dtype, device, pool
+        n_bytes = n_rows * dtype.itemsize * int(np.prod(row_shape, dtype=np.int64))
+        self._held = budget.reserve("device cache", n_bytes if device.type == "cpu" else 0)
+        try:
+            self.rows = torch.empty((n_rows, *row_shape), dtype=dtype, device=device)
+        except BaseException:
+            self._held.release()
+            raise
+
+    def fill(self, rows: Int64s, step: int, read: Read) -> None:
+        """Load the tier: row ``rows[i]`` into slot ``i``.
+
+        Parameters
+        ----------
+        rows : int64 array, shape (n_rows,)
+        step : int
+            Rows of one read.
+        read : callable
+            ``read(rows, out)`` reads rows into ``out`` (uint8 [k, row_bytes]).
+        """
+        for first in range(0, len(rows), step):
+            chunk = rows[first : first + step]
+            held = self._pool.tensor((len(chunk), *self._shape), self._dtype)
+            read(chunk, np.asarray(held.reshape(-1).view(torch.uint8).numpy()).reshape(len(chunk), -1))
+            self.rows[first : first + len(chunk)] = held.to(self._device)
+
+    def batch(self, part: DeviceRows) -> torch.Tensor:
+        """Return an uninitialised batch on the device.
+
+        Raises
+        ------
+        BudgetError
+            No memory for it, where it is the host's.
+        """
+        shape = (len(part.positions) + len(part.others), *self._shape)
+        if self._device.type == "cpu":
+            return self._pool.tensor(shape, self._dtype)
+        return torch.empty(shape, dtype=self._dtype, device=self._device)
+
+    def assemble(self, part: DeviceRows, others: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """Put a batch together: the tier's rows from the device, ``others`` copied over from the host.
+
+        Parameters
+        ----------
+        part : DeviceRows
+        others : tensor, shape (k, *row_shape)
+            The rows that the host assembled.
+        out : tensor
+            From :meth:`batch`.
+
+        Returns
+        -------
+        tensor
+            ``out``.
+        """
+        slots, positions, places = (
+            torch.from_numpy(array).to(self._device) for array in (part.slots, part.positions, part.others)
+        )
+        if len(slots):
+            out.index_copy_(0, positions, self.rows.index_select(0, slots))
+        if len(places):
+            out.index_copy_(0, places, others.to(self._device))
+        return out
+
+    def close(self) -> None:
+        """Give the memory back; may be called again."""
+        self.rows = self.rows[:0].clone()
+        self._held.release()

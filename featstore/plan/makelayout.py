@@ -1,0 +1,213 @@
+"""Making a layout: its tables, then one sequential pass over each feature that fills extents, shared rows and tiers.
+
+It is made under the pack's writer lock in ``<name>.partial``; a killed maker is followed by one that goes on after the last
+episode (see :mod:`featstore.storage.extents`) that was finished.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from featstore.cache.base import Policy
+from featstore.config import Budget, Reservation
+from featstore.graph.progress import Progress
+from featstore.plan.layout import PARTIAL, PREFIX, FeatureExtents, LayoutOptions, Source, extent_map
+from featstore.plan.offline import Pack, read_record, write_record
+from featstore.plan.packing import fill_extents
+from featstore.plan.segments import Stored
+from featstore.plan.tiers import TABLES, Sizes, TierTables, make_tables
+from featstore.storage.extents import ExtentMap, ExtentWriter, least_memory, most_memory
+from featstore.storage.lock import WRITER_LOCK, FileLock
+from featstore.storage.ordered import piece_layout
+from featstore.storage.reader import Reader
+from featstore.storage.rundir import DiskBudget
+from featstore.storage.writer import fsync_directory
+
+__all__ = ["make_layout"]
+
+MOST_PIECE_BYTES, LEAST_PIECE_BYTES = 8 << 20, 64 << 10  # of shared rows that are put in order at once
+PIECE_SHARE = 32  # the part of the memory that is left which a piece may take
+RECORD_BYTES = 2048  # of a record of a feature or of the layout, at most
+
+
+@dataclass(frozen=True)
+class _Job:
+    pack: Pack
+    options: LayoutOptions
+    policy: Policy
+    sources: Mapping[str, Source]
+    reader: Reader
+    budget: Budget
+    disk: DiskBudget
+    progress: bool
+    folder: str
+
+
+def make_layout(
+    pack: Pack,
+    options: LayoutOptions,
+    policy: Policy,
+    sources: Mapping[str, Source],
+    reader: Reader,
+    budget: Budget,
+    *,
+    disk: int | None = None,
+    progress: bool = True,
+) -> None:
+    """Make a layout, or finish one that a killed process began; nothing happens where it is there.
+
+    Parameters
+    ----------
+    pack : Pack
+    options : LayoutOptions
+    policy : Policy
+        The one that ``options`` names.
+    sources : mapping of str to Source
+        The features of ``options``.
+    reader : Reader
+    budget : Budget
+        Half of what it has left is used at most, given back afterwards.
+    disk : int, optional
+        Most bytes that the layout may take. Where copying every row into the extent of each batch would take more, and ``policy``
+        is static, segments of batches share rows on disk (:mod:`featstore.plan.segments`).
+    progress : bool
+        Show a progress bar, of bytes read and written, where stderr is a terminal.
+
+    Raises
+    ------
+    BusyError
+        Another process is making a layout of the pack.
+    BudgetError
+        Not enough memory.
+    OSError
+        The disk, or ``disk``, is full, or failed; the pack and the dataset are as they were.
+
+    References
+    ----------
+    Liu et al., DiskGNN, SIGMOD 2025, sections 4 (tiers), 5.1 (segmented disk cache) and 5.2 (batched packing).
+    """
+    target = pack.file(options.name)
+    if os.path.exists(target):
+        return
+    with FileLock(pack.file(WRITER_LOCK), exclusive=True):
+        if os.path.exists(target):
+            return
+        folder = target + PARTIAL
+        for name in os.listdir(pack.path):  # of other makers that were killed, whose layouts nobody asks for now
+            if name.startswith(PREFIX) and name.endswith(PARTIAL) and pack.file(name) != folder:
+                shutil.rmtree(pack.file(name), ignore_errors=True)
+        os.makedirs(folder, exist_ok=True)
+        for name in os.listdir(folder):  # half-written files of a killed maker; of extents the finished episodes count
+            if name.endswith(".tmp") and not name.startswith("extents."):
+                os.unlink(os.path.join(folder, name))
+        try:
+            ordered = {name: sources[name] for name in sorted(sources)}  # the same files in every order of the features
+            _make(_Job(pack, options, policy, ordered, reader, budget, DiskBudget(disk), progress, folder))
+            fsync_directory(folder)
+            os.rename(folder, target)
+            fsync_directory(pack.path)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+
+def _make(job: _Job) -> None:
+    pack, options, disk, folder = job.pack, job.options, job.disk, job.folder
+    if os.path.exists(os.path.join(folder, TABLES[0])):  # finished last
+        for name in TABLES:
+            with contextlib.suppress(FileNotFoundError):
+                disk.take(os.path.getsize(os.path.join(folder, name)), os.path.join(folder, name))
+    else:
+        make_tables(pack, _sizes(job), job.policy, job.budget, folder, disk)
+    tables = TierTables(folder, pack, len(job.sources))
+    try:
+        record = {
+            "format": 1,
+            "policy": options.policy,
+            "capacity": options.capacity,
+            "superbatch": options.superbatch,
+            "device_rows": options.device_rows,
+            "samples": pack.record["samples"],
+            "tables": tables.ids,
+            "features": [_pack_feature(job, tables, number, name) for number, name in enumerate(job.sources)],
+        }
+        write_record(os.path.join(folder, "layout"), "layout", record, disk)
+    finally:
+        tables.close()
+
+
+def _sizes(job: _Job) -> Sizes:
+    widths = [source.file.row_bytes for source in job.sources.values()]
+    piece = min(MOST_PIECE_BYTES, max(LEAST_PIECE_BYTES, job.budget.available // PIECE_SHARE))
+    group_rows = [piece_layout(row_bytes, piece).group_rows for row_bytes in widths]
+
+    def n_bytes(n_device: int, n_host: int, stored: Stored) -> int:
+        maps = [
+            extent_map(int(stored.cached.sum()), rows, stored.packed, (n_host, n_device), row_bytes)
+            for row_bytes, rows in zip(widths, group_rows, strict=True)
+        ]
+        records = RECORD_BYTES * (1 + len(maps)) + max(extents.progress_bytes for extents in maps)
+        return records + sum(extents.disk_bytes for extents in maps)
+
+    options = job.options
+    return Sizes(options.device_rows, options.capacity, options.superbatch, sum(widths), n_bytes, group_rows)
+
+
+def _pack_feature(job: _Job, tables: TierTables, number: int, name: str) -> dict[str, Any]:
+    """Fill one feature's file; return what the record says of it."""
+    source, disk = job.sources[name], job.disk
+    row_bytes = source.file.row_bytes
+    plan = FeatureExtents(tables, number, row_bytes)
+    path = os.path.join(job.folder, f"extents.{number}.rows")
+    done_path = os.path.join(job.folder, f"done.{number}")
+    if os.path.exists(done_path):
+        disk.take(plan.extents.disk_bytes, path)
+        record = read_record(done_path, "done")
+    else:
+        ordered = plan.ordered()
+        with (
+            _packing_memory(job.budget, plan.extents, ordered.nbytes + tables.nbytes) as memory,
+            ExtentWriter(path, plan.extents, disk, resumable=True, ordered=ordered) as writer,
+        ):
+            total = source.file.n_rows * row_bytes + plan.extents.disk_bytes
+            with Progress(f"pack {name}", total, job.progress) as bar:
+                rows_of = partial(plan.rows_of, job.pack)
+                fill_extents(writer, job.reader, source.file, rows_of, memory, progress=bar.add)
+            made = writer.finish(durable=True)
+        record = {
+            "format": 1,
+            "name": made.name,
+            "id": made.file_id,
+            "pages": made.n_rows,
+            "bytes": made.n_bytes,
+            "sums_bytes": made.n_sums_bytes,
+        }
+        write_record(done_path, "done", record, disk)
+    return {
+        "name": name,
+        "dtype": source.dtype,
+        "shape": list(source.shape),
+        "row_bytes": row_bytes,
+        "made_of": source.file_id,
+        "file": record,
+    }
+
+
+@contextlib.contextmanager
+def _packing_memory(budget: Budget, extents: ExtentMap, beside: int) -> Iterator[Reservation]:
+    """Reserve what filling holds, and ``beside`` it the tables and a piece that is put in order."""
+    longest = int(extents.n_rows.max(initial=0))
+    sums = 8 * (extents.total_pages + 1024)
+    most = most_memory(extents.row_bytes, longest, len(extents.n_rows)) + sums
+    least = least_memory(extents.row_bytes, longest) + sums
+    with (
+        budget.reserve("packing", beside),
+        budget.reserve("packing", max(least, min(most, budget.available // 2))) as memory,
+    ):
+        yield memory

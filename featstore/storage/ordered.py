@@ -1,0 +1,118 @@
+"""Extents whose rows lie in an order of their own: filled ascending in the pass over the base file, then ordered in memory."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable
+from math import gcd
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from featstore._core.checksum import page_sums
+from featstore._core.rows import copy_rows
+from featstore.errors import CorruptionError
+from featstore.storage.format import SUMS_PER_PAGE
+from featstore.storage.layout import PAGE_BYTES, RowLayout
+from featstore.storage.writer import pwrite_all
+
+__all__ = ["Ordered", "piece_layout"]
+
+Ids = npt.NDArray[Any]
+ID_BYTES = 48  # a row of a piece, while it is put in order: its number sorted, places, and their sorting
+
+
+def piece_layout(row_bytes: int, piece_bytes: int) -> RowLayout:
+    """Return the layout of ordered rows: pieces (of one row at least), each on pages of its own.
+
+    Putting one in order takes up to twice ``piece_bytes``.
+
+    Rows are dense within a piece; where ``piece_bytes`` allows, a piece is whole pages and the file is dense throughout.
+    """
+    step = PAGE_BYTES // gcd(row_bytes, PAGE_BYTES)  # so many rows are whole pages
+    n_rows = max(1, piece_bytes // (row_bytes + ID_BYTES // 2))
+    if n_rows > step:
+        n_rows -= n_rows % step
+    return RowLayout(row_bytes, n_rows, -(-n_rows * row_bytes // PAGE_BYTES) * PAGE_BYTES)
+
+
+class Ordered:
+    """The first extents of a file, the pieces of a :func:`piece_layout`.
+
+    Parameters
+    ----------
+    n : int
+        Pieces.
+    rows_of : callable
+        ``rows_of(piece)`` returns its rows in the order in which they are to lie; a row may occur twice.
+    layout : RowLayout
+    """
+
+    def __init__(self, n: int, rows_of: Callable[[int], Ids], layout: RowLayout) -> None:
+        self.n = n
+        self._rows_of = rows_of
+        self._layout = layout
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held while a piece is put in order."""
+        return (2 * self._layout.group_bytes + self._layout.group_rows * ID_BYTES) if self.n else 0
+
+    def ascending(self, piece: int) -> Ids:
+        """Return a piece's distinct rows, ascending: what is put at its beginning before :meth:`settle`."""
+        return np.unique(self._rows_of(piece))
+
+    def settle(self, piece: int, fd: int, path: str, first_page: int, seed: int, sums: npt.NDArray[np.uint64]) -> None:
+        """Put a piece's rows in their order, on the device and in the sums of its pages.
+
+        Parameters
+        ----------
+        piece : int
+        fd, path
+            The file, open for reading and writing, perhaps directly.
+        first_page : int
+            Of the piece.
+        seed : int
+            Of the file's sums.
+        sums : uint64 array, shape (n, 512)
+            Pages of sums, 511 entries each.
+
+        Raises
+        ------
+        OSError
+            Reading or writing failed.
+        """
+        distinct, places = np.unique(self._rows_of(piece), return_inverse=True)
+        row_bytes = self._layout.row_bytes
+        found = _pages(-(-len(distinct) * row_bytes // PAGE_BYTES))
+        ordered = _pages(-(-len(places) * row_bytes // PAGE_BYTES))
+        _read(fd, found, first_page * PAGE_BYTES, path)
+        copy_rows(_rows(found, len(distinct), row_bytes), places.astype(np.int64), _rows(ordered, len(places), row_bytes), None)
+        pages = first_page + np.arange(len(ordered) // PAGE_BYTES)
+        values = np.empty(len(pages), np.uint64)
+        page_sums(ordered, seed, values)
+        pwrite_all(fd, memoryview(ordered), first_page * PAGE_BYTES, path)
+        sums[pages // SUMS_PER_PAGE, pages % SUMS_PER_PAGE] = values
+
+
+def _pages(n: int) -> npt.NDArray[np.uint8]:
+    """Return zeros on ``n`` pages of their own, as direct reads and writes want them."""
+    return np.frombuffer(mmap.mmap(-1, max(1, n) * PAGE_BYTES), np.uint8)[: n * PAGE_BYTES]
+
+
+def _rows(data: npt.NDArray[np.uint8], n: int, row_bytes: int) -> npt.NDArray[np.uint8]:
+    return data[: n * row_bytes].reshape(n, row_bytes)
+
+
+def _read(fd: int, out: npt.NDArray[np.uint8], offset: int, path: str) -> None:
+    view, done = memoryview(out), 0
+    while done < len(view):
+        try:
+            n = os.preadv(fd, [view[done:]], offset + done)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, path) from None
+        if not n:
+            raise CorruptionError("the file ends within an extent that was written", path, offset + done)
+        done += n

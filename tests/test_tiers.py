@@ -1,0 +1,242 @@
+"""The four levels of packed layouts: the batches of on-demand loading, bit for bit, whatever a tier holds; within the disk."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+import featstore
+from featstore.plan.layout import Layout, find_layouts
+from featstore.plan.segments import traffic
+from featstore.testing.faults import random_flips
+from tests.test_packed import copied, pack, run
+from tests.test_superbatch import N, dataset, ondemand, same
+
+__all__ = ["dataset", "ondemand", "pack"]  # fixtures
+
+STATIC: dict[str, Any] = {"policy": "frequency"}
+
+
+def layout_bytes(pack: Path) -> int:
+    return sum(path.stat().st_size for path in pack.rglob("layout-*/*"))
+
+
+def open_layout(dataset: Path, pack: Path) -> tuple[featstore.Pack, Any, Layout]:
+    g, opened = featstore.open(dataset, memory="64MB"), featstore.Pack(pack)
+    return opened, g, Layout(opened, find_layouts(opened)[0], g.reader)
+
+
+def least_in(error: OSError) -> int:
+    """The bytes that a message says would do."""
+    return int(str(error).split("(")[1].split(" bytes")[0])
+
+
+def unlimited(dataset: Path, pack: Path, tmp_path: Path, **options: Any) -> int:
+    """Bytes of a layout with an extent of all its rows for every batch."""
+    mine = copied(pack, tmp_path / "unlimited")
+    run(dataset, mine, epochs=0, **options)
+    return layout_bytes(mine)
+
+
+def test_a_small_disk_makes_batches_share(dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any]) -> None:
+    options = {**STATIC, "feature_cache": 0.02}
+    most = unlimited(dataset, pack, tmp_path, **options)
+    lengths = []
+    for share in (1.1, 0.95, 0.85, 0.76):
+        mine = copied(pack, tmp_path / str(share))
+        disk = int(share * most)
+        found, stats = run(dataset, mine, disk=disk, **options)
+        assert same(found[0] + found[2], ondemand)
+        assert layout_bytes(mine) <= disk
+        assert ("disk_cache" in stats["hits"]) == (share < 1)
+        assert stats["hits"]["base"] == 0
+        assert sum(stats["hits"].values()) == stats["rows"]
+        opened, g, layout = open_layout(dataset, mine)
+        shared = layout.tables.shared
+        lengths.append(1 if shared is None else shared.length)
+        for opened_ in (layout, opened, g):
+            opened_.close()
+        for backend in ("io_uring", "pread"):
+            found, again = run(dataset, mine, backend=backend, memory="16MB", **STATIC)
+            assert same(found[0] + found[2], ondemand)
+            assert again["hits"] == stats["hits"]
+    assert lengths == sorted(lengths)
+    assert lengths[0] == 1 < lengths[1] < lengths[-1]
+
+
+def test_no_shorter_segments_would_fit(dataset: Path, pack: Path, tmp_path: Path) -> None:
+    most = unlimited(dataset, pack, tmp_path, **STATIC, feature_cache=0.02)
+    spare = 40_000  # what records and the progress of packing may take
+    for share in (0.9, 0.8):
+        disk = int(share * most)
+        mine = copied(pack, tmp_path / str(share))
+        run(dataset, mine, epochs=0, disk=disk, feature_cache=0.02, **STATIC)
+        opened, g, layout = open_layout(dataset, mine)
+        shared = layout.tables.shared
+        assert shared is not None
+        host = np.zeros(N, bool)
+        host[layout.tables.fill_rows] = True
+        batches = [ids[~host[ids]] for ids in (opened.ids(b) for b in range(len(opened)))]
+        tables = sum((layout_file.stat().st_size) for name in ("plan", "fill") for layout_file in mine.rglob(name))
+        shorter = sum(traffic(batches, N, shared.length - 1, width, order=None).disk_bytes for width in (132, 7))
+        assert tables + shorter + spare > disk >= layout_bytes(mine)
+        for each in (layout, opened, g):
+            each.close()
+
+
+def test_shared_rows_are_those_used_twice_in_a_segment(dataset: Path, pack: Path, tmp_path: Path) -> None:
+    mine = copied(pack, tmp_path)
+    most = unlimited(dataset, pack, tmp_path, **STATIC, feature_cache=0.02)
+    run(dataset, mine, epochs=0, disk=most * 4 // 5, feature_cache=0.02, **STATIC)
+    opened, g, layout = open_layout(dataset, mine)
+    tables, shared = layout.tables, layout.tables.shared
+    assert shared is not None
+    rows = shared.rows(0, len(shared))
+    before = 0
+    for first in range(0, len(opened), shared.length):
+        segment = range(first, min(first + shared.length, len(opened)))
+        seen = np.concatenate([opened.ids(b) for b in segment])
+        seen = seen[~np.isin(seen, tables.fill_rows)]
+        values, counts = np.unique(seen, return_counts=True)
+        mine_here = rows[before : before + int((counts > 1).sum())]
+        assert sorted(mine_here.tolist()) == values[counts > 1].tolist()
+        for b in segment:
+            ids = opened.ids(b)
+            assert set(rows[shared.addresses(b)].tolist()) == set(ids.tolist()) & set(mine_here.tolist())
+            packed = tables.packed(b, ids)
+            assert (np.diff(packed) > 0).all()
+            assert set(packed.tolist()) == set(ids.tolist()) - set(mine_here.tolist()) - set(tables.fill_rows.tolist())
+        before += len(mine_here)
+    assert before == len(shared)
+    for each in (layout, opened, g):
+        each.close()
+
+
+class Watched(threading.Thread):
+    """Looks at a directory's size, over and over."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(daemon=True)
+        self._folder, self.most, self.looks, self._over = folder, 0, 0, threading.Event()
+
+    def run(self) -> None:
+        while not self._over.is_set():
+            total = 0
+            for where, _, names in os.walk(self._folder):
+                for name in names:
+                    try:
+                        found = os.stat(os.path.join(where, name))
+                    except FileNotFoundError:
+                        continue
+                    total += max(found.st_size, 512 * found.st_blocks if found.st_size > 1 << 16 else 0)
+            self.most, self.looks = max(self.most, total), self.looks + 1
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self.join()
+
+    def __enter__(self) -> Watched:
+        self.start()
+        return self
+
+
+def test_the_disk_budget_is_never_exceeded_while_it_runs(dataset: Path, pack: Path, tmp_path: Path) -> None:
+    options = {**STATIC, "feature_cache": 0.02}
+    most = unlimited(dataset, pack, tmp_path, **options)
+    for share in (0.9, 0.78):
+        mine = copied(pack, tmp_path / str(share))
+        before = sum(path.stat().st_size for path in mine.iterdir())
+        with Watched(mine) as watched:
+            run(dataset, mine, memory="3MB", disk=int(share * most), epochs=1, **options)  # several episodes
+        assert watched.looks > 5
+        assert watched.most - before <= int(share * most)
+    control = copied(pack, tmp_path / "control")
+    with Watched(control) as watched:
+        run(dataset, control, memory="3MB", epochs=1, **options)
+    assert watched.most > 0.8 * most
+
+
+def test_too_small_a_disk(dataset: Path, pack: Path, tmp_path: Path) -> None:
+    mine = copied(pack, tmp_path)
+    with pytest.raises(OSError, match="shared by all, take") as caught:
+        run(dataset, mine, feature_cache=0.02, disk="300KB", **STATIC)
+    assert caught.value.errno == errno.ENOSPC
+    assert sorted(os.listdir(mine)) == ["pack", "samples", "writer.lock"]
+    least = least_in(caught.value)
+    with pytest.raises(OSError, match="shared by all, take"):
+        run(dataset, mine, feature_cache=0.02, disk=least - 1, epochs=0, **STATIC)
+    run(dataset, mine, feature_cache=0.02, disk=least, epochs=0, **STATIC)
+    assert least - 20_000 < layout_bytes(mine) <= least
+
+
+def test_damage_to_shared_rows_is_found(dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any]) -> None:
+    mine = copied(pack, tmp_path)
+    run(dataset, mine, feature_cache=0.01, disk="1MB", epochs=0, **STATIC)
+    folder = next(mine.glob("layout-*"))
+    for name in ("shared", "extents.0.rows", "plan"):
+        found = 0
+        for where in random_flips(folder / name, 12, seed=5):
+            try:
+                batches_, _ = run(dataset, mine, **STATIC)
+                assert same(batches_[0] + batches_[2], ondemand), (name, where)
+            except (featstore.CorruptionError, featstore.FormatError):
+                found += 1
+        assert found >= 8, name
+    os.unlink(folder / "shared")
+    with pytest.raises(featstore.CorruptionError, match="tables"):
+        run(dataset, mine, **STATIC)
+
+
+@settings(max_examples=30)
+@given(st.data())
+def test_any_width_dtype_and_budget(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    n = data.draw(st.integers(5, 400))
+    dtype = data.draw(st.sampled_from(["uint8", "bool", "float16", "bfloat16", "float32", "int64", "float64"]))
+    items = data.draw(st.sampled_from([1, 3, 25, 128, 700, 1433]))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    kind = getattr(torch, dtype)
+    raw = torch.from_numpy(rng.integers(0, 2 if dtype == "bool" else 256, (n, items * kind.itemsize), dtype=np.uint8))
+    x = raw.view(kind)
+    degree = rng.integers(0, 6, n)
+    indptr = np.concatenate([[0], np.cumsum(degree)])
+    seeds = rng.permutation(n)[: data.draw(st.integers(1, min(n, 60)))]
+    size = data.draw(st.integers(1, 12))
+    host = data.draw(st.sampled_from([0.01, 0.1, 0.5, 1.0]))
+    share = data.draw(st.floats(0, 1.2))
+    with (
+        featstore.OutOfCoreGraph.create(folder / "g", indptr, rng.integers(0, n, indptr[-1]), {"x": x}, progress=False) as g,
+        featstore.open(folder / "g", memory=data.draw(st.sampled_from(["40MB", "8MB"]))) as tight,
+    ):
+        sampler = featstore.NeighborSampler(g, [3, 2], seed=1)
+        with featstore.Loader(g, sampler, seeds, size, labels=None) as loader:
+            expected = {batch.index: raw[batch.input_ids] for batch in loader}
+        with featstore.sample_offline(g, sampler, seeds, size, path=folder / "p", epochs=2) as pack:
+            shutil.copytree(folder / "p", folder / "q")
+            with featstore.Loader(g, strategy="packed", pack=folder / "q", labels=None, feature_cache=host, **STATIC):
+                most = layout_bytes(folder / "q")
+            options = {"strategy": "packed", "pack": pack, "labels": None, "feature_cache": host, **STATIC}
+            disk = most
+            try:
+                featstore.Loader(tight, disk=0, **options)
+            except OSError as error:
+                least = least_in(error)
+                disk = max(least, int(least + share * (most - least)))
+            with featstore.Loader(tight, disk=disk, **options) as loader:
+                seen = {batch.index: batch.x.clone().view(torch.uint8).reshape(len(batch.x), -1) for batch in loader}
+                hits = loader.stats()["hits"]
+            assert layout_bytes(folder / "p") <= disk
+    assert seen.keys() == expected.keys()
+    assert all(torch.equal(seen[i], expected[i]) for i in seen)
+    assert hits["base"] == 0
+    event("disk cache used" if hits.get("disk_cache") else "no disk cache")
