@@ -1,7 +1,7 @@
 """Segmented disk cache: the search's seconds and bytes beside an exhaustive one, amplification with and without reordering.
 
-``--plot FILE`` draws the figures 5 and 16 of the DiskGNN paper (SIGMOD 2025) for R22. Real graphs are taken from the folder
-``--graphs`` (``graphs.py`` and ``.npz`` files), by default ``../shared/data`` beside the checkout, as far as they are there.
+``--plot FOLDER`` draws the figures 5 and 16 of the DiskGNN paper (SIGMOD 2025), a file a graph. Real graphs are taken, as far as
+they are there, from the folder ``--graphs`` (``graphs.py`` and ``.npz`` files), by default ``../shared/data`` beside the checkout.
 """
 
 from __future__ import annotations
@@ -157,15 +157,22 @@ def draw(path: Path, name: str, n: int, batches: Batches, lines: list[dict[str, 
     figure.savefig(path)
 
 
+def wanted(args: argparse.Namespace, name: str) -> bool:
+    """Whether ``--only`` leaves a figure of this graph."""
+    return any(args.only in f"{what} {name}" for what in ("search", "reordering"))
+
+
 def run(args: argparse.Namespace, report: Report) -> None:
     """All figures."""
+    traces = {}
     with scratch(args, "segments") as folder:
-        work = generate(folder, 14, seeds=2000) if args.tiny else generate(folder, 22)
-        batch_size = 100 if args.tiny else 1000
-        traces = {"R22": recorded(folder, "R22", work.indptr, work.indices, np.array(work.seeds), batch_size)}
+        if wanted(args, "R22"):
+            work = generate(folder, 14, seeds=2000) if args.tiny else generate(folder, 22)
+            batch_size = 100 if args.tiny else 1000
+            traces["R22"] = recorded(folder, "R22", work.indptr, work.indices, np.array(work.seeds), batch_size)
         sys.path.insert(0, str(args.graphs))
         for name, size in {} if args.tiny else GRAPHS.items():
-            if (args.graphs / f"{name}.npz").exists():
+            if wanted(args, name) and (args.graphs / f"{name}.npz").exists():
                 from graphs import load
 
                 indptr, indices, _ = load(name)
@@ -178,8 +185,8 @@ def run(args: argparse.Namespace, report: Report) -> None:
             search(args, report, name, trace.n, batches)
         if args.only in f"reordering {name}":
             lines = reordering(args, report, name, trace.n, batches)
-            if args.plot is not None and name == "R22":
-                draw(args.plot, name, trace.n, batches, lines)
+            if args.plot is not None:
+                draw(args.plot / f"segments-{name}.png", name, trace.n, batches, lines)
 
 
 if __name__ == "__main__":

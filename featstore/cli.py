@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from featstore.cache.base import available_policies, get_policy
-from featstore.config import format_size
+from featstore.config import format_size, parse_disk
 from featstore.errors import CorruptionError, FeatstoreError
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.device import device_speed
@@ -31,6 +31,7 @@ from featstore.run.arguments import (
     add_opening,
     add_sampling,
     add_training,
+    disk_size,
     make_sampler,
     open_graph,
     positive,
@@ -138,7 +139,7 @@ def _parser() -> argparse.ArgumentParser:
     plan.set_defaults(sampling=add_sampling(sampling))
     sampling.add_argument("--seeds", metavar="NAME", help="node data with the seeds (default: train_idx or train_mask)")
     sampling.add_argument("--save-trace", metavar="FILE", help="keep the recorded trace")
-    sampling.add_argument("--disk", type=size, metavar="SIZE", help="most bytes of the trace")
+    sampling.add_argument("--disk", type=disk_size, metavar="SIZE", help="most bytes of the trace, or 0.5x the feature")
     plan.add_argument("--trace", metavar="FILE", help="simulate a recorded trace, of featstore.plan.trace or --save-trace")
     plan.add_argument(
         "--sizes",
@@ -300,9 +301,12 @@ def _explain(options: argparse.Namespace) -> int:
 
 
 def _feature(options: argparse.Namespace, graph: OutOfCoreGraph) -> FeatureStore:
+    """Return the feature that is planned for; from now on ``options.disk`` is in bytes."""
     if options.feature not in graph.features:
         raise ValueError(f"--feature: the dataset has no {options.feature!r}; it has {sorted(graph.features)}")
-    return graph.features[options.feature]
+    store = graph.features[options.feature]
+    options.disk = None if options.disk is None else parse_disk(options.disk, store.nbytes)
+    return store
 
 
 def _plan(options: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ import re
 import threading
 import weakref
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, cast, get_args
@@ -16,12 +17,13 @@ import psutil
 
 from featstore.errors import BudgetError
 
-__all__ = ["Budget", "Options", "Reservation", "available_memory", "format_size", "parse_size"]
+__all__ = ["Budget", "Options", "Reservation", "available_memory", "format_size", "parse_disk", "parse_size"]
 
 Backend = Literal["auto", "io_uring", "pread"]
 Verify = Literal["always", "open", "off"]
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+_MULTIPLE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*x\s*", re.IGNORECASE)
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?\s*", re.IGNORECASE)
 
 
@@ -46,6 +48,29 @@ def parse_size(size: int | str) -> int:
     if match is None or match[2].upper() not in _UNITS:
         raise ValueError(f"not a size: {size!r}; write a number of bytes or a number with KB, MB, GB, KiB, MiB, GiB …")
     return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def parse_disk(size: int | str, features_bytes: int) -> int:
+    """Return a byte count of disk: what :func:`parse_size` takes, or a multiple of the features such as ``"1.5x"``.
+
+    Parameters
+    ----------
+    size : int or str
+    features_bytes : int
+        Bytes of the features that are meant.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As :func:`parse_size`.
+    """
+    match = _MULTIPLE.fullmatch(size) if isinstance(size, str) else None
+    if match is None:
+        try:
+            return parse_size(size)
+        except ValueError as error:
+            raise ValueError(f"{error}; or a multiple of the features, such as '1.5x'") from None
+    return int(Fraction(match[1]) * features_bytes)
 
 
 def format_size(n_bytes: int) -> str:

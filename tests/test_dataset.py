@@ -22,6 +22,7 @@ import torch
 from rowfiles import snapshot
 
 import featstore
+from featstore.config import parse_disk
 from featstore.errors import (
     BudgetError,
     BusyError,
@@ -799,6 +800,14 @@ def test_sizes_and_threads_as_users_write_them(small: SimpleNamespace, monkeypat
     for wrong in (np.int32(-1), True, 1e9):
         with pytest.raises((ValueError, TypeError), match="size"):
             featstore.open(small.path, memory=wrong)  # type: ignore[arg-type]
+    for text, n_bytes in (("1.5x", 1500), ("0.1X", 100), (" 2 x ", 2000), ("1.5KB", 1500), ("0x", 0), (7, 7)):
+        assert parse_disk(text, 1000) == n_bytes
+    assert parse_disk("0.3x", 10**18) == 3 * 10**17  # exactly
+    for text in ("x", "-1x", "1.5 xB", "1.x", "1e3x", "fast"):
+        with pytest.raises(ValueError, match="or a multiple of the features"):
+            parse_disk(text, 1000)
+    with pytest.raises(ValueError, match="not a size"):
+        featstore.open(small.path, memory="1.5x")
     monkeypatch.setenv("FEATSTORE_THREADS", "abc")
     with pytest.raises(ValueError, match="FEATSTORE_THREADS must be a number of threads, not 'abc'"):
         featstore.open(small.path)

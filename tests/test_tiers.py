@@ -122,6 +122,29 @@ def test_shared_rows_are_those_used_twice_in_a_segment(dataset: Path, pack: Path
         each.close()
 
 
+def test_a_disk_of_so_many_times_the_features(dataset: Path, pack: Path, tmp_path: Path) -> None:
+    features = N * (33 * 4 + 7)
+    for number, disk in enumerate(("2.5x", int(2.5 * features))):
+        mine = copied(pack, tmp_path / str(number))
+        run(dataset, mine, epochs=0, disk=disk, feature_cache=0.02, **STATIC)
+        assert layout_bytes(mine) <= 2.5 * features
+    folders = [sorted((path.name, path.stat().st_size) for path in tmp_path.glob(f"{k}/copy/layout-*/*")) for k in (0, 1)]
+    assert folders[0] == folders[1]
+    mine = copied(pack, tmp_path / "small")
+    with pytest.raises(OSError, match="shared by all") as caught:
+        run(dataset, mine, epochs=0, disk="0.5x", feature_cache=0.02, **STATIC)
+    assert caught.value.errno == errno.ENOSPC
+    with featstore.open(dataset, memory="64MB") as g:
+        sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
+        with pytest.raises(OSError, match="disk budget"):
+            featstore.sample_offline(g, sampler, g.node_data["train_idx"], 40, path=tmp_path / "p", disk="0.01x")
+        with pytest.raises(OSError, match="disk budget"):
+            with featstore.Loader(g, sampler, g.node_data["train_idx"], strategy="superbatch", disk="0.001x") as loader:
+                next(iter(loader))
+        with pytest.raises(ValueError, match="or a multiple of the features"):
+            featstore.Loader(g, sampler, g.node_data["train_idx"], strategy="superbatch", disk="half")
+
+
 class Watched(threading.Thread):
     """Looks at a directory's size, over and over."""
 

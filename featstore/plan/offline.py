@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from featstore.config import parse_size
+from featstore.config import parse_disk
 from featstore.errors import BudgetError, CorruptionError, StaleError, VersionError
 from featstore.gather.buffers import BufferPool
 from featstore.graph.progress import Progress
@@ -213,7 +213,7 @@ def sample_offline(
     overwrite : bool
         Replace a pack that is there, when the new one is whole.
     disk : int or str, optional
-        Most bytes that it may take.
+        Most bytes that it may take, or a multiple of all features (``"0.5x"``).
     threads : int, optional
         Batches sampled at once, with a ``sample`` method; others are asked for one batch at a time.
     progress : bool
@@ -244,7 +244,7 @@ def sample_offline(
     """
     if epochs < 1:
         raise ValueError(f"epochs must be at least 1, not {epochs}")
-    budget = None if disk is None else parse_size(disk)
+    budget = None if disk is None else parse_disk(disk, sum(store.nbytes for store in g.features.values()))
     target = f"{g.path}.pack" if path is None else os.path.abspath(os.fspath(path))
     batcher = None
     if seeds is not None and batch_size is not None:

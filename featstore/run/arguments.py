@@ -11,7 +11,7 @@ import torch
 from tqdm import tqdm
 
 from featstore.cache.base import available_policies
-from featstore.config import parse_size
+from featstore.config import parse_disk, parse_size
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.run.strategies import STRATEGIES
 from featstore.run.train import Epoch, TrainResult, describe_epoch, train
@@ -21,6 +21,7 @@ __all__ = [
     "add_opening",
     "add_sampling",
     "add_training",
+    "disk_size",
     "make_sampler",
     "open_graph",
     "positive",
@@ -40,6 +41,15 @@ def size(text: str) -> int:
         return parse_size(int(text) if text.isdigit() else text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def disk_size(text: str) -> int | str:
+    """Parse bytes of disk; a multiple of the features, such as ``1.5x``, stays text."""
+    try:
+        parse_disk(text, 0)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text if text.strip().lower().endswith("x") else size(text)
 
 
 def _share_or_size(text: str) -> int | float:
@@ -120,7 +130,12 @@ def add_training(parser: argparse.ArgumentParser) -> None:
     ahead.add_argument(
         "--no-overlap", dest="overlap", action="store_const", const=False, help="sample a superbatch when the one before has run"
     )
-    ahead.add_argument("--disk", type=size, metavar="SIZE", help="most bytes of run files (default: a quarter of the free disk)")
+    ahead.add_argument(
+        "--disk",
+        type=disk_size,
+        metavar="SIZE",
+        help="most bytes of run files, or a multiple of the features (1.5x; default: a quarter of the free disk)",
+    )
     ahead.add_argument("--run-dir", metavar="DIR", help="where run files go (default: DATASET.runs)")
 
 

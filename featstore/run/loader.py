@@ -19,7 +19,7 @@ import torch
 from featstore.cache.base import Policy, StaticPolicy, get_policy
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
-from featstore.config import Budget, Reservation, format_size, parse_size
+from featstore.config import Budget, Reservation, format_size, parse_disk, parse_size
 from featstore.errors import BudgetError, ClosedError
 from featstore.gather.executor import Tally
 from featstore.gather.plan import Tier
@@ -110,7 +110,8 @@ class Loader:
         cache in the memory of the feature cache, which is then filled with the rows that are used first. It needs less memory
         (one cache or the other, half the plans), and the loop waits meanwhile.
     disk : int or str, optional
-        Most bytes of run files at once (about four superbatches' samples and plans, two's extents); a quarter of the free disk if
+        Most bytes of run files at once (about four superbatches' samples and plans, two's extents), or a multiple of the features
+        that are loaded (``"1.5x"``); a quarter of the free disk if
         absent.
     pack : Pack or path-like, optional
         For ``"packed"``: what :func:`~featstore.sample_offline` made; ``sampler``, ``seeds`` and ``batch_size`` are its own. The
@@ -305,7 +306,8 @@ class Loader:
                 raise ValueError(f"superbatch must be a number of batches or 'auto', not {superbatch!r}")
             _at_least("superbatch", superbatch, 1)
         where = f"{self._g.path}.runs" if run_dir is None else os.fspath(run_dir)
-        return Planning(chosen, superbatch, None if disk is None else parse_size(disk), where, bool(overlap))
+        n_bytes = None if disk is None else parse_disk(disk, self._g.num_nodes * sum(self._row_bytes.values()))
+        return Planning(chosen, superbatch, n_bytes, where, bool(overlap))
 
     def _decide(
         self, setup: Setup, planning: Planning, feature_cache: int | float | str, epochs: int
