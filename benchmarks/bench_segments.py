@@ -1,7 +1,7 @@
 """Segmented disk cache: the search's seconds and bytes beside an exhaustive one, amplification with and without reordering.
 
-``--plot FOLDER`` draws the figures 5 and 16 of the DiskGNN paper (SIGMOD 2025), a file a graph. Real graphs are taken, as far as
-they are there, from the folder ``--graphs`` (``graphs.py`` and ``.npz`` files), by default ``../shared/data`` beside the checkout.
+``--plot FOLDER`` draws the figures 5 and 16 of the DiskGNN paper (SIGMOD 2025), a file a graph. Real graphs are taken, where they
+are there, from the folder ``--graphs`` (``graphs.py`` and ``.npz`` files), by default ``../shared/data`` beside the checkout.
 """
 
 from __future__ import annotations
