@@ -1,4 +1,4 @@
-"""Command line: ``featstore create | info | verify | plan | train | bench``."""
+"""Command line: ``featstore create | info | verify | plan | pack | train | bench``."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ from featstore.graph.progress import Bar
 from featstore.plan.auto import choose, copy_bandwidth, observe
 from featstore.plan.cost import Machine
 from featstore.plan.misscurve import DEFAULT_SIZES, Step, miss_curve, parse_sizes
-from featstore.plan.plots import check_plot, draw_miss_curve
+from featstore.plan.plots import check_plot, draw_estimates, draw_miss_curve
 from featstore.plan.trace import Trace
 from featstore.run.arguments import (
     add_opening,
+    add_packing,
     add_sampling,
     add_training,
     disk_size,
@@ -39,6 +40,7 @@ from featstore.run.arguments import (
     train_as_asked,
 )
 from featstore.run.measure import measure, measure_table
+from featstore.run.packs import describe_pack, pack_dataset
 from featstore.run.recording import record_epoch, seeds_of
 from featstore.run.train import describe_training
 from featstore.storage.rundir import DiskBudget, RunDirectory
@@ -148,7 +150,13 @@ def _parser() -> argparse.ArgumentParser:
         f"(default: {DEFAULT_SIZES.replace('%', '%%')})",
     )
     plan.add_argument("--policies", metavar="NAMES", help=f"of {','.join(available_policies())} (default: all)")
-    plan.add_argument("--plot", metavar="FILE", help="draw the curves, such as curve.png (needs matplotlib)")
+    plan.add_argument("--plot", metavar="FILE", help="draw them, such as curve.png (needs matplotlib)")
+
+    pack = command("pack", _pack, "sample epochs ahead, once, and pack the rows that their batches need")
+    pack.add_argument("pack", metavar="PACK", help="directory of the pack")
+    add_opening(pack)
+    add_sampling(pack, max_batches=False)
+    add_packing(pack)
 
     add_training(command("train", _train, "train a GraphSAGE on a dataset within a memory budget"))
 
@@ -262,9 +270,10 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    for name in ("policies", "plot"):
-        if getattr(options, name) is not None:
-            raise ValueError(f"--{name} goes with --simulate")
+    if options.policies is not None:
+        raise ValueError("--policies goes with --simulate")
+    if options.plot is not None:
+        check_plot(options.plot)
     show = sys.stderr.isatty() and not options.json
     with open_graph(options.path, options) as graph:
         store = _feature(options, graph)
@@ -274,29 +283,38 @@ def _explain(options: argparse.Namespace) -> int:
             if not trace.n_accesses:
                 raise ValueError("the trace asks for no rows")
             sample_s = 0.0 if options.trace is not None else (time.perf_counter() - begin) / graph.options.threads
+            ahead = min(graph.budget.total // 16, store.nbytes // 4)  # as a loader of this budget reads ahead
             machine = Machine(
                 device_speed(graph, disk=options.disk), copy_bandwidth(row_bytes, graph.options.threads, graph.budget)
             )
-            choices = [
-                choose(
-                    observe(
-                        trace,
-                        row_bytes=row_bytes,
-                        capacity=rows,
-                        budget=graph.budget,
-                        sample_s=sample_s,
-                        superbatch=options.superbatch,
-                        epochs=options.epochs,
-                        disk_bytes=options.disk,
-                    ),
-                    machine,
-                )
-                for rows in parse_sizes(options.sizes, graph.num_nodes, row_bytes)
-            ]
-    result = {"path": os.fspath(options.path), "feature": options.feature, "choices": [each.to_dict() for each in choices]}
+            with graph.policy_inputs(row_bytes) as inputs:
+                choices = [
+                    choose(
+                        observe(
+                            trace,
+                            row_bytes=row_bytes,
+                            capacity=rows,
+                            budget=graph.budget,
+                            sample_s=sample_s,
+                            superbatch=options.superbatch,
+                            epochs=options.epochs,
+                            disk_bytes=options.disk,
+                            ahead_bytes=ahead,
+                            out_degree=inputs.context.out_degree,
+                        ),
+                        machine,
+                    )
+                    for rows in parse_sizes(options.sizes, graph.num_nodes, row_bytes)
+                ]
+    listed = [each.to_dict() for each in choices]
+    result = {"path": os.fspath(options.path), "feature": options.feature, "choices": listed, "plot": options.plot}
     unknown = "\nseconds of sampling are not known from a trace file, and are left out" if options.trace is not None else ""
     text = f"{options.path}: feature {options.feature!r}, rows of {format_size(row_bytes)}{unknown}\n\n"
-    _print(options, result, text + "\n\n".join(each.table() for each in choices))
+    text += "\n\n".join(each.table() for each in choices)
+    if options.plot is not None:
+        draw_estimates(choices, options.plot, f"{os.path.basename(os.path.abspath(options.path))}, feature {options.feature!r}")
+        text += f"\ndrawn: {options.plot}"
+    _print(options, result, text)
     return 0
 
 
@@ -408,6 +426,15 @@ class _Countdown:
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.close()
+
+
+def _pack(options: argparse.Namespace) -> int:
+    get_policy(options.policy)
+    with open_graph(options.path, options) as graph:
+        _feature(options, graph)
+        result = pack_dataset(graph, options.pack, make_sampler(graph, options), options, show=not options.json)
+    _print(options, result, describe_pack(result, options.path))
+    return 0
 
 
 def _train(options: argparse.Namespace) -> int:

@@ -209,7 +209,8 @@ def test_errors_are_one_line(small, tmp_path, capsys, arguments, message):
     ("arguments", "message"),
     [
         ([], "COMMAND"),
-        (["pack", "g"], "invalid choice"),
+        (["unpack", "g"], "invalid choice"),
+        (["pack", "g"], "PACK"),
         (["plan", "g"], "one of the arguments --simulate --explain is required"),
         (["info"], "DATASET"),
         (["info", "g", "--memory", "lots"], "not a size"),

@@ -12,6 +12,8 @@ import pytest
 import torch
 
 import featstore
+from featstore.run import loader as loader_module
+from featstore.storage.rundir import DiskBudget
 from tests.test_superbatch import batches, dataset, ondemand, same
 
 __all__ = ["dataset", "ondemand"]  # fixtures
@@ -120,3 +122,53 @@ def test_a_damaged_extent_is_the_loops_error(dataset: Path, tmp_path: Path) -> N
                             data.flush()
             assert "extents-" in str(caught.value.filename)
         assert not os.path.exists(tmp_path / "runs")
+
+
+def test_superbatches_are_as_long_as_what_will_be_missed_allows(
+    dataset: Path, ondemand: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few batches sampled ahead say how many rows the cache will lack; where they are wrong, the disk still bounds all."""
+    sizes, peaks, accounts = [], [], []
+
+    class Watched(DiskBudget):
+        def __init__(self, total: int | None) -> None:
+            super().__init__(total)
+            accounts.append(self)
+
+    monkeypatch.setattr("featstore.run.superbatch.DiskBudget", Watched)
+    real = loader_module.look_ahead
+    disk = 400_000
+    shares = []
+
+    def sparse(*arguments: Any) -> Any:
+        profile, _ = real(*arguments)
+        return profile, 0.001  # far too few: what is missed then does not fit
+
+    def full(*arguments: Any) -> Any:
+        return real(*arguments)[0], 1.0
+
+    def noting(*arguments: Any) -> Any:
+        found = real(*arguments)
+        shares.append(found[1])
+        return found
+
+    for look_ahead in (full, noting, sparse):
+        monkeypatch.setattr(loader_module, "look_ahead", look_ahead)
+        accounts.clear()
+        with featstore.open(dataset, memory="64MB") as g:
+            sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
+            cache = 0.001 if look_ahead is sparse else 0.5
+            options: dict[str, Any] = {"batch_size": 40, "seed": 3, "strategy": "streamed", "disk": disk, "feature_cache": cache}
+            with featstore.Loader(g, sampler, g.node_data["train_idx"], **options) as loader:
+                sizes.append(loader._strategy._planning.superbatch)
+                for batch, expected in zip(loader, ondemand, strict=False):
+                    assert torch.equal(batch.input_ids, expected[1][0])
+                    assert torch.equal(batch.x, expected[1][3])
+                hits = loader.stats()["hits"]
+                profile = loader._profile
+                assert profile is not None
+                peaks.append(max(each.peak for each in accounts) + profile.n_bytes)
+        assert (hits["base"] > 0) == (look_ahead is sparse)
+    assert sizes[0] < sizes[1] < sizes[2]
+    assert 0 < shares[0] < 1
+    assert max(peaks) <= disk

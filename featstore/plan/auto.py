@@ -13,13 +13,15 @@ from featstore.cache.select import top_rows
 from featstore.config import Budget
 from featstore.gather.executor import MemorySource
 from featstore.plan.cost import SAMPLE_BYTES, Estimate, Machine, Workload, cheapest, estimate_all, table
-from featstore.plan.simulate import row_counts, simulate
+from featstore.plan.simulate import simulate
 from featstore.plan.superbatch import planning_bytes
 from featstore.plan.trace import Trace
 
-__all__ = ["Choice", "choose", "copy_bandwidth", "expected_hits", "observe"]
+__all__ = ["Choice", "choose", "copy_bandwidth", "expected_hits", "extrapolated", "observe"]
 
 COPY_BYTES = 64 << 20
+MISS_MARGIN = 1.25  # superbatches differ
+REPEATS = 0.05  # of the rows loaded late: fewer are chance
 MOST_BATCHES = 200  # that are recorded; the rest of the epoch is taken to be like them
 
 
@@ -135,15 +137,25 @@ def observe(
     capacity = min(capacity, trace.n)
     longest = int(np.diff(trace.offsets).max(initial=0))
     with budget.reserve("cost model", 25 * trace.n):
-        counts = row_counts(trace)
+        counts, fresh = np.zeros(trace.n, np.int64), np.zeros(recorded, np.int64)
+        for number, ids in enumerate(trace):
+            fresh[number] = np.count_nonzero(counts[ids] == 0)
+            counts[ids] += 1
         n_top = int(np.partition(counts, trace.n - capacity)[trace.n - capacity :].sum()) if capacity else 0
-        n_static = expected_hits(counts, capacity, recorded)
+        n_static = round(expected_hits(counts, capacity, recorded))
         n_degree = None if out_degree is None else int(counts[top_rows(out_degree, capacity)].sum())
         with budget.reserve("simulation", planning_bytes(trace.n, trace.n_accesses, longest=longest)):
             start = time.perf_counter()
             loaded = simulate(trace, capacity, "belady")
             plan_s = time.perf_counter() - start
     loads = int(loaded.sum())
+    if total != recorded:
+        # Rows chosen on a few batches are too few to judge those of a whole epoch by, which do no worse than degrees.
+        n_static = n_top = max(n_static, n_degree or 0)
+        loads = round(extrapolated(loaded, fresh, total) / scale)
+    lengths = np.diff(trace.offsets)
+    late = slice(recorded - max(1, recorded // 4), recorded)
+    miss_share = min(1.0, MISS_MARGIN * float(loaded[late].sum()) / max(1, int(lengths[late].sum())))
     stored = 4 * SAMPLE_BYTES * trace.n_accesses + 2 * loads * row_bytes  # at once, as many superbatches as lie on disk
     most = MOST_BATCHES if disk_bytes is None else disk_bytes * recorded // max(1, stored)
     return Workload(
@@ -165,7 +177,36 @@ def observe(
         n_degree=None if n_degree is None else round(n_degree * scale),
         packed_for=packed_for,
         ahead_bytes=ahead_bytes,
+        miss_share=miss_share,
     )
+
+
+def extrapolated(loaded: npt.NDArray[np.int64], fresh: npt.NDArray[np.int64], n_batches: int) -> float:
+    """Return how many rows Belady's policy loads in an epoch of ``n_batches``, from those of its first batches.
+
+    Parameters
+    ----------
+    loaded : int64 array
+        Rows loaded in each of the first batches.
+    fresh : int64 array
+        Of its rows, those that no batch before had.
+    n_batches : int
+
+    Notes
+    -----
+    Where rows are loaded again, the cache is full, and goes on at the rate of the last half. Where none are, what is loaded are
+    the distinct rows, whose number grows as a power of the batches (Heaps' law).
+    """
+    n = len(loaded)
+    if n >= n_batches or not loaded.sum():
+        return float(loaded.sum()) * n_batches / max(1, n)
+    half = n // 2
+    late, again = float(loaded[half:].sum()), float((loaded[half:] - fresh[half:]).sum())
+    total = float(loaded.sum())
+    if not half or again > REPEATS * late:
+        return total + (n_batches - n) * late / (n - half)
+    growth = np.log(total / max(1.0, total - late)) / np.log(n / half)
+    return float(total * (n_batches / n) ** min(1.0, growth))
 
 
 def expected_hits(counts: npt.NDArray[np.int64], capacity: int, n_batches: int) -> float:

@@ -15,7 +15,18 @@ from featstore.config import format_size
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.reader import DeviceSpeed
 
-__all__ = ["CANDIDATES", "SAMPLE_BYTES", "Estimate", "Machine", "Workload", "cheapest", "estimate_all", "random_read_s", "table"]
+__all__ = [
+    "CANDIDATES",
+    "SAMPLE_BYTES",
+    "Estimate",
+    "Machine",
+    "Workload",
+    "cheapest",
+    "estimate_all",
+    "random_read_s",
+    "random_reads",
+    "table",
+]
 
 PIECE_BYTES = 1 << 20  # a scan for packing reads the pieces that hold a wanted row
 SAMPLE_BYTES = 16  # on disk, a sampled node: its id, its edges, its plan
@@ -67,13 +78,15 @@ class Workload:
     disk_bytes : int, optional
         Most bytes of extents at once.
     has_pack : bool
-        Offline samples are given: only frozen layouts run them, and only they can be frozen.
+        Offline samples are given, which every strategy would run; without them nothing can be packed for good.
     pack_epochs : int
         Epochs of those samples; each has extents of its own.
     packed_for : tuple of str
         Policies whose extents are there already.
     ahead_bytes : int
         Memory that misses of several batches are read into at once, where the cache is planned; 0: each batch's alone.
+    miss_share : float
+        Of a batch's rows, those that the planned policy loads once the cache is full, with a margin.
     """
 
     n_rows: int
@@ -94,6 +107,7 @@ class Workload:
     n_degree: int | None = None
     packed_for: tuple[str, ...] = ()
     ahead_bytes: int = 0
+    miss_share: float = 1.0
 
     @property
     def base_bytes(self) -> int:
@@ -119,6 +133,8 @@ class Estimate:
         Rows from storage, an epoch.
     disk_bytes : int
         Run files or packed extents at once.
+    moved_bytes : int
+        Of features, read and written in an epoch.
     parts : dict of str to float
         Seconds of an epoch by what is done; they overlap.
     impossible : str
@@ -131,6 +147,7 @@ class Estimate:
     once_s: float
     rows_loaded: int
     disk_bytes: int = 0
+    moved_bytes: int = 0
     parts: dict[str, float] = field(default_factory=dict)
     impossible: str = ""
 
@@ -148,20 +165,19 @@ class Estimate:
             "total_s": self.total_s(epochs),
             "rows_loaded": self.rows_loaded,
             "disk_bytes": self.disk_bytes,
+            "moved_bytes": self.moved_bytes,
             "parts": self.parts,
             "impossible": self.impossible,
         }
 
 
-def random_read_s(n_loads: int, n_gathers: int, n_rows: int, row_bytes: int, device: DeviceSpeed) -> float:
-    """Seconds to read rows scattered evenly over a file, in so many gathers.
+def random_reads(n_loads: int, n_gathers: int, n_rows: int, row_bytes: int, device: DeviceSpeed) -> tuple[float, float]:
+    """Return the read operations, and their bytes, of rows scattered evenly over a file, in so many gathers.
 
-    Each gather merges reads of one page, and of pages no further apart than is cheaper than another read, as the reader does. A
-    read takes the time of an operation, which moves one page, and that of its other pages in sequence; so where nearly all pages
-    are wanted it is a scan.
+    Each gather merges reads of one page, and of pages no further apart than is cheaper than another read, as the reader does.
     """
     if not n_loads or not n_gathers:
-        return 0.0
+        return 0.0, 0.0
     unit = max(1, -(-row_bytes // PAGE_BYTES)) * PAGE_BYTES  # what one row's read moves
     units = max(1.0, n_rows * row_bytes / unit)
     wanted = units * -math.expm1(-n_loads / n_gathers / units)
@@ -169,8 +185,17 @@ def random_read_s(n_loads: int, n_gathers: int, n_rows: int, row_bytes: int, dev
     gap = device.gap_bytes // unit
     bridged = sum(j * density * (1 - density) ** j for j in range(1, gap + 1))  # units read over, for each that is wanted
     reads = max(1.0, wanted * (1 - density) ** (gap + 1))
-    n_bytes = min(wanted * (1 + bridged), units) * unit
-    return n_gathers * (reads / device.iops + max(0.0, n_bytes - reads * PAGE_BYTES) / device.bandwidth)
+    return n_gathers * reads, n_gathers * min(wanted * (1 + bridged), units) * unit
+
+
+def random_read_s(n_loads: int, n_gathers: int, n_rows: int, row_bytes: int, device: DeviceSpeed) -> float:
+    """Seconds that :func:`random_reads` take.
+
+    A read takes the time of an operation, which moves one page, and that of its other pages in sequence; so where nearly all
+    pages are wanted it is a scan.
+    """
+    reads, n_bytes = random_reads(n_loads, n_gathers, n_rows, row_bytes, device)
+    return reads / device.iops + max(0.0, n_bytes - reads * PAGE_BYTES) / device.bandwidth
 
 
 def _copied_s(n_rows: int, w: Workload, m: Machine) -> float:
@@ -190,17 +215,14 @@ def _scan_s(n_loads: int, w: Workload, n_scans: int, m: Machine) -> float:
     return n_scans * min(wanted * PIECE_BYTES, w.base_bytes) / m.device.bandwidth
 
 
-def _needs_sampler(w: Workload) -> str:
-    return "the samples are those of a pack" if w.has_pack else ""
-
-
 def _ondemand(w: Workload, m: Machine, policy: str, hits: int, counting_s: float) -> Estimate:
     loads = w.n_accesses - hits
     read = random_read_s(loads, w.n_batches, w.n_rows, w.row_bytes, m.device)
     copy = _copied_s(w.n_accesses, w, m)
     fill = min(random_read_s(w.capacity, 1, w.n_rows, w.row_bytes, m.device), w.base_bytes / m.device.bandwidth)
     parts = {"sample": w.sample_s, "read": read, "copy": copy}
-    return Estimate("ondemand", policy, max(w.sample_s, read + copy), counting_s + fill, loads, 0, parts, _needs_sampler(w))
+    moved = int(random_reads(loads, w.n_batches, w.n_rows, w.row_bytes, m.device)[1])
+    return Estimate("ondemand", policy, max(w.sample_s, read + copy), counting_s + fill, loads, 0, moved, parts)
 
 
 def _ondemand_by_counts(w: Workload, m: Machine) -> Estimate:
@@ -225,7 +247,8 @@ def _superbatch(w: Workload, m: Machine) -> Estimate:
     parts = {"inspect": inspect, "read": read, "copy": copy}
     n = w.n_superbatches
     disk = stored * min(4, n) // n
-    return Estimate("superbatch", PLANNED, _pipeline_s(inspect, max(read, copy), n), 0.0, w.loads, disk, parts, _needs_sampler(w))
+    moved = int(random_reads(w.loads, gathers, w.n_rows, w.row_bytes, m.device)[1])
+    return Estimate("superbatch", PLANNED, _pipeline_s(inspect, max(read, copy), n), 0.0, w.loads, disk, moved, parts)
 
 
 def _streamed(w: Workload, m: Machine) -> Estimate:
@@ -240,10 +263,11 @@ def _streamed(w: Workload, m: Machine) -> Estimate:
     # Packing beside reading shares the drive.
     epoch = max(_pipeline_s(inspect + scan + write, max(read, copy), n), scan + write + read)
     disk = extents * min(2, n) // n + stored * min(4, n) // n
-    impossible = _needs_sampler(w)
-    if not impossible and w.disk_bytes is not None and disk > w.disk_bytes:
+    impossible = ""
+    if w.disk_bytes is not None and disk > w.disk_bytes:
         impossible = f"superbatches of {w.superbatch} take {format_size(disk)} of a disk of {format_size(w.disk_bytes)}"
-    return Estimate("streamed", PLANNED, epoch, 0.0, w.loads, disk, parts, impossible)
+    moved = int(scan * m.device.bandwidth) + 2 * extents
+    return Estimate("streamed", PLANNED, epoch, 0.0, w.loads, disk, moved, parts, impossible)
 
 
 def _packed(w: Workload, m: Machine, policy: str, loads: int, updates: int, fill: int, plan_s: float) -> Estimate:
@@ -257,7 +281,8 @@ def _packed(w: Workload, m: Machine, policy: str, loads: int, updates: int, fill
         if not impossible and w.disk_bytes is not None and extents > w.disk_bytes:
             impossible = f"extents take {format_size(extents)} of a disk of {format_size(w.disk_bytes)}"
     copy = _copied_s(w.n_accesses + updates, w, m)
-    return Estimate("packed", policy, max(read, copy), once, loads, extents, {"read": read, "copy": copy}, impossible)
+    parts = {"read": read, "copy": copy}
+    return Estimate("packed", policy, max(read, copy), once, loads, extents, loads * w.row_bytes, parts, impossible)
 
 
 def _frequency_packed(w: Workload, m: Machine) -> Estimate:

@@ -11,7 +11,7 @@ import json
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
@@ -36,7 +36,7 @@ from featstore.storage.sections import SectionFile, SectionWriter
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph
 
-__all__ = ["Pack", "read_record", "sample_offline", "write_record"]
+__all__ = ["Pack", "in_order", "read_record", "sample_offline", "write_record"]
 
 PACK_VERSION = 1
 RECORD, SAMPLES = "pack", "samples"
@@ -315,10 +315,10 @@ def _epochs(g: OutOfCoreGraph, sampler: Any, batcher: RandomBatcher | None, epoc
             sample = sampler(seeds) if method is None else method(seeds, epoch=epoch, index=index)
             return as_sampled(sample, g.num_nodes, epoch, index)
 
-        yield from _in_order(one, len(order), threads if method is not None else 1, g.pool)
+        yield from in_order(one, len(order), threads if method is not None else 1, g.pool)
 
 
-def _in_order(one: Callable[[int], SampledBatch], n: int, threads: int, pool: BufferPool) -> Iterator[SampledBatch]:
+def in_order(one: Callable[[int], SampledBatch], n: int, threads: int, pool: BufferPool) -> Generator[SampledBatch, None, None]:
     """Yield ``one(0) … one(n - 1)``, ``threads`` at work at once; one at a time from when memory was short."""
     if threads > 1:
         with ThreadPoolExecutor(threads, thread_name_prefix="featstore-sample") as workers:

@@ -77,6 +77,8 @@ class RunPacker:
         What packing may hold.
     window_bytes : int
         What reading a feature's extents may hold; reserved.
+    may_skip : bool
+        Where the disk has no room for a superbatch, pack nothing of it.
     """
 
     def __init__(
@@ -87,12 +89,18 @@ class RunPacker:
         disk: DiskBudget,
         memory: Reservation,
         window_bytes: int,
+        *,
+        may_skip: bool = False,
     ) -> None:
+        self._may_skip = may_skip
         self._bases, self._reader, self._runs, self._disk = bases, reader, runs, disk
         self._memory, self._window_bytes = memory, window_bytes
 
-    def __call__(self, k: int, n_missed: Int64s, rows_of: RowsOf, check: Callable[[], None]) -> _PackedRun:
+    def __call__(self, k: int, n_missed: Int64s, rows_of: RowsOf, check: Callable[[], None]) -> _PackedRun | None:
         """See :class:`featstore.plan.superbatch.Pack`."""
+        needed = sum(ExtentMap(n_missed, base.row_bytes).disk_bytes for base in self._bases.values())
+        if self._may_skip and self._disk.total is not None and self._disk.used + needed > self._disk.total:
+            return None
         packed = _PackedRun(self._reader, self._disk, self._window_bytes)
         try:
             for number, (name, base) in enumerate(self._bases.items()):

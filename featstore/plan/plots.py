@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from featstore.config import format_size
 from featstore.errors import MissingExtraError
+from featstore.plan.auto import Choice
 from featstore.plan.misscurve import MissCurve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["check_plot", "draw_miss_curve"]
+__all__ = ["check_plot", "draw_estimates", "draw_miss_curve"]
 
 COLORS = ("#4c72b0", "#dd8452", "#55a868", "#c44e52", "#8172b3", "#937860", "#da8bc3", "#8c8c8c", "#ccb974", "#64b5cd")
 MARKERS = "osD^vP<>Xh"
@@ -113,6 +115,65 @@ def draw_miss_curve(curve: MissCurve, path: str | os.PathLike[str], row_bytes: i
     asked = f"{curve.n_batches:,} batches ask for {_short(curve.n_accesses)} rows, {_short(curve.n_distinct)} distinct"
     axes.set_title(f"{title}\n{asked}" if title else asked, fontsize=11)
     figure.legend(loc="outside right upper", frameon=False, fontsize=9, title="in the order in which lines end")
+    figure.savefig(os.fspath(path))
+
+
+def draw_estimates(choices: Sequence[Choice], path: str | os.PathLike[str], title: str = "") -> None:
+    """Draw seconds for all epochs, and bytes moved in one, against the memory of the host tier: a line a strategy.
+
+    Parameters
+    ----------
+    choices : sequence of Choice
+        One a budget; of the same workload.
+    path : path-like
+        Checked by :func:`check_plot`; the name's ending says the format.
+    title : str
+        What was looked at.
+
+    Notes
+    -----
+    What cannot be taken, such as a packed layout without a pack, is drawn in dashes.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    choices = sorted(choices, key=lambda choice: choice.workload.capacity)
+    first = choices[0].workload
+    figure = Figure(figsize=(11.5, 5.2), layout="constrained", dpi=130)
+    panels = figure.subplots(1, 2)
+    shares = [100 * max(1, choice.workload.capacity) / max(1, choice.workload.n_rows) for choice in choices]
+    for i, each in enumerate(choices[0].estimates):
+        series = [choice.estimates[i] for choice in choices]
+        name = each.strategy if each.policy == "none" else f"{each.strategy} ({each.policy})"
+        why = next((at.impossible for at in series if at.impossible), "")
+        label = f"{name}: {why.split(',')[0].split(' of a disk')[0]}" if why else name
+        look: dict[str, Any] = {
+            "color": COLORS[i % len(COLORS)],
+            "marker": MARKERS[i % len(MARKERS)],
+            "linestyle": "--" if why else "-",
+            "linewidth": 1.8,
+            "markersize": 5,
+        }
+        panels[0].plot(shares, [at.total_s(first.epochs) for at in series], label=label, **look)
+        panels[1].plot(shares, [max(at.moved_bytes, 1) for at in series], **look)
+    taken = [choice.taken.total_s(first.epochs) for choice in choices]
+    panels[0].plot(shares, taken, "o", markersize=12, markerfacecolor="none", color="black", label="taken by strategy=auto")
+    epochs = f"{first.epochs} {'epoch' if first.epochs == 1 else 'epochs'}"
+    for axes, what in zip(panels, (f"seconds for {epochs}, what is done once included", "bytes moved in an epoch"), strict=True):
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xticks(shares, [f"{share:.3g} %" for share in shares], fontsize=8.5)
+        axes.set_xticks([], minor=True)
+        axes.set_xlabel("rows in memory, share of all")
+        axes.set_title(what, fontsize=10.5)
+        axes.grid(axis="both", color="0.9", linewidth=0.8)
+        axes.set_axisbelow(True)
+    for axes, form in zip(panels, (lambda value, _: f"{value:.3g} s", lambda value, _: f"{_short(value)}B"), strict=True):
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter(FuncFormatter(form))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    figure.suptitle(title, fontsize=11)
+    figure.legend(loc="outside lower center", frameon=False, fontsize=9, ncols=4)
     figure.savefig(os.fspath(path))
 
 

@@ -78,7 +78,7 @@ class PlanFile:
 
     def __init__(self, file: SectionFile, tier: Tier = Tier.BASE) -> None:
         self._file = file
-        self._tier = tier
+        self.tier = tier
 
     def __len__(self) -> int:
         return len(self._file) // SECTIONS
@@ -111,7 +111,7 @@ class PlanFile:
             positions = in_positions.astype(np.int64)
             changes = Changeset(ids[positions], positions, in_slots, out_rows.astype(np.int64))
         missed = missed.astype(np.int64)
-        if self._tier == Tier.PACKED:
+        if self.tier == Tier.PACKED:
             others = Part(Tier.PACKED, np.arange(len(missed), dtype=np.int32), missed)
         else:
             others = Part(Tier.BASE, ids[missed], missed)
@@ -200,8 +200,11 @@ class Pack(Protocol):
 
     def __call__(
         self, k: int, n_missed: Int64s, rows_of: Callable[[int], npt.NDArray[np.int32 | np.int64]], check: Callable[[], None]
-    ) -> Packed:
-        """Pack superbatch ``k``; ``check`` is called now and then, what it raises (the epoch is over) is passed on."""
+    ) -> Packed | None:
+        """Pack superbatch ``k``, or return None where there is no room for it: its rows are then read from the base file.
+
+        ``check`` is called now and then, what it raises (the epoch is over) is passed on.
+        """
         ...
 
 
@@ -407,6 +410,8 @@ class SuperbatchInspector:
                         superbatch.plans = self._plan(k, superbatch.samples, sampled.get(k + 1))
                         if self._pack is not None:
                             superbatch.packed = self._pack_superbatch(k, self._pack, superbatch.samples, superbatch.plans)
+                            if superbatch.packed is None:
+                                superbatch.plans.tier = Tier.BASE
                     except BaseException:
                         superbatch.remove()
                         raise
@@ -557,7 +562,7 @@ class SuperbatchInspector:
         self._memory.resize(max(self._memory.n_bytes, planning_bytes(*size, spilled=True)))
         return True
 
-    def _pack_superbatch(self, k: int, pack: Pack, samples: SampleFile, plans: PlanFile) -> Packed:
+    def _pack_superbatch(self, k: int, pack: Pack, samples: SampleFile, plans: PlanFile) -> Packed | None:
         def rows_of(number: int) -> npt.NDArray[np.int32 | np.int64]:
             rows: npt.NDArray[np.int32 | np.int64] = samples.ids(number)[plans.missed(number)]
             return rows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,19 @@ def _narrow(ids: npt.ArrayLike | torch.Tensor, n: int) -> Ints:
     return np.ascontiguousarray(array, np.int32 if n < 2**31 else np.int64)
 
 
+class _Reading(Sequence[Ints]):
+    """Batches that are read when they are asked for."""
+
+    def __init__(self, ids: Callable[[int], Ints], lengths: npt.NDArray[np.int64]) -> None:
+        self._ids, self.lengths = ids, lengths
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, number: Any) -> Any:
+        return self._ids(number)
+
+
 class Trace(Sequence[Ints]):
     """The distinct rows of each batch, in order.
 
@@ -58,6 +71,11 @@ class Trace(Sequence[Ints]):
             self._first = 1
             self._batches = batches
             lengths = batches.lengths[1:]
+        elif isinstance(batches, _Reading):
+            self.n = 0 if n is None else n
+            self._first = 0
+            self._batches = batches
+            lengths = batches.lengths
         else:
             arrays = [np.asarray(batch) for batch in batches]
             self.n = max((int(a.max()) + 1 for a in arrays if a.size), default=0) if n is None else n
@@ -74,6 +92,11 @@ class Trace(Sequence[Ints]):
     def open(cls, path: str | os.PathLike[str]) -> Trace:
         """Open a trace file that :func:`record` or :meth:`save` wrote; batches are read and checked as they are asked for."""
         return cls(SectionFile(path, KIND))
+
+    @classmethod
+    def reading(cls, ids: Callable[[int], Ints], lengths: npt.NDArray[np.int64], n: int) -> Trace:
+        """Return the trace of batches that ``ids(number)`` reads, distinct rows each, ``lengths[number]`` of them."""
+        return cls(_Reading(ids, lengths), n)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the trace to a file."""

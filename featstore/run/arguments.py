@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -13,12 +14,15 @@ from tqdm import tqdm
 from featstore.cache.base import available_policies
 from featstore.config import parse_disk, parse_size
 from featstore.graph.dataset import OutOfCoreGraph
+from featstore.plan.offline import Pack
+from featstore.run.packs import check_layout, open_pack
 from featstore.run.strategies import STRATEGIES
 from featstore.run.train import Epoch, TrainResult, describe_epoch, train
 from featstore.sampling.neighbor import NeighborSampler
 
 __all__ = [
     "add_opening",
+    "add_packing",
     "add_sampling",
     "add_training",
     "disk_size",
@@ -91,14 +95,13 @@ def add_opening(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=positive, help="threads (default: all processors)")
 
 
-def add_sampling(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> dict[str, Any]:
+def add_sampling(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *, max_batches: bool = True) -> dict[str, Any]:
     """Add what says which batches an epoch has; return the options' names and defaults."""
     actions = [
         parser.add_argument("--labels", default="y", help="node data with classes (default: y)"),
         parser.add_argument("--fanouts", type=_fanouts, default=[10, 10], help="neighbours a hop, seeds' first (default: 10,10)"),
         parser.add_argument("--batch-size", type=positive, default=1000, help="seeds a batch (default: 1000)"),
         parser.add_argument("--seed", type=int, default=0, help="of weights, order and sampling (default: 0)"),
-        parser.add_argument("--max-batches", type=positive, help="stop each epoch after so many batches"),
         parser.add_argument(
             "--neighbor-cache",
             type=_share_or_size,
@@ -106,7 +109,32 @@ def add_sampling(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> d
             help="cache of neighbour lists: bytes, or a share of the memory (0.125)",
         ),
     ]
+    if max_batches:
+        actions.append(parser.add_argument("--max-batches", type=positive, help="stop each epoch after so many batches"))
     return {action.dest: action.default for action in actions}
+
+
+def add_packing(parser: argparse.ArgumentParser) -> None:
+    """Add what :func:`~featstore.run.packs.pack_dataset` wants to know, beside opening and sampling."""
+    parser.add_argument("--feature", default="x", help="feature (default: x)")
+    parser.add_argument("--seeds", metavar="NAME", help="node data with the seeds (default: train_idx or train_mask)")
+    parser.add_argument("--epochs", type=positive, default=1, help="epochs of samples (default: 1)")
+    parser.add_argument("--policy", default="belady", help="of the rows in memory: belady (default), or a static one: frequency")
+    parser.add_argument(
+        "--feature-cache",
+        type=_share_or_size,
+        default=0.1,
+        metavar="SIZE",
+        help="rows in memory: bytes, or a share (default: 0.1)",
+    )
+    parser.add_argument(
+        "--superbatch", type=_positive_or_auto, default="auto", metavar="N", help="batches that belady plans at once"
+    )
+    parser.add_argument("--disk", type=disk_size, metavar="SIZE", help="most bytes of the pack, or times the features (1.5x)")
+    parser.add_argument(
+        "--add-layout", action="store_true", help="pack the samples that PACK has, or finish what was interrupted"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace a pack that is there")
 
 
 def add_training(parser: argparse.ArgumentParser) -> None:
@@ -118,13 +146,13 @@ def add_training(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--epochs", type=positive, default=2, help="(default: 2)")
     parser.add_argument("--lr", type=float, default=0.003, help="learning rate of Adam (default: 0.003)")
     parser.add_argument("--dropout", type=float, default=0.5, help="(default: 0.5)")
-    strategies = [*(name for name in STRATEGIES if name != "packed"), "auto"]  # packed has no sampler
-    parser.add_argument("--strategy", choices=strategies, default="ondemand", help="(default: ondemand)")
+    parser.add_argument("--strategy", choices=[*STRATEGIES, "auto"], default="ondemand", help="(default: ondemand)")
     parser.add_argument("--policy", help=f"policy of the feature cache, none or one of {', '.join(available_policies())}")
     parser.add_argument(
         "--feature-cache", type=_share_size_or_auto, metavar="SIZE", help="bytes, a share of the rows (0.1), or auto"
     )
     parser.add_argument("--prefetch", type=int, default=2, help="batches made ahead (default: 2)")
+    parser.add_argument("--pack", metavar="PACK", help="train on the samples of a pack (--strategy packed, auto)")
     ahead = parser.add_argument_group("looking ahead (--strategy superbatch, streamed)")
     ahead.add_argument("--superbatch", type=_positive_or_auto, metavar="N", help="batches a superbatch (default: auto)")
     ahead.add_argument(
@@ -170,6 +198,14 @@ def _loader_options(options: argparse.Namespace) -> dict[str, Any]:
             names.append(name)
     if options.strategy == "auto":
         names.append("epochs")
+    if options.strategy == "packed" and options.pack is None:
+        raise ValueError(
+            "--strategy packed runs the samples of a pack: make one with featstore pack DATASET PACK, then give --pack PACK"
+        )
+    if options.pack is not None and options.strategy not in ("packed", "auto"):
+        raise ValueError(f"--pack goes with --strategy packed or auto, not {options.strategy}: its samples are frozen")
+    if options.strategy == "packed" and options.overlap is False:
+        raise ValueError("--no-overlap goes with --strategy superbatch: nothing is sampled while a pack runs")
     policy = None if options.policy == "none" else options.policy
     if options.policy == "none" and options.feature_cache is not None:
         raise ValueError("--policy none is no cache; leave it out, or leave out --feature-cache")
@@ -184,8 +220,11 @@ def train_as_asked(path: str | os.PathLike[str], options: argparse.Namespace, *,
     Makes torch use deterministic algorithms, so that losses are the same, bit for bit, whatever the cache and the strategy.
     """
     loader_options = _loader_options(options)
-    with open_graph(path, options) as graph:
+    with ExitStack() as stack:
+        graph = stack.enter_context(open_graph(path, options))
         sampler = make_sampler(graph, options)
+        if options.pack is not None:
+            loader_options["pack"] = _checked_pack(stack, graph, options)
         torch.use_deterministic_algorithms(True)
         return train(
             graph,
@@ -204,6 +243,19 @@ def train_as_asked(path: str | os.PathLike[str], options: argparse.Namespace, *,
             on_epoch=None if quiet else _say,
             loader_options=loader_options,
         )
+
+
+def _checked_pack(stack: ExitStack, graph: OutOfCoreGraph, options: argparse.Namespace) -> Pack:
+    """Open ``--pack``, and make sure, before any training, that it is one of this dataset and model."""
+    pack = stack.enter_context(open_pack(options.pack, graph.path))
+    pack.check(graph)
+    if pack.n_hops != len(options.fanouts):
+        raise ValueError(
+            f"{options.pack} has samples of {pack.n_hops} hops, --fanouts has {len(options.fanouts)}: give {pack.n_hops} numbers"
+        )
+    if options.strategy == "packed" and options.feature_cache is None:
+        check_layout(pack, [options.feature], options.policy or "belady", graph.path)
+    return pack
 
 
 def _say(epoch: Epoch) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from contextlib import ExitStack
+import errno
+from dataclasses import dataclass, replace
 from typing import Any
 
 from featstore.cache.base import get_policy
@@ -11,14 +11,15 @@ from featstore.cache.table import FeatureCache
 from featstore.config import Budget
 from featstore.errors import BudgetError
 from featstore.graph.device import device_speed
-from featstore.plan.auto import MOST_BATCHES, choose, copy_bandwidth, observe
-from featstore.plan.cost import Machine
-from featstore.plan.trace import Trace, TraceWriter
+from featstore.plan.auto import choose, copy_bandwidth, observe
+from featstore.plan.cost import Machine, Workload
+from featstore.plan.layout import find_layouts
 from featstore.run.precache import cache_bytes, spare_bytes
-from featstore.run.strategy import Setup
-from featstore.storage.rundir import DiskBudget, RunDirectory
+from featstore.run.profile import LEAST_BATCHES, Profile, pack_trace
+from featstore.run.strategy import Planning, Setup
+from featstore.run.superbatch import ahead_bytes, choose_size
 
-__all__ = ["decide", "rows_in_memory"]
+__all__ = ["Decision", "decide", "look_ahead", "rows_in_memory"]
 
 
 def rows_in_memory(
@@ -37,86 +38,118 @@ def rows_in_memory(
     return min(FeatureCache.capacity_for(n_bytes, row_bytes[name], n, None) for name, n_bytes in sizes.items())
 
 
-def decide(
-    setup: Setup,
-    *,
-    row_bytes: int,
-    capacity: int,
-    superbatch: int | None,
-    disk: int | None,
-    run_dir: str,
-    epochs: int,
-) -> tuple[str, str | None, dict[str, Any]]:
-    """Choose strategy and policy for a loader.
+@dataclass(frozen=True)
+class Decision:
+    """What was decided for a loader.
 
-    Returns
-    -------
+    Parameters
+    ----------
     strategy : str
     policy : str or None
         None: no cache.
     record : dict
         What ``loader.stats()["auto"]`` says: estimates, what was taken, and why.
+    profile : Profile, optional
+        Batches that were sampled to find out; the run uses them.
+    miss_share : float
+        Of a batch's rows, those that a planned cache will lack, with a margin.
+    """
+
+    strategy: str
+    policy: str | None
+    record: dict[str, Any]
+    profile: Profile | None = None
+    miss_share: float = 1.0
+
+
+def decide(setup: Setup, planning: Planning, *, row_bytes: int, capacity: int, epochs: int) -> Decision:
+    """Choose strategy and policy for a loader.
 
     Notes
     -----
-    Samples the first 200 batches at most of epoch 0, into a run file, and simulates them. Where the budget does not suffice for
-    that, rows are read on demand.
+    Looks at an eighth of the batches of epoch 0, eight at least and 32 at most: samples them, for the run to use, and simulates
+    their cache. Where the memory or the disk does not suffice for that, rows are read on demand.
     """
-    graph = setup.graph
-    n_batches = len(setup.batcher)
-    if not n_batches or not setup.features:
+    graph, pack = setup.graph, setup.pack
+    if not len(setup.batcher) or not setup.features:
         return _default(setup, capacity, "nothing is to be gathered")
-    with ExitStack() as stack:
-        runs = RunDirectory(run_dir)
-        stack.callback(runs.close)
-        try:
-            trace, sample_s = _record(setup, runs.file("trace"), DiskBudget(disk), disk)
-            stack.callback(trace.close)
+    profile = None
+    try:
+        if pack is None:
+            profile = Profile(setup, planning.run_dir, planning.disk)
+            trace = profile.trace()
+        else:
+            trace = pack_trace(pack)
+        with graph.policy_inputs(row_bytes) as inputs:
             workload = observe(
                 trace,
                 row_bytes=row_bytes,
                 capacity=capacity,
                 budget=graph.budget,
-                n_batches=n_batches,
-                sample_s=sample_s / setup.threads,
-                superbatch=superbatch,
+                n_batches=len(setup.batcher),
+                sample_s=0.0 if profile is None else profile.sample_s,
                 epochs=epochs,
-                disk_bytes=disk,
-                has_pack=setup.pack is not None,
-                pack_epochs=1 if setup.pack is None else setup.pack.epochs,
+                disk_bytes=planning.disk,
+                has_pack=pack is not None,
+                pack_epochs=1 if pack is None else pack.epochs,
+                packed_for=_packed_for(setup, capacity),
+                ahead_bytes=ahead_bytes(setup, graph.budget.total // 16),
+                out_degree=inputs.context.out_degree if capacity else None,
             )
-            machine = Machine(device_speed(graph, run_dir, disk), copy_bandwidth(row_bytes, graph.options.threads, graph.budget))
-        except BudgetError as error:
+        stored = 0 if profile is None else profile.n_bytes // len(profile)
+        workload = replace(workload, superbatch=_streamed_size(setup, planning, workload, stored))
+        left = None if planning.disk is None or profile is None else planning.disk - profile.n_bytes
+        speed = device_speed(graph, planning.run_dir, left)
+        choice = choose(workload, Machine(speed, copy_bandwidth(row_bytes, graph.options.threads, graph.budget)))
+    except BaseException as error:
+        if profile is not None:
+            profile.close()
+        if isinstance(error, BudgetError):
             return _default(setup, capacity, f"no memory to estimate: {error.message}")
-    choice = choose(workload, machine)
-    return choice.taken.strategy, None if choice.taken.policy == "none" else choice.taken.policy, choice.to_dict()
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC and planning.disk is not None:
+            return _default(setup, capacity, f"no disk to estimate: {error.strerror}")
+        raise
+    policy = None if choice.taken.policy == "none" else choice.taken.policy
+    return Decision(choice.taken.strategy, policy, choice.to_dict(), profile, workload.miss_share)
 
 
-def _default(setup: Setup, capacity: int, reason: str) -> tuple[str, str | None, dict[str, Any]]:
+def _default(setup: Setup, capacity: int, reason: str) -> Decision:
     strategy = "ondemand" if setup.pack is None else "packed"
     policy = "frequency" if capacity else None
     taken = {"strategy": strategy, "policy": policy or "none"}
-    return strategy, policy, {"taken": taken, "reason": reason, "estimates": []}
+    return Decision(strategy, policy, {"taken": taken, "reason": reason, "estimates": []})
 
 
-def _record(setup: Setup, path: str, accounts: DiskBudget, disk: int | None) -> tuple[Trace, float]:
-    """Write the rows of the first batches to a trace file; return it, and the seconds that sampling took."""
-    n, pack = setup.graph.num_nodes, setup.pack
-    order = setup.batcher.epoch(0)
-    most = min(len(order), MOST_BATCHES)
-    sample_s = 0.0
-    with TraceWriter(path, n, accounts) as writer:
-        index = 0
-        while index < most:
-            start = time.perf_counter()
-            if pack is not None:
-                ids = pack.ids(index)
-            else:
-                ids = setup.sampler.sample(order.seeds(index), epoch=0, index=index).input_ids.numpy()
-            sample_s += time.perf_counter() - start
-            if index == 0 and disk is not None:
-                most = max(1, min(most, disk // 2 // max(1, 8 * len(ids))))  # a trace is no more than half of the disk
-            writer.append(ids)
-            index += 1
-        writer.finish().close()
-    return Trace.open(path), 0.0 if pack is not None else sample_s
+def _packed_for(setup: Setup, capacity: int) -> tuple[str, ...]:
+    """Return the policies whose layouts the pack has, for these features and this cache."""
+    if setup.pack is None:
+        return ()
+    found = find_layouts(setup.pack)
+    return tuple(each.policy for each in found if sorted(each.features) == sorted(setup.features) and each.capacity == capacity)
+
+
+def _streamed_size(setup: Setup, planning: Planning, w: Workload, stored: int) -> int:
+    """Return how many batches a superbatch would have whose samples take ``stored`` bytes each."""
+    n_accesses = w.n_accesses // max(1, w.n_batches)
+    plan = 12 * n_accesses
+    packed = int(n_accesses * w.row_bytes * w.miss_share) // 2
+    return choose_size(planning, setup.graph, len(setup.batcher), n_accesses, stored + plan + packed)
+
+
+def look_ahead(setup: Setup, planning: Planning, capacity: int) -> tuple[Profile | None, float]:
+    """Sample a few batches for the run to use, and return them and the share of their rows that a cache will lack, with a margin.
+
+    Where the memory or the disk does not suffice: none, and all of them.
+    """
+    if not len(setup.batcher) or not setup.features or not capacity:
+        return None, 1.0
+    profile = None
+    try:
+        profile = Profile(setup, planning.run_dir, planning.disk, LEAST_BATCHES)
+        return profile, observe(profile.trace(), row_bytes=1, capacity=capacity, budget=setup.graph.budget).miss_share
+    except BaseException as error:
+        if profile is not None:
+            profile.close()
+        if isinstance(error, BudgetError) or (isinstance(error, OSError) and error.errno == errno.ENOSPC):
+            return None, 1.0
+        raise

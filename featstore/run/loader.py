@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -26,12 +27,13 @@ from featstore.gather.plan import Tier
 from featstore.partition.batcher import RandomBatcher, check_seeds
 from featstore.plan.offline import Pack
 from featstore.plan.packgraph import PackedGraph
-from featstore.run.auto import decide, rows_in_memory
+from featstore.run.auto import Decision, decide, look_ahead, rows_in_memory
 from featstore.run.batch import MiniBatch
 from featstore.run.epoch import EpochIterator, Held, Item, Progress, most_rows, sampled_bytes
 from featstore.run.packed import Packed
 from featstore.run.precache import AccessCounts, cache_bytes, spare_bytes
 from featstore.run.prefetch import ReadCounts, Stopwatch
+from featstore.run.profile import FrozenSampler, Profile
 from featstore.run.strategies import STRATEGIES
 from featstore.run.strategy import EpochRun, Planning, Setup
 from featstore.sampling.batch import Sampler
@@ -234,21 +236,37 @@ class Loader:
         self._iterators: weakref.WeakSet[EpochIterator] = weakref.WeakSet()
         self._closed = False
         self._auto: dict[str, Any] | None = None
-        if is_auto:
+        self._profile: Profile | None = None
+        self._frozen: FrozenSampler | None = None
+        try:
             setup = Setup(g, sampler, batcher, self._features, threads, self._watch, self._reads, None, pack)
-            planning = self._planning("packed" if pack is not None else "superbatch", None, superbatch, True, disk, run_dir)
-            assert planning is not None
-            feature_cache = "auto" if feature_cache is None else feature_cache
-            try:
-                strategy, policy, self._auto = self._decide(setup, planning, feature_cache, epochs)
-            except BaseException:
-                if self._close_pack is not None:
-                    self._close_pack()
-                self._finalizer()
-                raise
-            feature_cache = None if policy is None else feature_cache
-        planning = self._planning(strategy, policy, superbatch, overlap, disk, run_dir)
-        setup = Setup(g, sampler, batcher, self._features, threads, self._watch, self._reads, planning, pack)
+            if is_auto:
+                feature_cache = "auto" if feature_cache is None else feature_cache
+                ahead = self._planning("packed" if pack is not None else "superbatch", None, superbatch, True, disk, run_dir)
+                decision = self._decide(setup, cast(Planning, ahead), feature_cache, epochs)
+                strategy, policy, self._auto, self._profile = (
+                    decision.strategy,
+                    decision.policy,
+                    decision.record,
+                    decision.profile,
+                )
+                miss_share = decision.miss_share
+                feature_cache = None if policy is None else feature_cache
+            planning = self._planning(strategy, policy, superbatch, overlap, disk, run_dir)
+            if not is_auto and strategy == "streamed" and superbatch == "auto":
+                self._profile, miss_share = look_ahead(setup, cast(Planning, planning), self._capacity(setup, feature_cache))
+            if self._profile is not None:
+                sampler = self._profile
+                if planning is not None:
+                    left = None if planning.disk is None else planning.disk - self._profile.n_bytes
+                    planning = replace(planning, disk=left, miss_share=miss_share)
+            if pack is not None and strategy != "packed":
+                sampler = self._frozen = FrozenSampler(pack, g.pool)
+                setup = replace(setup, pack=None)
+            setup = replace(setup, sampler=sampler, planning=planning)
+        except BaseException:
+            self._release_all()
+            raise
         self._setup = setup
         try:
             self._strategy = STRATEGIES[strategy](setup)  # takes its memory before the cache does
@@ -259,11 +277,7 @@ class Loader:
             elif feature_cache is not None or policy is not None:
                 self._make_cache(feature_cache, policy)
         except BaseException:
-            if hasattr(self, "_strategy"):
-                self._strategy.close()
-            if self._close_pack is not None:
-                self._close_pack()
-            self._finalizer()
+            self._release_all()
             raise
 
     # Set-up.
@@ -309,25 +323,20 @@ class Loader:
         n_bytes = None if disk is None else parse_disk(disk, self._g.num_nodes * sum(self._row_bytes.values()))
         return Planning(chosen, superbatch, n_bytes, where, bool(overlap))
 
-    def _decide(
-        self, setup: Setup, planning: Planning, feature_cache: int | float | str, epochs: int
-    ) -> tuple[str, str | None, dict[str, Any]]:
-        """Choose strategy and policy for ``"auto"``."""
+    def _capacity(self, setup: Setup, feature_cache: int | float | str | None) -> int:
+        """Return the rows of a cache of that size."""
         budget = self._g.budget
         room = budget.available if self._share is None else min(budget.available, self._share.available)
+        share = budget if self._share is None else self._share
+        return rows_in_memory(setup, feature_cache, self._row_bytes, share, room, self._prefetch)
+
+    def _decide(self, setup: Setup, planning: Planning, feature_cache: int | float | str, epochs: int) -> Decision:
+        """Choose strategy and policy for ``"auto"``."""
         if setup.pack is not None and feature_cache == "auto":
             raise ValueError("feature_cache='auto' samples a batch to see what is left; with a pack, give bytes or a share")
-        share = budget if self._share is None else self._share
         with self._watch.time("auto"):
-            return decide(
-                setup,
-                row_bytes=sum(self._row_bytes.values()),
-                capacity=rows_in_memory(setup, feature_cache, self._row_bytes, share, room, self._prefetch),
-                superbatch=None if isinstance(planning.superbatch, str) else planning.superbatch,
-                disk=planning.disk,
-                run_dir=planning.run_dir,
-                epochs=epochs,
-            )
+            capacity = self._capacity(setup, feature_cache)
+            return decide(setup, planning, row_bytes=sum(self._row_bytes.values()), capacity=capacity, epochs=epochs)
 
     def _make_cache(self, size: int | float | str | None, policy: str | Policy | type[Policy] | None) -> None:
         """Make the host cache of every feature; policies that ask for counts get those of the first epoch."""
@@ -335,14 +344,15 @@ class Loader:
         room = budget.available if self._share is None else min(budget.available, self._share.available)
         if policy is None:
             policy = "degree"
-        chosen = get_policy("belady" if self._pack is not None else policy)  # packs: caches that follow plans, in any case
+        is_packed = isinstance(self._strategy, Packed)
+        chosen = get_policy("belady" if is_packed else policy)  # packs: caches that follow plans, in any case
         is_planned = isinstance(chosen, PlannedPolicy)  # one plan for all features, which have the same rows in their caches
         if isinstance(policy, Policy) and len(self._features) > 1 and not is_planned:
             raise ValueError("a policy instance serves one cache: give its name or class for several features")
         n = self._g.num_nodes
         if not self._features or not n:
             return
-        if self._pack is not None and size == "auto":
+        if is_packed and size == "auto":
             raise ValueError("feature_cache='auto' samples a batch to see what is left; with a pack, give bytes or a share")
         if size is None or size == "auto":
             spare, self._prefetch = spare_bytes(self._setup, budget, room, sum(self._row_bytes.values()), self._prefetch)
@@ -455,7 +465,8 @@ class Loader:
             raise self._too_small(position, error, max(needed, error.needed or 0)) from None
         with self._watch.time("labels"):
             y = None if self._labels is None else self._g.node_data[self._labels][sampled.seeds]
-        batch = MiniBatch(sampled.seeds, sampled.input_ids, sampled.blocks, features, y, sampled.index, item.held)
+        index = sampled.index if self._frozen is None else int(self._batcher.epoch(sampled.epoch).seeds(sampled.index)[0])
+        batch = MiniBatch(sampled.seeds, sampled.input_ids, sampled.blocks, features, y, index, item.held)
         with self._lock:
             self._largest_rows = max(self._largest_rows, n_rows)
             self._n_batches += 1
@@ -525,7 +536,13 @@ class Loader:
         self._closed = True
         for iterator in list(self._iterators):
             iterator.close()
-        self._strategy.close()
+        self._release_all()
+
+    def _release_all(self) -> None:
+        if hasattr(self, "_strategy"):
+            self._strategy.close()
+        if self._profile is not None:
+            self._profile.close()
         if self._close_pack is not None:
             self._close_pack()
         self._finalizer()

@@ -42,6 +42,8 @@ class Planning:
         Where run directories are made.
     overlap : bool
         Sample and plan while earlier batches are gathered and trained on; otherwise one after the other.
+    miss_share : float
+        Of a batch's rows, those that the cache will lack, as far as is known: how much is packed of each.
     """
 
     policy: Policy
@@ -49,6 +51,7 @@ class Planning:
     disk: int | None
     run_dir: str
     overlap: bool = True
+    miss_share: float = 1.0
 
 
 @dataclass(frozen=True)

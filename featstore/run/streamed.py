@@ -54,11 +54,19 @@ class Streamed(Superbatch):
         super().close()
 
     def _packed_bytes(self, n_accesses: int) -> int:
+        planning = self._setup.planning
+        assert planning is not None
         widths = sum(self._setup.graph.features[name].file.row_bytes for name in self._setup.features)
-        return n_accesses * int(widths) // 2  # extents of two superbatches lie on disk at once, samples of four
+        return (
+            int(n_accesses * widths * planning.miss_share) // 2
+        )  # extents of two superbatches lie on disk at once, samples of four
 
     def _packer(self, runs: RunDirectory, disk: DiskBudget) -> RunPacker | None:
-        return RunPacker(self._bases, self._setup.graph.reader, runs, disk, self._packing, self._window_bytes)
+        planning = self._setup.planning
+        # How many rows are missed was estimated to choose the size: where a superbatch misses more than the disk holds, its rows
+        # are read where they are.
+        may_skip = planning is not None and isinstance(planning.superbatch, str)
+        return RunPacker(self._bases, self._setup.graph.reader, runs, disk, self._packing, self._window_bytes, may_skip=may_skip)
 
 
 def _release(held: list[Reservation]) -> None:

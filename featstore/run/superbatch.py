@@ -7,6 +7,7 @@ import shutil
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -26,7 +27,7 @@ from featstore.run.strategy import EpochRun, Planning, Prepared, Setup
 from featstore.run.switch import CacheSwitch, NoSwitch
 from featstore.storage.rundir import DiskBudget, RunDirectory
 
-__all__ = ["Superbatch"]
+__all__ = ["Superbatch", "ahead_bytes", "choose_size"]
 
 MOST_AUTO_BATCHES = 200
 MOST_AHEAD_BYTES = 1 << 30
@@ -54,7 +55,7 @@ class Superbatch:
             stored = n_accesses * (width + 12) + sum(4 * (len(block.src) + block.n_dst) for block in sampled.blocks)
         self._n_accesses = n_accesses
         stored += self._packed_bytes(n_accesses)
-        self._planning = replace(setup.planning, superbatch=_choose_size(setup, n_accesses, stored))
+        self._planning = replace(setup.planning, superbatch=choose_size(setup.planning, graph, len(order), n_accesses, stored))
         # Batches differ in size by a few percent, and a window is two superbatches.
         longest = n_accesses * 9 // 8
         planned = int(self._planning.superbatch) * longest
@@ -67,7 +68,7 @@ class Superbatch:
         self._ahead = graph.budget.reserve("read ahead", 0)
         self._finalizer = weakref.finalize(self, _release, self._memory, self._ahead)
         if setup.planning.overlap:
-            self._ahead.resize(_ahead_bytes(setup, graph.budget.total // 16))
+            self._ahead.resize(ahead_bytes(setup, graph.budget.total // 16))
         self._switch: CacheSwitch | None = None
 
     def _packed_bytes(self, n_accesses: int) -> int:
@@ -129,19 +130,20 @@ def _release(*held: Reservation) -> None:
         reservation.release()
 
 
-def _ahead_bytes(setup: Setup, n_bytes: int) -> int:
-    """Of ``n_bytes`` no more than a quarter of the features, beyond which every other page is wanted anyhow."""
+def ahead_bytes(setup: Setup, n_bytes: int) -> int:
+    """Return the memory that misses are read ahead into.
+
+    Of ``n_bytes`` no more than a quarter of the features, beyond which every other page is wanted anyhow.
+    """
     features = setup.graph.features
     n_bytes = min(n_bytes, sum(features[name].nbytes for name in setup.features) // 4, MOST_AHEAD_BYTES)
     return n_bytes // 4096 * 4096
 
 
-def _choose_size(setup: Setup, n_accesses: int, stored: int) -> int:
+def choose_size(planning: Planning, graph: Any, n_batches: int, n_accesses: int, stored: int) -> int:
     """As many batches as disk and the planner's share of memory allow, by the rows and stored bytes of one sampled batch."""
-    planning, graph = setup.planning, setup.graph
-    assert planning is not None
     if not isinstance(planning.superbatch, str):
-        return min(planning.superbatch, max(1, len(setup.batcher)))
+        return min(planning.superbatch, max(1, n_batches))
     disk = planning.disk
     if disk is None:
         disk = shutil.disk_usage(os.path.dirname(planning.run_dir) or ".").free // 4
@@ -149,7 +151,7 @@ def _choose_size(setup: Setup, n_accesses: int, stored: int) -> int:
     by_disk = disk // (4 * stored + 1) if planning.overlap else disk // 4 * 3 // (stored + 1)
     spare = max(0, graph.budget.total // PLANNER_SHARE - planning_bytes(graph.num_nodes, 0, longest=n_accesses))
     by_memory = spare // (planning_bytes(0, n_accesses * (2 if planning.overlap else 1), n_accesses) + 1)
-    return int(max(1, min(by_disk, by_memory, MOST_AUTO_BATCHES, len(setup.batcher))))
+    return int(max(1, min(by_disk, by_memory, MOST_AUTO_BATCHES, n_batches)))
 
 
 class _SuperbatchEpoch:
@@ -212,7 +214,7 @@ class _SuperbatchEpoch:
                 read = {name: store.read_rows for name, store in zip(setup.features, stores, strict=True)}
                 # In the serial schedule plans are made while nothing is read ahead, and the other way round: one memory for both.
                 idle = min(memory.n_bytes - planning.policy.nbytes, graph.budget.total // 8)
-                n_bytes = ahead.n_bytes if switch is None else _ahead_bytes(setup, max(0, idle))
+                n_bytes = ahead.n_bytes if switch is None else ahead_bytes(setup, max(0, idle))
                 self._ahead = ReadAhead(self._inspector.misses, read, widths, start, len(order), n_bytes, setup.reads.add)
         except BaseException:
             if hasattr(self, "_inspector"):

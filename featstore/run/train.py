@@ -173,7 +173,12 @@ def train(
     result = TrainResult()
     evaluate_s = 0.0
     deadline = float("inf") if max_seconds is None else time.perf_counter() + max_seconds
-    with Loader(g, sampler, seeds["train"], **common, **options) as loader:
+    if options.get("pack") is None:
+        options |= {"sampler": sampler, "seeds": seeds["train"]}
+        of_training = common
+    else:
+        of_training = {name: value for name, value in common.items() if name != "batch_size"}  # a pack has batches of its own
+    with Loader(g, **of_training, **options) as loader:
         for epoch in range(epochs):
             begin = time.perf_counter()
             loss = _train_epoch(model, optimizer, loader, result, f"epoch {epoch}" if show else None, max_batches, deadline)

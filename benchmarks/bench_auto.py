@@ -1,0 +1,165 @@
+"""``strategy="auto"`` against every fixed strategy: R22, host caches of 2, 10 and 50 % of the rows, one and twenty epochs.
+
+Two epochs are timed without a model, the loader's making included; the others are taken to be like the second. All sides run in
+one process, each with the dataset opened anew, and a fixed strategy that is hopelessly behind (three times the best so far) is
+cut off: its epoch is then counted by its rows, and said to be cut. The drive is measured before, once a dataset, as a user's
+would be. With a pack, frozen layouts are among the fixed ones, packing included. ``$FEATSTORE_R22`` names a folder that
+``r22.py`` filled; ``--only 10`` runs one budget.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+from harness import Report, arguments, main, scratch
+
+SHARES = (0.02, 0.1, 0.5)
+EPOCHS = (1, 20)
+FIXED: tuple[tuple[str, str], ...] = (
+    ("streamed", "belady"),
+    ("ondemand", "degree"),
+    ("ondemand", "frequency"),
+    ("superbatch", "belady"),
+)
+FROZEN: tuple[tuple[str, str], ...] = (("packed", "belady"), ("packed", "frequency"))
+HOPELESS = 3.0
+
+
+class Bench:
+    """The workload and its pack."""
+
+    def __init__(self, args: argparse.Namespace, report: Report, folder: Path) -> None:
+        import r22
+
+        import featstore
+        from featstore.graph.device import device_speed
+
+        self.args, self.report, self.folder, self.featstore = args, report, folder, featstore
+        source = Path(os.environ.get("FEATSTORE_R22", folder)) if not args.tiny else folder
+        self.work = r22.generate(source, args.scale, seeds=max(1, round(200_000 * 2.0 ** (args.scale - 22))))
+        self.batch_size = max(1, 1000 >> (22 - args.scale))
+        with self.open() as g:
+            device_speed(g)
+            self.seeds = g.node_data["seeds"][: args.batches * self.batch_size]
+            featstore.sample_offline(
+                g, self.sampler(g), self.seeds, self.batch_size, path=folder / "pack", progress=False, overwrite=True
+            ).close()
+
+    def open(self) -> Any:
+        """Open the dataset, with all neighbour lists in memory."""
+        g = self.featstore.open(self.work.dataset(), memory=self.args.memory << 20)
+        g.cache_neighbors(min(8 * g.num_nodes + 6 * self.work.n_edges, g.budget.available // 4))
+        return g
+
+    def sampler(self, g: Any) -> Any:
+        """The same batches whoever asks."""
+        return self.featstore.NeighborSampler(g, [10, 10, 10], seed=0)
+
+    def time(self, share: float, most_s: float, **options: Any) -> dict[str, Any]:
+        """Make a loader and run two epochs; give up on an epoch after ``most_s``."""
+        frozen = "pack" in options
+        with self.open() as g:
+            given: dict[str, Any] = {"features": "x", "labels": None, "feature_cache": share, "run_dir": self.folder / "runs"}
+            if not frozen:
+                given |= {"sampler": self.sampler(g), "seeds": self.seeds, "batch_size": self.batch_size}
+            begin = time.perf_counter()
+            with self.featstore.Loader(g, **given, **options) as loader:
+                made_s = time.perf_counter() - begin
+                epochs: list[float] = []
+                cut = False
+                for _ in range(2):
+                    start, done = time.perf_counter(), 0
+                    for batch in loader:
+                        assert len(batch.x) == len(batch.input_ids)
+                        done += 1
+                        if time.perf_counter() - start > most_s:
+                            break
+                    cut = cut or done < len(loader)
+                    epochs.append((time.perf_counter() - start) * len(loader) / done)
+                    if cut:
+                        break
+                stats = loader.stats()
+        result = {
+            "made_s": made_s,
+            "epochs": epochs,
+            "cut": cut,
+            "seconds": stats["seconds"],
+            "rows_loaded": stats["rows_loaded"],
+        }
+        if "auto" in stats:
+            taken = stats["auto"]["taken"]
+            result["taken"] = f"{taken['strategy']} ({taken['policy']})"
+            result["estimates"] = {
+                f"{each['strategy']} ({each['policy']})": [round(each["once_s"], 3), round(each["epoch_s"], 3)]
+                for each in stats["auto"]["estimates"]
+            }
+        return result
+
+    def repack(self) -> Path:
+        """A pack without layouts: packing is counted each time."""
+        for layout in (self.folder / "pack").glob("layout-*"):
+            shutil.rmtree(layout)
+        return self.folder / "pack"
+
+
+def total(result: dict[str, Any], epochs: int) -> float:
+    """Seconds of so many epochs: the first as it was, the others as the second."""
+    return result["made_s"] + result["epochs"][0] + (epochs - 1) * result["epochs"][-1]
+
+
+def compare(bench: Bench, share: float) -> None:
+    """Time the fixed strategies and auto, and print the ratios."""
+    fixed: dict[str, dict[str, Any]] = {}
+    best = float("inf")
+    for strategy, policy in (*FIXED, *FROZEN):
+        options = {"pack": bench.repack()} if strategy == "packed" else {}
+        result = bench.time(share, HOPELESS * best, strategy=strategy, policy=policy, **options)
+        fixed[f"{strategy} ({policy})"] = result
+        if not result["cut"]:
+            best = min(best, result["made_s"] + result["epochs"][0])
+    fresh = {f"{strategy} ({policy})" for strategy, policy in FIXED}
+    for what in ("fresh", "frozen"):
+        against = {name: result for name, result in fixed.items() if what == "frozen" or name in fresh}
+        for epochs in EPOCHS:
+            options = {"pack": bench.repack()} if what == "frozen" else {}
+            ours = bench.time(share, float("inf"), strategy="auto", epochs=epochs, **options)
+            name = min(against, key=lambda each: total(against[each], epochs))
+            reference = total(against[name], epochs)
+            bench.report.figure(
+                f"auto, {what} samples, {share:.0%} of the rows, {epochs} {'epoch' if epochs == 1 else 'epochs'}",
+                total(ours, epochs),
+                "s",
+                reference=f"the best fixed strategy, {name}",
+                ratio=total(ours, epochs) / reference,
+                target="<= 1.15",
+                reference_s=reference,
+                auto=ours,
+                fixed={
+                    each: {"total_s": total(result, epochs), **{key: result[key] for key in ("made_s", "epochs", "cut")}}
+                    for each, result in against.items()
+                },
+            )
+
+
+def run(args: argparse.Namespace, report: Report) -> None:
+    """All budgets."""
+    with scratch(args, "auto") as folder:
+        bench = Bench(args, report, folder)
+        try:
+            for share in SHARES:
+                if args.only in ("", f"{100 * share:g}"):
+                    compare(bench, share)
+        finally:
+            shutil.rmtree(folder / "pack", ignore_errors=True)
+
+
+if __name__ == "__main__":
+    options = arguments(__doc__ or "", scale=22, memory=3072, batches=60)
+    if options.tiny:
+        options.scale, options.memory, options.batches = 12, 128, 12
+    main(run, options)

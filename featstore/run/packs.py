@@ -1,0 +1,141 @@
+"""``featstore pack``: sample epochs offline and pack what their batches need, and the checks of a pack that is trained on."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from featstore.config import format_size, parse_disk
+from featstore.graph.dataset import OutOfCoreGraph
+from featstore.plan.layout import find_layouts
+from featstore.plan.offline import Pack, sample_offline
+from featstore.run.loader import Loader
+from featstore.run.recording import seeds_of
+from featstore.sampling.batch import Sampler
+
+__all__ = ["check_layout", "describe_pack", "open_pack", "pack_dataset"]
+
+
+def _size_of(pack: str) -> int:
+    return sum(os.path.getsize(os.path.join(folder, name)) for folder, _, names in os.walk(pack) for name in names)
+
+
+def open_pack(path: str | os.PathLike[str], dataset: str) -> Pack:
+    """Open a pack, or say how one is made.
+
+    Raises
+    ------
+    ValueError
+        There is none.
+    """
+    try:
+        return Pack(path)
+    except (FileNotFoundError, NotADirectoryError):
+        name = os.fspath(path)
+        raise ValueError(f"{name}: no pack is there; make one with: featstore pack {dataset} {name}") from None
+
+
+def check_layout(pack: Pack, features: Sequence[str], policy: str, dataset: str) -> None:
+    """Raise ValueError, which says what to do, unless the pack has exactly one layout of these features and this policy."""
+    found = [each for each in find_layouts(pack) if sorted(each.features) == sorted(features) and each.policy == policy]
+    if len(found) == 1:
+        return
+    which = ", ".join(f"{each.capacity:,} rows in memory" for each in found)
+    there = f"{len(found)} layouts of {', '.join(features)} with policy {policy} ({which})" if found else "no such layout"
+    raise ValueError(
+        f"{pack.path} has {there}: --feature-cache SIZE says which to take or to make, or make one with: "
+        f"featstore pack {dataset} {pack.path} --add-layout --policy {policy}"
+    )
+
+
+def pack_dataset(
+    g: OutOfCoreGraph,
+    path: str | os.PathLike[str],
+    sampler: Sampler,
+    options: argparse.Namespace,
+    *,
+    show: bool,
+) -> dict[str, Any]:
+    """Sample epochs, unless ``--add-layout`` takes the samples that are there, and pack them; return what was made.
+
+    Raises
+    ------
+    FileExistsError
+        Something is there, and neither ``--add-layout`` nor ``--overwrite`` was given.
+    OSError
+        The disk, or ``--disk``, is full; what was there before is as it was.
+    """
+    begin = time.perf_counter()
+    disk = None if options.disk is None else parse_disk(options.disk, g.features[options.feature].nbytes)
+    target = os.path.abspath(os.fspath(path))
+    if options.add_layout and options.overwrite:
+        raise ValueError("--add-layout keeps the samples and --overwrite replaces them: leave one out")
+    if options.add_layout:
+        pack = open_pack(target, g.path)
+        pack.check(g)
+    elif os.path.lexists(target) and not options.overwrite:
+        raise ValueError(f"{path} is there already: --add-layout packs its samples, --overwrite samples anew")
+    else:
+        seeds = seeds_of(g, options.labels, options.seeds)
+        pack = sample_offline(
+            g,
+            sampler,
+            seeds,
+            options.batch_size,
+            options.epochs,
+            target,
+            seed=options.seed,
+            overwrite=options.overwrite,
+            disk=disk,
+            progress=show,
+        )
+    sampled_s = time.perf_counter() - begin
+    with pack:
+        before = {each.name for each in find_layouts(pack)}
+        n_bytes = _size_of(target)
+        if disk is not None and n_bytes >= disk:
+            raise OSError(
+                errno.ENOSPC, f"the samples take {format_size(n_bytes)} of a --disk of {format_size(disk)}: give more", target
+            )
+        given: dict[str, Any] = {"features": [options.feature], "labels": None, "feature_cache": options.feature_cache}
+        left = None if disk is None else disk - n_bytes
+        given |= {"policy": options.policy, "superbatch": options.superbatch, "disk": left}
+        try:
+            Loader(g, strategy="packed", pack=pack, **given).close()
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            kept = "the samples are kept: give more --disk, or more --feature-cache, with --add-layout"
+            raise OSError(error.errno, f"{error.strerror}; {kept}", error.filename) from None
+        made = [each for each in find_layouts(pack) if each.name not in before]
+        return {
+            "path": target,
+            "epochs": pack.epochs,
+            "batches": pack.n_batches,
+            "rows": int(pack.lengths.sum()),
+            "layouts": [
+                {"features": list(each.features), "policy": each.policy, "capacity": each.capacity, "new": each in made}
+                for each in find_layouts(pack)
+            ],
+            "disk_bytes": _size_of(target),
+            "sample_s": round(sampled_s, 3),
+            "pack_s": round(time.perf_counter() - begin - sampled_s, 3),
+        }
+
+
+def describe_pack(result: dict[str, Any], dataset: str) -> str:
+    """Return as text what was made, and how to train on it."""
+    lines = [
+        f"{result['path']}: {result['epochs']} x {result['batches']:,} batches, {result['rows']:,} rows asked for, "
+        f"{format_size(result['disk_bytes'])} on disk"
+    ]
+    for each in result["layouts"]:
+        what = "made now" if each["new"] else "was there"
+        lines.append(f"  layout of {', '.join(each['features'])}: {each['policy']}, {each['capacity']:,} rows in memory, {what}")
+    lines.append(f"sampled in {result['sample_s']:.1f} s, packed in {result['pack_s']:.1f} s")
+    lines.append(f"train on it: featstore train {dataset} --strategy packed --pack {result['path']}")
+    return "\n".join(lines)

@@ -1,0 +1,114 @@
+"""``featstore pack``, and ``featstore train`` on what it made."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import featstore
+from featstore.cli import main
+from featstore.plan.layout import find_layouts
+
+FANOUTS = ["--fanouts", "4,3"]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(1)
+    n = 2000
+    degrees = rng.integers(1, 9, n)
+    indptr = np.concatenate([[0], np.cumsum(degrees)])
+    indices = (n * rng.random(indptr[-1]) ** 2).astype(np.int64)
+    x = rng.standard_normal((n, 24)).astype(np.float32)
+    node_data = {"y": rng.integers(0, 3, n), "train_idx": np.arange(0, n, 3)}
+    featstore.OutOfCoreGraph.create(
+        tmp_path / "g", indptr, indices, features={"x": x}, node_data=node_data, progress=False
+    ).close()
+    return tmp_path / "g"
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: Any) -> dict[str, Any]:
+    assert main([*map(str, arguments), "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def fails(capsys: pytest.CaptureFixture[str], *arguments: Any) -> str:
+    assert main([*map(str, arguments)]) == 2
+    text = capsys.readouterr().err
+    assert text.count("\n") == 1
+    return text
+
+
+def test_pack_then_train(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pack = tmp_path / "pack"
+    made = run(capsys, "pack", data, pack, *FANOUTS, "--batch-size", 100, "--epochs", 2, "--feature-cache", "0.2")
+    assert (made["epochs"], made["batches"]) == (2, 7)
+    assert made["layouts"] == [{"features": ["x"], "policy": "belady", "capacity": 400, "new": True}]
+    assert made["disk_bytes"] == sum(path.stat().st_size for path in pack.rglob("*") if path.is_file())
+    more = run(capsys, "pack", data, pack, "--add-layout", "--policy", "frequency", "--feature-cache", "50KB")
+    assert {(each["policy"], each["new"]) for each in more["layouts"]} == {("belady", False), ("frequency", True)}
+    training = ["--batch-size", 100, "--epochs", 2, "--hidden", 8, *FANOUTS]
+    fresh = run(capsys, "train", data, *training)
+    for options in (["packed"], ["packed", "--policy", "frequency"], ["auto", "--feature-cache", "0.2"]):
+        found = run(capsys, "train", data, "--strategy", *options, "--pack", pack, *training)
+        assert sorted(found["losses"]) != []
+        assert len(found["losses"]) == len(fresh["losses"]) == 14
+        if options[0] == "packed":
+            assert found["stats"]["hits"]["base"] == 0
+        assert found["stats"]["rows"] == fresh["stats"]["rows"]  # the loader's own batches, in another order
+    assert main(["pack", str(data), str(pack), "--overwrite", *FANOUTS, "--batch-size", "300"]) == 0
+    assert "featstore train" in capsys.readouterr().out
+    with featstore.Pack(pack) as again:
+        assert (again.epochs, again.n_batches) == (1, 3)
+        assert [each.policy for each in find_layouts(again)] == ["belady"]
+
+
+def test_errors_say_what_to_do_next(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pack = tmp_path / "pack"
+    train = ["train", data, "--hidden", 8]
+    assert "featstore pack DATASET PACK" in fails(capsys, *train, "--strategy", "packed")
+    assert f"featstore pack {data} {pack}" in fails(capsys, *train, "--strategy", "packed", "--pack", pack)
+    assert "featstore pack" in fails(capsys, "pack", data, pack, "--add-layout")
+    assert not pack.exists()
+    assert "it has ['x']" in fails(capsys, "pack", data, pack, "--feature", "z")
+    run(capsys, "pack", data, pack, *FANOUTS, "--batch-size", 100)
+    before = sorted(path.relative_to(pack) for path in pack.rglob("*"))
+    assert "--overwrite" in fails(capsys, "pack", data, pack, *FANOUTS)
+    assert "leave one out" in fails(capsys, "pack", data, pack, "--overwrite", "--add-layout")
+    assert "--strategy packed or auto" in fails(capsys, *train, "--strategy", "streamed", "--pack", pack)
+    assert "give 2 numbers" in fails(capsys, *train, "--strategy", "packed", "--pack", pack, "--fanouts", "4,3,2")
+    assert "--no-overlap" in fails(capsys, *train, "--strategy", "packed", "--pack", pack, "--no-overlap")
+    missing = fails(capsys, *train, "--strategy", "packed", "--pack", pack, *FANOUTS, "--policy", "frequency")
+    assert "--add-layout --policy frequency" in missing
+    full = fails(capsys, "pack", data, pack, "--add-layout", "--policy", "frequency", "--disk", sum_of(pack) + 5000)
+    assert "give more --disk" in full
+    assert "give more" in fails(capsys, "pack", data, pack, "--add-layout", "--policy", "frequency", "--disk", 1000)
+    assert sorted(path.relative_to(pack) for path in pack.rglob("*")) == before
+    other = tmp_path / "other"
+    n = 50
+    featstore.OutOfCoreGraph.create(
+        other, np.arange(n + 1), np.arange(n), features={"x": np.zeros((n, 24), np.float32)}, progress=False
+    ).close()
+    assert "another graph" in fails(capsys, "pack", other, pack, "--add-layout")
+    run(capsys, "pack", data, pack, "--add-layout", "--feature-cache", "0.3")
+    assert "2 layouts" in fails(capsys, *train, "--strategy", "packed", "--pack", pack, *FANOUTS)
+
+
+def sum_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def test_progress_is_shown_on_a_terminal(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    assert main(["pack", str(data), str(tmp_path / "pack"), *FANOUTS, "--batch-size", "100"]) == 0
+    shown = capsys.readouterr().err
+    assert "sample" in shown
+    assert "pack x" in shown
+    assert "B/s" in shown  # bytes, and the time left
