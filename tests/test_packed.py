@@ -197,6 +197,8 @@ def test_arguments(dataset: Path, pack: Path) -> None:
                 featstore.Loader(g, **options)
         with pytest.raises(FileNotFoundError):
             featstore.Loader(g, strategy="packed", pack=pack.parent / "none")
+        with pytest.raises(featstore.FormatError, match="no pack"):
+            featstore.Loader(g, strategy="packed", pack=dataset)
 
 
 def test_damage_is_found(dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any]) -> None:

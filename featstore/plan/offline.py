@@ -22,7 +22,7 @@ import numpy.typing as npt
 import torch
 
 from featstore.config import parse_disk
-from featstore.errors import BudgetError, CorruptionError, StaleError, VersionError
+from featstore.errors import BudgetError, CorruptionError, FormatError, StaleError, VersionError
 from featstore.gather.buffers import BufferPool
 from featstore.graph.progress import Progress
 from featstore.partition.batcher import RandomBatcher, check_seeds
@@ -100,6 +100,9 @@ class Pack:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.path.abspath(os.fspath(path))
+        os.stat(self.path)
+        if not os.path.lexists(self.file(RECORD)):
+            raise FormatError(f"{self.path} is no pack: it has no record; featstore.sample_offline makes packs")
         self.record = read_record(self.file(RECORD), "pack")
         self.n_hops = int(self.record["hops"])
         file = SectionFile(self.file(SAMPLES), "samples")
