@@ -14,7 +14,7 @@ import torch
 import featstore
 from featstore.run import loader as loader_module
 from featstore.storage.rundir import DiskBudget
-from tests.test_superbatch import batches, dataset, ondemand, same
+from tests.test_superbatch import batches, dataset, ondemand, runs_or_names_a_budget, same
 
 __all__ = ["dataset", "ondemand"]  # fixtures
 
@@ -54,20 +54,7 @@ def test_loads_are_the_superbatchs(dataset: Path) -> None:
 
 
 def test_tight_memory_is_slow_or_an_error_never_a_hang(dataset: Path, ondemand: list[Any]) -> None:
-    outcomes = []
-    for kilobytes in (8000, 2500, 1500, 1000, 700, 450):
-        options: dict[str, Any] = {"strategy": "streamed", "superbatch": 6, "feature_cache": 0.01, "epochs": 1}
-        try:
-            found, _ = batches(dataset, memory=f"{kilobytes}KB", **options)
-        except featstore.BudgetError as error:
-            assert error.needed is None or error.needed > 1000 * kilobytes
-            outcomes.append(False)
-        else:
-            assert same(found, ondemand[:25])
-            outcomes.append(True)
-    assert outcomes[0]
-    assert not outcomes[-1]
-    assert outcomes == sorted(outcomes, reverse=True)
+    runs_or_names_a_budget(dataset, ondemand, (8000, 2500, 1500, 1000, 700, 450), strategy="streamed")
 
 
 def test_disk_budget_early_break_and_errors(dataset: Path, tmp_path: Path) -> None:

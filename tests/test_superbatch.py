@@ -191,15 +191,12 @@ def test_a_failing_sampler_is_the_loops_error(dataset: Path) -> None:
         assert not os.path.exists(f"{dataset}.runs")
 
 
-@pytest.mark.parametrize("overlap", [True, False])
-def test_tight_memory_is_slow_or_an_error_never_a_hang(dataset: Path, ondemand: list[Any], overlap: bool) -> None:
+def runs_or_names_a_budget(dataset: Path, ondemand: list[Any], budgets_kb: tuple[int, ...], **options: Any) -> None:
     """From a budget that suffices down to one that does not: the same batches, or BudgetError naming what would do."""
     outcomes = []
-    for kilobytes in (6000, 2000, 1200, 800, 600, 450, 300):
-        options: dict[str, Any] = {"strategy": "superbatch", "superbatch": 6, "feature_cache": 0.01, "epochs": 1}
-        options["overlap"] = overlap
+    for kilobytes in budgets_kb:
         try:
-            found, _ = batches(dataset, memory=f"{kilobytes}KB", **options)
+            found, _ = batches(dataset, memory=f"{kilobytes}KB", superbatch=6, feature_cache=0.01, epochs=1, **options)
         except featstore.BudgetError as error:
             assert error.needed is None or error.needed > 1000 * kilobytes
             outcomes.append(False)
@@ -209,6 +206,11 @@ def test_tight_memory_is_slow_or_an_error_never_a_hang(dataset: Path, ondemand: 
     assert outcomes[0]
     assert not outcomes[-1]
     assert outcomes == sorted(outcomes, reverse=True)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_tight_memory_is_slow_or_an_error_never_a_hang(dataset: Path, ondemand: list[Any], overlap: bool) -> None:
+    runs_or_names_a_budget(dataset, ondemand, (6000, 2000, 1200, 800, 600, 450, 300), strategy="superbatch", overlap=overlap)
 
 
 @pytest.mark.parametrize("options", [{}, {"overlap": False}, {"superbatch": 1}, {"threads": 3}])

@@ -21,9 +21,19 @@ import xxhash
 
 from featstore._core.io import direct_mode
 from featstore._core.stream import Packer
-from featstore.errors import BudgetError, CorruptionError, FormatError
+from featstore.errors import CorruptionError, FormatError
+from featstore.storage.extentmap import (
+    PAGES,
+    SPARE_BUFFERS,
+    WINDOW_BYTES,
+    Episode,
+    ExtentMap,
+    episodes,
+    least_memory,
+    most_memory,
+)
 from featstore.storage.format import Header, file_bytes, page_sum, sums_bytes, sums_seed
-from featstore.storage.layout import PAGE_BYTES, RowLayout
+from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.ordered import Ordered
 from featstore.storage.pagestream import PIECE_BYTES, PageStream, least_window
 from featstore.storage.reader import Reader, ReadStats, RowFile
@@ -31,108 +41,14 @@ from featstore.storage.rundir import DiskBudget
 from featstore.storage.sections import SectionFile, SectionWriter
 from featstore.storage.writer import FileRecord, fsync_directory, pwrite_all
 
-__all__ = ["Episode", "ExtentMap", "ExtentSource", "ExtentWriter", "episodes", "least_memory", "most_memory"]
+__all__ = ["PAGES", "Episode", "ExtentMap", "ExtentSource", "ExtentWriter", "episodes", "least_memory", "most_memory"]
 
 Int64s = npt.NDArray[np.int64]
 Ids = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
 KIND = "extents"
-PAGES = RowLayout(PAGE_BYTES, 1, PAGE_BYTES)
-MOST_BUFFER, LEAST_BUFFER = 512 << 10, 128 << 10
-SPARE_BUFFERS = 8  # full ones on their way to the device
 WRITERS = 3
-WINDOW_BYTES = 16 * PIECE_BYTES
-PROGRESS_BYTES = 512  # of a record of finished episodes, beside the sums
 _STEP = 16  # pieces between two looks at signals and the progress bar
-
-
-class ExtentMap:
-    """Where the extents of a file lie.
-
-    Parameters
-    ----------
-    n_rows : int64 array, shape (n,)
-        Rows of each extent.
-    row_bytes : int
-
-    Attributes
-    ----------
-    n_pages, first_page : int64 array, shape (n,)
-        Pages of each, and the first, the file's header page counted.
-    """
-
-    def __init__(self, n_rows: Int64s, row_bytes: int) -> None:
-        self.n_rows = np.asarray(n_rows, np.int64)
-        self.row_bytes = row_bytes
-        self.n_pages: Int64s = -(-self.n_rows * row_bytes // PAGE_BYTES)
-        self.first_page: Int64s = 1 + np.cumsum(self.n_pages) - self.n_pages
-
-    @property
-    def total_pages(self) -> int:
-        """Pages of all extents."""
-        return int(self.n_pages.sum())
-
-    @property
-    def disk_bytes(self) -> int:
-        """Bytes of the file and its side file."""
-        n_bytes = file_bytes(PAGES, self.total_pages)
-        return n_bytes + sums_bytes(n_bytes)
-
-    @property
-    def progress_bytes(self) -> int:
-        """Bytes of the record of finished episodes, and of the one that replaces it."""
-        return 2 * (sums_bytes(file_bytes(PAGES, self.total_pages)) + PROGRESS_BYTES)
-
-
-class Episode:
-    """Extents ``begin … end - 1``, filled in one pass with write buffers of ``buffer_bytes``."""
-
-    def __init__(self, begin: int, end: int, buffer_bytes: int) -> None:
-        self.begin, self.end, self.buffer_bytes = begin, end, buffer_bytes
-
-
-def least_memory(row_bytes: int, n_rows: int, id_bytes: int = 8) -> int:
-    """Return the bytes in which an extent of ``n_rows`` rows can be filled, one at a time."""
-    buffer = min(LEAST_BUFFER, -(-n_rows * row_bytes // PAGE_BYTES) * PAGE_BYTES)
-    return (2 * buffer + id_bytes * n_rows + least_window()) * 4 // 3 + PAGE_BYTES
-
-
-def most_memory(row_bytes: int, n_rows: int, n_extents: int, id_bytes: int = 8) -> int:
-    """Return the bytes beyond which filling ``n_extents`` extents of ``n_rows`` rows gains nothing."""
-    buffer = min(MOST_BUFFER, -(-n_rows * row_bytes // PAGE_BYTES) * PAGE_BYTES)
-    return (n_extents + SPARE_BUFFERS) * buffer + id_bytes * n_rows * n_extents + 2 * WINDOW_BYTES
-
-
-def episodes(extents: ExtentMap, n_bytes: int, id_bytes: int, first: int = 0) -> list[Episode]:
-    """Group consecutive extents, from ``first`` on, so that a group's buffers, rows and reads fit in ``n_bytes``.
-
-    Raises
-    ------
-    BudgetError
-        One extent alone does not fit; ``needed`` says what would.
-    """
-    found: list[Episode] = []
-    begin, n = first, len(extents.n_rows)
-    while begin < n:
-        room = n_bytes - min(WINDOW_BYTES, max(least_window(), n_bytes // 4))
-        ids = np.cumsum(extents.n_rows[begin:]) * id_bytes
-        longest = int(extents.n_pages[begin:].max()) * PAGE_BYTES
-        buffer = min(MOST_BUFFER, max(longest, PAGE_BYTES))
-        while True:
-            count = np.arange(1, n - begin + 1)
-            fits = int(np.searchsorted(ids + (count + np.minimum(count, SPARE_BUFFERS)) * buffer, room, side="right"))
-            if fits == n - begin or buffer <= LEAST_BUFFER:
-                break
-            buffer = max(LEAST_BUFFER, buffer // 2 // PAGE_BYTES * PAGE_BYTES)
-        if not fits:
-            buffer = min(buffer, int(extents.n_pages[begin]) * PAGE_BYTES)
-            needed = least_memory(extents.row_bytes, int(extents.n_rows[begin]), id_bytes)
-            if needed > n_bytes:
-                raise BudgetError(f"packing one batch takes {needed} bytes, not {n_bytes}; at least {needed} would do", needed)
-            fits = 1
-        found.append(Episode(begin, begin + fits, max(buffer, PAGE_BYTES)))
-        begin += fits
-    return found
 
 
 def _needed_runs(base: RowFile, rows: Sequence[Ids]) -> Int64s:

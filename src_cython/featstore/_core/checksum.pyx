@@ -2,13 +2,7 @@
 
 from libc.stdint cimport uint8_t, uint64_t
 
-cdef extern from "xxh3.h" nogil:
-    ctypedef struct fs_secret:
-        pass
-    ctypedef uint64_t (*fs_xxh3_fn)(const uint8_t *, size_t, const fs_secret *) noexcept nogil
-    void fs_secret_init(fs_secret *secret, uint64_t seed)
-    fs_xxh3_fn fs_xxh3_variant(int level)
-    fs_xxh3_fn fs_xxh3_best()
+from featstore._core.xxh3 cimport fs_secret, fs_secret_init, fs_xxh3_best, fs_xxh3_fn, fs_xxh3_variant
 
 cdef size_t PAGE_BYTES = 4096
 

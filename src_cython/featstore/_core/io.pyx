@@ -10,6 +10,11 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 from posix.unistd cimport close as c_close, getpid
 
+from featstore._core.rowio cimport (
+    FS_ERR_OS, FS_ERR_SHORT, FS_ERR_SIGNAL, FS_INDEX_BITS, FS_OK, FS_PAGE, FS_SUMS_PER_PAGE, fs_job, fs_ring, fs_ring_close,
+    fs_ring_open, fs_row_start, fs_sort_keys,
+)
+from featstore._core.xxh3 cimport fs_secret, fs_secret_init, fs_xxh3_best
 from featstore.errors import CorruptionError, FormatError
 
 cdef extern from *:
@@ -56,50 +61,12 @@ cdef extern from "Python.h":
     int PyErr_CheckSignals()
 
 cdef extern from "backends.h" nogil:
-    enum:
-        FS_PAGE
-        FS_SUMS_PER_PAGE
-        FS_INDEX_BITS
-        FS_OK
-        FS_ERR_OS
-        FS_ERR_SHORT
-        FS_ERR_SUM
-        FS_ERR_SIGNAL
-    ctypedef struct fs_secret:
-        pass
-    ctypedef uint64_t (*fs_xxh3_fn)(const uint8_t *, size_t, const fs_secret *) noexcept nogil
-    void fs_secret_init(fs_secret *secret, uint64_t seed)
-    fs_xxh3_fn fs_xxh3_best()
-    ctypedef struct fs_job:
-        int fd, direct
-        uint64_t data_offset, row_bytes, group_rows, group_bytes
-        uint64_t first, n
-        const uint64_t *keys
-        const int64_t *positions
-        uint8_t *out
-        uint64_t gap_pages, cap_pages
-        uint64_t **sums
-        const fs_secret *secret
-        fs_xxh3_fn hash
-        const char *script
-        uint64_t script_at
-        int error_kind, error_number
-        uint64_t error_offset
-        uint64_t n_reads, read_bytes
-        uint64_t next, resume
     ctypedef int (*fs_poll_fn)() noexcept nogil
-    uint64_t *fs_sort_keys(uint64_t *keys, uint64_t *spare, uint64_t n, int bits)
-    uint64_t fs_row_start(const fs_job *job, uint64_t row)
-    ctypedef struct fs_ring:
-        int fd
-        unsigned entries
     ctypedef struct fs_uring:
         fs_ring ring
         unsigned depth
         uint8_t *arena
         uint64_t arena_bytes
-    int fs_ring_open(fs_ring *ring, unsigned entries)
-    void fs_ring_close(fs_ring *ring, int mapped)
     void fs_uring_run(fs_uring *u, fs_job *job, fs_poll_fn poll)
     ctypedef struct fs_pool:
         unsigned n_threads

@@ -3,6 +3,8 @@
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 from libc.string cimport memset
 
+from featstore._core.rowcopy cimport fs_choose_stream, fs_copy, fs_copy_range
+
 cdef extern from *:
     """
     #include <errno.h>
@@ -11,20 +13,6 @@ cdef extern from *:
     static int fs_probe(void *p) { return getrandom(p, 1, GRND_NONBLOCK) == 1 || errno != EFAULT; }
     """
     bint fs_probe(void *p) nogil
-
-cdef extern from "rowcopy.h" nogil:
-    ctypedef void (*fs_stream_fn)(uint8_t *dst, const uint8_t *src, uint64_t row_bytes)
-    ctypedef struct fs_copy:
-        const uint8_t *src
-        uint8_t *dst
-        const int32_t *src32
-        const int64_t *src64
-        const int32_t *dst32
-        const int64_t *dst64
-        uint64_t row_bytes
-        fs_stream_fn stream
-    fs_stream_fn fs_choose_stream(const uint8_t *dst, uint64_t row_bytes, uint64_t n_bytes)
-    void fs_copy_range(void *context, int64_t begin, int64_t end)
 
 cdef extern from "threads.h" nogil:
     ctypedef void (*fs_body_fn)(void *context, int64_t begin, int64_t end) noexcept nogil

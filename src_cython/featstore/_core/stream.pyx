@@ -6,6 +6,11 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from posix.unistd cimport close as c_close, getpid
 
+from featstore._core.rowcopy cimport fs_choose_stream, fs_stream_fn
+from featstore._core.rowio cimport (
+    FS_ERR_OS, FS_ERR_SHORT, FS_OK, FS_PAGE, fs_job, fs_ring, fs_ring_close, fs_ring_open,
+)
+from featstore._core.xxh3 cimport fs_secret, fs_secret_init, fs_xxh3_best, fs_xxh3_fn
 from featstore.errors import ClosedError, CorruptionError
 
 cdef extern from "pagestream.h" nogil:
@@ -32,35 +37,8 @@ cdef extern from "pagestream.h" nogil:
     int pthread_cond_init(pthread_cond_t *c, void *attr)
     int pthread_cond_broadcast(pthread_cond_t *c)
     int pthread_cond_wait(pthread_cond_t *c, pthread_mutex_t *m)
-    enum:
-        FS_PAGE
-        FS_OK
-        FS_ERR_OS
-        FS_ERR_SHORT
-    ctypedef struct fs_secret:
-        pass
-    ctypedef uint64_t (*fs_xxh3_fn)(const uint8_t *, size_t, const fs_secret *) noexcept nogil
-    void fs_secret_init(fs_secret *secret, uint64_t seed)
-    fs_xxh3_fn fs_xxh3_best()
-    ctypedef struct fs_job:
-        int fd, direct
-        uint64_t data_offset, row_bytes, group_rows, group_bytes
-        uint64_t **sums
-        const fs_secret *secret
-        fs_xxh3_fn hash
-        const char *script
-        int error_kind, error_number
-        uint64_t error_offset
-        uint64_t n_reads, read_bytes
-    ctypedef void (*fs_stream_fn)(uint8_t *dst, const uint8_t *src, uint64_t row_bytes)
-    fs_stream_fn fs_choose_stream(const uint8_t *dst, uint64_t row_bytes, uint64_t n_bytes)
     ctypedef struct fs_piece:
         pass
-    ctypedef struct fs_ring:
-        int fd
-        unsigned entries
-    int fs_ring_open(fs_ring *ring, unsigned entries)
-    void fs_ring_close(fs_ring *ring, int mapped)
     ctypedef struct fs_stream:
         pthread_mutex_t lock
         pthread_cond_t landed, freed
