@@ -122,6 +122,30 @@ class RowMap:
         """Record that ``rows`` are absent."""
         self._check(_core.release(rows, self.slot_of_row), rows)
 
+    def exchange(self, out_rows: Int64s, in_rows: Int64s, in_slots: Int32s, row_of_slot: Int64s) -> str | None:
+        """Carry out a planner's changes, in one pass over each list: ``out_rows`` leave, then ``in_rows`` take ``in_slots``.
+
+        Parameters
+        ----------
+        out_rows, in_rows : int64 array
+        in_slots : int32 array, as long as ``in_rows``
+        row_of_slot : int64 array
+            The row of every slot, -1 where it is free; changed along with the map.
+
+        Returns
+        -------
+        str or None
+            What the changes do wrong: the map is then changed in part.
+        """
+        what, position = _core.exchange(out_rows, in_rows, in_slots, self.slot_of_row, row_of_slot)
+        if what == 1:
+            return f"evicts row {out_rows[position]}, which is not cached"
+        if what == 2:
+            return f"admits a row into slot {in_slots[position]}, which is taken or does not exist"
+        if what == 3:
+            return f"admits row {in_rows[position]}, which is cached or does not exist"
+        return None
+
     def claim(self, rows: Int64s, positions: Int64s, limit: int) -> tuple[Int64s, Int64s, Int64s, Int64s, Int32s]:
         """Return what a batch's misses may bring in.
 

@@ -342,21 +342,10 @@ class FeatureCache:
     def _apply_planned(self, changes: Changeset, out: Uint8s) -> None:
         rows, slots = changes.in_rows, changes.in_slots
         try:
-            out_slots = self.map.lookup(changes.out_rows)
-            if len(out_slots) and out_slots.min() < 0:
-                raise PluginError(f"the changeset evicts row {changes.out_rows[out_slots.argmin()]}, which is not cached")
-            self.map.release(changes.out_rows)
-            self._row_of_slot[out_slots] = -1
-            if len(slots):
-                if slots.min() < 0 or slots.max() >= self.capacity or self._row_of_slot[slots].max() >= 0:
-                    raise PluginError("the changeset admits a row into a slot that is taken or does not exist")
-                if self.map.lookup(rows).max() >= 0:
-                    raise PluginError("the changeset admits a row that is cached")
-                copy_rows(out, changes.in_positions, self.array, slots)
-                self._row_of_slot[slots] = rows
-                self.map.assign(rows, slots)
-                if (self._row_of_slot[slots] != rows).any() or (self.map.lookup(rows) != slots).any():
-                    raise PluginError("the changeset admits a row, or uses a slot, twice")
+            problem = self.map.exchange(changes.out_rows, rows, slots, self._row_of_slot)
+            if problem is not None:
+                raise PluginError(f"the changeset {problem}")
+            copy_rows(out, changes.in_positions, self.array, slots)
         except BaseException:
             self.map.release(self._row_of_slot[self._row_of_slot >= 0])
             self.map.release(rows[(rows >= 0) & (rows < self.n)])

@@ -123,6 +123,53 @@ def release(const int64_t[::1] rows not None, int32_t[::1] slot_of_row not None)
     return bad
 
 
+def exchange(const int64_t[::1] out_rows not None, const int64_t[::1] in_rows not None, const int32_t[::1] in_slots not None,
+             int32_t[::1] slot_of_row not None, int64_t[::1] row_of_slot not None):
+    """Carry out a planner's changes of the tables: ``out_rows`` leave their slots, then ``in_rows`` take ``in_slots``.
+
+    Returns
+    -------
+    what, position : int
+        ``(0, 0)``; or what is wrong and where, the tables then changed in part: 1, ``out_rows[position]`` is not cached; 2,
+        ``in_slots[position]`` is taken or does not exist; 3, ``in_rows[position]`` is cached or does not exist.
+    """
+    cdef int64_t i, n_out = out_rows.shape[0], n_in = in_rows.shape[0], row
+    cdef uint64_t n_rows = <uint64_t>slot_of_row.shape[0], n_slots = <uint64_t>row_of_slot.shape[0]
+    cdef int32_t slot
+    if in_slots.shape[0] != n_in:
+        raise ValueError("rows and slots differ in length")
+    if n_rows == 0 or n_slots == 0:
+        return 1 if n_out else 2 if n_in else 0, 0
+    cdef int32_t *slots = &slot_of_row[0]
+    cdef int64_t *rows = &row_of_slot[0]
+    cdef int what = 0
+    with nogil:
+        for i in range(n_out):
+            if i + AHEAD < n_out:
+                featstore_prefetch_entry(slots, <uint64_t>out_rows[i + AHEAD])
+            row = out_rows[i]
+            slot = slots[row] if <uint64_t>row < n_rows else -1
+            if slot < 0:
+                what = 1
+                break
+            slots[row] = -1
+            rows[slot] = -1
+        if not what:
+            for i in range(n_in):
+                if i + AHEAD < n_in:
+                    featstore_prefetch_entry(slots, <uint64_t>in_rows[i + AHEAD])
+                row, slot = in_rows[i], in_slots[i]
+                if slot < 0 or <uint64_t>slot >= n_slots or rows[slot] >= 0:
+                    what = 2
+                    break
+                if <uint64_t>row >= n_rows or slots[row] >= 0:
+                    what = 3
+                    break
+                rows[slot] = row
+                slots[row] = slot
+    return what, i if what else 0
+
+
 def claim(const int64_t[::1] rows not None, const int64_t[::1] positions not None, int32_t[::1] slot_of_row not None,
           int64_t[::1] new_rows not None, int64_t[::1] new_positions not None,
           int64_t[::1] held_rows not None, int64_t[::1] held_positions not None, int32_t[::1] held_slots not None):
