@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,10 @@ from hypothesis import strategies as st
 
 from featstore._core.checksum import has_level, page_sums
 from featstore._core.rows import copy_rows, wrap_ids
+from featstore.cache.rowmap import huge_array
 from featstore.config import Budget
 from featstore.errors import BudgetError, ClosedError
-from featstore.gather.buffers import BufferPool
+from featstore.gather.buffers import BufferPool, take_pages
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 4, 8, 64, 100, 256, 512, 4096, 70_000])
@@ -133,6 +135,37 @@ def test_pool_over_budget_holds_nothing_more() -> None:
     assert budget.used == 0  # and the array goes on
     bigger[:] = 1
     assert int(bigger.sum()) == 7 << 20
+
+
+def test_pages_are_taken_and_what_is_in_them_stays() -> None:
+    known = tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2]) >= (5, 14)
+    memory = huge_array(64 << 20)
+    memory[12_345], memory[-1] = 7, 9
+    assert take_pages(memory) == known
+    assert (memory[12_345], memory[-1], memory[0]) == (7, 9, 0)
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+    memory[::4096] = 3
+    assert not known or resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before < 16  # 32 huge pages, or 16,384 small ones
+    asked: list[int] = []
+    assert not take_pages(huge_array(64 << 20), lambda: len(asked) < 2 and not asked.append(0))  # type: ignore[func-returns-value]
+    assert len(asked) == 2
+    assert take_pages(memory[:0])
+
+
+def test_a_pool_prepares_blocks_from_half_of_what_is_left() -> None:
+    budget = Budget(64 << 20)
+    pool = BufferPool(budget)
+    pool.prepare(5 << 20, 3)
+    assert budget.used == 3 * (6 << 20)  # whole huge pages
+    held = [pool.array((5 << 20,), np.uint8) for _ in range(3)]
+    assert budget.used == 18 << 20
+    pool.prepare(5 << 20, 100)
+    assert budget.used == (18 + 18) << 20  # of the 46 MiB left no more than half
+    pool.prepare(5 << 20, 100, lambda: False)
+    del held
+    pool.prepare(100 << 20, 1)
+    pool.trim()
+    assert budget.used == 0
 
 
 def test_blocks_freed_by_the_collector_inside_the_pool() -> None:

@@ -1,6 +1,11 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+def populate(memory: npt.NDArray[np.uint8]) -> bool: ...
+
 class Block:
     nbytes: int
     def __init__(self, nbytes: int) -> None: ...

@@ -13,14 +13,24 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from featstore._core.buffers import Block, Lease
+from featstore._core.buffers import Block, Lease, populate
 from featstore.config import Budget, Reservation
-from featstore.errors import ClosedError
+from featstore.errors import BudgetError, ClosedError
 
-__all__ = ["BufferPool"]
+__all__ = ["BufferPool", "take_pages"]
 
 SMALL_BYTES = 64 << 10  # below this malloc is as good
 HUGE_BYTES = 2 << 20
+POPULATE_BYTES = 8 << 20  # at once: the kernel holds a lock of the whole address space meanwhile
+
+
+def take_pages(memory: npt.NDArray[np.uint8], go_on: Callable[[], bool] = lambda: True) -> bool:
+    """Take the pages of ``memory``, shape (n,), from the system now; what is in them stays. Until ``go_on()`` is false.
+
+    Fresh pages can cost far more than filling them, most of all in a virtual machine, whose host may have to find them first.
+    Returns False where it stopped early, or where the kernel cannot (before Linux 5.14): pages then come as they are touched.
+    """
+    return all(go_on() and populate(memory[first : first + POPULATE_BYTES]) for first in range(0, len(memory), POPULATE_BYTES))
 
 
 def _block_bytes(n_bytes: int) -> int:
@@ -123,6 +133,23 @@ class BufferPool:
             return False
         self._returned.put(block)
         return True
+
+    def prepare(self, n_bytes: int, n_blocks: int, go_on: Callable[[], bool] = lambda: True) -> None:
+        """Have ``n_blocks`` idle blocks of ``n_bytes``, their pages taken, as far as half of what the budget has left suffices.
+
+        Stops where ``go_on()`` is false.
+        """
+        held = []
+        most = self.budget.available // 2
+        try:
+            for k in range(n_blocks):
+                if (k + 1) * _block_bytes(n_bytes) > most or not go_on():
+                    break
+                held.append(self.lease(n_bytes))
+                if not take_pages(np.frombuffer(held[-1], np.uint8), go_on):
+                    break
+        except (BudgetError, ClosedError):  # others were quicker, and their batches come first; or nobody wants them any more
+            return
 
     def trim(self) -> None:
         """Give idle blocks back to the system and to the budget."""

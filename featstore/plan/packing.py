@@ -18,7 +18,7 @@ from featstore.storage.reader import Reader, RowFile
 from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.storage.writer import FileRecord
 
-__all__ = ["ExtentFile", "RunPacker", "fill_extents"]
+__all__ = ["ExtentFile", "RowsOf", "RunPacker", "fill_extents"]
 
 Int64s = npt.NDArray[np.int64]
 RowsOf = Callable[[int], npt.NDArray[Any]]

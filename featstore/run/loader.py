@@ -239,7 +239,7 @@ class Loader:
         self._profile: Profile | None = None
         self._frozen: FrozenSampler | None = None
         try:
-            setup = Setup(g, sampler, batcher, self._features, threads, self._watch, self._reads, None, pack)
+            setup = Setup(g, sampler, batcher, self._features, threads, self._watch, self._reads, None, pack, prefetch=prefetch)
             if is_auto:
                 feature_cache = "auto" if feature_cache is None else feature_cache
                 ahead = self._planning("packed" if pack is not None else "superbatch", None, superbatch, True, disk, run_dir)

@@ -80,6 +80,8 @@ class Setup:
         Rows of the device's tier; None: as many as a layout that is there has.
     labels : str, optional
         Node data that the loader delivers.
+    prefetch : int
+        Batches made ahead of the one that the loop holds, while memory suffices.
     """
 
     graph: Any
@@ -94,6 +96,7 @@ class Setup:
     device: torch.device = torch.device("cpu")  # noqa: RUF009 - immutable
     device_rows: int | None = None
     labels: str | None = None
+    prefetch: int = 0
 
 
 @dataclass(frozen=True)

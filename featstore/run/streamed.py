@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import numpy.typing as npt
 
 from featstore.config import Reservation
-from featstore.plan.packing import RunPacker
+from featstore.gather.buffers import take_pages
+from featstore.plan.packing import RowsOf, RunPacker
+from featstore.plan.superbatch import Pack, Packed
 from featstore.run.strategy import Setup
 from featstore.run.superbatch import Superbatch
 from featstore.storage.extents import least_memory, most_memory
@@ -15,6 +21,8 @@ from featstore.storage.reader import RowFile
 from featstore.storage.rundir import DiskBudget, RunDirectory
 
 __all__ = ["Streamed", "window_for"]
+
+Int64s = npt.NDArray[np.int64]
 
 
 def window_for(available: int, n_features: int) -> int:
@@ -61,12 +69,41 @@ class Streamed(Superbatch):
             int(n_accesses * widths * planning.miss_share) // 2
         )  # extents of two superbatches lie on disk at once, samples of four
 
-    def _packer(self, runs: RunDirectory, disk: DiskBudget) -> RunPacker | None:
+    def _packer(self, runs: RunDirectory, disk: DiskBudget) -> Pack | None:
         planning = self._setup.planning
         # How many rows are missed was estimated to choose the size: where a superbatch misses more than the disk holds, its rows
         # are read where they are.
         may_skip = planning is not None and isinstance(planning.superbatch, str)
-        return RunPacker(self._bases, self._setup.graph.reader, runs, disk, self._packing, self._window_bytes, may_skip=may_skip)
+        pack = RunPacker(self._bases, self._setup.graph.reader, runs, disk, self._packing, self._window_bytes, may_skip=may_skip)
+        return _PreparingPack(pack, self._setup, self._n_accesses * 9 // 8)
+
+
+class _PreparingPack:
+    """Take the pages that the first gathers will write to while the device is busy with the first superbatch's extents."""
+
+    def __init__(self, pack: RunPacker, setup: Setup, n_rows: int) -> None:
+        self._pack, self._setup, self._n_rows = pack, setup, n_rows
+
+    def __call__(self, k: int, n_missed: Int64s, rows_of: RowsOf, check: Callable[[], None]) -> Packed | None:
+        if k:
+            return self._pack(k, n_missed, rows_of, check)
+        over = threading.Event()
+        thread = threading.Thread(target=self._prepare, args=(lambda: not over.is_set(),), name="featstore-pages", daemon=True)
+        thread.start()
+        try:
+            return self._pack(k, n_missed, rows_of, check)
+        finally:
+            over.set()
+            thread.join()
+
+    def _prepare(self, go_on: Callable[[], bool]) -> None:
+        graph = self._setup.graph
+        for name in self._setup.features:
+            store = graph.features[name]
+            if store.cache is not None:
+                take_pages(store.cache.array.reshape(-1), go_on)
+            # The loop's batch, one in the making, and those made ahead.
+            graph.pool.prepare(self._n_rows * store.file.row_bytes, self._setup.prefetch + 2, go_on)
 
 
 def _release(held: list[Reservation]) -> None:

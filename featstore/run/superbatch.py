@@ -21,8 +21,7 @@ from featstore.gather.executor import Tally
 from featstore.gather.plan import Tier
 from featstore.graph.policyinputs import Given
 from featstore.partition.batcher import EpochOrder
-from featstore.plan.packing import RunPacker
-from featstore.plan.superbatch import PLANNER_SHARE, SuperbatchInspector, planning_bytes
+from featstore.plan.superbatch import PLANNER_SHARE, Pack, SuperbatchInspector, planning_bytes
 from featstore.run.strategy import EpochRun, Planning, Prepared, Setup
 from featstore.run.switch import CacheSwitch, NoSwitch
 from featstore.storage.rundir import DiskBudget, RunDirectory
@@ -75,7 +74,7 @@ class Superbatch:
         """Return the bytes of copied rows that a batch has on disk, beside its samples and plan."""
         return 0
 
-    def _packer(self, runs: RunDirectory, disk: DiskBudget) -> RunPacker | None:
+    def _packer(self, runs: RunDirectory, disk: DiskBudget) -> Pack | None:
         """Return what copies the rows that an epoch's caches will lack into extents."""
         return None
 
@@ -165,7 +164,7 @@ class _SuperbatchEpoch:
         memory: Reservation,
         ahead: Reservation,
         switch: CacheSwitch | None,
-        packer: Callable[[RunDirectory, DiskBudget], RunPacker | None],
+        packer: Callable[[RunDirectory, DiskBudget], Pack | None],
     ) -> None:
         graph = setup.graph
         assert isinstance(planning.policy, PlannedPolicy)

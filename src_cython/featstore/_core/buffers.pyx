@@ -1,7 +1,7 @@
 """Blocks of memory that tensors borrow: given back when the tensor and all its views have died."""
 
 from cpython.buffer cimport PyBuffer_FillInfo
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint8_t, uint64_t
 cimport cython
 
 cdef extern from *:
@@ -27,10 +27,33 @@ cdef extern from *:
         return p;
     }
 
+    /* Take the pages of a range now; 0, or -1 where the kernel cannot (before Linux 5.14) or has no memory. */
+    static int fs_populate(void *p, uint64_t bytes) {
+    #ifndef MADV_POPULATE_WRITE
+    #define MADV_POPULATE_WRITE 23
+    #endif
+        uintptr_t first = ((uintptr_t)p + 4095) & ~(uintptr_t)4095, end = ((uintptr_t)p + bytes) & ~(uintptr_t)4095;
+        return end > first ? madvise((void *)first, end - first, MADV_POPULATE_WRITE) : 0;
+    }
+
     static void fs_block_unmap(void *p, uint64_t bytes) { if (p) munmap(p, bytes); }
     """
     void *fs_block_map(uint64_t n_bytes) nogil
     void fs_block_unmap(void *p, uint64_t n_bytes) nogil
+    int fs_populate(void *p, uint64_t n_bytes) nogil
+
+
+def populate(uint8_t[::1] memory not None):
+    """Take the memory's pages now, what is in them unchanged: the first write to a page does not wait for the kernel then.
+
+    Returns whether it could: a kernel before Linux 5.14 cannot, and pages come as they are touched.
+    """
+    cdef int error = 0
+    cdef uint64_t n_bytes = memory.shape[0]
+    if n_bytes:
+        with nogil:
+            error = fs_populate(&memory[0], n_bytes)
+    return error == 0
 
 
 cdef class Block:
