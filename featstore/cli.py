@@ -77,6 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _one_line(error: BaseException) -> str:
     if isinstance(error, FileNotFoundError) and error.filename is not None:
         return f"{os.fsdecode(error.filename)}: no such file or directory"
+    if isinstance(error, OSError) and error.errno is not None and error.filename is not None:
+        return f"{os.fsdecode(error.filename)}: {error.strerror}"
     text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
     return " ".join(text.split()) or type(error).__name__
 
