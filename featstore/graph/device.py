@@ -58,9 +58,10 @@ def device_speed(g: OutOfCoreGraph, run_dir: str | os.PathLike[str] | None = Non
 
     Notes
     -----
-    Under a second: 256 MiB read as extents are, 8,192 random reads, 64 MiB written. Reads are timed on the largest feature, on
-    the scratch file where all are small. What was measured on another machine, on another drive, through another backend or in
-    another way is not used. A dataset that may not be written, or that somebody is writing, keeps nothing, and is measured again.
+    About a second: 256 MiB read as extents are, twice, 8,192 random reads, 64 MiB written. Reads are timed on the largest
+    feature, on the scratch file where all are small. What was measured on another machine, on another drive, through another
+    backend or in another way is not used. A dataset that may not be written, or that somebody is writing, keeps nothing, and is
+    measured again.
     """
     where = {"machine": platform.node(), "device": os.stat(g.path).st_dev, "backend": g.reader.backend, "method": METHOD}
     known = g.reader.device
@@ -104,7 +105,8 @@ def _measure(g: OutOfCoreGraph, run_dir: str, disk: int | None) -> DeviceSpeed:
             pages = RowLayout(PAGE_BYTES, 1, PAGE_BYTES)
             file = scratch = g.reader.open(path, layout=pages, n_rows=n_bytes // PAGE_BYTES - 1, verify="off")
         reads = file.measure(max(PAGE_BYTES, min(RANDOM_READS * PAGE_BYTES, g.budget.available // 4)), RANDOM_READS)
-        return DeviceSpeed(reads.iops, _time_stream(g, file), write_bandwidth)
+        bandwidth = max(_time_stream(g, file) for _ in range(2))  # others may use the device meanwhile
+        return DeviceSpeed(reads.iops, bandwidth, write_bandwidth)
     finally:
         if scratch is not None:
             scratch.close()

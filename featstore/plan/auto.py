@@ -74,8 +74,8 @@ def copy_bandwidth(row_bytes: int, n_threads: int, budget: Budget) -> float:
     """Measure at how many bytes a second the executor copies scattered rows within memory (some 10 ms)."""
     n = max(16, min(COPY_BYTES, budget.available // 8) // max(1, row_bytes))
     with budget.reserve("measuring copies", n * row_bytes * 5 // 4 + 8 * n):
-        array = np.zeros((n, row_bytes), np.uint8)
-        out = np.zeros((max(4, n // 4), row_bytes), np.uint8)
+        # Written before: pages that never were are all one page, which lies in the processor's cache.
+        array, out = np.ones((n, row_bytes), np.uint8), np.ones((max(4, n // 4), row_bytes), np.uint8)
         rows = np.random.default_rng(0).integers(0, n, len(out)).astype(np.int32)
         source = MemorySource(array, n_threads)
         best = 0.0
@@ -150,8 +150,9 @@ def observe(
             plan_s = time.perf_counter() - start
     loads = int(loaded.sum())
     if total != recorded:
-        # Rows chosen on a few batches are too few to judge those of a whole epoch by, which do no worse than degrees.
-        n_static = n_top = max(n_static, n_degree or 0)
+        # Rows chosen on a few batches serve those too well; those that a whole epoch of frozen samples chooses do no worse than
+        # degrees.
+        n_top = max(n_static, n_degree or 0)
         loads = round(extrapolated(loaded, fresh, total) / scale)
     lengths = np.diff(trace.offsets)
     late = slice(recorded - max(1, recorded // 4), recorded)

@@ -155,7 +155,7 @@ def draw_estimates(choices: Sequence[Choice], path: str | os.PathLike[str], titl
             "markersize": 5,
         }
         panels[0].plot(shares, [at.total_s(first.epochs) for at in series], label=label, **look)
-        panels[1].plot(shares, [max(at.moved_bytes, 1) for at in series], **look)
+        panels[1].plot(shares, [at.moved_bytes or np.nan for at in series], **look)
     taken = [choice.taken.total_s(first.epochs) for choice in choices]
     panels[0].plot(shares, taken, "o", markersize=12, markerfacecolor="none", color="black", label="taken by strategy=auto")
     epochs = f"{first.epochs} {'epoch' if first.epochs == 1 else 'epochs'}"
@@ -168,7 +168,7 @@ def draw_estimates(choices: Sequence[Choice], path: str | os.PathLike[str], titl
         axes.set_title(what, fontsize=10.5)
         axes.grid(axis="both", color="0.9", linewidth=0.8)
         axes.set_axisbelow(True)
-    for axes, form in zip(panels, (lambda value, _: f"{value:.3g} s", lambda value, _: f"{_short(value)}B"), strict=True):
+    for axes, form in zip(panels, (lambda value, _: f"{value:,.4g} s", lambda value, _: f"{_short(value)}B"), strict=True):
         axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axes.yaxis.set_major_formatter(FuncFormatter(form))
         axes.yaxis.set_minor_formatter(NullFormatter())
