@@ -18,7 +18,7 @@ import featstore
 from featstore.cache.base import PolicyContext
 from featstore.cache.belady import Belady
 from featstore.cache.planned import NextAccess, Window
-from featstore.plan.superbatch import write_plan
+from featstore.plan.superbatch import write_bytes, write_plan
 from featstore.plan.trace import Trace, record
 from featstore.storage.sections import SectionWriter
 
@@ -32,7 +32,8 @@ def plan_seconds(window: Window, capacity: int, folder: Path) -> float:
     policy = Belady()
     policy.start(capacity, PolicyContext(window.n, 1))
     start = time.process_time()
-    with SectionWriter(folder / "plan", "plan") as writer:
+    longest = int(np.diff(window.offsets).max())
+    with SectionWriter(folder / "plan", "plan", direct=write_bytes(longest)) as writer:
         for planned in policy.plan(window):
             write_plan(writer, planned)
         file = writer.finish()
@@ -132,7 +133,7 @@ def growth(args: argparse.Namespace, report: Report, _: Trace, __: Workload, fol
         return seconds / int(offsets[-1])
 
     few = many // 30
-    results = alternate(args.runs, {"many": partial(per_access, many), "few": partial(per_access, few)})
+    results = alternate(args.runs, {"many": partial(per_access, many), "few": partial(per_access, few)}, warm_up=1)
     report.figure(
         f"planning {many} batches, seconds per access",
         results["many"],

@@ -223,13 +223,18 @@ def test_positions_beyond_32_bits() -> None:
         nxt = np.empty(400, kind)
         assert core.link(np.concatenate(batches), 0, last, nxt) == -1
         bits = core.Bits(np.zeros(core.Bits.words_for(400), np.uint64), 400, 10)
-        for b in range(20):
-            bits.run(nxt[offsets[b] : offsets[b + 1]], offsets, b)
+        limits = [bits.run(nxt[offsets[b] : offsets[b + 1]], offsets, b) for b in range(20)]
         out = np.empty(400, np.uint8)
         core.bits_at(bits, np.arange(400).astype(kind), out)
-        results.append(out.tolist())
+        slots = core.Slots(np.full(50, -1, np.int32), np.arange(10, dtype=np.int32)[::-1].copy())
+        found = []
+        for b in range(20):
+            at, arrays = np.empty(20, np.int32), [np.empty(20, t) for t in (np.int64, np.int64, np.int32, np.int64)]
+            n_in, n_out = slots.changes(bits, batches[b], nxt[offsets[b] : offsets[b + 1]], limits[b], at, *arrays)
+            found.append((at.tolist(), [a[:n_in].tolist() for a in arrays[:3]], arrays[3][:n_out].tolist()))
+        results.append((out.tolist(), limits, found))
     assert results[0] == results[1]
-    assert 0 < sum(results[0]) < 400
+    assert 0 < sum(results[0][0]) < 400
 
 
 def test_bad_traces_are_refused() -> None:

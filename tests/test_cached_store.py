@@ -12,6 +12,8 @@ import torch
 
 import featstore
 from featstore.cache.base import Int32s, Int64s
+from featstore.cache.rowmap import CLAIM_BYTES, RowMap
+from featstore.gather.buffers import carve
 
 POLICIES = ["clock", "degree", "frequency", "in_out_ratio", "lru", "random", "s3fifo", "sieve"]
 
@@ -149,3 +151,41 @@ def test_idle_queues_make_room_for_a_batch(small: SimpleNamespace) -> None:
             assert rows.nbytes > 64 << 10
         assert torch.equal(rows, torch.from_numpy(small.x[ids[: n // 4]]))
         assert g.memory_report()["reader buffers"] < held
+
+
+@pytest.mark.parametrize("policy", ["lru", "degree"])
+def test_what_is_chosen_from_lies_in_pooled_memory(small: SimpleNamespace, policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The arrays of an admission, as those of a plan, are counted, and taken before anything has changed."""
+    with featstore.open(small.path, memory="50MB") as g:
+        g.cache("x", budget=4 * small.num_nodes + 100 * 300, policy=policy)
+        store = g.features["x"]
+        lent: list[np.ndarray] = []
+        array, claim = store._pool.array, RowMap.claim
+        claims = []
+
+        def lend(shape: Any, dtype: Any) -> np.ndarray:
+            lent.append(array(shape, dtype))
+            return lent[-1]
+
+        def spied(self: RowMap, rows: np.ndarray, *rest: Any) -> Any:
+            found = claim(self, rows, *rest)
+            claims.append(len(rows))
+            assert all(not len(some) or any(np.shares_memory(some, other) for other in lent) for some in found)
+            return found
+
+        monkeypatch.setattr(store._pool, "array", lend)
+        monkeypatch.setattr(RowMap, "claim", spied)
+        ids = np.random.default_rng(1).permutation(small.num_nodes)
+        assert np.array_equal(store[ids].numpy(), small.x[ids])
+        assert claims == ([len(ids)] if policy == "lru" else [])
+        assert sum(some.nbytes for some in lent) >= (CLAIM_BYTES * len(ids) if policy == "lru" else 0)
+
+
+def test_carved_memory_ends() -> None:
+    array = carve(np.empty(20, np.uint8))
+    first, second = array(2, np.int64), array(1, np.int32)
+    first[:], second[:] = 7, -1
+    assert first.tolist() == [7, 7]
+    assert len(array(0, np.int64)) == 0
+    with pytest.raises(ValueError, match="4 bytes of 0"):
+        array(1, np.int32)

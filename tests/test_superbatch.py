@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import featstore
 from featstore.plan import superbatch
@@ -290,3 +292,24 @@ def test_a_full_disk_in_a_spill_is_the_loops_error(dataset: Path, tmp_path: Path
                 list(loader)
             assert caught.value.errno == 28
         assert not os.path.exists(tmp_path / "runs")
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(-1, 40), max_size=60))
+def test_slots_split_into_hits_and_misses(slots: list[int]) -> None:
+    """What the plan file keeps of slots, against NumPy."""
+    from featstore._core.blocks import hits_of, missed_positions
+
+    some = np.array(slots, np.int32)
+    k = len(slots)
+    positions, hit_slots, missed = np.empty(k, np.int64), np.empty(k, np.int32), np.empty(k, np.int32)
+    n = hits_of(some, positions, hit_slots)
+    assert positions[:n].tolist() == np.flatnonzero(some >= 0).tolist()
+    assert hit_slots[:n].tolist() == some[some >= 0].tolist()
+    assert missed_positions(some, missed) == k - n
+    assert missed[: k - n].tolist() == np.flatnonzero(some < 0).tolist()
+    longer = np.zeros(k + 1, np.int32)
+    with pytest.raises(ValueError, match="shorter"):
+        missed_positions(longer, missed)
+    with pytest.raises(ValueError, match="shorter"):
+        hits_of(longer, positions, hit_slots)

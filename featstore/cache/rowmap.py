@@ -11,13 +11,14 @@ import numpy.typing as npt
 from featstore._core import cache as _core
 from featstore._core.buffers import Block
 
-__all__ = ["RowMap", "huge_array"]
+__all__ = ["CLAIM_BYTES", "RowMap", "huge_array"]
 
 Int64s = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
 Uint8s = npt.NDArray[np.uint8]
 
 PAGE_BYTES = 4096
+CLAIM_BYTES = 36  # a row, of what claim() makes
 
 
 def huge_array(n_bytes: int) -> Uint8s:
@@ -146,7 +147,9 @@ class RowMap:
             return f"admits row {in_rows[position]}, which is cached or does not exist"
         return None
 
-    def claim(self, rows: Int64s, positions: Int64s, limit: int) -> tuple[Int64s, Int64s, Int64s, Int64s, Int32s]:
+    def claim(
+        self, rows: Int64s, positions: Int64s, limit: int, array: Callable[..., npt.NDArray[Any]] = np.empty
+    ) -> tuple[Int64s, Int64s, Int64s, Int64s, Int32s]:
         """Return what a batch's misses may bring in.
 
         Parameters
@@ -155,6 +158,8 @@ class RowMap:
             Rows missed, repeats allowed, and where each lies in the batch's output.
         limit : int
             Most new rows.
+        array : callable
+            ``array(n, dtype)`` makes the arrays of the result, ``CLAIM_BYTES`` a row at most.
 
         Returns
         -------
@@ -165,8 +170,8 @@ class RowMap:
         """
         k = len(rows)
         limit = min(limit, k)
-        new_rows, new_positions = np.empty(limit, np.int64), np.empty(limit, np.int64)
-        held_rows, held_positions, held_slots = np.empty(k, np.int64), np.empty(k, np.int64), np.empty(k, np.int32)
+        new_rows, new_positions = array(limit, np.int64), array(limit, np.int64)
+        held_rows, held_positions, held_slots = array(k, np.int64), array(k, np.int64), array(k, np.int32)
         n_new, n_held = _core.claim(
             rows, positions, self.slot_of_row, new_rows, new_positions, held_rows, held_positions, held_slots
         )

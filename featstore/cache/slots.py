@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -92,12 +92,12 @@ class SlotTable:
         except PluginError as error:
             self._fault = error
 
-    def admit(self, rows: Int64s, positions: Int64s) -> Changeset | None:
+    def admit(self, rows: Int64s, positions: Int64s, array: Callable[..., npt.NDArray[Any]] = np.empty) -> Changeset | None:
         """Choose which of a batch's missed rows come in, and into which slots.
 
         The first ``capacity`` distinct absent rows in the batch's order come in, the excess does not. Evicted rows are absent
         from now on; admitted rows are held until their bytes arrive. A row that was given a slot by an earlier call whose bytes
-        never came is among the changes again.
+        never came is among the changes again. ``array``: as for :meth:`RowMap.claim`.
 
         Returns
         -------
@@ -114,7 +114,7 @@ class SlotTable:
             raise fault
         if self._is_broken or not len(rows):
             return None
-        new_rows, new_positions, held_rows, held_positions, held_slots = self._rows.claim(rows, positions, self.capacity)
+        new_rows, new_positions, held_rows, held_positions, held_slots = self._rows.claim(rows, positions, self.capacity, array)
         slots, out_rows = self._place(new_rows) if len(new_rows) else (np.empty(0, np.int32), np.empty(0, np.int64))
         if len(held_rows):
             # A slot that was just given to another row is no longer theirs.

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from featstore._core.rows import copy_rows
 from featstore.cache.base import OnlinePolicy, Policy, PolicyContext, StaticPolicy
-from featstore.cache.rowmap import RowMap, huge_array
+from featstore.cache.rowmap import CLAIM_BYTES, RowMap, huge_array
 from featstore.cache.select import top_rows
 from featstore.cache.slots import SlotTable
 from featstore.config import Budget
@@ -273,7 +273,13 @@ class FeatureCache:
             return BatchPlan(k, (Part(Tier.BASE, rows),))
         return BatchPlan(k, (Part(Tier.HOST, hit_slots, hit_positions), Part(Tier.BASE, missed, miss_positions)))
 
-    def admit(self, rows: Int64s, positions: Int64s | None = None) -> Changeset | None:
+    def admit_bytes(self, n_rows: int) -> int:
+        """Return the bytes of the arrays that :meth:`admit` makes for up to ``n_rows`` missed rows."""
+        return 0 if self._slots is None else CLAIM_BYTES * n_rows
+
+    def admit(
+        self, rows: Int64s, positions: Int64s | None = None, array: Callable[..., npt.NDArray[Any]] = np.empty
+    ) -> Changeset | None:
         """Choose which of a batch's misses come in; to be applied once their bytes are in the batch's output.
 
         Parameters
@@ -282,6 +288,8 @@ class FeatureCache:
             The rows missed (a plan's BASE part), repeats allowed.
         positions : int64 array, shape (k,), optional
             Their rows of the output; ``0 … k-1`` where absent.
+        array : callable
+            ``array(n, dtype)`` makes the arrays of the result, :meth:`admit_bytes` in all.
 
         Returns
         -------
@@ -305,7 +313,7 @@ class FeatureCache:
             positions = np.arange(len(rows), dtype=np.int64)
         with self._lock:
             self._check_open()
-            return self._slots.admit(rows, positions)
+            return self._slots.admit(rows, positions, array)
 
     def apply(self, changes: Changeset | None, out: Uint8s) -> None:
         """Copy admitted rows from a batch's output into their slots; from now on they hit.

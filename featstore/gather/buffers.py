@@ -17,7 +17,7 @@ from featstore._core.buffers import Block, Lease, populate
 from featstore.config import Budget, Reservation
 from featstore.errors import BudgetError, ClosedError
 
-__all__ = ["BufferPool", "take_pages"]
+__all__ = ["BufferPool", "carve", "take_pages"]
 
 SMALL_BYTES = 64 << 10  # below this malloc is as good
 HUGE_BYTES = 2 << 20
@@ -39,6 +39,21 @@ def _block_bytes(n_bytes: int) -> int:
     if n_bytes >= HUGE_BYTES:
         step = max(step, HUGE_BYTES)
     return -(-n_bytes // step) * step
+
+
+def carve(memory: npt.NDArray[np.uint8]) -> Callable[[int, npt.DTypeLike], npt.NDArray[Any]]:
+    """Return ``array(n, dtype)``, which cuts arrays off ``memory``, widest dtypes first; ValueError where it ends."""
+    left = memory
+
+    def array(n: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        nonlocal left
+        n_bytes = n * np.dtype(dtype).itemsize
+        if n_bytes > len(left):
+            raise ValueError(f"{n_bytes} bytes of {len(left)} that are left")
+        cut, left = left[:n_bytes].view(dtype), left[n_bytes:]
+        return cut
+
+    return array
 
 
 class BufferPool:

@@ -17,7 +17,7 @@ import torch
 from featstore._core.rows import is_writable
 from featstore.errors import BudgetError, ClosedError
 from featstore.gather.ahead import AheadSource
-from featstore.gather.buffers import BufferPool
+from featstore.gather.buffers import BufferPool, carve
 from featstore.gather.executor import Executor, FileSource, MemorySource, Source, Tally
 from featstore.gather.plan import BatchPlan, Changeset, Tier
 from featstore.graph.rowindex import resolve_rows
@@ -312,6 +312,8 @@ class FeatureStore:
         """Gather through the cache; return False, with nothing done, where there is no memory for the plan."""
         with cache.pinned():  # slots may change hands as soon as they are not: hits are copied before any admission
             try:
+                # Before anything has changed: what was gathered can then be admitted, too.
+                room = carve(self._pool.array(cache.admit_bytes(len(ids)), np.uint8))
                 plan = cache.plan(ids, self._pool.array)
             except BudgetError:
                 return False
@@ -322,7 +324,7 @@ class FeatureStore:
             cache.admit(ids[:0])  # raises what a policy did wrong when it was told of the hits
         else:
             begin = time.perf_counter()
-            changes = cache.admit(np.asarray(misses.addresses, np.int64), misses.positions)
+            changes = cache.admit(np.asarray(misses.addresses, np.int64), misses.positions, room)
             self._apply(cache, changes, buffer, tally, begin)
         if tally is not None:
             tally.count_plan(plan)

@@ -16,12 +16,12 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from featstore._core.blocks import split_slots
+from featstore._core.blocks import hits_of, missed_positions
 from featstore.cache.base import PolicyContext
 from featstore.cache.planned import NO_ROWS, PlannedBatch, PlannedPolicy, Window
 from featstore.config import Reservation
@@ -31,10 +31,21 @@ from featstore.gather.plan import BatchPlan, Changeset, Part, Tier
 from featstore.plan.samples import SampleFile, SampleWriter
 from featstore.sampling.batch import SampledBatch
 from featstore.storage.extents import ExtentSource
+from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.storage.sections import SectionFile, SectionWriter
 
-__all__ = ["PLANNER_SHARE", "Pack", "Packed", "PlanFile", "SuperbatchInspector", "Switch", "planning_bytes", "write_plan"]
+__all__ = [
+    "PLANNER_SHARE",
+    "Pack",
+    "Packed",
+    "PlanFile",
+    "SuperbatchInspector",
+    "Switch",
+    "planning_bytes",
+    "write_bytes",
+    "write_plan",
+]
 
 Ints = npt.NDArray[np.int32 | np.int64]
 Int64s = npt.NDArray[np.int64]
@@ -42,6 +53,7 @@ SECTIONS = 5  # a batch's: slots, positions missed, positions and slots admitted
 
 
 PLANNER_SHARE = 8  # next positions that make planning need more than this part of the memory are spilled
+BYTES_PER_ACCESS = 6  # of a plan on disk, about
 BATCH_BYTES = 64  # an access of the longest batch: its ids, next positions, slots and changes while it is planned
 
 
@@ -62,8 +74,14 @@ def planning_bytes(n_rows: int, n_accesses: int, n_planned: int | None = None, l
         Next positions are on disk.
     """
     width = 4 if n_accesses < 2**31 - 1 else 8
+    writing = 2 * write_bytes(longest)
     held = 0 if spilled else (width + 1) * (n_accesses if n_planned is None else n_planned)
-    return held + n_accesses // 3 + BATCH_BYTES * longest + (width + 12) * n_rows
+    return held + n_accesses // 3 + writing + BATCH_BYTES * longest + (width + 12) * n_rows
+
+
+def write_bytes(longest: int) -> int:
+    """Return the bytes of each of the two buffers through which plans of batches of up to ``longest`` accesses are written."""
+    return min(1 << 20, -(-max(1, BYTES_PER_ACCESS * longest) // PAGE_BYTES) * PAGE_BYTES)
 
 
 class PlanFile:
@@ -92,29 +110,34 @@ class PlanFile:
         """Return the positions of a batch's rows that the host cache lacks; where they are packed, ascending by row."""
         return self._file[SECTIONS * number + 1]
 
-    def plan(self, number: int, ids: npt.NDArray[np.int64]) -> BatchPlan:
+    def plan(self, number: int, ids: npt.NDArray[np.int64], array: Callable[..., npt.NDArray[Any]] = np.empty) -> BatchPlan:
         """Return the plan of a batch whose input ids are ``ids``.
+
+        ``array(n, dtype)`` makes the arrays of rows, 12 bytes a row and 16 one that is missed; what it raises passes through.
 
         Raises
         ------
         CorruptionError, OSError
             The file is damaged, or of other batches.
         """
-        slots, missed, in_positions, in_slots, out_rows = (self._file[SECTIONS * number + i] for i in range(SECTIONS))
+        slots, missed, in_positions, in_slots, out_rows = self._file.run(SECTIONS * number, SECTIONS)
         k = len(slots)
-        hit_positions, rest, hit_slots = np.empty(k, np.int64), np.empty(k, np.int64), np.empty(k, np.int32)
-        n_hits = split_slots(slots, hit_positions, hit_slots, rest)
+        hit_positions, hit_slots = array(k, np.int64), array(k, np.int32)
+        n_hits = hits_of(slots, hit_positions, hit_slots)
         if n_hits + len(missed) != k or k != len(ids):
             raise CorruptionError(f"the plan of batch {number} does not place its {len(ids)} rows", self._file.path)
         changes = None
         if len(in_slots) or len(out_rows):
             positions = in_positions.astype(np.int64)
             changes = Changeset(ids[positions], positions, in_slots, out_rows.astype(np.int64))
-        missed = missed.astype(np.int64)
+        missed_at = array(len(missed), np.int64)
+        missed_at[:] = missed
         if self.tier == Tier.PACKED:
-            others = Part(Tier.PACKED, np.arange(len(missed), dtype=np.int32), missed)
+            others = Part(Tier.PACKED, np.arange(len(missed), dtype=np.int32), missed_at)
         else:
-            others = Part(Tier.BASE, ids[missed], missed)
+            rows = array(len(missed), np.int64)
+            rows[:] = ids[missed_at]
+            others = Part(Tier.BASE, rows, missed_at)
         return BatchPlan(k, (Part(Tier.HOST, hit_slots[:n_hits], hit_positions[:n_hits]), others), changes)
 
     def close(self) -> None:
@@ -137,12 +160,14 @@ def write_plan(writer: SectionWriter, planned: PlannedBatch, ids: Ints | None = 
     """
     changes = planned.changes
     rows = changes.out_rows
-    writer.append(planned.slots)
+    slots = np.ascontiguousarray(planned.slots, np.int32)
+    writer.append(slots)
     if missed is None:
-        missed = np.flatnonzero(planned.slots < 0)
-        if ids is not None:
-            missed = missed[np.argsort(ids[missed])]
-    writer.append(missed.astype(np.int32))
+        found = np.empty(len(slots), np.int32)
+        found = found[: missed_positions(slots, found)]
+        writer.append(found if ids is None else found[np.argsort(ids[found])])
+    else:
+        writer.append(missed.astype(np.int32))
     writer.append(changes.in_positions.astype(np.int32))
     writer.append(changes.in_slots)
     writer.append(rows.astype(np.int32) if not len(rows) or int(rows.max()) < 2**31 else rows)
@@ -340,7 +365,7 @@ class SuperbatchInspector:
         assert superbatch.plans is not None
         with self._time("load"):
             sampled = superbatch.samples.batch(number, self._pool)
-            return sampled, superbatch.plans.plan(number, sampled.input_ids.numpy())
+            return sampled, superbatch.plans.plan(number, sampled.input_ids.numpy(), self._pool.array)
 
     def misses(self, position: int, wait: bool) -> Int64s | None:
         """Return the rows that a batch will miss; None where its superbatch is not planned yet and ``wait`` is false.
@@ -521,7 +546,7 @@ class SuperbatchInspector:
         with (
             self._time("plan"),
             removed_after,
-            SectionWriter(self._runs.file(f"plan-{k}"), "plan", self._disk) as writer,
+            SectionWriter(self._runs.file(f"plan-{k}"), "plan", self._disk, write_bytes(int(lengths.max(initial=0)))) as writer,
         ):
             if self._switch is not None:
                 rows = window.first_rows(self._capacity)

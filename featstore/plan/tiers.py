@@ -403,8 +403,8 @@ class TierTables:
         rows: Ids = ids[positions]
         return rows
 
-    def plan(self, number: int, ids: Int64s) -> BatchPlan:
-        """Return the plan of a batch whose input ids are ``ids``.
+    def plan(self, number: int, ids: Int64s, array: Callable[..., npt.NDArray[Any]] = np.empty) -> BatchPlan:
+        """Return the plan of a batch whose input ids are ``ids``; ``array`` as for :meth:`PlanFile.plan`.
 
         Raises
         ------
@@ -420,7 +420,7 @@ class TierTables:
             on_host[positions] = False
             device = DeviceRows(slots, positions, np.flatnonzero(on_host))
             ids = ids[on_host]
-        plan = self._plans.plan(number, ids)
+        plan = self._plans.plan(number, ids, array)
         if device is None and self.shared is None:
             return plan
         parts = plan.parts

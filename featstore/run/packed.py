@@ -234,7 +234,7 @@ class _PackedEpoch:
             sampled = self._pack.batch(self._base + index, self._setup.graph.pool)
             if self._layout is None:
                 return Prepared(sampled, {})
-            plan = self._layout.tables.plan(self._base + index, sampled.input_ids.numpy())
+            plan = self._layout.tables.plan(self._base + index, sampled.input_ids.numpy(), self._setup.graph.pool.array)
             return Prepared(sampled, dict.fromkeys(self._setup.features, plan))
 
     def gather(self, name: str, prepared: Prepared, tally: Tally) -> torch.Tensor:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import xxhash
 
 from featstore.errors import ClosedError, CorruptionError, FormatError, VersionError
+from featstore.storage.direct import DirectWriter, pread_direct, set_direct
 from featstore.storage.format import DTYPES, file_seed, open_regular, pread_exactly
 from featstore.storage.rundir import DiskBudget
 from featstore.storage.writer import fsync_directory, pwrite_all
@@ -51,13 +52,16 @@ class SectionWriter:
         What the arrays are, up to 32 ASCII characters.
     disk : DiskBudget, optional
         Pays for every byte before it is written.
+    direct : int
+        The file is written, and read by what :meth:`finish` returns, past the page cache, through two buffers of so many bytes,
+        which the caller counts; 0: through the page cache.
 
     Notes
     -----
     A context manager: leaving it without :meth:`finish` removes the file. One owner thread.
     """
 
-    def __init__(self, path: str | os.PathLike[str], kind: str, disk: DiskBudget | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str], kind: str, disk: DiskBudget | None = None, direct: int = 0) -> None:
         self.path = os.fspath(path)
         self._kind = kind.encode("ascii")
         self._id = uuid.uuid4().bytes
@@ -68,6 +72,12 @@ class SectionWriter:
         self._offset = 0
         self._temporary = f"{self.path}.tmp"
         self._fd = os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        try:
+            self._direct = DirectWriter(self._fd, self.path, direct) if direct else None
+        except BaseException:
+            self._direct = None
+            self.abort()
+            raise
 
     def append(self, array: Array) -> int:
         """Write a 1-D array of a plain numeric dtype; returns its number.
@@ -94,7 +104,10 @@ class SectionWriter:
         if self._disk is not None:
             self._disk.take(len(view), self.path)
             self._paid += len(view)
-        pwrite_all(self._fd, view, self._offset, self.path)
+        if self._direct is None:
+            pwrite_all(self._fd, view, self._offset, self.path)
+        else:
+            self._direct.append(view)
         self._offset += len(view)
 
     def finish(self, *, durable: bool = False) -> SectionFile:
@@ -109,6 +122,8 @@ class SectionWriter:
             tail = (MAGIC, SECTIONS_VERSION, _BYTE_ORDER_MARK, self._kind, self._id, len(self._entries), where, index_sum)
             body = _TAIL.pack(*tail)
             self._write(body + struct.pack("<Q", xxhash.xxh3_64_intdigest(body)))
+            if self._direct is not None:
+                self._direct.finish()
             if durable:
                 os.fsync(self._fd)
             os.close(self._fd)
@@ -116,13 +131,15 @@ class SectionWriter:
             os.rename(self._temporary, self.path)
             if durable:
                 fsync_directory(os.path.dirname(self.path) or ".")
-            return SectionFile(self.path, self._kind.decode(), disk=self._disk, paid=self._paid)
+            return SectionFile(self.path, self._kind.decode(), disk=self._disk, paid=self._paid, direct=self._direct is not None)
         except BaseException:
             self.abort()
             raise
 
     def abort(self) -> None:
         """Remove what was written; may be called again."""
+        if self._direct is not None:
+            self._direct.abort()
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -153,13 +170,16 @@ class SectionFile:
         It is no such file, of another kind, of a newer format or of another byte order.
     """
 
-    def __init__(self, path: str | os.PathLike[str], kind: str, *, disk: DiskBudget | None = None, paid: int = 0) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], kind: str, *, disk: DiskBudget | None = None, paid: int = 0, direct: bool = False
+    ) -> None:
         self.path = os.fspath(path)
         self._disk = disk
         self._paid = paid
         self._fd, size = open_regular(self.path)
         try:
             self._read_index(kind, size)
+            self._is_direct = direct and set_direct(self._fd, True)
         except BaseException:
             os.close(self._fd)
             raise
@@ -202,16 +222,38 @@ class SectionFile:
         ------
         CorruptionError, OSError, IndexError, ClosedError
         """
+        return self.run(number, 1)[0]
+
+    def run(self, first: int, count: int) -> list[Array]:
+        """Read and check arrays ``first … first + count - 1``, in one read where they lie one after another, as they are written.
+
+        Raises
+        ------
+        CorruptionError, OSError, IndexError, ClosedError
+        """
         if self._fd < 0:
             raise ClosedError(f"{self.path} is closed")
-        if not 0 <= number < len(self._index):
-            raise IndexError(f"no array {number} of {len(self._index)}")
-        offset, items, code, expected = (int(value) for value in self._index[number])
-        dtype = _DTYPES[code]
-        data = pread_exactly(self._fd, items * dtype.itemsize, offset, self.path)
-        if _sum(data, self._seed, number) != expected:
-            raise CorruptionError(f"array {number} is damaged", self.path, offset)
-        return np.frombuffer(data, dtype)
+        if not 0 <= first <= first + count <= len(self._index) or not count:
+            raise IndexError(f"no array {first if first < 0 or count == 1 else first + count - 1} of {len(self._index)}")
+        entries = [tuple(map(int, self._index[first + i])) for i in range(count)]
+        ends = [offset + items * _DTYPES[code].itemsize for offset, items, code, _ in entries]
+        if any(entry[0] != end for entry, end in zip(entries[1:], ends[:-1], strict=True)):
+            return [self[first + i] for i in range(count)]
+        begin = entries[0][0]
+        data = self._read(ends[-1] - begin, begin)
+        arrays: list[Array] = []
+        for i, ((offset, _, code, expected), end) in enumerate(zip(entries, ends, strict=True)):
+            part = data[offset - begin : end - begin]
+            if _sum(part, self._seed, first + i) != expected:
+                raise CorruptionError(f"array {first + i} is damaged", self.path, offset)
+            array = np.frombuffer(part, _DTYPES[code])
+            arrays.append(array if array.flags.aligned else array.copy())
+        return arrays
+
+    def _read(self, n_bytes: int, offset: int) -> memoryview:
+        if self._is_direct:
+            return pread_direct(self._fd, n_bytes, offset, self.path)
+        return memoryview(pread_exactly(self._fd, n_bytes, offset, self.path))
 
     def close(self) -> None:
         """Close the file; may be called again."""

@@ -39,9 +39,17 @@ ctypedef fused pos_t:
 
 # How many accesses ahead each pass fetches, by measurement on R22: far enough to hide a miss of the last-level cache.
 cdef enum:
-    AHEAD = 48
-    AHEAD_BITS = 24
+    AHEAD = 96
+    AHEAD_BITS = 48
     AHEAD_SLOTS = 96
+
+
+cdef inline pos_t within(pos_t q, pos_t limit, pos_t length) noexcept nogil:
+    """The position where it lies in ``0 … limit - 1``, else ``length``; in the position's own width, which is half the work."""
+    if pos_t is int32_t:
+        return q if <uint32_t>q < <uint32_t>limit else length
+    else:
+        return q if <uint64_t>q < <uint64_t>limit else length
 
 
 cdef int64_t outside(const row_t *rows, int64_t k, int64_t n) noexcept nogil:
@@ -234,8 +242,8 @@ cdef class Bits:
 
         Returns the limit: what stays in the cache after this batch is used again before it.
         """
-        cdef int64_t p, q, s, e, high, n_batches = offsets.shape[0] - 1, length = self.length, limit = self.limit, count = 0
-        cdef int64_t near
+        cdef int64_t p, s, e, high, n_batches = offsets.shape[0] - 1, length = self.length, count = 0
+        cdef pos_t q, near, limit = <pos_t>self.limit, behind = <pos_t>self.length
         cdef uint64_t hit
         cdef uint64_t *words = self.words
         cdef uint64_t *pair
@@ -252,17 +260,15 @@ cdef class Bits:
         with nogil:
             for p in range(s, e):
                 if p + AHEAD_BITS < e:
-                    q = next_of[p - s + AHEAD_BITS]
-                    fs_touch(words + 2 * ((length + ((q - length) & -<int64_t>(<uint64_t>q < <uint64_t>limit))) >> 6))
+                    fs_touch(words + 2 * (within(next_of[p - s + AHEAD_BITS], limit, behind) >> 6))
                 hit = words[2 * (p >> 6)] >> (p & 63) & 1
-                q = next_of[p - s]
-                near = <uint64_t>q < <uint64_t>limit
-                q = length + ((q - length) & -near)
+                q = within(next_of[p - s], limit, behind)
+                near = q != behind
                 pair = words + 2 * (q >> 6)
                 pair[0] |= <uint64_t>1 << (q & 63)
                 pair[1] |= hit << (q & 63)
                 marks[q >> 9] = 1
-                count += near - <int64_t>hit
+                count += <int64_t>near - <int64_t>hit
             pair = words + 2 * (length >> 6)
             pair[0] &= ~(<uint64_t>1 << (length & 63))
             pair[1] &= ~(<uint64_t>1 << (length & 63))
@@ -312,14 +318,15 @@ cdef class Slots:
         ``limit`` is what :meth:`Bits.run` returned for the batch. Returns (rows admitted, rows evicted); the four last arrays
         have room for a whole batch.
         """
-        cdef int64_t i, j, k = rows.shape[0], n_in = 0, n_out = 0, q, length = bits.length, bad
+        cdef int64_t i, j, k = rows.shape[0], n_in = 0, n_out = 0, bad
         cdef const uint64_t *words = bits.words
         cdef int32_t *table
-        cdef int32_t slot, gone
+        cdef int32_t slot, hit, stays
+        cdef pos_t q, before = <pos_t>limit, behind = <pos_t>bits.length
         cdef row_t row
         if min(nxt.shape[0], slots.shape[0], in_rows.shape[0], in_positions.shape[0], in_slots.shape[0], out_rows.shape[0]) < k:
             raise ValueError("arrays shorter than the batch")
-        if not 0 <= limit <= length:
+        if not 0 <= limit <= bits.length:
             raise ValueError("a limit outside the trace")
         if k == 0:
             return 0, 0
@@ -336,25 +343,23 @@ cdef class Slots:
         with nogil:
             for i in range(k):
                 if i + AHEAD_SLOTS < k:
-                    fs_touch(table + r[i + AHEAD_SLOTS])
-                    q = next_of[i + AHEAD_SLOTS]
-                    fs_peek(words + 2 * ((length + ((q - length) & -<int64_t>(<uint64_t>q < <uint64_t>limit))) >> 6))
-                q = next_of[i]
-                q = length + ((q - length) & -<int64_t>(<uint64_t>q < <uint64_t>limit))
-                gone = <int32_t>(words[2 * (q >> 6)] >> (q & 63) & 1) - 1  # −1: not in the cache after this batch
-                row = r[i]
-                slot = table[row]
+                    fs_peek(table + r[i + AHEAD_SLOTS])
+                    fs_peek(words + 2 * (within(next_of[i + AHEAD_SLOTS], before, behind) >> 6))
+                q = within(next_of[i], before, behind)
+                stays = words[2 * (q >> 6)] >> (q & 63) & 1
+                slot = table[r[i]]
                 slot_at[i] = slot
-                table[row] = slot | gone
+                hit = slot >= 0
                 out[n_out] = i
-                n_out += <uint32_t>(~slot & gone) >> 31
+                n_out += hit & ~stays
                 position_in[n_in] = i
-                n_in += <uint32_t>(slot & ~gone) >> 31
+                n_in += stays & ~hit
             # Slots that come free are there for this batch's own admissions: hits are copied before them.
             for j in range(n_out):
                 i = out[j]
                 self.free_slots[self.n_free] = slot_at[i]
                 self.n_free += 1
+                table[r[i]] = -1
                 out[j] = r[i]
             if n_in <= self.n_free:
                 for j in range(n_in):

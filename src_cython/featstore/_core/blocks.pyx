@@ -50,19 +50,27 @@ def narrow(const int64_t[::1] values not None, int32_t[::1] out not None):
             out[i] = <int32_t>values[i]
 
 
-def split_slots(const int32_t[::1] slots not None, int64_t[::1] hit_positions not None, int32_t[::1] hit_slots not None,
-                int64_t[::1] miss_positions not None):
-    """Split a planned batch's slots into hits and misses (−1); the outputs have room for it. Returns the number of hits."""
-    cdef int64_t i, h = 0, m = 0, k = slots.shape[0]
-    if min(hit_positions.shape[0], hit_slots.shape[0], miss_positions.shape[0]) < k:
+def hits_of(const int32_t[::1] slots not None, int64_t[::1] positions not None, int32_t[::1] hit_slots not None):
+    """Write where ``slots`` are not −1, ascending, and those slots; the outputs have room for all. Returns how many there are."""
+    cdef int64_t i, h = 0, k = slots.shape[0]
+    if min(positions.shape[0], hit_slots.shape[0]) < k:
         raise ValueError("outputs shorter than the batch")
     with nogil:
         for i in range(k):
-            if slots[i] >= 0:
-                hit_positions[h] = i
-                hit_slots[h] = slots[i]
-                h += 1
-            else:
-                miss_positions[m] = i
-                m += 1
+            # No branch: which rows hit is as good as random to the processor.
+            positions[h] = i
+            hit_slots[h] = slots[i]
+            h += slots[i] >= 0
     return h
+
+
+def missed_positions(const int32_t[::1] slots not None, int32_t[::1] out not None):
+    """Write where ``slots`` are −1, ascending; ``out`` has room for all. Returns how many there are."""
+    cdef int64_t i, m = 0, k = slots.shape[0]
+    if out.shape[0] < k:
+        raise ValueError("out is shorter than the batch")
+    with nogil:
+        for i in range(k):
+            out[m] = <int32_t>i
+            m += slots[i] < 0
+    return m

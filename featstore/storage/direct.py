@@ -1,0 +1,151 @@
+"""Run files past the page cache: what is written and read once need not take its pages, nor the time to copy there and back."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+import numpy.typing as npt
+
+from featstore._core.buffers import Block
+from featstore.errors import CorruptionError
+from featstore.storage.layout import PAGE_BYTES
+from featstore.storage.writer import pwrite_all
+
+__all__ = ["DirectWriter", "pread_direct", "set_direct"]
+
+Uint8s = npt.NDArray[np.uint8]
+
+
+def set_direct(fd: int, on: bool) -> bool:
+    """Switch direct I/O of a descriptor on or off; return whether it is on. Where a file system has none it stays off."""
+    flags = fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_DIRECT
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETFL, flags | (os.O_DIRECT if on else 0))
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return False
+    return on
+
+
+class DirectWriter:
+    """Append bytes to a file that is empty, in whole pages out of two buffers: one is written while the other is filled.
+
+    Parameters
+    ----------
+    fd : int
+        The caller's to close, after :meth:`finish` or :meth:`abort`.
+    path : str
+        For errors.
+    n_bytes : int
+        Of each buffer, whole pages; the caller counts both.
+
+    Notes
+    -----
+    One owner thread. Where the file system refuses direct I/O, at once or only when it is written to, the same bytes go through
+    the page cache.
+    """
+
+    def __init__(self, fd: int, path: str, n_bytes: int) -> None:
+        if n_bytes < PAGE_BYTES or n_bytes % PAGE_BYTES:
+            raise ValueError(f"buffers of {n_bytes} bytes are not of whole pages")
+        self._fd = fd
+        self._path = path
+        self._filling: Uint8s
+        self._other: Uint8s
+        self._filling, self._other = (np.frombuffer(Block(n_bytes), np.uint8) for _ in range(2))
+        self._n_filled = 0
+        self._offset = 0  # of the buffer that is filled
+        self._pending: Future[None] | None = None
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="featstore-write")
+        self._is_direct = set_direct(fd, True)
+
+    def append(self, data: memoryview | bytes) -> None:
+        """Append bytes.
+
+        Raises
+        ------
+        OSError
+            These could not be written, or earlier ones.
+        """
+        source = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
+        done = 0
+        while done < len(source):
+            n = min(len(source) - done, len(self._filling) - self._n_filled)
+            self._filling[self._n_filled : self._n_filled + n] = source[done : done + n]
+            self._n_filled += n
+            done += n
+            if self._n_filled == len(self._filling):
+                self._flush(self._n_filled)
+
+    def _flush(self, n_bytes: int) -> None:
+        self._wait()
+        self._pending = self._worker.submit(self._write, self._filling[:n_bytes], self._offset)
+        self._filling, self._other = self._other, self._filling
+        self._offset += n_bytes
+        self._n_filled = 0
+
+    def _wait(self) -> None:
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def _write(self, data: Uint8s, offset: int) -> None:
+        try:
+            pwrite_all(self._fd, data.data, offset, self._path)
+        except OSError as error:
+            if error.errno != errno.EINVAL or not self._is_direct:
+                raise
+            self._is_direct = set_direct(self._fd, False)  # coarser pages than ours, or a short write
+            pwrite_all(self._fd, data.data, offset, self._path)
+
+    def finish(self) -> None:
+        """Write what is left; the file then has exactly the bytes that were appended."""
+        size = self._offset + self._n_filled
+        padded = -(-self._n_filled // PAGE_BYTES) * PAGE_BYTES
+        self._filling[self._n_filled : padded] = 0
+        self._flush(padded)
+        self._wait()
+        self._worker.shutdown()
+        os.ftruncate(self._fd, size)
+        set_direct(self._fd, False)
+
+    def abort(self) -> None:
+        """Wait for a write under way, whatever comes of it; may be called again."""
+        self._worker.shutdown()
+        self._pending = None
+
+
+def pread_direct(fd: int, n_bytes: int, offset: int, path: str) -> memoryview:
+    """Read bytes of a descriptor whose direct I/O is on; switches it off where the device wants coarser pages.
+
+    Raises
+    ------
+    CorruptionError
+        The file ends before.
+    OSError
+        The device failed; ``filename`` is set.
+    """
+    first = offset // PAGE_BYTES * PAGE_BYTES
+    length = -(-(offset + n_bytes - first) // PAGE_BYTES) * PAGE_BYTES
+    memory = np.empty(length + PAGE_BYTES, np.uint8)
+    begin = -memory.ctypes.data % PAGE_BYTES
+    view = memory[begin : begin + length].data
+    needed, done = offset + n_bytes - first, 0
+    while done < needed:
+        at = done // PAGE_BYTES * PAGE_BYTES  # after a short read on from the last whole page
+        try:
+            count = os.preadv(fd, [view[at : at + (1 << 30)]], first + at)
+        except OSError as error:
+            if error.errno != errno.EINVAL or not fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
+                raise OSError(error.errno, error.strerror, path) from None
+            set_direct(fd, False)
+            continue
+        if at + count <= done:
+            raise CorruptionError(f"the file ends {needed - done} bytes early", path, first + done)
+        done = at + count
+    return view[offset - first : needed]
