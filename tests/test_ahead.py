@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import featstore
+from featstore.errors import BudgetError
 from featstore.gather.ahead import AheadSource, ReadAhead
 from featstore.storage.reader import ReadStats
 from tests.conftest import make_graph
@@ -167,3 +168,92 @@ def test_a_loader_reads_ahead(tmp_path: Path, overlap: bool, monkeypatch: pytest
                     delivered += 1
             assert 0 < delivered < len(loader)
         assert "read ahead" not in g.memory_report()
+
+
+def test_what_was_read_ahead_is_given_back() -> None:
+    """While there is something, while a read is under way, while a plan is waited for; after memory was short; only once."""
+    batches = [np.array([b, b + 1]) for b in range(10)]
+    fields, reading, go_on = Fields(), threading.Event(), threading.Event()
+
+    def misses(position: int, wait: bool) -> Any:
+        return batches[position] if wait and position < 4 else (go_on.wait(30) and None if wait else None)
+
+    ahead = fields.ahead(misses, 0, 10, 1 << 16)
+    assert ahead.take(1, "x") is not None
+    ahead.passed(0)
+    assert ahead.give_back()
+    assert ahead._memory is None
+    assert [ahead.take(position, "x") for position in range(10)] == [None] * 10
+    assert not ahead.give_back()
+    go_on.set()
+    ahead.close()
+
+    class Slow(Fields):
+        def read(self, name: str) -> Any:
+            inner = super().read(name)
+
+            def read(rows: Any, out: Any) -> ReadStats:
+                reading.set()
+                assert go_on.wait(30)
+                return inner(rows, out)
+
+            return read
+
+    go_on.clear()
+    ahead = Slow().ahead(lambda position, wait: batches[position] if wait else None, 0, 10, 1 << 16)
+    assert reading.wait(30)
+    found: list[bool] = []
+    giver = threading.Thread(target=lambda: found.append(ahead.give_back()))
+    giver.start()
+    assert not found  # the read goes into the memory: it is waited for
+    go_on.set()
+    giver.join(30)
+    assert found == [True]
+    assert ahead._memory is None
+    assert not ahead._groups
+    assert ahead.take(0, "x") is None
+    ahead.close()
+
+    def short(rows: Any, out: Any) -> ReadStats:
+        raise BudgetError("no memory", 1)
+
+    ahead = ReadAhead(lambda position, wait: batches[position], {"x": short}, {"x": 512}, 0, 10, 1 << 16, fields.counted.add)
+    with pytest.raises(BudgetError):
+        ahead.take(0, "x")
+    assert ahead.give_back()
+    assert ahead.take(0, "x") is None
+    ahead.close()
+    assert not fields.ahead(misses, 0, 0, 0).give_back()
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_reading_ahead_makes_room_for_a_batch(tmp_path: Path, prefetch: int) -> None:
+    """Where the budget has nothing else left, the epoch goes on without it; the next one has it again."""
+    n = 3000
+    indptr, indices = make_graph(n, 8.0)
+    x = np.random.default_rng(0).standard_normal((n, 256)).astype(np.float32)
+    data = {"train_idx": np.arange(0, n, 3)}
+    featstore.OutOfCoreGraph.create(tmp_path / "g", indptr, indices, {"x": x}, data, progress=False).close()
+    with featstore.open(tmp_path / "g", memory="64MB") as g:
+        sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
+        options: dict[str, Any] = {"batch_size": 40, "labels": None, "superbatch": 5, "feature_cache": 0.1, "prefetch": prefetch}
+        with featstore.Loader(g, sampler, g.node_data["train_idx"], strategy="superbatch", **options) as loader:
+            had = g.memory_report()["read ahead"]
+            assert had > 0
+            for _ in range(2):
+                assert g.memory_report()["read ahead"] == had
+                kept, hogs, least = [], [], had
+                for batch in loader:
+                    assert torch.equal(batch.x, torch.from_numpy(x)[batch.input_ids])
+                    least = min(least, g.memory_report().get("read ahead", 0))
+                    if least:  # nothing that the loop had comes back, and nothing else is left
+                        kept.append(batch)
+                        hogs.append(g.budget.reserve("test", g.budget.available))
+                    else:
+                        kept.clear()
+                assert least == 0
+                for hog in hogs:
+                    hog.release()
+                loader.set_epoch(0)
+                next(iter(loader))
+        assert g.budget.peak <= g.budget.total

@@ -214,3 +214,31 @@ def test_look_ahead_shrinks():
     for batch in drain(pipeline):
         del batch
     assert 1 <= pipeline.depth <= 2
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3])
+@pytest.mark.parametrize("first_fails", [False, True])
+@pytest.mark.parametrize("n_spare", [0, 2])
+def test_what_can_be_spared_is_asked_for_last(depth: int, first_fails: bool, n_spare: int) -> None:
+    """An item that does not fit is tried again for as long as something was given back, and fails once nothing is."""
+    asked, short = [], [2]
+
+    def spare() -> bool:
+        asked.append(1)
+        short[0] -= n_spare > 0
+        return len(asked) <= n_spare
+
+    def stage(i: int) -> int:
+        if i == 4 and short[0]:
+            raise BudgetError("no room", 1)
+        return i
+
+    stages = (stage, lambda i, a: a) if first_fails else (lambda i: i, lambda i, a: stage(a))
+    pipeline = Pipeline(*stages, start=0, stop=8, threads=2, depth=depth, watch=Stopwatch(), spare=spare)
+    if n_spare:
+        assert list(drain(pipeline)) == list(range(8))
+        assert len(asked) == 2
+    else:
+        with pytest.raises(BudgetError, match="no room"):
+            list(drain(pipeline))
+        assert len(asked) == 1

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from featstore._core.buffers import Block
 from featstore._core.rows import copy_rows
+from featstore.errors import BudgetError
 from featstore.storage.reader import ReadStats
 
 __all__ = ["AheadSource", "ReadAhead"]
@@ -106,6 +107,7 @@ class ReadAhead:
         self._groups: list[_Group] = []
         self._error: BaseException | None = None
         self._closed = False
+        self._is_given_back = False
         self._is_over = False  # nothing more will be read
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="featstore-ahead", daemon=True)
@@ -140,6 +142,22 @@ class ReadAhead:
                 self._memory = None
             self._changed.notify_all()
 
+    def give_back(self) -> bool:
+        """Drop what was read, and read nothing more; return whether there was memory, or still would be. Not beside :meth:`take`.
+
+        Batches whose rows are gone are read as if they had not been read ahead. Waits for a read under way.
+        """
+        with self._changed:
+            held = self._half_bytes > 0 and not self._is_given_back
+            self._closed = self._is_given_back = self._is_over = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._is_loading)
+            self._groups.clear()
+            self._memory = None
+            if isinstance(self._error, BudgetError):  # there was too little memory for both
+                self._error = None
+        return held
+
     def close(self) -> None:
         """Stop the thread and drop what was read; may be called again."""
         with self._changed:
@@ -165,14 +183,16 @@ class ReadAhead:
                     n_groups += 1
                 with self._changed:
                     self._is_loading = False
-                    if group is not None:
-                        self._groups.append(group)
                     self._position = self._position + 1 if group is None else group.stop
+                    if group is not None and not self._is_given_back:
+                        self._groups.append(group)
+                    del group, rows  # this thread keeps no memory while it waits
                     self._changed.notify_all()
         except BaseException as error:
             self._error = error
         finally:
             with self._changed:
+                self._is_loading = False
                 self._is_over = True
                 self._changed.notify_all()
 

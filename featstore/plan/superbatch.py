@@ -403,6 +403,11 @@ class SuperbatchInspector:
                 self._ready.pop(old).remove()
             self._changed.notify_all()
 
+    def freed(self) -> None:
+        """Say that memory came free: sampling is tried again before :meth:`batch` complains of it."""
+        with self._changed:
+            self._shortage = None
+
     def stop(self) -> None:
         """Tell the thread, and whoever waits in :meth:`misses`, that the epoch is over; does not wait for them."""
         with self._changed:

@@ -84,6 +84,7 @@ class EpochIterator(Iterator[MiniBatch]):
             threads=run.threads,
             depth=depth,
             watch=watch,
+            spare=run.spare,
         )
         self._finalizer = weakref.finalize(self, _end, self._pipeline, run)
 

@@ -272,6 +272,9 @@ class _PackedEpoch:
     def passed(self, position: int) -> None:
         self._kept.clear()
 
+    def spare(self) -> bool:
+        return False
+
     def close(self) -> None:
         if not self.closed:
             for source in self._sources.values():

@@ -123,6 +123,8 @@ class Pipeline(Generic[A, B]):
         Items finished or being finished beyond the one the loop holds. 0: both stages run in the caller's thread.
     watch : Stopwatch
         Gets ``wait``: seconds that :meth:`get` waited.
+    spare : callable () -> bool, optional
+        Asked for memory when there is none for an item that the loop waits for; False: there is no more.
 
     Notes
     -----
@@ -139,7 +141,9 @@ class Pipeline(Generic[A, B]):
         threads: int,
         depth: int,
         watch: Stopwatch,
+        spare: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._spare = spare
         self._first = first
         self._second = second
         self._stop = stop
@@ -195,7 +199,7 @@ class Pipeline(Generic[A, B]):
         if self._closed or os.getpid() != self._pid:
             raise ClosedError("this iterator was closed, or belongs to the parent process")
         if not self._threads:
-            item = self._second(self._taken, self._first(self._taken))
+            item = self._at_once(self._taken)
             self._taken += 1
             return item
         begin = time.perf_counter()
@@ -222,6 +226,15 @@ class Pipeline(Generic[A, B]):
             finally:
                 del outcome  # or the error would hold this frame, and the frame the error
         return outcome
+
+    def _at_once(self, item: int) -> B:
+        while True:
+            try:
+                return self._second(item, self._first(item))
+            except BudgetError as error:
+                _without_frames(error)
+                if not self._spare():
+                    raise
 
     def close(self, timeout: float | None = None) -> None:
         """Stop the threads, wait for them (at most ``timeout`` seconds each), drop what was made ahead. May be called again."""
@@ -335,7 +348,7 @@ class Pipeline(Generic[A, B]):
                 return _Failure(error)
             if self._give_back(item):
                 return _GivenBack()
-            if not self._relieve(item, starved):
+            if not self._relieve(item, starved) and (self._closed or not self._spare()):
                 return failure
 
     def _starved(self, item: int) -> bool:

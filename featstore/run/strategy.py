@@ -127,6 +127,13 @@ class EpochRun(Protocol):
         """Hear that batch ``position`` has all its features, as have those before it."""
         ...
 
+    def spare(self) -> bool:
+        """Give back memory that only makes the epoch faster, as a batch does not fit; return whether there was some.
+
+        Called by the thread that works on the batch, while nothing else is gathered.
+        """
+        ...
+
     def close(self) -> None:
         """Let go of threads, files and memory; may be called again."""
         ...
@@ -196,6 +203,9 @@ class _OnDemandEpoch:
 
     def passed(self, position: int) -> None:
         pass
+
+    def spare(self) -> bool:
+        return False
 
     def close(self) -> None:
         pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import weakref
@@ -15,7 +16,7 @@ from featstore.cache.base import Policy
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
 from featstore.config import Reservation
-from featstore.errors import BusyError
+from featstore.errors import BudgetError, BusyError
 from featstore.gather.ahead import ReadAhead
 from featstore.gather.executor import Tally
 from featstore.gather.plan import Tier
@@ -179,6 +180,7 @@ class _SuperbatchEpoch:
             capacity = switch.capacity
         self._runs: RunDirectory | None = None
         self._ahead: ReadAhead | None = None
+        self._ahead_memory = ahead
         try:
             for store in stores:
                 if store.cache is not None:
@@ -209,6 +211,9 @@ class _SuperbatchEpoch:
                 pack=pack,
             )
             if setup.features and pack is None:
+                if planning.overlap and not ahead.n_bytes:  # given back by an earlier epoch
+                    with contextlib.suppress(BudgetError):
+                        ahead.resize(ahead_bytes(setup, graph.budget.total // 16))
                 widths = {name: store.nbytes // max(1, len(store)) for name, store in zip(setup.features, stores, strict=True)}
                 read = {name: store.read_rows for name, store in zip(setup.features, stores, strict=True)}
                 # In the serial schedule plans are made while nothing is read ahead, and the other way round: one memory for both.
@@ -258,6 +263,13 @@ class _SuperbatchEpoch:
         if self._ahead is not None:
             self._ahead.passed(position)
         self._inspector.passed(position)
+
+    def spare(self) -> bool:
+        if self._ahead is None or self._switch is not None or not self._ahead.give_back():
+            return False  # in the serial schedule the memory is the planner's, whose turn comes again
+        self._ahead_memory.resize(0)
+        self._inspector.freed()
+        return True
 
     def close(self) -> None:
         if not self.closed:
