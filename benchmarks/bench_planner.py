@@ -18,7 +18,7 @@ import featstore
 from featstore.cache.base import PolicyContext
 from featstore.cache.belady import Belady
 from featstore.cache.planned import NextAccess, Window
-from featstore.plan.superbatch import write_bytes, write_plan
+from featstore.plan.planfile import write_bytes, write_plan
 from featstore.plan.trace import Trace, record
 from featstore.storage.sections import SectionWriter
 

@@ -19,8 +19,8 @@ from featstore.cache.planned import NextAccess, PlannedPolicy, Window
 from featstore.cache.table import FeatureCache
 from featstore.errors import ClosedError, FeatstoreError, FormatError, PluginError
 from featstore.gather.plan import Tier
+from featstore.plan.planmemory import Spill, planning_bytes
 from featstore.plan.simulate import simulate
-from featstore.plan.superbatch import Spill, planning_bytes
 from featstore.plan.trace import Trace, TraceWriter, record
 from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.storage.sections import SectionFile, SectionWriter

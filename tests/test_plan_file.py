@@ -11,7 +11,7 @@ import pytest
 from featstore.cache.planned import PlannedBatch
 from featstore.errors import BudgetError, CorruptionError
 from featstore.gather.plan import Changeset, Tier
-from featstore.plan.superbatch import PlanFile, write_bytes, write_plan
+from featstore.plan.planfile import PlanFile, write_bytes, write_plan
 from featstore.storage.sections import SectionWriter
 
 

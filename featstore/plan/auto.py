@@ -13,8 +13,8 @@ from featstore.cache.select import top_rows
 from featstore.config import Budget
 from featstore.gather.executor import MemorySource
 from featstore.plan.cost import SAMPLE_BYTES, Estimate, Machine, Workload, cheapest, estimate_all, table
+from featstore.plan.planmemory import planning_bytes
 from featstore.plan.simulate import simulate
-from featstore.plan.superbatch import planning_bytes
 from featstore.plan.trace import Trace
 
 __all__ = ["Choice", "choose", "copy_bandwidth", "expected_hits", "extrapolated", "observe"]

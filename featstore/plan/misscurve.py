@@ -17,8 +17,8 @@ from featstore.cache.select import top_rows
 from featstore.cache.table import FeatureCache
 from featstore.config import Budget, format_size, parse_size
 from featstore.errors import FeatstoreError, PluginError
+from featstore.plan.planmemory import planning_bytes
 from featstore.plan.simulate import checked_scores, row_counts, simulate
-from featstore.plan.superbatch import planning_bytes
 from featstore.plan.trace import Trace
 
 __all__ = ["DEFAULT_SIZES", "Curve", "MissCurve", "Step", "miss_curve", "parse_sizes"]

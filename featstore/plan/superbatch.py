@@ -16,192 +16,29 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from featstore._core.blocks import hits_of, missed_positions
 from featstore.cache.base import PolicyContext
-from featstore.cache.planned import NO_ROWS, PlannedBatch, PlannedPolicy, Window
+from featstore.cache.planned import NO_ROWS, PlannedPolicy, Window
 from featstore.config import Reservation
-from featstore.errors import BudgetError, ClosedError, CorruptionError
+from featstore.errors import BudgetError, ClosedError
 from featstore.gather.buffers import BufferPool
-from featstore.gather.plan import BatchPlan, Changeset, Part, Tier
+from featstore.gather.plan import BatchPlan, Tier
+from featstore.plan.planfile import PlanFile, write_bytes, write_plan
+from featstore.plan.planmemory import PLANNER_SHARE, Spill, planning_bytes
 from featstore.plan.samples import SampleFile, SampleWriter
 from featstore.sampling.batch import SampledBatch
 from featstore.storage.extents import ExtentSource
-from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.rundir import DiskBudget, RunDirectory
-from featstore.storage.sections import SectionFile, SectionWriter
+from featstore.storage.sections import SectionWriter
 
-__all__ = [
-    "PLANNER_SHARE",
-    "Pack",
-    "Packed",
-    "PlanFile",
-    "SuperbatchInspector",
-    "Switch",
-    "planning_bytes",
-    "write_bytes",
-    "write_plan",
-]
+__all__ = ["Pack", "Packed", "SuperbatchInspector", "Switch"]
 
 Ints = npt.NDArray[np.int32 | np.int64]
 Int64s = npt.NDArray[np.int64]
-SECTIONS = 5  # a batch's: slots, positions missed, positions and slots admitted, rows evicted
-
-
-PLANNER_SHARE = 8  # next positions that make planning need more than this part of the memory are spilled
-BYTES_PER_ACCESS = 6  # of a plan on disk, about
-BATCH_BYTES = 64  # an access of the longest batch: its ids, next positions, slots and changes while it is planned
-
-
-def planning_bytes(n_rows: int, n_accesses: int, n_planned: int | None = None, longest: int = 0, *, spilled: bool = False) -> int:
-    """Return what planning windows holds.
-
-    Parameters
-    ----------
-    n_rows : int
-        For each: the last position, the slot, and a list of those cached.
-    n_accesses : int
-        Of a window, look-ahead included; a bit or two each.
-    n_planned : int, optional
-        Accesses that are planned, whose next positions are held; all by default.
-    longest : int
-        Accesses of a window's longest batch.
-    spilled : bool
-        Next positions are on disk.
-    """
-    width = 4 if n_accesses < 2**31 - 1 else 8
-    writing = 2 * write_bytes(longest)
-    held = 0 if spilled else (width + 1) * (n_accesses if n_planned is None else n_planned)
-    return held + n_accesses // 3 + writing + BATCH_BYTES * longest + (width + 12) * n_rows
-
-
-def write_bytes(longest: int) -> int:
-    """Return the bytes of each of the two buffers through which plans of batches of up to ``longest`` accesses are written."""
-    return min(1 << 20, -(-max(1, BYTES_PER_ACCESS * longest) // PAGE_BYTES) * PAGE_BYTES)
-
-
-class PlanFile:
-    """Plans of consecutive batches: the address tables, made once.
-
-    Parameters
-    ----------
-    file : SectionFile
-    tier : Tier
-        Where the rows are that the host cache lacks: ``BASE``, or ``PACKED`` in the order in which extents hold them.
-    """
-
-    def __init__(self, file: SectionFile, tier: Tier = Tier.BASE) -> None:
-        self._file = file
-        self.tier = tier
-
-    def __len__(self) -> int:
-        return len(self._file) // SECTIONS
-
-    @property
-    def n_missed(self) -> Int64s:
-        """Rows that each batch misses."""
-        return self._file.lengths[1::SECTIONS]
-
-    def missed(self, number: int) -> npt.NDArray[np.int32]:
-        """Return the positions of a batch's rows that the host cache lacks; where they are packed, ascending by row."""
-        return self._file[SECTIONS * number + 1]
-
-    def plan(self, number: int, ids: npt.NDArray[np.int64], array: Callable[..., npt.NDArray[Any]] = np.empty) -> BatchPlan:
-        """Return the plan of a batch whose input ids are ``ids``.
-
-        ``array(n, dtype)`` makes the arrays of rows, 12 bytes a row and 16 one that is missed; what it raises passes through.
-
-        Raises
-        ------
-        CorruptionError, OSError
-            The file is damaged, or of other batches.
-        """
-        slots, missed, in_positions, in_slots, out_rows = self._file.run(SECTIONS * number, SECTIONS)
-        k = len(slots)
-        hit_positions, hit_slots = array(k, np.int64), array(k, np.int32)
-        n_hits = hits_of(slots, hit_positions, hit_slots)
-        if n_hits + len(missed) != k or k != len(ids):
-            raise CorruptionError(f"the plan of batch {number} does not place its {len(ids)} rows", self._file.path)
-        changes = None
-        if len(in_slots) or len(out_rows):
-            positions = in_positions.astype(np.int64)
-            changes = Changeset(ids[positions], positions, in_slots, out_rows.astype(np.int64))
-        missed_at = array(len(missed), np.int64)
-        missed_at[:] = missed
-        if self.tier == Tier.PACKED:
-            others = Part(Tier.PACKED, np.arange(len(missed), dtype=np.int32), missed_at)
-        else:
-            rows = array(len(missed), np.int64)
-            rows[:] = ids[missed_at]
-            others = Part(Tier.BASE, rows, missed_at)
-        return BatchPlan(k, (Part(Tier.HOST, hit_slots[:n_hits], hit_positions[:n_hits]), others), changes)
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-    def misses(self, number: int, ids: Ints) -> Int64s:
-        """Return the rows that a batch of ``ids`` reads from the file, in the plan's order."""
-        return ids[self.missed(number)].astype(np.int64, copy=False)
-
-    def remove(self) -> None:
-        """Delete the file."""
-        self._file.remove()
-
-
-def write_plan(writer: SectionWriter, planned: PlannedBatch, ids: Ints | None = None, missed: Int64s | None = None) -> None:
-    """Append a batch's plan to a file; with the batch's ``ids`` the positions missed ascend by row, as extents are filled.
-
-    ``missed``: those positions, in the order in which they are to stand.
-    """
-    changes = planned.changes
-    rows = changes.out_rows
-    slots = np.ascontiguousarray(planned.slots, np.int32)
-    writer.append(slots)
-    if missed is None:
-        found = np.empty(len(slots), np.int32)
-        found = found[: missed_positions(slots, found)]
-        writer.append(found if ids is None else found[np.argsort(ids[found])])
-    else:
-        writer.append(missed.astype(np.int32))
-    writer.append(changes.in_positions.astype(np.int32))
-    writer.append(changes.in_slots)
-    writer.append(rows.astype(np.int32) if not len(rows) or int(rows.max()) < 2**31 else rows)
-
-
-class Spill:
-    """Next positions of a window's planned batches in a run file, for as long as they are needed.
-
-    Parameters
-    ----------
-    path : str
-    disk : DiskBudget
-    """
-
-    def __init__(self, path: str, disk: DiskBudget) -> None:
-        self._writer = SectionWriter(path, "next", disk)
-        self._numbers: dict[int, int] = {}
-        self._file: SectionFile | None = None
-
-    def __setitem__(self, batch: int, positions: npt.NDArray[np.int32 | np.int64]) -> None:
-        self._numbers[batch] = self._writer.append(positions)
-
-    def __getitem__(self, batch: int) -> npt.NDArray[np.int32 | np.int64]:
-        """Read one back; nothing more can be written afterwards."""
-        if self._file is None:
-            self._file = self._writer.finish()
-        return self._file[self._numbers[batch]]
-
-    def remove(self) -> None:
-        """Delete the file."""
-        if self._file is None:
-            self._writer.abort()
-        else:
-            self._file.remove()
 
 
 class Packed(Protocol):

@@ -23,8 +23,9 @@ from featstore.config import Budget
 from featstore.errors import CorruptionError
 from featstore.gather.plan import BatchPlan, Changeset, DeviceRows, Part, Tier
 from featstore.plan.offline import Pack
+from featstore.plan.planfile import PlanFile, write_plan
+from featstore.plan.planmemory import planning_bytes
 from featstore.plan.segments import Segment, Stored, segments, shortest_segments
-from featstore.plan.superbatch import PlanFile, planning_bytes, write_plan
 from featstore.storage.rundir import DiskBudget
 from featstore.storage.sections import SectionFile, SectionWriter
 

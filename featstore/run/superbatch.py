@@ -22,7 +22,8 @@ from featstore.gather.executor import Tally
 from featstore.gather.plan import Tier
 from featstore.graph.policyinputs import Given
 from featstore.partition.batcher import EpochOrder
-from featstore.plan.superbatch import PLANNER_SHARE, Pack, SuperbatchInspector, planning_bytes
+from featstore.plan.planmemory import PLANNER_SHARE, planning_bytes
+from featstore.plan.superbatch import Pack, SuperbatchInspector
 from featstore.run.strategy import EpochRun, Planning, Prepared, Setup
 from featstore.run.switch import CacheSwitch, NoSwitch
 from featstore.storage.rundir import DiskBudget, RunDirectory

@@ -1,0 +1,117 @@
+"""Plans of consecutive batches in a file: where each row is, and what changes in the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from featstore._core.blocks import hits_of, missed_positions
+from featstore.cache.planned import PlannedBatch
+from featstore.errors import CorruptionError
+from featstore.gather.plan import BatchPlan, Changeset, Part, Tier
+from featstore.storage.layout import PAGE_BYTES
+from featstore.storage.sections import SectionFile, SectionWriter
+
+__all__ = ["PlanFile", "write_bytes", "write_plan"]
+
+Ints = npt.NDArray[np.int32 | np.int64]
+Int64s = npt.NDArray[np.int64]
+SECTIONS = 5  # a batch's: slots, positions missed, positions and slots admitted, rows evicted
+BYTES_PER_ACCESS = 6  # of a plan on disk, about
+
+
+def write_bytes(longest: int) -> int:
+    """Return the bytes of each of the two buffers through which plans of batches of up to ``longest`` accesses are written."""
+    return min(1 << 20, -(-max(1, BYTES_PER_ACCESS * longest) // PAGE_BYTES) * PAGE_BYTES)
+
+
+class PlanFile:
+    """Plans of consecutive batches: the address tables, made once.
+
+    Parameters
+    ----------
+    file : SectionFile
+    tier : Tier
+        Where the rows are that the host cache lacks: ``BASE``, or ``PACKED`` in the order in which extents hold them.
+    """
+
+    def __init__(self, file: SectionFile, tier: Tier = Tier.BASE) -> None:
+        self._file = file
+        self.tier = tier
+
+    def __len__(self) -> int:
+        return len(self._file) // SECTIONS
+
+    @property
+    def n_missed(self) -> Int64s:
+        """Rows that each batch misses."""
+        return self._file.lengths[1::SECTIONS]
+
+    def missed(self, number: int) -> npt.NDArray[np.int32]:
+        """Return the positions of a batch's rows that the host cache lacks; where they are packed, ascending by row."""
+        return self._file[SECTIONS * number + 1]
+
+    def plan(self, number: int, ids: npt.NDArray[np.int64], array: Callable[..., npt.NDArray[Any]] = np.empty) -> BatchPlan:
+        """Return the plan of a batch whose input ids are ``ids``.
+
+        ``array(n, dtype)`` makes the arrays of rows, 12 bytes a row and 16 one that is missed; what it raises passes through.
+
+        Raises
+        ------
+        CorruptionError, OSError
+            The file is damaged, or of other batches.
+        """
+        slots, missed, in_positions, in_slots, out_rows = self._file.run(SECTIONS * number, SECTIONS)
+        k = len(slots)
+        hit_positions, hit_slots = array(k, np.int64), array(k, np.int32)
+        n_hits = hits_of(slots, hit_positions, hit_slots)
+        if n_hits + len(missed) != k or k != len(ids):
+            raise CorruptionError(f"the plan of batch {number} does not place its {len(ids)} rows", self._file.path)
+        changes = None
+        if len(in_slots) or len(out_rows):
+            positions = in_positions.astype(np.int64)
+            changes = Changeset(ids[positions], positions, in_slots, out_rows.astype(np.int64))
+        missed_at = array(len(missed), np.int64)
+        missed_at[:] = missed
+        if self.tier == Tier.PACKED:
+            others = Part(Tier.PACKED, np.arange(len(missed), dtype=np.int32), missed_at)
+        else:
+            rows = array(len(missed), np.int64)
+            rows[:] = ids[missed_at]
+            others = Part(Tier.BASE, rows, missed_at)
+        return BatchPlan(k, (Part(Tier.HOST, hit_slots[:n_hits], hit_positions[:n_hits]), others), changes)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def misses(self, number: int, ids: Ints) -> Int64s:
+        """Return the rows that a batch of ``ids`` reads from the file, in the plan's order."""
+        return ids[self.missed(number)].astype(np.int64, copy=False)
+
+    def remove(self) -> None:
+        """Delete the file."""
+        self._file.remove()
+
+
+def write_plan(writer: SectionWriter, planned: PlannedBatch, ids: Ints | None = None, missed: Int64s | None = None) -> None:
+    """Append a batch's plan to a file; with the batch's ``ids`` the positions missed ascend by row, as extents are filled.
+
+    ``missed``: those positions, in the order in which they are to stand.
+    """
+    changes = planned.changes
+    rows = changes.out_rows
+    slots = np.ascontiguousarray(planned.slots, np.int32)
+    writer.append(slots)
+    if missed is None:
+        found = np.empty(len(slots), np.int32)
+        found = found[: missed_positions(slots, found)]
+        writer.append(found if ids is None else found[np.argsort(ids[found])])
+    else:
+        writer.append(missed.astype(np.int32))
+    writer.append(changes.in_positions.astype(np.int32))
+    writer.append(changes.in_slots)
+    writer.append(rows.astype(np.int32) if not len(rows) or int(rows.max()) < 2**31 else rows)
