@@ -79,6 +79,8 @@ def search(args: argparse.Namespace, report: Report, name: str, n: int, batches:
     most = traffic(batches, n, 1, ROW_BYTES, order=None).disk_bytes
     least = traffic(batches, n, len(batches), ROW_BYTES, order=None).disk_bytes
     for share in SHARES:
+        if args.only not in searched(name, share):
+            continue
         disk = max(int(share * most), least)
         theirs_s, best = timed(partial(exhaustive, batches, n, disk))
         ours = alternate(
@@ -159,7 +161,12 @@ def draw(path: Path, name: str, n: int, batches: Batches, lines: list[dict[str, 
 
 def wanted(args: argparse.Namespace, name: str) -> bool:
     """Whether ``--only`` leaves a figure of this graph."""
-    return any(args.only in f"{what} {name}" for what in ("search", "reordering"))
+    return any(args.only in what for what in (*(searched(name, share) for share in SHARES), f"reordering {name}"))
+
+
+def searched(name: str, share: float) -> str:
+    """What ``--only`` calls the search of a graph's segments for a disk."""
+    return f"search {name}, {share:.0%}"
 
 
 def run(args: argparse.Namespace, report: Report) -> None:
@@ -181,7 +188,7 @@ def run(args: argparse.Namespace, report: Report) -> None:
                 traces[name] = recorded(folder, name, indptr, indices, seeds, size)
     for name, trace in traces.items():
         batches = packed_tier(trace)
-        if args.only in f"search {name}":
+        if any(args.only in searched(name, share) for share in SHARES):
             search(args, report, name, trace.n, batches)
         if args.only in f"reordering {name}":
             lines = reordering(args, report, name, trace.n, batches)

@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 
 import featstore
 from featstore.plan.layout import Layout, find_layouts
+from featstore.plan.nodedata import NodeData, is_carried
 from featstore.plan.segments import traffic
+from featstore.plan.trace import Trace
 from featstore.testing.faults import random_flips
 from tests.test_packed import copied, pack, run
 from tests.test_superbatch import N, dataset, ondemand, same
@@ -27,8 +29,11 @@ __all__ = ["dataset", "ondemand", "pack"]  # fixtures
 STATIC: dict[str, Any] = {"policy": "frequency"}
 
 
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
+
 def layout_bytes(pack: Path) -> int:
-    return sum(path.stat().st_size for path in pack.rglob("layout-*/*"))
+    return sum(path.stat().st_size for pattern in ("layout-*/*", "data-*") for path in pack.rglob(pattern))
 
 
 def open_layout(dataset: Path, pack: Path) -> tuple[featstore.Pack, Any, Layout]:
@@ -87,7 +92,7 @@ def test_no_shorter_segments_would_fit(dataset: Path, pack: Path, tmp_path: Path
         host = np.zeros(N, bool)
         host[layout.tables.fill_rows] = True
         batches = [ids[~host[ids]] for ids in (opened.ids(b) for b in range(len(opened)))]
-        tables = sum((layout_file.stat().st_size) for name in ("plan", "fill") for layout_file in mine.rglob(name))
+        tables = sum(path.stat().st_size for name in ("plan", "fill", "data-*") for path in mine.rglob(name))
         shorter = sum(traffic(batches, N, shared.length - 1, width, order=None).disk_bytes for width in (132, 7))
         assert tables + shorter + spare > disk >= layout_bytes(mine)
         for each in (layout, opened, g):
@@ -220,6 +225,121 @@ def test_damage_to_shared_rows_is_found(dataset: Path, pack: Path, tmp_path: Pat
         run(dataset, mine, **STATIC)
 
 
+def tight_disk(dataset: Path, pack: Path, tmp_path: Path, **options: Any) -> int:
+    """A disk in which little more than one segment of all batches fits."""
+    try:
+        run(dataset, copied(pack, tmp_path / "tight"), epochs=0, disk=25_000, **options)
+    except OSError as error:
+        assert error.errno == errno.ENOSPC
+        return least_in(error) * 21 // 20
+    raise AssertionError("that was enough")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("on_device", [0, 0.05, 1.0])
+@pytest.mark.parametrize("on_host", [0, 0.1, 1.0])
+@pytest.mark.parametrize("disk", [None, "tight"])
+def test_tiers_empty_partly_and_entirely_full(
+    dataset: Path,
+    pack: Path,
+    tmp_path: Path,
+    ondemand: list[Any],
+    device: str,
+    on_device: float,
+    on_host: float,
+    disk: str | None,
+) -> None:
+    options: dict[str, Any] = {"feature_cache": on_host, "device_cache": on_device, "device": device, **STATIC}
+    mine = copied(pack, tmp_path)
+    n_bytes = None if disk is None else tight_disk(dataset, pack, tmp_path, **options)
+    found, stats = run(dataset, mine, disk=n_bytes, **options)
+    assert same(found[0] + found[2], ondemand)
+    assert n_bytes is None or layout_bytes(mine) <= n_bytes
+    hits = {"device": 0, "host": 0, "disk_cache": 0, "packed": 0, "base": 0} | stats["hits"]
+    with featstore.Pack(mine) as opened:
+        by_count = np.argsort(-opened.counts(), kind="stable")
+        batches = [opened.ids(b) for b in range(len(opened))]
+    n_device, n_host = round(on_device * N), round(on_host * N)
+    top, both = by_count[:n_device], by_count[: n_device + n_host]
+    assert hits["device"] == 2 * sum(np.isin(ids, top).sum() for ids in batches)  # two features
+    assert hits["device"] + hits["host"] == 2 * sum(np.isin(ids, both).sum() for ids in batches)
+    assert sum(hits.values()) == stats["rows"]
+    assert hits["base"] == 0
+    assert (hits["disk_cache"] > 0) == (disk is not None and n_device + n_host < N)
+    assert (hits["packed"] > 0) == (n_device + n_host < N)
+    again, _ = run(dataset, mine, prefetch=0, policy="frequency", device=device)  # the layout that is there
+    assert same(again[0] + again[2], ondemand)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_belady_beside_a_device(dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any], device: str) -> None:
+    """What the host's cache loads is what it would load of the accesses that the device leaves."""
+    for number, (on_device, on_host) in enumerate(((0.05, 0.1), (1.0, 0.1), (0.05, 0), (0.05, 1.0))):
+        mine = copied(pack, tmp_path / str(number))
+        options: dict[str, Any] = {"feature_cache": on_host, "device_cache": on_device, "device": device, "superbatch": 7}
+        found, stats = run(dataset, mine, **options)
+        assert same(found[0] + found[2], ondemand)
+        with featstore.Pack(mine) as opened:
+            top = np.argsort(-opened.counts(), kind="stable")[: round(on_device * N)]
+            rest = [ids[~np.isin(ids, top)] for ids in (opened.ids(b) for b in range(len(opened)))]
+        windows = [rest[e * 25 + a : e * 25 + min(a + 7, 25)] for e in range(2) for a in range(0, 25, 7)]
+        capacity = round(on_host * N)
+        loads = sum(int(featstore.simulate(Trace(each, N), capacity, "belady").sum()) for each in windows)
+        assert stats["hits"].get("packed", 0) == 2 * loads
+        assert stats["hits"]["device"] + sum(len(ids) for ids in rest) * 2 == stats["rows"]
+
+
+def test_a_device_tier_is_counted(dataset: Path, pack: Path, tmp_path: Path) -> None:
+    mine = copied(pack, tmp_path)
+    with featstore.open(dataset, memory="64MB") as g:
+        sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
+        with pytest.raises(ValueError, match="device_cache= goes with strategy='packed'"):
+            featstore.Loader(g, sampler, g.node_data["train_idx"], device_cache=0.1)
+        for size, error in ((1.5, ValueError), ("fast", ValueError), (10, featstore.BudgetError)):
+            with pytest.raises(error):
+                featstore.Loader(g, strategy="packed", pack=mine, feature_cache=0.1, device_cache=size, features=["x", "z"])
+        options: dict[str, Any] = {"strategy": "packed", "pack": mine, "feature_cache": 0, "features": ["x", "z"], **STATIC}
+        with featstore.Loader(g, device_cache=139 * 100 + 138, **options):
+            assert g.memory_report()["device cache"] == 139 * 100
+        assert "device cache" not in g.memory_report()
+        with pytest.raises(ValueError, match="0 layouts"):
+            featstore.Loader(g, device_cache=0.5, **{**options, "feature_cache": None})
+
+
+def test_a_copied_pack_trains(dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any]) -> None:
+    """With the labels that it carries, from every tier; damage to them is found, and no stale ones are kept."""
+    mine = copied(pack, tmp_path)
+    run(dataset, mine, epochs=0, feature_cache=0.1, device_cache=0.05, disk="2.6x", **STATIC)
+    there = tmp_path / "there"
+    shutil.move(mine, there)
+    with featstore.PackedGraph(there, memory="64MB") as g:
+        with featstore.Loader(g, strategy="packed", policy="frequency", features=["x", "z"]) as loader:
+            found = {(epoch, batch.index): batch for epoch in range(2) for batch in loader}
+            assert loader.stats()["hits"]["device"] > 0
+        assert g.memory_report()["node data"] == 8 * N
+        for number, (index, tensors, _) in enumerate(ondemand):
+            assert torch.equal(found[number // 25, index].y, tensors[2])
+            assert torch.equal(found[number // 25, index].x, tensors[3])
+        with pytest.raises(KeyError, match="no node data 'train_idx'; there is 'y'"):
+            _ = g.node_data["train_idx"]
+        with featstore.Loader(g, strategy="packed", policy="frequency", features=["x", "z"], labels=None) as loader:
+            assert next(iter(loader)).y is None
+    file = next(there.glob("data-*"))
+    found_damage = 0
+    for _ in random_flips(file, 20, seed=1):
+        try:
+            with featstore.PackedGraph(there, memory="64MB") as g:
+                assert torch.equal(g.node_data["y"][ondemand[0][1][1]], ondemand[0][1][2])
+        except (featstore.CorruptionError, featstore.FormatError):
+            found_damage += 1
+    assert found_damage == 20
+    before = file.read_bytes()
+    other = featstore.open(dataset, memory="64MB")
+    assert not is_carried(featstore.Pack(there), NodeData("y", other.node_data["y"], "another"))
+    other.close()
+    assert file.read_bytes() == before
+
+
 @settings(max_examples=30)
 @given(st.data())
 def test_any_width_dtype_and_budget(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
@@ -235,7 +355,8 @@ def test_any_width_dtype_and_budget(tmp_path_factory: pytest.TempPathFactory, da
     indptr = np.concatenate([[0], np.cumsum(degree)])
     seeds = rng.permutation(n)[: data.draw(st.integers(1, min(n, 60)))]
     size = data.draw(st.integers(1, 12))
-    host = data.draw(st.sampled_from([0.01, 0.1, 0.5, 1.0]))
+    host = data.draw(st.sampled_from([0, 0.01, 0.1, 0.5, 1.0]))
+    on_device = data.draw(st.sampled_from([None, 0, 0.01, 0.2, 1.0]))
     share = data.draw(st.floats(0, 1.2))
     with (
         featstore.OutOfCoreGraph.create(folder / "g", indptr, rng.integers(0, n, indptr[-1]), {"x": x}, progress=False) as g,
@@ -246,9 +367,10 @@ def test_any_width_dtype_and_budget(tmp_path_factory: pytest.TempPathFactory, da
             expected = {batch.index: raw[batch.input_ids] for batch in loader}
         with featstore.sample_offline(g, sampler, seeds, size, path=folder / "p", epochs=2) as pack:
             shutil.copytree(folder / "p", folder / "q")
-            with featstore.Loader(g, strategy="packed", pack=folder / "q", labels=None, feature_cache=host, **STATIC):
+            options = {"strategy": "packed", "labels": None, "feature_cache": host, "device_cache": on_device, **STATIC}
+            with featstore.Loader(g, pack=folder / "q", **options):
                 most = layout_bytes(folder / "q")
-            options = {"strategy": "packed", "pack": pack, "labels": None, "feature_cache": host, **STATIC}
+            options["pack"] = pack
             disk = most
             try:
                 featstore.Loader(tight, disk=0, **options)

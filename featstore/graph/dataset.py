@@ -22,6 +22,7 @@ from featstore.errors import BusyError, ClosedError, FormatError
 from featstore.gather.buffers import BufferPool
 from featstore.graph import build
 from featstore.graph.feature import FeatureStore
+from featstore.graph.fields import Fields
 from featstore.graph.policyinputs import Given, PolicyInputs
 from featstore.graph.progress import Progress
 from featstore.graph.savedcache import load_neighbor_cache, save_neighbor_cache
@@ -34,32 +35,6 @@ from featstore.storage.catalog import EDGE, Catalog, read_catalog
 from featstore.storage.reader import Reader, RowFile
 
 __all__ = ["OutOfCoreGraph"]
-
-
-class _Fields(Mapping[str, Any]):
-    """Fields by name; a missing one is a KeyError that lists what there is."""
-
-    def __init__(self, what: str, names: list[str], get: Callable[[str], Any]) -> None:
-        self._what = what
-        self._names = names
-        self._get = get
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in self._names:
-            raise KeyError(f"no {self._what} {name!r}; there is {', '.join(map(repr, self._names)) or 'none'}")
-        return self._get(name)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._names
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def __repr__(self) -> str:
-        return f"{{{', '.join(f'{name!r}: …' for name in self._names)}}}"
 
 
 class OutOfCoreGraph:
@@ -139,8 +114,8 @@ class OutOfCoreGraph:
                 self.options.threads,
                 _Reopen(self, name),
             )
-        self.features: Mapping[str, FeatureStore] = _Fields("feature", list(self._stores), self._stores.__getitem__)
-        self.node_data: Mapping[str, torch.Tensor] = _Fields("node data", list(catalog.by_role("data")), self._load_data)
+        self.features: Mapping[str, FeatureStore] = Fields("feature", list(self._stores), self._stores.__getitem__)
+        self.node_data: Mapping[str, torch.Tensor] = Fields("node data", list(catalog.by_role("data")), self._load_data)
 
     # -- making ------------------------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ from featstore.cache.base import Policy
 from featstore.config import Budget, Reservation
 from featstore.graph.progress import Progress
 from featstore.plan.layout import PARTIAL, PREFIX, FeatureExtents, LayoutOptions, Source, extent_map
+from featstore.plan.nodedata import NodeData, carry, is_carried
 from featstore.plan.offline import Pack, read_record, write_record
 from featstore.plan.packing import fill_extents
 from featstore.plan.segments import Stored
@@ -57,6 +58,7 @@ def make_layout(
     reader: Reader,
     budget: Budget,
     *,
+    node_data: Sequence[NodeData] = (),
     disk: int | None = None,
     progress: bool = True,
 ) -> None:
@@ -73,9 +75,11 @@ def make_layout(
     reader : Reader
     budget : Budget
         Half of what it has left is used at most, given back afterwards.
+    node_data : sequence of NodeData
+        What copies of the pack shall have besides; written where the pack has it not.
     disk : int, optional
-        Most bytes that the layout may take. Where copying every row into the extent of each batch would take more, and ``policy``
-        is static, segments of batches share rows on disk (:mod:`featstore.plan.segments`).
+        Most bytes that the layout and this data may take. Where copying every row into the extent of each batch would take more,
+        and ``policy`` is static, segments of batches share rows on disk (:mod:`featstore.plan.segments`).
     progress : bool
         Show a progress bar, of bytes read and written, where stderr is a terminal.
 
@@ -93,28 +97,42 @@ def make_layout(
     Liu et al., DiskGNN, SIGMOD 2025, sections 4 (tiers), 5.1 (segmented disk cache) and 5.2 (batched packing).
     """
     target = pack.file(options.name)
-    if os.path.exists(target):
+    if os.path.exists(target) and all(is_carried(pack, data) for data in node_data):
         return
     with FileLock(pack.file(WRITER_LOCK), exclusive=True):
-        if os.path.exists(target):
-            return
-        folder = target + PARTIAL
-        for name in os.listdir(pack.path):  # of other makers that were killed, whose layouts nobody asks for now
-            if name.startswith(PREFIX) and name.endswith(PARTIAL) and pack.file(name) != folder:
-                shutil.rmtree(pack.file(name), ignore_errors=True)
-        os.makedirs(folder, exist_ok=True)
-        for name in os.listdir(folder):  # half-written files of a killed maker; of extents the finished episodes count
-            if name.endswith(".tmp") and not name.startswith("extents."):
-                os.unlink(os.path.join(folder, name))
+        budget_of_disk, written = DiskBudget(disk), []
+        ordered = {name: sources[name] for name in sorted(sources)}  # the same files in every order of the features
         try:
-            ordered = {name: sources[name] for name in sorted(sources)}  # the same files in every order of the features
-            _make(_Job(pack, options, policy, ordered, reader, budget, DiskBudget(disk), progress, folder))
-            fsync_directory(folder)
-            os.rename(folder, target)
-            fsync_directory(pack.path)
+            for data in node_data:
+                if not is_carried(pack, data):
+                    written.append(carry(pack, data, budget_of_disk))
+            if not os.path.exists(target):
+                job = _Job(pack, options, policy, ordered, reader, budget, budget_of_disk, progress, target + PARTIAL)
+                _make_whole(job, target)
         except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
+            for path in written:
+                os.unlink(path)
             raise
+
+
+def _make_whole(job: _Job, target: str) -> None:
+    """Make the layout in ``job.folder`` and give it its name; nothing is left where that fails."""
+    pack, folder = job.pack, job.folder
+    for name in os.listdir(pack.path):  # of other makers that were killed, whose layouts nobody asks for now
+        if name.startswith(PREFIX) and name.endswith(PARTIAL) and pack.file(name) != folder:
+            shutil.rmtree(pack.file(name), ignore_errors=True)
+    os.makedirs(folder, exist_ok=True)
+    for name in os.listdir(folder):  # half-written files of a killed maker; of extents the finished episodes count
+        if name.endswith(".tmp") and not name.startswith("extents."):
+            os.unlink(os.path.join(folder, name))
+    try:
+        _make(job)
+        fsync_directory(folder)
+        os.rename(folder, target)
+        fsync_directory(pack.path)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def _make(job: _Job) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
+import threading
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, NoReturn, cast
@@ -11,12 +13,14 @@ from typing import Any, NoReturn, cast
 import torch
 
 from featstore.cache.table import FeatureCache
-from featstore.config import Budget, Options
+from featstore.config import Budget, Options, Reservation
 from featstore.errors import BusyError, ClosedError, FormatError
 from featstore.gather.buffers import BufferPool
 from featstore.graph.feature import FeatureStore
+from featstore.graph.fields import Fields
 from featstore.graph.source import torch_dtype
 from featstore.plan.layout import layout_records
+from featstore.plan.nodedata import carried, load_carried
 from featstore.plan.offline import Pack
 from featstore.storage.format import DTYPES
 from featstore.storage.reader import Reader, ReadStats, RowFile
@@ -61,8 +65,8 @@ class PackedGraph:
     num_nodes : int
     features : mapping of str to FeatureStore
         Those that a layout holds. Reading a row by its number raises FileNotFoundError: the pack has batches, not rows.
-    node_data : mapping
-        Empty: labels are not in a pack, so loaders take ``labels=None``.
+    node_data : mapping of str to Tensor
+        The labels of the loaders that made its layouts: read whole, checked and counted in the budget when first asked for.
 
     Raises
     ------
@@ -83,6 +87,7 @@ class PackedGraph:
             self.path, self.num_nodes = opened.path, opened.num_nodes
             self._identity = dict(opened.record["made_of"])
             fields = {str(feature["name"]): feature for record in layout_records(opened) for feature in record["features"]}
+            self._carried = carried(opened)
         finally:
             if opened is not pack:
                 opened.close()
@@ -92,10 +97,14 @@ class PackedGraph:
             if field.get("dtype") not in DTYPES or list(field["shape"])[:1] != [self.num_nodes]:
                 raise FormatError(f"{self.path}: feature {name!r} of {field.get('dtype')!r}, shape {field.get('shape')}")
             self._identity[f"node/_/{name}"] = str(field["made_of"])
+        for name, record in self._carried.items():
+            self._identity[f"node/_/{name}"] = str(record["made_of"])
         self.options = Options.resolve(memory, backend, verify, threads)
         self.budget = Budget(self.options.memory)
         self.closed = False
-        self.node_data: Mapping[str, torch.Tensor] = {}
+        self._data: dict[str, tuple[torch.Tensor, Reservation]] = {}
+        self._lock = threading.Lock()
+        self.node_data: Mapping[str, torch.Tensor] = Fields("node data", list(self._carried), self._load_data)
         self.reader = Reader(self.options, self.budget)
         self.pool = BufferPool(self.budget, self.reader.trim)
         self.features: dict[str, FeatureStore] = {}
@@ -110,6 +119,23 @@ class PackedGraph:
                 self.pool,
                 self.options.threads,
             )
+
+    def _load_data(self, name: str) -> torch.Tensor:
+        with self._lock:
+            if self.closed:
+                raise ClosedError(f"{self.path} is closed")
+            if name not in self._data:
+                record = self._carried[name]
+                n_bytes = DTYPES[record["dtype"]][1] * math.prod(record["shape"])
+                with self.budget.reserve("node data", n_bytes):  # as it is read
+                    reservation = self.budget.reserve("node data", n_bytes)
+                    try:
+                        with Pack(self.path) as pack:
+                            self._data[name] = load_carried(pack, record), reservation
+                    except BaseException:
+                        reservation.release()
+                        raise
+            return self._data[name][0]
 
     def identity(self) -> dict[str, str]:
         """See :meth:`featstore.OutOfCoreGraph.identity`: of the graph that the pack was made of."""
@@ -148,6 +174,9 @@ class PackedGraph:
                 store.cache.in_use = False
             self._drop_cache(store)
             store.close()
+        for _, reservation in self._data.values():
+            reservation.release()
+        self._data.clear()
         self.pool.close()
         self.reader.close()
 

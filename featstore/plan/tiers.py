@@ -414,7 +414,7 @@ class TierTables:
         """
         device = None
         if self._device is not None:
-            positions, slots = self._device[2 * number].astype(np.int64), self._device[2 * number + 1]
+            positions, slots = self._device[2 * number].astype(np.int64), self._device[2 * number + 1].copy()
             if len(slots) != len(positions) or len(positions) > len(ids) or positions.max(initial=0) > max(0, len(ids) - 1):
                 raise CorruptionError(f"the device's rows of batch {number} are not {len(ids)} rows", self._device.path)
             on_host = np.ones(len(ids), bool)

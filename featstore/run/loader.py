@@ -31,7 +31,7 @@ from featstore.run.auto import Decision, decide, look_ahead, rows_in_memory
 from featstore.run.batch import MiniBatch
 from featstore.run.epoch import EpochIterator, Held, Item, Progress, most_rows, sampled_bytes
 from featstore.run.packed import Packed
-from featstore.run.precache import AccessCounts, cache_bytes, spare_bytes
+from featstore.run.precache import AccessCounts, cache_bytes, device_rows, spare_bytes
 from featstore.run.prefetch import ReadCounts, Stopwatch
 from featstore.run.profile import FrozenSampler, Profile
 from featstore.run.strategies import STRATEGIES
@@ -77,7 +77,8 @@ class Loader:
     Parameters
     ----------
     g : OutOfCoreGraph or PackedGraph
-        The latter, a pack in place of its dataset, for ``strategy="packed"``; ``pack`` and ``labels=None`` are then the default.
+        The latter, a pack in place of its dataset, for ``strategy="packed"``; ``pack`` is then the default, and the
+        labels are those that it carries.
     sampler : Sampler
         :class:`~featstore.NeighborSampler`, or anything with its ``sample(seeds, epoch, index)``.
     seeds : integer array or tensor, shape (n,), or boolean mask, shape (num_nodes,)
@@ -135,6 +136,10 @@ class Loader:
     seed : int
     device : str or torch.device
         Where batches are delivered.
+    device_cache : int, str or float, optional
+        For ``"packed"``: the rows that most batches need, or that a static ``policy`` scores highest, stay on ``device``, and the
+        others alone cross to it: bytes for all features together (``"8GiB"``), or a share of the rows. The host's cache has the
+        next ones. With ``device="cpu"`` they are counted in the budget.
     drop_last : bool
         Leave out a last batch that is not full.
 
@@ -175,6 +180,7 @@ class Loader:
         shuffle: bool = True,
         seed: int = 0,
         device: torch.device | str = "cpu",
+        device_cache: int | float | str | None = None,
         drop_last: bool = False,
     ) -> None:
         is_auto = strategy == "auto"
@@ -186,12 +192,14 @@ class Loader:
         if is_auto and pack is not None:
             strategy = "packed"  # only it runs offline samples; the policy is what is chosen
         if isinstance(g, PackedGraph):
-            pack, labels = g.path if pack is None else pack, None if labels == "y" else labels
+            pack, labels = g.path if pack is None else pack, None if labels == "y" and "y" not in g.node_data else labels
         if strategy == "packed":
             if sampler is not None or seeds is not None or pack is None:
                 raise ValueError("strategy 'packed' runs the samples of pack=, and takes no sampler and no seeds")
         elif sampler is None or seeds is None or pack is not None:
             raise ValueError(f"strategy {strategy!r} needs a sampler and seeds; pack= goes with strategy='packed'")
+        if device_cache is not None and (strategy != "packed" or is_auto):
+            raise ValueError(f"device_cache= goes with strategy='packed', not {strategy!r}")
         if threads is None:
             threads = g.options.threads
         _at_least("threads", threads, 1)
@@ -263,7 +271,10 @@ class Loader:
             if pack is not None and strategy != "packed":
                 sampler = self._frozen = FrozenSampler(pack, g.pool)
                 setup = replace(setup, pack=None)
-            setup = replace(setup, sampler=sampler, planning=planning)
+            n_device = None if device_cache is None else device_rows(device_cache, g.num_nodes, self._row_bytes)
+            setup = replace(
+                setup, sampler=sampler, planning=planning, device=self._device, device_rows=n_device, labels=self._labels
+            )
         except BaseException:
             self._release_all()
             raise

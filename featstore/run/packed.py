@@ -23,6 +23,7 @@ from featstore.graph.policyinputs import Given
 from featstore.partition.batcher import RandomBatcher
 from featstore.plan.layout import Layout, LayoutOptions, Source, fill_step, find_layouts
 from featstore.plan.makelayout import make_layout
+from featstore.plan.nodedata import NodeData
 from featstore.plan.offline import Pack
 from featstore.run.strategy import EpochRun, Prepared, Setup
 from featstore.run.streamed import window_for
@@ -96,9 +97,23 @@ class Packed:
             superbatch = max(1, min(MOST_AUTO_BATCHES if isinstance(size, str) else size, pack.n_batches))
         options = LayoutOptions(setup.features, policy.name, capacity, superbatch, setup.device_rows or 0)
         graph = setup.graph
+        data = [] if setup.labels is None else [self._node_data(setup.labels)]
         with setup.watch.time("pack"):
-            make_layout(pack, options, policy, self._sources, graph.reader, graph.budget, disk=self._planning.disk)
+            make_layout(
+                pack,
+                options,
+                policy,
+                self._sources,
+                graph.reader,
+                graph.budget,
+                node_data=data,
+                disk=self._planning.disk,
+            )
         self._open(options)
+
+    def _node_data(self, name: str) -> NodeData:
+        graph = self._setup.graph
+        return NodeData(name, graph.node_data[name], graph.identity()[f"node/_/{name}"])
 
     def _open(self, options: LayoutOptions) -> None:
         graph = self._setup.graph

@@ -14,7 +14,7 @@ from featstore.errors import BudgetError
 from featstore.run.prefetch import Stopwatch
 from featstore.run.strategy import Setup
 
-__all__ = ["AccessCounts", "cache_bytes", "spare_bytes"]
+__all__ = ["AccessCounts", "cache_bytes", "device_rows", "spare_bytes"]
 
 
 class AccessCounts:
@@ -117,3 +117,23 @@ def cache_bytes(
             needed,
         )
     return least(rows)
+
+
+def device_rows(size: int | float | str, num_nodes: int, row_bytes: Mapping[str, int]) -> int:
+    """Return how many rows of every feature a device's tier of ``size`` bytes in all, or of a share of the rows, has.
+
+    Raises
+    ------
+    ValueError
+        Not a size; a share outside 0 … 1.
+    BudgetError
+        Not room for one row, and not 0.
+    """
+    if isinstance(size, float):
+        if not 0 < size <= 1:
+            raise ValueError(f"device_cache as a share of the rows must lie in (0, 1], not {size}; bytes are an int or '1GiB'")
+        return min(num_nodes, max(1, round(size * num_nodes)))
+    n_bytes, width = parse_size(size), max(1, sum(row_bytes.values()))
+    if 0 < n_bytes < width:
+        raise BudgetError(f"a device cache of one row takes {width} bytes, not {n_bytes}", width)
+    return min(num_nodes, n_bytes // width)
