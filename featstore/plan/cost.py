@@ -277,7 +277,7 @@ def _packed(w: Workload, m: Machine, policy: str, loads: int, updates: int, fill
     read = loads * w.row_bytes / m.device.bandwidth
     extents = (loads * w.pack_epochs + fill) * w.row_bytes  # the rows that the host tier starts with have extents too
     impossible = "" if w.has_pack else "needs pack=, offline samples"
-    once = fill * w.row_bytes / m.device.bandwidth
+    once = FILL_TURNS * fill * w.row_bytes / m.device.bandwidth + FRESH_COPY * _copied_s(fill, w, m)
     if policy not in w.packed_for:
         scan = _scan_s(loads * w.pack_epochs + fill, w, 1, m)
         once += plan_s * w.pack_epochs + scan + extents / m.device.write_bandwidth
