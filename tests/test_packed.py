@@ -88,6 +88,23 @@ def test_loads_are_beladys_and_frequencys(dataset: Path, pack: Path) -> None:
     assert stats["rows_loaded"] / 2 == sum(len(np.setdiff1d(ids, hot)) for ids in trace) + capacity  # its fill counted
 
 
+def test_any_static_policy(dataset: Path, pack: Path, ondemand: list[Any]) -> None:
+    """What asks for degrees gets the graph's; what breaks its contract is named."""
+    for policy in ("degree", "in_out_ratio", "random"):
+        found, stats = run(dataset, pack, policy=policy, feature_cache=0.2, epochs=1)
+        assert same(found[0], ondemand[:25])
+        assert 0 < stats["hits"]["host"] < stats["rows"]
+
+    class Short(featstore.StaticPolicy):
+        name = "short"
+
+        def scores(self, context: featstore.PolicyContext) -> Any:
+            return np.zeros(3)
+
+    with pytest.raises(featstore.PluginError, match="real numbers"):
+        run(dataset, pack, policy=Short, feature_cache=0.2)
+
+
 def test_resume_and_state(dataset: Path, pack: Path) -> None:
     for policy in ("belady", "frequency"):
         options: dict[str, Any] = {"strategy": "packed", "pack": pack, "policy": policy, "feature_cache": 0.1, "superbatch": 7}

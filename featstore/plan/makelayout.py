@@ -22,7 +22,7 @@ from featstore.plan.nodedata import NodeData, carry, is_carried
 from featstore.plan.offline import Pack, read_record, write_record
 from featstore.plan.packing import fill_extents
 from featstore.plan.segments import Stored
-from featstore.plan.tiers import TABLES, Sizes, TierTables, make_tables
+from featstore.plan.tiers import TABLES, ScoresOf, Sizes, TierTables, make_tables
 from featstore.storage.extents import ExtentMap, ExtentWriter, least_memory, most_memory
 from featstore.storage.lock import WRITER_LOCK, FileLock
 from featstore.storage.ordered import piece_layout
@@ -42,6 +42,7 @@ class _Job:
     pack: Pack
     options: LayoutOptions
     policy: Policy
+    scores_of: ScoresOf
     sources: Mapping[str, Source]
     reader: Reader
     budget: Budget
@@ -54,6 +55,7 @@ def make_layout(
     pack: Pack,
     options: LayoutOptions,
     policy: Policy,
+    scores_of: ScoresOf,
     sources: Mapping[str, Source],
     reader: Reader,
     budget: Budget,
@@ -70,6 +72,8 @@ def make_layout(
     options : LayoutOptions
     policy : Policy
         The one that ``options`` names.
+    scores_of : callable
+        Returns its scores, where it is a static one.
     sources : mapping of str to Source
         The features of ``options``.
     reader : Reader
@@ -107,7 +111,7 @@ def make_layout(
                 if not is_carried(pack, data):
                     written.append(carry(pack, data, budget_of_disk))
             if not os.path.exists(target):
-                job = _Job(pack, options, policy, ordered, reader, budget, budget_of_disk, progress, target + PARTIAL)
+                job = _Job(pack, options, policy, scores_of, ordered, reader, budget, budget_of_disk, progress, target + PARTIAL)
                 _make_whole(job, target)
         except BaseException:
             for path in written:
@@ -142,7 +146,7 @@ def _make(job: _Job) -> None:
             with contextlib.suppress(FileNotFoundError):
                 disk.take(os.path.getsize(os.path.join(folder, name)), os.path.join(folder, name))
     else:
-        make_tables(pack, _sizes(job), job.policy, job.budget, folder, disk)
+        make_tables(pack, _sizes(job), job.policy, job.scores_of, job.budget, folder, disk)
     tables = TierTables(folder, pack, len(job.sources))
     try:
         record = {

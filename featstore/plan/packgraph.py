@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, NoReturn, cast
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from featstore.cache.table import FeatureCache
@@ -18,6 +20,7 @@ from featstore.errors import BusyError, ClosedError, FormatError
 from featstore.gather.buffers import BufferPool
 from featstore.graph.feature import FeatureStore
 from featstore.graph.fields import Fields
+from featstore.graph.policyinputs import Given, PolicyInputs
 from featstore.graph.source import torch_dtype
 from featstore.plan.layout import layout_records
 from featstore.plan.nodedata import carried, load_carried
@@ -140,6 +143,17 @@ class PackedGraph:
     def identity(self) -> dict[str, str]:
         """See :meth:`featstore.OutOfCoreGraph.identity`: of the graph that the pack was made of."""
         return self._identity
+
+    def policy_inputs(
+        self, row_bytes: int, counts: Given = None, parts: Given = None, seed: int = 0, budget: Budget | None = None
+    ) -> PolicyInputs:
+        """See :meth:`featstore.OutOfCoreGraph.policy_inputs`; degrees are not there."""
+
+        def absent() -> npt.NDArray[np.int64]:
+            raise FileNotFoundError(errno.ENOENT, "degrees are not in the pack, and the dataset is not open", self.path)
+
+        budget = self.budget if budget is None else budget
+        return PolicyInputs(self.num_nodes, row_bytes, budget, absent, absent, counts, parts, seed)
 
     def cache_for_planner(self, name: str, capacity: int, budget: Budget | None = None) -> None:
         """See :meth:`featstore.OutOfCoreGraph.cache_for_planner`."""

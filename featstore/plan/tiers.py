@@ -11,7 +11,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,10 +29,11 @@ from featstore.plan.segments import Segment, Stored, segments, shortest_segments
 from featstore.storage.rundir import DiskBudget
 from featstore.storage.sections import SectionFile, SectionWriter
 
-__all__ = ["TABLES", "SharedRows", "Sizes", "TierTables", "make_tables"]
+__all__ = ["TABLES", "ScoresOf", "SharedRows", "Sizes", "TierTables", "make_tables"]
 
 Ids = npt.NDArray[Any]
 Int64s = npt.NDArray[np.int64]
+ScoresOf: TypeAlias = Callable[[StaticPolicy], npt.NDArray[Any]]
 
 TABLES = PLAN, FILL, DEVICE, SHARED = "plan", "fill", "device", "shared"  # files
 NO_CHANGES = Changeset(NO_ROWS, NO_ROWS, np.empty(0, np.int32), NO_ROWS)
@@ -105,7 +106,9 @@ class _Writers:
             self._open[name].finish(durable=True).close()
 
 
-def make_tables(pack: Pack, sizes: Sizes, policy: Policy, budget: Budget, folder: str, disk: DiskBudget) -> None:
+def make_tables(
+    pack: Pack, sizes: Sizes, policy: Policy, scores_of: ScoresOf, budget: Budget, folder: str, disk: DiskBudget
+) -> None:
     """Decide where each row of a pack's batches is, and write it to ``folder``.
 
     Parameters
@@ -115,6 +118,8 @@ def make_tables(pack: Pack, sizes: Sizes, policy: Policy, budget: Budget, folder
     policy : Policy
         Of the host's rows: a static one, which also says which rows the device holds, or a planned one; the device then holds
         the rows that most batches need.
+    scores_of : callable
+        Returns a static policy's scores, checked.
     budget : Budget
     folder : str
     disk : DiskBudget
@@ -125,6 +130,8 @@ def make_tables(pack: Pack, sizes: Sizes, policy: Policy, budget: Budget, folder
     ------
     BudgetError
         Not enough memory.
+    PluginError
+        The policy failed.
     OSError
         ENOSPC: the disk, or ``disk``, is too small; names the least that would do.
 
@@ -141,7 +148,7 @@ def make_tables(pack: Pack, sizes: Sizes, policy: Policy, budget: Budget, folder
         files = _Writers(stack, folder, disk)
         if isinstance(policy, StaticPolicy):
             with budget.reserve("packing", (16 + policy.score_bytes) * n):
-                scores = np.asarray(policy.scores(PolicyContext(n, 1, counts_of=pack.counts)))
+                scores = scores_of(policy)
                 fixed = _tiers(scores, sizes.device_rows, sizes.host_rows)
                 del scores
                 _plan_static(pack, sizes, fixed, files, budget, disk)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from featstore.cache.base import Policy, get_policy
+from featstore.cache.base import Policy, StaticPolicy, get_policy
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
 from featstore.config import Reservation
@@ -103,6 +104,7 @@ class Packed:
                 pack,
                 options,
                 policy,
+                self._scores,
                 self._sources,
                 graph.reader,
                 graph.budget,
@@ -110,6 +112,13 @@ class Packed:
                 disk=self._planning.disk,
             )
         self._open(options)
+
+    def _scores(self, policy: StaticPolicy) -> npt.NDArray[Any]:
+        graph = self._setup.graph
+        row_bytes = sum(source.file.row_bytes for source in self._sources.values())
+        with graph.policy_inputs(row_bytes, counts=self._pack.counts) as inputs:
+            scores: npt.NDArray[Any] = inputs.scores(policy)
+        return scores
 
     def _node_data(self, name: str) -> NodeData:
         graph = self._setup.graph
