@@ -8,19 +8,19 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
 import numpy.typing as npt
 import torch
 
-from featstore.cache.base import Policy, StaticPolicy, get_policy
+from featstore.cache.base import Policy, get_policy
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
-from featstore.config import Budget, Reservation, format_size, parse_disk, parse_size
+from featstore.config import Reservation, format_size
 from featstore.errors import BudgetError, ClosedError
 from featstore.gather.executor import Tally
 from featstore.gather.plan import Tier
@@ -30,6 +30,7 @@ from featstore.plan.packgraph import PackedGraph
 from featstore.run.auto import Decision, decide, look_ahead, rows_in_memory
 from featstore.run.batch import MiniBatch
 from featstore.run.epoch import EpochIterator, Held, Item, Progress, most_rows, sampled_bytes
+from featstore.run.options import check_at_least, check_names, check_strategy, parse_planning, parse_share
 from featstore.run.packed import Packed
 from featstore.run.precache import AccessCounts, cache_bytes, device_rows, spare_bytes
 from featstore.run.prefetch import ReadCounts, Stopwatch
@@ -48,23 +49,6 @@ __all__ = ["Loader"]
 def _release(held: list[Reservation]) -> None:
     while held:
         held.pop().release()
-
-
-def _at_least(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{name} must be an integer, not {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, not {value}")
-
-
-def _names(what: str, names: Sequence[str], there: Mapping[str, Any]) -> tuple[str, ...]:
-    for name in names:
-        if name not in there:
-            hint = "; pass labels=None for batches without" if what == "labels" else ""
-            raise ValueError(f"{what}: the graph has no {name!r}; it has {sorted(there)}{hint}")
-    if len(set(names)) < len(names):
-        raise ValueError(f"{what}: a name occurs twice in {list(names)}")
-    return tuple(names)
 
 
 def _row_bytes(store: FeatureStore) -> int:
@@ -183,36 +167,26 @@ class Loader:
         device_cache: int | float | str | None = None,
         drop_last: bool = False,
     ) -> None:
-        is_auto = strategy == "auto"
-        if strategy not in STRATEGIES and not is_auto:
-            raise ValueError(f"strategy must be one of {sorted([*STRATEGIES, 'auto'])}, not {strategy!r}")
-        _at_least("epochs", epochs, 1)
-        if is_auto and (isinstance(g, PackedGraph) or policy is not None or not overlap):
-            raise ValueError("strategy 'auto' takes a dataset, chooses the policy itself, and overlaps")
-        if is_auto and pack is not None:
-            strategy = "packed"  # only it runs offline samples; the policy is what is chosen
         if isinstance(g, PackedGraph):
             pack, labels = g.path if pack is None else pack, None if labels == "y" and "y" not in g.node_data else labels
-        if strategy == "packed":
-            if sampler is not None or seeds is not None or pack is None:
-                raise ValueError("strategy 'packed' runs the samples of pack=, and takes no sampler and no seeds")
-        elif sampler is None or seeds is None or pack is not None:
-            raise ValueError(f"strategy {strategy!r} needs a sampler and seeds; pack= goes with strategy='packed'")
-        if device_cache is not None and (strategy != "packed" or is_auto):
-            raise ValueError(f"device_cache= goes with strategy='packed', not {strategy!r}")
+        check_strategy(strategy, sampler=sampler, seeds=seeds, pack=pack, device_cache=device_cache)
+        is_auto = strategy == "auto"
+        if is_auto and (isinstance(g, PackedGraph) or policy is not None or not overlap):
+            raise ValueError("strategy 'auto' takes a dataset, chooses the policy itself, and overlaps")
+        check_at_least("epochs", epochs, 1)
         if threads is None:
             threads = g.options.threads
-        _at_least("threads", threads, 1)
+        check_at_least("threads", threads, 1)
         if prefetch == "auto":
             prefetch = max(2, threads)
         if isinstance(prefetch, str):
             raise ValueError(f"prefetch must be a number of batches or 'auto', not {prefetch!r}")
-        _at_least("prefetch", prefetch, 0)
-        _at_least("batch_size", batch_size, 1)
-        _at_least("seed", seed, 0)
+        check_at_least("prefetch", prefetch, 0)
+        check_at_least("batch_size", batch_size, 1)
+        check_at_least("seed", seed, 0)
         self._g = cast(Any, g)
-        self._features = _names("features", [features] if isinstance(features, str) else features, g.features)
-        self._labels = None if labels is None else _names("labels", [labels], g.node_data)[0]
+        self._features = check_names("features", [features] if isinstance(features, str) else features, g.features)
+        self._labels = None if labels is None else check_names("labels", [labels], g.node_data)[0]
         self._device = torch.device(device)
         self._threads = threads
         self._prefetch = prefetch
@@ -228,7 +202,7 @@ class Loader:
         self._close_pack = weakref.finalize(self, pack.close) if opened and pack is not None else None
         batcher = RandomBatcher(checked, batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last)
         self._batcher = batcher
-        self._share = self._make_share(memory)
+        self._share = parse_share(memory, g.budget)
         self._held: list[Reservation] = [g.budget.reserve("loader order", 8 * len(checked) + batcher.order_bytes)]
         self._finalizer = weakref.finalize(self, _release, self._held)
         self._watch = Stopwatch()
@@ -246,11 +220,20 @@ class Loader:
         self._auto: dict[str, Any] | None = None
         self._profile: Profile | None = None
         self._frozen: FrozenSampler | None = None
+        planning_for = partial(
+            parse_planning,
+            g,
+            sum(self._row_bytes.values()),
+            superbatch=superbatch,
+            overlap=overlap,
+            disk=disk,
+            run_dir=run_dir,
+        )
         try:
             setup = Setup(g, sampler, batcher, self._features, threads, self._watch, self._reads, None, pack, prefetch=prefetch)
             if is_auto:
                 feature_cache = "auto" if feature_cache is None else feature_cache
-                ahead = self._planning("packed" if pack is not None else "superbatch", None, superbatch, True, disk, run_dir)
+                ahead = planning_for("superbatch" if pack is None else "packed", None)
                 decision = self._decide(setup, cast(Planning, ahead), feature_cache, epochs)
                 strategy, policy, self._auto, self._profile = (
                     decision.strategy,
@@ -260,7 +243,7 @@ class Loader:
                 )
                 miss_share = decision.miss_share
                 feature_cache = None if policy is None else feature_cache
-            planning = self._planning(strategy, policy, superbatch, overlap, disk, run_dir)
+            planning = planning_for(strategy, policy)
             if not is_auto and strategy == "streamed" and superbatch == "auto":
                 self._profile, miss_share = look_ahead(setup, cast(Planning, planning), self._capacity(setup, feature_cache))
             if self._profile is not None:
@@ -292,47 +275,6 @@ class Loader:
             raise
 
     # Set-up.
-
-    def _make_share(self, memory: int | str | None) -> Budget | None:
-        if memory is None:
-            return None
-        share = parse_size(memory)
-        if share > self._g.budget.total:
-            raise BudgetError(
-                f"memory={memory!r} is more than the graph's budget of {self._g.budget.total} bytes; open it with memory={share}",
-                share,
-            )
-        return Budget(share, "loader")
-
-    def _planning(
-        self,
-        strategy: str,
-        policy: str | Policy | type[Policy] | None,
-        superbatch: int | str,
-        overlap: bool,
-        disk: int | str | None,
-        run_dir: str | os.PathLike[str] | None,
-    ) -> Planning | None:
-        """Check the options of strategies that look ahead; None for the others."""
-        if policy is None and strategy != "ondemand":
-            policy = "belady"
-        chosen = None if policy is None else get_policy(policy)
-        if strategy == "ondemand":
-            if isinstance(chosen, PlannedPolicy):
-                raise ValueError(f"policy {chosen.name!r} plans ahead: use it with strategy='superbatch'")
-            return None
-        if not isinstance(chosen, PlannedPolicy) and (strategy != "packed" or not isinstance(chosen, StaticPolicy)):
-            raise ValueError(
-                f"strategy {strategy!r} needs a planned policy such as 'belady'{' or a static one' * (strategy == 'packed')}, "
-                f"not {getattr(chosen, 'name', chosen)!r}"
-            )
-        if superbatch != "auto":
-            if isinstance(superbatch, str):
-                raise ValueError(f"superbatch must be a number of batches or 'auto', not {superbatch!r}")
-            _at_least("superbatch", superbatch, 1)
-        where = f"{self._g.path}.runs" if run_dir is None else os.fspath(run_dir)
-        n_bytes = None if disk is None else parse_disk(disk, self._g.num_nodes * sum(self._row_bytes.values()))
-        return Planning(chosen, superbatch, n_bytes, where, bool(overlap))
 
     def _capacity(self, setup: Setup, feature_cache: int | float | str | None) -> int:
         """Return the rows of a cache of that size."""
@@ -402,7 +344,7 @@ class Loader:
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next ``for`` loop run ``epoch``, from its first batch; without it epochs count up from 0."""
-        _at_least("epoch", epoch, 0)
+        check_at_least("epoch", epoch, 0)
         self._next_epoch, self._next_start = epoch, 0
         self._progress = Progress(epoch, 0)
 
