@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -26,6 +27,8 @@ settings.register_profile("stress", deadline=None, max_examples=2000, print_blob
 def pytest_configure(config: pytest.Config) -> None:
     """Choose the Hypothesis profile by the marker expression: `make stress` runs with ``-m stress``."""
     settings.load_profile("stress" if config.getoption("-m") == "stress" else "tests")
+    # Started in the background of a script, this process ignores Ctrl-C, and all that it starts would.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # -- leaks ---------------------------------------------------------------------------------------------------------------------
