@@ -214,6 +214,11 @@ def static(policy: type[StaticPolicy], **attributes: Any) -> Any:
     return type("Suite", (StaticPolicyContract,), {"make": lambda self: policy(), **attributes})()
 
 
+def finds(suite: Any) -> bool:
+    """Whether a suite finds a fault. It draws at random, and may miss in one run what it finds in most."""
+    return any(failures(suite, stop=True) for _ in range(5))
+
+
 def test_right_policies_pass() -> None:
     assert failures(online(FIFO)) == []
     assert failures(static(Counts)) == []
@@ -221,12 +226,12 @@ def test_right_policies_pass() -> None:
 
 @pytest.mark.parametrize("policy", ONLINE_FAULTS)
 def test_faulty_online_policies_fail(policy: type[OnlinePolicy]) -> None:
-    assert failures(online(policy), stop=True)
+    assert finds(online(policy))
 
 
 @pytest.mark.parametrize("policy", STATIC_FAULTS)
 def test_faulty_static_policies_fail(policy: type[StaticPolicy]) -> None:
-    assert failures(static(policy), stop=True)
+    assert finds(static(policy))
 
 
 def test_wrong_names_and_golden_figures_fail() -> None:
