@@ -385,10 +385,13 @@ def test_a_share_of_the_budget():
         loader(g, memory=200_000)
     assert caught.value.needed == 200_000
     resting = g.budget.used
+    # Beside the share: the order of the epoch, and what each thread has sampled and not yet counted.
+    sampled = 8 * 4 * 20 + 2 * 8 * 3 * 20
+    most = 9_000 + 8 * N + g.options.threads * sampled
     peak = 0
     for _ in loader(g, memory=9_000, prefetch=4):
         peak = max(peak, g.budget.used - resting)
-    assert peak <= 9_000 + 8 * N
+    assert peak <= most
     with pytest.raises(BudgetError, match="loader budget"):
         list(loader(g, memory=1_000))
     with pytest.raises(BudgetError):

@@ -135,7 +135,6 @@ def observe(
     total = recorded if n_batches is None else n_batches
     scale = total / max(1, recorded)
     capacity = min(capacity, trace.n)
-    longest = int(np.diff(trace.offsets).max(initial=0))
     with budget.reserve("cost model", 25 * trace.n):
         counts, fresh = np.zeros(trace.n, np.int64), np.zeros(recorded, np.int64)
         for number, ids in enumerate(trace):
@@ -144,7 +143,7 @@ def observe(
         n_top = int(np.partition(counts, trace.n - capacity)[trace.n - capacity :].sum()) if capacity else 0
         n_static = round(expected_hits(counts, capacity, recorded))
         n_degree = None if out_degree is None else int(counts[top_rows(out_degree, capacity)].sum())
-        with budget.reserve("simulation", planning_bytes(trace.n, trace.n_accesses, longest=longest)):
+        with budget.reserve("simulation", planning_bytes(trace.n, trace.n_accesses, longest=trace.longest)):
             start = time.perf_counter()
             loaded = simulate(trace, capacity, "belady")
             plan_s = time.perf_counter() - start
@@ -154,9 +153,8 @@ def observe(
         # degrees.
         n_top = max(n_static, n_degree or 0)
         loads = round(extrapolated(loaded, fresh, total) / scale)
-    lengths = np.diff(trace.offsets)
     late = slice(recorded - max(1, recorded // 4), recorded)
-    miss_share = min(1.0, MISS_MARGIN * float(loaded[late].sum()) / max(1, int(lengths[late].sum())))
+    miss_share = min(1.0, MISS_MARGIN * float(loaded[late].sum()) / max(1, int(trace.lengths[late].sum())))
     stored = 4 * SAMPLE_BYTES * trace.n_accesses + 2 * loads * row_bytes  # at once, as many superbatches as lie on disk
     most = MOST_BATCHES if disk_bytes is None else disk_bytes * recorded // max(1, stored)
     return Workload(

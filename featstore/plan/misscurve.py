@@ -310,7 +310,7 @@ class _Task:
             return (1 + self.policy.score_bytes) * trace.n + 16 * rows
         if isinstance(self.policy, OnlinePolicy):
             return FeatureCache.least_bytes(rows, 1, trace.n, self.policy)
-        return planning_bytes(trace.n, trace.n_accesses, longest=int(np.diff(trace.offsets).max(initial=0)))
+        return planning_bytes(trace.n, trace.n_accesses, longest=trace.longest)
 
 
 def _left_s(tasks: list[_Task], last_s: Mapping[str, float]) -> float | None:

@@ -84,7 +84,7 @@ def simulate(
     )
     capacity = min(capacity, trace.n)
     if capacity == 0:
-        return np.diff(trace.offsets)
+        return trace.lengths
     if isinstance(chosen, StaticPolicy):
         return _static(trace, capacity, chosen, context)
     if isinstance(chosen, PlannedPolicy):

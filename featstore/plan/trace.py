@@ -125,6 +125,16 @@ class Trace(Sequence[Ints]):
         """Rows asked for, all batches together."""
         return int(self.offsets[-1])
 
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """Rows that each batch asks for."""
+        return np.diff(self.offsets)
+
+    @property
+    def longest(self) -> int:
+        """Rows that the largest batch asks for."""
+        return int(self.lengths.max(initial=0))
+
     def window(self) -> Window:
         """Return the whole trace as what a planned policy sees."""
         return Window(self.n, self.offsets, self.__getitem__, len(self))

@@ -84,7 +84,8 @@ class Loader:
         once to count. ``"superbatch"`` takes a planned policy, by default ``"belady"``.
     memory : int or str, optional
         Most bytes that batches in flight, those handed out, and the cache that this loader makes may take: a share of the graph's
-        budget. By default what the graph has left.
+        budget. By default what the graph has left. The size of a sample is known once it is drawn: one a thread may lie beyond
+        the share until it is counted or dropped, never beyond the graph's budget.
     feature_cache : int, str, float or "auto", optional
         Make a host cache for the features, as ``g.cache`` does: bytes (``"1GiB"``; 0: none), or a share of the rows as a float
         (``0.1``), the same rows for all features; ``"auto"`` (the default where ``policy`` is given): what batches leave of the
