@@ -301,6 +301,7 @@ class RowFile:
         self.stats = ReadStats()
         self._lock = threading.Condition()
         self._users = 0
+        self._is_closing = False
         self._pid = os.getpid()
         self._reservation: Reservation | None = None
         self._paged: PagedSums | None = None
@@ -439,7 +440,7 @@ class RowFile:
 
     def check_open(self) -> None:
         """Raise ClosedError where the file was closed."""
-        if self._file.fd_number < 0:
+        if self._is_closing or self._file.fd_number < 0:
             raise ClosedError(f"{self.path} is closed")
 
     @contextmanager
@@ -537,6 +538,7 @@ class RowFile:
         """Wait for reads under way and close the file; may be called again."""
         self._leave_parent()
         with self._lock:
+            self._is_closing = True  # or readers that come while others go would keep it open
             self._lock.wait_for(lambda: self._users == 0)
             self._file.close()
         self._forget_sums()
