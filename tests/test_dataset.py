@@ -327,24 +327,27 @@ def test_open_never_mixes_two_datasets(tmp_path: Path) -> None:
         ).close()
 
     make(0)
+    n_made, n_opened = 0, 0
     stop = threading.Event()
 
     def replace() -> None:
-        for value in range(1, 30):
-            make(value)
-        stop.set()
+        nonlocal n_made
+        while not stop.is_set():
+            n_made += 1
+            make(n_made)
 
     thread = threading.Thread(target=replace)
     thread.start()
-    n_opened = 0
-    while not stop.is_set():
-        with featstore.open(path, memory="8MiB", backend="pread") as g:
-            values = {int(g.node_data["y"][0]), *g.features["x"][:].flatten().tolist()}
-            assert len(values) == 1
-            assert g.num_nodes == 10 + values.pop() % 2
-            n_opened += 1
-    thread.join()
-    assert n_opened > 5
+    try:
+        while n_made < 30 or n_opened < 6:
+            with featstore.open(path, memory="8MiB", backend="pread") as g:
+                values = {int(g.node_data["y"][0]), *g.features["x"][:].flatten().tolist()}
+                assert len(values) == 1
+                assert g.num_nodes == 10 + values.pop() % 2
+                n_opened += 1
+    finally:
+        stop.set()
+        thread.join()
 
 
 def test_an_open_dataset_is_not_swept_and_a_closed_one_is(copy: Path) -> None:

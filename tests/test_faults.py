@@ -15,6 +15,7 @@ import os
 import resource
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import numpy as np
@@ -61,8 +62,16 @@ def holds(path: Path, seed: int) -> bool:
     return np.array_equal(found, arrays(seed)[2])
 
 
-def descriptors() -> set[str]:
-    """What this process has open, and its threads."""
+def descriptors(expected: set[str] | None = None, patience_s: float = 30.0) -> set[str]:
+    """What this process has open, and its threads; joined ones on their way out get ``patience_s``."""
+    found, deadline = _descriptors(), time.monotonic() + patience_s
+    while expected is not None and found != expected and time.monotonic() < deadline:
+        time.sleep(0.001)
+        found = _descriptors()
+    return found
+
+
+def _descriptors() -> set[str]:
     gc.collect()
     names = {f"task {task}" for task in os.listdir("/proc/self/task")}
     for fd in os.listdir("/proc/self/fd"):
@@ -105,7 +114,7 @@ def create_fails_at(root: Path, operation: str, action: str, step: int) -> None:
         else:
             assert error is not None
         del error
-        assert descriptors() == before
+        assert descriptors(before) == before
     create(root / "h", 2)
     assert holds(root / "h", 2)
 
@@ -253,7 +262,7 @@ def opening_fails_at(path: str, operation: str, action: str, step: int) -> None:
                 assert error.errno == getattr(errno, action), error
                 assert error.filename, "an error of the operating system names its file"
         error = None
-        assert descriptors() == before, f"{operation} {fault.k}"
+        assert descriptors(before) == before, f"{operation} {fault.k}"
     use()
 
 
@@ -289,7 +298,7 @@ def gather_meets(path: str) -> None:
                 assert error.errno == errno.EIO
                 assert str(error.filename).startswith(path)
             assert np.array_equal(store.take(ids, coalesce_gap=0).numpy(), x[ids]), "usable after an error"
-        assert descriptors() == before
+        assert descriptors(before) == before
         for action in ("short", "EINTR", "EAGAIN"):
             with Fault(path, "read", action, k=3, times=3) as fault:
                 assert np.array_equal(store.take(ids, coalesce_gap=0).numpy(), x[ids])
@@ -320,7 +329,7 @@ def allocations_fail(path: str) -> None:
             except (MemoryError, OSError, RuntimeError) as error:
                 # torch reports its own allocator's failure as a RuntimeError
                 assert isinstance(error, MemoryError) or "memory" in str(error).lower(), error
-        assert descriptors() == before
+        assert descriptors(before) == before
     use()
 
 

@@ -272,6 +272,7 @@ def test_take_async(store: FeatureStore, values: torch.Tensor) -> None:
         store.take_async([999])
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker")  # on one core
 @pytest.mark.shares_resources  # spawning starts the resource tracker of multiprocessing, which stays
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_dataloader_workers(dataset: Path, values: torch.Tensor, method: str) -> None:

@@ -96,6 +96,22 @@ def test_no_page_is_read_twice(tmp_path_factory: pytest.TempPathFactory, data: s
         assert file.stats.bytes_read - before == pages_of(layout, ids) * PAGE_BYTES
 
 
+def agree_with_the_kernel(file: RowFile, ids: np.ndarray, out: np.ndarray) -> int:
+    """Gather, and return the bytes that were read: as many as the kernel says.
+
+    It also counts pages of the program that it had to fetch anew, where memory is short: one gather of several must agree.
+    """
+    for _ in range(5):
+        before, counted = kernel_bytes(), file.stats.bytes_read
+        file.gather(ids, out, None, 0)
+        own = file.stats.bytes_read - counted
+        others = kernel_bytes() - before - own
+        assert others >= 0
+        if not others:
+            return own
+    raise AssertionError(f"the kernel read {others} bytes more than the {own} that were counted")
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_bytes_agree_with_the_kernel(tmp_path: Path, backend: str) -> None:
     rows = np.random.default_rng(0).integers(0, 256, (20_000, 512), dtype=np.uint8)
@@ -104,9 +120,7 @@ def test_bytes_agree_with_the_kernel(tmp_path: Path, backend: str) -> None:
         assert file.mode == "direct", "this test needs a file system with direct I/O"
         ids = np.random.default_rng(1).integers(0, 20_000, 3000)
         out = np.zeros((3000, 512), np.uint8)
-        before, counted = kernel_bytes(), file.stats.bytes_read
-        file.gather(ids, out, None, 0)
-        assert kernel_bytes() - before == file.stats.bytes_read - counted == pages_of(record.layout, ids) * PAGE_BYTES
+        assert agree_with_the_kernel(file, ids, out) == pages_of(record.layout, ids) * PAGE_BYTES
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -121,11 +135,9 @@ def test_a_checksum_table_over_the_budgets_share_is_paged(tmp_path: Path, backen
         rng = np.random.default_rng(1)
         for _ in range(3):
             ids = rng.integers(0, n, 500)
-            before, counted = kernel_bytes(), file.stats.bytes_read
             out = np.zeros((500, width), np.uint8)
-            file.gather(ids, out, None, 0)
+            agree_with_the_kernel(file, ids, out)  # pages of sums are counted too
             assert np.array_equal(out, rows[ids])
-            assert kernel_bytes() - before == file.stats.bytes_read - counted  # pages of sums are counted too
         assert np.array_equal(file.read(n - 300, 300), rows[-300:])
     with open(tmp_path / "rows.bin.sums", "r+b") as sums:  # the last page of sums, after open
         with opened(tmp_path, record, memory=6 * MIN_ARENA_BYTES, backend=backend) as (file, _):
@@ -398,10 +410,10 @@ def test_ctrl_c_stops_a_long_gather(tmp_path: Path) -> None:
     for backend in BACKENDS:
         with opened(tmp_path, record, backend=backend) as (file, _):
             out = np.zeros((200_000, 512), np.uint8)
-            signal.setitimer(signal.ITIMER_REAL, 0.002)
             previous = signal.signal(signal.SIGALRM, signal.default_int_handler)
             try:
                 with pytest.raises(KeyboardInterrupt):
+                    signal.setitimer(signal.ITIMER_REAL, 0.002)  # may go off at once, on a busy machine
                     gather_until_interrupted(file, ids, out)
             finally:
                 signal.setitimer(signal.ITIMER_REAL, 0)

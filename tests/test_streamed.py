@@ -14,6 +14,7 @@ import torch
 import featstore
 from featstore.run import loader as loader_module
 from featstore.storage.rundir import DiskBudget
+from tests.directory_size import bytes_at_one_moment
 from tests.test_superbatch import batches, dataset, ondemand, runs_or_names_a_budget, same
 
 __all__ = ["dataset", "ondemand"]  # fixtures
@@ -71,8 +72,7 @@ def test_disk_budget_early_break_and_errors(dataset: Path, tmp_path: Path) -> No
         with make(disk="5MB", feature_cache=0.1) as loader:  # auto keeps to it
             largest = 0
             for _ in loader:
-                files = [path.stat().st_size for path in (tmp_path / "runs").rglob("*") if path.is_file()]
-                largest = max(largest, sum(files))
+                largest = max(largest, bytes_at_one_moment(tmp_path / "runs"))
             assert 0 < largest <= 5_000_000
         with make(superbatch=3, feature_cache=0.001) as loader:
             for _ in range(3):

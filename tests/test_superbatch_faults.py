@@ -42,8 +42,16 @@ def same(a: list[tuple[torch.Tensor, ...]], b: list[tuple[torch.Tensor, ...]]) -
     return len(a) == len(b) and all(torch.equal(x, y) for i, j in zip(a, b, strict=True) for x, y in zip(i, j, strict=True))
 
 
+def exited(pid: int) -> bool:
+    """Whether a child has come to its end; it is left to be waited for."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
 def kill_epochs(folder: str, n: int) -> None:
-    """Kill processes at random moments of an epoch, in both schedules; in the child."""
+    """Kill processes at random moments of an epoch, in both schedules; in the child.
+
+    Most moments are drawn from the first run file on, since how long an epoch takes to get there changes with the machine's load.
+    """
     path, rng = Path(folder) / "g", np.random.default_rng(n)
     make(path)
     runs = Path(f"{path}.runs")
@@ -60,7 +68,12 @@ def kill_epochs(folder: str, n: int) -> None:
         if pid == 0:
             epoch(path, overlap=overlap)
             os._exit(0)
-        time.sleep(rng.uniform(0, usual_s[overlap]))  # chooses the moment; nothing waits for anything
+        share = 1.0
+        if n_killed % 4 < 2:
+            share = 0.2
+            while not (runs.exists() and os.listdir(runs)) and not exited(pid):
+                time.sleep(0.001)
+        time.sleep(rng.uniform(0, share * usual_s[overlap]))  # chooses the moment; nothing waits for anything
         os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
         if not os.WIFSIGNALED(status):

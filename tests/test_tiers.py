@@ -21,6 +21,7 @@ from featstore.plan.nodedata import NodeData, is_carried
 from featstore.plan.segments import traffic
 from featstore.plan.trace import Trace
 from featstore.testing.faults import random_flips
+from tests.directory_size import bytes_at_one_moment
 from tests.test_packed import copied, pack, run
 from tests.test_superbatch import N, dataset, ondemand, same
 
@@ -159,15 +160,7 @@ class Watched(threading.Thread):
 
     def run(self) -> None:
         while not self._over.is_set():
-            total = 0
-            for where, _, names in os.walk(self._folder):
-                for name in names:
-                    try:
-                        found = os.stat(os.path.join(where, name))
-                    except FileNotFoundError:
-                        continue
-                    total += max(found.st_size, 512 * found.st_blocks if found.st_size > 1 << 16 else 0)
-            self.most, self.looks = max(self.most, total), self.looks + 1
+            self.most, self.looks = max(self.most, bytes_at_one_moment(self._folder)), self.looks + 1
 
     def __exit__(self, *_: object) -> None:
         self._over.set()

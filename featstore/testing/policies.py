@@ -333,6 +333,11 @@ class OnlinePolicyContract(_PolicyContract):
             assert again == self._play(self.make(), *trace, other), "a used policy differs from a new one after start()"
 
         check()
+        used = self.make()
+        for capacity in (40, 7, 40):  # small traces may be too short for what was kept to matter
+            again = self._play(used, 300, _long_trace(), capacity)
+            fresh = self._play(self.make(), 300, _long_trace(), capacity)
+            assert again == fresh, "a used policy differs from a new one after start()"
 
     def test_instances_are_independent(self) -> None:
         alone = [self._play(self.make(), 300, _long_trace(), capacity) for capacity in (7, 40)]
