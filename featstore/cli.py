@@ -138,6 +138,9 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("--explain", action="store_true", help="estimated seconds of every strategy, and which strategy=auto takes")
     plan.add_argument("--epochs", type=positive, default=1, help="with --explain: epochs to come (default: 1)")
     plan.add_argument("--superbatch", type=positive, metavar="N", help="with --explain: batches a superbatch")
+    plan.add_argument(
+        "--measure", action="store_true", help="with --explain: measure the drive again, whatever the catalog says (once a day)"
+    )
     plan.add_argument("--feature", default="x", help="feature (default: x)")
     sampling = plan.add_argument_group("what is recorded: an epoch of featstore train, which takes the same options")
     plan.set_defaults(sampling=add_sampling(sampling))
@@ -287,7 +290,8 @@ def _explain(options: argparse.Namespace) -> int:
             sample_s = 0.0 if options.trace is not None else (time.perf_counter() - begin) / graph.options.threads
             ahead = min(graph.budget.total // 16, store.nbytes // 4)  # as a loader of this budget reads ahead
             machine = Machine(
-                device_speed(graph, disk=options.disk), copy_bandwidth(row_bytes, graph.options.threads, graph.budget)
+                device_speed(graph, disk=options.disk, again=options.measure),
+                copy_bandwidth(row_bytes, graph.options.threads, graph.budget),
             )
             with graph.policy_inputs(row_bytes) as inputs:
                 choices = [
@@ -332,6 +336,8 @@ def _feature(options: argparse.Namespace, graph: OutOfCoreGraph) -> FeatureStore
 def _plan(options: argparse.Namespace) -> int:
     if options.explain:
         return _explain(options)
+    if options.measure:
+        raise ValueError("--measure goes with --explain: a simulation needs no drive")
     if options.plot is not None:
         check_plot(options.plot)
     policies = None if options.policies is None else [name.strip() for name in options.policies.split(",")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -350,6 +351,37 @@ def test_sequential_reads_are_timed_on_a_long_stream(data: Path, monkeypatch: py
     assert device_module.METHOD > 1  # what was measured otherwise is not used
 
 
+def test_what_was_measured_is_forgotten_after_a_day(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drive that was busy when it was measured is not thought slow for ever."""
+    clock, speeds = [1e9], iter(DeviceSpeed(float(k), 2.0, 3.0) for k in range(1, 9))
+    monkeypatch.setattr(device_module.time, "time", lambda: clock[0])
+    monkeypatch.setattr(device_module, "_measure", lambda *_: next(speeds))
+
+    def iops(**options: Any) -> float:
+        with featstore.open(data) as g:
+            return device_speed(g, **options).iops
+
+    assert iops() == 1
+    for seconds, expected in ((23.9 * 3600, 1), (0.2 * 3600, 2), (3600, 2), (-2 * 3600, 3)):  # clocks are set back, too
+        clock[0] += seconds
+        assert iops() == expected
+    assert iops(again=True) == 4
+    assert iops() == 4
+    with featstore.open(data) as g:
+        assert [device_speed(g).iops, device_speed(g, again=True).iops, device_speed(g).iops] == [4, 5, 5]
+
+
+def test_explain_measures_when_told(data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["plan", str(data), "--explain", "--fanouts", "4,3", "--batch-size", "100", "--sizes", "10%", "--json"]
+    speeds = iter(DeviceSpeed(1000.0 * k, 1e9, 1e9) for k in range(1, 9))
+    monkeypatch.setattr(device_module, "_measure", lambda *_: next(speeds))
+    for more, expected in (([], 1000), ([], 1000), (["--measure"], 2000), ([], 2000)):
+        assert main([*arguments, *more]) == 0
+        assert json.loads(capsys.readouterr().out)["choices"][0]["device"]["iops"] == expected
+    assert main(["plan", str(data), "--simulate", "--measure"]) == 2
+    assert "--explain" in capsys.readouterr().err
+
+
 def test_another_machine_is_measured_anew(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fixed = DeviceSpeed(1.0, 2.0, 3.0)
     monkeypatch.setattr(device_module, "_measure", lambda *_: fixed)
@@ -362,9 +394,14 @@ def test_another_machine_is_measured_anew(data: Path, monkeypatch: pytest.Monkey
         assert device_speed(g) == other
 
 
-@pytest.mark.parametrize("bad", [{}, {"iops": "fast"}, {"iops": -1.0, "bandwidth": 1.0, "write_bandwidth": 1.0}, {"iops": 1.0}])
+@pytest.mark.parametrize(
+    "bad",
+    [{}, {"iops": "fast"}, {"iops": -1.0}, {"bandwidth": None}, {"when": None}, {"when": "today"}, {"where": {"machine": "b"}}],
+)
 def test_a_record_that_is_none_is_not_used(bad: dict[str, Any]) -> None:
-    assert device_module._saved({"where": {}, **bad}, {}) is None
+    good = {"where": {}, "when": time.time(), "iops": 1.0, "bandwidth": 2.0, "write_bandwidth": 3.0}
+    assert device_module._saved(good, {}) == DeviceSpeed(1.0, 2.0, 3.0)
+    assert device_module._saved({**good, **bad} if bad else {"where": {}}, {}) is None
     assert device_module._saved(None, {}) is None
 
 

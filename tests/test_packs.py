@@ -97,6 +97,33 @@ def test_errors_say_what_to_do_next(data: Path, tmp_path: Path, capsys: pytest.C
     assert "another graph" in fails(capsys, "pack", other, pack, "--add-layout")
     run(capsys, "pack", data, pack, "--add-layout", "--feature-cache", "0.3")
     assert "2 layouts" in fails(capsys, *train, "--strategy", "packed", "--pack", pack, *FANOUTS)
+    again = run(capsys, "pack", data, pack, "--add-layout", "--feature-cache", "0.3", "--disk", sum_of(pack) + 1)
+    assert [each["new"] for each in again["layouts"]] == [False, False]
+    small = ["--strategy", "packed", "--pack", pack, *FANOUTS, "--feature-cache", "0.3", "--disk", 1000]
+    assert "made with more disk" in fails(capsys, *train, *small)
+
+
+def test_a_device_cache_in_training(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The losses are those without one; rows of the device are counted apart, and take no memory of the host's tier."""
+    pack = tmp_path / "pack"
+    run(capsys, "pack", data, pack, *FANOUTS, "--batch-size", 100, "--feature-cache", "0.1")
+    train = ["train", data, "--hidden", 8, "--epochs", 1, *FANOUTS, "--strategy", "packed", "--pack", pack]
+    plain = run(capsys, *train)
+    found = run(capsys, *train, "--feature-cache", "0.1", "--device-cache", "0.05", "--device", "cpu")
+    assert found["losses"] == plain["losses"]
+    assert "device" not in plain["stats"]["hits"]
+    with featstore.Pack(pack) as opened:
+        hottest = np.argsort(-opened.counts(), kind="stable")[:100]
+        expected = sum(int(np.isin(opened.ids(b), hottest).sum()) for b in range(len(opened)))
+    assert found["stats"]["hits"]["device"] == expected
+    there = ["--device-cache", 100 * 24 * 4]  # the same rows as bytes: the layout that is there
+    assert run(capsys, *train, *there)["stats"]["hits"] == found["stats"]["hits"]
+    assert "no such layout" in fails(capsys, *train, "--device-cache", "0.2")
+    assert "200 rows in memory and 100 on the device" in fails(capsys, *train)
+    assert "--device-cache goes with --pack" in fails(capsys, "train", data, "--device-cache", "0.1")
+    with pytest.raises(SystemExit):
+        main(["train", str(data), "--device", "abacus"])
+    assert "no device 'abacus'" in capsys.readouterr().err
 
 
 def sum_of(folder: Path) -> int:

@@ -200,6 +200,31 @@ def test_too_small_a_disk(dataset: Path, pack: Path, tmp_path: Path) -> None:
     assert least - 20_000 < layout_bytes(mine) <= least
 
 
+@pytest.mark.parametrize("policy", ["frequency", "belady"])
+@pytest.mark.parametrize("given", ["the cache too", "nothing else"])
+def test_a_layout_that_is_there_keeps_within_the_disk(dataset: Path, pack: Path, tmp_path: Path, policy: str, given: str) -> None:
+    """One that was made with more is refused to the byte, by what it takes, and is as it was; so is one without its labels."""
+    mine = copied(pack, tmp_path)
+    run(dataset, mine, policy=policy, feature_cache=0.02, epochs=0)
+    folder = next(mine.glob("layout-*"))
+    n_bytes = sum(path.stat().st_size for path in folder.iterdir())
+    before = sorted((path.name, path.stat().st_mtime_ns) for path in mine.rglob("*"))
+    options: dict[str, Any] = {"policy": policy, **({"feature_cache": 0.02} if given == "the cache too" else {})}
+    for _ in range(2):
+        with pytest.raises(OSError, match=rf"made with more disk: it takes .* \({n_bytes} bytes\)") as caught:
+            run(dataset, mine, disk=n_bytes - 1, **options)
+        assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(folder))
+    assert sorted((path.name, path.stat().st_mtime_ns) for path in mine.rglob("*")) == before
+    assert run(dataset, mine, disk=n_bytes, **options)[1]["hits"]["packed"] > 0
+    labels = next(mine.glob("data-*"))
+    size = labels.stat().st_size
+    labels.unlink()
+    with pytest.raises(OSError, match="disk budget"):
+        run(dataset, mine, policy=policy, feature_cache=0.02, disk=n_bytes + size - 1)
+    run(dataset, mine, policy=policy, feature_cache=0.02, disk=n_bytes + size)
+    assert labels.exists()
+
+
 def test_damage_to_shared_rows_is_found(dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any]) -> None:
     mine = copied(pack, tmp_path)
     run(dataset, mine, feature_cache=0.01, disk="1MB", epochs=0, **STATIC)

@@ -32,13 +32,16 @@ STREAM_BYTES = 256 << 20  # shorter runs are over before the drive is at speed
 RANDOM_READS = 8192  # a deep queue's rate, not that of filling and draining it
 SCRATCH_BYTES = 64 << 20
 LEAST_SCRATCH_BYTES = 1 << 20
+MOST_AGE_S = 24 * 3600.0  # others used the drive then, or it has aged; measuring again takes a second
 CHUNK_BYTES = 1 << 20
 WRITERS = 3  # as many as pack extents
 _CANNOT_WRITE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 _NUMBERS = ("iops", "bandwidth", "write_bandwidth")
 
 
-def device_speed(g: OutOfCoreGraph, run_dir: str | os.PathLike[str] | None = None, disk: int | None = None) -> DeviceSpeed:
+def device_speed(
+    g: OutOfCoreGraph, run_dir: str | os.PathLike[str] | None = None, disk: int | None = None, *, again: bool = False
+) -> DeviceSpeed:
     """Return what the drive under a dataset does: from its catalog, or measured now and kept there.
 
     Parameters
@@ -48,6 +51,8 @@ def device_speed(g: OutOfCoreGraph, run_dir: str | os.PathLike[str] | None = Non
         Where run files go; a scratch file is written there, of at most 64 MiB, and removed. ``<dataset>.runs`` by default.
     disk : int, optional
         Most bytes of the scratch file; at least 1 MiB is written.
+    again : bool
+        Measure in any case.
 
     Raises
     ------
@@ -59,18 +64,18 @@ def device_speed(g: OutOfCoreGraph, run_dir: str | os.PathLike[str] | None = Non
     Notes
     -----
     About a second: 256 MiB read as extents are, twice, 8,192 random reads, 64 MiB written. Reads are timed on the largest
-    feature, on the scratch file where all are small. What was measured on another machine, on another drive, through another
-    backend or in another way is not used. A dataset that may not be written, or that somebody is writing, keeps nothing, and is
-    measured again.
+    feature, on the scratch file where all are small. What was measured more than a day ago, on another machine, on another drive,
+    through another backend or in another way is not used: what was measured while others used the drive is soon forgotten. A
+    dataset that may not be written, or that somebody is writing, keeps nothing, and is measured again.
     """
     where = {"machine": platform.node(), "device": os.stat(g.path).st_dev, "backend": g.reader.backend, "method": METHOD}
     known = g.reader.device
-    if known is not None and known.write_bandwidth:
+    if known is not None and known.write_bandwidth and not again:
         return known
-    found = _saved(read_catalog(g.path).extra.get(KEY), where)
+    found = None if again else _saved(read_catalog(g.path).extra.get(KEY), where)
     if found is None:
         found = _measure(g, f"{g.path}.runs" if run_dir is None else os.fspath(run_dir), disk)
-        entry = {"where": where, **{name: getattr(found, name) for name in _NUMBERS}}
+        entry = {"where": where, "when": time.time(), **{name: getattr(found, name) for name in _NUMBERS}}
         try:
             with Update(g.path) as update:
                 update.add([], extra={KEY: entry})
@@ -86,6 +91,9 @@ def device_speed(g: OutOfCoreGraph, run_dir: str | os.PathLike[str] | None = Non
 
 def _saved(entry: dict[str, Any] | None, where: dict[str, Any]) -> DeviceSpeed | None:
     if entry is None or entry.get("where") != where:
+        return None
+    when = entry.get("when")
+    if not isinstance(when, (int, float)) or not 0 <= time.time() - when <= MOST_AGE_S:
         return None
     numbers = [entry.get(name) for name in _NUMBERS]
     if not all(isinstance(number, (int, float)) and number > 0 for number in numbers):

@@ -6,6 +6,7 @@ which begins with the rows that segments of batches share; ``layout``, its recor
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore.cache.table import FILL_BYTES
+from featstore.config import format_size
 from featstore.errors import CorruptionError, FormatError, StaleError
 from featstore.gather.executor import FileSource
 from featstore.gather.plan import Tier
@@ -37,8 +39,10 @@ __all__ = [
     "Layout",
     "LayoutOptions",
     "Source",
+    "check_disk",
     "extent_map",
     "find_layouts",
+    "layout_bytes",
     "layout_records",
 ]
 
@@ -90,6 +94,23 @@ class Source:
 def find_layouts(pack: Pack) -> list[LayoutOptions]:
     """Return the options of every layout that the pack has."""
     return [_options(record) for record in layout_records(pack)]
+
+
+def layout_bytes(folder: str) -> int:
+    """Return the bytes of all files of the layout in ``folder``."""
+    return sum(entry.stat().st_size for entry in os.scandir(folder))
+
+
+def check_disk(folder: str, disk: int | None) -> None:
+    """Raise OSError (ENOSPC), which says what to do, where the layout in ``folder`` takes more than ``disk`` bytes."""
+    n_bytes = layout_bytes(folder)
+    if disk is not None and n_bytes > disk:
+        raise OSError(
+            errno.ENOSPC,
+            f"this layout was made with more disk: it takes {format_size(n_bytes)} ({n_bytes} bytes) of a disk of "
+            f"{format_size(disk)}; give as much, or remove its directory, and a smaller one is made",
+            folder,
+        )
 
 
 def layout_records(pack: Pack) -> list[dict[str, Any]]:
@@ -194,7 +215,7 @@ class Layout:
     @property
     def disk_bytes(self) -> int:
         """Bytes of all its files."""
-        return sum(entry.stat().st_size for entry in os.scandir(self.folder))
+        return layout_bytes(self.folder)
 
     def close(self) -> None:
         """Close its files; may be called again."""

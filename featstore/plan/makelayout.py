@@ -17,7 +17,16 @@ from typing import Any
 from featstore.cache.base import Policy
 from featstore.config import Budget, Reservation
 from featstore.graph.progress import Progress
-from featstore.plan.layout import PARTIAL, PREFIX, FeatureExtents, LayoutOptions, Source, extent_map
+from featstore.plan.layout import (
+    PARTIAL,
+    PREFIX,
+    FeatureExtents,
+    LayoutOptions,
+    Source,
+    check_disk,
+    extent_map,
+    layout_bytes,
+)
 from featstore.plan.nodedata import NodeData, carry, is_carried
 from featstore.plan.offline import Pack, read_record, write_record
 from featstore.plan.packing import fill_extents
@@ -94,19 +103,24 @@ def make_layout(
     BudgetError
         Not enough memory.
     OSError
-        The disk, or ``disk``, is full, or failed; the pack and the dataset are as they were.
+        The disk, or ``disk``, is full, or failed; the pack and the dataset are as they were. ENOSPC also where the layout that
+        is there takes more than ``disk``.
 
     References
     ----------
     Liu et al., DiskGNN, SIGMOD 2025, sections 4 (tiers), 5.1 (segmented disk cache) and 5.2 (batched packing).
     """
     target = pack.file(options.name)
+    if os.path.exists(target):
+        check_disk(target, disk)
     if os.path.exists(target) and all(is_carried(pack, data) for data in node_data):
         return
     with FileLock(pack.file(WRITER_LOCK), exclusive=True):
         budget_of_disk, written = DiskBudget(disk), []
         ordered = {name: sources[name] for name in sorted(sources)}  # the same files in every order of the features
         try:
+            if os.path.exists(target):
+                budget_of_disk.take(layout_bytes(target), target)
             for data in node_data:
                 if not is_carried(pack, data):
                     written.append(carry(pack, data, budget_of_disk))

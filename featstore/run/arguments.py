@@ -16,6 +16,7 @@ from featstore.config import parse_disk, parse_size
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.plan.offline import Pack
 from featstore.run.packs import check_layout, open_pack
+from featstore.run.precache import device_rows
 from featstore.run.strategies import STRATEGIES
 from featstore.run.train import Epoch, TrainResult, describe_epoch, train
 from featstore.sampling.neighbor import NeighborSampler
@@ -64,6 +65,14 @@ def _share_or_size(text: str) -> int | float:
 
 def _share_size_or_auto(text: str) -> int | float | str:
     return text if text == "auto" else _share_or_size(text)
+
+
+def _device(text: str) -> str:
+    try:
+        torch.empty(0, device=text)
+    except (RuntimeError, AssertionError) as error:
+        raise argparse.ArgumentTypeError(f"no device {text!r}: {str(error).splitlines()[0]}") from None
+    return text
 
 
 def positive(text: str) -> int:
@@ -153,6 +162,13 @@ def add_training(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--prefetch", type=int, default=2, help="batches made ahead (default: 2)")
     parser.add_argument("--pack", metavar="PACK", help="train on the samples of a pack (--strategy packed, auto)")
+    parser.add_argument("--device", type=_device, default="cpu", help="where batches go and the model is (default: cpu)")
+    parser.add_argument(
+        "--device-cache",
+        type=_share_or_size,
+        metavar="SIZE",
+        help="rows of a pack that stay on the device: bytes, or a share of the rows (with --pack)",
+    )
     ahead = parser.add_argument_group("looking ahead (--strategy superbatch, streamed)")
     ahead.add_argument("--superbatch", type=_positive_or_auto, metavar="N", help="batches a superbatch (default: auto)")
     ahead.add_argument(
@@ -190,7 +206,11 @@ def make_sampler(graph: OutOfCoreGraph, options: argparse.Namespace) -> Neighbor
 
 
 def _loader_options(options: argparse.Namespace) -> dict[str, Any]:
-    names = ["strategy", "feature_cache", "prefetch"]
+    names = ["strategy", "feature_cache", "prefetch", "device"]
+    if options.device_cache is not None:
+        if options.pack is None:
+            raise ValueError("--device-cache goes with --pack: rows stay on the device for the batches of a pack")
+        names.append("device_cache")
     for name, option in AHEAD.items():
         if getattr(options, name) is not None:
             if options.strategy == "ondemand":
@@ -254,7 +274,11 @@ def _checked_pack(stack: ExitStack, graph: OutOfCoreGraph, options: argparse.Nam
             f"{options.pack} has samples of {pack.n_hops} hops, --fanouts has {len(options.fanouts)}: give {pack.n_hops} numbers"
         )
     if options.strategy == "packed" and options.feature_cache is None:
-        check_layout(pack, [options.feature], options.policy or "belady", graph.path)
+        wanted, store = options.device_cache, graph.features.get(options.feature)
+        n_device = None
+        if wanted is not None and store is not None:
+            n_device = device_rows(wanted, graph.num_nodes, {options.feature: store.nbytes // max(1, len(store))})
+        check_layout(pack, [options.feature], options.policy or "belady", graph.path, n_device)
     return pack
 
 

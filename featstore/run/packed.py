@@ -22,7 +22,7 @@ from featstore.gather.executor import Tally
 from featstore.gather.plan import Tier
 from featstore.graph.policyinputs import Given
 from featstore.partition.batcher import RandomBatcher
-from featstore.plan.layout import Layout, LayoutOptions, Source, fill_step, find_layouts
+from featstore.plan.layout import Layout, LayoutOptions, Source, check_disk, fill_step, find_layouts
 from featstore.plan.makelayout import make_layout
 from featstore.plan.nodedata import NodeData
 from featstore.plan.offline import Pack
@@ -88,6 +88,7 @@ class Packed:
                 f"{self._pack.path} has {len(fitting)} layouts of {list(setup.features)} with policy "
                 f"{self._planning.policy.name!r}; feature_cache= says which to take, or to make"
             )
+        check_disk(self._pack.file(fitting[0].name), self._planning.disk)
         self._open(fitting[0])
 
     def _use(self, policy: Policy, capacity: int) -> None:

@@ -39,12 +39,22 @@ def open_pack(path: str | os.PathLike[str], dataset: str) -> Pack:
         raise ValueError(f"{name}: no pack is there; make one with: featstore pack {dataset} {name}") from None
 
 
-def check_layout(pack: Pack, features: Sequence[str], policy: str, dataset: str) -> None:
-    """Raise ValueError, which says what to do, unless the pack has exactly one layout of these features and this policy."""
-    found = [each for each in find_layouts(pack) if sorted(each.features) == sorted(features) and each.policy == policy]
+def check_layout(pack: Pack, features: Sequence[str], policy: str, dataset: str, n_device: int | None = None) -> None:
+    """Raise ValueError, which says what to do, unless the pack has exactly one layout of these features and this policy.
+
+    With ``n_device``: one that has so many rows on the device.
+    """
+    found = [
+        each
+        for each in find_layouts(pack)
+        if sorted(each.features) == sorted(features) and each.policy == policy and n_device in (None, each.device_rows)
+    ]
     if len(found) == 1:
         return
-    which = ", ".join(f"{each.capacity:,} rows in memory" for each in found)
+    which = ", ".join(
+        f"{each.capacity:,} rows in memory" + f" and {each.device_rows:,} on the device" * bool(each.device_rows)
+        for each in found
+    )
     there = f"{len(found)} layouts of {', '.join(features)} with policy {policy} ({which})" if found else "no such layout"
     raise ValueError(
         f"{pack.path} has {there}: --feature-cache SIZE says which to take or to make, or make one with: "
@@ -109,8 +119,9 @@ def pack_dataset(
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
-            kept = "the samples are kept: give more --disk, or more --feature-cache, with --add-layout"
-            raise OSError(error.errno, f"{error.strerror}; {kept}", error.filename) from None
+            if error.filename not in {pack.file(name) for name in before}:  # else it is there, within what the pack may take
+                kept = "the samples are kept: give more --disk, or more --feature-cache, with --add-layout"
+                raise OSError(error.errno, f"{error.strerror}; {kept}", error.filename) from None
         made = [each for each in find_layouts(pack) if each.name not in before]
         return {
             "path": target,

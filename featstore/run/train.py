@@ -132,7 +132,8 @@ def train(
     on_epoch : callable, optional
         Called with every :class:`Epoch` when it is done.
     loader_options : mapping, optional
-        Further arguments of the training :class:`~featstore.Loader` (``feature_cache``, ``policy``, ``prefetch``, ``memory`` …).
+        Further arguments of the training :class:`~featstore.Loader` (``feature_cache``, ``policy``, ``prefetch``, ``memory`` …);
+        the model is on its ``device``.
 
     Returns
     -------
@@ -164,12 +165,12 @@ def train(
         )
     n_classes = int(g.node_data[labels].max()) + 1
     torch.manual_seed(seed)
-    model = GraphSAGE(store.shape[1], hidden, n_classes, n_layers, dropout)
+    options = dict(loader_options or {})
+    model = GraphSAGE(store.shape[1], hidden, n_classes, n_layers, dropout).to(options.get("device", "cpu"))
     optimizer = torch.optim.Adam(model.parameters(), lr=lr, weight_decay=weight_decay)
     common: dict[str, Any] = {"batch_size": batch_size, "features": [feature], "labels": labels, "seed": seed}
-    options = dict(loader_options or {})
     # The training loader makes the cache; evaluation reads through it, on demand.
-    kept = {name: value for name, value in options.items() if name in ("prefetch", "threads", "memory")}
+    kept = {name: value for name, value in options.items() if name in ("prefetch", "threads", "memory", "device")}
     result = TrainResult()
     evaluate_s = 0.0
     deadline = float("inf") if max_seconds is None else time.perf_counter() + max_seconds
