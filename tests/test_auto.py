@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -24,8 +25,11 @@ from featstore.graph import device as device_module
 from featstore.graph.device import device_speed
 from featstore.plan import auto as auto_module
 from featstore.plan.auto import choose, copy_bandwidth, expected_hits, extrapolated, observe
-from featstore.plan.cost import CANDIDATES, Estimate, Machine, Workload, cheapest, estimate_all, random_read_s
+from featstore.plan.cost import CANDIDATES, Estimate, Machine, OnDisk, Workload, cheapest, estimate_all, random_read_s
+from featstore.plan.layout import LayoutOptions
+from featstore.plan.makelayout import layout_sizes
 from featstore.plan.plots import draw_estimates
+from featstore.plan.sharing import count_static, merged_reads, shared_there
 from featstore.plan.trace import Trace
 from featstore.run.profile import Profile, profile_batches
 from featstore.run.strategies import STRATEGIES
@@ -142,13 +146,63 @@ def test_disk_decides_what_is_possible() -> None:
     assert not free["streamed", "belady"].impossible
     assert "of a disk of 953.67 MiB" in tight["streamed", "belady"].impossible
     assert not by_name(workload(disk_bytes=10**9, superbatch=20), machine)["streamed", "belady"].impossible
-    pack = by_name(workload(disk_bytes=2_600_000_000, has_pack=True), machine)
-    assert not pack["packed", "belady"].impossible  # 5 M rows of 512 B
+    pack = by_name(workload(disk_bytes=2_900_000_000, has_pack=True), machine)
+    assert not pack["packed", "belady"].impossible  # 5 M rows of 512 B, and tables
     assert "of a disk of" in pack["packed", "frequency"].impossible  # 7 M rows
-    two = by_name(workload(disk_bytes=2_600_000_000, has_pack=True, pack_epochs=2), machine)
+    two = by_name(workload(disk_bytes=2_900_000_000, has_pack=True, pack_epochs=2), machine)
     assert "of a disk of" in two["packed", "belady"].impossible
     with pytest.raises(ValueError, match="packed"):
         cheapest([two["packed", "belady"], two["packed", "frequency"]], 1)
+
+
+def test_where_batches_share_rows_they_are_read_in_their_turn() -> None:
+    """Extents are read ahead, beside copying; shared rows are not."""
+    shared = OnDisk(2_000_000_000, 3_000_000, 1_000_000, length=5, reads=87_000, n_bytes=87_000 * 4096 + 2_500_000_000)
+    w = workload(has_pack=True, disk_bytes=2_100_000_000, on_disk={"frequency": shared})
+    found, machine = by_name(w, FREE_COPIES)["packed", "frequency"], FREE_COPIES
+    assert not found.impossible
+    assert found.disk_bytes == 2_000_000_000
+    assert found.parts["shared"] == pytest.approx(2.0)  # a second of reads, one of their other pages
+    assert found.epoch_s == pytest.approx(2.0 + 1_000_000 * 512 / 2.5e9)
+    assert found.moved_bytes == 1_000_000 * 512 + shared.n_bytes
+    assert found.once_s < by_name(replace(w, on_disk={}), machine)["packed", "frequency"].once_s  # less is written
+    assert by_name(replace(w, disk_bytes=1_900_000_000), machine)["packed", "frequency"].impossible
+    assert (
+        "too small"
+        in by_name(replace(w, on_disk={"frequency": replace(shared, fails="too small")}), machine)[
+            "packed", "frequency"
+        ].impossible
+    )
+    there = replace(w, layouts={"frequency": 2_200_000_000})
+    assert "the layout that is there takes 2.05 GiB" in by_name(there, machine)["packed", "frequency"].impossible
+
+
+def test_rows_on_the_device_are_not_copied_by_the_host() -> None:
+    machine = Machine(SKETCH, 8e9)
+    w = workload(has_pack=True, sample_s=0.0, n_device=20_000_000, device_rows=100_000, loads=3_000_000)
+    w = replace(w, n_top=8_000_000, device_on_host=False)
+    found = by_name(w, machine)
+    plain = by_name(replace(w, n_device=0, device_rows=0), machine)
+    for policy, updates in (("belady", 3_000_000), ("frequency", 0)):
+        assert found["packed", policy].parts["copy"] == pytest.approx((15_000_000 + updates) * 512 / 8e9)
+        assert plain["packed", policy].parts["copy"] == pytest.approx((35_000_000 + updates) * 512 / 8e9)
+    assert found["packed", "belady"].once_s > plain["packed", "belady"].once_s  # its rows are packed, and read at the start
+    for name, each in found.items():
+        assert bool(each.impossible) == (name[0] != "packed")
+    on_host = by_name(replace(w, device_on_host=True), machine)["packed", "belady"]
+    assert on_host.parts["copy"] > plain["packed", "belady"].parts["copy"]  # what stands in for a device copies more, not less
+
+
+def test_an_online_policy_starts_with_nothing() -> None:
+    w = workload(online_loads=9_000_000, online_again=7_000_000, capacity=400_000)
+    found = by_name(w, FREE_COPIES)["ondemand", "sieve"]
+    cold, warm = (random_read_s(loads, 200, N, 512, SKETCH) for loads in (9_000_000, 7_000_000))
+    assert found.epoch_s == pytest.approx(warm)
+    assert found.total_s(3) == pytest.approx(cold + 2 * warm)
+    assert found.rows_loaded == 7_000_000
+    assert "not known" in by_name(workload(), FREE_COPIES)["ondemand", "sieve"].impossible
+    copying = by_name(w, Machine(SKETCH, 1e9))["ondemand", "sieve"]
+    assert copying.parts["copy"] == pytest.approx((35_000_000 + 7_000_000) * 512 / 1e9)  # what is loaded is copied in
 
 
 def test_the_table_is_one_mapping() -> None:
@@ -227,11 +281,11 @@ def test_packing_by_frequency_pays_for_the_rows_that_its_host_tier_starts_with()
     found = by_name(w, FREE_COPIES)["packed", "frequency"]
     fill = w.capacity * w.row_bytes
     assert found.epoch_s == pytest.approx(35_000_000 * 512 / 1e15)
-    assert found.disk_bytes == fill
+    assert found.disk_bytes == fill + 4 * 35_000_000  # and the batches' tables
     least = fill / SKETCH.bandwidth + fill / SKETCH.write_bandwidth + fill / SKETCH.bandwidth  # read, written, read again
     assert found.once_s >= 0.99 * least
     assert found.total_s(20) == pytest.approx(found.once_s + 20 * found.epoch_s)
-    there = by_name(replace(w, packed_for=("frequency",)), FREE_COPIES)
+    there = by_name(replace(w, layouts={"frequency": fill}), FREE_COPIES)
     assert there["packed", "frequency"].once_s == pytest.approx(2 * fill / SKETCH.bandwidth, rel=1e-3)
     assert there["packed", "belady"].once_s == by_name(w, FREE_COPIES)["packed", "belady"].once_s
 
@@ -268,6 +322,59 @@ def test_observed_is_what_is_simulated() -> None:
     with pytest.raises(featstore.BudgetError):
         observe(trace, row_bytes=8, capacity=50, budget=small)
     assert small.used == 0
+
+
+def test_what_an_online_policy_loads_is_simulated() -> None:
+    trace = Trace(skewed(500, 12, 200), 500)
+    options: dict[str, Any] = {"row_bytes": 8, "capacity": 50, "budget": Budget(1 << 24)}
+    w = observe(trace, online="sieve", **options)
+    loaded = featstore.simulate(trace, 50, "sieve")
+    assert w.online_loads == loaded.sum()
+    assert w.online_again == pytest.approx(12 * loaded[6:].mean(), abs=1)  # a full cache goes on as it did
+    assert observe(trace, **options).online_loads is None
+    assert observe(trace, online="sieve", **{**options, "capacity": 0}).online_loads is None
+    whole = observe(trace, online="sieve", **{**options, "capacity": 500})
+    assert whole.online_loads == len(np.unique(np.concatenate(list(trace))))
+    assert whole.online_again < whole.online_loads
+    again = list(trace) * 2
+    actual = featstore.simulate(again, 50, "sieve", n=500)
+    assert w.online_again == pytest.approx(int(actual[12:].sum()), rel=0.1)
+
+
+def test_seconds_of_planning_grow_with_the_batches_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What planning takes however few they are is not taken once more for each."""
+    clock = [0.0]
+    real = auto_module.simulate
+
+    def slow(trace: Trace, capacity: int, policy: str) -> Any:
+        clock[0] += 1.0 + 0.25 * len(trace)
+        return real(trace, capacity, policy)
+
+    monkeypatch.setattr(auto_module, "simulate", slow)
+    monkeypatch.setattr(auto_module.time, "perf_counter", lambda: clock[0])
+    trace = Trace(skewed(500, 8, 100), 500)
+    for total, expected in ((8, 3.0), (60, 16.0), (800, 201.0)):
+        w = observe(trace, row_bytes=8, capacity=50, budget=Budget(1 << 24), n_batches=total)
+        assert w.plan_s == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("n_batches", [20, 80])
+def test_rows_on_the_device_leave_the_others_to_the_host(n_batches: int) -> None:
+    n = 4000
+    batches = skewed(n, n_batches, 500)
+    looked_at = Trace(batches[:20], n)
+    w = observe(looked_at, row_bytes=8, capacity=300, budget=Budget(1 << 24), n_batches=n_batches, device_rows=200)
+    counts = np.bincount(np.concatenate(batches), minlength=n)
+    order = np.argsort(-counts, kind="stable")
+    device, host = np.zeros(n, bool), np.zeros(n, bool)
+    device[order[:200]], host[order[200:500]] = True, True
+    rest = [ids[~device[ids]] for ids in batches]
+    loads = int(featstore.simulate(rest, 300, "belady", n=n).sum())
+    exact = {"abs": 0} if n_batches == 20 else {"rel": 0.25}
+    assert w.n_device == pytest.approx(sum(int(device[ids].sum()) for ids in batches), **exact)
+    assert w.n_top == pytest.approx(sum(int(host[ids].sum()) for ids in batches), **exact)
+    assert w.loads == pytest.approx(loads, **exact)
+    assert w.device_rows == 200
 
 
 @pytest.mark.parametrize("share", [0.02, 0.1, 0.3])
@@ -531,6 +638,147 @@ def test_packed_is_taken_only_with_a_pack_and_where_it_is_least(
         policy = found["taken"]["policy"]
         before = next(e for e in found["estimates"] if (e["strategy"], e["policy"]) == ("packed", policy))
         assert there["packed", policy]["once_s"] < before["once_s"]  # its extents are there now
+
+
+def packs_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drive on which extents are by far the best."""
+    monkeypatch.setattr("featstore.run.auto.device_speed", lambda *_: DeviceSpeed(100.0, 1e6, 1e9))
+
+
+@pytest.mark.parametrize("policy", ["frequency", "belady"])
+def test_what_fits_the_disk_is_what_can_be_made(
+    data: Path, frozen: Path, tmp_path: Path, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At every disk: a layout that is called possible is made within it, and one that can be made is not called impossible,
+    but for a few hundredths that are left in reserve."""
+    packs_slow(monkeypatch)
+    options: dict[str, Any] = {"pack": frozen, "features": ["x", "z"], "feature_cache": 0.1}
+
+    def remove() -> None:
+        for folder in frozen.glob("layout-*"):
+            shutil.rmtree(folder)
+        for file in frozen.glob("data-*"):
+            file.unlink()
+
+    def made(disk: int | None, **more: Any) -> dict[str, Any]:
+        with featstore.open(data, memory="64MiB") as g, featstore.Loader(g, disk=disk, **options, **more) as loader:
+            assert sum(1 for _ in loader) == 10
+            return loader.stats()
+
+    made(None, strategy="packed", policy=policy)
+    most = sum(path.stat().st_size for pattern in ("layout-*/*", "data-*") for path in frozen.glob(pattern))
+    seen = set()
+    for share in (0.3, 0.45, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 1.0, 1.01, 1.03, 1.1, 2.0):
+        remove()
+        disk = int(share * most)
+        try:
+            made(int(0.96 * disk), strategy="packed", policy=policy)
+            can = True
+        except OSError as error:
+            assert error.errno == errno.ENOSPC
+            can = False
+        remove()
+        with monkeypatch.context() as patched:
+            possible = []
+
+            def choice(estimates: list[Estimate], epochs: int, possible: list[Estimate] = possible) -> tuple[Estimate, str]:
+                possible += [each for each in estimates if not each.impossible]
+                wanted = [each for each in possible if (each.strategy, each.policy) == ("packed", policy)]
+                return (wanted or possible)[0], "steered"
+
+            patched.setattr(auto_module, "cheapest", choice)
+            stats = made(disk, strategy="auto", epochs=10**6)
+        taken = stats["auto"]["taken"]
+        found = (taken["strategy"], taken["policy"]) == ("packed", policy)
+        assert found or not can
+        if found:
+            actual = sum(path.stat().st_size for path in frozen.glob("layout-*/*"))
+            assert actual <= disk
+            assert taken["disk_bytes"] == pytest.approx(actual, rel=0.2)
+            seen.add("disk_cache" in stats["hits"])
+        else:
+            reason = next(
+                e["impossible"] for e in stats["auto"]["estimates"] if (e["strategy"], e["policy"]) == ("packed", policy)
+            )
+            assert "disk" in reason
+            seen.add(None)
+    assert seen == ({None, True, False} if policy == "frequency" else {None, False})
+
+
+def test_a_layout_that_is_there_is_judged_by_what_it_takes(data: Path, frozen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packs_slow(monkeypatch)
+    options: dict[str, Any] = {"pack": frozen, "features": ["x"], "feature_cache": 0.1}
+    with featstore.open(data, memory="64MiB") as g:
+        featstore.Loader(g, strategy="packed", policy="frequency", **options).close()
+        n_bytes = sum(path.stat().st_size for path in frozen.glob("layout-*/*"))
+        for disk, fits in ((n_bytes, True), (n_bytes - 1, False)):
+            with featstore.Loader(g, strategy="auto", epochs=5, disk=disk, **options) as auto:
+                estimates = {(e["strategy"], e["policy"]): e for e in auto.stats()["auto"]["estimates"]}
+            found = estimates["packed", "frequency"]
+            assert found["disk_bytes"] == n_bytes
+            assert found["impossible"] == "" or not fits
+            assert ("layout that is there takes" in found["impossible"]) == (not fits)
+
+
+def test_what_is_counted_before_is_what_is_read(data: Path, frozen: Path) -> None:
+    """Rows, reads and bytes of shared rows, counted from samples, from the layout's tables, and by the reader."""
+    widths = [160, 12]
+    with featstore.open(data, memory="64MiB") as g, featstore.Pack(frozen) as pack:
+        options = LayoutOptions(("x", "z"), "frequency", 300, 0)
+        disk, gap = 1_900_000, 8192
+        counted = count_static(pack, layout_sizes(options, widths, g.budget), pack.counts(), widths, gap, g.budget, disk)
+        assert counted.length > 1
+        given: dict[str, Any] = {"pack": pack, "features": ["x", "z"], "feature_cache": 0.1, "labels": None, "shuffle": False}
+        with featstore.Loader(g, strategy="packed", policy="frequency", disk=disk, **given) as loader:
+            folder = next(frozen.glob("layout-*"))
+            actual = sum(path.stat().st_size for path in folder.iterdir())
+            there = shared_there(str(folder), pack, widths, gap, actual)
+            assert there is not None
+            for name in ("length", "packed", "reads", "n_bytes", "rows"):
+                assert getattr(there, name) == getattr(counted, name), name
+            assert actual <= counted.disk_bytes <= actual + 20_000
+            assert sum(1 for _ in loader) == 10
+            hits = loader.stats()["hits"]
+        assert hits["packed"] // 2 == pytest.approx(counted.packed + 300, rel=0.2)
+
+
+@given(st.sets(st.integers(0, 3000), max_size=60), st.sampled_from([1, 7, 100, 512, 4096, 5000, 9000]), st.integers(0, 5))
+def test_merged_reads(places: set[int], row_bytes: int, gap: int) -> None:
+    rows = np.array(sorted(places), np.int64)
+    pages = sorted({byte // 4096 for row in places for byte in (row * row_bytes, (row + 1) * row_bytes - 1)})
+    wanted = sorted({page for row in places for page in range(row * row_bytes // 4096, ((row + 1) * row_bytes - 1) // 4096 + 1)})
+    assert set(pages) <= set(wanted)
+    reads: list[list[int]] = []
+    for page in wanted:
+        if reads and page - reads[-1][-1] - 1 <= gap:
+            reads[-1].append(page)
+        else:
+            reads.append([page])
+    found = merged_reads(rows, row_bytes, gap * 4096)
+    assert found == (len(reads), sum(4096 * (run[-1] - run[0] + 1) for run in reads))
+
+
+@pytest.mark.parametrize("policy", ["frequency", "belady"])
+def test_a_device_cache_is_kept_whatever_is_taken(data: Path, frozen: Path, policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, Any] = {"pack": frozen, "features": ["x", "z"], "feature_cache": 0.1, "device_cache": 0.05, "epochs": 2}
+    with featstore.open(data, memory="64MiB") as g, featstore.Pack(frozen) as pack:
+        with featstore.Loader(g, strategy="auto", **options) as free:
+            found = free.stats()["auto"]
+            assert found["taken"]["strategy"] == "packed"
+            for each in found["estimates"]:
+                assert each["impossible"] == ("" if each["strategy"] == "packed" else "has no rows on the device")
+        steer(monkeypatch, "packed", policy)
+        with featstore.Loader(g, strategy="auto", **options) as ours:
+            for epoch in range(2):
+                for batch in ours:
+                    assert torch.equal(batch.input_ids, pack.batch(epoch * 10 + batch.index, g.pool).input_ids)
+                    for name in ("x", "z"):
+                        assert torch.equal(batch.features[name], g.features[name].take(batch.input_ids))
+            hits = ours.stats()["hits"]
+        hottest = np.argsort(-pack.counts(), kind="stable")[:150]
+        assert hits["device"] == 2 * sum(int(np.isin(pack.ids(b), hottest).sum()) for b in range(len(pack)))
+        with pytest.raises(ValueError, match="'auto' with pack="):
+            loader(g, "auto", feature_cache=0.1, device_cache=0.1)
 
 
 @pytest.mark.parametrize(("n_batches", "expected"), [(0, 0), (5, 5), (40, 8), (200, 25), (10_000, 32)])

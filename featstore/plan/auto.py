@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from featstore.cache.base import get_policy
 from featstore.cache.select import top_rows
+from featstore.cache.table import FeatureCache
 from featstore.config import Budget
 from featstore.gather.executor import MemorySource
 from featstore.plan.cost import SAMPLE_BYTES, Estimate, Machine, Workload, cheapest, estimate_all, table
 from featstore.plan.planmemory import planning_bytes
-from featstore.plan.simulate import simulate
+from featstore.plan.simulate import row_counts, simulate
 from featstore.plan.trace import Trace
 
 __all__ = ["Choice", "choose", "copy_bandwidth", "expected_hits", "extrapolated", "observe"]
 
+Int64s = npt.NDArray[np.int64]
+
 COPY_BYTES = 64 << 20
+ONLINE_BYTES = 64  # an access of a batch, while an online policy is simulated
 MISS_MARGIN = 1.25  # superbatches differ
 REPEATS = 0.05  # of the rows loaded late: fewer are chance
 MOST_BATCHES = 200  # that are recorded; the rest of the epoch is taken to be like them
@@ -99,7 +105,10 @@ def observe(
     disk_bytes: int | None = None,
     has_pack: bool = False,
     pack_epochs: int = 1,
-    packed_for: tuple[str, ...] = (),
+    layouts: Mapping[str, int] | None = None,
+    device_rows: int = 0,
+    device_on_host: bool = True,
+    online: str | None = None,
     ahead_bytes: int = 0,
     out_degree: npt.NDArray[Any] | None = None,
 ) -> Workload:
@@ -121,7 +130,9 @@ def observe(
         Seconds of sampling the traced batches.
     superbatch : int, optional
         As many batches as fit the disk by default, 200 at most.
-    epochs, disk_bytes, has_pack, pack_epochs, packed_for, ahead_bytes
+    online : str, optional
+        An online policy to simulate as well.
+    epochs, disk_bytes, has_pack, pack_epochs, layouts, device_rows, device_on_host, ahead_bytes
         See :class:`~featstore.plan.cost.Workload`.
     out_degree : integer array, shape (n,), optional
         Of the rows, for what a cache by degree would hit.
@@ -135,26 +146,40 @@ def observe(
     total = recorded if n_batches is None else n_batches
     scale = total / max(1, recorded)
     capacity = min(capacity, trace.n)
-    with budget.reserve("cost model", 25 * trace.n):
-        counts, fresh = np.zeros(trace.n, np.int64), np.zeros(recorded, np.int64)
-        for number, ids in enumerate(trace):
-            fresh[number] = np.count_nonzero(counts[ids] == 0)
-            counts[ids] += 1
+    device_rows = min(device_rows, trace.n)
+    with budget.reserve("cost model", (25 + bool(device_rows)) * trace.n):
+        begin = time.perf_counter()
+        counts = row_counts(trace)
+        count_s = time.perf_counter() - begin
+        rest = trace
+        n_device = n_all = 0
+        if device_rows:
+            n_device = round(expected_hits(counts, device_rows, recorded))
+            n_all = round(expected_hits(counts, device_rows + capacity, recorded))
+            rest = _without(trace, top_rows(counts, device_rows), counts)
+        seen, fresh = np.zeros(trace.n, bool), np.zeros(recorded, np.int64)
+        for number, ids in enumerate(rest):
+            fresh[number] = len(ids) - np.count_nonzero(seen[ids])
+            seen[ids] = True
+        del seen
         n_top = int(np.partition(counts, trace.n - capacity)[trace.n - capacity :].sum()) if capacity else 0
-        n_static = round(expected_hits(counts, capacity, recorded))
+        n_static = n_all - n_device if device_rows else round(expected_hits(counts, capacity, recorded))
         n_degree = None if out_degree is None else int(counts[top_rows(out_degree, capacity)].sum())
-        with budget.reserve("simulation", planning_bytes(trace.n, trace.n_accesses, longest=trace.longest)):
-            start = time.perf_counter()
-            loaded = simulate(trace, capacity, "belady")
-            plan_s = time.perf_counter() - start
+        with budget.reserve("simulation", planning_bytes(trace.n, rest.n_accesses, longest=rest.longest)):
+            loaded, plan_s = _planned(rest, capacity, total)
+        online_loaded = None if online is None or not capacity else _online(rest, capacity, online, budget)
     loads = int(loaded.sum())
     if total != recorded:
         # Rows chosen on a few batches serve those too well; those that a whole epoch of frozen samples chooses do no worse than
         # degrees.
         n_top = max(n_static, n_degree or 0)
-        loads = round(extrapolated(loaded, fresh, total) / scale)
+        # The device's rows were chosen on these batches, too.
+        unseen = (trace.n_accesses - n_device) / max(1, rest.n_accesses)
+        loads = round(unseen * extrapolated(loaded, fresh, total) / scale)
+    else:
+        n_device = trace.n_accesses - rest.n_accesses
     late = slice(recorded - max(1, recorded // 4), recorded)
-    miss_share = min(1.0, MISS_MARGIN * float(loaded[late].sum()) / max(1, int(trace.lengths[late].sum())))
+    miss_share = min(1.0, MISS_MARGIN * float(loaded[late].sum()) / max(1, int(rest.lengths[late].sum())))
     stored = 4 * SAMPLE_BYTES * trace.n_accesses + 2 * loads * row_bytes  # at once, as many superbatches as lie on disk
     most = MOST_BATCHES if disk_bytes is None else disk_bytes * recorded // max(1, stored)
     return Workload(
@@ -166,7 +191,8 @@ def observe(
         n_top=round(n_top * scale),
         loads=round(loads * scale),
         sample_s=sample_s * scale,
-        plan_s=plan_s * scale,
+        plan_s=plan_s,
+        count_s=count_s * scale,
         superbatch=max(1, min(total, MOST_BATCHES, most) if superbatch is None else min(total, superbatch)),
         epochs=epochs,
         disk_bytes=disk_bytes,
@@ -174,10 +200,69 @@ def observe(
         pack_epochs=pack_epochs,
         n_static=round(n_static * scale),
         n_degree=None if n_degree is None else round(n_degree * scale),
-        packed_for=packed_for,
+        layouts={} if layouts is None else dict(layouts),
+        n_device=round(n_device * scale),
+        device_rows=device_rows,
+        device_on_host=device_on_host,
+        online_loads=None if online_loaded is None else round(extrapolated(online_loaded, fresh, total)),
+        online_again=0
+        if online_loaded is None
+        else _again(online_loaded, fresh, total, round((trace.n_accesses - n_static) * scale)),
         ahead_bytes=ahead_bytes,
         miss_share=miss_share,
     )
+
+
+def _part(trace: Trace, n_batches: int) -> Trace:
+    return Trace.reading(lambda number: trace[number], trace.lengths[:n_batches], trace.n)
+
+
+def _without(trace: Trace, rows: Int64s, counts: Int64s) -> Trace:
+    """Return a trace without some rows, whose counts become 0."""
+    left = np.ones(trace.n, bool)
+    left[rows], counts[rows] = False, 0
+    lengths = np.array([np.count_nonzero(left[ids]) for ids in trace], np.int64)
+
+    def ids_of(number: int) -> npt.NDArray[Any]:
+        ids = trace[number]
+        found: npt.NDArray[Any] = ids[left[ids]]
+        return found
+
+    return Trace.reading(ids_of, lengths, trace.n)
+
+
+def _planned(trace: Trace, capacity: int, n_batches: int) -> tuple[Int64s, float]:
+    """Return the rows that Belady's policy loads, and the seconds in which so many batches are planned.
+
+    What planning takes whatever the batches, of a part of them, is not scaled.
+    """
+    few, few_s = max(1, len(trace) // 4), 0.0
+    if n_batches > len(trace) > 1:
+        begin = time.perf_counter()
+        simulate(_part(trace, few), capacity, "belady")
+        few_s = time.perf_counter() - begin
+    begin = time.perf_counter()
+    loaded = simulate(trace, capacity, "belady")
+    whole_s = time.perf_counter() - begin
+    more = n_batches - len(trace)
+    each = max(0.0, whole_s - few_s) / max(1, len(trace) - few) if few_s else whole_s / max(1, len(trace))
+    return loaded, whole_s + more * each
+
+
+def _online(trace: Trace, capacity: int, policy: str, budget: Budget) -> Int64s:
+    """Return the rows that an online policy loads from an empty cache."""
+    n_bytes = FeatureCache.least_bytes(capacity, 1, trace.n, get_policy(policy)) + ONLINE_BYTES * trace.longest
+    with budget.reserve("simulation", n_bytes):
+        return simulate(trace, capacity, policy)
+
+
+def _again(loaded: Int64s, fresh: Int64s, n_batches: int, unseen: int) -> int:
+    """Return how many rows an online policy loads in a later epoch: at the rate of a full cache, or those it never saw."""
+    half = len(loaded) // 2
+    late, again = float(loaded[half:].sum()), float((loaded[half:] - fresh[half:]).sum())
+    if again > REPEATS * late:
+        return round(n_batches * late / (len(loaded) - half))
+    return unseen
 
 
 def extrapolated(loaded: npt.NDArray[np.int64], fresh: npt.NDArray[np.int64], n_batches: int) -> float:

@@ -20,6 +20,7 @@ __all__ = [
     "SAMPLE_BYTES",
     "Estimate",
     "Machine",
+    "OnDisk",
     "Workload",
     "cheapest",
     "estimate_all",
@@ -32,7 +33,9 @@ __all__ = [
 FILL_TURNS, FRESH_COPY = 2, 8
 PIECE_BYTES = 1 << 20  # a scan for packing reads the pieces that hold a wanted row
 SAMPLE_BYTES = 16  # on disk, a sampled node: its id, its edges, its plan
-STATIC, DEGREE, PLANNED = "frequency", "degree", "belady"
+STATIC, DEGREE, PLANNED, ONLINE = "frequency", "degree", "belady", "sieve"
+MAKE_TABLES = {STATIC: 2.5, PLANNED: 0.7}  # times what counting an epoch's rows takes, measured on R22
+ROW_TABLE_BYTES, LOAD_TABLE_BYTES, ADMIT_TABLE_BYTES = 4, 4, 12  # on disk, of a plan
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,35 @@ class Machine:
 
     device: DeviceSpeed
     copy_bandwidth: float
+
+
+@dataclass(frozen=True)
+class OnDisk:
+    """What a pack's layout has on disk, counted to the byte where the disk is small, and what an epoch reads of shared rows.
+
+    Parameters
+    ----------
+    disk_bytes : int
+        Of the whole layout.
+    rows : int
+        Of all epochs: in extents of batches, and shared.
+    packed : int
+        That an epoch has in the extents of its batches.
+    length : int
+        Batches of a segment that share rows; 1: none do.
+    reads, n_bytes : int
+        Of shared rows, an epoch: read operations after close pages were merged, and what they move.
+    fails : str
+        Why it cannot be made; empty where it can.
+    """
+
+    disk_bytes: int
+    rows: int
+    packed: int
+    length: int = 1
+    reads: int = 0
+    n_bytes: int = 0
+    fails: str = ""
 
 
 @dataclass(frozen=True)
@@ -75,6 +107,8 @@ class Workload:
         Seconds of sampling an epoch and of planning its cache.
     superbatch : int
         Batches that are planned together.
+    count_s : float
+        Seconds of counting how many batches of an epoch need each row.
     epochs : int
         That one-off work is spread over.
     disk_bytes : int, optional
@@ -83,8 +117,20 @@ class Workload:
         Offline samples are given, which every strategy would run; without them nothing can be packed for good.
     pack_epochs : int
         Epochs of those samples; each has extents of its own.
-    packed_for : tuple of str
-        Policies whose extents are there already.
+    layouts : mapping of str to int
+        Bytes of the layouts that are there already, by policy.
+    on_disk : mapping of str to OnDisk
+        By policy, layouts that were counted to the byte, because the disk is small or because they are there.
+    n_device : int
+        Accesses that rows on the device serve; ``n_top``, ``n_static``, ``n_degree`` and ``loads`` are of the others.
+    device_rows : int
+        Rows on the device; only packs have them.
+    device_on_host : bool
+        The device is the host itself, which then copies for it.
+    online_loads : int, optional
+        Rows that an online policy loads in its first epoch; None: not known.
+    online_again : int
+        In each epoch after it.
     ahead_bytes : int
         Memory that misses of several batches are read into at once, where the cache is planned; 0: each batch's alone.
     miss_share : float
@@ -101,13 +147,20 @@ class Workload:
     sample_s: float
     plan_s: float
     superbatch: int
+    count_s: float = 0.0
     epochs: int = 1
     disk_bytes: int | None = None
     has_pack: bool = False
     pack_epochs: int = 1
     n_static: int | None = None
     n_degree: int | None = None
-    packed_for: tuple[str, ...] = ()
+    layouts: Mapping[str, int] = field(default_factory=dict)
+    on_disk: Mapping[str, OnDisk] = field(default_factory=dict)
+    n_device: int = 0
+    device_rows: int = 0
+    device_on_host: bool = True
+    online_loads: int | None = None
+    online_again: int = 0
     ahead_bytes: int = 0
     miss_share: float = 1.0
 
@@ -240,6 +293,23 @@ def _ondemand_by_degree(w: Workload, m: Machine) -> Estimate:
     return found if w.n_degree is not None else replace(found, impossible="what the degrees would hit is not known")
 
 
+def _ondemand_online(w: Workload, m: Machine) -> Estimate:
+    """Rows chosen as they come: what is loaded is copied in, and the first epoch finds an empty cache."""
+    loads = again = w.n_accesses
+    if w.online_loads is not None:
+        loads, again = w.online_loads, min(w.online_again, w.online_loads)
+    found = _ondemand(w, m, ONLINE, w.n_accesses - again, 0.0)
+    admit, first = _copied_s(again, w, m), _copied_s(loads, w, m)
+    read = random_read_s(loads, w.n_batches, w.n_rows, w.row_bytes, m.device)
+    read_and_copy = found.parts["read"] + found.parts["copy"] + admit
+    epoch = max(w.sample_s, read_and_copy)
+    cold = max(w.sample_s, read + found.parts["copy"] + first) - epoch
+    fresh = (FRESH_COPY - 1) * _copied_s(min(w.capacity, loads), w, m)
+    parts = {**found.parts, "copy": found.parts["copy"] + admit}
+    impossible = "" if w.online_loads is not None else "what it would load is not known"
+    return replace(found, epoch_s=epoch, once_s=cold + fresh, parts=parts, impossible=impossible)
+
+
 def _superbatch(w: Workload, m: Machine) -> Estimate:
     stored = w.n_accesses * SAMPLE_BYTES
     inspect = w.sample_s + w.plan_s + stored / m.device.write_bandwidth
@@ -274,22 +344,37 @@ def _streamed(w: Workload, m: Machine) -> Estimate:
 
 
 def _packed(w: Workload, m: Machine, policy: str, loads: int, updates: int, fill: int, plan_s: float) -> Estimate:
-    read = loads * w.row_bytes / m.device.bandwidth
-    extents = (loads * w.pack_epochs + fill) * w.row_bytes  # the rows that the host tier starts with have extents too
-    impossible = "" if w.has_pack else "needs pack=, offline samples"
-    once = FILL_TURNS * fill * w.row_bytes / m.device.bandwidth + FRESH_COPY * _copied_s(fill, w, m)
-    if policy not in w.packed_for:
-        scan = _scan_s(loads * w.pack_epochs + fill, w, 1, m)
-        once += plan_s * w.pack_epochs + scan + extents / m.device.write_bandwidth
-        if not impossible and w.disk_bytes is not None and extents > w.disk_bytes:
-            impossible = f"extents take {format_size(extents)} of a disk of {format_size(w.disk_bytes)}"
-    copy = _copied_s(w.n_accesses + updates, w, m)
+    """Frozen extents; ``fill`` are the rows that the host tier starts with, which have extents too, as the device's have."""
+    at_start = fill + w.device_rows
+    counted = w.on_disk.get(policy)
+    if counted is None:
+        tables = ROW_TABLE_BYTES * w.n_accesses + LOAD_TABLE_BYTES * loads + ADMIT_TABLE_BYTES * updates
+        rows = loads * w.pack_epochs
+        counted = OnDisk((rows + at_start) * w.row_bytes + tables * w.pack_epochs, rows, loads)
+    once = FILL_TURNS * at_start * w.row_bytes / m.device.bandwidth + FRESH_COPY * _copied_s(at_start, w, m)
+    disk = w.layouts.get(policy, counted.disk_bytes)
+    if policy not in w.layouts:
+        once += (plan_s + MAKE_TABLES[policy] * w.count_s) * w.pack_epochs
+        written = counted.rows + at_start
+        once += _scan_s(written, w, 1, m) + written * w.row_bytes / m.device.write_bandwidth
+    impossible = counted.fails if w.has_pack else "needs pack=, offline samples"
+    if not impossible and w.disk_bytes is not None and disk > w.disk_bytes:
+        what = "the layout that is there takes" if policy in w.layouts else "extents take"
+        impossible = f"{what} {format_size(disk)} of a disk of {format_size(w.disk_bytes)}"
+    copied = w.n_accesses - w.n_device + updates
+    if w.device_rows and w.device_on_host:  # which puts batches together, too: its rows are copied twice, the others once more
+        copied += w.n_accesses + w.n_device
+    read, copy = counted.packed * w.row_bytes / m.device.bandwidth, _copied_s(copied, w, m)
     parts = {"read": read, "copy": copy}
-    return Estimate("packed", policy, max(read, copy), once, loads, extents, loads * w.row_bytes, parts, impossible)
+    if counted.length > 1:  # shared rows are read when their batch's turn comes, extents ahead
+        pages = max(0, counted.n_bytes - counted.reads * PAGE_BYTES)
+        parts["shared"] = counted.reads / m.device.iops + pages / m.device.bandwidth
+    moved = counted.packed * w.row_bytes + counted.n_bytes
+    return Estimate("packed", policy, max(read, copy) + parts.get("shared", 0.0), once, loads, disk, moved, parts, impossible)
 
 
 def _frequency_packed(w: Workload, m: Machine) -> Estimate:
-    return _packed(w, m, STATIC, w.n_accesses - w.n_top, 0, w.capacity, 0.0)
+    return _packed(w, m, STATIC, w.n_accesses - w.n_device - w.n_top, 0, w.capacity, 0.0)
 
 
 def _belady_packed(w: Workload, m: Machine) -> Estimate:
@@ -299,6 +384,7 @@ def _belady_packed(w: Workload, m: Machine) -> Estimate:
 CANDIDATES: Mapping[tuple[str, str], Callable[[Workload, Machine], Estimate]] = {
     ("ondemand", STATIC): _ondemand_by_counts,
     ("ondemand", DEGREE): _ondemand_by_degree,
+    ("ondemand", ONLINE): _ondemand_online,
     ("superbatch", PLANNED): _superbatch,
     ("streamed", PLANNED): _streamed,
     ("packed", STATIC): _frequency_packed,
@@ -308,7 +394,13 @@ CANDIDATES: Mapping[tuple[str, str], Callable[[Workload, Machine], Estimate]] = 
 
 def estimate_all(w: Workload, m: Machine) -> list[Estimate]:
     """Estimate every strategy, also those that cannot be taken, with the reason."""
-    return [estimator(w, m) for estimator in CANDIDATES.values()]
+    found = [estimator(w, m) for estimator in CANDIDATES.values()]
+    if not w.device_rows:
+        return found
+    return [
+        each if each.impossible or each.strategy == "packed" else replace(each, impossible="has no rows on the device")
+        for each in found
+    ]
 
 
 def cheapest(estimates: Sequence[Estimate], epochs: int) -> tuple[Estimate, str]:

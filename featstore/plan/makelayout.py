@@ -39,7 +39,7 @@ from featstore.storage.reader import Reader
 from featstore.storage.rundir import DiskBudget
 from featstore.storage.writer import fsync_directory
 
-__all__ = ["make_layout"]
+__all__ = ["layout_sizes", "make_layout"]
 
 MOST_PIECE_BYTES, LEAST_PIECE_BYTES = 8 << 20, 64 << 10  # of shared rows that are put in order at once
 PIECE_SHARE = 32  # the part of the memory that is left which a piece may take
@@ -160,7 +160,8 @@ def _make(job: _Job) -> None:
             with contextlib.suppress(FileNotFoundError):
                 disk.take(os.path.getsize(os.path.join(folder, name)), os.path.join(folder, name))
     else:
-        make_tables(pack, _sizes(job), job.policy, job.scores_of, job.budget, folder, disk)
+        widths = [source.file.row_bytes for source in job.sources.values()]
+        make_tables(pack, layout_sizes(options, widths, job.budget), job.policy, job.scores_of, job.budget, folder, disk)
     tables = TierTables(folder, pack, len(job.sources))
     try:
         record = {
@@ -178,9 +179,9 @@ def _make(job: _Job) -> None:
         tables.close()
 
 
-def _sizes(job: _Job) -> Sizes:
-    widths = [source.file.row_bytes for source in job.sources.values()]
-    piece = min(MOST_PIECE_BYTES, max(LEAST_PIECE_BYTES, job.budget.available // PIECE_SHARE))
+def layout_sizes(options: LayoutOptions, widths: Sequence[int], budget: Budget) -> Sizes:
+    """Return what a layout's tables are made for, of features whose rows have these bytes, with what is left of a budget."""
+    piece = min(MOST_PIECE_BYTES, max(LEAST_PIECE_BYTES, budget.available // PIECE_SHARE))
     group_rows = [piece_layout(row_bytes, piece).group_rows for row_bytes in widths]
 
     def n_bytes(n_device: int, n_host: int, stored: Stored) -> int:
@@ -191,7 +192,6 @@ def _sizes(job: _Job) -> Sizes:
         records = RECORD_BYTES * (1 + len(maps)) + max(extents.progress_bytes for extents in maps)
         return records + sum(extents.disk_bytes for extents in maps)
 
-    options = job.options
     return Sizes(options.device_rows, options.capacity, options.superbatch, sum(widths), n_bytes, group_rows)
 
 

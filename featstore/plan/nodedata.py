@@ -19,7 +19,7 @@ from featstore.storage.format import DTYPES
 from featstore.storage.rundir import DiskBudget
 from featstore.storage.sections import SectionFile, SectionWriter
 
-__all__ = ["NodeData", "carried", "carry", "is_carried", "load_carried"]
+__all__ = ["NodeData", "carried", "carried_bytes", "carry", "is_carried", "load_carried"]
 
 KIND, PREFIX = "node_data", "data-"
 
@@ -51,6 +51,13 @@ def is_carried(pack: Pack, data: NodeData) -> bool:
         return bool(carried(pack)[data.name]["made_of"] == data.made_of)
     except KeyError:
         return False
+
+
+def carried_bytes(pack: Pack, graph: Any, name: str | None) -> int:
+    """Return about how many bytes carrying some node data of a graph would take; 0 where a pack has it."""
+    if name is None or is_carried(pack, NodeData(name, graph.node_data[name], graph.identity()[f"node/_/{name}"])):
+        return 0
+    return int(graph.node_data[name].nbytes) + 4096
 
 
 def carry(pack: Pack, data: NodeData, disk: DiskBudget | None = None) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore.cache.base import Policy, PolicyContext, StaticPolicy
-from featstore.cache.planned import NO_ROWS, PlannedBatch, PlannedPolicy, Window
+from featstore.cache.planned import NO_ROWS, PlannedBatch, PlannedPolicy
 from featstore.cache.select import top_rows
 from featstore.config import Budget
 from featstore.errors import CorruptionError
@@ -25,11 +25,23 @@ from featstore.gather.plan import BatchPlan, Changeset, DeviceRows, Part, Tier
 from featstore.plan.offline import Pack
 from featstore.plan.planfile import PlanFile, write_plan
 from featstore.plan.planmemory import planning_bytes
-from featstore.plan.segments import Segment, Stored, segments, shortest_segments
+from featstore.plan.segments import Segment, Segmentation, Stored, segments, shortest_segments
+from featstore.plan.trace import Trace
 from featstore.storage.rundir import DiskBudget
 from featstore.storage.sections import SectionFile, SectionWriter
 
-__all__ = ["TABLES", "ScoresOf", "SharedRows", "Sizes", "TierTables", "make_tables"]
+__all__ = [
+    "TABLES",
+    "DiskRows",
+    "ScoresOf",
+    "SharedRows",
+    "Sizes",
+    "TierTables",
+    "assign_tiers",
+    "make_tables",
+    "segmentation",
+    "windows",
+]
 
 Ids = npt.NDArray[Any]
 Int64s = npt.NDArray[np.int64]
@@ -71,7 +83,7 @@ class Sizes:
     group_rows: Sequence[int]
 
 
-class _Disk(Sequence[Ids]):
+class DiskRows(Sequence[Ids]):
     """The rows of each batch that neither device nor host holds."""
 
     def __init__(self, pack: Pack, tier_of_row: npt.NDArray[np.int32]) -> None:
@@ -149,12 +161,12 @@ def make_tables(
         if isinstance(policy, StaticPolicy):
             with budget.reserve("packing", (16 + policy.score_bytes) * n):
                 scores = scores_of(policy)
-                fixed = _tiers(scores, sizes.device_rows, sizes.host_rows)
+                fixed = assign_tiers(scores, sizes.device_rows, sizes.host_rows)
                 del scores
                 _plan_static(pack, sizes, fixed, files, budget, disk)
         elif isinstance(policy, PlannedPolicy):
             with budget.reserve("packing", 16 * n if sizes.device_rows else 0):
-                tier_of_row = _tiers(pack.counts(), sizes.device_rows, 0) if sizes.device_rows else None
+                tier_of_row = assign_tiers(pack.counts(), sizes.device_rows, 0) if sizes.device_rows else None
                 _fill(files, tier_of_row)
                 _plan_windows(pack, sizes, policy, tier_of_row, files, budget)
         else:
@@ -162,7 +174,7 @@ def make_tables(
         files.finish()
 
 
-def _tiers(scores: npt.NDArray[Any], n_device: int, n_host: int) -> npt.NDArray[np.int32]:
+def assign_tiers(scores: npt.NDArray[Any], n_device: int, n_host: int) -> npt.NDArray[np.int32]:
     """Return for each row its slot in the host's cache, -2 - its slot on the device, or -1."""
     n = len(scores)
     device = top_rows(scores, n_device)
@@ -195,8 +207,10 @@ def _plan_static(
     pack: Pack, sizes: Sizes, tier_of_row: npt.NDArray[np.int32], files: _Writers, budget: Budget, disk: DiskBudget
 ) -> None:
     """The same rows in memory for all batches; the others to extents and, where that is too much, to segments' caches."""
-    batches, n = _Disk(pack, tier_of_row), pack.num_nodes
-    length = _segment_length(pack, batches, sizes, tier_of_row, budget, disk)
+    batches, n = DiskRows(pack, tier_of_row), pack.num_nodes
+    length = 1
+    if disk.total is not None and len(pack):
+        length = segmentation(pack, batches, sizes, tier_of_row, budget, disk).length
     _fill(files, tier_of_row)
     place_of_row = np.full(n if length > 1 else 0, -1, np.int32)
     if length > 1:
@@ -227,12 +241,17 @@ def _segments(batches: Sequence[Ids], n: int, length: int, row_bytes: int, budge
         yield Segment(0, len(batches), NO_ROWS, 0, NO_ROWS, NO_ROWS, NO_ROWS)
 
 
-def _segment_length(
+def segmentation(
     pack: Pack, batches: Sequence[Ids], sizes: Sizes, tier_of_row: npt.NDArray[np.int32], budget: Budget, disk: DiskBudget
-) -> int:
-    """Return how many batches share a cache on disk; 1: none is needed."""
-    if disk.total is None or not len(pack):
-        return 1
+) -> Segmentation:
+    """Find how many batches share a cache on disk, 1 where none need, so that a layout fits what is left of ``disk``.
+
+    Raises
+    ------
+    OSError
+        ENOSPC: none do; says what would.
+    """
+    assert disk.total is not None
     n = len(pack)
     n_device, n_host = int(np.count_nonzero(tier_of_row <= -2)), int(np.count_nonzero(tier_of_row >= 0))
     accesses = int(pack.lengths.sum())
@@ -253,7 +272,24 @@ def _segment_length(
             found += SECTION_BYTES * (_HEAD + len(stored.cached) + n) + TAIL_BYTES
         return found
 
-    return shortest_segments(batches, pack.num_nodes, sizes.row_bytes, disk.total, takes=takes, budget=budget).length
+    return shortest_segments(batches, pack.num_nodes, sizes.row_bytes, disk.total, takes=takes, budget=budget)
+
+
+def windows(pack: Pack, superbatch: int, tier_of_row: npt.NDArray[np.int32] | None) -> Iterator[Trace]:
+    """Yield what is planned together, in order: of each superbatch of each epoch the rows that the device leaves."""
+
+    def rest(number: int) -> Ids:
+        ids = pack.ids(number)
+        return ids if tier_of_row is None else ids[tier_of_row[ids] == -1]
+
+    for epoch in range(pack.epochs):
+        for first in range(0, pack.n_batches, superbatch):
+            begin = epoch * pack.n_batches + first
+            count = min(superbatch, pack.n_batches - first)
+            lengths = pack.lengths[begin : begin + count]
+            if tier_of_row is not None:
+                lengths = np.array([len(rest(begin + b)) for b in range(count)], np.int64)
+            yield Trace.reading(lambda b, begin=begin: rest(begin + b), lengths, pack.num_nodes)  # type: ignore[misc]
 
 
 def _plan_windows(
@@ -265,29 +301,14 @@ def _plan_windows(
     budget: Budget,
 ) -> None:
     """A cache that changes batch by batch, planned window by window, each from an empty one."""
-
-    def rest(number: int) -> Ids:
-        ids = pack.ids(number)
-        return ids if tier_of_row is None else ids[tier_of_row[ids] == -1]
-
-    for epoch in range(pack.epochs):
-        for first in range(0, pack.n_batches, sizes.superbatch):
-            begin = epoch * pack.n_batches + first
-            count = min(sizes.superbatch, pack.n_batches - first)
-            lengths = pack.lengths[begin : begin + count]
-            if tier_of_row is not None:
-                lengths = np.array([len(rest(begin + b)) for b in range(count)], np.int64)
-            offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-
-            def ids(b: int, begin: int = begin) -> Ids:
-                return rest(begin + b)
-
-            needed = planning_bytes(pack.num_nodes, int(offsets[-1]), longest=int(lengths.max(initial=0)))
-            with budget.reserve("planner", needed):
-                policy.start(sizes.host_rows, PolicyContext(pack.num_nodes, 1))
-                for b, planned in enumerate(policy.plan(Window(pack.num_nodes, offsets, ids, count))):
-                    left = _leave_device(pack.ids(begin + b), tier_of_row, sizes, files)
-                    write_plan(files[PLAN], planned, left)
+    number = 0
+    for trace in windows(pack, sizes.superbatch, tier_of_row):
+        with budget.reserve("planner", planning_bytes(pack.num_nodes, trace.n_accesses, longest=trace.longest)):
+            policy.start(sizes.host_rows, PolicyContext(pack.num_nodes, 1))
+            for planned in policy.plan(trace.window()):
+                left = _leave_device(pack.ids(number), tier_of_row, sizes, files)
+                write_plan(files[PLAN], planned, left)
+                number += 1
 
 
 class SharedRows:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,8 +13,12 @@ from featstore.config import Budget
 from featstore.errors import BudgetError
 from featstore.graph.device import device_speed
 from featstore.plan.auto import choose, copy_bandwidth, observe
-from featstore.plan.cost import Machine, Workload
-from featstore.plan.layout import find_layouts
+from featstore.plan.cost import ONLINE, PLANNED, STATIC, Machine, OnDisk, Workload
+from featstore.plan.layout import LayoutOptions, find_layouts, layout_bytes
+from featstore.plan.makelayout import layout_sizes
+from featstore.plan.nodedata import carried_bytes
+from featstore.plan.sharing import count_planned, count_static, shared_there
+from featstore.run.packed import packed_superbatch
 from featstore.run.precache import cache_bytes, spare_bytes
 from featstore.run.profile import LEAST_BATCHES, Profile, pack_trace
 from featstore.run.strategy import Planning, Setup
@@ -62,7 +67,7 @@ class Decision:
     miss_share: float = 1.0
 
 
-def decide(setup: Setup, planning: Planning, *, row_bytes: int, capacity: int, epochs: int) -> Decision:
+def decide(setup: Setup, planning: Planning, *, row_bytes: Mapping[str, int], capacity: int, epochs: int) -> Decision:
     """Choose strategy and policy for a loader.
 
     Notes
@@ -70,7 +75,7 @@ def decide(setup: Setup, planning: Planning, *, row_bytes: int, capacity: int, e
     Looks at an eighth of the batches of epoch 0, eight at least and 32 at most: samples them, for the run to use, and simulates
     their cache. Where the memory or the disk does not suffice for that, rows are read on demand.
     """
-    graph, pack = setup.graph, setup.pack
+    graph, pack, width = setup.graph, setup.pack, sum(row_bytes.values())
     if not len(setup.batcher) or not setup.features:
         return _default(setup, capacity, "nothing is to be gathered")
     profile = None
@@ -80,10 +85,16 @@ def decide(setup: Setup, planning: Planning, *, row_bytes: int, capacity: int, e
             trace = profile.trace()
         else:
             trace = pack_trace(pack)
-        with graph.policy_inputs(row_bytes) as inputs:
+        left = None if planning.disk is None or profile is None else planning.disk - profile.n_bytes
+        speed = device_speed(graph, planning.run_dir, left)
+        layouts: dict[str, int] = {}
+        counted: dict[str, OnDisk] = {}
+        if pack is not None:
+            layouts, counted = _packs(setup, planning, capacity, list(row_bytes.values()), speed.gap_bytes)
+        with graph.policy_inputs(width) as inputs:
             workload = observe(
                 trace,
-                row_bytes=row_bytes,
+                row_bytes=width,
                 capacity=capacity,
                 budget=graph.budget,
                 n_batches=len(setup.batcher),
@@ -92,15 +103,16 @@ def decide(setup: Setup, planning: Planning, *, row_bytes: int, capacity: int, e
                 disk_bytes=planning.disk,
                 has_pack=pack is not None,
                 pack_epochs=1 if pack is None else pack.epochs,
-                packed_for=_packed_for(setup, capacity),
+                layouts=layouts,
+                device_rows=setup.device_rows or 0,
+                device_on_host=setup.device.type == "cpu",
+                online=ONLINE,
                 ahead_bytes=ahead_bytes(setup, graph.budget.total // 16),
                 out_degree=inputs.context.out_degree if capacity else None,
             )
         stored = 0 if profile is None else profile.n_bytes // len(profile)
-        workload = replace(workload, superbatch=_streamed_size(setup, planning, workload, stored))
-        left = None if planning.disk is None or profile is None else planning.disk - profile.n_bytes
-        speed = device_speed(graph, planning.run_dir, left)
-        choice = choose(workload, Machine(speed, copy_bandwidth(row_bytes, graph.options.threads, graph.budget)))
+        workload = replace(workload, superbatch=_streamed_size(setup, planning, workload, stored), on_disk=counted)
+        choice = choose(workload, Machine(speed, copy_bandwidth(width, graph.options.threads, graph.budget)))
     except BaseException as error:
         if profile is not None:
             profile.close()
@@ -120,12 +132,38 @@ def _default(setup: Setup, capacity: int, reason: str) -> Decision:
     return Decision(strategy, policy, {"taken": taken, "reason": reason, "estimates": []})
 
 
-def _packed_for(setup: Setup, capacity: int) -> tuple[str, ...]:
-    """Return the policies whose layouts the pack has, for these features and this cache."""
-    if setup.pack is None:
-        return ()
-    found = find_layouts(setup.pack)
-    return tuple(each.policy for each in found if sorted(each.features) == sorted(setup.features) and each.capacity == capacity)
+def _packs(
+    setup: Setup, planning: Planning, capacity: int, widths: Sequence[int], gap_bytes: int
+) -> tuple[dict[str, int], dict[str, OnDisk]]:
+    """Return the bytes of the layouts that the pack has for these features and tiers, and what was counted of layouts."""
+    pack, budget, n_device = setup.pack, setup.graph.budget, setup.device_rows or 0
+    assert pack is not None
+    layouts, counted = {}, {}
+    there = find_layouts(pack)
+    # A little is left for what is known only when a layout is made.
+    disk = None if planning.disk is None else planning.disk - planning.disk // 64 - carried_bytes(pack, setup.graph, setup.labels)
+    at_most = (sum(widths) + 20) * (int(pack.lengths.sum()) + capacity + n_device) + 4 * 4096 * len(pack)
+    for policy, superbatch in ((STATIC, 0), (PLANNED, packed_superbatch(planning, pack))):
+        options = LayoutOptions(setup.features, policy, capacity, superbatch, n_device)
+        if options.name in {each.name for each in there}:
+            folder = pack.file(options.name)
+            layouts[policy] = layout_bytes(folder)
+            shared = shared_there(folder, pack, widths, gap_bytes, layouts[policy])
+            if shared is not None:
+                counted[policy] = shared
+        elif disk is not None and at_most > disk:
+            sizes = layout_sizes(options, widths, budget)
+            try:
+                if policy == PLANNED:
+                    counted[policy] = count_planned(pack, sizes, budget)
+                else:
+                    with budget.reserve("cost model", 8 * pack.num_nodes):
+                        counted[policy] = count_static(pack, sizes, pack.counts(), widths, gap_bytes, budget, disk)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                counted[policy] = OnDisk(at_most, 0, 0, fails=str(error.strerror))
+    return layouts, counted
 
 
 def _streamed_size(setup: Setup, planning: Planning, w: Workload, stored: int) -> int:

@@ -122,9 +122,9 @@ class Loader:
     device : str or torch.device
         Where batches are delivered.
     device_cache : int, str or float, optional
-        For ``"packed"``: the rows that most batches need, or that a static ``policy`` scores highest, stay on ``device``, and the
-        others alone cross to it: bytes for all features together (``"8GiB"``), or a share of the rows. The host's cache has the
-        next ones. With ``device="cpu"`` they are counted in the budget.
+        For ``"packed"``, and ``"auto"`` with a pack: the rows that most batches need, or that a static ``policy`` scores highest,
+        stay on ``device``, and the others alone cross to it: bytes for all features together (``"8GiB"``), or a share of the
+        rows. The host's cache has the next ones. With ``device="cpu"`` they are counted in the budget.
     drop_last : bool
         Leave out a last batch that is not full.
 
@@ -231,7 +231,21 @@ class Loader:
             run_dir=run_dir,
         )
         try:
-            setup = Setup(g, sampler, batcher, self._features, threads, self._watch, self._reads, None, pack, prefetch=prefetch)
+            n_device = None if device_cache is None else device_rows(device_cache, g.num_nodes, self._row_bytes)
+            setup = Setup(
+                g,
+                sampler,
+                batcher,
+                self._features,
+                threads,
+                self._watch,
+                self._reads,
+                pack=pack,
+                device=self._device,
+                device_rows=n_device,
+                labels=self._labels,
+                prefetch=prefetch,
+            )
             if is_auto:
                 feature_cache = "auto" if feature_cache is None else feature_cache
                 ahead = planning_for("superbatch" if pack is None else "packed", None)
@@ -255,10 +269,7 @@ class Loader:
             if pack is not None and strategy != "packed":
                 sampler = self._frozen = FrozenSampler(pack, g.pool)
                 setup = replace(setup, pack=None)
-            n_device = None if device_cache is None else device_rows(device_cache, g.num_nodes, self._row_bytes)
-            setup = replace(
-                setup, sampler=sampler, planning=planning, device=self._device, device_rows=n_device, labels=self._labels
-            )
+            setup = replace(setup, sampler=sampler, planning=planning)
         except BaseException:
             self._release_all()
             raise
@@ -290,7 +301,7 @@ class Loader:
             raise ValueError("feature_cache='auto' samples a batch to see what is left; with a pack, give bytes or a share")
         with self._watch.time("auto"):
             capacity = self._capacity(setup, feature_cache)
-            return decide(setup, planning, row_bytes=sum(self._row_bytes.values()), capacity=capacity, epochs=epochs)
+            return decide(setup, planning, row_bytes=self._row_bytes, capacity=capacity, epochs=epochs)
 
     def _make_cache(self, size: int | float | str | None, policy: str | Policy | type[Policy] | None) -> None:
         """Make the host cache of every feature; policies that ask for counts get those of the first epoch."""

@@ -47,8 +47,8 @@ def check_strategy(strategy: str, *, sampler: object, seeds: object, pack: objec
             raise ValueError("strategy 'packed' runs the samples of pack=, and takes no sampler and no seeds")
     elif sampler is None or seeds is None or pack is not None:
         raise ValueError(f"strategy {strategy!r} needs a sampler and seeds; pack= goes with strategy='packed'")
-    if device_cache is not None and strategy != "packed":
-        raise ValueError(f"device_cache= goes with strategy='packed', not {strategy!r}")
+    if device_cache is not None and strategy != "packed" and not (is_auto and pack is not None):
+        raise ValueError(f"device_cache= goes with strategy='packed', or 'auto' with pack=, not {strategy!r}")
 
 
 def parse_share(memory: int | str | None, budget: Budget) -> Budget | None:

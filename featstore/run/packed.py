@@ -26,14 +26,20 @@ from featstore.plan.layout import Layout, LayoutOptions, Source, check_disk, fil
 from featstore.plan.makelayout import make_layout
 from featstore.plan.nodedata import NodeData
 from featstore.plan.offline import Pack
-from featstore.run.strategy import EpochRun, Prepared, Setup
+from featstore.run.strategy import EpochRun, Planning, Prepared, Setup
 from featstore.run.streamed import window_for
 from featstore.storage.extents import ExtentSource
 
-__all__ = ["Packed"]
+__all__ = ["Packed", "packed_superbatch"]
 
 Int64s = npt.NDArray[np.int64]
 MOST_AUTO_BATCHES = 200
+
+
+def packed_superbatch(planning: Planning, pack: Pack) -> int:
+    """Return how many batches of a pack a planned policy plans together."""
+    size = planning.superbatch
+    return max(1, min(MOST_AUTO_BATCHES if isinstance(size, str) else size, pack.n_batches))
 
 
 class Packed:
@@ -95,8 +101,7 @@ class Packed:
         setup, pack = self._setup, self._pack
         superbatch = 0
         if isinstance(policy, PlannedPolicy):
-            size = self._planning.superbatch
-            superbatch = max(1, min(MOST_AUTO_BATCHES if isinstance(size, str) else size, pack.n_batches))
+            superbatch = packed_superbatch(self._planning, pack)
         options = LayoutOptions(setup.features, policy.name, capacity, superbatch, setup.device_rows or 0)
         graph = setup.graph
         data = [] if setup.labels is None else [self._node_data(setup.labels)]
