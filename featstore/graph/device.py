@@ -15,6 +15,7 @@ import numpy as np
 from featstore._core.io import direct_mode
 from featstore.errors import BusyError
 from featstore.storage.catalog import read_catalog
+from featstore.storage.extents import WRITERS
 from featstore.storage.layout import PAGE_BYTES, RowLayout
 from featstore.storage.pagestream import MOST_WINDOW_BYTES, PageStream, least_window
 from featstore.storage.reader import MEASURE_MIN_BYTES, DeviceSpeed, RowFile
@@ -27,14 +28,13 @@ if TYPE_CHECKING:
 __all__ = ["device_speed"]
 
 KEY = "device/speed"
-METHOD = 2  # of measuring; what another one found is measured again
+METHOD = 3  # of measuring; what another one found is measured again
 STREAM_BYTES = 256 << 20  # shorter runs are over before the drive is at speed
 RANDOM_READS = 8192  # a deep queue's rate, not that of filling and draining it
 SCRATCH_BYTES = 64 << 20
 LEAST_SCRATCH_BYTES = 1 << 20
 MOST_AGE_S = 24 * 3600.0  # others used the drive then, or it has aged; measuring again takes a second
 CHUNK_BYTES = 1 << 20
-WRITERS = 3  # as many as pack extents
 _CANNOT_WRITE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 _NUMBERS = ("iops", "bandwidth", "write_bandwidth")
 

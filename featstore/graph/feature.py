@@ -394,6 +394,9 @@ class FeatureStore:
                 executor = Executor({**executor.sources, Tier.BASE: AheadSource(ahead, self._n_threads)})
             if sources:
                 executor = Executor({**executor.sources, **sources})
+                if cache is not None:
+                    # Two cores read extents and plans; a copying thread that waits for one of them holds up the others.
+                    executor.sources[Tier.HOST] = MemorySource(cache.array, max(1, self._n_threads - 2))
             executor.execute(plan, buffer, None, tally)
             if cache is not None:
                 cache.count(plan)

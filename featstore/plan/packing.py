@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from featstore.config import Reservation
 from featstore.errors import BudgetError
-from featstore.storage.extents import ExtentMap, ExtentSource, ExtentWriter
+from featstore.plan.missed import MissedRows
+from featstore.storage.extents import ExtentMap, ExtentSource, ExtentWriter, least_memory
 from featstore.storage.format import sums_seed
 from featstore.storage.reader import Reader, RowFile
 from featstore.storage.rundir import DiskBudget, RunDirectory
@@ -25,9 +26,11 @@ RowsOf = Callable[[int], npt.NDArray[Any]]
 
 
 def fill_extents(
-    writer: ExtentWriter, reader: Reader, base: RowFile, rows_of: RowsOf, memory: Reservation, **options: Any
+    writer: ExtentWriter, reader: Reader, base: RowFile, rows_of: RowsOf, memory: Reservation, held: int = 0, **options: Any
 ) -> None:
-    """Fill a file of extents within the bytes that ``memory`` holds; ``options`` go to :meth:`ExtentWriter.fill`.
+    """Fill a file of extents within the bytes that ``memory`` holds, of which ``held`` are in use elsewhere.
+
+    ``options`` go to :meth:`ExtentWriter.fill`.
 
     Raises
     ------
@@ -36,11 +39,11 @@ def fill_extents(
     """
     id_bytes = 4 if base.n_rows < 2**31 else 8
     try:
-        writer.fill(reader, base, rows_of, memory.n_bytes - writer.nbytes, id_bytes, **options)
+        writer.fill(reader, base, rows_of, memory.n_bytes - writer.nbytes - held, id_bytes, **options)
     except BudgetError as error:
         if error.needed is None:
             raise
-        needed = memory.budget.total + error.needed + writer.nbytes - memory.n_bytes
+        needed = memory.budget.total + error.needed + writer.nbytes + held - memory.n_bytes
         raise BudgetError(f"{error.message.split('; at least')[0]}; at least {needed} bytes in all would do", needed) from None
 
 
@@ -96,7 +99,12 @@ class RunPacker:
         self._bases, self._reader, self._runs, self._disk = bases, reader, runs, disk
         self._memory, self._window_bytes = memory, window_bytes
 
-    def __call__(self, k: int, n_missed: Int64s, rows_of: RowsOf, check: Callable[[], None]) -> _PackedRun | None:
+    @property
+    def most_held(self) -> int:
+        """See :class:`featstore.plan.superbatch.Pack`."""
+        return self._memory.n_bytes // 8
+
+    def __call__(self, k: int, n_missed: Int64s, rows_of: MissedRows, check: Callable[[], None]) -> _PackedRun | None:
         """See :class:`featstore.plan.superbatch.Pack`."""
         needed = sum(ExtentMap(n_missed, base.row_bytes).disk_bytes for base in self._bases.values())
         if self._may_skip and self._disk.total is not None and self._disk.used + needed > self._disk.total:
@@ -106,7 +114,10 @@ class RunPacker:
             for number, (name, base) in enumerate(self._bases.items()):
                 extents = ExtentMap(n_missed, base.row_bytes)
                 with ExtentWriter(self._runs.file(f"extents-{k}-{number}.rows"), extents, self._disk) as writer:
-                    fill_extents(writer, self._reader, base, rows_of, self._memory, check=check)
+                    least = least_memory(base.row_bytes, int(extents.n_rows.max(initial=0)))
+                    if writer.nbytes + rows_of.nbytes + least > self._memory.n_bytes:
+                        rows_of.drop()
+                    fill_extents(writer, self._reader, base, rows_of, self._memory, rows_of.nbytes, check=check)
                     record = writer.finish()
                 packed.add(name, self._runs.path, record, extents)
         except BaseException:

@@ -97,10 +97,12 @@ class PlanFile:
         self._file.remove()
 
 
-def write_plan(writer: SectionWriter, planned: PlannedBatch, ids: Ints | None = None, missed: Int64s | None = None) -> None:
+def write_plan(
+    writer: SectionWriter, planned: PlannedBatch, ids: Ints | None = None, missed: Int64s | None = None
+) -> npt.NDArray[np.int32]:
     """Append a batch's plan to a file; with the batch's ``ids`` the positions missed ascend by row, as extents are filled.
 
-    ``missed``: those positions, in the order in which they are to stand.
+    ``missed``: those positions, in the order in which they are to stand. Returns them.
     """
     changes = planned.changes
     rows = changes.out_rows
@@ -109,9 +111,11 @@ def write_plan(writer: SectionWriter, planned: PlannedBatch, ids: Ints | None = 
     if missed is None:
         found = np.empty(len(slots), np.int32)
         found = found[: missed_positions(slots, found)]
-        writer.append(found if ids is None else found[np.argsort(ids[found])])
+        found = found if ids is None else found[np.argsort(ids[found])]
     else:
-        writer.append(missed.astype(np.int32))
+        found = missed.astype(np.int32)
+    writer.append(found)
     writer.append(changes.in_positions.astype(np.int32))
     writer.append(changes.in_slots)
     writer.append(rows.astype(np.int32) if not len(rows) or int(rows.max()) < 2**31 else rows)
+    return found

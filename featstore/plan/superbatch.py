@@ -27,6 +27,7 @@ from featstore.config import Reservation
 from featstore.errors import BudgetError, ClosedError
 from featstore.gather.buffers import BufferPool
 from featstore.gather.plan import BatchPlan, Tier
+from featstore.plan.missed import MissedRows
 from featstore.plan.planfile import PlanFile, write_bytes, write_plan
 from featstore.plan.planmemory import PLANNER_SHARE, Spill, planning_bytes
 from featstore.plan.samples import SampleFile, SampleWriter
@@ -60,9 +61,12 @@ class Packed(Protocol):
 class Pack(Protocol):
     """Copies what the cache will lack into extents: ``rows_of(b)`` is what batch ``b`` of superbatch ``k`` misses, ascending."""
 
-    def __call__(
-        self, k: int, n_missed: Int64s, rows_of: Callable[[int], npt.NDArray[np.int32 | np.int64]], check: Callable[[], None]
-    ) -> Packed | None:
+    @property
+    def most_held(self) -> int:
+        """Of the memory for packing, the bytes of missed rows that may be kept until they are packed."""
+        ...
+
+    def __call__(self, k: int, n_missed: Int64s, rows_of: MissedRows, check: Callable[[], None]) -> Packed | None:
         """Pack superbatch ``k``, or return None where there is no room for it: its rows are then read from the base file.
 
         ``check`` is called now and then, what it raises (the epoch is over) is passed on.
@@ -90,6 +94,12 @@ class _Superbatch:
     samples: SampleFile
     plans: PlanFile | None = None
     packed: Packed | None = None
+
+    def missed(self, number: int) -> Ints:
+        """Return the rows that a batch misses, in the plan's order."""
+        assert self.plans is not None
+        rows: Ints = self.samples.ids(number)[self.plans.missed(number)]
+        return rows
 
     def remove(self) -> None:
         self.samples.remove()
@@ -274,9 +284,11 @@ class SuperbatchInspector:
                             sampled[ahead] = self._sample_superbatch(ahead, workers)
                     superbatch = sampled.pop(k)
                     try:
-                        superbatch.plans = self._plan(k, superbatch.samples, sampled.get(k + 1))
-                        if self._pack is not None:
-                            superbatch.packed = self._pack_superbatch(k, self._pack, superbatch.samples, superbatch.plans)
+                        missed = None if self._pack is None else MissedRows(superbatch.missed, self._pack.most_held)
+                        superbatch.plans = self._plan(k, superbatch.samples, sampled.get(k + 1), missed)
+                        if self._pack is not None and missed is not None:
+                            with self._time("pack"):
+                                superbatch.packed = self._pack(k, superbatch.plans.n_missed, missed, self._check)
                             if superbatch.packed is None:
                                 superbatch.plans.tier = Tier.BASE
                     except BaseException:
@@ -365,16 +377,21 @@ class SuperbatchInspector:
                     self._shortage = None
                 return sampled
 
-    def _plan(self, k: int, samples: SampleFile, ahead: _Superbatch | None) -> PlanFile:
+    def _plan(self, k: int, samples: SampleFile, ahead: _Superbatch | None, missed: MissedRows | None) -> PlanFile:
         lengths = samples.lengths if ahead is None else np.concatenate([samples.lengths, ahead.samples.lengths])
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         n = len(samples)
 
-        def ids(b: int) -> npt.NDArray[np.int32 | np.int64]:
-            if b < n:
-                return samples.ids(b)
-            assert ahead is not None
-            return ahead.samples.ids(b - n)
+        last: tuple[int, Ints] = (-1, NO_ROWS)
+
+        def ids(b: int) -> Ints:
+            nonlocal last
+            if b >= n:
+                assert ahead is not None
+                return ahead.samples.ids(b - n)
+            if last[0] != b:  # asked for by the policy, then here
+                last = b, samples.ids(b)
+            return last[1]
 
         removed_after = ExitStack()
 
@@ -394,7 +411,9 @@ class SuperbatchInspector:
                 rows = window.first_rows(self._capacity)
                 self._policy.start(self._capacity, PolicyContext(self._n_rows, 1), rows)
             for number, planned in enumerate(self._policy.plan(window)):
-                write_plan(writer, planned, None if self._pack is None else samples.ids(number))
+                positions = write_plan(writer, planned, None if missed is None else ids(number))
+                if missed is not None:
+                    missed.add(ids(number)[positions])
                 self._check()
             plans = PlanFile(writer.finish(), Tier.BASE if self._pack is None else Tier.PACKED)
         if self._switch is not None:
@@ -428,14 +447,6 @@ class SuperbatchInspector:
                 return False
         self._memory.resize(max(self._memory.n_bytes, planning_bytes(*size, spilled=True)))
         return True
-
-    def _pack_superbatch(self, k: int, pack: Pack, samples: SampleFile, plans: PlanFile) -> Packed | None:
-        def rows_of(number: int) -> npt.NDArray[np.int32 | np.int64]:
-            rows: npt.NDArray[np.int32 | np.int64] = samples.ids(number)[plans.missed(number)]
-            return rows
-
-        with self._time("pack"):
-            return pack(k, plans.n_missed, rows_of, self._check)
 
 
 class _Stopped(Exception):

@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from featstore.config import Reservation
 from featstore.gather.buffers import take_pages
-from featstore.plan.packing import RowsOf, RunPacker
+from featstore.plan.missed import MissedRows
+from featstore.plan.packing import RunPacker
 from featstore.plan.superbatch import Pack, Packed
 from featstore.run.strategy import Setup
 from featstore.run.superbatch import Superbatch
@@ -84,7 +85,11 @@ class _PreparingPack:
     def __init__(self, pack: RunPacker, setup: Setup, n_rows: int) -> None:
         self._pack, self._setup, self._n_rows = pack, setup, n_rows
 
-    def __call__(self, k: int, n_missed: Int64s, rows_of: RowsOf, check: Callable[[], None]) -> Packed | None:
+    @property
+    def most_held(self) -> int:
+        return self._pack.most_held
+
+    def __call__(self, k: int, n_missed: Int64s, rows_of: MissedRows, check: Callable[[], None]) -> Packed | None:
         if k:
             return self._pack(k, n_missed, rows_of, check)
         over = threading.Event()

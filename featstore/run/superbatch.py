@@ -237,7 +237,7 @@ class _SuperbatchEpoch:
 
     @property
     def threads(self) -> int:
-        return 1  # reading samples back is quick; the sampling threads are the inspector's
+        return self._setup.threads  # a read of samples or plans waits behind those of features
 
     def batch(self, position: int) -> Prepared:
         sampled, plan = self._inspector.batch(position)

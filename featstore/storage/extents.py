@@ -47,7 +47,7 @@ Int64s = npt.NDArray[np.int64]
 Ids = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
 KIND = "extents"
-WRITERS = 3
+WRITERS = 6  # writes in flight; with three the drive idled between them
 _STEP = 16  # pieces between two looks at signals and the progress bar
 
 
