@@ -9,15 +9,16 @@ import threading
 import weakref
 from dataclasses import dataclass, field
 from fractions import Fraction
+from numbers import Integral
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import psutil
 
 from featstore.errors import BudgetError
 
-__all__ = ["Budget", "Options", "Reservation", "available_memory", "format_size", "parse_disk", "parse_size"]
+__all__ = ["Budget", "Options", "Reservation", "available_memory", "check_at_least", "format_size", "parse_disk", "parse_size"]
 
 Backend = Literal["auto", "io_uring", "pread"]
 Verify = Literal["always", "open", "off"]
@@ -25,6 +26,14 @@ Verify = Literal["always", "open", "off"]
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 _MULTIPLE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*x\s*", re.IGNORECASE)
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?\s*", re.IGNORECASE)
+
+
+def check_at_least(name: str, value: Any, least: int) -> None:
+    """Raise TypeError or ValueError unless ``value`` is an integer of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"{name} must be an integer, not {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, not {value}")
 
 
 def parse_size(size: int | str) -> int:

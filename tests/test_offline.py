@@ -13,6 +13,8 @@ import pytest
 import torch
 
 import featstore
+from featstore.sampling.batch import Block, SampledBatch
+from featstore.sampling.foreign import as_sampled
 from featstore.testing.faults import random_flips, run_in_child, sweep
 
 
@@ -111,6 +113,111 @@ def test_samples_of_other_makes(small: SimpleNamespace, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="epochs"):
             featstore.sample_offline(g, [pyg], epochs=0, path=tmp_path / "wrong")
     assert not list(tmp_path.glob("wrong*"))
+
+
+OUTER, INNER = (torch.tensor([2, 0, 3]), torch.tensor([0, 1, 2])), (torch.tensor([2, 0]), torch.tensor([0, 1]))
+NODES = torch.tensor([5, 7, 9, 3])
+
+
+def by_hand(ids: Any = NODES, n_seeds: Any = 2, **changes: Any) -> SampledBatch:
+    """The two hops of :func:`test_samples_of_other_makes`, with changes to the outer block, or other ``blocks``."""
+    outer = {"src": OUTER[0], "dst": OUTER[1], "n_src": 4, "n_dst": 3, **changes}
+    blocks = outer.pop("blocks", None)
+    if blocks is None:
+        blocks = (Block(**outer), Block(*INNER, 3, 2))
+    return SampledBatch(99, 99, ids, n_seeds, blocks)
+
+
+WRONG: dict[str, Any] = {
+    "an id beyond 32 bits": by_hand(torch.tensor([5, 7, 2**32 + 9, 3])),
+    "a negative id": by_hand(torch.tensor([5, 7, -1, 3])),
+    "a node twice": by_hand(torch.tensor([5, 7, 5, 3])),
+    "ids of floats": by_hand(NODES.float()),
+    "ids of complex numbers": by_hand(NODES.to(torch.complex64)),
+    "ids of objects": by_hand(np.array([5, 7, None, 3], object)),
+    "ragged ids": by_hand([[5], [7, 9], 3]),
+    "no ids": by_hand(None),
+    "ids of two dimensions": by_hand(NODES[None]),
+    "ids beyond 63 bits": by_hand(np.array([5, 7, 2**64 - 1, 3], np.uint64)),
+    "fewer sources than nodes": by_hand(n_src=3),
+    "more destinations than sources": by_hand(n_dst=5),
+    "a size that is a float": by_hand(n_src=4.0),
+    "a size that is a string": by_hand(n_src="4"),
+    "no size": by_hand(n_dst=None),
+    "sources and destinations of two lengths": by_hand(src=OUTER[0][:2]),
+    "a source beyond": by_hand(src=torch.tensor([2, 0, 4])),
+    "a negative source": by_hand(src=torch.tensor([2, -1, 3])),
+    "a destination beyond": by_hand(dst=torch.tensor([0, 1, 3])),
+    "edge positions of another length": by_hand(edge_pos=torch.arange(2)),
+    "edge positions in one block of two": by_hand(edge_pos=torch.arange(3)),
+    "other seeds than destinations": by_hand(n_seeds=3),
+    "more seeds than nodes": by_hand(n_seeds=5, blocks=()),
+    "negative seeds": by_hand(n_seeds=-1, blocks=()),
+    "blocks of None": by_hand(blocks=(None,)),
+    "None for blocks": SampledBatch(0, 0, NODES, 2, None),  # type: ignore[arg-type]
+    "blocks that are short": (NODES, [(*OUTER, 4), (*INNER, 3)]),
+    "none of both": (None, None),
+    "nothing": None,
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_no_batch_is_refused(small: SimpleNamespace, tmp_path: Path, what: str) -> None:
+    """By name, before anything is made of it, and with what was there as it was."""
+    with featstore.open(small.path, memory="64MB") as g:
+        kept = featstore.sample_offline(g, [by_hand()], path=tmp_path / "p")
+        with kept, pytest.raises(featstore.PluginError):
+            featstore.sample_offline(g, [WRONG[what]], path=tmp_path / "p", overwrite=True)
+        for strategy in ("ondemand", "superbatch"):
+            if what == "edge positions in one block of two" and strategy == "ondemand":
+                continue  # nothing is stored
+            options: dict[str, Any] = {"strategy": strategy}
+            if strategy == "superbatch":
+                options |= {"feature_cache": 0.1, "superbatch": 2}
+            sampler = SimpleNamespace(sample=lambda *_, **__: WRONG[what])
+            options |= {"batch_size": 2, "features": "x", "shuffle": False}
+            # A superbatch's loader samples a batch when it is made, to see how large they are.
+            with pytest.raises(featstore.PluginError), featstore.Loader(g, sampler, [5, 7], **options) as loader:
+                list(loader)
+    assert os.listdir(tmp_path) == ["p"]
+    with featstore.Pack(tmp_path / "p") as pack:
+        assert pack.ids(0).tolist() == [5, 7, 9, 3]
+
+
+def test_forms_that_are_brought_into_one(small: SimpleNamespace, tmp_path: Path) -> None:
+    shuffled = torch.tensor([2, 0, 1])
+    forms = {
+        "int32": by_hand(NODES.int(), src=OUTER[0].to(torch.int16), dst=OUTER[1].to(torch.uint8)),
+        "numpy": by_hand(NODES.numpy(), n_seeds=np.int32(2), src=OUTER[0].numpy(), n_src=np.int64(4)),
+        "list": by_hand(NODES.tolist(), blocks=[((OUTER[0]).tolist(), OUTER[1].tolist(), 4, 3), (*INNER, 3, 2)]),
+        "strided": by_hand(torch.stack([NODES, NODES], 1)[:, 0]),
+        "unsorted": by_hand(src=OUTER[0][shuffled], dst=OUTER[1][shuffled]),
+        "numpy scalars": by_hand(n_seeds=torch.tensor(2)),
+    }
+    with featstore.open(small.path, memory="64MB") as g:
+        expected = fields(as_sampled(by_hand(), g.num_nodes, 0, 0))
+        for name, form in forms.items():
+            with featstore.sample_offline(g, [form], path=tmp_path / name) as pack:
+                assert fields(pack.batch(0, g.pool)) == expected, name
+        for name, form in {"empty": ([], [([], [], 0, 0)]), "features alone": by_hand(blocks=())}.items():
+            with featstore.sample_offline(g, [form], path=tmp_path / name) as pack:
+                batch = pack.batch(0, g.pool)
+                assert (len(batch.input_ids), batch.n_seeds) == ((0, 0) if name == "empty" else (4, 2))
+
+
+def test_arguments_of_sampling_offline(small: SimpleNamespace, tmp_path: Path) -> None:
+    with featstore.open(small.path, memory="64MB") as g:
+        sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
+        for name in ("epochs", "threads", "batch_size", "seed"):
+            for value, error in ((-1, ValueError), (1.5, TypeError), ("2", TypeError), (True, TypeError)):
+                given = {"batch_size": 40, "path": tmp_path / "p", name: value}
+                with pytest.raises(error, match=name):
+                    featstore.sample_offline(g, sampler, small.train_idx, **given)
+        with pytest.raises(TypeError, match="str does neither"):
+            featstore.sample_offline(g, "sampler", small.train_idx, 40, path=tmp_path / "p")
+        with pytest.raises(TypeError, match="int does neither"):
+            featstore.Loader(g, 3, small.train_idx, features="x")
+    assert not os.listdir(tmp_path)
 
 
 def test_another_graph_is_stale(small: SimpleNamespace, tmp_path: Path) -> None:

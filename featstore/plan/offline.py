@@ -6,7 +6,6 @@ each checked whenever it is read; the record ``pack`` is written last, so a dire
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import weakref
@@ -21,14 +20,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from featstore.config import parse_disk
+from featstore.config import check_at_least, parse_disk
 from featstore.errors import BudgetError, CorruptionError, FormatError, StaleError, VersionError
 from featstore.gather.buffers import BufferPool
 from featstore.graph.progress import Progress
 from featstore.partition.batcher import RandomBatcher, check_seeds
 from featstore.plan.samples import SampleFile, SampleWriter
-from featstore.sampling.batch import SampledBatch
-from featstore.sampling.foreign import as_sampled
+from featstore.sampling.batch import SampledBatch, Sampler
+from featstore.sampling.foreign import as_sampled, checked_sampler
 from featstore.storage.builddir import BuildDirectory
 from featstore.storage.rundir import DiskBudget
 from featstore.storage.sections import SectionFile, SectionWriter
@@ -109,7 +108,7 @@ class Pack:
         self._finalizer = weakref.finalize(self, file.close)
         if file.file_id != self.record["samples"]:
             raise CorruptionError("these are not the samples that the pack was made with", file.path)
-        self.samples = SampleFile(file, self.n_hops)
+        self.samples = SampleFile(file)
         if len(self.samples) != self.epochs * self.n_batches:
             raise CorruptionError(f"{len(self.samples)} batches instead of {self.epochs * self.n_batches}", file.path)
 
@@ -245,8 +244,12 @@ def sample_offline(
     ----------
     Liu et al., DiskGNN, SIGMOD 2025, section 3.
     """
-    if epochs < 1:
-        raise ValueError(f"epochs must be at least 1, not {epochs}")
+    check_at_least("epochs", epochs, 1)
+    check_at_least("seed", seed, 0)
+    if batch_size is not None:
+        check_at_least("batch_size", batch_size, 1)
+    if threads is not None:
+        check_at_least("threads", threads, 1)
     budget = None if disk is None else parse_disk(disk, sum(store.nbytes for store in g.features.values()))
     target = f"{g.path}.pack" if path is None else os.path.abspath(os.fspath(path))
     batcher = None
@@ -282,19 +285,15 @@ def _write_samples(
     path: str, g: OutOfCoreGraph, batches: Iterable[SampledBatch], disk: DiskBudget, bar: Progress, epochs: int
 ) -> tuple[int, int, str]:
     """Write all batches; return how many an epoch has, their hops, and the file's id."""
-    first = next(iterator := iter(batches), None)
-    if first is None:
-        n_hops, counts = 0, [0] * epochs
-        with SampleWriter(path, g.num_nodes, n_hops, disk) as writer:
-            return 0, 0, _finish(writer)
-    n_hops, counts = len(first.blocks), [0] * epochs
-    with SampleWriter(path, g.num_nodes, n_hops, disk) as writer:
-        for batch in itertools.chain([first], iterator):
+    counts = [0] * epochs
+    with SampleWriter(path, g.num_nodes, disk) as writer:
+        for batch in batches:
             writer.add(batch)
             counts[batch.epoch] += 1
             bar.add(1)
         if len(set(counts)) > 1:
             raise ValueError(f"the epochs have different numbers of batches: {counts}")
+        n_hops = writer.n_hops
         return counts[0], n_hops, _finish(writer)
 
 
@@ -305,20 +304,20 @@ def _finish(writer: SampleWriter) -> str:
 
 
 def _epochs(g: OutOfCoreGraph, sampler: Any, batcher: RandomBatcher | None, epochs: int, threads: int) -> Iterator[SampledBatch]:
+    # Others than those with a method may not be asked for several batches at once.
+    at_once = threads if hasattr(sampler, "sample") else 1
+    checked = None if batcher is None else checked_sampler(sampler, g.num_nodes)
     for epoch in range(epochs):
-        if batcher is None:
+        if batcher is None or checked is None:
             for index, sample in enumerate(sampler):
                 yield as_sampled(sample, g.num_nodes, epoch, index)
             continue
         order = batcher.epoch(epoch)
-        method = getattr(sampler, "sample", None)
 
-        def one(index: int, epoch: int = epoch, order: Any = order, method: Any = method) -> SampledBatch:
-            seeds = order.seeds(index)
-            sample = sampler(seeds) if method is None else method(seeds, epoch=epoch, index=index)
-            return as_sampled(sample, g.num_nodes, epoch, index)
+        def one(index: int, epoch: int = epoch, order: Any = order, checked: Sampler = checked) -> SampledBatch:
+            return checked.sample(order.seeds(index), epoch=epoch, index=index)
 
-        yield from in_order(one, len(order), threads if method is not None else 1, g.pool)
+        yield from in_order(one, len(order), at_once, g.pool)
 
 
 def in_order(one: Callable[[int], SampledBatch], n: int, threads: int, pool: BufferPool) -> Generator[SampledBatch, None, None]:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from featstore._core.blocks import count_destinations, expand, narrow
-from featstore.errors import CorruptionError
+from featstore.errors import CorruptionError, PluginError
 from featstore.gather.buffers import BufferPool
 from featstore.sampling.batch import Block, SampledBatch
 from featstore.storage.rundir import DiskBudget
@@ -19,7 +19,7 @@ from featstore.storage.sections import SectionFile, SectionWriter
 __all__ = ["SampleFile", "SampleWriter"]
 
 KIND = "samples"
-HEAD = 4  # index, epoch, seeds, hops; then n_src, n_dst of each block
+HEAD = 5  # index, epoch, seeds, hops, arrays of a block; then n_src, n_dst of each block
 
 Int64s = npt.NDArray[np.int64]
 
@@ -31,21 +31,28 @@ def _to32(values: Int64s) -> npt.NDArray[np.int32]:
 
 
 class SampleWriter(SectionWriter):
-    """Write batches of one superbatch, in order.
+    """Write batches of one superbatch, in order. All have as many blocks as the first, and edge positions where it has.
 
     Parameters
     ----------
     path : path-like
     num_nodes : int
-    n_hops : int
-        Blocks a batch.
     disk : DiskBudget, optional
+
+    Attributes
+    ----------
+    n_hops : int
+        Blocks of each batch, once one was added; else 0.
     """
 
-    def __init__(self, path: str | os.PathLike[str], num_nodes: int, n_hops: int, disk: DiskBudget | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str], num_nodes: int, disk: DiskBudget | None = None) -> None:
         super().__init__(path, KIND, disk)
         self._is_narrow = num_nodes < 2**31
-        self._n_hops = n_hops
+        self._shape: tuple[int, int] | None = None
+
+    @property
+    def n_hops(self) -> int:
+        return 0 if self._shape is None else self._shape[0]
 
     def add(self, batch: SampledBatch) -> None:
         """Append a batch.
@@ -54,14 +61,22 @@ class SampleWriter(SectionWriter):
         ------
         OSError
             The disk or its budget is full; the file is gone.
+        PluginError
+            It has not as many blocks as the first, or edge positions where that has none, or the other way round.
         ValueError
-            It has another number of blocks than the file, carries edge positions, or 2³¹ nodes or more.
+            It has 2³¹ nodes or more.
         """
-        if len(batch.blocks) != self._n_hops or any(block.edge_pos is not None for block in batch.blocks):
-            raise ValueError(f"batches of this file have {self._n_hops} blocks, without edge positions")
+        n_with = sum(block.edge_pos is not None for block in batch.blocks)
+        shape = (len(batch.blocks), 3 if n_with else 2)
+        self._shape = self._shape or shape
+        if shape != self._shape or 0 < n_with < len(batch.blocks):
+            first = f"{self._shape[0]} blocks, {self._shape[0] if self._shape[1] == 3 else 0} of them with edge positions"
+            raise PluginError(
+                f"a sampler returned a batch of {shape[0]} blocks, {n_with} of them with edge positions, after one of {first}"
+            )
         if len(batch.input_ids) >= 2**31:
             raise ValueError("a batch of 2^31 nodes or more cannot be stored")
-        head = [batch.index, batch.epoch, batch.n_seeds, self._n_hops]
+        head = [batch.index, batch.epoch, batch.n_seeds, *shape]
         for block in batch.blocks:
             head += [block.n_src, block.n_dst]
         self.append(np.array(head, np.int64))
@@ -72,19 +87,32 @@ class SampleWriter(SectionWriter):
             count_destinations(block.dst.numpy(), counts)
             self.append(counts)
             self.append(_to32(block.src.numpy()))
+            if block.edge_pos is not None:
+                self.append(block.edge_pos.numpy())
 
     def finish_samples(self) -> SampleFile:
         """Close the file and open it for reading."""
-        return SampleFile(self.finish(), self._n_hops)
+        return SampleFile(self.finish())
 
 
 class SampleFile:
-    """Batches of one superbatch, by number; every array is checked when it is read."""
+    """Batches of one superbatch, by number; every array is checked when it is read.
 
-    def __init__(self, file: SectionFile, n_hops: int) -> None:
+    Raises
+    ------
+    CorruptionError
+        The first batch's head is damaged, or the file has not as many arrays as it says.
+    """
+
+    def __init__(self, file: SectionFile) -> None:
         self._file = file
-        self._stride = 2 + 2 * n_hops
-        self._n_hops = n_hops
+        self.n_hops, self._n_arrays = 0, 2
+        if len(file):
+            head = file[0].tolist()
+            self.n_hops, self._n_arrays = head[3:HEAD] if len(head) >= HEAD else (-1, 0)
+        self._stride = 2 + self._n_arrays * self.n_hops
+        if self.n_hops < 0 or self._n_arrays not in (2, 3) or len(file) % self._stride:
+            raise CorruptionError(f"{len(file)} arrays are no batches of {self.n_hops} blocks", file.path)
         self.lengths: Int64s = file.lengths[1 :: self._stride]
 
     def __len__(self) -> int:
@@ -102,13 +130,21 @@ class SampleFile:
         input_ids = pool.tensor((len(ids),), torch.int64)
         input_ids.numpy()[:] = ids
         blocks = []
-        for hop in range(self._n_hops):
+        for hop in range(self.n_hops):
             n_src, n_dst = head[HEAD + 2 * hop : HEAD + 2 * hop + 2]
-            counts, sources = self._file[first + 2 + 2 * hop], self._file[first + 3 + 2 * hop]
+            at = first + 2 + self._n_arrays * hop
+            counts, sources = self._file[at], self._file[at + 1]
             src, dst = pool.tensor((len(sources),), torch.int64), pool.tensor((len(sources),), torch.int64)
             if len(counts) != n_dst or not expand(counts, sources, n_src, dst.numpy(), src.numpy()):
                 raise CorruptionError(f"block {hop} of batch {number} does not fit its counts", self._file.path)
-            blocks.append(Block(src, dst, n_src, n_dst))
+            edge_pos = None
+            if self._n_arrays == 3:
+                positions = self._file[at + 2]
+                if len(positions) != len(sources):
+                    raise CorruptionError(f"block {hop} of batch {number} does not fit its edge positions", self._file.path)
+                edge_pos = pool.tensor((len(positions),), torch.int64)
+                edge_pos.numpy()[:] = positions
+            blocks.append(Block(src, dst, n_src, n_dst, edge_pos))
         return SampledBatch(head[0], head[1], input_ids, head[2], tuple(blocks))
 
     def remove(self) -> None:

@@ -120,8 +120,6 @@ class SuperbatchInspector:
         Batch numbers.
     size : int
         Batches a superbatch.
-    n_hops : int
-        Blocks a batch.
     n_rows : int
         Rows of the features.
     policy : PlannedPolicy
@@ -152,7 +150,6 @@ class SuperbatchInspector:
         start: int,
         stop: int,
         size: int,
-        n_hops: int,
         n_rows: int,
         policy: PlannedPolicy,
         capacity: int,
@@ -167,7 +164,7 @@ class SuperbatchInspector:
     ) -> None:
         self._sample = sample
         self._start, self._stop, self._size = start, stop, size
-        self._n_hops, self._n_rows = n_hops, n_rows
+        self._n_rows = n_rows
         self._policy, self._runs, self._disk, self._memory, self._pool = policy, runs, disk, memory, pool
         self._threads = threads
         self._time = time
@@ -334,7 +331,7 @@ class SuperbatchInspector:
         pending: deque[Future[SampledBatch]] = deque()
         with (
             self._time("sample"),
-            SampleWriter(self._runs.file(f"samples-{k}"), self._n_rows, self._n_hops, self._disk) as writer,
+            SampleWriter(self._runs.file(f"samples-{k}"), self._n_rows, self._disk) as writer,
         ):
             try:
                 for position in positions:

@@ -12,6 +12,7 @@ import torch
 
 from featstore.cache.planned import Window
 from featstore.sampling.batch import Sampler
+from featstore.sampling.foreign import checked_sampler
 from featstore.storage.rundir import DiskBudget
 from featstore.storage.sections import SectionFile, SectionWriter
 
@@ -190,8 +191,14 @@ def record(
     epoch : int
     disk : DiskBudget, optional
         Pays for the file.
+
+    Raises
+    ------
+    PluginError
+        The sampler returned what is no batch of ``n`` nodes.
     """
-    samples = (sampler.sample(seeds, epoch=epoch, index=index).input_ids for index, seeds in enumerate(batches))
+    checked = checked_sampler(sampler, n)
+    samples = (checked.sample(seeds, epoch=epoch, index=index).input_ids for index, seeds in enumerate(batches))
     if path is None:
         return Trace([ids.numpy().astype(np.int32 if n < 2**31 else np.int64) for ids in samples], n)
     with TraceWriter(path, n, disk) as writer:

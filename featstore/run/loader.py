@@ -20,7 +20,7 @@ import torch
 from featstore.cache.base import Policy, get_policy
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
-from featstore.config import Reservation, format_size
+from featstore.config import Reservation, check_at_least, format_size
 from featstore.errors import BudgetError, ClosedError
 from featstore.gather.executor import Tally
 from featstore.gather.plan import Tier
@@ -30,7 +30,7 @@ from featstore.plan.packgraph import PackedGraph
 from featstore.run.auto import Decision, decide, look_ahead, rows_in_memory
 from featstore.run.batch import MiniBatch
 from featstore.run.epoch import EpochIterator, Held, Item, Progress, most_rows, sampled_bytes
-from featstore.run.options import check_at_least, check_names, check_strategy, parse_planning, parse_share
+from featstore.run.options import check_names, check_strategy, parse_planning, parse_share
 from featstore.run.packed import Packed
 from featstore.run.precache import AccessCounts, cache_bytes, device_rows, spare_bytes
 from featstore.run.prefetch import ReadCounts, Stopwatch
@@ -38,6 +38,7 @@ from featstore.run.profile import FrozenSampler, Profile
 from featstore.run.strategies import STRATEGIES
 from featstore.run.strategy import EpochRun, Planning, Setup
 from featstore.sampling.batch import Sampler
+from featstore.sampling.foreign import checked_sampler
 
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph
@@ -64,7 +65,9 @@ class Loader:
         The latter, a pack in place of its dataset, for ``strategy="packed"``; ``pack`` is then the default, and the
         labels are those that it carries.
     sampler : Sampler
-        :class:`~featstore.NeighborSampler`, or anything with its ``sample(seeds, epoch, index)``.
+        :class:`~featstore.NeighborSampler`, or anything with its ``sample(seeds, epoch=, index=)``, thread-safe and a pure
+        function of its arguments, or a callable that is given the seeds. It may return any form of ``(input_ids, blocks)``, see
+        :mod:`featstore.sampling.foreign`; each batch of another's sampler is checked.
     seeds : integer array or tensor, shape (n,), or boolean mask, shape (num_nodes,)
         Distinct nodes that losses are taken over.
     batch_size : int
@@ -133,6 +136,8 @@ class Loader:
     BudgetError
         The cache or ``memory`` is beyond the graph's budget. A batch that does not fit raises it from the loop; ``needed`` is the
         least budget that does. The loop still holds one batch while it asks for the next, so two must fit.
+    PluginError
+        From the loop: the sampler returned what is no batch of this graph.
 
     Notes
     -----
@@ -231,6 +236,7 @@ class Loader:
             run_dir=run_dir,
         )
         try:
+            sampler = None if sampler is None else checked_sampler(sampler, g.num_nodes)
             n_device = None if device_cache is None else device_rows(device_cache, g.num_nodes, self._row_bytes)
             setup = Setup(
                 g,

@@ -6,24 +6,14 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from featstore.cache.base import Policy, StaticPolicy, get_policy
 from featstore.cache.planned import PlannedPolicy
-from featstore.config import Budget, parse_disk, parse_size
+from featstore.config import Budget, check_at_least, parse_disk, parse_size
 from featstore.errors import BudgetError
 from featstore.run.strategies import STRATEGIES
 from featstore.run.strategy import Planning
 
-__all__ = ["check_at_least", "check_names", "check_strategy", "parse_planning", "parse_share"]
-
-
-def check_at_least(name: str, value: Any, least: int) -> None:
-    """Raise TypeError or ValueError unless ``value`` is an integer of at least ``least``."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{name} must be an integer, not {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, not {value}")
+__all__ = ["check_names", "check_strategy", "parse_planning", "parse_share"]
 
 
 def check_names(what: str, names: Sequence[str], there: Mapping[str, Any]) -> tuple[str, ...]:

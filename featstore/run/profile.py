@@ -78,7 +78,7 @@ class Profile:
             most = min(len(order), most or profile_batches(len(order)))
             batches = in_order(lambda k: self._sampler.sample(order.seeds(k), epoch=0, index=k), most, setup.threads, self._pool)
             first = next(batches)
-            with SampleWriter(self._runs.file("profile"), self._n_nodes, len(first.blocks), accounts) as writer:
+            with SampleWriter(self._runs.file("profile"), self._n_nodes, accounts) as writer:
                 writer.add(first)
                 # Batches differ in size by a few percent.
                 room = most if accounts.total is None else int(accounts.total / (1.25 * max(1, accounts.used)))

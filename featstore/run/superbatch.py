@@ -197,7 +197,6 @@ class _SuperbatchEpoch:
                 start=start,
                 stop=len(order),
                 size=int(planning.superbatch),
-                n_hops=len(getattr(setup.sampler, "fanouts", ())),
                 n_rows=graph.num_nodes,
                 policy=planning.policy,
                 capacity=capacity,

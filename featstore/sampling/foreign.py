@@ -11,33 +11,66 @@ Accepted are, by their attributes alone:
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
 import torch
 
 from featstore.errors import PluginError
-from featstore.sampling.batch import Block, SampledBatch
+from featstore.sampling.batch import Block, SampledBatch, Sampler
+from featstore.sampling.neighbor import NeighborSampler
 
-__all__ = ["as_sampled"]
+__all__ = ["as_sampled", "checked_sampler"]
 
 
 def _ids(values: Any) -> torch.Tensor:
-    tensor = values.detach().cpu() if isinstance(values, torch.Tensor) else torch.as_tensor(np.asarray(values))
-    if tensor.ndim != 1 or tensor.is_floating_point() or tensor.dtype == torch.bool:
+    """Return numbers of nodes or edges as a dense int64 tensor in host memory; one that is that already, as it is."""
+    if isinstance(values, torch.Tensor):
+        tensor = values
+        if tensor.dtype == torch.int64 and tensor.ndim == 1 and tensor.device.type == "cpu" and tensor.is_contiguous():
+            return tensor
+        tensor = tensor.detach().cpu()
+    else:
+        try:
+            array = np.asarray(values)
+            tensor = torch.as_tensor(array if array.size else array.astype(np.int64))
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise PluginError(f"a sampler returned ids of {type(values).__name__}, which are no array: {error}") from None
+    if tensor.ndim != 1 or tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
         raise PluginError(f"a sampler returned ids of {tensor.dtype} and {tensor.ndim} dimensions, not 1-D integers")
-    return tensor.to(torch.int64)
+    return tensor.to(torch.int64).contiguous()
 
 
-def _block(src: Any, dst: Any, n_src: int, n_dst: int) -> Block:
+def _size(value: Any, what: str) -> int:
+    try:
+        return operator.index(value)
+    except (TypeError, RuntimeError):
+        raise PluginError(f"a sampler returned {what} of {value!r}, which is no integer") from None
+
+
+def _block(src: Any, dst: Any, n_src: Any, n_dst: Any, edge_pos: Any = None) -> Block:
     """Make a block, its edges ordered by destination."""
     sources, destinations = _ids(src), _ids(dst)
-    if len(sources) != len(destinations):
-        raise PluginError(f"a sampler returned {len(sources)} sources for {len(destinations)} destinations")
+    positions = None if edge_pos is None else _ids(edge_pos)
+    if len(sources) != len(destinations) or (positions is not None and len(positions) != len(sources)):
+        edges = "" if positions is None else f" and {len(positions)} edge positions"
+        raise PluginError(f"a sampler returned {len(sources)} sources for {len(destinations)} destinations{edges}")
     if len(destinations) > 1 and bool((destinations[1:] < destinations[:-1]).any()):
         destinations, order = torch.sort(destinations, stable=True)
         sources = sources[order]
-    return Block(sources, destinations, int(n_src), int(n_dst))
+        positions = None if positions is None else positions[order]
+    return Block(sources, destinations, _size(n_src, "sources"), _size(n_dst, "destinations"), positions)
+
+
+def _any_block(block: Any) -> Block:
+    if isinstance(block, Block):
+        return _block(block.src, block.dst, block.n_src, block.n_dst, block.edge_pos)
+    if hasattr(block, "num_dst_nodes"):
+        return _dgl_block(block)
+    if isinstance(block, (tuple, list)) and len(block) == 4:
+        return _block(*block)
+    raise PluginError(f"a sampler returned a block of {type(block).__name__}, which is no form of (src, dst, n_src, n_dst)")
 
 
 def _dgl_block(block: Any) -> Block:
@@ -78,27 +111,33 @@ def as_sampled(sample: Any, num_nodes: int, epoch: int, index: int) -> SampledBa
 
     Notes
     -----
-    A :class:`SampledBatch` is taken as it is, but for its epoch and index.
+    Tensors that are dense int64 ones in host memory are taken as they are. A :class:`SampledBatch` may have no blocks, for models
+    of features alone.
     """
     if isinstance(sample, SampledBatch):
-        return SampledBatch(index, epoch, sample.input_ids, sample.n_seeds, sample.blocks)
-    if hasattr(sample, "num_sampled_nodes"):
+        nodes, n_seeds = _ids(sample.input_ids), _size(sample.n_seeds, "seeds")
+        blocks = _blocks(sample.blocks)
+    elif hasattr(sample, "num_sampled_nodes"):
         nodes, blocks = _pyg_blocks(sample)
+        n_seeds = blocks[-1].n_dst if blocks else -1
     elif isinstance(sample, (tuple, list)) and len(sample) in (2, 3):
-        nodes = _ids(sample[0])
-        blocks = tuple(
-            block if isinstance(block, Block) else _dgl_block(block) if hasattr(block, "num_dst_nodes") else _block(*block)
-            for block in sample[-1]
-        )
+        nodes, blocks = _ids(sample[0]), _blocks(sample[-1])
+        n_seeds = blocks[-1].n_dst if blocks else -1
     else:
         raise PluginError(f"a sampler returned {type(sample).__name__}, which is no form of (input_ids, blocks)")
-    _check(nodes, blocks, num_nodes)
-    return SampledBatch(index, epoch, nodes, blocks[-1].n_dst, blocks)
+    _check(nodes, n_seeds, blocks, num_nodes)
+    return SampledBatch(index, epoch, nodes, n_seeds, blocks)
 
 
-def _check(nodes: torch.Tensor, blocks: tuple[Block, ...], num_nodes: int) -> None:
+def _blocks(blocks: Any) -> tuple[Block, ...]:
+    if not isinstance(blocks, (tuple, list)):
+        raise PluginError(f"a sampler returned blocks of {type(blocks).__name__}, not a tuple or list")
+    return tuple(_any_block(block) for block in blocks)
+
+
+def _check(nodes: torch.Tensor, n_seeds: int, blocks: tuple[Block, ...], num_nodes: int) -> None:
     ids = nodes.numpy()
-    if not blocks:
+    if not blocks and n_seeds < 0:
         raise PluginError("a sampler returned no blocks")
     if len(ids) and (ids.min() < 0 or ids.max() >= num_nodes):
         raise PluginError(f"a sampler returned node {ids[(ids < 0) | (ids >= num_nodes)][0]}; there are {num_nodes}")
@@ -113,3 +152,46 @@ def _check(nodes: torch.Tensor, blocks: tuple[Block, ...], num_nodes: int) -> No
         if len(block.dst) and (int(block.dst[0]) < 0 or int(block.dst[-1]) >= block.n_dst):
             raise PluginError(f"block {hop} names a destination outside its {block.n_dst}")
         n = block.n_dst
+    if not 0 <= n_seeds <= n or (blocks and n_seeds != n):
+        raise PluginError(f"a sampler returned a batch of {n_seeds} seeds; its innermost block has {n} destinations")
+
+
+class _CheckedSampler:
+    """Another's sampler, whose batches are brought into the library's form."""
+
+    def __init__(self, sampler: Any, num_nodes: int) -> None:
+        self._sampler, self._num_nodes = sampler, num_nodes
+        self._method = getattr(sampler, "sample", None)
+        if hasattr(sampler, "fanouts"):  # from which the largest batch is reckoned
+            self.fanouts = sampler.fanouts
+
+    def sample(self, seeds: torch.Tensor, epoch: int = 0, index: int = 0) -> SampledBatch:
+        """Sample one batch and check it."""
+        sample = self._sampler(seeds) if self._method is None else self._method(seeds, epoch=epoch, index=index)
+        return as_sampled(sample, self._num_nodes, epoch, index)
+
+
+def checked_sampler(sampler: Any, num_nodes: int) -> Sampler:
+    """Return a sampler whose batches are checked ones: the library's own as it is.
+
+    Parameters
+    ----------
+    sampler : object
+        With ``sample(seeds, epoch=…, index=…)``, or a callable that is given the seeds; it may return any of the forms above.
+    num_nodes : int
+
+    Raises
+    ------
+    TypeError
+        It is neither.
+
+    Notes
+    -----
+    Checking a batch takes about as long as sorting its ids.
+    """
+    if type(sampler) is NeighborSampler or isinstance(sampler, _CheckedSampler):
+        return sampler
+    if not callable(getattr(sampler, "sample", sampler)):
+        name = type(sampler).__name__
+        raise TypeError(f"a sampler has sample(seeds, epoch=, index=), or is called with seeds; {name} does neither")
+    return _CheckedSampler(sampler, num_nodes)

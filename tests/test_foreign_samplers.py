@@ -1,0 +1,99 @@
+"""Samplers of other makes under every strategy: the same batches as on demand, whatever form they come in."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import featstore
+from featstore.sampling.batch import SampledBatch
+
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "ondemand": {},
+    "superbatch": {"superbatch": 3, "feature_cache": 0.1},
+    "superbatch, its length chosen": {"strategy": "superbatch", "feature_cache": 0.1},
+    "superbatch, serial": {"strategy": "superbatch", "overlap": False, "superbatch": 3, "feature_cache": 0.1},
+    "streamed": {"superbatch": 3, "feature_cache": 0.1},
+    "auto": {"feature_cache": 0.1},
+}
+
+
+def tensors(batch: Any) -> list[torch.Tensor | None]:
+    parts = [part for block in batch.blocks for part in (block.src, block.dst, block.edge_pos)]
+    return [batch.seeds, batch.input_ids, batch.x, batch.y, *parts]
+
+
+def same(a: list[Any], b: list[Any]) -> bool:
+    return len(a) == len(b) and all(
+        one is other if one is None or other is None else torch.equal(one, other)
+        for one, other in ((p, q) for x, y in zip(a, b, strict=True) for p, q in zip(x, y, strict=True))
+    )
+
+
+def forms(sampler: featstore.NeighborSampler) -> dict[str, Any]:
+    """The batches of ``sampler`` as others return them, and with more than it gives."""
+
+    def pair(seeds: torch.Tensor, epoch: int = 0, index: int = 0) -> Any:
+        batch = sampler.sample(seeds, epoch=epoch, index=index)
+        return batch.input_ids.int(), [(b.src.numpy(), b.dst.numpy(), b.n_src, b.n_dst) for b in batch.blocks]
+
+    def with_edges(seeds: torch.Tensor, epoch: int = 0, index: int = 0) -> SampledBatch:
+        batch = sampler.sample(seeds, epoch=epoch, index=index)
+        blocks = tuple(replace(b, edge_pos=7 * b.src + b.dst + 2**33) for b in batch.blocks)
+        return replace(batch, blocks=blocks)
+
+    def features_alone(seeds: torch.Tensor, epoch: int = 0, index: int = 0) -> SampledBatch:
+        return SampledBatch(index, epoch, seeds, len(seeds), ())
+
+    methods = {"pairs": pair, "edge positions": with_edges, "no blocks": features_alone}
+    return {name: SimpleNamespace(sample=method) for name, method in methods.items()}
+
+
+@pytest.mark.parametrize("form", ["pairs", "edge positions", "no blocks", "a callable"])
+def test_every_strategy(small: SimpleNamespace, tmp_path: Path, form: str) -> None:
+    with featstore.open(small.path, memory="64MB") as g:
+        own = featstore.NeighborSampler(g, [4, 3], seed=1)
+        # One that is only called cannot know the batch's number: the seeds are all that its draws depend on.
+        sampler = (lambda seeds: own.sample(seeds)) if form == "a callable" else forms(own)[form]
+        found = {}
+        for name, options in STRATEGIES.items():
+            options = {"strategy": name, "seed": 5, "batch_size": 40, "features": "x", **options}
+            with featstore.Loader(g, sampler, small.train_idx, **options) as loader:
+                found[name] = [tensors(batch) for _ in range(2) for batch in loader]
+        with featstore.sample_offline(g, sampler, small.train_idx, 40, 2, tmp_path / "p", seed=5) as pack:
+            options = {"strategy": "packed", "feature_cache": 0.1, "features": "x", "shuffle": False}
+            with featstore.Loader(g, pack=pack, **options) as loader:
+                found["packed"] = [tensors(batch) for _ in range(2) for batch in loader]
+        expected = found.pop("ondemand")
+        assert len(expected) == 16
+        assert all(torch.equal(batch[2], torch.from_numpy(small.x)[batch[1]]) for batch in expected)
+        if form == "pairs":
+            options = {"seed": 5, "batch_size": 40, "features": "x"}
+            assert same(
+                [tensors(batch) for _ in range(2) for batch in featstore.Loader(g, own, small.train_idx, **options)][:8],
+                expected[:8],
+            )
+        assert [name for name, batches in found.items() if not same(batches, expected)] == []
+
+
+@pytest.mark.parametrize("strategy", ["superbatch", "streamed"])
+def test_batches_of_different_shapes_are_refused(small: SimpleNamespace, strategy: str) -> None:
+    """Where they are stored they must be alike; the error says what was returned."""
+    with featstore.open(small.path, memory="64MB") as g:
+        own = featstore.NeighborSampler(g, [4, 3], seed=1)
+
+        def sample(seeds: torch.Tensor, epoch: int = 0, index: int = 0) -> SampledBatch:
+            batch = own.sample(seeds, epoch=epoch, index=index)
+            return batch if index % 4 else replace(batch, blocks=(), n_seeds=len(batch.input_ids))
+
+        options: dict[str, Any] = {"strategy": strategy, "superbatch": 8, "batch_size": 40, "features": "x", "feature_cache": 0.1}
+        with (
+            featstore.Loader(g, SimpleNamespace(sample=sample), small.train_idx, **options) as loader,
+            pytest.raises(featstore.PluginError, match="a batch of 2 blocks"),
+        ):
+            list(loader)
