@@ -7,7 +7,13 @@ from typing import Any
 
 from tqdm import tqdm
 
-__all__ = ["Bar", "Progress"]
+__all__ = ["Bar", "Progress", "note"]
+
+
+def note(text: str, show: bool = True) -> None:
+    """Write a line where a :class:`Progress` would show its bar."""
+    if show and sys.stderr.isatty():
+        tqdm.write(text, file=sys.stderr)
 
 
 class Bar(tqdm):  # type: ignore[type-arg]  # not subscriptable at run time in every release

@@ -151,6 +151,8 @@ class Layout:
         The pack has no such layout.
     CorruptionError, FormatError, VersionError
         It is damaged; not a layout; of a newer release.
+    StaleError
+        Another pack was made in the place of this one.
     """
 
     def __init__(self, pack: Pack, options: LayoutOptions, reader: Reader) -> None:
@@ -159,6 +161,7 @@ class Layout:
         path = os.path.join(self.folder, "layout")
         self.record = read_record(path, "layout")
         if _options(self.record).name != options.name or self.record["samples"] != pack.record["samples"]:
+            pack.check_in_place()
             raise CorruptionError("this is the record of another layout, or of another pack", path)
         self.group = options.superbatch or 1
         self._files: dict[str, ExtentFile] = {}

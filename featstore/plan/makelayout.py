@@ -7,6 +7,7 @@ episode (see :mod:`featstore.storage.extents`) that was finished.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +17,8 @@ from typing import Any
 
 from featstore.cache.base import Policy
 from featstore.config import Budget, Reservation
-from featstore.graph.progress import Progress
+from featstore.errors import BusyError
+from featstore.graph.progress import Progress, note
 from featstore.plan.layout import (
     PARTIAL,
     PREFIX,
@@ -43,6 +45,8 @@ __all__ = ["layout_sizes", "make_layout"]
 
 MOST_PIECE_BYTES, LEAST_PIECE_BYTES = 8 << 20, 64 << 10  # of shared rows that are put in order at once
 PIECE_SHARE = 32  # the part of the memory that is left which a piece may take
+PATIENCE_S = 1.0  # before it is said that others are waited for
+_CANNOT_WRITE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 RECORD_BYTES = 2048  # of a record of a feature or of the layout, at most
 
 
@@ -75,6 +79,8 @@ def make_layout(
 ) -> None:
     """Make a layout, or finish one that a killed process began; nothing happens where it is there.
 
+    Where another process, or thread, is making one of this pack, it is waited for; what it made is used.
+
     Parameters
     ----------
     pack : Pack
@@ -89,7 +95,8 @@ def make_layout(
     budget : Budget
         Half of what it has left is used at most, given back afterwards.
     node_data : sequence of NodeData
-        What copies of the pack shall have besides; written where the pack has it not.
+        What copies of the pack shall have besides; written where the pack has it not. Where the layout is there and the pack
+        cannot be written, copies go without.
     disk : int, optional
         Most bytes that the layout and this data may take. Where copying every row into the extent of each batch would take more,
         and ``policy`` is static, segments of batches share rows on disk (:mod:`featstore.plan.segments`).
@@ -98,8 +105,8 @@ def make_layout(
 
     Raises
     ------
-    BusyError
-        Another process is making a layout of the pack.
+    StaleError
+        Another pack was made in the place of this one since it was opened.
     BudgetError
         Not enough memory.
     OSError
@@ -113,24 +120,59 @@ def make_layout(
     target = pack.file(options.name)
     if os.path.exists(target):
         check_disk(target, disk)
-    if os.path.exists(target) and all(is_carried(pack, data) for data in node_data):
+        if not all(is_carried(pack, data) for data in node_data):
+            _carry_where_possible(pack, node_data, target, disk)
         return
-    with FileLock(pack.file(WRITER_LOCK), exclusive=True):
-        budget_of_disk, written = DiskBudget(disk), []
+    with _locked(pack, progress):
+        pack.check_in_place()  # or the new pack would get a layout of samples that are not its own
+        if os.path.exists(target):  # others made it meanwhile
+            check_disk(target, disk)
+            return
+        accounts, written = DiskBudget(disk), []
         ordered = {name: sources[name] for name in sorted(sources)}  # the same files in every order of the features
         try:
-            if os.path.exists(target):
-                budget_of_disk.take(layout_bytes(target), target)
             for data in node_data:
                 if not is_carried(pack, data):
-                    written.append(carry(pack, data, budget_of_disk))
-            if not os.path.exists(target):
-                job = _Job(pack, options, policy, scores_of, ordered, reader, budget, budget_of_disk, progress, target + PARTIAL)
-                _make_whole(job, target)
+                    written.append(carry(pack, data, accounts))
+            job = _Job(pack, options, policy, scores_of, ordered, reader, budget, accounts, progress, target + PARTIAL)
+            _make_whole(job, target)
         except BaseException:
             for path in written:
                 os.unlink(path)
             raise
+
+
+def _carry_where_possible(pack: Pack, node_data: Sequence[NodeData], target: str, disk: int | None) -> None:
+    """Bring node data into a pack whose layout is there; a pack that cannot be written, or is being written, runs without it."""
+    try:
+        lock = FileLock(pack.file(WRITER_LOCK), exclusive=True)
+    except OSError as error:
+        if isinstance(error, BusyError) or error.errno in _CANNOT_WRITE:
+            return
+        raise
+    with lock:
+        pack.check_in_place()
+        accounts = DiskBudget(disk)
+        accounts.take(layout_bytes(target), target)
+        for data in node_data:
+            if not is_carried(pack, data):
+                carry(pack, data, accounts)
+
+
+def _locked(pack: Pack, progress: bool) -> FileLock:
+    """Take the pack's writer lock; wait, interruptibly, while others make a layout of it, or replace it."""
+    noted = False
+    while True:
+        try:
+            lock = FileLock(pack.file(WRITER_LOCK), exclusive=True, patience_s=PATIENCE_S)
+        except BusyError:
+            if not noted:
+                note(f"{pack.path}: another process makes a layout of this pack; waiting for it", progress)
+            noted = True
+            continue
+        if lock.in_place:
+            return lock
+        lock.release()
 
 
 def _make_whole(job: _Job, target: str) -> None:

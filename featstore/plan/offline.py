@@ -160,6 +160,13 @@ class Pack:
         if self.record["made_of"] != _made_of(g):
             raise StaleError(f"{self.path} was sampled from another graph than {g.path}, or from an earlier one in its place")
 
+    def check_in_place(self) -> None:
+        """Raise StaleError where another pack was made in the place of this one since it was opened."""
+        if read_record(self.file(RECORD), "pack")["samples"] != self.record["samples"]:
+            raise StaleError(
+                f"{self.path}: another pack was made here since this one was opened; open the new one with featstore.Pack(path)"
+            )
+
     def close(self) -> None:
         """Close its files; may be called again."""
         self._finalizer()

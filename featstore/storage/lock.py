@@ -82,6 +82,15 @@ class FileLock:
             return False
         return True
 
+    @property
+    def in_place(self) -> bool:
+        """Whether the locked file is the one at ``path``: its directory may have been replaced while it was waited for."""
+        try:
+            held, named = os.fstat(self._fd), os.stat(self.path, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return (held.st_dev, held.st_ino) == (named.st_dev, named.st_ino)
+
     def release(self) -> None:
         """Unlock; may be called again."""
         fd, self._fd = self._fd, -1

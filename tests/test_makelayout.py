@@ -1,0 +1,160 @@
+"""Making layouts: of the pack that is there, by one process at a time, once."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import featstore
+from featstore.storage.lock import WRITER_LOCK, FileLock
+from tests.test_packed import copied, pack, run
+from tests.test_superbatch import dataset, ondemand, same
+
+__all__ = ["dataset", "ondemand", "pack"]  # fixtures
+
+
+def offline(g: featstore.OutOfCoreGraph, path: Path, **options: Any) -> featstore.Pack:
+    sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
+    return featstore.sample_offline(g, sampler, g.node_data["train_idx"], 40, path=path, **options)
+
+
+def test_an_old_pack_does_not_spoil_one_made_in_its_place(dataset: Path, tmp_path: Path) -> None:
+    path = tmp_path / "p"
+    with featstore.open(dataset, memory="64MB") as g, offline(g, path) as old:
+        offline(g, path, overwrite=True, seed=1).close()
+        options: dict[str, Any] = {"strategy": "packed", "features": "x", "feature_cache": 0.1}
+        with pytest.raises(featstore.StaleError, match=r"open the new one with featstore\.Pack"):
+            featstore.Loader(g, pack=old, **options)
+        assert not list(path.glob("layout-*"))
+        x = g.features["x"][:]
+        with featstore.Loader(g, pack=path, **options) as loader:
+            assert all((batch.x == x[batch.input_ids]).all() for batch in loader)
+        for size in (0.1, None):  # the layout is there
+            with pytest.raises(featstore.StaleError, match="open the new one"):
+                featstore.Loader(g, pack=old, **{**options, "feature_cache": size})
+
+
+def _replace(dataset: str, path: str, held: Any) -> None:
+    with featstore.open(dataset, memory="64MB") as g:
+        inner = featstore.NeighborSampler(g, [4, 3], seed=1)
+
+        def sampler(seeds: Any) -> Any:
+            if not held.is_set():
+                held.set()
+                time.sleep(0.5)
+            return inner.sample(seeds)
+
+        featstore.sample_offline(g, sampler, np.arange(40), 40, path=path, overwrite=True).close()
+
+
+@pytest.mark.shares_resources  # the resource tracker of multiprocessing, which stays
+def test_a_pack_that_is_replaced_while_it_is_waited_for(dataset: Path, tmp_path: Path) -> None:
+    """The lock that is granted then is the old directory's."""
+    context = multiprocessing.get_context("spawn")
+    path, held = tmp_path / "p", context.Event()
+    with featstore.open(dataset, memory="64MB") as g, offline(g, path) as old:
+        process = context.Process(target=_replace, args=(str(dataset), str(path), held))
+        process.start()
+        assert held.wait(60)
+        with pytest.raises(featstore.StaleError, match="open the new one"):
+            featstore.Loader(g, strategy="packed", features="x", pack=old, feature_cache=0.1)
+        process.join(60)
+        assert process.exitcode == 0
+        process.close()
+        assert not list(path.glob("layout-*"))
+
+
+def _train(dataset: str, pack: str, barrier: Any, found: Any) -> None:
+    barrier.wait(120)
+    batches, stats = run(Path(dataset), Path(pack), feature_cache=0.1)
+    found.put((os.getpid(), stats["seconds"]["pack"], [one[1][3].sum().item() for one in batches[0] + batches[2]]))
+
+
+@pytest.mark.shares_resources  # the resource tracker of multiprocessing, which stays
+def test_two_processes_make_one_layout(dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any]) -> None:
+    """The second waits for the first, and takes what it made: ranks of one training all start."""
+    mine = copied(pack, tmp_path)
+    context = multiprocessing.get_context("spawn")
+    barrier, found = context.Barrier(3), context.Queue()
+    ranks = [context.Process(target=_train, args=(str(dataset), str(mine), barrier, found)) for _ in range(2)]
+    for rank in ranks:
+        rank.start()
+    lock = FileLock(mine / WRITER_LOCK, exclusive=True)  # both find a maker at work
+    barrier.wait(120)
+    time.sleep(1.5)
+    assert not list(mine.glob("layout-*"))
+    lock.release()
+    results = [found.get(timeout=120) for _ in ranks]
+    for rank in ranks:
+        rank.join(60)
+        assert rank.exitcode == 0
+    assert len(list(mine.glob("layout-*"))) == 1
+    assert results[0][2] == results[1][2]
+    inodes = [path.stat().st_ino for path in sorted(mine.glob("layout-*/*"))]
+    batches, _ = run(dataset, mine, feature_cache=0.1)
+    assert same(batches[0] + batches[2], ondemand)
+    assert [path.stat().st_ino for path in sorted(mine.glob("layout-*/*"))] == inodes
+
+
+def test_waiting_is_said_and_interruptible(
+    dataset: Path, pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = copied(pack, tmp_path)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("featstore.plan.makelayout.PATIENCE_S", 0.05)
+    naps, sleep = [0], time.sleep
+
+    def interrupted(seconds: float) -> None:
+        naps[0] += 1
+        if naps[0] == 40:
+            raise KeyboardInterrupt
+        sleep(seconds)
+
+    with FileLock(mine / WRITER_LOCK, exclusive=True), monkeypatch.context() as patched:
+        patched.setattr("time.sleep", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(dataset, mine, feature_cache=0.1, epochs=0)
+    assert capsys.readouterr().err.count("waiting for it") == 1
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, None])
+def test_a_layout_in_a_pack_that_cannot_be_written(
+    dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any], monkeypatch: pytest.MonkeyPatch, code: int | None
+) -> None:
+    """It runs, labels and all; only copies of it do not have them. ``None``: others are writing it."""
+    mine = copied(pack, tmp_path)
+    with featstore.open(dataset, memory="64MB") as g:
+        options: dict[str, Any] = {"strategy": "packed", "pack": mine, "features": ["x", "z"], "feature_cache": 0.1}
+        featstore.Loader(g, labels=None, **options).close()
+    before = sorted(os.listdir(mine))
+    really = os.open
+
+    def refused(path: Any, flags: int, *rest: Any, **others: Any) -> int:
+        if str(path).startswith(str(mine)) and flags & (os.O_CREAT | os.O_WRONLY | os.O_RDWR):
+            assert code is not None
+            raise OSError(code, os.strerror(code), str(path))
+        return really(path, flags, *rest, **others)
+
+    with monkeypatch.context() as patched:
+        lock = None
+        if code is None:
+            lock = FileLock(mine / WRITER_LOCK, exclusive=True)
+        else:
+            patched.setattr("os.open", refused)
+        batches, _ = run(dataset, mine, feature_cache=0.1)
+        assert same(batches[0] + batches[2], ondemand)
+        if code is not None:
+            with pytest.raises(OSError, match=os.strerror(code)):
+                run(dataset, mine, feature_cache=0.2)
+        if lock is not None:
+            lock.release()
+    assert sorted(os.listdir(mine)) == before
+    run(dataset, mine, feature_cache=0.1)
+    assert len(os.listdir(mine)) == len(before) + 1  # carried now
