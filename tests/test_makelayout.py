@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 
 import featstore
+from featstore.cache.belady import Belady
+from featstore.plan.identity import digest_of
 from featstore.storage.lock import WRITER_LOCK, FileLock
 from tests.test_packed import copied, pack, run
-from tests.test_superbatch import dataset, ondemand, same
+from tests.test_superbatch import N, dataset, ondemand, same
 
 __all__ = ["dataset", "ondemand", "pack"]  # fixtures
 
@@ -158,3 +160,71 @@ def test_a_layout_in_a_pack_that_cannot_be_written(
     assert sorted(os.listdir(mine)) == before
     run(dataset, mine, feature_cache=0.1)
     assert len(os.listdir(mine)) == len(before) + 1  # carried now
+
+
+class Scored(featstore.StaticPolicy):
+    name = "mine"
+
+    def __init__(self, scores: Any) -> None:
+        self._scores = scores
+
+    def scores(self, context: featstore.PolicyContext) -> Any:
+        return self._scores() if callable(self._scores) else self._scores
+
+
+class ByDegree(featstore.StaticPolicy):
+    def scores(self, context: featstore.PolicyContext) -> Any:
+        return context.out_degree
+
+
+def test_other_scores_are_another_layout(dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any]) -> None:
+    mine = copied(pack, tmp_path)
+    hits = []
+    for number, scores in enumerate((np.arange(N), -np.arange(N), np.arange(N))):
+        found, stats = run(dataset, mine, policy=Scored(scores), feature_cache=0.1)
+        assert same(found[0] + found[2], ondemand)
+        assert len(list(mine.glob("layout-*"))) == min(2, number + 1)
+        hits.append(stats["hits"])
+    assert hits[0] == hits[2] != hits[1]
+    assert run(dataset, mine, policy=Scored(-np.arange(N)))[1]["hits"] == hits[1]  # the one that is there
+    assert run(dataset, mine, policy=Scored(np.arange(N)))[1]["hits"] == hits[0]
+    with pytest.raises(ValueError, match=r"0 layouts of .* with policy 'mine' that decides as this one"):
+        run(dataset, mine, policy=Scored(np.ones(N)))
+    rng = np.random.default_rng(1)
+    with pytest.raises(featstore.PluginError, match="other scores"):
+        run(dataset, mine, policy=Scored(lambda: rng.random(N)), feature_cache=0.1)
+    run(dataset, mine, policy=ByDegree, feature_cache=0.1, epochs=0)
+    assert len(list(mine.glob("layout-*"))) == 3
+    with featstore.PackedGraph(mine, memory="64MB") as there:  # by its scores, where they are known; else by its name
+        for policy, size in ((Scored(np.arange(N)), None), (Scored(np.arange(N)), 0.1), (ByDegree, None), (ByDegree, 0.1)):
+            options: dict[str, Any] = {"strategy": "packed", "policy": policy, "features": ["x", "z"], "feature_cache": size}
+            with featstore.Loader(there, **options) as loader:
+                assert len(list(loader)) == 25
+        with pytest.raises(OSError, match="degrees are not in the pack"):
+            featstore.Loader(there, strategy="packed", policy=ByDegree, features=["x", "z"], feature_cache=0.3)
+
+
+class Planned(Belady):
+    """Belady's choices."""
+
+    depth = 1
+
+    def __init__(self, weights: Any = ()) -> None:
+        super().__init__()
+        self.weights = weights
+
+
+def test_planned_policies_are_told_by_class_and_public_attributes() -> None:
+    def digest(policy: featstore.PlannedPolicy) -> str:
+        return digest_of(policy, lambda policy: np.empty(0))
+
+    class Other(Planned):
+        depth = 2
+
+    first = Planned(np.arange(3))
+    digests = [digest(each) for each in (first, Planned([0, 1]), Planned(np.arange(4)), Planned(np.arange(3.0)), Other())]
+    assert len(set(digests)) == 5
+    assert digest(Planned(np.arange(3))) == digests[0] != ""
+    first.start(5, featstore.PolicyContext(10, 1))
+    assert digest(first) == digests[0]
+    assert digest(Belady()) == ""

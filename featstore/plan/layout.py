@@ -66,6 +66,8 @@ class LayoutOptions:
         Batches that are planned together, from an empty cache; 0 for static policies.
     device_rows : int
         Rows of the device's tier.
+    digest : str
+        What else of the policy decides (:func:`featstore.plan.identity.digest_of`); "" for the library's own.
     """
 
     features: tuple[str, ...]
@@ -73,11 +75,12 @@ class LayoutOptions:
     capacity: int
     superbatch: int
     device_rows: int = 0
+    digest: str = ""
 
     @property
     def name(self) -> str:
         """The directory's name."""
-        text = repr((sorted(self.features), self.policy, self.capacity, self.superbatch, self.device_rows))
+        text = repr((sorted(self.features), self.policy, self.capacity, self.superbatch, self.device_rows)) + self.digest
         return PREFIX + hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
@@ -126,6 +129,7 @@ def _options(record: Mapping[str, Any]) -> LayoutOptions:
         int(record["capacity"]),
         int(record["superbatch"]),
         int(record["device_rows"]),
+        str(record["digest"]),
     )
 
 

@@ -209,6 +209,7 @@ def _make(job: _Job) -> None:
         record = {
             "format": 1,
             "policy": options.policy,
+            "digest": options.digest,
             "capacity": options.capacity,
             "superbatch": options.superbatch,
             "device_rows": options.device_rows,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,10 +23,12 @@ from featstore.gather.executor import Tally
 from featstore.gather.plan import Tier
 from featstore.graph.policyinputs import Given
 from featstore.partition.batcher import RandomBatcher
+from featstore.plan.identity import digest_of, same_scores
 from featstore.plan.layout import Layout, LayoutOptions, Source, check_disk, fill_step, find_layouts
 from featstore.plan.makelayout import make_layout
 from featstore.plan.nodedata import NodeData
 from featstore.plan.offline import Pack
+from featstore.plan.packgraph import PackedGraph
 from featstore.run.strategy import EpochRun, Planning, Prepared, Setup
 from featstore.run.streamed import window_for
 from featstore.storage.extents import ExtentSource
@@ -79,30 +82,44 @@ class Packed:
 
     def use_existing(self) -> None:
         """Take the one layout of the pack that has these features and this policy."""
-        setup = self._setup
+        setup, policy = self._setup, self._planning.policy
         if not setup.features:
             return
-        fitting = [
-            found
-            for found in find_layouts(self._pack)
-            if sorted(found.features) == sorted(setup.features)
-            and found.policy == self._planning.policy.name
-            and setup.device_rows in (None, found.device_rows)
-        ]
+        digest = self._digest(policy)
+        fitting = [found for found in self._layouts(policy, digest) if setup.device_rows in (None, found.device_rows)]
         if len(fitting) != 1:
             raise ValueError(
-                f"{self._pack.path} has {len(fitting)} layouts of {list(setup.features)} with policy "
-                f"{self._planning.policy.name!r}; feature_cache= says which to take, or to make"
+                f"{self._pack.path} has {len(fitting)} layouts of {list(setup.features)} with policy {policy.name!r}"
+                f"{' that decides as this one' if digest else ''}; feature_cache= says which to take, or to make"
             )
         check_disk(self._pack.file(fitting[0].name), self._planning.disk)
         self._open(fitting[0])
 
+    def _layouts(self, policy: Policy, digest: str | None) -> list[LayoutOptions]:
+        """Return the layouts of these features and this policy; ``digest`` None: by its name."""
+        features = sorted(self._setup.features)
+        named = [each for each in find_layouts(self._pack) if sorted(each.features) == features and each.policy == policy.name]
+        return named if digest is None else [each for each in named if each.digest == digest]
+
+    def _digest(self, policy: Policy) -> str | None:
+        """Return what tells this policy from others of its name; None where that needs what only the dataset has."""
+        n_bytes = policy.score_bytes * self._pack.num_nodes if isinstance(policy, StaticPolicy) else 0
+        with self._setup.graph.budget.reserve("packing", n_bytes):
+            try:
+                return digest_of(policy, self._scores)
+            except FileNotFoundError:
+                if isinstance(self._setup.graph, PackedGraph):
+                    return None
+                raise
+
     def _use(self, policy: Policy, capacity: int) -> None:
         setup, pack = self._setup, self._pack
-        superbatch = 0
-        if isinstance(policy, PlannedPolicy):
-            superbatch = packed_superbatch(self._planning, pack)
-        options = LayoutOptions(setup.features, policy.name, capacity, superbatch, setup.device_rows or 0)
+        superbatch = packed_superbatch(self._planning, pack) if isinstance(policy, PlannedPolicy) else 0
+        digest = self._digest(policy)
+        options = LayoutOptions(setup.features, policy.name, capacity, superbatch, setup.device_rows or 0, digest or "")
+        if digest is None:
+            there = [each for each in self._layouts(policy, None) if replace(each, digest="").name == options.name]
+            options = there[0] if len(there) == 1 else options
         graph = setup.graph
         data = [] if setup.labels is None else [self._node_data(setup.labels)]
         with setup.watch.time("pack"):
@@ -110,7 +127,7 @@ class Packed:
                 pack,
                 options,
                 policy,
-                self._scores,
+                same_scores(self._scores, options.digest),
                 self._sources,
                 graph.reader,
                 graph.budget,

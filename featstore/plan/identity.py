@@ -1,0 +1,75 @@
+"""What of a policy decides a layout, as a short text: layouts of policies that decide differently are different layouts."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from featstore.cache.base import Policy, StaticPolicy
+from featstore.errors import PluginError
+
+__all__ = ["digest_of", "same_scores"]
+
+_PLAIN = (numbers.Number, str, bytes, type(None), list, tuple, dict)
+
+
+def digest_of(policy: Policy, scores_of: Callable[[StaticPolicy], npt.NDArray[Any]]) -> str:
+    """Return a digest of what decides a layout of ``policy`` beside the name of it, the pack and the sizes of the tiers.
+
+    Parameters
+    ----------
+    policy : Policy
+        A static or a planned one.
+    scores_of : callable
+        Returns a static policy's scores, checked.
+
+    Returns
+    -------
+    str
+        For the library's own policies "": their names say all. For other static ones a digest of their scores; for other planned
+        ones of their class's full name and their public attributes, class attributes such as ``version`` among them.
+
+    Notes
+    -----
+    Two planned policies of one class that decide differently need a public attribute (a number, text, an array, a list or
+    dictionary of numbers or text) that differs.
+    """
+    kind = type(policy)
+    if kind.__module__.startswith("featstore.cache."):
+        return ""
+    if isinstance(policy, StaticPolicy):
+        return _of_scores(scores_of(policy))
+    state = xxhash.xxh3_64(f"{kind.__module__}.{kind.__qualname__}".encode())
+    for name in sorted(name for name in dir(policy) if not name.startswith("_")):
+        if isinstance(getattr(kind, name, None), property):
+            continue  # worked out from the others
+        value = getattr(policy, name)
+        if isinstance(value, _PLAIN):
+            state.update(f"\0{name}={value!r}".encode())
+        elif hasattr(value, "__array__"):
+            array = np.ascontiguousarray(value)
+            state.update(f"\0{name}={array.dtype}{array.shape}".encode() + array.tobytes())
+    return state.hexdigest()
+
+
+def _of_scores(scores: npt.NDArray[Any]) -> str:
+    state = xxhash.xxh3_64(str(scores.dtype).encode())
+    state.update(np.ascontiguousarray(scores).data)
+    return state.hexdigest()
+
+
+def same_scores(scores_of: Callable[[StaticPolicy], npt.NDArray[Any]], digest: str) -> Callable[[StaticPolicy], npt.NDArray[Any]]:
+    """Return ``scores_of``, which then raises PluginError unless the scores are those that ``digest`` was made of."""
+
+    def checked(policy: StaticPolicy) -> npt.NDArray[Any]:
+        scores = scores_of(policy)
+        if digest and _of_scores(scores) != digest:
+            raise PluginError(f"policy {policy.name!r} gave other scores when it was asked again; they must not change")
+        return scores
+
+    return checked
