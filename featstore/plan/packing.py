@@ -17,6 +17,7 @@ from featstore.storage.extents import ExtentMap, ExtentSource, ExtentWriter, lea
 from featstore.storage.format import sums_seed
 from featstore.storage.reader import Reader, RowFile
 from featstore.storage.rundir import DiskBudget, RunDirectory
+from featstore.storage.spares import SpareFiles
 from featstore.storage.writer import FileRecord
 
 __all__ = ["ExtentFile", "RowsOf", "RunPacker", "fill_extents"]
@@ -82,6 +83,8 @@ class RunPacker:
         What reading a feature's extents may hold; reserved.
     may_skip : bool
         Where the disk has no room for a superbatch, pack nothing of it.
+    spares : SpareFiles
+        Files whose batches have run, to be written over.
     """
 
     def __init__(
@@ -92,10 +95,11 @@ class RunPacker:
         disk: DiskBudget,
         memory: Reservation,
         window_bytes: int,
+        spares: SpareFiles,
         *,
         may_skip: bool = False,
     ) -> None:
-        self._may_skip = may_skip
+        self._may_skip, self._spares = may_skip, spares
         self._bases, self._reader, self._runs, self._disk = bases, reader, runs, disk
         self._memory, self._window_bytes = memory, window_bytes
 
@@ -107,13 +111,14 @@ class RunPacker:
     def __call__(self, k: int, n_missed: Int64s, rows_of: MissedRows, check: Callable[[], None]) -> _PackedRun | None:
         """See :class:`featstore.plan.superbatch.Pack`."""
         needed = sum(ExtentMap(n_missed, base.row_bytes).disk_bytes for base in self._bases.values())
-        if self._may_skip and self._disk.total is not None and self._disk.used + needed > self._disk.total:
+        if self._may_skip and self._disk.total is not None and self._disk.used - self._spares.n_bytes + needed > self._disk.total:
             return None
-        packed = _PackedRun(self._reader, self._disk, self._window_bytes)
+        packed = _PackedRun(self._reader, self._disk, self._window_bytes, self._spares)
         try:
             for number, (name, base) in enumerate(self._bases.items()):
                 extents = ExtentMap(n_missed, base.row_bytes)
-                with ExtentWriter(self._runs.file(f"extents-{k}-{number}.rows"), extents, self._disk) as writer:
+                path = self._runs.file(f"extents-{k}-{number}.rows")
+                with ExtentWriter(path, extents, self._disk, spares=self._spares) as writer:
                     least = least_memory(base.row_bytes, int(extents.n_rows.max(initial=0)))
                     if writer.nbytes + rows_of.nbytes + least > self._memory.n_bytes:
                         rows_of.drop()
@@ -129,17 +134,15 @@ class RunPacker:
 class _PackedRun:
     """The extents of one superbatch in run files, a file a feature."""
 
-    def __init__(self, reader: Reader, disk: DiskBudget, window_bytes: int) -> None:
-        self._reader, self._disk, self._window_bytes = reader, disk, window_bytes
+    def __init__(self, reader: Reader, disk: DiskBudget, window_bytes: int, spares: SpareFiles) -> None:
+        self._reader, self._disk, self._window_bytes, self._spares = reader, disk, window_bytes, spares
         self._files: dict[str, ExtentFile] = {}
-        self._paths: list[str] = []
-        self._paid = 0
+        self._made: list[tuple[str, FileRecord]] = []
         self._sources: dict[str, ExtentSource] = {}
 
     def add(self, name: str, folder: str, record: FileRecord, extents: ExtentMap) -> None:
         path = os.path.join(folder, record.name)
-        self._paths += [path, f"{path}.sums"]
-        self._paid += extents.disk_bytes
+        self._made.append((path, record))
         self._files[name] = ExtentFile.open(self._reader, folder, record, extents)
 
     def source(self, name: str) -> ExtentSource:
@@ -156,7 +159,8 @@ class _PackedRun:
         self.stop()
         while self._files:
             self._files.popitem()[1].file.close()
-        for path in self._paths:
-            os.unlink(path)
-        self._disk.give(self._paid)
-        self._paths, self._paid = [], 0
+        while self._made:
+            path, record = self._made.pop()
+            os.unlink(f"{path}.sums")
+            self._disk.give(record.n_sums_bytes)
+            self._spares.keep(path, record.n_bytes)

@@ -20,6 +20,7 @@ from featstore.storage.extents import least_memory, most_memory
 from featstore.storage.pagestream import MOST_WINDOW_BYTES, least_window
 from featstore.storage.reader import RowFile
 from featstore.storage.rundir import DiskBudget, RunDirectory
+from featstore.storage.spares import SpareFiles
 
 __all__ = ["Streamed", "window_for"]
 
@@ -56,10 +57,14 @@ class Streamed(Superbatch):
             super().close()
             raise
         self._held = held
+        assert setup.planning is not None
+        self._spares = SpareFiles(setup.planning.run_dir)
+        weakref.finalize(self, self._spares.close)
 
     def close(self) -> None:
         """Give the memory back; may be called again."""
         _release(self._held)
+        self._spares.close()
         super().close()
 
     def _packed_bytes(self, n_accesses: int) -> int:
@@ -75,7 +80,11 @@ class Streamed(Superbatch):
         # How many rows are missed was estimated to choose the size: where a superbatch misses more than the disk holds, its rows
         # are read where they are.
         may_skip = planning is not None and isinstance(planning.superbatch, str)
-        pack = RunPacker(self._bases, self._setup.graph.reader, runs, disk, self._packing, self._window_bytes, may_skip=may_skip)
+        self._spares.use(disk)
+        window = self._window_bytes
+        pack = RunPacker(
+            self._bases, self._setup.graph.reader, runs, disk, self._packing, window, self._spares, may_skip=may_skip
+        )
         return _PreparingPack(pack, self._setup, self._n_accesses * 9 // 8)
 
 

@@ -39,6 +39,7 @@ from featstore.storage.pagestream import PIECE_BYTES, PageStream, least_window
 from featstore.storage.reader import Reader, ReadStats, RowFile
 from featstore.storage.rundir import DiskBudget
 from featstore.storage.sections import SectionFile, SectionWriter
+from featstore.storage.spares import SpareFiles
 from featstore.storage.writer import FileRecord, fsync_directory, pwrite_all
 
 __all__ = ["PAGES", "Episode", "ExtentMap", "ExtentSource", "ExtentWriter", "episodes", "least_memory", "most_memory"]
@@ -81,6 +82,8 @@ class ExtentWriter:
         where a killed one left it.
     ordered : Ordered, optional
         The first extents, whose rows lie in an order of their own.
+    spares : SpareFiles, optional
+        One of them is written over, where there is one.
 
     Raises
     ------
@@ -100,6 +103,7 @@ class ExtentWriter:
         *,
         resumable: bool = False,
         ordered: Ordered | None = None,
+        spares: SpareFiles | None = None,
     ) -> None:
         self.path = os.fspath(path)
         self.extents = extents
@@ -126,14 +130,15 @@ class ExtentWriter:
         self._temporary = [f"{self.path}.tmp", f"{self.path}.sums.tmp"]
         if not self.n_filled:
             self._sums = np.zeros((self.record.n_sums_bytes // PAGE_BYTES, 512), np.uint64)
-        if disk is not None:
-            n_bytes = extents.disk_bytes + (extents.progress_bytes if resumable else 0)
-            disk.take(n_bytes, self.path)
-            self._paid = n_bytes
         try:
+            is_spare = spares is not None and spares.take(n_bytes, self._temporary[0])
+            if disk is not None:
+                needed = extents.disk_bytes + (extents.progress_bytes if resumable else 0)
+                disk.take(needed, self.path)
+                self._paid = needed
             self._fd = os.open(self._temporary[0], os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
             if not self.n_filled:
-                os.ftruncate(self._fd, 0)
+                os.ftruncate(self._fd, n_bytes if is_spare else 0)
             page = header.pack()
             if not self.n_filled:
                 pwrite_all(self._fd, page, 0, self._temporary[0])

@@ -9,6 +9,7 @@ import shutil
 import threading
 import uuid
 import weakref
+from collections.abc import Callable
 
 from featstore.config import format_size
 from featstore.errors import BusyError
@@ -26,10 +27,16 @@ class DiskBudget:
     ----------
     total : int or None
         None: as much as the disk has.
+
+    Attributes
+    ----------
+    reclaim : callable or None
+        Called where bytes are short, to give back what is only kept to be used again.
     """
 
     def __init__(self, total: int | None) -> None:
         self.total = total
+        self.reclaim: Callable[[], None] | None = None
         self._lock = threading.Lock()
         self._used = 0
         self._peak = 0
@@ -52,6 +59,8 @@ class DiskBudget:
         OSError
             ENOSPC: they are not left; names the file.
         """
+        if self.reclaim is not None and self.total is not None and self._used + n_bytes > self.total:
+            self.reclaim()
         with self._lock:
             if self.total is not None and self._used + n_bytes > self.total:
                 raise OSError(

@@ -1,0 +1,95 @@
+"""Run files that have served, kept to be written over: drives write faster to blocks that a file has already."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+
+from featstore.storage.rundir import DiskBudget, RunDirectory
+
+__all__ = ["SpareFiles"]
+
+
+class SpareFiles:
+    """Files that nobody reads any more, in a run directory of their own. Thread-safe.
+
+    Parameters
+    ----------
+    parent : path-like
+        Where the run directory is made, with the first file.
+
+    Notes
+    -----
+    They count in the disk budget of the run that goes on, and are deleted where it is short.
+    """
+
+    def __init__(self, parent: str | os.PathLike[str]) -> None:
+        self._parent = parent
+        self._runs: RunDirectory | None = None
+        self._files: dict[str, int] = {}
+        self._n_kept = 0
+        self._closed = False
+        self._lock = threading.Lock()
+        self._disk: DiskBudget | None = None
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the files that are here."""
+        with self._lock:
+            return sum(self._files.values())
+
+    def use(self, disk: DiskBudget) -> None:
+        """Count in ``disk``, of a run that begins, from now on."""
+        self._disk = disk
+        disk.reclaim = self.drop
+        disk.take(self.n_bytes, os.fspath(self._parent))
+
+    def keep(self, path: str, n_bytes: int) -> None:
+        """Take over a closed file of ``n_bytes``, which the disk budget has counted so far."""
+        with self._lock:
+            try:
+                if self._closed:
+                    raise FileNotFoundError
+                if self._runs is None:
+                    self._runs = RunDirectory(self._parent)
+                self._n_kept += 1
+                spare = self._runs.file(f"spare-{self._n_kept}")
+                os.rename(path, spare)
+            except OSError:  # no place for it, no descriptor for a lock: nothing is lost but time
+                os.unlink(path)
+                self._give(n_bytes)
+            else:
+                self._files[spare] = n_bytes
+
+    def take(self, n_bytes: int, path: str) -> bool:
+        """Name the file whose size is nearest to ``n_bytes`` ``path``, to be counted by the caller; False: there is none."""
+        with self._lock:
+            if not self._files:
+                return False
+            spare = min(self._files, key=lambda name: abs(self._files[name] - n_bytes))
+            os.rename(spare, path)
+            self._give(self._files.pop(spare))
+        return True
+
+    def drop(self) -> None:
+        """Delete the files."""
+        with self._lock:
+            while self._files:
+                spare, n_bytes = self._files.popitem()
+                with contextlib.suppress(FileNotFoundError):  # whoever removed the folder took it along
+                    os.unlink(spare)
+                self._give(n_bytes)
+
+    def _give(self, n_bytes: int) -> None:
+        if self._disk is not None:
+            self._disk.give(n_bytes)
+
+    def close(self) -> None:
+        """Delete files and directory, and whatever is to be kept from now on; may be called again."""
+        self.drop()
+        with self._lock:
+            self._closed = True
+            runs, self._runs = self._runs, None
+        if runs is not None:
+            runs.close()
