@@ -166,8 +166,7 @@ class Options:
             if not text.strip().isdecimal():
                 raise ValueError(f"FEATSTORE_THREADS must be a number of threads, not {text!r}")
             threads = int(text) or len(os.sched_getaffinity(0))
-        if threads < 1:
-            raise ValueError(f"threads must be at least 1, not {threads}")
+        check_at_least("threads", threads, 1)
         n_bytes = available_memory() // 2 if memory is None else parse_size(memory)
         return cls(n_bytes, cast(Backend, backend), cast(Verify, verify), threads)
 

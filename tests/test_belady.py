@@ -22,6 +22,7 @@ from featstore.gather.plan import Tier
 from featstore.plan.planmemory import Spill, planning_bytes
 from featstore.plan.simulate import simulate
 from featstore.plan.trace import Trace, TraceWriter, record
+from featstore.sampling.batch import SampledBatch
 from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.storage.sections import SectionFile, SectionWriter
 
@@ -348,8 +349,8 @@ def test_planned_changesets_run_in_the_cache() -> None:
 
 def test_record_and_files(tmp_path: Path) -> None:
     class Doubling:
-        def sample(self, seeds: torch.Tensor, epoch: int = 0, index: int = 0) -> Any:
-            return type("S", (), {"input_ids": torch.cat([seeds, seeds + 50])})()
+        def sample(self, seeds: torch.Tensor, epoch: int = 0, index: int = 0) -> SampledBatch:
+            return SampledBatch(index, epoch, torch.cat([seeds, seeds + 50]), len(seeds), ())
 
     batches = [torch.arange(i, i + 5) for i in range(0, 40, 5)]
     in_memory = record(Doubling(), batches, 100)
@@ -362,6 +363,8 @@ def test_record_and_files(tmp_path: Path) -> None:
     on_disk.close()
     for policy in ("belady", "lru", "frequency"):
         assert np.array_equal(simulate(tmp_path / "trace", 12, policy), simulate(in_memory, 12, policy))
+    with pytest.raises(PluginError, match="node 80; there are 80"):
+        record(Doubling(), batches, 80)
     with TraceWriter(tmp_path / "abandoned", 5) as writer:
         writer.append([1, 2])
     assert not list(tmp_path.glob("abandoned*"))

@@ -331,3 +331,28 @@ def test_bars(small: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
     shown = capsys.readouterr().err
     for text in ("sampling:", "simulating:", "belady, 20 rows, about", "left"):
         assert text in shown
+
+
+@pytest.mark.parametrize(
+    ("batches", "error", "match"),
+    [
+        ([[-1, 3]], IndexError, "row -1 at position 0: rows are numbered from 0"),
+        ([np.array([2**63], np.uint64)], IndexError, "row 9223372036854775808 is beyond 64 bits"),
+        ([[0.5, 1.0]], TypeError, "1-D integer array, not float64"),
+        ([[[1, 2]]], TypeError, "2 dimensions"),
+        ([["a"]], TypeError, "1-D integer array"),
+        ([[1, 1]], ValueError, "batch 0 names a row twice"),
+    ],
+)
+def test_what_is_no_trace(batches: list[Any], error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        featstore.simulate(batches, 2)
+
+
+@pytest.mark.parametrize(
+    ("capacity", "error"), [(1.5, TypeError), (float("nan"), TypeError), (True, TypeError), (-1, ValueError)]
+)
+@pytest.mark.parametrize("policy", ["belady", "lru", "random"])
+def test_what_is_no_capacity(capacity: Any, error: type[Exception], policy: str) -> None:
+    with pytest.raises(error, match="capacity must be"):
+        featstore.simulate([[0, 1], [1, 2]], capacity, policy)

@@ -13,6 +13,7 @@ from featstore.cache.base import OnlinePolicy, Policy, PolicyContext, StaticPoli
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.select import top_rows
 from featstore.cache.table import FeatureCache
+from featstore.config import check_at_least
 from featstore.errors import PluginError
 from featstore.plan.trace import Trace
 
@@ -57,6 +58,8 @@ def simulate(
     ------
     ValueError
         The capacity is negative, or the policy needs an array that is not given.
+    TypeError
+        The capacity is no integer.
 
     Notes
     -----
@@ -76,8 +79,7 @@ def simulate(
             opened.close()
     if not isinstance(trace, Trace):
         trace = Trace(trace, n)
-    if capacity < 0:
-        raise ValueError(f"capacity must be at least 0, not {capacity}")
+    check_at_least("capacity", capacity, 0)
     chosen = get_policy(policy)
     context = PolicyContext(
         trace.n, 1, in_degree_of=in_degree, out_degree_of=out_degree, counts_of=lambda: row_counts(trace), seed=seed

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from featstore.cache.planned import Window
+from featstore.config import check_at_least
 from featstore.sampling.batch import Sampler
 from featstore.sampling.foreign import checked_sampler
 from featstore.storage.rundir import DiskBudget
@@ -32,7 +33,8 @@ def _narrow(ids: npt.ArrayLike | torch.Tensor, n: int) -> Ints:
         raise TypeError(f"a batch of a trace is a 1-D integer array, not {array.dtype} of {array.ndim} dimensions")
     if array.size and (int(array.min()) < 0 or int(array.max()) >= n):
         bad = int(np.flatnonzero((array < 0) | (array >= n))[0])
-        raise IndexError(f"row {array[bad]} at position {bad} is out of range for {n} rows")
+        why = "rows are numbered from 0" if array[bad] < 0 else f"out of range for {n} rows"
+        raise IndexError(f"row {array[bad]} at position {bad}: {why}")
     return np.ascontiguousarray(array, np.int32 if n < 2**31 else np.int64)
 
 
@@ -79,7 +81,11 @@ class Trace(Sequence[Ints]):
             lengths = batches.lengths
         else:
             arrays = [np.asarray(batch) for batch in batches]
-            self.n = max((int(a.max()) + 1 for a in arrays if a.size), default=0) if n is None else n
+            # Of other dtypes nothing can be said of the largest; they are refused below.
+            self.n = max((int(a.max()) + 1 for a in arrays if a.size and a.dtype.kind in "iu"), default=0) if n is None else n
+            check_at_least("n", self.n, 0)
+            if self.n >= 2**63:
+                raise IndexError(f"row {self.n - 1} is beyond 64 bits")
             self._first = 0
             narrowed = [_narrow(array, self.n) for array in arrays]
             for number, array in enumerate(narrowed):

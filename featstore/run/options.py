@@ -102,4 +102,6 @@ def parse_planning(
         check_at_least("superbatch", superbatch, 1)
     n_bytes = None if disk is None else parse_disk(disk, graph.num_nodes * row_bytes)
     where = f"{graph.path}.runs" if run_dir is None else os.fspath(run_dir)
-    return Planning(chosen, superbatch, n_bytes, where, bool(overlap))
+    if not isinstance(overlap, bool):
+        raise TypeError(f"overlap must be True or False, not {overlap!r}")
+    return Planning(chosen, superbatch, n_bytes, where, overlap)
