@@ -2,7 +2,8 @@
 
 Figures: extents read against fio's sequential rate and by the kernel's count of bytes; streamed and frozen epochs against the
 copy of the same rows in memory and I/O at fio's rates, against ``superbatch``, and against one random read a miss at fio's rate;
-batched packing against individual packing and against fio; rows of Belady-packed extents against static tiers. Sieve and
+batched packing against individual packing and against fio; rows of Belady-packed extents against static tiers; a static host tier
+with a disk too small for all extents. Sieve and
 individual packing read at the device's random rate, so a part of their batches is timed and the rest counted by its rows;
 ``superbatch`` runs once, whole. ``$FEATSTORE_R22`` names a folder that ``r22.py`` filled.
 """
@@ -13,8 +14,11 @@ import argparse
 import json
 import os
 import shutil
+import statistics
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +84,9 @@ class Bench:
             seconds += time.perf_counter() - begin
         return seconds
 
-    def epoch(self, most: int | None = None, **options: Any) -> dict[str, Any]:
-        """Run an epoch without a model; what it took after sampling."""
+    @contextmanager
+    def opened(self, **options: Any) -> Iterator[Any]:
+        """A loader; its cache goes with it, the pool stays warm, as it does from epoch to epoch of a training."""
         given = {
             "features": "x",
             "labels": None,
@@ -93,25 +98,43 @@ class Bench:
         if "pack" not in given:
             given |= {"sampler": self.sampler, "seeds": self.seeds, "batch_size": self.batch_size, "superbatch": self.n}
         with self.loader(self.g, **given) as loader:
-            before = bytes_read_by_kernel()
-            begin = time.perf_counter()
-            n = 0
-            for batch in loader:
-                n += len(batch.x)
-                if batch.index + 1 == most:
-                    break
-            seconds = time.perf_counter() - begin
-            read = bytes_read_by_kernel() - before
-            stats = loader.stats()
-        self.g.cache("x", 0)  # the pool stays warm, as it does from epoch to epoch of a training
-        stages = stats["seconds"]
-        return {"seconds": seconds - stages.get("sample", 0.0), "kernel_bytes": read, "stages": stages, "stats": stats, "rows": n}
+            yield loader
+        self.g.cache("x", 0)
+
+    def run(self, loader: Any, most: int | None = None) -> dict[str, Any]:
+        """Run an epoch of a loader without a model; what it took after sampling."""
+        earlier = loader.stats()["seconds"]
+        before = bytes_read_by_kernel()
+        begin = time.perf_counter()
+        n = 0
+        for number, batch in enumerate(loader):
+            n += len(batch.x)
+            if number + 1 == most:
+                break
+        seconds = time.perf_counter() - begin
+        read = bytes_read_by_kernel() - before
+        stages = {name: s - earlier.get(name, 0.0) for name, s in loader.stats()["seconds"].items()}
+        return {"seconds": seconds - stages.get("sample", 0.0), "kernel_bytes": read, "stages": stages, "rows": n}
+
+    def epoch(self, most: int | None = None, **options: Any) -> dict[str, Any]:
+        """Run the first epoch of a new loader."""
+        with self.opened(**options) as loader:
+            return self.run(loader, most)
 
     def superbatch_s(self) -> dict[str, Any]:
         """Seconds of a whole superbatch epoch after sampling; its first batches, which miss the most, would not do."""
         result = self.epoch(strategy="superbatch")
         assert result["rows"] == self.rows
         return {"seconds": result["seconds"], "stages": result["stages"]}
+
+    def copied(self) -> Any:
+        """A copy of the pack without its layouts."""
+        import featstore
+
+        path = self.folder / "copy.pack"
+        shutil.rmtree(path, ignore_errors=True)
+        shutil.copytree(self.pack.path, path, ignore=shutil.ignore_patterns("layout-*"))
+        return featstore.Pack(path)
 
     def layout(self, policy: str) -> Any:
         """Make (once) and open the layout of a policy."""
@@ -167,24 +190,27 @@ def epochs(bench: Bench) -> None:
         name: [] for name in ("streamed", "frozen", "copy", "streamed bound", "frozen bound", "random")
     }
     stages: dict[str, Any] = {}
-    for _ in range(bench.args.runs):
-        read, write = bench.rates()
-        rows["random"].append(missed / fio_random_iops(bench.base, min(400_000, bench.base.stat().st_size // 4096)))
-        copy = bench.copy_s()
-        streamed = bench.epoch(strategy="streamed")
-        frozen = bench.epoch(strategy="packed", pack=bench.pack)
-        extents_s = missed * bench.width / read
-        io = bench.base.stat().st_size / read + missed * bench.width / write + extents_s
-        rows["streamed"].append(streamed["seconds"])
-        rows["frozen"].append(frozen["seconds"])
-        rows["copy"].append(copy)
-        rows["streamed bound"].append(streamed["stages"]["plan"] + max(copy, io))
-        rows["frozen bound"].append(max(copy, extents_s))
-        stages = {"streamed": streamed["stages"], "frozen": frozen["stages"]}
-        assert streamed["rows"] == frozen["rows"] == bench.rows
+    for name, options in (("streamed", {"strategy": "streamed"}), ("frozen", {"strategy": "packed", "pack": bench.pack})):
+        with bench.opened(**options) as loader:
+            first = bench.run(loader)  # of the loader: fresh files and pages
+            assert first["rows"] == bench.rows
+            bench.report.figure(f"R22 {name}, a loader's first epoch", first["seconds"], "s", stages=first["stages"])
+            for _ in range(bench.args.runs):
+                read, write = bench.rates()
+                iops = fio_random_iops(bench.base, min(200_000, bench.base.stat().st_size // 4096))
+                rows["random"].append(missed / iops)
+                copy, extents_s = bench.copy_s(), missed * bench.width / read
+                io = bench.base.stat().st_size / read + missed * bench.width / write + extents_s
+                found = bench.run(loader)
+                bound = max(copy, extents_s) if name == "frozen" else found["stages"]["plan"] + max(copy, io)
+                rows[name].append(found["seconds"])
+                rows[f"{name} bound"].append(bound)
+                rows["copy"].append(copy)
+                stages[name] = found["stages"]
     superbatch = bench.superbatch_s()
     more = {"copy_s": rows["copy"][-1], "superbatch": superbatch, "missed": missed, "rows": bench.rows}
-    for name, times in (("streamed", 12), ("frozen", 25)):
+    for number, (name, times) in enumerate((("streamed", 12), ("frozen", 25))):
+        random = rows["random"][number * bench.args.runs :][: bench.args.runs]
         bench.report.figure(
             f"R22 {name}, data preparation",
             rows[name],
@@ -204,9 +230,9 @@ def epochs(bench: Bench) -> None:
         )
         bench.report.figure(
             f"R22 {name} against random reads",
-            [random / s for random, s in zip(rows["random"], rows[name], strict=True)],
+            [them / s for them, s in zip(random, rows[name], strict=True)],
             "times faster",
-            random_s=rows["random"],
+            random_s=random,
         )
     bench.report.figure(
         "R22 superbatch",
@@ -276,6 +302,47 @@ def packing(bench: Bench) -> None:
     )
 
 
+def tiers(bench: Bench) -> None:
+    """Batches that share rows on a small disk: seconds and bytes of an epoch, against an extent a batch and on demand.
+
+    All with a host tier by frequency, filled before; bytes by the kernel's count.
+    """
+    part = min(bench.n, bench.args.part)
+    options: dict[str, Any] = {"policy": "frequency", "superbatch": "auto"}
+    with bench.opened(strategy="ondemand", disk=None, run_dir=None, **options) as loader:
+        ondemand = bench.run(loader, part)
+    share = bench.rows / ondemand["rows"]
+    seconds = share * (ondemand["stages"]["gather"] + ondemand["stages"].get("update", 0.0))
+    n_bytes = share * ondemand["kernel_bytes"]
+    full = bench.layout("frequency")
+    disk = full.disk_bytes
+    full.close()
+    whole: dict[str, Any] = {}
+    for fraction in (None, 0.75, 0.5):
+        pack = bench.pack if fraction is None else bench.copied()
+        try:
+            size = 30 << 30 if fraction is None else int(fraction * disk)
+            with bench.opened(strategy="packed", pack=pack, **options | {"disk": size}) as loader:
+                made = loader.stats()["seconds"].get("pack", 0.0)
+                bench.run(loader)  # fills the host tier
+                found = [bench.run(loader) for _ in range(bench.args.runs)]
+                hits = loader.stats()["hits"]
+        finally:
+            if pack is not bench.pack:
+                pack.close()
+                shutil.rmtree(pack.path)
+        times, read = [run["seconds"] for run in found], found[0]["kernel_bytes"]
+        whole = whole or {"seconds": statistics.median(times), "bytes": read}
+        more = {"hits": hits, "made_s": made, "disk": size if fraction else disk}
+        name = "frequency, extents of all rows" if fraction is None else f"frequency, {fraction:.0%} of that disk"
+        figure = bench.report.figure
+        figure(name, times, "s", reference="on demand", references=[seconds] * len(times), **more)
+        figure(f"{name}: bytes read", read, "bytes", reference="on demand", ratio=read / n_bytes)
+        if fraction is not None:
+            figure(f"{name}, against extents", times, "s", references=[whole["seconds"]] * len(times), reference="all rows")
+            figure(f"{name}: bytes against extents", read, "bytes", reference="all rows", ratio=read / whole["bytes"])
+
+
 def rows_read(bench: Bench) -> None:
     """Rows of Belady-packed extents against those of static tiers, the cache's fill counted."""
     belady, static = (float(bench.missed(policy).sum()) for policy in ("belady", "frequency"))
@@ -301,6 +368,7 @@ def run(args: argparse.Namespace, report: Report) -> None:
                 ("packing", packing),
                 ("rows", rows_read),
                 ("sieve", sieve),
+                ("tiers", tiers),
             ):
                 if args.only in name:
                     figure(bench)
