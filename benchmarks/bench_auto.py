@@ -2,7 +2,7 @@
 
 Two epochs are timed without a model, the loader's making included; the others are taken to be like the second. All sides run in
 one process, each with the dataset opened anew, and a fixed strategy that is hopelessly behind (three times the best so far) is
-cut off: its epoch is then counted by its rows, and said to be cut. The drive is measured before, once a dataset, as a user's
+cut off: its epoch is then counted by its batches, and said to be cut. The drive is measured before, once a dataset, as a user's
 would be. With a pack, frozen layouts are among the fixed ones, packing included. ``$FEATSTORE_R22`` names a folder that
 ``r22.py`` filled; ``--only 10`` runs one budget.
 """
@@ -24,6 +24,7 @@ FIXED: tuple[tuple[str, str], ...] = (
     ("streamed", "belady"),
     ("ondemand", "degree"),
     ("ondemand", "frequency"),
+    ("ondemand", "sieve"),
     ("superbatch", "belady"),
 )
 FROZEN: tuple[tuple[str, str], ...] = (("packed", "belady"), ("packed", "frequency"))

@@ -245,6 +245,8 @@ def train_as_asked(path: str | os.PathLike[str], options: argparse.Namespace, *,
         sampler = make_sampler(graph, options)
         if options.pack is not None:
             loader_options["pack"] = _checked_pack(stack, graph, options)
+        if options.device.startswith("cuda"):
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it deterministic products are refused there
         torch.use_deterministic_algorithms(True)
         return train(
             graph,
