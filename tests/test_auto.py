@@ -21,11 +21,12 @@ from featstore.plan import auto as auto_module
 from featstore.plan.auto import choose
 from featstore.plan.cost import Estimate, Machine
 from featstore.plan.plots import draw_estimates
+from featstore.plan.sharing import merged_reads
 from featstore.run.profile import Profile, profile_batches
 from featstore.run.strategies import STRATEGIES
 from featstore.storage.catalog import read_catalog
 from featstore.storage.lock import WRITER_LOCK, FileLock
-from featstore.storage.reader import DeviceSpeed
+from featstore.storage.reader import DeviceSpeed, ReadStats
 from tests.test_cost import SKETCH, N, workload
 
 
@@ -48,6 +49,7 @@ def test_the_device_is_measured_once_and_kept(data: Path, monkeypatch: pytest.Mo
     with featstore.open(data, memory="64MiB") as g:
         found = device_speed(g)
         assert min(found.iops, found.bandwidth, found.write_bandwidth) > 0
+        assert 0 < found.gather_bandwidth <= found.bandwidth
         assert device_speed(g) is found
         assert g.budget.report().keys() <= {"reader buffers", "checksum tables", "node data"}
     assert not (data.parent / "g.runs").exists()
@@ -83,7 +85,7 @@ def test_sequential_reads_are_timed_on_a_long_stream(data: Path, monkeypatch: py
 
 def test_what_was_measured_is_forgotten_after_a_day(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A drive that was busy when it was measured is not thought slow for ever."""
-    clock, speeds = [1e9], iter(DeviceSpeed(float(k), 2.0, 3.0) for k in range(1, 9))
+    clock, speeds = [1e9], iter(DeviceSpeed(float(k), 2.0, 3.0, 7.0) for k in range(1, 9))
     monkeypatch.setattr(device_module.time, "time", lambda: clock[0])
     monkeypatch.setattr(device_module, "_measure", lambda *_: next(speeds))
 
@@ -101,9 +103,39 @@ def test_what_was_measured_is_forgotten_after_a_day(data: Path, monkeypatch: pyt
         assert [device_speed(g).iops, device_speed(g, again=True).iops, device_speed(g).iops] == [4, 5, 5]
 
 
+@pytest.mark.parametrize("row_bytes", [4, 512, 4096, 16_384])
+@pytest.mark.parametrize("n_bytes", [1 << 20, 1 << 30])
+def test_gathers_are_timed_beside_their_operations(
+    data: Path, monkeypatch: pytest.MonkeyPatch, row_bytes: int, n_bytes: int
+) -> None:
+    """A file of which rows are read at 100 MB/s, and 1,000 reads a second: found are the former, and rows that lie in it."""
+    clock, asked = [0.0], []
+
+    class File:
+        def __init__(self) -> None:
+            self.row_bytes, self.n_bytes, self.n_rows = row_bytes, n_bytes, n_bytes // row_bytes
+
+        def gather(self, rows: np.ndarray, out: np.ndarray, gap_bytes: int) -> ReadStats:
+            assert rows.min() >= 0
+            assert rows.max() < self.n_rows
+            assert len(rows) == len(np.unique(rows)) == len(out)
+            asked.append(len(rows))
+            reads, n_read = merged_reads(rows, row_bytes, gap_bytes)
+            clock[0] += reads / 1000 + (n_read - reads * 4096) / 1e8
+            return ReadStats(rows=len(rows), reads=reads, bytes_read=n_read)
+
+    monkeypatch.setattr(device_module.time, "perf_counter", lambda: clock[0])
+    with featstore.open(data, memory="256MiB") as g:
+        held = g.budget.used
+        assert device_module._time_gather(g, File(), 1000.0, 2e9) == pytest.approx(1e8, rel=1e-6)  # type: ignore[arg-type]
+        assert device_module._time_gather(g, File(), 1000.0, 5e7) == 5e7  # type: ignore[arg-type]
+        assert g.budget.used == held
+    assert 10 <= min(asked) <= max(asked) <= 0.35 * (64 << 20) / 4096
+
+
 def test_explain_measures_when_told(data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["plan", str(data), "--explain", "--fanouts", "4,3", "--batch-size", "100", "--sizes", "10%", "--json"]
-    speeds = iter(DeviceSpeed(1000.0 * k, 1e9, 1e9) for k in range(1, 9))
+    speeds = iter(DeviceSpeed(1000.0 * k, 1e9, 1e9, 7.0) for k in range(1, 9))
     monkeypatch.setattr(device_module, "_measure", lambda *_: next(speeds))
     for more, expected in (([], 1000), ([], 1000), (["--measure"], 2000), ([], 2000)):
         assert main([*arguments, *more]) == 0
@@ -113,12 +145,12 @@ def test_explain_measures_when_told(data: Path, monkeypatch: pytest.MonkeyPatch,
 
 
 def test_another_machine_is_measured_anew(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fixed = DeviceSpeed(1.0, 2.0, 3.0)
+    fixed = DeviceSpeed(1.0, 2.0, 3.0, 7.0)
     monkeypatch.setattr(device_module, "_measure", lambda *_: fixed)
     with featstore.open(data) as g:
         assert device_speed(g) == fixed
     monkeypatch.setattr(device_module.platform, "node", lambda: "elsewhere")
-    other = DeviceSpeed(4.0, 5.0, 6.0)
+    other = DeviceSpeed(4.0, 5.0, 6.0, 7.0)
     monkeypatch.setattr(device_module, "_measure", lambda *_: other)
     with featstore.open(data) as g:
         assert device_speed(g) == other
@@ -129,8 +161,8 @@ def test_another_machine_is_measured_anew(data: Path, monkeypatch: pytest.Monkey
     [{}, {"iops": "fast"}, {"iops": -1.0}, {"bandwidth": None}, {"when": None}, {"when": "today"}, {"where": {"machine": "b"}}],
 )
 def test_a_record_that_is_none_is_not_used(bad: dict[str, Any]) -> None:
-    good = {"where": {}, "when": time.time(), "iops": 1.0, "bandwidth": 2.0, "write_bandwidth": 3.0}
-    assert device_module._saved(good, {}) == DeviceSpeed(1.0, 2.0, 3.0)
+    good = {"where": {}, "when": time.time(), "iops": 1.0, "bandwidth": 2.0, "write_bandwidth": 3.0, "gather_bandwidth": 7.0}
+    assert device_module._saved(good, {}) == DeviceSpeed(1.0, 2.0, 3.0, 7.0)
     assert device_module._saved({**good, **bad} if bad else {"where": {}}, {}) is None
     assert device_module._saved(None, {}) is None
 

@@ -111,6 +111,16 @@ def test_more_misses_never_take_less(a: int, b: int) -> None:
         assert low.once_s <= high.once_s + 1e-9
 
 
+@pytest.mark.parametrize(
+    ("n_loads", "seconds"), [(8192, 0.115), (30_000, 0.395), (100_000, 1.16), (175_000, 1.77), (400_000, 2.9)]
+)
+def test_gathers_take_what_they_were_measured_to_take(n_loads: int, seconds: float) -> None:
+    """On R22, of 4,194,304 rows: they read at 0.77 GB/s beside their operations, where a stream reads 2.1 GB/s."""
+    drive = DeviceSpeed(80_000, 2.1e9, 2.2e9, 0.77e9)
+    assert random_read_s(n_loads, 1, 1 << 22, 512, drive) == pytest.approx(seconds, rel=0.2)
+    assert random_read_s(400_000, 1, 1 << 22, 512, replace(drive, gather_bandwidth=0.0)) < 0.4 * 2.9  # as it was thought to be
+
+
 def test_units() -> None:
     """A second of each resource is a second."""
     w = workload(n_rows=10**6, row_bytes=4096, n_batches=1000, superbatch=1000, loads=1000, n_accesses=0, n_top=0)
@@ -185,7 +195,7 @@ def test_an_online_policy_starts_with_nothing() -> None:
     assert found.rows_loaded == 7_000_000
     assert "not known" in by_name(workload(), FREE_COPIES)["ondemand", "sieve"].impossible
     copying = by_name(w, Machine(SKETCH, 1e9))["ondemand", "sieve"]
-    assert copying.parts["copy"] == pytest.approx((35_000_000 + 7_000_000) * 512 / 1e9)  # what is loaded is copied in
+    assert copying.parts["copy"] == pytest.approx((28_000_000 + 7_000_000) * 512 / 1e9)  # hits out, what is loaded in
 
 
 def test_the_table_is_one_mapping() -> None:
@@ -204,10 +214,10 @@ def skewed(n: int, n_batches: int, size: int) -> list[np.ndarray]:
 
 
 def test_filling_a_cache_is_paid_once() -> None:
-    """Reading, checking and copying take turns there: R22 at a half was filled in 3.0 s, where one scan takes 1.0 s."""
-    machine = Machine(DeviceSpeed(75_000, 2.2e9, 1.6e9), 8.5e9)
+    """R22 at a half was filled in 2.4 to 3.0 s, where one scan takes 1.0 s and a gather reads 0.8 GB/s."""
+    machine = Machine(DeviceSpeed(75_000, 2.2e9, 1.6e9, 0.8e9), 8.5e9)
     found = by_name(workload(capacity=N // 2, n_degree=30_000_000), machine)
-    assert found["ondemand", "degree"].once_s == pytest.approx(3.0, rel=0.1)
+    assert found["ondemand", "degree"].once_s == pytest.approx(2.7, rel=0.1)
     assert found["ondemand", "frequency"].once_s == pytest.approx(found["ondemand", "degree"].once_s + 1.5)  # counts are sampled
     assert by_name(workload(capacity=0, n_degree=0), machine)["ondemand", "degree"].once_s == 0
 

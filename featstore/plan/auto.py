@@ -46,6 +46,7 @@ class Choice:
         head = (
             f"{self.workload.capacity:,} rows in memory ({self.workload.capacity / max(1, self.workload.n_rows):.3g} of all); "
             f"{self.machine.device.iops:,.0f} random reads/s, {self.machine.device.bandwidth / 1e9:.2f} GB/s read, "
+            f"{self.machine.device.gather_bandwidth / 1e9:.2f} GB/s gathered, "
             f"{self.machine.device.write_bandwidth / 1e9:.2f} GB/s written, {self.machine.copy_bandwidth / 1e9:.2f} GB/s copied"
         )
         taken = f"taken: {self.taken.strategy} ({self.taken.policy}): {self.reason}"
@@ -64,6 +65,7 @@ class Choice:
                 "iops": device.iops,
                 "bandwidth": device.bandwidth,
                 "write_bandwidth": device.write_bandwidth,
+                "gather_bandwidth": device.gather_bandwidth,
                 "copy_bandwidth": self.machine.copy_bandwidth,
             },
         }

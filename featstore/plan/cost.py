@@ -29,7 +29,8 @@ __all__ = [
     "table",
 ]
 
-# Filling a cache, measured on R22: reading, checking and copying take turns; memory that was never touched is slow to copy into.
+# Filling a cache from extents, measured on R22: reading, checking and copying take turns; memory that was never touched is slow
+# to copy into.
 FILL_TURNS, FRESH_COPY = 2, 8
 PIECE_BYTES = 1 << 20  # a scan for packing reads the pieces that hold a wanted row
 SAMPLE_BYTES = 16  # on disk, a sampled node: its id, its edges, its plan
@@ -246,11 +247,15 @@ def random_reads(n_loads: int, n_gathers: int, n_rows: int, row_bytes: int, devi
 def random_read_s(n_loads: int, n_gathers: int, n_rows: int, row_bytes: int, device: DeviceSpeed) -> float:
     """Seconds that :func:`random_reads` take.
 
-    A read takes the time of an operation, which moves one page, and that of its other pages in sequence; so where nearly all
-    pages are wanted it is a scan.
+    A read takes the time of an operation, which moves one page, and that of its other pages at the rate of gathers; so where
+    nearly all pages are wanted it is a scan.
     """
     reads, n_bytes = random_reads(n_loads, n_gathers, n_rows, row_bytes, device)
-    return reads / device.iops + max(0.0, n_bytes - reads * PAGE_BYTES) / device.bandwidth
+    return _reads_s(reads, n_bytes, device)
+
+
+def _reads_s(reads: float, n_bytes: float, device: DeviceSpeed) -> float:
+    return reads / device.iops + max(0.0, n_bytes - reads * PAGE_BYTES) / (device.gather_bandwidth or device.bandwidth)
 
 
 def _copied_s(n_rows: int, w: Workload, m: Machine) -> float:
@@ -273,9 +278,8 @@ def _scan_s(n_loads: int, w: Workload, n_scans: int, m: Machine) -> float:
 def _ondemand(w: Workload, m: Machine, policy: str, hits: int, counting_s: float) -> Estimate:
     loads = w.n_accesses - hits
     read = random_read_s(loads, w.n_batches, w.n_rows, w.row_bytes, m.device)
-    copy = _copied_s(w.n_accesses, w, m)
-    read_fill = min(random_read_s(w.capacity, 1, w.n_rows, w.row_bytes, m.device), w.base_bytes / m.device.bandwidth)
-    fill = FILL_TURNS * read_fill + FRESH_COPY * _copied_s(w.capacity, w, m)
+    copy = _copied_s(hits, w, m)  # a gather's rate has that of the others
+    fill = random_read_s(w.capacity, 1, w.n_rows, w.row_bytes, m.device) + _copied_s(w.capacity, w, m)
     parts = {"sample": w.sample_s, "read": read, "copy": copy}
     moved = int(random_reads(loads, w.n_batches, w.n_rows, w.row_bytes, m.device)[1])
     return Estimate("ondemand", policy, max(w.sample_s, read + copy), counting_s + fill, loads, 0, moved, parts)
@@ -367,8 +371,7 @@ def _packed(w: Workload, m: Machine, policy: str, loads: int, updates: int, fill
     read, copy = counted.packed * w.row_bytes / m.device.bandwidth, _copied_s(copied, w, m)
     parts = {"read": read, "copy": copy}
     if counted.length > 1:  # shared rows are read when their batch's turn comes, extents ahead
-        pages = max(0, counted.n_bytes - counted.reads * PAGE_BYTES)
-        parts["shared"] = counted.reads / m.device.iops + pages / m.device.bandwidth
+        parts["shared"] = _reads_s(counted.reads, counted.n_bytes, m.device)
     moved = counted.packed * w.row_bytes + counted.n_bytes
     return Estimate("packed", policy, max(read, copy) + parts.get("shared", 0.0), once, loads, disk, moved, parts, impossible)
 

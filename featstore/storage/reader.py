@@ -46,11 +46,14 @@ class DeviceSpeed:
         Bytes a second in large sequential reads.
     write_bandwidth : float
         Bytes a second in large sequential writes; 0: not measured.
+    gather_bandwidth : float
+        Bytes a second that a gather of scattered rows reads and checks where it reads more than a page at once; 0: not measured.
     """
 
     iops: float
     bandwidth: float
     write_bandwidth: float = 0.0
+    gather_bandwidth: float = 0.0
 
     @property
     def gap_bytes(self) -> int:
