@@ -192,6 +192,31 @@ def test_what_is_counted_before_is_what_is_read(data: Path, frozen: Path) -> Non
         assert hits["packed"] // 2 == pytest.approx(counted.packed + 300, rel=0.2)
 
 
+def test_without_memory_to_estimate_a_layout_that_is_there_is_run(
+    data: Path, frozen: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(*_: object, **__: object) -> None:
+        raise featstore.BudgetError("none is left")
+
+    monkeypatch.setattr("featstore.run.auto.observe", no_memory)
+    options: dict[str, Any] = {"pack": frozen, "features": ["x"], "feature_cache": 0.1, "disk": "20x"}
+    with featstore.open(data, memory="64MiB") as g:
+
+        def taken(**more: Any) -> tuple[str, str]:
+            with featstore.Loader(g, strategy="auto", **{**options, **more}) as auto:
+                assert sum(1 for _ in auto) == 10
+                found = auto.stats()["auto"]
+            assert "none is left" in found["reason"]
+            return found["taken"]["strategy"], found["taken"]["policy"]
+
+        assert taken() == ("ondemand", "frequency")
+        assert taken(feature_cache=0) == ("ondemand", "none")
+        assert taken(device_cache=0.1) == ("packed", "frequency")
+        featstore.Loader(g, strategy="packed", **options).close()
+        assert taken() == ("packed", "belady")
+        assert taken(disk=1000) == ("ondemand", "frequency")
+
+
 @given(st.sets(st.integers(0, 3000), max_size=60), st.sampled_from([1, 7, 100, 512, 4096, 5000, 9000]), st.integers(0, 5))
 def test_merged_reads(places: set[int], row_bytes: int, gap: int) -> None:
     rows = np.array(sorted(places), np.int64)

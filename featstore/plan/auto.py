@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore.cache.base import get_policy
+from featstore.cache.rowmap import huge_array
 from featstore.cache.select import top_rows
 from featstore.cache.table import FeatureCache
 from featstore.config import Budget
@@ -82,8 +83,11 @@ def copy_bandwidth(row_bytes: int, n_threads: int, budget: Budget) -> float:
     """Measure at how many bytes a second the executor copies scattered rows within memory (some 10 ms)."""
     n = max(16, min(COPY_BYTES, budget.available // 8) // max(1, row_bytes))
     with budget.reserve("measuring copies", n * row_bytes * 5 // 4 + 8 * n):
-        # Written before: pages that never were are all one page, which lies in the processor's cache.
-        array, out = np.ones((n, row_bytes), np.uint8), np.ones((max(4, n // 4), row_bytes), np.uint8)
+        # Huge pages, as caches and pools have; written before, because pages that never were are all one page.
+        array = huge_array(n * row_bytes).reshape(n, row_bytes)
+        out = huge_array(max(4, n // 4) * row_bytes).reshape(-1, row_bytes)
+        for each in (array, out):
+            each.fill(1)
         rows = np.random.default_rng(0).integers(0, n, len(out)).astype(np.int32)
         source = MemorySource(array, n_threads)
         best = 0.0

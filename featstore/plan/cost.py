@@ -29,9 +29,9 @@ __all__ = [
     "table",
 ]
 
-# Filling a cache from extents, measured on R22: reading, checking and copying take turns; memory that was never touched is slow
-# to copy into.
-FILL_TURNS, FRESH_COPY = 2, 8
+# Measured on R22. Filling a cache from extents: reading, checking and copying take turns; memory that was never touched is slow
+# to copy into. Rows of an epoch are copied to and from lists of places, beside threads that read and check.
+FILL_TURNS, FRESH_COPY, BATCH_COPY = 3, 12, 2
 PIECE_BYTES = 1 << 20  # a scan for packing reads the pieces that hold a wanted row
 SAMPLE_BYTES = 16  # on disk, a sampled node: its id, its edges, its plan
 STATIC, DEGREE, PLANNED, ONLINE = "frequency", "degree", "belady", "sieve"
@@ -262,6 +262,10 @@ def _copied_s(n_rows: int, w: Workload, m: Machine) -> float:
     return n_rows * w.row_bytes / m.copy_bandwidth
 
 
+def _gathered_s(n_rows: int, w: Workload, m: Machine) -> float:
+    return BATCH_COPY * _copied_s(n_rows, w, m)
+
+
 def _pipeline_s(producer_s: float, consumer_s: float, n: int) -> float:
     """Seconds of two stages beside each other, over ``n`` equal items: the first and the last wait for one another."""
     return producer_s / n + (n - 1) / n * max(producer_s, consumer_s) + consumer_s / n
@@ -278,8 +282,8 @@ def _scan_s(n_loads: int, w: Workload, n_scans: int, m: Machine) -> float:
 def _ondemand(w: Workload, m: Machine, policy: str, hits: int, counting_s: float) -> Estimate:
     loads = w.n_accesses - hits
     read = random_read_s(loads, w.n_batches, w.n_rows, w.row_bytes, m.device)
-    copy = _copied_s(hits, w, m)  # a gather's rate has that of the others
-    fill = random_read_s(w.capacity, 1, w.n_rows, w.row_bytes, m.device) + _copied_s(w.capacity, w, m)
+    copy = _gathered_s(hits, w, m)  # a gather's rate has that of the others
+    fill = random_read_s(w.capacity, 1, w.n_rows, w.row_bytes, m.device) + FRESH_COPY * _copied_s(w.capacity, w, m)
     parts = {"sample": w.sample_s, "read": read, "copy": copy}
     moved = int(random_reads(loads, w.n_batches, w.n_rows, w.row_bytes, m.device)[1])
     return Estimate("ondemand", policy, max(w.sample_s, read + copy), counting_s + fill, loads, 0, moved, parts)
@@ -303,7 +307,7 @@ def _ondemand_online(w: Workload, m: Machine) -> Estimate:
     if w.online_loads is not None:
         loads, again = w.online_loads, min(w.online_again, w.online_loads)
     found = _ondemand(w, m, ONLINE, w.n_accesses - again, 0.0)
-    admit, first = _copied_s(again, w, m), _copied_s(loads, w, m)
+    admit, first = _gathered_s(again, w, m), _gathered_s(loads, w, m)
     read = random_read_s(loads, w.n_batches, w.n_rows, w.row_bytes, m.device)
     read_and_copy = found.parts["read"] + found.parts["copy"] + admit
     epoch = max(w.sample_s, read_and_copy)
@@ -320,7 +324,7 @@ def _superbatch(w: Workload, m: Machine) -> Estimate:
     at_once = max(1, w.ahead_bytes // 2 // w.row_bytes)  # one half is read while the other is delivered from
     gathers = max(1, min(w.n_batches, -(-w.loads // at_once)))
     read = random_read_s(w.loads, gathers, w.n_rows, w.row_bytes, m.device)
-    copy = _copied_s(w.n_accesses + 2 * w.loads, w, m)  # out of where they were read to, and into the cache
+    copy = _gathered_s(w.n_accesses + 2 * w.loads, w, m)  # out of where they were read to, and into the cache
     parts = {"inspect": inspect, "read": read, "copy": copy}
     n = w.n_superbatches
     disk = stored * min(4, n) // n
@@ -335,7 +339,7 @@ def _streamed(w: Workload, m: Machine) -> Estimate:
     scan = _scan_s(w.loads, w, n, m)
     write = extents / m.device.write_bandwidth
     read = extents / m.device.bandwidth
-    copy = _copied_s(w.n_accesses + w.loads, w, m)
+    copy = _gathered_s(w.n_accesses + w.loads, w, m)
     parts = {"inspect": inspect, "scan": scan, "write": write, "read": read, "copy": copy}
     # Packing beside reading shares the drive.
     epoch = max(_pipeline_s(inspect + scan + write, max(read, copy), n), scan + write + read)
@@ -368,7 +372,7 @@ def _packed(w: Workload, m: Machine, policy: str, loads: int, updates: int, fill
     copied = w.n_accesses - w.n_device + updates
     if w.device_rows and w.device_on_host:  # which puts batches together, too: its rows are copied twice, the others once more
         copied += w.n_accesses + w.n_device
-    read, copy = counted.packed * w.row_bytes / m.device.bandwidth, _copied_s(copied, w, m)
+    read, copy = counted.packed * w.row_bytes / m.device.bandwidth, _gathered_s(copied, w, m)
     parts = {"read": read, "copy": copy}
     if counted.length > 1:  # shared rows are read when their batch's turn comes, extents ahead
         parts["shared"] = _reads_s(counted.reads, counted.n_bytes, m.device)

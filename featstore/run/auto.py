@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -77,14 +78,18 @@ def decide(setup: Setup, planning: Planning, *, row_bytes: Mapping[str, int], ca
     """
     graph, pack, width = setup.graph, setup.pack, sum(row_bytes.values())
     if not len(setup.batcher) or not setup.features:
-        return _default(setup, capacity, "nothing is to be gathered")
+        return _default(setup, planning, capacity, "nothing is to be gathered")
     profile = None
     try:
         if pack is None:
             profile = Profile(setup, planning.run_dir, planning.disk)
-            trace = profile.trace()
+            trace, sample_s = profile.trace(), profile.sample_s
         else:
             trace = pack_trace(pack)
+            begin = time.perf_counter()
+            for number in range(len(trace)):
+                pack.batch(number, graph.pool)
+            sample_s = time.perf_counter() - begin
         left = None if planning.disk is None or profile is None else planning.disk - profile.n_bytes
         speed = device_speed(graph, planning.run_dir, left)
         layouts: dict[str, int] = {}
@@ -98,7 +103,7 @@ def decide(setup: Setup, planning: Planning, *, row_bytes: Mapping[str, int], ca
                 capacity=capacity,
                 budget=graph.budget,
                 n_batches=len(setup.batcher),
-                sample_s=0.0 if profile is None else profile.sample_s,
+                sample_s=sample_s,
                 epochs=epochs,
                 disk_bytes=planning.disk,
                 has_pack=pack is not None,
@@ -117,19 +122,42 @@ def decide(setup: Setup, planning: Planning, *, row_bytes: Mapping[str, int], ca
         if profile is not None:
             profile.close()
         if isinstance(error, BudgetError):
-            return _default(setup, capacity, f"no memory to estimate: {error.message}")
+            return _default(setup, planning, capacity, f"no memory to estimate: {error.message}")
         if isinstance(error, OSError) and error.errno == errno.ENOSPC and planning.disk is not None:
-            return _default(setup, capacity, f"no disk to estimate: {error.strerror}")
+            return _default(setup, planning, capacity, f"no disk to estimate: {error.strerror}")
         raise
     policy = None if choice.taken.policy == "none" else choice.taken.policy
     return Decision(choice.taken.strategy, policy, choice.to_dict(), profile, workload.miss_share)
 
 
-def _default(setup: Setup, capacity: int, reason: str) -> Decision:
-    strategy = "ondemand" if setup.pack is None else "packed"
-    policy = "frequency" if capacity else None
+def _default(setup: Setup, planning: Planning, capacity: int, reason: str) -> Decision:
+    """What needs least: rows read on demand; packed ones where the layout is there, or where the device is to have some."""
+    strategy, policy = "ondemand", STATIC if capacity else None
+    if setup.pack is not None:
+        found = [name for name, folder in _there(setup, planning, capacity).items() if _fits(folder, planning.disk)]
+        if found or setup.device_rows:
+            strategy, policy = "packed", (found or [STATIC])[0]
     taken = {"strategy": strategy, "policy": policy or "none"}
     return Decision(strategy, policy, {"taken": taken, "reason": reason, "estimates": []})
+
+
+def _fits(folder: str, disk: int | None) -> bool:
+    return disk is None or layout_bytes(folder) <= disk
+
+
+def _layout(setup: Setup, planning: Planning, policy: str, capacity: int) -> LayoutOptions:
+    """Return the options of the layout that strategy ``"packed"`` would run."""
+    assert setup.pack is not None
+    superbatch = packed_superbatch(planning, setup.pack) if policy == PLANNED else 0
+    return LayoutOptions(setup.features, policy, capacity, superbatch, setup.device_rows or 0)
+
+
+def _there(setup: Setup, planning: Planning, capacity: int) -> dict[str, str]:
+    """Return the folders of the layouts that a pack has for a loader's features and tiers, by policy."""
+    assert setup.pack is not None
+    names = {each.name for each in find_layouts(setup.pack)}
+    wanted = {policy: _layout(setup, planning, policy, capacity).name for policy in (STATIC, PLANNED)}
+    return {policy: setup.pack.file(name) for policy, name in wanted.items() if name in names}
 
 
 def _packs(
@@ -139,20 +167,18 @@ def _packs(
     pack, budget, n_device = setup.pack, setup.graph.budget, setup.device_rows or 0
     assert pack is not None
     layouts, counted = {}, {}
-    there = find_layouts(pack)
+    there = _there(setup, planning, capacity)
     # A little is left for what is known only when a layout is made.
     disk = None if planning.disk is None else planning.disk - planning.disk // 64 - carried_bytes(pack, setup.graph, setup.labels)
     at_most = (sum(widths) + 20) * (int(pack.lengths.sum()) + capacity + n_device) + 4 * 4096 * len(pack)
-    for policy, superbatch in ((STATIC, 0), (PLANNED, packed_superbatch(planning, pack))):
-        options = LayoutOptions(setup.features, policy, capacity, superbatch, n_device)
-        if options.name in {each.name for each in there}:
-            folder = pack.file(options.name)
-            layouts[policy] = layout_bytes(folder)
-            shared = shared_there(folder, pack, widths, gap_bytes, layouts[policy])
+    for policy in (STATIC, PLANNED):
+        if policy in there:
+            layouts[policy] = layout_bytes(there[policy])
+            shared = shared_there(there[policy], pack, widths, gap_bytes, layouts[policy])
             if shared is not None:
                 counted[policy] = shared
         elif disk is not None and at_most > disk:
-            sizes = layout_sizes(options, widths, budget)
+            sizes = layout_sizes(_layout(setup, planning, policy, capacity), widths, budget)
             try:
                 if policy == PLANNED:
                     counted[policy] = count_planned(pack, sizes, budget)
