@@ -19,7 +19,7 @@ from featstore.graph import device as device_module
 from featstore.graph.device import device_speed
 from featstore.plan import auto as auto_module
 from featstore.plan.auto import choose
-from featstore.plan.cost import Estimate, Machine
+from featstore.plan.cost import TIE, Estimate, Machine
 from featstore.plan.plots import draw_estimates
 from featstore.plan.sharing import merged_reads
 from featstore.run.profile import Profile, profile_batches
@@ -218,7 +218,7 @@ def test_auto_takes_the_least_and_says_why(data: Path) -> None:
     with featstore.open(data, memory="64MiB") as g, loader(g, "auto", feature_cache=0.2) as auto:
         found = auto.stats()["auto"]
         possible = [each for each in found["estimates"] if not each["impossible"]]
-        assert found["taken"] == min(possible, key=lambda each: each["total_s"])
+        assert found["taken"]["total_s"] <= (1 + TIE) * min(each["total_s"] for each in possible)
         assert found["reason"]
         assert found["capacity"] == 600
         assert {each["strategy"] for each in found["estimates"]} == set(STRATEGIES)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import featstore
 from featstore.plan import auto as auto_module
-from featstore.plan.cost import CANDIDATES, Estimate, Machine
+from featstore.plan.cost import CANDIDATES, TIE, Estimate, Machine
 from featstore.plan.layout import LayoutOptions
 from featstore.plan.makelayout import layout_sizes
 from featstore.plan.sharing import count_static, merged_reads, shared_there
@@ -76,17 +76,19 @@ def test_packed_is_taken_only_with_a_pack_and_where_it_is_least(
             assert auto.stats()["auto"]["taken"]["strategy"] != "packed"
             assert "needs pack=" in estimates["packed", "belady"]["impossible"]
         monkeypatch.setattr("featstore.run.auto.device_speed", lambda *_: slow)
+        first: list[dict[str, Any]] = []
         for epochs in (1, 10**6):
             with featstore.Loader(g, pack=frozen, strategy="auto", feature_cache=0.1, epochs=epochs) as auto:
                 found = auto.stats()["auto"]
+                first = first or found["estimates"]
                 possible = [each for each in found["estimates"] if not each["impossible"]]
                 assert {each["strategy"] for each in possible} == set(STRATEGIES)
-                assert found["taken"] == min(possible, key=lambda each: each["total_s"])
+                assert found["taken"]["total_s"] <= (1 + TIE) * min(each["total_s"] for each in possible)
         assert found["taken"]["strategy"] == "packed"  # many epochs: what packing costs is spread over them
         with featstore.Loader(g, pack=frozen, strategy="auto", feature_cache=0.1, epochs=1) as auto:
             there = {(e["strategy"], e["policy"]): e for e in auto.stats()["auto"]["estimates"]}
         policy = found["taken"]["policy"]
-        before = next(e for e in found["estimates"] if (e["strategy"], e["policy"]) == ("packed", policy))
+        before = next(e for e in first if (e["strategy"], e["policy"]) == ("packed", policy))
         assert there["packed", policy]["once_s"] < before["once_s"]  # its extents are there now
 
 
