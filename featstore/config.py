@@ -204,7 +204,7 @@ class Budget:
 
     def _renew_lock(self) -> None:
         # Reentrant: a destructor that releases memory may run inside any of our own calls.
-        self._lock = threading.Condition(threading.RLock())
+        self._lock = threading.RLock()
 
     @property
     def used(self) -> int:
@@ -238,11 +238,6 @@ class Budget:
         with self._lock:
             return None if self._used + n_bytes > self.total else self.reserve(holder, n_bytes)
 
-    def wait_available(self, n_bytes: int, timeout: float) -> bool:
-        """Wait until ``n_bytes`` are available or ``timeout`` seconds have passed; return whether they are."""
-        with self._lock:
-            return self._lock.wait_for(lambda: self._used + n_bytes <= self.total, timeout)
-
     def report(self) -> dict[str, int]:
         """Return bytes by holder, largest first."""
         with self._lock:
@@ -270,7 +265,6 @@ class Budget:
                 self._held[id(reservation)] = reservation
             else:
                 self._held.pop(id(reservation), None)
-            self._lock.notify_all()
 
 
 @dataclass(eq=False)

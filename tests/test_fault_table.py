@@ -152,6 +152,7 @@ COVERAGE: dict[str, list[str]] = {
         "test_loader::test_collected_in_a_cycle",
         "test_loader::test_ctrl_c_while_waiting",
         "test_train::test_ctrl_c_ends_a_training_loop",
+        "test_train::test_ctrl_c_at_any_moment",
     ],
     "process: a policy that raises, returns the wrong type, out-of-range or duplicate rows": [
         "test_cache_table::test_faulty_static_policies",

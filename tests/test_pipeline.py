@@ -36,7 +36,9 @@ def drain(pipeline: Pipeline) -> Iterator:
 
 
 def make(first, second, n, *, start=0, threads=2, depth=2) -> Pipeline:
-    return Pipeline(first, second, start=start, stop=n, threads=threads, depth=depth, watch=Stopwatch())
+    pipeline = Pipeline(first, second, start=start, stop=n, threads=threads, depth=depth, watch=Stopwatch())
+    pipeline.begin()
+    return pipeline
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2, 5])
@@ -240,6 +242,7 @@ def test_what_can_be_spared_is_asked_for_last(depth: int, first_fails: bool, n_s
 
     stages = (stage, lambda i, a: a) if first_fails else (lambda i: i, lambda i, a: stage(a))
     pipeline = Pipeline(*stages, start=0, stop=8, threads=2, depth=depth, watch=Stopwatch(), spare=spare)
+    pipeline.begin()
     if n_spare:
         assert list(drain(pipeline)) == list(range(8))
         assert len(asked) == 2

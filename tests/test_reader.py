@@ -493,7 +493,7 @@ def test_a_child_closes_what_a_thread_of_its_parent_held(tmp_path: Path) -> None
     record = write_rows(tmp_path, np.zeros((10, 512), np.uint8))
     with opened(tmp_path, record) as (file, reader):
         file.gather(np.array([1]), np.zeros((1, 512), np.uint8))
-        with file._lock, reader._changed:
+        with file._lock, reader._lock:
             pid = os.fork()
             if pid == 0:
                 signal.alarm(20)

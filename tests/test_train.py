@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +21,7 @@ from featstore.errors import BudgetError
 from featstore.run.sage import GraphSAGE, mean_of_neighbors
 from featstore.run.train import describe_epoch, split_seeds, stage_table, train
 from featstore.sampling.batch import Block
+from featstore.testing.faults import run_in_child
 
 N, CLASSES, DIM = 800, 4, 16
 
@@ -326,7 +329,7 @@ def test_an_unfinished_iterator_does_not_keep_the_interpreter(small):
 
 def test_ctrl_c_ends_a_training_loop(small):
     code = f"""
-        import featstore, numpy, threading
+        import featstore, numpy, threading, time
         g = featstore.open({os.fspath(small.path)!r}, memory="64MiB")
         loader = featstore.Loader(g, featstore.NeighborSampler(g, [5]), numpy.arange(500), 1)
         try:
@@ -335,8 +338,13 @@ def test_ctrl_c_ends_a_training_loop(small):
                     if batch.index == 20:
                         print("running", flush=True)
         except KeyboardInterrupt:
-            left = [t.name for t in threading.enumerate() if t.name.startswith("featstore-")]
-            print("interrupted", left, len(g.features["x"][:5]))
+            pass  # only after this the traceback, and with it perhaps an iterator, is gone
+        deadline = time.monotonic() + 30
+        while left := [t.name for t in threading.enumerate() if t.name.startswith("featstore-")]:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.001)  # a thread that was being started ends by itself
+        print("interrupted", left, len(g.features["x"][:5]))
         g.close()
     """
     child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True)
@@ -346,6 +354,42 @@ def test_ctrl_c_ends_a_training_loop(small):
     rest, _ = child.communicate(timeout=120)
     assert rest.splitlines()[-1] == "interrupted [] 5"
     assert child.returncode == 0
+
+
+def interrupt(path: str, n: int, options: dict) -> None:
+    """Interrupt loops ``n`` times at random moments; in the child, whose main thread signals reach."""
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    rng = np.random.default_rng(n)
+    with featstore.open(path, memory="64MiB") as g:
+        for _ in range(n):
+            loader = featstore.Loader(g, featstore.NeighborSampler(g, [5]), np.arange(500), 1, labels=None, **options)
+            try:
+                signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-6, 0.03))
+                while True:
+                    for _ in loader:
+                        pass
+            except KeyboardInterrupt:
+                pass
+            loader.close()
+            deadline = time.monotonic() + 60
+            while any(thread.name.startswith("featstore-") for thread in threading.enumerate()):
+                assert time.monotonic() < deadline, [thread.name for thread in threading.enumerate()]
+                time.sleep(0.001)
+            assert len(g.features["x"][:5]) == 5
+
+
+INTERRUPTED = [{}, {"prefetch": 0}, {"strategy": "superbatch", "superbatch": 40}, {"memory": 2_000_000}]
+
+
+@pytest.mark.parametrize("options", INTERRUPTED, ids=str)
+def test_ctrl_c_at_any_moment(small, options):
+    run_in_child(interrupt, os.fspath(small.path), 25, options, timeout_s=120)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("options", INTERRUPTED, ids=str)
+def test_ctrl_c_at_many_moments(small, options):
+    run_in_child(interrupt, os.fspath(small.path), 20_000, options, timeout_s=1800)
 
 
 def test_a_loader_in_a_forked_child(small):

@@ -33,7 +33,8 @@ class _Gate:
     """Many readers of the slots' bytes, or one writer. A thread may enter again as a reader; waiting writers go first."""
 
     def __init__(self) -> None:
-        self._condition = threading.Condition(threading.Lock())
+        self._lock = threading.RLock()  # taken itself: Ctrl-C may leave Condition.__enter__ with the lock taken for good
+        self._changed = threading.Condition(self._lock)
         self._n_readers = 0
         self._n_writers_waiting = 0
         self._is_writing = False
@@ -42,38 +43,40 @@ class _Gate:
     @contextmanager
     def read(self) -> Iterator[None]:
         depth = getattr(self._mine, "depth", 0)
-        with self._condition:
-            if not depth:
-                self._condition.wait_for(lambda: not (self._is_writing or self._n_writers_waiting))
-            self._n_readers += 1
-            self._mine.depth = depth + 1
+        entered = 0
         try:
+            with self._lock:
+                if not depth:
+                    self._changed.wait_for(lambda: not (self._is_writing or self._n_writers_waiting))
+                self._n_readers += 1
+                entered = 1
+                self._mine.depth = depth + 1
             yield
         finally:
-            with self._condition:
+            with self._lock:
                 self._mine.depth = depth
-                self._n_readers -= 1
-                self._condition.notify_all()
+                self._n_readers -= entered
+                self._changed.notify_all()
 
     @contextmanager
     def write(self) -> Iterator[None]:
         if getattr(self._mine, "depth", 0):
             raise RuntimeError("apply() inside pinned() would wait for itself; leave pinned() first")
-        with self._condition:
-            self._n_writers_waiting += 1
-            try:
-                self._condition.wait_for(lambda: not (self._is_writing or self._n_readers))
-                self._is_writing = True
-            finally:
-                self._n_writers_waiting -= 1
-                if not self._is_writing:
-                    self._condition.notify_all()
+        entered = False
         try:
+            with self._lock:
+                self._n_writers_waiting += 1
+                try:
+                    self._changed.wait_for(lambda: not (self._is_writing or self._n_readers))
+                    self._is_writing = entered = True
+                finally:
+                    self._n_writers_waiting -= 1
             yield
         finally:
-            with self._condition:
-                self._is_writing = False
-                self._condition.notify_all()
+            with self._lock:
+                if entered:
+                    self._is_writing = False
+                self._changed.notify_all()
 
 
 class FeatureCache:

@@ -2,30 +2,59 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any
 
-from featstore.config import Budget
+from featstore.config import Budget, Reservation
 from featstore.run.batch import MiniBatch
 from featstore.run.prefetch import FINALIZER_JOIN_S, Pipeline, Stopwatch
 from featstore.run.strategy import EpochRun, Prepared
 from featstore.sampling.batch import SampledBatch, Sampler
 
-__all__ = ["EpochIterator", "Held", "Item", "Progress", "most_rows", "sampled_bytes"]
+__all__ = ["Batches", "EpochIterator", "Held", "Item", "Progress", "most_rows", "sampled_bytes"]
 
 
 class Held:
-    """Bytes of a loader's memory, released when the last batch object that refers to them dies."""
+    """Bytes of a loader's memory, released after the last batch object that refers to them has died: see :class:`Batches`."""
 
-    def __init__(self, share: Budget, n_bytes: int) -> None:
-        self.reservation = share.reserve("batches", n_bytes)
+    def __init__(self, reservation: Reservation) -> None:
+        self.reservation = reservation
 
-    def __del__(self) -> None:
-        if hasattr(self, "reservation"):
-            self.reservation.release()
+
+class Batches:
+    """What a loader's batches hold of its memory. Thread-safe.
+
+    The loop lets go of batches in the thread that Ctrl-C interrupts, and an interrupt within a destructor is lost, with what was
+    left of the destructor. So a death is only noted, which is one call of a compiled method, and released here when memory is
+    asked for.
+    """
+
+    def __init__(self, share: Budget) -> None:
+        self._share = share
+        self._dead: SimpleQueue[weakref.ref[Held]] = SimpleQueue()
+        self._living: dict[weakref.ref[Held], Reservation] = {}
+
+    def hold(self, n_bytes: int) -> Held:
+        """Reserve ``n_bytes``, or raise BudgetError."""
+        self._release_dead()
+        held = Held(self._share.reserve("batches", n_bytes))
+        self._living[weakref.ref(held, self._dead.put)] = held.reservation
+        return held
+
+    def resize(self, held: Held, n_bytes: int) -> None:
+        """Hold ``n_bytes`` from now on, or raise BudgetError."""
+        self._release_dead()
+        held.reservation.resize(n_bytes)
+
+    def _release_dead(self) -> None:
+        with contextlib.suppress(Empty):
+            while True:
+                self._living.pop(self._dead.get_nowait()).release()
 
 
 @dataclass(frozen=True)
@@ -87,6 +116,11 @@ class EpochIterator(Iterator[MiniBatch]):
             spare=run.spare,
         )
         self._finalizer = weakref.finalize(self, _end, self._pipeline, run)
+        try:
+            self._pipeline.begin()
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def depth(self) -> int:
@@ -102,11 +136,11 @@ class EpochIterator(Iterator[MiniBatch]):
             raise StopIteration
         try:
             batch = self._pipeline.get()
+            self._progress.batch = self._pipeline.position
         except BaseException:
             self._over = True
             self.close()
             raise
-        self._progress.batch = self._pipeline.position
         return batch
 
     def close(self) -> None:
@@ -115,8 +149,13 @@ class EpochIterator(Iterator[MiniBatch]):
 
 
 def _end(pipeline: Pipeline[Any, Any], run: EpochRun) -> None:
-    pipeline.close(FINALIZER_JOIN_S)
-    run.close()
+    try:
+        pipeline.close(FINALIZER_JOIN_S)
+    except BaseException:  # Ctrl-C, while its threads come to their end; so they do
+        pipeline.close(FINALIZER_JOIN_S)
+        raise
+    finally:
+        run.close()
 
 
 def sampled_bytes(sampled: SampledBatch) -> int:

@@ -29,7 +29,7 @@ from featstore.plan.offline import Pack
 from featstore.plan.packgraph import PackedGraph
 from featstore.run.auto import Decision, decide, look_ahead, rows_in_memory
 from featstore.run.batch import MiniBatch
-from featstore.run.epoch import EpochIterator, Held, Item, Progress, most_rows, sampled_bytes
+from featstore.run.epoch import Batches, EpochIterator, Item, Progress, most_rows, sampled_bytes
 from featstore.run.options import check_names, check_strategy, parse_planning, parse_share
 from featstore.run.packed import Packed
 from featstore.run.precache import AccessCounts, cache_bytes, device_rows, spare_bytes
@@ -209,6 +209,7 @@ class Loader:
         batcher = RandomBatcher(checked, batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last)
         self._batcher = batcher
         self._share = parse_share(memory, g.budget)
+        self._batches = None if self._share is None else Batches(self._share)
         self._held: list[Reservation] = [g.budget.reserve("loader order", 8 * len(checked) + batcher.order_bytes)]
         self._finalizer = weakref.finalize(self, _release, self._held)
         self._watch = Stopwatch()
@@ -410,7 +411,7 @@ class Loader:
         try:
             prepared = run.batch(position)
             n_bytes = sampled_bytes(prepared.sampled)
-            return Item(prepared, n_bytes, None if self._share is None else Held(self._share, n_bytes))
+            return Item(prepared, n_bytes, None if self._batches is None else self._batches.hold(n_bytes))
         except BudgetError as error:
             # How many rows it would have had is unknown: as many as the largest batch so far, or as there can be.
             rows = self._largest_rows or self._most_rows()
@@ -425,8 +426,8 @@ class Loader:
         features: dict[str, torch.Tensor] = {}
         tally = Tally()
         try:
-            if item.held is not None:
-                item.held.reservation.resize(item.n_bytes + n_bytes)
+            if self._batches is not None and item.held is not None:
+                self._batches.resize(item.held, item.n_bytes + n_bytes)
             budget = self._g.budget
             self._gather_features(run, item, features, tally)
         except BudgetError as error:

@@ -7,14 +7,15 @@ that nothing more can come free, the error is the loop's. So a short budget cost
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Generic, TypeVar
 
@@ -94,6 +95,10 @@ class _Failure:
     error: BaseException
 
 
+class _End:
+    """What the loop gets instead of an item once the pipeline is closed."""
+
+
 class _GivenBack:
     """What a stage ends with when memory was short and its item waits for another turn."""
 
@@ -120,7 +125,8 @@ class Pipeline(Generic[A, B]):
     threads : int
         Threads for ``first``, at least 1.
     depth : int
-        Items finished or being finished beyond the one the loop holds. 0: both stages run in the caller's thread.
+        Items finished or being finished beyond the one the loop holds, from :meth:`begin` on. 0: both stages run in the caller's
+        thread.
     watch : Stopwatch
         Gets ``wait``: seconds that :meth:`get` waited.
     spare : callable () -> bool, optional
@@ -150,29 +156,40 @@ class Pipeline(Generic[A, B]):
         self._depth = depth
         self._ahead = threads
         self._watch = watch
-        self._changed = threading.Condition()
+        # The loop takes the lock itself, never by way of the condition, whose __enter__ Ctrl-C may leave with the lock taken for
+        # good; and it waits for items in a queue, since Ctrl-C may leave Condition.wait() without the lock.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._pid = os.getpid()
         self._closed = False
+        self._begun = not depth
         self._taken = start  # the item the loop takes next
         self._finishing = start  # the item the second stage works on
         self._fresh = start  # first item never begun
         self._again: list[int] = []  # items given back, a heap
         self._active: set[int] = set()  # items in the first stage
         self._ready: dict[int, A | _Failure] = {}
-        self._done: deque[B | _Failure] = deque()
+        self._done: SimpleQueue[B | _Failure | _End] = SimpleQueue()
         self._waiting = False  # the loop waits for item _taken
         self._urgent: int | None = None  # short of memory: no item after this one is begun
         self._threads: list[threading.Thread] = []
-        if depth:
-            names = [(f"featstore-sample-{k}", self._run_first) for k in range(min(threads, max(1, stop - start)))]
-            try:
-                for name, target in [*names, ("featstore-gather", self._run_second)]:
-                    thread = threading.Thread(target=target, name=name, daemon=True)
-                    thread.start()
-                    self._threads.append(thread)
-            except BaseException:
-                self.close()
-                raise
+
+    def begin(self) -> None:
+        """Start the threads; apart from the constructor, so that what closes the pipeline can be in place before."""
+        if not self._depth:
+            return
+        try:
+            names = [f"featstore-sample-{k}" for k in range(min(self._ahead, max(1, self._stop - self._taken)))]
+            for name, target in [*((name, self._run_first) for name in names), ("featstore-gather", self._run_second)]:
+                thread = threading.Thread(target=target, name=name, daemon=True)
+                thread.start()
+                self._threads.append(thread)
+            with self._lock:
+                self._begun = True  # all is there, so a thread that Ctrl-C left out of the list above does nothing
+                self._changed.notify_all()
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def depth(self) -> int:
@@ -204,16 +221,15 @@ class Pipeline(Generic[A, B]):
             return item
         begin = time.perf_counter()
         try:
-            with self._changed:
+            with self._lock:
                 self._waiting = True
                 self._changed.notify_all()
-                try:
-                    self._changed.wait_for(lambda: self._done or self._closed)
-                finally:
-                    self._waiting = False
-                if self._closed:
+            outcome = self._done.get()
+            with self._lock:
+                self._waiting = False
+                if self._closed or isinstance(outcome, _End):
+                    del outcome
                     raise ClosedError("this iterator was closed while it was waited for")
-                outcome = self._done.popleft()
                 self._taken += 1
                 self._changed.notify_all()
         finally:
@@ -240,8 +256,9 @@ class Pipeline(Generic[A, B]):
         """Stop the threads, wait for them (at most ``timeout`` seconds each), drop what was made ahead. May be called again."""
         if os.getpid() != self._pid:
             return  # after a fork the threads are the parent's
-        with self._changed:
+        with self._lock:
             self._closed = True
+            self._done.put(_End())
             self._changed.notify_all()
         here = threading.current_thread()
         for thread in self._threads:
@@ -249,12 +266,17 @@ class Pipeline(Generic[A, B]):
                 thread.join(timeout)
         if here not in self._threads:
             self._ready.clear()
-            self._done.clear()
+            with contextlib.suppress(Empty):
+                while True:
+                    self._done.get_nowait()
+            self._done.put(_End())
 
     # First stage.
 
     def _claim(self) -> int | None:
         """Take the lowest item that may be begun; the lock is held."""
+        if not self._begun:
+            return None
         item = self._again[0] if self._again else self._fresh
         limit = min(self._stop, self._taken + self._depth + self._ahead)
         if item >= limit or (self._urgent is not None and item > self._urgent):
@@ -272,7 +294,7 @@ class Pipeline(Generic[A, B]):
 
     def _first_once(self) -> bool:
         item: int | None = None
-        with self._changed:
+        with self._lock:
             while not self._closed and (item := self._claim()) is None:
                 self._changed.wait()
             if self._closed or item is None:
@@ -280,7 +302,7 @@ class Pipeline(Generic[A, B]):
         outcome = self._attempt(item, partial(self._first, item))
         if isinstance(outcome, _GivenBack):
             return True
-        with self._changed:
+        with self._lock:
             self._active.discard(item)
             if self._urgent is not None and item > self._urgent:
                 heapq.heappush(self._again, item)
@@ -293,7 +315,7 @@ class Pipeline(Generic[A, B]):
 
     def _give_back(self, item: int) -> bool:
         """Short of memory: put the item back for later, unless it is the one that the second stage needs next (then False)."""
-        with self._changed:
+        with self._lock:
             if item == self._finishing:
                 return False
             self._active.discard(item)
@@ -315,7 +337,7 @@ class Pipeline(Generic[A, B]):
             pass
 
     def _second_once(self) -> bool:
-        with self._changed:
+        with self._lock:
             item = self._finishing
             if item >= self._stop:
                 return False
@@ -324,11 +346,11 @@ class Pipeline(Generic[A, B]):
                 return False
             prepared = self._ready.pop(item)
         outcome = prepared if isinstance(prepared, _Failure) else self._attempt(item, partial(self._second, item, prepared))
-        with self._changed:
+        with self._lock:
             self._urgent = None
             self._finishing += 1
             if not self._closed and not isinstance(outcome, _GivenBack):
-                self._done.append(outcome)
+                self._done.put(outcome)
             is_last = isinstance(outcome, _Failure)
             del outcome, prepared
             self._changed.notify_all()
@@ -353,7 +375,7 @@ class Pipeline(Generic[A, B]):
 
     def _starved(self, item: int) -> bool:
         """Whether the loop waits for this item, so that it will let go of nothing before it has it."""
-        with self._changed:
+        with self._lock:
             return self._waiting and self._taken == item
 
     def _relieve(self, item: int, starved: bool) -> bool:
@@ -362,7 +384,7 @@ class Pipeline(Generic[A, B]):
         ``starved`` says whether the loop already waited for the item when the failed attempt began.
         """
         dropped = []
-        with self._changed:
+        with self._lock:
             self._urgent = item
             later = [k for k in self._ready if k > item]
             for k in later:

@@ -84,7 +84,9 @@ class Reader:
 
     def _start(self) -> None:
         self._pid = os.getpid()
-        self._changed = threading.Condition()
+        # Taken itself, not by way of the condition: Ctrl-C may leave Condition.__enter__ with the lock taken for good.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._measuring = threading.Lock()
         self._idle: list[Engine] = []
         self._held: dict[int, Reservation] = {}
@@ -115,24 +117,31 @@ class Reader:
     def engine(self, n_rows: int = 0) -> Iterator[Engine]:
         """Borrow a queue, with scratch to sort ``n_rows`` where the budget allows."""
         self._leave_parent()
-        with self._changed:
-            self._check_open()
-            while not self._idle:
-                if len(self._held) < MAX_ENGINES:
-                    try:
-                        self._idle.append(self._make(self.backend))
-                        break
-                    except (BudgetError, OSError):
-                        if not self._held:
-                            raise
-                self._changed.wait()
-                self._check_open()
-            engine = self._idle.pop()
+        engine: Engine | None = None
         try:
+            with self._lock:
+                self._wait_for_engine()
+                engine = self._idle[-1]
+                del self._idle[-1]  # not by pop(): between its return and the assignment Ctrl-C may come
             self._fit_scratch(engine, min(n_rows, MAX_SORTED_ROWS))
             yield engine
         finally:
-            self._give_back(engine)
+            if engine is not None:
+                self._give_back(engine)
+
+    def _wait_for_engine(self) -> None:
+        """Wait until there is an idle queue, or make one; the lock is held."""
+        self._check_open()
+        while not self._idle:
+            if len(self._held) < MAX_ENGINES:
+                try:
+                    self._idle.append(self._make(self.backend))
+                    break
+                except (BudgetError, OSError):
+                    if not self._held:
+                        raise
+            self._changed.wait()
+            self._check_open()
 
     def _leave_parent(self) -> None:
         if self._pid != os.getpid():
@@ -143,7 +152,7 @@ class Reader:
                 reservation.release()
 
     def _give_back(self, engine: Engine) -> None:
-        with self._changed:
+        with self._lock:
             if self._closed:
                 self._drop(engine)
             else:
@@ -172,7 +181,7 @@ class Reader:
     def trim(self) -> None:
         """Give idle queues back to the system and to the budget, all but the last queue."""
         self._leave_parent()
-        with self._changed:
+        with self._lock:
             while self._idle and len(self._held) > 1:
                 self._drop(self._idle.pop(0))
 
@@ -244,7 +253,7 @@ class Reader:
     def close(self) -> None:
         """Wait for reads under way, then give everything back; may be called again."""
         self._leave_parent()
-        with self._changed:
+        with self._lock:
             self._closed = True
             for engine in self._idle:
                 self._drop(engine)
@@ -302,7 +311,7 @@ class RowFile:
         self.seed = seed
         self._sums_seed = sums_seed
         self.stats = ReadStats()
-        self._lock = threading.Condition()
+        self._new_lock()
         self._users = 0
         self._is_closing = False
         self._pid = os.getpid()
@@ -437,9 +446,14 @@ class RowFile:
 
     def _leave_parent(self) -> None:
         if self._pid != os.getpid():  # a lock of the parent's may have been held when it forked
-            self._lock, self._users, self._pid = threading.Condition(), 0, os.getpid()
+            self._new_lock()
+            self._users, self._pid = 0, os.getpid()
             if self._paged is not None:
                 self._paged.lock = threading.Lock()
+
+    def _new_lock(self) -> None:
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
 
     def check_open(self) -> None:
         """Raise ClosedError where the file was closed."""
@@ -449,15 +463,17 @@ class RowFile:
     @contextmanager
     def _in_use(self) -> Iterator[None]:
         self._leave_parent()
-        with self._lock:
-            self.check_open()
-            self._users += 1
+        users = 0
         try:
+            with self._lock:
+                self.check_open()
+                self._users += 1
+                users = 1
             yield
         finally:
             with self._lock:
-                self._users -= 1
-                self._lock.notify_all()
+                self._users -= users
+                self._changed.notify_all()
 
     def _count(self, rows: int, reads: int, n_bytes: int) -> ReadStats:
         cost = ReadStats(rows, reads, rows * self.row_bytes, n_bytes)
@@ -542,6 +558,6 @@ class RowFile:
         self._leave_parent()
         with self._lock:
             self._is_closing = True  # or readers that come while others go would keep it open
-            self._lock.wait_for(lambda: self._users == 0)
+            self._changed.wait_for(lambda: self._users == 0)
             self._file.close()
         self._forget_sums()
