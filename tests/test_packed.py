@@ -126,24 +126,30 @@ def test_resume_and_state(dataset: Path, pack: Path) -> None:
                     loader.load_state_dict(state)
 
 
-@settings(max_examples=25)
-@given(st.data())
-def test_any_width_dtype_and_budget(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    folder = tmp_path_factory.mktemp("any")
+def any_graph(data: st.DataObject, path: Path, most_seeds: int) -> tuple[torch.Tensor, np.ndarray, int]:
+    """Draw a dataset whose feature ``x`` has any width and dtype; return the bytes of its rows, seeds, and a batch's size."""
     n = data.draw(st.integers(5, 400))
     dtype = data.draw(st.sampled_from(["uint8", "bool", "float16", "bfloat16", "float32", "int64", "float64"]))
     items = data.draw(st.sampled_from([1, 3, 25, 128, 700, 1433]))
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     kind = getattr(torch, dtype)
     raw = torch.from_numpy(rng.integers(0, 2 if dtype == "bool" else 256, (n, items * kind.itemsize), dtype=np.uint8))
-    x = raw.view(kind)
-    degree = rng.integers(0, 6, n)
-    indptr = np.concatenate([[0], np.cumsum(degree)])
-    seeds = rng.permutation(n)[: data.draw(st.integers(1, min(n, 40)))]
+    indptr = np.concatenate([[0], np.cumsum(rng.integers(0, 6, n))])
+    seeds = rng.permutation(n)[: data.draw(st.integers(1, min(n, most_seeds)))]
     size = data.draw(st.integers(1, 12))
+    indices = rng.integers(0, n, indptr[-1])
+    featstore.OutOfCoreGraph.create(path, indptr, indices, {"x": raw.view(kind)}, progress=False).close()
+    return raw, seeds, size
+
+
+@settings(max_examples=25)
+@given(st.data())
+def test_any_width_dtype_and_budget(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    raw, seeds, size = any_graph(data, folder / "g", 40)
     memory = data.draw(st.sampled_from(["40MB", "6MB"]))
     with (
-        featstore.OutOfCoreGraph.create(folder / "g", indptr, rng.integers(0, n, indptr[-1]), {"x": x}, progress=False) as g,
+        featstore.open(folder / "g") as g,
         featstore.open(folder / "g", memory=memory) as tight,
     ):
         sampler = featstore.NeighborSampler(g, [3, 2], seed=1)
@@ -156,7 +162,7 @@ def test_any_width_dtype_and_budget(tmp_path_factory: pytest.TempPathFactory, da
                 "superbatch": data.draw(st.integers(1, 9)),
             }
             if options["feature_cache"] == 1:
-                options["feature_cache"] = 4 * n + 8 + x.nbytes // n  # one row
+                options["feature_cache"] = 4 * len(raw) + 8 + raw.shape[1]  # one row
             try:
                 with featstore.Loader(tight, strategy="packed", pack=pack, labels=None, **options) as loader:
                     seen = {batch.index: batch.x.clone().view(torch.uint8).reshape(len(batch.x), -1) for batch in loader}

@@ -22,7 +22,7 @@ from featstore.plan.segments import traffic
 from featstore.plan.trace import Trace
 from featstore.testing.faults import random_flips
 from tests.directory_size import bytes_at_one_moment
-from tests.test_packed import copied, pack, run
+from tests.test_packed import any_graph, copied, pack, run
 from tests.test_superbatch import N, dataset, ondemand, same
 
 __all__ = ["dataset", "ondemand", "pack"]  # fixtures
@@ -362,22 +362,12 @@ def test_a_copied_pack_trains(dataset: Path, pack: Path, tmp_path: Path, ondeman
 @given(st.data())
 def test_any_width_dtype_and_budget(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("any")
-    n = data.draw(st.integers(5, 400))
-    dtype = data.draw(st.sampled_from(["uint8", "bool", "float16", "bfloat16", "float32", "int64", "float64"]))
-    items = data.draw(st.sampled_from([1, 3, 25, 128, 700, 1433]))
-    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
-    kind = getattr(torch, dtype)
-    raw = torch.from_numpy(rng.integers(0, 2 if dtype == "bool" else 256, (n, items * kind.itemsize), dtype=np.uint8))
-    x = raw.view(kind)
-    degree = rng.integers(0, 6, n)
-    indptr = np.concatenate([[0], np.cumsum(degree)])
-    seeds = rng.permutation(n)[: data.draw(st.integers(1, min(n, 60)))]
-    size = data.draw(st.integers(1, 12))
+    raw, seeds, size = any_graph(data, folder / "g", 60)
     host = data.draw(st.sampled_from([0, 0.01, 0.1, 0.5, 1.0]))
     on_device = data.draw(st.sampled_from([None, 0, 0.01, 0.2, 1.0]))
     share = data.draw(st.floats(0, 1.2))
     with (
-        featstore.OutOfCoreGraph.create(folder / "g", indptr, rng.integers(0, n, indptr[-1]), {"x": x}, progress=False) as g,
+        featstore.open(folder / "g") as g,
         featstore.open(folder / "g", memory=data.draw(st.sampled_from(["40MB", "8MB"]))) as tight,
     ):
         sampler = featstore.NeighborSampler(g, [3, 2], seed=1)
