@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 from pathlib import Path
@@ -22,7 +23,8 @@ def files(folder: Path) -> dict[str, int]:
     found = {}
     for path in folder.rglob("*"):
         if path.name.startswith(("extents-", "spare-")) and path.suffix != ".sums":
-            found[path.name] = path.stat().st_ino
+            with contextlib.suppress(FileNotFoundError):  # renamed or removed meanwhile
+                found[path.name] = path.stat().st_ino
     return found
 
 

@@ -181,7 +181,7 @@ def run_in_child(
     *arguments: Any,
     faults: bool = False,
     environment: dict[str, str] | None = None,
-    timeout_s: float = 240,
+    timeout_s: float = 500,
     prepare: Callable[[], None] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Call ``function(*arguments)`` in a fresh interpreter and raise AssertionError, with its output, unless it returns.
