@@ -401,7 +401,7 @@ def _trace(options: argparse.Namespace, graph: OutOfCoreGraph, show: bool) -> It
                 batch_size=options.batch_size,
                 seed=options.seed,
                 max_batches=options.max_batches,
-                disk=DiskBudget(options.disk),
+                disk=DiskBudget(options.disk, "the trace", path if options.save_trace is not None else graph.path),
                 progress=show,
             )
             stack.callback(trace.close)

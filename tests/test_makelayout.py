@@ -14,10 +14,13 @@ import pytest
 
 import featstore
 from featstore.cache.belady import Belady
+from featstore.plan import makelayout
 from featstore.plan.identity import digest_of
+from featstore.plan.offline import read_record, write_record
 from featstore.storage.lock import WRITER_LOCK, FileLock
 from tests.test_packed import copied, pack, run
 from tests.test_superbatch import N, dataset, ondemand, same
+from tests.test_tiers import layout_bytes, least_in
 
 __all__ = ["dataset", "ondemand", "pack"]  # fixtures
 
@@ -228,3 +231,166 @@ def test_planned_policies_are_told_by_class_and_public_attributes() -> None:
     first.start(5, featstore.PolicyContext(10, 1))
     assert digest(first) == digests[0]
     assert digest(Belady()) == ""
+
+
+class Interrupt:
+    """Makes the ``n``-th filling of a feature's extents end in an error after an episode, or right away."""
+
+    def __init__(self, patched: pytest.MonkeyPatch, n: int, error: BaseException, *, begin: bool = False) -> None:
+        really, self.calls = makelayout.fill_extents, 0
+
+        def fill(*arguments: Any, **options: Any) -> None:
+            self.calls += 1
+
+            def done(end: int) -> None:
+                raise error
+
+            if self.calls == n and begin:
+                raise error
+            really(*arguments, **options, **({"done": done} if self.calls == n else {}))
+
+        patched.setattr(makelayout, "fill_extents", fill)
+
+
+def files_of(folder: Path) -> dict[str, tuple[int, int]]:
+    return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.iterdir()}
+
+
+OTHER = [KeyboardInterrupt(), featstore.BudgetError("too little"), SystemExit(1)]
+
+
+@pytest.mark.parametrize("error", OTHER, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("begin", [True, False])
+def test_an_interrupted_layout_is_gone_on_with(
+    dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any], error: BaseException, begin: bool
+) -> None:
+    """After a whole feature, or after an episode of the first; twice."""
+    mine = copied(pack, tmp_path)
+    options: dict[str, Any] = {"memory": "3MB", "feature_cache": 0.01}
+    before: dict[str, tuple[int, int]] = {}
+    for attempt in range(2):
+        with pytest.MonkeyPatch.context() as patched, pytest.raises(type(error)):
+            Interrupt(patched, 2 if begin and not attempt else 1, error, begin=begin)
+            run(dataset, mine, epochs=0, **options)
+        folder = next(mine.glob("layout-*.partial"))
+        there = files_of(folder)
+        assert ("done.0" in there) == begin
+        assert ("extents.0.rows.progress" in there) != begin
+        run(dataset, mine, epochs=0, **{**options, "feature_cache": 0.02})  # another, which leaves this one alone
+        assert files_of(folder) == there
+        before = before or there
+        kept = ("plan", "done.0", "extents.0.rows") if begin else ("plan",)
+        assert all(there[name] == before[name] for name in kept)
+    found, _ = run(dataset, mine, **options)
+    assert same(found[0] + found[2], ondemand)
+    assert not list(mine.glob("*.partial"))
+    finished = next(path for path in mine.glob("layout-*") if path.name + ".partial" == folder.name)
+    assert all(files_of(finished)[name] == before[name] for name in kept)
+    assert "begun" not in files_of(finished)
+
+
+def test_errors_of_the_disk_leave_nothing_of_an_interrupted_layout(
+    dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any]
+) -> None:
+    for number, error in enumerate((OSError(errno.ENOSPC, "full"), OSError(errno.EIO, "failed"))):
+        mine = copied(pack, tmp_path / str(number))
+        before = sorted(os.listdir(mine))
+        with pytest.MonkeyPatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            Interrupt(patched, 2, KeyboardInterrupt(), begin=True)
+            run(dataset, mine, epochs=0, feature_cache=0.01)
+        assert list(mine.glob("layout-*.partial/done.0"))
+        with pytest.MonkeyPatch.context() as patched:
+            Interrupt(patched, 1, error, begin=True)
+            if error.errno == errno.EIO:
+                with pytest.raises(OSError, match="failed"):
+                    run(dataset, mine, epochs=0, feature_cache=0.01)
+                assert sorted(os.listdir(mine)) == [*before, WRITER_LOCK]
+            else:  # what was there was in the way
+                assert same(run(dataset, mine, epochs=1, feature_cache=0.01)[0][0], ondemand[:25])
+
+
+def test_a_layout_is_gone_on_with_on_a_smaller_disk(dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any]) -> None:
+    """What the first maker had begun does not fit any more; one whose segments share rows does."""
+    mine = copied(pack, tmp_path)
+    options: dict[str, Any] = {"feature_cache": 0.02, "policy": "frequency"}
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        Interrupt(patched, 2, KeyboardInterrupt(), begin=True)
+        run(dataset, mine, epochs=0, **options)
+    found, stats = run(dataset, mine, disk="2.5x", **options)
+    assert same(found[0] + found[2], ondemand)
+    assert stats["hits"]["disk_cache"] > 0
+    assert sum(path.stat().st_size for path in mine.glob("layout-*/*")) < 2.5 * N * (33 * 4 + 7)
+    assert not list(mine.glob("*.partial"))
+
+
+def test_a_partial_layout_of_other_rows_is_not_gone_on_with(
+    dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any]
+) -> None:
+    mine = copied(pack, tmp_path)
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        Interrupt(patched, 2, KeyboardInterrupt(), begin=True)
+        run(dataset, mine, epochs=0, feature_cache=0.01)
+    folder = next(mine.glob("layout-*.partial"))
+    record = read_record(str(folder / "begun"), "begun")
+    record["features"]["x"][0] = "0" * 32
+    (folder / "begun").unlink()
+    write_record(str(folder / "begun"), "begun", record)
+    (folder / "extents.0.rows").write_bytes(b"of an earlier feature")
+    found, _ = run(dataset, mine, feature_cache=0.01)
+    assert same(found[0] + found[2], ondemand)
+
+
+@pytest.mark.parametrize("policy", ["belady", "frequency"])
+def test_packs_of_no_batches(dataset: Path, tmp_path: Path, policy: str) -> None:
+    with featstore.open(dataset, memory="64MB") as g:
+        sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
+        featstore.sample_offline(g, sampler, [], 100, epochs=2, path=tmp_path / "p").close()
+        options: dict[str, Any] = {"features": ["x", "z"], "pack": tmp_path / "p", "feature_cache": 0.1}
+        for more in ({}, {"device_cache": 0.1}, {"disk": "3x"}):
+            with featstore.Loader(g, strategy="packed", policy=policy, **options, **more) as loader:
+                assert [len(loader), len(list(loader)), len(list(loader))] == [0, 0, 0]
+        with featstore.Loader(g, strategy="auto", **options) as loader:
+            assert list(loader) == []
+    with featstore.PackedGraph(tmp_path / "p", memory="64MB") as there:
+        with featstore.Loader(there, strategy="packed", policy=policy, features=["x", "z"], feature_cache=0.1) as loader:
+            assert list(loader) == []
+
+
+@pytest.mark.parametrize("options", [{}, {"device_cache": 0.05}, {"labels": None}], ids=["host", "device", "no labels"])
+def test_a_planned_layout_says_how_much_disk_it_takes(dataset: Path, pack: Path, tmp_path: Path, options: dict[str, Any]) -> None:
+    """Before anything is filled, to the byte but for records, whatever part of it did not fit."""
+    mine = copied(pack, tmp_path)
+    given: dict[str, Any] = {"strategy": "packed", "pack": mine, "features": ["x", "z"], "feature_cache": 0.05, "superbatch": 7}
+    least = set()
+    with featstore.open(dataset, memory="64MB") as g, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(makelayout, "fill_extents", None)
+        for disk in (40_000, 200_000, 600_000):
+            with pytest.raises(OSError, match=r"take .* \(\d+ bytes\) on disk, of which .* may be used") as caught:
+                featstore.Loader(g, disk=disk, **given, **options)
+            assert caught.value.errno == errno.ENOSPC
+            least.add(least_in(caught.value))
+        assert len(least) == 1
+        with pytest.raises(OSError, match="may be used"):
+            featstore.Loader(g, disk=min(least) - 1, **given, **options)
+    with featstore.open(dataset, memory="64MB") as g:
+        featstore.Loader(g, disk=min(least), **given, **options).close()
+    assert min(least) - 20_000 < layout_bytes(mine) <= min(least)
+
+
+def test_budgets_of_disk_name_what_does_not_fit_where(dataset: Path, tmp_path: Path) -> None:
+    with featstore.open(dataset, memory="64MB") as g:
+        with pytest.raises(OSError, match=r"the samples would take .* of a disk budget of 1 B") as caught:
+            offline(g, tmp_path / "p", disk=1)
+        assert caught.value.filename == str(tmp_path / "p")
+
+
+def test_records_of_another_layout_are_damage(dataset: Path, pack: Path, tmp_path: Path) -> None:
+    mine = copied(pack, tmp_path)
+    for size in (0.1, 0.2):
+        run(dataset, mine, epochs=0, feature_cache=size)
+    first, second = sorted(mine.glob("layout-*"))
+    (first / "layout").write_bytes((second / "layout").read_bytes())
+    with pytest.raises(featstore.CorruptionError, match="record of another layout"):
+        run(dataset, mine, epochs=0)
+    with pytest.raises(featstore.CorruptionError, match="record of another layout"):
+        featstore.PackedGraph(mine)

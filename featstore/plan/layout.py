@@ -44,9 +44,11 @@ __all__ = [
     "find_layouts",
     "layout_bytes",
     "layout_records",
+    "unfinished_bytes",
 ]
 
 Int64s = npt.NDArray[np.int64]
+_ANOTHER = "this is the record of another layout, or of another pack"
 PREFIX, PARTIAL = "layout-", ".partial"
 DEVICE_FILL_BYTES = 4 << 20  # of one read of what the device holds, which passes through host memory
 
@@ -104,6 +106,12 @@ def layout_bytes(folder: str) -> int:
     return sum(entry.stat().st_size for entry in os.scandir(folder))
 
 
+def unfinished_bytes(pack: Pack) -> int:
+    """Return the bytes of layouts whose making was interrupted, which asking for them again finishes."""
+    names = [name for name in os.listdir(pack.path) if name.startswith(PREFIX) and name.endswith(PARTIAL)]
+    return sum(layout_bytes(pack.file(name)) for name in names)
+
+
 def check_disk(folder: str, disk: int | None) -> None:
     """Raise OSError (ENOSPC), which says what to do, where the layout in ``folder`` takes more than ``disk`` bytes."""
     n_bytes = layout_bytes(folder)
@@ -119,7 +127,11 @@ def check_disk(folder: str, disk: int | None) -> None:
 def layout_records(pack: Pack) -> list[dict[str, Any]]:
     """Return the record of every layout that the pack has."""
     names = [name for name in sorted(os.listdir(pack.path)) if name.startswith(PREFIX) and not name.endswith(PARTIAL)]
-    return [read_record(os.path.join(pack.path, name, "layout"), "layout") for name in names]
+    found = {name: read_record(os.path.join(pack.path, name, "layout"), "layout") for name in names}
+    for name, record in found.items():
+        if _options(record).name != name:
+            raise CorruptionError(_ANOTHER, os.path.join(pack.path, name, "layout"))
+    return list(found.values())
 
 
 def _options(record: Mapping[str, Any]) -> LayoutOptions:
@@ -166,7 +178,7 @@ class Layout:
         self.record = read_record(path, "layout")
         if _options(self.record).name != options.name or self.record["samples"] != pack.record["samples"]:
             pack.check_in_place()
-            raise CorruptionError("this is the record of another layout, or of another pack", path)
+            raise CorruptionError(_ANOTHER, path)
         self.group = options.superbatch or 1
         self._files: dict[str, ExtentFile] = {}
         self._extents: dict[str, FeatureExtents] = {}

@@ -1,7 +1,7 @@
 """Making a layout: its tables, then one sequential pass over each feature that fills extents, shared rows and tiers.
 
-It is made under the pack's writer lock in ``<name>.partial``; a killed maker is followed by one that goes on after the last
-episode (see :mod:`featstore.storage.extents`) that was finished.
+It is made under the pack's writer lock in ``<name>.partial``; a maker that was killed or interrupted is followed by one that goes
+on after the last episode (see :mod:`featstore.storage.extents`) that was finished.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from featstore.cache.base import Policy
 from featstore.config import Budget, Reservation
-from featstore.errors import BusyError
+from featstore.errors import BusyError, CorruptionError, FormatError
 from featstore.graph.progress import Progress, note
 from featstore.plan.layout import (
     PARTIAL,
@@ -46,6 +46,7 @@ __all__ = ["layout_sizes", "make_layout"]
 MOST_PIECE_BYTES, LEAST_PIECE_BYTES = 8 << 20, 64 << 10  # of shared rows that are put in order at once
 PIECE_SHARE = 32  # the part of the memory that is left which a piece may take
 PATIENCE_S = 1.0  # before it is said that others are waited for
+BEGUN = "begun"
 _CANNOT_WRITE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 RECORD_BYTES = 2048  # of a record of a feature or of the layout, at most
 
@@ -110,7 +111,8 @@ def make_layout(
     BudgetError
         Not enough memory.
     OSError
-        The disk, or ``disk``, is full, or failed; the pack and the dataset are as they were. ENOSPC also where the layout that
+        The disk, or ``disk``, is full, or failed; the pack and the dataset are as they were, and what an earlier maker of this
+        layout had left is removed. ENOSPC also where the layout that
         is there takes more than ``disk``.
 
     References
@@ -128,7 +130,7 @@ def make_layout(
         if os.path.exists(target):  # others made it meanwhile
             check_disk(target, disk)
             return
-        accounts, written = DiskBudget(disk), []
+        accounts, written = DiskBudget(disk, "the layout", target), []
         ordered = {name: sources[name] for name in sorted(sources)}  # the same files in every order of the features
         try:
             for data in node_data:
@@ -152,7 +154,7 @@ def _carry_where_possible(pack: Pack, node_data: Sequence[NodeData], target: str
         raise
     with lock:
         pack.check_in_place()
-        accounts = DiskBudget(disk)
+        accounts = DiskBudget(disk, "the layout and what copies of the pack have besides", pack.path)
         accounts.take(layout_bytes(target), target)
         for data in node_data:
             if not is_carried(pack, data):
@@ -176,28 +178,71 @@ def _locked(pack: Pack, progress: bool) -> FileLock:
 
 
 def _make_whole(job: _Job, target: str) -> None:
-    """Make the layout in ``job.folder`` and give it its name; nothing is left where that fails."""
-    pack, folder = job.pack, job.folder
-    for name in os.listdir(pack.path):  # of other makers that were killed, whose layouts nobody asks for now
-        if name.startswith(PREFIX) and name.endswith(PARTIAL) and pack.file(name) != folder:
-            shutil.rmtree(pack.file(name), ignore_errors=True)
-    os.makedirs(folder, exist_ok=True)
-    for name in os.listdir(folder):  # half-written files of a killed maker; of extents the finished episodes count
-        if name.endswith(".tmp") and not name.startswith("extents."):
-            os.unlink(os.path.join(folder, name))
+    """Make the layout in ``job.folder``, from where an earlier maker ended, and give it its name.
+
+    An error of the disk leaves nothing. Whatever else ends it (Ctrl-C, a kill, too little memory) leaves what a later call can go
+    on from, until the pack is removed or replaced; other layouts' makers do not touch it.
+    """
+    pack, folder, before = job.pack, job.folder, job.disk.used
+    for path in (pack.file(name) for name in os.listdir(pack.path) if name.startswith(PREFIX) and name.endswith(PARTIAL)):
+        if not (_can_go_on(job) if path == folder else _has_tables(path)):
+            shutil.rmtree(path, ignore_errors=True)
+    goes_on = os.path.isdir(folder)
     try:
+        _begin(job)
         _make(job)
+        os.unlink(os.path.join(folder, BEGUN))
         fsync_directory(folder)
         os.rename(folder, target)
         fsync_directory(pack.path)
-    except BaseException:
+    except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)
+        job.disk.give(job.disk.used - before)
+        if not goes_on or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        _make_whole(job, target)  # the earlier maker had more disk: one that fits what there is now may be a smaller one
+    except BaseException:
+        if not _has_tables(folder):
+            shutil.rmtree(folder, ignore_errors=True)
         raise
+
+
+def _has_tables(folder: str) -> bool:
+    return os.path.exists(os.path.join(folder, TABLES[0]))  # the one that is finished last
+
+
+def _origin(job: _Job) -> dict[str, Any]:
+    """Return what a partial layout is made of."""
+    features = {name: [source.file_id, source.file.row_bytes] for name, source in job.sources.items()}
+    return {"format": 1, "samples": job.pack.record["samples"], "features": features}
+
+
+def _can_go_on(job: _Job) -> bool:
+    """Whether an earlier maker left tables, and made them of the same samples and features."""
+    if not _has_tables(job.folder):
+        return False
+    try:
+        return read_record(os.path.join(job.folder, BEGUN), BEGUN) == _origin(job)
+    except (FormatError, CorruptionError, FileNotFoundError):
+        return False
+
+
+def _begin(job: _Job) -> None:
+    """Say what the layout is made of, or, where that is said, remove half-written files; of extents what was recorded counts."""
+    path = os.path.join(job.folder, BEGUN)
+    if os.path.isdir(job.folder):
+        for name in os.listdir(job.folder):
+            if name.endswith(".tmp") and not name.startswith("extents."):
+                os.unlink(os.path.join(job.folder, name))
+        job.disk.take(os.path.getsize(path), path)
+    else:
+        os.mkdir(job.folder)
+        write_record(path, BEGUN, _origin(job), job.disk)
 
 
 def _make(job: _Job) -> None:
     pack, options, disk, folder = job.pack, job.options, job.disk, job.folder
-    if os.path.exists(os.path.join(folder, TABLES[0])):  # finished last
+    if _has_tables(folder):
         for name in TABLES:
             with contextlib.suppress(FileNotFoundError):
                 disk.take(os.path.getsize(os.path.join(folder, name)), os.path.join(folder, name))
@@ -232,7 +277,7 @@ def layout_sizes(options: LayoutOptions, widths: Sequence[int], budget: Budget) 
             extent_map(int(stored.cached.sum()), rows, stored.packed, (n_host, n_device), row_bytes)
             for row_bytes, rows in zip(widths, group_rows, strict=True)
         ]
-        records = RECORD_BYTES * (1 + len(maps)) + max(extents.progress_bytes for extents in maps)
+        records = RECORD_BYTES * (2 + len(maps)) + max(extents.progress_bytes for extents in maps)
         return records + sum(extents.disk_bytes for extents in maps)
 
     return Sizes(options.device_rows, options.capacity, options.superbatch, sum(widths), n_bytes, group_rows)

@@ -87,7 +87,8 @@ class Pack:
     ----------
     path : str
     record : dict
-        What it was made with: ``num_nodes``, ``hops``, ``epochs``, ``batches`` (of an epoch), ``batch_size``, ``made_of``.
+        What it was made with: ``num_nodes``, ``hops``, ``epochs``, ``batches`` (of an epoch), ``batch_size``, ``drop_last``,
+        ``seed``, ``fanouts`` (None where the sampler does not say), ``made_of``.
 
     Raises
     ------
@@ -268,7 +269,7 @@ def sample_offline(
     n_batches = 0
     with BuildDirectory(target, overwrite=overwrite, marker=RECORD, what="pack") as build:
         total = 0 if batcher is None else epochs * len(batcher)
-        accounts = DiskBudget(budget)
+        accounts = DiskBudget(budget, "the samples", target)
         with Progress("sample", total, progress, unit=" batches") as bar:
             n_batches, n_hops, file_id = _write_samples(
                 os.path.join(build.path, SAMPLES), g, _epochs(g, sampler, batcher, epochs, threads), accounts, bar, epochs
@@ -279,13 +280,24 @@ def sample_offline(
             "hops": n_hops,
             "epochs": epochs,
             "batches": n_batches,
-            "batch_size": batch_size,
+            "batch_size": None if batcher is None else batch_size,
+            "drop_last": drop_last,
+            "fanouts": _fanouts(sampler),
+            "seed": seed,
             "samples": file_id,
             "made_of": _made_of(g),
         }
         write_record(os.path.join(build.path, RECORD), "pack", record, accounts)
         build.commit()
     return Pack(target)
+
+
+def _fanouts(sampler: Any) -> list[int] | None:
+    """Return a sampler's fan-outs, where it says them in the library's way."""
+    fanouts = getattr(sampler, "fanouts", None)
+    if not isinstance(fanouts, (list, tuple)) or not all(isinstance(n, (int, np.integer)) for n in fanouts):
+        return None
+    return [int(n) for n in fanouts]
 
 
 def _write_samples(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ from featstore.cache.planned import PlannedBatch
 from featstore.errors import CorruptionError
 from featstore.gather.plan import BatchPlan, Changeset, Part, Tier
 from featstore.storage.layout import PAGE_BYTES
-from featstore.storage.sections import SectionFile, SectionWriter
+from featstore.storage.sections import SectionFile
 
 __all__ = ["PlanFile", "write_bytes", "write_plan"]
 
@@ -97,8 +97,16 @@ class PlanFile:
         self._file.remove()
 
 
+class Appends(Protocol):
+    """A :class:`~featstore.storage.sections.SectionWriter`, or what stands for one."""
+
+    def append(self, array: npt.NDArray[Any]) -> int:
+        """Write an array; return its number."""
+        ...
+
+
 def write_plan(
-    writer: SectionWriter, planned: PlannedBatch, ids: Ints | None = None, missed: Int64s | None = None
+    writer: Appends, planned: PlannedBatch, ids: Ints | None = None, missed: Int64s | None = None
 ) -> npt.NDArray[np.int32]:
     """Append a batch's plan to a file; with the batch's ``ids`` the positions missed ascend by row, as extents are filled.
 

@@ -8,6 +8,7 @@ sections, and read batch by batch: nothing is looked up while batches run.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ import numpy.typing as npt
 from featstore.cache.base import Policy, PolicyContext, StaticPolicy
 from featstore.cache.planned import NO_ROWS, PlannedBatch, PlannedPolicy
 from featstore.cache.select import top_rows
-from featstore.config import Budget
+from featstore.config import Budget, format_size
 from featstore.errors import CorruptionError
 from featstore.gather.plan import BatchPlan, Changeset, DeviceRows, Part, Tier
 from featstore.plan.offline import Pack
@@ -97,25 +98,46 @@ class DiskRows(Sequence[Ids]):
         return ids[self._tier_of_row[ids] == -1]
 
 
+class _Table:
+    """A file of tables under way: counted and, with a writer, written."""
+
+    def __init__(self, writer: SectionWriter | None) -> None:
+        self.writer = writer
+        self.n_bytes = TAIL_BYTES
+
+    def append(self, array: Ids) -> int:
+        self.n_bytes += SECTION_BYTES + array.nbytes
+        return 0 if self.writer is None else self.writer.append(array)
+
+
 class _Writers:
-    """The files of tables under way; ``plan`` is finished last, so that it says that all are there."""
+    """The files of tables under way; ``plan`` is finished last, so that it says that all are there. No folder: only counted."""
 
-    def __init__(self, stack: contextlib.ExitStack, folder: str, disk: DiskBudget) -> None:
+    def __init__(self, stack: contextlib.ExitStack, folder: str | None, disk: DiskBudget) -> None:
         self._stack, self._folder, self._disk = stack, folder, disk
-        self._open: dict[str, SectionWriter] = {}
-        for name in TABLES:  # of a maker that was killed before its plan was whole
+        self._open: dict[str, _Table] = {}
+        for name in TABLES if folder is not None else ():  # of a maker that was killed before its plan was whole
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(os.path.join(folder, name))
+                os.unlink(os.path.join(str(folder), name))
 
-    def __getitem__(self, name: str) -> SectionWriter:
+    def __getitem__(self, name: str) -> _Table:
         if name not in self._open:
-            writer = SectionWriter(os.path.join(self._folder, name), name, self._disk)
-            self._open[name] = self._stack.enter_context(writer)
+            writer = None
+            if self._folder is not None:
+                writer = self._stack.enter_context(SectionWriter(os.path.join(self._folder, name), name, self._disk))
+            self._open[name] = _Table(writer)
         return self._open[name]
 
+    @property
+    def n_bytes(self) -> int:
+        return sum(table.n_bytes for table in self._open.values())
+
     def finish(self) -> None:
+        _ = self[PLAN]  # also of no batches
         for name in sorted(self._open, key=lambda name: name == PLAN):
-            self._open[name].finish(durable=True).close()
+            writer = self._open[name].writer
+            if writer is not None:
+                writer.finish(durable=True).close()
 
 
 def make_tables(
@@ -167,8 +189,7 @@ def make_tables(
         elif isinstance(policy, PlannedPolicy):
             with budget.reserve("packing", 16 * n if sizes.device_rows else 0):
                 tier_of_row = assign_tiers(pack.counts(), sizes.device_rows, 0) if sizes.device_rows else None
-                _fill(files, tier_of_row)
-                _plan_windows(pack, sizes, policy, tier_of_row, files, budget)
+                _plan_planned(pack, sizes, policy, tier_of_row, files, budget, disk)
         else:
             raise ValueError(f"policy {policy.name!r} is neither static nor planned")
         files.finish()
@@ -292,6 +313,36 @@ def windows(pack: Pack, superbatch: int, tier_of_row: npt.NDArray[np.int32] | No
             yield Trace.reading(lambda b, begin=begin: rest(begin + b), lengths, pack.num_nodes)  # type: ignore[misc]
 
 
+def _plan_planned(
+    pack: Pack,
+    sizes: Sizes,
+    policy: PlannedPolicy,
+    tier_of_row: npt.NDArray[np.int32] | None,
+    files: _Writers,
+    budget: Budget,
+    disk: DiskBudget,
+) -> None:
+    """Other rows in memory from batch to batch; where ``disk`` has no room for the others, say how much would do."""
+    before = disk.used
+    try:
+        n_missed = _plan_windows(pack, sizes, policy, tier_of_row, files, budget)
+    except OSError as error:
+        if disk.total is None or error.errno != errno.ENOSPC:
+            raise
+        files = _Writers(contextlib.ExitStack(), None, disk)
+        n_missed = _plan_windows(pack, sizes, policy, tier_of_row, files, budget)
+        if before + files.n_bytes <= disk.total:
+            raise  # the device is full
+    n_device = 0 if tier_of_row is None else int(np.count_nonzero(tier_of_row <= -2))
+    needed = before + files.n_bytes + sizes.n_bytes(n_device, 0, Stored(1, n_missed, np.empty(0, np.int64), 0))
+    if disk.total is not None and needed > disk.total:
+        raise OSError(
+            errno.ENOSPC,
+            f"the batches' rows and tables take {format_size(needed)} ({needed} bytes) on disk, of which "
+            f"{format_size(disk.total)} may be used",
+        )
+
+
 def _plan_windows(
     pack: Pack,
     sizes: Sizes,
@@ -299,16 +350,18 @@ def _plan_windows(
     tier_of_row: npt.NDArray[np.int32] | None,
     files: _Writers,
     budget: Budget,
-) -> None:
-    """A cache that changes batch by batch, planned window by window, each from an empty one."""
-    number = 0
+) -> Int64s:
+    """A cache that changes batch by batch, planned window by window, each from an empty one; return how many rows each lacks."""
+    _fill(files, tier_of_row)
+    n_missed, number = np.zeros(len(pack), np.int64), 0
     for trace in windows(pack, sizes.superbatch, tier_of_row):
         with budget.reserve("planner", planning_bytes(pack.num_nodes, trace.n_accesses, longest=trace.longest)):
             policy.start(sizes.host_rows, PolicyContext(pack.num_nodes, 1))
             for planned in policy.plan(trace.window()):
                 left = _leave_device(pack.ids(number), tier_of_row, sizes, files)
-                write_plan(files[PLAN], planned, left)
+                n_missed[number] = len(write_plan(files[PLAN], planned, left))
                 number += 1
+    return n_missed
 
 
 class SharedRows:

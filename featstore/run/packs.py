@@ -11,7 +11,7 @@ from typing import Any
 
 from featstore.config import format_size, parse_disk
 from featstore.graph.dataset import OutOfCoreGraph
-from featstore.plan.layout import find_layouts
+from featstore.plan.layout import find_layouts, unfinished_bytes
 from featstore.plan.offline import Pack, sample_offline
 from featstore.run.loader import Loader
 from featstore.run.recording import seeds_of
@@ -106,7 +106,7 @@ def pack_dataset(
     sampled_s = time.perf_counter() - begin
     with pack:
         before = {each.name for each in find_layouts(pack)}
-        n_bytes = _size_of(target)
+        n_bytes = _size_of(target) - unfinished_bytes(pack)  # which may be what is finished now
         if disk is not None and n_bytes >= disk:
             raise OSError(
                 errno.ENOSPC, f"the samples take {format_size(n_bytes)} of a --disk of {format_size(disk)}: give more", target
@@ -133,6 +133,7 @@ def pack_dataset(
                 for each in find_layouts(pack)
             ],
             "disk_bytes": _size_of(target),
+            "unfinished_bytes": unfinished_bytes(pack),
             "sample_s": round(sampled_s, 3),
             "pack_s": round(time.perf_counter() - begin - sampled_s, 3),
         }
@@ -147,6 +148,9 @@ def describe_pack(result: dict[str, Any], dataset: str) -> str:
     for each in result["layouts"]:
         what = "made now" if each["new"] else "was there"
         lines.append(f"  layout of {', '.join(each['features'])}: {each['policy']}, {each['capacity']:,} rows in memory, {what}")
+    if result["unfinished_bytes"]:
+        left = format_size(result["unfinished_bytes"])
+        lines.append(f"  interrupted layouts hold {left}: ask for them again with --add-layout, or remove layout-*.partial")
     lines.append(f"sampled in {result['sample_s']:.1f} s, packed in {result['pack_s']:.1f} s")
     lines.append(f"train on it: featstore train {dataset} --strategy packed --pack {result['path']}")
     return "\n".join(lines)

@@ -92,7 +92,8 @@ class ExtentWriter:
 
     Notes
     -----
-    A context manager: leaving it without :meth:`finish` removes the file. One owner thread. Holds 8 bytes a page.
+    A context manager: leaving it without :meth:`finish` removes the file; where it is resumable and something was recorded, only
+    an error of the disk (OSError) does. One owner thread. Holds 8 bytes a page.
     """
 
     def __init__(
@@ -360,11 +361,26 @@ class ExtentWriter:
             self._disk.give(self._paid)
             self._paid = 0
 
+    def suspend(self) -> None:
+        """Keep what a later writer can go on from, where something was recorded; else :meth:`abort`. May be called again."""
+        if not self._temporary or self._progress is None or not os.path.exists(self._progress):
+            self.abort()
+            return
+        fd, self._fd = self._fd, -1
+        os.close(fd)
+        self._temporary = []
+        if self._disk is not None:
+            self._disk.give(self._paid)
+            self._paid = 0
+
     def __enter__(self) -> ExtentWriter:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.abort()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None or issubclass(kind, OSError):
+            self.abort()
+        else:
+            self.suspend()
 
 
 def _fsync(fd: int, path: str) -> None:

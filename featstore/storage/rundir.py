@@ -21,12 +21,14 @@ LOCK_NAME = "owner.lock"
 
 
 class DiskBudget:
-    """Most bytes that run files may take at once. Thread-safe.
+    """Most bytes that files may take at once. Thread-safe.
 
     Parameters
     ----------
     total : int or None
         None: as much as the disk has.
+    what, path : str
+        What the files are together, and where the user wants them, for messages; by default the file that did not fit.
 
     Attributes
     ----------
@@ -34,8 +36,9 @@ class DiskBudget:
         Called where bytes are short, to give back what is only kept to be used again.
     """
 
-    def __init__(self, total: int | None) -> None:
+    def __init__(self, total: int | None, what: str = "run files", path: str | None = None) -> None:
         self.total = total
+        self._what, self._path = what, path
         self.reclaim: Callable[[], None] | None = None
         self._lock = threading.Lock()
         self._used = 0
@@ -65,8 +68,8 @@ class DiskBudget:
             if self.total is not None and self._used + n_bytes > self.total:
                 raise OSError(
                     errno.ENOSPC,
-                    f"run files would take {format_size(self._used + n_bytes)} of a disk budget of {format_size(self.total)}",
-                    path,
+                    f"{self._what} would take {format_size(self._used + n_bytes)} of a disk budget of {format_size(self.total)}",
+                    self._path or path,
                 )
             self._used += n_bytes
             self._peak = max(self._peak, self._used)
