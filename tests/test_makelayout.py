@@ -286,7 +286,6 @@ def test_an_interrupted_layout_is_gone_on_with(
     assert not list(mine.glob("*.partial"))
     finished = next(path for path in mine.glob("layout-*") if path.name + ".partial" == folder.name)
     assert all(files_of(finished)[name] == before[name] for name in kept)
-    assert "begun" not in files_of(finished)
 
 
 def test_errors_of_the_disk_leave_nothing_of_an_interrupted_layout(

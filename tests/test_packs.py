@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ def data(tmp_path: Path) -> Path:
     indptr = np.concatenate([[0], np.cumsum(degrees)])
     indices = (n * rng.random(indptr[-1]) ** 2).astype(np.int64)
     x = rng.standard_normal((n, 24)).astype(np.float32)
-    node_data = {"y": rng.integers(0, 3, n), "train_idx": np.arange(0, n, 3)}
+    node_data = {"y": rng.integers(0, 3, n), "train_idx": np.arange(0, n, 3), "val_idx": np.arange(1, n, 7)}
     featstore.OutOfCoreGraph.create(
         tmp_path / "g", indptr, indices, features={"x": x}, node_data=node_data, progress=False
     ).close()
@@ -81,7 +82,15 @@ def test_errors_say_what_to_do_next(data: Path, tmp_path: Path, capsys: pytest.C
     assert "--overwrite" in fails(capsys, "pack", data, pack, *FANOUTS)
     assert "leave one out" in fails(capsys, "pack", data, pack, "--overwrite", "--add-layout")
     assert "--strategy packed or auto" in fails(capsys, *train, "--strategy", "streamed", "--pack", pack)
-    assert "give 2 numbers" in fails(capsys, *train, "--strategy", "packed", "--pack", pack, "--fanouts", "4,3,2")
+    packed = [*train, "--strategy", "packed", "--pack", pack]
+    assert "--fanouts 4,3,2: the samples of" in fails(capsys, *packed, "--fanouts", "4,3,2")
+    assert "were made with 100; leave it out" in fails(capsys, *packed, "--batch-size", 101)
+    assert "--run-dir goes with" in fails(capsys, *packed, "--run-dir", tmp_path / "runs")
+    assert "--superbatch goes with a planned policy" in fails(capsys, *packed, "--policy", "degree", "--superbatch", 3)
+    adding = ["pack", data, pack, "--add-layout", "--feature-cache", "0.4"]
+    for wrong in (["--fanouts", "4,4"], ["--batch-size", 10], ["--epochs", 2], ["--seed", 1], ["--seeds", "train_idx"]):
+        assert f"{wrong[0]} {wrong[1]}: " in fails(capsys, *adding, *wrong)
+    assert "--labels: the dataset has no 'z'" in fails(capsys, *adding, "--labels", "z")
     assert "--no-overlap" in fails(capsys, *train, "--strategy", "packed", "--pack", pack, "--no-overlap")
     missing = fails(capsys, *train, "--strategy", "packed", "--pack", pack, *FANOUTS, "--policy", "frequency")
     assert "--add-layout --policy frequency" in missing
@@ -139,3 +148,76 @@ def test_progress_is_shown_on_a_terminal(
     assert "sample" in shown
     assert "pack x" in shown
     assert "B/s" in shown  # bytes, and the time left
+
+
+def test_training_and_packing_take_what_the_record_says(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fan-outs and batch size of the pack, also in evaluation; its labels in a copy; strategies without a cache's size."""
+    pack = tmp_path / "pack"
+    sampling = [*FANOUTS, "--batch-size", 100]
+    run(capsys, "pack", data, pack, *sampling, "--feature-cache", "0.2", "--disk", "60x")
+    train = ["train", data, "--hidden", 8, "--pack", pack]
+    plain = run(capsys, *train, "--strategy", "packed")
+    given = run(capsys, *train, "--strategy", "packed", *sampling, "--superbatch", 7)
+    assert (plain["losses"], plain["epochs"][0]["val_accuracy"]) == (given["losses"], given["epochs"][0]["val_accuracy"])
+    assert plain["epochs"][0]["val_accuracy"] is not None
+    assert "0 layouts" in fails(capsys, *train, "--strategy", "packed", "--superbatch", 3)
+    there = tmp_path / "there"
+    shutil.copytree(pack, there)
+    with featstore.open(data) as g, featstore.PackedGraph(there, memory="64MB") as copy:
+        assert list(copy.node_data) == ["y"]
+        with featstore.Loader(copy, strategy="packed") as loader:
+            assert all((batch.y == g.node_data["y"][batch.seeds]).all() for batch in loader)
+    assert "taken" in run(capsys, *train, "--strategy", "auto")["stats"]["auto"]
+    assert [len(each) for each in (list(pack.glob("layout-*")), list(pack.glob("data-*")))] == [1, 1]
+
+
+def test_loaders_are_not_asked_for_other_batches(data: Path, tmp_path: Path) -> None:
+    with featstore.open(data, memory="64MB") as g:
+        sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
+        seeds = g.node_data["train_idx"]
+        options: dict[str, Any] = {"strategy": "packed", "feature_cache": 0.1}
+        with featstore.sample_offline(g, sampler, seeds, 100, path=tmp_path / "p") as pack:
+            assert (pack.record["fanouts"], pack.record["batch_size"], pack.record["drop_last"]) == ([4, 3], 100, False)
+            with pytest.raises(ValueError, match=r"batch_size=1000: .* of 100 seeds"):
+                featstore.Loader(g, pack=pack, batch_size=1000, **options)
+            with pytest.raises(ValueError, match="drop_last=True"):
+                featstore.Loader(g, pack=pack, drop_last=True, **options)
+            featstore.Loader(g, pack=pack, batch_size=100, **options).close()
+        for path in (tmp_path / "p").glob("data-*"):
+            path.unlink()
+        with featstore.PackedGraph(tmp_path / "p", memory="64MB") as there:
+            with pytest.raises(ValueError, match="labels: the graph has no 'y'"):
+                featstore.Loader(there, strategy="packed", labels="y")
+            with featstore.Loader(there, strategy="packed") as loader:
+                assert next(iter(loader)).y is None
+        with featstore.sample_offline(g, sampler, seeds, 100, path=tmp_path / "q", drop_last=True) as pack:
+            with featstore.Loader(g, pack=pack, drop_last=True, **options) as loader:
+                assert len(loader) == len(seeds) // 100
+        batch = sampler.sample(seeds[:5])
+        with featstore.sample_offline(g, [batch], path=tmp_path / "r") as pack:
+            assert (pack.record["fanouts"], pack.record["batch_size"]) == (None, None)
+            with pytest.raises(ValueError, match="those of the sampler"):
+                featstore.Loader(g, pack=pack, batch_size=5, **options)
+
+
+@pytest.mark.parametrize("size", [None, "auto"])
+def test_auto_with_a_pack_needs_no_size(data: Path, tmp_path: Path, size: str | None) -> None:
+    """The largest host tier of its layouts that fits; without layouts half of what batches leave."""
+    with featstore.open(data, memory="64MB") as g:
+        sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
+        x = g.features["x"][:]
+        with featstore.sample_offline(g, sampler, g.node_data["train_idx"], 100, path=tmp_path / "p") as pack:
+            options: dict[str, Any] = {"pack": pack, "feature_cache": size}
+            with featstore.Loader(g, strategy="auto", epochs=50, **options) as loader:
+                assert all((batch.x == x[batch.input_ids]).all() for batch in loader)
+            with featstore.open(data, memory="4MB") as tight:
+                with featstore.Loader(tight, strategy="auto", **options) as loader:
+                    assert all((batch.x == x[batch.input_ids]).all() for batch in loader)
+            for path in (tmp_path / "p").glob("layout-*"):
+                shutil.rmtree(path)
+            for share in (0.05, 0.3):
+                featstore.Loader(g, strategy="packed", pack=pack, feature_cache=share).close()
+            with featstore.Loader(g, strategy="auto", epochs=10**6, **options) as loader:
+                assert loader.stats()["auto"]["taken"]["strategy"] == "packed"
+                assert g.memory_report()["cache of 'x'"] >= 600 * 96
+            assert {each.capacity for each in find_layouts(pack)} == {100, 600}

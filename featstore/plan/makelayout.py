@@ -1,7 +1,7 @@
 """Making a layout: its tables, then one sequential pass over each feature that fills extents, shared rows and tiers.
 
 It is made under the pack's writer lock in ``<name>.partial``; a maker that was killed or interrupted is followed by one that goes
-on after the last episode (see :mod:`featstore.storage.extents`) that was finished.
+on from the last checkpoint (see :mod:`featstore.storage.checkpoint`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = ["layout_sizes", "make_layout"]
 MOST_PIECE_BYTES, LEAST_PIECE_BYTES = 8 << 20, 64 << 10  # of shared rows that are put in order at once
 PIECE_SHARE = 32  # the part of the memory that is left which a piece may take
 PATIENCE_S = 1.0  # before it is said that others are waited for
-BEGUN = "begun"
+BEGUN = "begun"  # the record of what a layout is made of, written when its tables are whole
 _CANNOT_WRITE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 RECORD_BYTES = 2048  # of a record of a feature or of the layout, at most
 
@@ -185,13 +185,15 @@ def _make_whole(job: _Job, target: str) -> None:
     """
     pack, folder, before = job.pack, job.folder, job.disk.used
     for path in (pack.file(name) for name in os.listdir(pack.path) if name.startswith(PREFIX) and name.endswith(PARTIAL)):
-        if not (_can_go_on(job) if path == folder else _has_tables(path)):
+        if not (_can_go_on(job) if path == folder else os.path.exists(os.path.join(path, BEGUN))):
             shutil.rmtree(path, ignore_errors=True)
     goes_on = os.path.isdir(folder)
     try:
-        _begin(job)
+        os.makedirs(folder, exist_ok=True)
+        for name in os.listdir(folder):  # half-written; of extents what was recorded counts
+            if name.endswith(".tmp") and not name.startswith("extents."):
+                os.unlink(os.path.join(folder, name))
         _make(job)
-        os.unlink(os.path.join(folder, BEGUN))
         fsync_directory(folder)
         os.rename(folder, target)
         fsync_directory(pack.path)
@@ -202,13 +204,9 @@ def _make_whole(job: _Job, target: str) -> None:
             raise
         _make_whole(job, target)  # the earlier maker had more disk: one that fits what there is now may be a smaller one
     except BaseException:
-        if not _has_tables(folder):
+        if not _can_go_on(job):
             shutil.rmtree(folder, ignore_errors=True)
         raise
-
-
-def _has_tables(folder: str) -> bool:
-    return os.path.exists(os.path.join(folder, TABLES[0]))  # the one that is finished last
 
 
 def _origin(job: _Job) -> dict[str, Any]:
@@ -218,37 +216,23 @@ def _origin(job: _Job) -> dict[str, Any]:
 
 
 def _can_go_on(job: _Job) -> bool:
-    """Whether an earlier maker left tables, and made them of the same samples and features."""
-    if not _has_tables(job.folder):
-        return False
+    """Whether there are whole tables, made of the same samples and features."""
     try:
         return read_record(os.path.join(job.folder, BEGUN), BEGUN) == _origin(job)
     except (FormatError, CorruptionError, FileNotFoundError):
         return False
 
 
-def _begin(job: _Job) -> None:
-    """Say what the layout is made of, or, where that is said, remove half-written files; of extents what was recorded counts."""
-    path = os.path.join(job.folder, BEGUN)
-    if os.path.isdir(job.folder):
-        for name in os.listdir(job.folder):
-            if name.endswith(".tmp") and not name.startswith("extents."):
-                os.unlink(os.path.join(job.folder, name))
-        job.disk.take(os.path.getsize(path), path)
-    else:
-        os.mkdir(job.folder)
-        write_record(path, BEGUN, _origin(job), job.disk)
-
-
 def _make(job: _Job) -> None:
     pack, options, disk, folder = job.pack, job.options, job.disk, job.folder
-    if _has_tables(folder):
-        for name in TABLES:
+    if _can_go_on(job):
+        for name in (*TABLES, BEGUN):
             with contextlib.suppress(FileNotFoundError):
                 disk.take(os.path.getsize(os.path.join(folder, name)), os.path.join(folder, name))
     else:
         widths = [source.file.row_bytes for source in job.sources.values()]
         make_tables(pack, layout_sizes(options, widths, job.budget), job.policy, job.scores_of, job.budget, folder, disk)
+        write_record(os.path.join(folder, BEGUN), BEGUN, _origin(job), disk)
     tables = TierTables(folder, pack, len(job.sources))
     try:
         record = {
@@ -327,7 +311,7 @@ def _pack_feature(job: _Job, tables: TierTables, number: int, name: str) -> dict
 def _packing_memory(budget: Budget, extents: ExtentMap, beside: int) -> Iterator[Reservation]:
     """Reserve what filling holds, and ``beside`` it the tables and a piece that is put in order."""
     longest = int(extents.n_rows.max(initial=0))
-    sums = 8 * (extents.total_pages + 1024)
+    sums = 8 * (extents.total_pages + 1024 + len(extents.n_rows))
     most = most_memory(extents.row_bytes, longest, len(extents.n_rows)) + sums
     least = least_memory(extents.row_bytes, longest) + sums
     with (

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from featstore.cache.base import available_policies
+from featstore.cache.base import StaticPolicy, available_policies, get_policy
 from featstore.config import parse_disk, parse_size
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.plan.offline import Pack
-from featstore.run.packs import check_layout, open_pack
+from featstore.run.packs import check_given, check_layout, open_pack
 from featstore.run.precache import device_rows
 from featstore.run.strategies import STRATEGIES
 from featstore.run.train import Epoch, TrainResult, describe_epoch, train
@@ -93,6 +93,14 @@ def _fanouts(text: str) -> list[int]:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers such as 10,10") from None
 
 
+class _Given(argparse.Action):
+    """Stores a value, and in ``given`` that it was asked for: a default is not."""
+
+    def __call__(self, parser: object, namespace: argparse.Namespace, values: Any, option_string: str | None = None) -> None:
+        setattr(namespace, self.dest, values)
+        namespace.given = {*getattr(namespace, "given", ()), self.dest}
+
+
 # -- arguments
 
 
@@ -107,10 +115,12 @@ def add_opening(parser: argparse.ArgumentParser) -> None:
 def add_sampling(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *, max_batches: bool = True) -> dict[str, Any]:
     """Add what says which batches an epoch has; return the options' names and defaults."""
     actions = [
-        parser.add_argument("--labels", default="y", help="node data with classes (default: y)"),
-        parser.add_argument("--fanouts", type=_fanouts, default=[10, 10], help="neighbours a hop, seeds' first (default: 10,10)"),
-        parser.add_argument("--batch-size", type=positive, default=1000, help="seeds a batch (default: 1000)"),
-        parser.add_argument("--seed", type=int, default=0, help="of weights, order and sampling (default: 0)"),
+        parser.add_argument("--labels", action=_Given, default="y", help="node data with classes (default: y)"),
+        parser.add_argument(
+            "--fanouts", action=_Given, type=_fanouts, default=[10, 10], help="neighbours a hop, seeds' first (default: 10,10)"
+        ),
+        parser.add_argument("--batch-size", action=_Given, type=positive, default=1000, help="seeds a batch (default: 1000)"),
+        parser.add_argument("--seed", action=_Given, type=int, default=0, help="of weights, order and sampling (default: 0)"),
         parser.add_argument(
             "--neighbor-cache",
             type=_share_or_size,
@@ -126,8 +136,10 @@ def add_sampling(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *, m
 def add_packing(parser: argparse.ArgumentParser) -> None:
     """Add what :func:`~featstore.run.packs.pack_dataset` wants to know, beside opening and sampling."""
     parser.add_argument("--feature", default="x", help="feature (default: x)")
-    parser.add_argument("--seeds", metavar="NAME", help="node data with the seeds (default: train_idx or train_mask)")
-    parser.add_argument("--epochs", type=positive, default=1, help="epochs of samples (default: 1)")
+    parser.add_argument(
+        "--seeds", action=_Given, metavar="NAME", help="node data with the seeds (default: train_idx or train_mask)"
+    )
+    parser.add_argument("--epochs", action=_Given, type=positive, default=1, help="epochs of samples (default: 1)")
     parser.add_argument("--policy", default="belady", help="of the rows in memory: belady (default), or a static one: frequency")
     parser.add_argument(
         "--feature-cache",
@@ -161,7 +173,7 @@ def add_training(parser: argparse.ArgumentParser) -> None:
         "--feature-cache", type=_share_size_or_auto, metavar="SIZE", help="bytes, a share of the rows (0.1), or auto"
     )
     parser.add_argument("--prefetch", type=int, default=2, help="batches made ahead (default: 2)")
-    parser.add_argument("--pack", metavar="PACK", help="train on the samples of a pack (--strategy packed, auto)")
+    parser.add_argument("--pack", metavar="PACK", help="train on the samples of a pack, in its batches (--strategy packed, auto)")
     parser.add_argument("--device", type=_device, default="cpu", help="where batches go and the model is (default: cpu)")
     parser.add_argument(
         "--device-cache",
@@ -226,6 +238,16 @@ def _loader_options(options: argparse.Namespace) -> dict[str, Any]:
         raise ValueError(f"--pack goes with --strategy packed or auto, not {options.strategy}: its samples are frozen")
     if options.strategy == "packed" and options.overlap is False:
         raise ValueError("--no-overlap goes with --strategy superbatch: nothing is sampled while a pack runs")
+    if options.strategy == "packed" and options.run_dir is not None:
+        raise ValueError("--run-dir goes with --strategy superbatch, streamed or auto: a pack needs no run files")
+    if (
+        options.strategy == "packed"
+        and options.superbatch is not None
+        and isinstance(get_policy(options.policy or "belady"), StaticPolicy)
+    ):
+        raise ValueError(
+            f"--superbatch goes with a planned policy: with --policy {options.policy} the rows in memory never change"
+        )
     policy = None if options.policy == "none" else options.policy
     if options.policy == "none" and options.feature_cache is not None:
         raise ValueError("--policy none is no cache; leave it out, or leave out --feature-cache")
@@ -242,9 +264,9 @@ def train_as_asked(path: str | os.PathLike[str], options: argparse.Namespace, *,
     loader_options = _loader_options(options)
     with ExitStack() as stack:
         graph = stack.enter_context(open_graph(path, options))
-        sampler = make_sampler(graph, options)
         if options.pack is not None:
             loader_options["pack"] = _checked_pack(stack, graph, options)
+        sampler = make_sampler(graph, options)
         if options.device.startswith("cuda"):
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it deterministic products are refused there
         torch.use_deterministic_algorithms(True)
@@ -268,10 +290,13 @@ def train_as_asked(path: str | os.PathLike[str], options: argparse.Namespace, *,
 
 
 def _checked_pack(stack: ExitStack, graph: OutOfCoreGraph, options: argparse.Namespace) -> Pack:
-    """Open ``--pack``, and make sure, before any training, that it is one of this dataset and model."""
+    """Open ``--pack``, make sure, before training, that it is one of this dataset and model, and evaluate as it was sampled."""
     pack = stack.enter_context(open_pack(options.pack, graph.path))
     pack.check(graph)
-    if pack.n_hops != len(options.fanouts):
+    check_given(pack, options, ["fanouts", "batch_size"])
+    options.fanouts = pack.record["fanouts"] or options.fanouts
+    options.batch_size = pack.record["batch_size"] or options.batch_size
+    if len(pack) and pack.n_hops != len(options.fanouts):
         raise ValueError(
             f"{options.pack} has samples of {pack.n_hops} hops, --fanouts has {len(options.fanouts)}: give {pack.n_hops} numbers"
         )

@@ -30,9 +30,9 @@ from featstore.plan.packgraph import PackedGraph
 from featstore.run.auto import Decision, decide, look_ahead, rows_in_memory
 from featstore.run.batch import MiniBatch
 from featstore.run.epoch import Batches, EpochIterator, Item, Progress, most_rows, sampled_bytes
-from featstore.run.options import check_names, check_strategy, parse_planning, parse_share
+from featstore.run.options import BATCH_SIZE, LABELS, check_names, check_pack, check_strategy, parse_planning, parse_share
 from featstore.run.packed import Packed
-from featstore.run.precache import AccessCounts, cache_bytes, device_rows, spare_bytes
+from featstore.run.precache import AccessCounts, cache_bytes, device_rows, size_for_pack, spare_bytes
 from featstore.run.prefetch import ReadCounts, Stopwatch
 from featstore.run.profile import FrozenSampler, Profile
 from featstore.run.strategies import STRATEGIES
@@ -70,8 +70,8 @@ class Loader:
         :mod:`featstore.sampling.foreign`; each batch of another's sampler is checked.
     seeds : integer array or tensor, shape (n,), or boolean mask, shape (num_nodes,)
         Distinct nodes that losses are taken over.
-    batch_size : int
-        Seeds a batch.
+    batch_size : int, optional
+        Seeds a batch; 1000 by default.
     features : str or sequence of str
         Features to gather; the first is ``batch.x``. May be empty.
     labels : str or None
@@ -108,8 +108,9 @@ class Loader:
         For ``"packed"``: what :func:`~featstore.sample_offline` made; ``sampler``, ``seeds`` and ``batch_size`` are its own. The
         layout for these ``features``, ``policy``, ``feature_cache`` and ``superbatch`` is made in its directory, within ``disk``,
         where it has none; with a static policy, segments of batches share rows where ``disk`` is too small for an extent a batch.
-        Without ``feature_cache`` the one it has is taken. Epoch ``e`` runs the pack's epoch ``e`` modulo how many it has. With
-        ``shuffle`` batches run in a new order each epoch, with a planned policy those of a superbatch together.
+        Without ``feature_cache`` the one it has is taken; ``"auto"`` takes the largest host tier of its layouts that fits, or,
+        where it has none, half of the memory that batches leave. Epoch ``e`` runs the pack's epoch ``e`` modulo how many it has.
+        With ``shuffle`` batches run in a new order each epoch, with a planned policy those of a superbatch together.
     epochs : int
         How many epochs are to come, for ``"auto"``: what is done once is spread over them.
     run_dir : path-like, optional
@@ -152,9 +153,9 @@ class Loader:
         g: OutOfCoreGraph | PackedGraph,
         sampler: Sampler | None = None,
         seeds: torch.Tensor | npt.NDArray[Any] | Sequence[int] | None = None,
-        batch_size: int = 1000,
+        batch_size: int | None = None,
         features: str | Sequence[str] = ("x",),
-        labels: str | None = "y",
+        labels: str | None = LABELS,
         strategy: str = "ondemand",
         policy: str | Policy | type[Policy] | None = None,
         memory: int | str | None = None,
@@ -174,7 +175,7 @@ class Loader:
         drop_last: bool = False,
     ) -> None:
         if isinstance(g, PackedGraph):
-            pack, labels = g.path if pack is None else pack, None if labels == "y" and "y" not in g.node_data else labels
+            pack, labels = g.path if pack is None else pack, None if labels is LABELS and "y" not in g.node_data else labels
         check_strategy(strategy, sampler=sampler, seeds=seeds, pack=pack, device_cache=device_cache)
         is_auto = strategy == "auto"
         if is_auto and (isinstance(g, PackedGraph) or policy is not None or not overlap):
@@ -188,7 +189,8 @@ class Loader:
         if isinstance(prefetch, str):
             raise ValueError(f"prefetch must be a number of batches or 'auto', not {prefetch!r}")
         check_at_least("prefetch", prefetch, 0)
-        check_at_least("batch_size", batch_size, 1)
+        if batch_size is not None:
+            check_at_least("batch_size", batch_size, 1)
         check_at_least("seed", seed, 0)
         self._g = cast(Any, g)
         self._features = check_names("features", [features] if isinstance(features, str) else features, g.features)
@@ -201,11 +203,12 @@ class Loader:
             raise ValueError(f"labels: {labels!r} has {len(g.node_data[self._labels])} entries for {g.num_nodes} nodes")
         opened = pack is not None and not isinstance(pack, Pack)
         self._pack = pack = Pack(pack) if pack is not None and not isinstance(pack, Pack) else pack
-        if pack is None:
-            checked = check_seeds(cast(Any, seeds), g.num_nodes)
-        else:
-            checked, batch_size = torch.arange(pack.n_batches), 1  # the order of the batches
         self._close_pack = weakref.finalize(self, pack.close) if opened and pack is not None else None
+        if pack is None:
+            checked, batch_size = check_seeds(cast(Any, seeds), g.num_nodes), BATCH_SIZE if batch_size is None else batch_size
+        else:
+            check_pack(pack, batch_size, drop_last)
+            checked, batch_size = torch.arange(pack.n_batches), 1  # the order of the batches
         batcher = RandomBatcher(checked, batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last)
         self._batcher = batcher
         self._share = parse_share(memory, g.budget)
@@ -255,6 +258,8 @@ class Loader:
             )
             if is_auto:
                 feature_cache = "auto" if feature_cache is None else feature_cache
+                if pack is not None and feature_cache == "auto":
+                    feature_cache = self._of_pack(setup, pack)
                 ahead = planning_for("superbatch" if pack is None else "packed", None)
                 decision = self._decide(setup, cast(Planning, ahead), feature_cache, epochs)
                 strategy, policy, self._auto, self._profile = (
@@ -302,10 +307,14 @@ class Loader:
         share = budget if self._share is None else self._share
         return rows_in_memory(setup, feature_cache, self._row_bytes, share, room, self._prefetch)
 
+    def _of_pack(self, setup: Setup, pack: Pack) -> int | float:
+        """Return the size of the cache for ``"auto"`` with a pack, where none is given."""
+        budget, frozen = self._g.budget, replace(setup, sampler=FrozenSampler(pack, self._g.pool))
+        room = budget.available if self._share is None else min(budget.available, self._share.available)
+        return size_for_pack(frozen, self._row_bytes, room, self._prefetch)
+
     def _decide(self, setup: Setup, planning: Planning, feature_cache: int | float | str, epochs: int) -> Decision:
         """Choose strategy and policy for ``"auto"``."""
-        if setup.pack is not None and feature_cache == "auto":
-            raise ValueError("feature_cache='auto' samples a batch to see what is left; with a pack, give bytes or a share")
         with self._watch.time("auto"):
             capacity = self._capacity(setup, feature_cache)
             return decide(setup, planning, row_bytes=self._row_bytes, capacity=capacity, epochs=epochs)

@@ -10,10 +10,19 @@ from featstore.cache.base import Policy, StaticPolicy, get_policy
 from featstore.cache.planned import PlannedPolicy
 from featstore.config import Budget, check_at_least, parse_disk, parse_size
 from featstore.errors import BudgetError
+from featstore.plan.offline import Pack
 from featstore.run.strategies import STRATEGIES
 from featstore.run.strategy import Planning
 
-__all__ = ["check_names", "check_strategy", "parse_planning", "parse_share"]
+__all__ = ["BATCH_SIZE", "LABELS", "check_names", "check_pack", "check_strategy", "parse_planning", "parse_share"]
+
+
+class _Unasked(str):
+    """A default, which is not the same text given."""
+
+
+LABELS = _Unasked("y")
+BATCH_SIZE = 1000
 
 
 def check_names(what: str, names: Sequence[str], there: Mapping[str, Any]) -> tuple[str, ...]:
@@ -39,6 +48,16 @@ def check_strategy(strategy: str, *, sampler: object, seeds: object, pack: objec
         raise ValueError(f"strategy {strategy!r} needs a sampler and seeds; pack= goes with strategy='packed'")
     if device_cache is not None and strategy != "packed" and not (is_auto and pack is not None):
         raise ValueError(f"device_cache= goes with strategy='packed', or 'auto' with pack=, not {strategy!r}")
+
+
+def check_pack(pack: Pack, batch_size: int | None, drop_last: bool) -> None:
+    """Raise ValueError where a loader is asked for other batches than those of its pack."""
+    made = pack.record["batch_size"]
+    if batch_size not in (None, made):
+        what = "those of the sampler that it was made with" if made is None else f"of {made} seeds"
+        raise ValueError(f"batch_size={batch_size}: the batches of {pack.path} are {what}; leave batch_size out")
+    if drop_last and not pack.record["drop_last"]:
+        raise ValueError(f"drop_last=True: {pack.path} has its last batches; make it with sample_offline(..., drop_last=True)")
 
 
 def parse_share(memory: int | str | None, budget: Budget) -> Budget | None:

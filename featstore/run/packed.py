@@ -86,7 +86,14 @@ class Packed:
         if not setup.features:
             return
         digest = self._digest(policy)
-        fitting = [found for found in self._layouts(policy, digest) if setup.device_rows in (None, found.device_rows)]
+        size = None  # of superbatches, where it was asked for
+        if isinstance(policy, PlannedPolicy) and self._planning.superbatch != "auto":
+            size = packed_superbatch(self._planning, self._pack)
+        fitting = [
+            found
+            for found in self._layouts(policy, digest)
+            if setup.device_rows in (None, found.device_rows) and size in (None, found.superbatch)
+        ]
         if len(fitting) != 1:
             raise ValueError(
                 f"{self._pack.path} has {len(fitting)} layouts of {list(setup.features)} with policy {policy.name!r}"

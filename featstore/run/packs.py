@@ -17,7 +17,7 @@ from featstore.run.loader import Loader
 from featstore.run.recording import seeds_of
 from featstore.sampling.batch import Sampler
 
-__all__ = ["check_layout", "describe_pack", "open_pack", "pack_dataset"]
+__all__ = ["check_given", "check_layout", "describe_pack", "open_pack", "pack_dataset"]
 
 
 def _size_of(pack: str) -> int:
@@ -37,6 +37,20 @@ def open_pack(path: str | os.PathLike[str], dataset: str) -> Pack:
     except (FileNotFoundError, NotADirectoryError):
         name = os.fspath(path)
         raise ValueError(f"{name}: no pack is there; make one with: featstore pack {dataset} {name}") from None
+
+
+def check_given(pack: Pack, options: argparse.Namespace, names: Sequence[str]) -> None:
+    """Raise ValueError where an option was given that is not what the pack's record says of its samples."""
+    given = getattr(options, "given", ())
+    for name in names:
+        made, wanted = pack.record[name], getattr(options, name)
+        if name in given and made is not None and made != wanted:
+            option = f"--{name.replace('_', '-')} {_shown(wanted)}"
+            raise ValueError(f"{option}: the samples of {pack.path} were made with {_shown(made)}; leave it out")
+
+
+def _shown(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def check_layout(pack: Pack, features: Sequence[str], policy: str, dataset: str, n_device: int | None = None) -> None:
@@ -84,9 +98,15 @@ def pack_dataset(
     target = os.path.abspath(os.fspath(path))
     if options.add_layout and options.overwrite:
         raise ValueError("--add-layout keeps the samples and --overwrite replaces them: leave one out")
+    labels = options.labels if options.labels in g.node_data else None  # --seeds needs none
+    if labels is None and "labels" in getattr(options, "given", ()):
+        raise ValueError(f"--labels: the dataset has no {options.labels!r}; it has {sorted(g.node_data)}")
     if options.add_layout:
         pack = open_pack(target, g.path)
         pack.check(g)
+        check_given(pack, options, ["fanouts", "batch_size", "epochs", "seed"])
+        if options.seeds is not None:
+            raise ValueError(f"--seeds {options.seeds}: --add-layout packs the samples that are there; leave one out")
     elif os.path.lexists(target) and not options.overwrite:
         raise ValueError(f"{path} is there already: --add-layout packs its samples, --overwrite samples anew")
     else:
@@ -111,7 +131,7 @@ def pack_dataset(
             raise OSError(
                 errno.ENOSPC, f"the samples take {format_size(n_bytes)} of a --disk of {format_size(disk)}: give more", target
             )
-        given: dict[str, Any] = {"features": [options.feature], "labels": None, "feature_cache": options.feature_cache}
+        given: dict[str, Any] = {"features": [options.feature], "labels": labels, "feature_cache": options.feature_cache}
         left = None if disk is None else disk - n_bytes
         given |= {"policy": options.policy, "superbatch": options.superbatch, "disk": left}
         try:

@@ -11,10 +11,11 @@ from featstore.cache.base import Policy
 from featstore.cache.table import FeatureCache
 from featstore.config import Budget, parse_size
 from featstore.errors import BudgetError
+from featstore.plan.layout import find_layouts
 from featstore.run.prefetch import Stopwatch
 from featstore.run.strategy import Setup
 
-__all__ = ["AccessCounts", "cache_bytes", "device_rows", "spare_bytes"]
+__all__ = ["AccessCounts", "cache_bytes", "device_rows", "size_for_pack", "spare_bytes"]
 
 
 class AccessCounts:
@@ -77,6 +78,34 @@ def spare_bytes(setup: Setup, budget: Budget, available: int, row_bytes: int, pr
     while prefetch > 1 and need(prefetch) > available // 2:
         prefetch -= 1
     return max(0, available - need(max(1, prefetch))), prefetch
+
+
+def size_for_pack(setup: Setup, row_bytes: Mapping[str, int], room: int, prefetch: int) -> int | float:
+    """Return a feature cache's size, as a share of the rows or in bytes, for the layouts that a pack has, or for its first.
+
+    Parameters
+    ----------
+    setup : Setup
+        Its sampler returns the pack's batches.
+    row_bytes : mapping of str to int
+    room : int
+        Bytes that are left.
+    prefetch : int
+    """
+    assert setup.pack is not None
+    n, width = setup.graph.num_nodes, sum(row_bytes.values())
+    spare, _ = spare_bytes(setup, setup.graph.budget, room, width, prefetch)
+    there = [
+        each.capacity
+        for each in find_layouts(setup.pack)
+        if sorted(each.features) == sorted(setup.features) and each.device_rows == (setup.device_rows or 0)
+    ]
+    least = {rows: sum(FeatureCache.least_bytes(rows, each, n, None) for each in row_bytes.values()) for rows in {1, *there}}
+    fitting = [rows for rows in there if rows == 0 or least[rows] <= spare]
+    if fitting:
+        rows = max(fitting)
+        return rows / n if rows else 0
+    return spare // 2 if spare // 2 >= least[1] else 0  # extents are read ahead, and packed, in the rest
 
 
 def cache_bytes(
