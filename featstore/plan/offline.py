@@ -282,7 +282,7 @@ def sample_offline(
             "batches": n_batches,
             "batch_size": None if batcher is None else batch_size,
             "drop_last": drop_last,
-            "fanouts": _fanouts(sampler),
+            "fanouts": _fanouts(sampler, n_hops if n_batches else None),
             "seed": seed,
             "samples": file_id,
             "made_of": _made_of(g),
@@ -292,12 +292,12 @@ def sample_offline(
     return Pack(target)
 
 
-def _fanouts(sampler: Any) -> list[int] | None:
-    """Return a sampler's fan-outs, where it says them in the library's way."""
+def _fanouts(sampler: Any, n_hops: int | None) -> list[int] | None:
+    """Return a sampler's fan-outs, where it says them in the library's way, one a hop."""
     fanouts = getattr(sampler, "fanouts", None)
     if not isinstance(fanouts, (list, tuple)) or not all(isinstance(n, (int, np.integer)) for n in fanouts):
         return None
-    return [int(n) for n in fanouts]
+    return [int(n) for n in fanouts] if n_hops in (None, len(fanouts)) else None
 
 
 def _write_samples(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -9,8 +12,19 @@ from featstore.errors import BudgetError
 from featstore.storage.format import file_bytes, sums_bytes
 from featstore.storage.layout import PAGE_BYTES, RowLayout
 from featstore.storage.pagestream import PIECE_BYTES, least_window
+from featstore.storage.reader import RowFile
 
-__all__ = ["PAGES", "SPARE_BUFFERS", "WINDOW_BYTES", "Episode", "ExtentMap", "episodes", "least_memory", "most_memory"]
+__all__ = [
+    "PAGES",
+    "SPARE_BUFFERS",
+    "WINDOW_BYTES",
+    "Episode",
+    "ExtentMap",
+    "episodes",
+    "least_memory",
+    "most_memory",
+    "needed_runs",
+]
 
 Int64s = npt.NDArray[np.int64]
 
@@ -18,7 +32,7 @@ PAGES = RowLayout(PAGE_BYTES, 1, PAGE_BYTES)
 MOST_BUFFER, LEAST_BUFFER = 512 << 10, 128 << 10
 SPARE_BUFFERS = 16  # full ones on their way to the device
 WINDOW_BYTES = 16 * PIECE_BYTES
-PROGRESS_BYTES = 512  # of a record of finished episodes, beside the sums
+PROGRESS_BYTES = 512  # of a checkpoint, beside the sums and the rows
 
 
 class ExtentMap:
@@ -55,8 +69,8 @@ class ExtentMap:
 
     @property
     def progress_bytes(self) -> int:
-        """Bytes of the record of finished episodes, and of the one that replaces it."""
-        return 2 * (sums_bytes(file_bytes(PAGES, self.total_pages)) + PROGRESS_BYTES)
+        """Bytes of a checkpoint, and of the one that replaces it."""
+        return 2 * (sums_bytes(file_bytes(PAGES, self.total_pages)) + 8 * len(self.n_rows) + PROGRESS_BYTES)
 
 
 class Episode:
@@ -108,3 +122,19 @@ def episodes(extents: ExtentMap, n_bytes: int, id_bytes: int, first: int = 0) ->
         found.append(Episode(begin, begin + fits, max(buffer, PAGE_BYTES)))
         begin += fits
     return found
+
+
+def needed_runs(base: RowFile, rows: Sequence[npt.NDArray[Any]]) -> Int64s:
+    """Return the runs of pages to scan: the blocks of the base file, 1 MiB each, that hold any of the rows."""
+    layout, size = base.layout, PAGE_BYTES + base.layout.data_bytes(base.n_rows)
+    wanted = np.zeros(-(-size // PIECE_BYTES) + 1, bool)
+    span = (layout.row_bytes - 1) // PIECE_BYTES + 1
+    for ids in rows:
+        start = PAGE_BYTES + ids // layout.group_rows * np.int64(layout.group_bytes) + ids % layout.group_rows * layout.row_bytes
+        for k in range(span):
+            wanted[(start + k * PIECE_BYTES) // PIECE_BYTES] = True
+        wanted[(start + layout.row_bytes - 1) // PIECE_BYTES] = True
+    blocks = np.flatnonzero(wanted[:-1])
+    first = blocks * (PIECE_BYTES // PAGE_BYTES)
+    count = np.minimum(PIECE_BYTES // PAGE_BYTES, size // PAGE_BYTES - first)
+    return np.stack([first, count], axis=1)

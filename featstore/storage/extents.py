@@ -11,8 +11,9 @@ import contextlib
 import errno
 import os
 import threading
+import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ import xxhash
 
 from featstore._core.io import direct_mode
 from featstore._core.stream import Packer
-from featstore.errors import CorruptionError, FormatError
+from featstore.storage.checkpoint import Checkpoint, forget_checkpoint, read_checkpoint, write_checkpoint
 from featstore.storage.extentmap import (
     PAGES,
     SPARE_BUFFERS,
@@ -31,14 +32,14 @@ from featstore.storage.extentmap import (
     episodes,
     least_memory,
     most_memory,
+    needed_runs,
 )
-from featstore.storage.format import Header, file_bytes, page_sum, sums_bytes, sums_seed
+from featstore.storage.format import SUMS_PER_PAGE, Header, file_bytes, page_sum, sums_bytes, sums_seed
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.ordered import Ordered
-from featstore.storage.pagestream import PIECE_BYTES, PageStream, least_window
+from featstore.storage.pagestream import PageStream, least_window
 from featstore.storage.reader import Reader, ReadStats, RowFile
 from featstore.storage.rundir import DiskBudget
-from featstore.storage.sections import SectionFile, SectionWriter
 from featstore.storage.spares import SpareFiles
 from featstore.storage.writer import FileRecord, fsync_directory, pwrite_all
 
@@ -48,24 +49,10 @@ Int64s = npt.NDArray[np.int64]
 Ids = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
 KIND = "extents"
+CHECKPOINT_S = 30.0  # between two checkpoints of a pass, at least
+CHECKPOINT_COST = 100.0  # and so many times what the one before took
 WRITERS = 6  # writes in flight; with three the drive idled between them
 _STEP = 16  # pieces between two looks at signals and the progress bar
-
-
-def _needed_runs(base: RowFile, rows: Sequence[Ids]) -> Int64s:
-    """Return the runs of pages to scan: the blocks of the base file, 1 MiB each, that hold any of the rows."""
-    layout, size = base.layout, PAGE_BYTES + base.layout.data_bytes(base.n_rows)
-    wanted = np.zeros(-(-size // PIECE_BYTES) + 1, bool)
-    span = (layout.row_bytes - 1) // PIECE_BYTES + 1
-    for ids in rows:
-        start = PAGE_BYTES + ids // layout.group_rows * np.int64(layout.group_bytes) + ids % layout.group_rows * layout.row_bytes
-        for k in range(span):
-            wanted[(start + k * PIECE_BYTES) // PIECE_BYTES] = True
-        wanted[(start + layout.row_bytes - 1) // PIECE_BYTES] = True
-    blocks = np.flatnonzero(wanted[:-1])
-    first = blocks * (PIECE_BYTES // PAGE_BYTES)
-    count = np.minimum(PIECE_BYTES // PAGE_BYTES, size // PAGE_BYTES - first)
-    return np.stack([first, count], axis=1)
 
 
 class ExtentWriter:
@@ -78,8 +65,8 @@ class ExtentWriter:
     disk : DiskBudget, optional
         Pays for the whole file before it is made.
     resumable : bool
-        Keep a record of finished episodes beside the file, durably; a writer of the same file and extents goes on after them
-        where a killed one left it.
+        Keep a record beside the file, durably, of what is filled: after every episode, and every half minute in the middle of
+        one. A writer of the same file and extents goes on where a killed one left it.
     ordered : Ordered, optional
         The first extents, whose rows lie in an order of their own.
     spares : SpareFiles, optional
@@ -110,11 +97,13 @@ class ExtentWriter:
         self.extents = extents
         self._ordered = ordered
         self.n_filled = 0  # extents that were filled before
+        self._rows: Int64s = np.zeros(len(extents.n_rows), np.int64)  # of the others, rows that were there before
         self._progress = f"{self.path}.progress" if resumable else None
         self._disk = disk
         self._paid = 0
         self._fd = -1
-        file_id = self._resume() or uuid.uuid4().bytes
+        resumed = self._resume()
+        file_id = uuid.uuid4().bytes if resumed is None else resumed
         header = Header(KIND, file_id, 1, PAGES, extents.total_pages, "uint8")
         n_bytes = header.file_bytes
         self.record = FileRecord(
@@ -129,19 +118,18 @@ class ExtentWriter:
             sums_bytes(n_bytes),
         )
         self._temporary = [f"{self.path}.tmp", f"{self.path}.sums.tmp"]
-        if not self.n_filled:
+        if resumed is None:
             self._sums = np.zeros((self.record.n_sums_bytes // PAGE_BYTES, 512), np.uint64)
         try:
-            is_spare = spares is not None and spares.take(n_bytes, self._temporary[0])
+            is_spare = resumed is None and spares is not None and spares.take(n_bytes, self._temporary[0])
             if disk is not None:
                 needed = extents.disk_bytes + (extents.progress_bytes if resumable else 0)
                 disk.take(needed, self.path)
                 self._paid = needed
             self._fd = os.open(self._temporary[0], os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-            if not self.n_filled:
+            if resumed is None:
                 os.ftruncate(self._fd, n_bytes if is_spare else 0)
-            page = header.pack()
-            if not self.n_filled:
+                page = header.pack()
                 pwrite_all(self._fd, page, 0, self._temporary[0])
                 self._sums[0, 0] = page_sum(page, header.seed)
                 self._allocate(header.file_bytes)
@@ -151,40 +139,48 @@ class ExtentWriter:
             raise
 
     def _resume(self) -> bytes | None:
-        """Take over what a killed writer finished; return the id of its file, None where there is nothing to take over."""
-        if self._progress is None or not os.path.exists(self._progress):
+        """Take over what a killed writer recorded; return the id of its file, None where there is nothing to take over."""
+        if self._progress is None:
             return None
         n_bytes = file_bytes(PAGES, self.extents.total_pages)
+        state = read_checkpoint(self._progress, len(self.extents.n_rows), sums_bytes(n_bytes))
         try:
-            file = SectionFile(self._progress, "progress")
-            try:
-                end, file_id, sums = int(file[0][0]), file[1].tobytes(), file[2]
-            finally:
-                file.close()
-            if os.path.getsize(f"{self.path}.tmp") != n_bytes or len(sums) * 8 != sums_bytes(n_bytes):
+            if state is None or os.path.getsize(f"{self.path}.tmp") != n_bytes:
                 return None
-        except (FormatError, CorruptionError, FileNotFoundError, IndexError):
-            return None  # nothing is lost but time
-        self.n_filled = end
-        self._sums = sums.reshape(-1, 512).copy()
-        return file_id
+        except FileNotFoundError:
+            return None
+        self.n_filled, self._rows, self._sums = state.end, state.rows, state.sums
+        return state.file_id
 
-    def _finished(self, end: int) -> None:
-        """Record that the extents before ``end`` are filled, once they are on the device."""
+    def _record(self, end: int) -> None:
+        """Record that the extents before ``end`` are filled, and what is of the others, once it is on the device."""
         if self._progress is None or end == len(self.extents.n_rows):
             return
         _fsync(self._fd, self._temporary[0])
-        temporary = f"{self._progress}.new"
-        for path in (temporary, f"{temporary}.tmp"):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-        with SectionWriter(temporary, "progress") as writer:
-            writer.append(np.array([end], np.int64))
-            writer.append(np.frombuffer(bytes.fromhex(self.record.file_id), np.uint8))
-            writer.append(self._sums.reshape(-1))
-            writer.finish(durable=True).close()
-        os.rename(temporary, self._progress)
-        fsync_directory(os.path.dirname(self.path) or ".")
+        write_checkpoint(self._progress, Checkpoint(end, self._rows, bytes.fromhex(self.record.file_id), self._sums))
+
+    def _checkpoint(self, packer: Packer, episode: Episode) -> None:
+        """Record how far each extent of an episode is. What is in buffers is written, so that no row is scanned for again."""
+        packer.flush()
+        which = slice(episode.begin, episode.end)
+        n_bytes = np.array(packer.offsets, np.int64) - self.extents.first_page[which] * PAGE_BYTES
+        rows = np.minimum(self.extents.n_rows[which], n_bytes // self.extents.row_bytes)
+        self._rows[which] = np.maximum(self._rows[which], rows)
+        self._record(episode.begin)
+
+    def _begun(self, extent: int) -> bytes:
+        """Return what is there of the page that the next row of an extent begins in; nothing is there of a damaged one."""
+        n_bytes = int(self._rows[extent]) * self.extents.row_bytes
+        page = int(self.extents.first_page[extent]) + n_bytes // PAGE_BYTES
+        if n_bytes % PAGE_BYTES == 0 or self._rows[extent] == self.extents.n_rows[extent]:
+            return b""
+        with open(self._temporary[0], "rb") as file:
+            file.seek(page * PAGE_BYTES)
+            data = file.read(PAGE_BYTES)
+        if page_sum(data, self.record.seed) != self._sums[page // SUMS_PER_PAGE, page % SUMS_PER_PAGE]:
+            self._rows[extent] = 0
+            return b""
+        return data[: n_bytes % PAGE_BYTES]
 
     def _allocate(self, n_bytes: int) -> None:
         try:
@@ -197,7 +193,7 @@ class ExtentWriter:
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        return self._sums.nbytes
+        return self._sums.nbytes + self._rows.nbytes
 
     def fill(
         self,
@@ -240,7 +236,8 @@ class ExtentWriter:
         for episode in episodes(self.extents, n_bytes, id_bytes, self.n_filled):
             self._fill(reader, base, episode, rows_of, n_bytes, progress, check)
             self._settle(episode, check)
-            self._finished(episode.end)
+            self.n_filled = episode.end
+            self._record(episode.end)
             done(episode.end)
 
     def _fill(
@@ -263,7 +260,10 @@ class ExtentWriter:
                 rows.append(rows_of(extent))
                 if len(rows[-1]) != self.extents.n_rows[extent]:
                     raise ValueError(f"{len(rows[-1])} rows for an extent of {self.extents.n_rows[extent]}")
-        runs = _needed_runs(base, rows)
+        begun = [self._begun(extent) for extent in range(episode.begin, episode.end)]
+        rows = [ids[int(there) :] for ids, there in zip(rows, self._rows[which], strict=True)]
+        n_before = self._rows[which] * self.extents.row_bytes // PAGE_BYTES
+        runs = needed_runs(base, rows)
         flat = np.concatenate(rows)
         bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum([len(ids) for ids in rows])])
         del rows
@@ -282,13 +282,17 @@ class ExtentWriter:
             self._sums,
             flat,
             bounds,
-            self.extents.first_page[which] * PAGE_BYTES,
+            (self.extents.first_page[which] + n_before) * PAGE_BYTES,
             geometry,
             n + spare,
             episode.buffer_bytes,
         )
+        for b, data in enumerate(begun):
+            if data:
+                packer.append(b, data)
         with _running(packer), PageStream(reader, base, runs, window) as stream:
             taken = written = 0
+            due = time.monotonic() + CHECKPOINT_S
             while taken < stream.n_pieces:
                 stream.feed(taken + _STEP)
                 k = packer.run(stream.core, _STEP)
@@ -296,13 +300,23 @@ class ExtentWriter:
                 now = packer.written_bytes
                 progress(k * stream.total_bytes // stream.n_pieces + now - written)
                 written = now
+                if self._progress is not None and time.monotonic() >= due:
+                    begin = time.monotonic()
+                    self._checkpoint(packer, episode)
+                    end = time.monotonic()
+                    due = end + max(CHECKPOINT_S, CHECKPOINT_COST * (end - begin))
                 check()
             packer.finish()
             progress(packer.written_bytes - written)
 
     def _settle(self, episode: Episode, check: Callable[[], None]) -> None:
         """Put the episode's ordered extents in order, when the packer's buffers are gone."""
-        for piece in range(episode.begin, min(episode.end, 0 if self._ordered is None else self._ordered.n)):
+        pieces = slice(episode.begin, min(episode.end, 0 if self._ordered is None else self._ordered.n))
+        if self._rows[pieces].any():  # what a checkpoint says of them will not hold
+            self._rows[episode.begin : episode.end] = self.extents.n_rows[episode.begin : episode.end]
+            self._rows[pieces] = 0
+            self._record(episode.begin)
+        for piece in range(pieces.start, pieces.stop):
             assert self._ordered is not None
             first_page = int(self.extents.first_page[piece])
             self._ordered.settle(piece, self._fd, self._temporary[0], first_page, self.record.seed, self._sums)
@@ -340,9 +354,7 @@ class ExtentWriter:
 
     def _forget_progress(self) -> None:
         if self._progress is not None:
-            for path in (self._progress, f"{self._progress}.new", f"{self._progress}.new.tmp"):
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(path)
+            forget_checkpoint(self._progress)
 
     def abort(self) -> None:
         """Remove what was written; may be called again, and does nothing after :meth:`finish`."""

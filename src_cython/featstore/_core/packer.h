@@ -146,6 +146,29 @@ static int64_t fs_packer_run(fs_packer *p, fs_stream *s, int64_t most) {
     return most;
 }
 
+/* Hand the whole pages of all buffers to the writers; the bytes behind them go on in buffers of their own. 0 where writing failed. */
+static int fs_packer_flush(fs_packer *p) {
+    for (uint64_t b = 0; b < p->n_batches; b++) {
+        const uint64_t tail = p->filled[b] % FS_PAGE;
+        uint8_t *full = p->buffer[b];
+        if (!full || p->filled[b] < FS_PAGE) continue;
+        p->buffer[b] = NULL;
+        const uint64_t whole = p->filled[b] - tail;
+        p->filled[b] = 0;
+        if (tail && !fs_packer_append(p, b, full + whole, tail)) { /* takes another buffer */
+            fs_packer_give(p, full);
+            return 0;
+        }
+        uint8_t *rest = p->buffer[b];
+        p->buffer[b] = full;
+        p->filled[b] = whole;
+        fs_packer_hand_over(p, b);
+        p->buffer[b] = rest;
+        p->filled[b] = tail;
+    }
+    return 1;
+}
+
 /* Wait until everything that was handed over is written. */
 static void fs_packer_drain(fs_packer *p) {
     pthread_mutex_lock(&p->lock);

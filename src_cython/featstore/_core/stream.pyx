@@ -87,6 +87,8 @@ cdef extern from "packer.h" nogil:
     void fs_packer_write(fs_packer *p)
     void fs_packer_hand_over(fs_packer *p, uint64_t b)
     int64_t fs_packer_run(fs_packer *p, fs_stream *s, int64_t most)
+    int fs_packer_append(fs_packer *p, uint64_t b, const uint8_t *src, uint64_t len)
+    int fs_packer_flush(fs_packer *p)
     void fs_packer_drain(fs_packer *p)
 
 
@@ -432,6 +434,34 @@ cdef class Packer:
         for b in range(self.p.n_batches):
             if self.p.cursor[b] != self.p.end[b]:
                 raise ValueError(f"the stream ended before a row of batch {b}")
+
+    def flush(self):
+        """Write the whole pages that are in the buffers, and wait for all that was handed over.
+
+        Raises
+        ------
+        OSError
+            Writing failed.
+        """
+        cdef bint good
+        with nogil:
+            good = fs_packer_flush(&self.p)
+            fs_packer_drain(&self.p)
+        self.check()
+        if not good:
+            raise ClosedError(f"{self.path} is closed")
+
+    def append(self, uint64_t b, const uint8_t[::1] data not None):
+        """Append bytes to batch ``b``'s extent, before its rows: what is there already of the page that its offset is at."""
+        if b >= self.p.n_batches or <uint64_t>data.shape[0] >= self.p.buffer_bytes or data.shape[0] == 0:
+            raise ValueError("impossible bytes")
+        if not fs_packer_append(&self.p, b, &data[0], data.shape[0]):
+            self.check()
+
+    @property
+    def offsets(self):
+        """Where what comes next of each batch will be written, a list: all before it was handed over."""
+        return [self.p.offset[b] for b in range(self.p.n_batches)]
 
     def check(self):
         """Raise the error that writing met."""

@@ -1,0 +1,176 @@
+"""Packing that is killed in the middle of a pass goes on from its last checkpoint; what is read is what the kernel counts."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import featstore
+from featstore.storage import extents as module
+from featstore.storage.extents import ExtentMap, ExtentSource, ExtentWriter, episodes
+from featstore.storage.layout import PAGE_BYTES
+from featstore.storage.ordered import Ordered, piece_layout
+from featstore.storage.pagestream import PageStream
+from featstore.storage.reader import Reader, RowFile
+from featstore.storage.writer import FileRecord
+from featstore.testing.faults import Fault, run_in_child
+from tests.test_extents import make_reader, open_file, write_base
+from tests.test_packed import copied, pack
+from tests.test_reader import kernel_bytes
+from tests.test_superbatch import dataset
+
+__all__ = ["dataset", "pack"]  # fixtures
+
+MEMORY = 32 << 20
+BASE_BYTES = 20 << 20
+
+
+class Case:
+    """A base file, batches of its rows and, before them, pieces of rows in an order of their own."""
+
+    def __init__(self, folder: Path, width: int, n_pieces: int) -> None:
+        self.folder, self.n = folder, BASE_BYTES // width
+        rng = np.random.default_rng(width)
+        self.rows = rng.integers(0, 256, (self.n, width), dtype=np.uint8)
+        known = folder / "record"
+        if not known.exists():
+            known.write_bytes(pickle.dumps(write_base(folder, self.rows)))
+        self.record: FileRecord = pickle.loads(known.read_bytes())
+        self.layout = piece_layout(width, 1 << 20)
+        shared = rng.permutation(self.n)[: n_pieces * self.layout.group_rows]
+        size = self.layout.group_rows
+        self.pieces = [shared[k * size : (k + 1) * size] for k in range(n_pieces)]
+        self.batches = [np.sort(rng.permutation(self.n)[: self.n // 5]) for _ in range(6)]
+        self.extents = ExtentMap(np.array([len(ids) for ids in (*self.pieces, *self.batches)]), width)
+
+    def fill(self, reader: Reader, base: RowFile, name: str) -> FileRecord:
+        ordered = Ordered(len(self.pieces), lambda piece: self.pieces[piece], self.layout)
+        assert len(episodes(self.extents, MEMORY, 8)) == 1  # memory as usual: one pass
+        with ExtentWriter(self.folder / name, self.extents, resumable=True, ordered=ordered) as writer:
+            writer.fill(reader, base, lambda k: self.batches[k - len(self.pieces)], MEMORY)
+            return writer.finish(durable=True)
+
+
+def often(patched: pytest.MonkeyPatch) -> None:
+    """Checkpoints after every piece of the scan."""
+    for name, value in (("CHECKPOINT_S", 0.0), ("CHECKPOINT_COST", 0.0), ("_STEP", 1)):
+        patched.setattr(module, name, value)
+
+
+def _killed(folder: str, width: int, n_pieces: int, operation: str, k: int) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        often(patched)
+        case = Case(Path(folder), width, n_pieces)
+        reader = make_reader()
+        base = open_file(reader, case.folder, case.record)
+        (case.folder / "made").mkdir(exist_ok=True)
+        with Fault(case.folder / "made", operation, "kill", k):
+            case.fill(reader, base, "made/e.rows")
+
+
+@pytest.mark.parametrize(
+    ("operation", "k", "share"), [("write", 60, 0.95), ("fsync", 21, 0.95), ("rename", 27, 0.6), ("fsync", 45, 0.6)]
+)
+@pytest.mark.parametrize(("width", "n_pieces"), [(512, 0), (100, 3), (70_000, 1)])
+def test_killed_in_the_middle_of_a_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int, n_pieces: int, operation: str, k: int, share: float
+) -> None:
+    """What is scanned again is at most ``share`` of the pass; what is made is what an undisturbed one makes."""
+    case = Case(tmp_path, width, n_pieces)
+    scanned: list[int] = []
+
+    class Counted(PageStream):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            scanned.append(self.total_bytes)
+
+    reader = make_reader()
+    base = open_file(reader, tmp_path, case.record)
+    with pytest.raises(AssertionError, match="SIGKILL"):
+        run_in_child(_killed, str(tmp_path), width, n_pieces, operation, k, faults=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "PageStream", Counted)
+        case.fill(reader, base, "whole.rows")
+        made = case.fill(reader, base, "made/e.rows")
+    assert scanned[0] > 16 << 20
+    assert scanned[1] <= share * scanned[0]
+    folder = tmp_path / "made"
+    assert (folder / made.name).read_bytes()[PAGE_BYTES:] == (tmp_path / "whole.rows").read_bytes()[PAGE_BYTES:]
+    file = open_file(reader, folder, made)
+    source = ExtentSource(reader, file, case.extents, len(case.pieces) + np.arange(len(case.batches)), 1 << 20)
+    for ids in case.batches:
+        out = np.zeros((len(ids), width), np.uint8)
+        source.gather(np.arange(len(ids)), out, None)  # checked against its sums
+        assert (out == case.rows[ids]).all()
+    source.close()
+    for each in (file, base):
+        each.close()
+    reader.close()
+    assert sorted(path.name for path in folder.iterdir()) == ["e.rows", "e.rows.sums"]
+
+
+def test_an_undisturbed_pass_checkpoints_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(tmp_path, 512, 0)
+    taken: list[int] = []
+    monkeypatch.setattr(ExtentWriter, "_checkpoint", lambda self, packer, episode: taken.append(1))
+    monkeypatch.setattr(module, "_STEP", 1)
+    reader = make_reader()
+    base = open_file(reader, tmp_path, case.record)
+    case.fill(reader, base, "a")
+    assert not taken
+    monkeypatch.setattr(module, "CHECKPOINT_S", 0.0)
+    case.fill(reader, base, "b")
+    assert taken
+    base.close()
+    reader.close()
+
+
+@pytest.mark.parametrize("backend", ["io_uring", "pread"])
+def test_the_kernel_counts_what_extents_take(tmp_path: Path, backend: str) -> None:
+    """Bytes fetched from the device are those of the rows, and at most a page an extent more; our count is the kernel's."""
+    case = Case(tmp_path, 400, 0)
+    reader = make_reader(backend)
+    base = open_file(reader, tmp_path, case.record)
+    before = kernel_bytes()
+    made = case.fill(reader, base, "e.rows")
+    scanned = case.record.n_bytes
+    assert scanned - PAGE_BYTES <= kernel_bytes() - before <= 1.02 * scanned  # one pass over the features, and their sums
+    file = open_file(reader, tmp_path, made)
+    if file.mode != "direct":
+        pytest.fail(f"{tmp_path} is on a file system without direct reads, whose counts say nothing: give --basetemp another")
+    source = ExtentSource(reader, file, case.extents, np.arange(len(case.batches)), 1 << 20)
+    before = kernel_bytes()
+    for ids in case.batches:
+        out = np.empty((len(ids), 400), np.uint8)
+        source.gather(np.arange(len(ids)), out, None)
+        assert (out == case.rows[ids]).all()
+    counted, taken = source.stats.bytes_read, kernel_bytes() - before
+    rows = sum(len(ids) for ids in case.batches) * 400
+    assert rows <= counted <= rows + PAGE_BYTES * len(case.batches)
+    assert abs(taken - counted) <= 0.002 * counted
+    source.close()
+    for each in (file, base):
+        each.close()
+    reader.close()
+
+
+@pytest.mark.parametrize("policy", ["belady", "frequency"])
+def test_a_loader_of_a_pack_reads_what_it_says(dataset: Path, pack: Path, tmp_path: Path, policy: str) -> None:
+    """Missed rows, up to a page an extent, and the batches' blocks and plans, which the page cache may hold."""
+    mine = copied(pack, tmp_path)
+    options: dict[str, Any] = {"strategy": "packed", "pack": mine, "policy": policy, "features": "x"}
+    with featstore.open(dataset, memory="64MB") as g:
+        featstore.Loader(g, feature_cache=0.1, **options).close()
+        blocks = sum(path.stat().st_size for path in (mine / "samples", *mine.glob("layout-*/plan"), *mine.glob("layout-*/fill")))
+        with featstore.Loader(g, **options) as loader:
+            before = kernel_bytes()
+            for _ in loader:
+                pass
+            taken, stats = kernel_bytes() - before, loader.stats()
+    missed = stats["rows_loaded"] * 33 * 4
+    assert missed <= stats["bytes_read"] <= missed + PAGE_BYTES * (stats["batches"] + 1)
+    assert stats["bytes_read"] <= taken <= stats["bytes_read"] + blocks + PAGE_BYTES
