@@ -23,7 +23,7 @@ from featstore.graph.device import device_speed
 from featstore.graph.feature import FeatureStore
 from featstore.graph.progress import Bar
 from featstore.plan.auto import choose, copy_bandwidth, observe
-from featstore.plan.cost import Machine
+from featstore.plan.cost import ONLINE, Machine
 from featstore.plan.misscurve import DEFAULT_SIZES, Step, miss_curve, parse_sizes
 from featstore.plan.plots import check_plot, draw_estimates, draw_miss_curve
 from featstore.plan.trace import Trace
@@ -307,6 +307,7 @@ def _explain(options: argparse.Namespace) -> int:
                             disk_bytes=options.disk,
                             ahead_bytes=ahead,
                             out_degree=inputs.context.out_degree,
+                            online=ONLINE,
                         ),
                         machine,
                     )
