@@ -158,6 +158,9 @@ def report(results: dict[str, dict[str, Any]]) -> None:
     for mine, other in zip(ours["epochs"], theirs["epochs"], strict=False):
         cells = [f"test {e['test_accuracy']:.4f} in {e['seconds']:6.1f} s" for e in (mine, other)]
         print(f"{mine['epoch']:>5}      {cells[0]:<28} {cells[1]}")
+    done, of = theirs["stats"]["batches"], ours["stats"]["batches"]
+    if done < of:
+        print(f"np.memmap was stopped after {done} of {of} batches (--seconds)")
     n = min(len(ours["losses"]), len(theirs["losses"]))
     same = ours["losses"][:n] == theirs["losses"][:n]
     print(f"\nlosses of the first {n} batches are {'identical to the last bit' if same else 'NOT IDENTICAL'}")
