@@ -112,8 +112,7 @@ def make_layout(
         Not enough memory.
     OSError
         The disk, or ``disk``, is full, or failed; the pack and the dataset are as they were, and what an earlier maker of this
-        layout had left is removed. ENOSPC also where the layout that
-        is there takes more than ``disk``.
+        layout had left is removed. ENOSPC also where the layout that is there takes more than ``disk``.
 
     References
     ----------

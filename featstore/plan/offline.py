@@ -312,8 +312,7 @@ def _write_samples(
             bar.add(1)
         if len(set(counts)) > 1:
             raise ValueError(f"the epochs have different numbers of batches: {counts}")
-        n_hops = writer.n_hops
-        return counts[0], n_hops, _finish(writer)
+        return counts[0], writer.n_hops, _finish(writer)
 
 
 def _finish(writer: SampleWriter) -> str:

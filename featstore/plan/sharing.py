@@ -131,10 +131,8 @@ def count_planned(pack: Pack, sizes: Sizes, budget: Budget) -> OnDisk:
     """
     n, rows = pack.num_nodes, []
     with budget.reserve("cost model", 12 * n if sizes.device_rows else 0):
-        tier_of_row = np.full(n if sizes.device_rows else 0, -1, np.int32)
-        if sizes.device_rows:
-            tier_of_row = assign_tiers(pack.counts(), sizes.device_rows, 0)
-        for window in windows(pack, sizes.superbatch, tier_of_row if sizes.device_rows else None):
+        tier_of_row = assign_tiers(pack.counts(), sizes.device_rows, 0) if sizes.device_rows else None
+        for window in windows(pack, sizes.superbatch, tier_of_row):
             with budget.reserve("simulation", planning_bytes(n, window.n_accesses, longest=window.longest)):
                 rows.append(simulate(window, sizes.host_rows, PLANNED))
     packed = np.concatenate([np.empty(0, np.int64), *rows])

@@ -12,6 +12,7 @@ import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -299,8 +300,8 @@ def segmentation(
 def windows(pack: Pack, superbatch: int, tier_of_row: npt.NDArray[np.int32] | None) -> Iterator[Trace]:
     """Yield what is planned together, in order: of each superbatch of each epoch the rows that the device leaves."""
 
-    def rest(number: int) -> Ids:
-        ids = pack.ids(number)
+    def rest(begin: int, batch: int) -> Ids:
+        ids = pack.ids(begin + batch)
         return ids if tier_of_row is None else ids[tier_of_row[ids] == -1]
 
     for epoch in range(pack.epochs):
@@ -309,8 +310,8 @@ def windows(pack: Pack, superbatch: int, tier_of_row: npt.NDArray[np.int32] | No
             count = min(superbatch, pack.n_batches - first)
             lengths = pack.lengths[begin : begin + count]
             if tier_of_row is not None:
-                lengths = np.array([len(rest(begin + b)) for b in range(count)], np.int64)
-            yield Trace.reading(lambda b, begin=begin: rest(begin + b), lengths, pack.num_nodes)  # type: ignore[misc]
+                lengths = np.array([len(rest(begin, b)) for b in range(count)], np.int64)
+            yield Trace.reading(partial(rest, begin), lengths, pack.num_nodes)
 
 
 def _plan_planned(

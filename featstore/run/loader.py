@@ -20,7 +20,7 @@ import torch
 from featstore.cache.base import Policy, get_policy
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
-from featstore.config import Reservation, check_at_least, format_size
+from featstore.config import Budget, Reservation, check_at_least, format_size
 from featstore.errors import BudgetError, ClosedError
 from featstore.gather.executor import Tally
 from featstore.gather.plan import Tier
@@ -300,18 +300,25 @@ class Loader:
 
     # Set-up.
 
+    @property
+    def _limit(self) -> Budget:
+        """What this loader's batches and cache are held to: its share, or the graph's budget."""
+        return self._g.budget if self._share is None else self._share
+
+    @property
+    def _room(self) -> int:
+        """Bytes that are left to this loader."""
+        whole: Budget = self._g.budget
+        return min(whole.available, self._limit.available)
+
     def _capacity(self, setup: Setup, feature_cache: int | float | str | None) -> int:
         """Return the rows of a cache of that size."""
-        budget = self._g.budget
-        room = budget.available if self._share is None else min(budget.available, self._share.available)
-        share = budget if self._share is None else self._share
-        return rows_in_memory(setup, feature_cache, self._row_bytes, share, room, self._prefetch)
+        return rows_in_memory(setup, feature_cache, self._row_bytes, self._limit, self._room, self._prefetch)
 
     def _of_pack(self, setup: Setup, pack: Pack) -> int | float:
         """Return the size of the cache for ``"auto"`` with a pack, where none is given."""
-        budget, frozen = self._g.budget, replace(setup, sampler=FrozenSampler(pack, self._g.pool))
-        room = budget.available if self._share is None else min(budget.available, self._share.available)
-        return size_for_pack(frozen, self._row_bytes, room, self._prefetch)
+        frozen = replace(setup, sampler=FrozenSampler(pack, self._g.pool))
+        return size_for_pack(frozen, self._row_bytes, self._room, self._prefetch)
 
     def _decide(self, setup: Setup, planning: Planning, feature_cache: int | float | str, epochs: int) -> Decision:
         """Choose strategy and policy for ``"auto"``."""
@@ -321,8 +328,7 @@ class Loader:
 
     def _make_cache(self, size: int | float | str | None, policy: str | Policy | type[Policy] | None) -> None:
         """Make the host cache of every feature; policies that ask for counts get those of the first epoch."""
-        budget = self._g.budget
-        room = budget.available if self._share is None else min(budget.available, self._share.available)
+        room = self._room
         if policy is None:
             policy = "degree"
         is_packed = isinstance(self._strategy, Packed)
@@ -336,12 +342,12 @@ class Loader:
         if is_packed and size == "auto":
             raise ValueError("feature_cache='auto' samples a batch to see what is left; with a pack, give bytes or a share")
         if size is None or size == "auto":
-            spare, self._prefetch = spare_bytes(self._setup, budget, room, sum(self._row_bytes.values()), self._prefetch)
+            spare, self._prefetch = spare_bytes(self._setup, self._g.budget, room, sum(self._row_bytes.values()), self._prefetch)
             # What is left may be nothing; the loader then goes without.
             if spare < sum(FeatureCache.least_bytes(1, width, n, chosen) for width in self._row_bytes.values()):
                 return
             size = spare
-        sizes = cache_bytes(size, n, self._row_bytes, chosen, budget if self._share is None else self._share, room)
+        sizes = cache_bytes(size, n, self._row_bytes, chosen, self._limit, room)
         with self._watch.time("cache"), AccessCounts(self._setup, self._watch) as counts:
             self._strategy.make_caches(sizes, policy, counts)
         if self._share is not None:
@@ -431,7 +437,7 @@ class Loader:
         sampled = item.prepared.sampled
         n_rows = len(sampled.input_ids)
         n_bytes = n_rows * sum(self._row_bytes.values())
-        budget = self._g.budget if self._share is None else self._share
+        budget = self._limit
         features: dict[str, torch.Tensor] = {}
         tally = Tally()
         try:
