@@ -127,8 +127,9 @@ def test_gathers_are_timed_beside_their_operations(
     monkeypatch.setattr(device_module.time, "perf_counter", lambda: clock[0])
     with featstore.open(data, memory="256MiB") as g:
         held = g.budget.used
-        assert device_module._time_gather(g, File(), 1000.0, 2e9) == pytest.approx(1e8, rel=1e-6)  # type: ignore[arg-type]
-        assert device_module._time_gather(g, File(), 1000.0, 5e7) == 5e7  # type: ignore[arg-type]
+        file: Any = File()
+        assert device_module._time_gather(g, file, 1000.0, 2e9) == pytest.approx(1e8, rel=1e-6)
+        assert device_module._time_gather(g, file, 1000.0, 5e7) == 5e7
         assert g.budget.used == held
     assert 10 <= min(asked) <= max(asked) <= 0.35 * (64 << 20) / 4096
 

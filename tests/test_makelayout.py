@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import multiprocessing
 import os
-import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,8 @@ from featstore.plan import makelayout
 from featstore.plan.identity import digest_of
 from featstore.plan.offline import read_record, write_record
 from featstore.storage.lock import WRITER_LOCK, FileLock
-from featstore.testing.faults import run_in_child
 from tests.test_checkpoint import often
-from tests.test_packed import copied, pack, run
+from tests.test_packed import copied, dying_fsync, killed, pack, run
 from tests.test_superbatch import N, dataset, ondemand, same
 from tests.test_tiers import layout_bytes, least_in
 
@@ -402,16 +400,7 @@ def _killed_often(mine: str, dataset: str, step: int, policy: str, disk: str | N
     """Die at the ``step``-th durable moment, with memory as usual and a checkpoint after every piece of the scan."""
     with pytest.MonkeyPatch.context() as patched:
         often(patched)
-        really, n = os.fsync, 0
-
-        def fsync(fd: int) -> None:
-            nonlocal n
-            n += 1
-            if n == step:
-                os.kill(os.getpid(), signal.SIGKILL)
-            really(fd)
-
-        patched.setattr("os.fsync", fsync)
+        patched.setattr("os.fsync", dying_fsync(step))
         run(Path(dataset), Path(mine), feature_cache=0.01, epochs=0, policy=policy, disk=disk)
 
 
@@ -420,17 +409,9 @@ def test_killed_between_checkpoints_with_memory_as_usual(
     dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any], policy: str, disk: str | None
 ) -> None:
     resumed = 0
-    for step in range(8, 60, 6):
-        mine = copied(pack, tmp_path / str(step))
-        try:
-            run_in_child(_killed_often, str(mine), str(dataset), step, policy, disk)
-            break
-        except AssertionError as error:
-            assert "SIGKILL" in str(error)
+    for mine in killed(_killed_often, pack, tmp_path, range(8, 60, 6), dataset, policy, disk):
         resumed += bool(list(mine.glob("layout-*.partial/*.progress")))
         found, _ = run(dataset, mine, feature_cache=0.01, policy=policy, disk=disk)
-        assert same(found[0] + found[2], ondemand), step
+        assert same(found[0] + found[2], ondemand), mine
         assert not list(mine.glob("*.partial"))
-    else:
-        raise AssertionError("no run reached its end")
     assert resumed

@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -279,18 +280,36 @@ def test_a_failing_disk_leaves_nothing(dataset: Path, pack: Path, tmp_path: Path
     run_in_child(_failing, str(tmp_path), str(dataset), policy, disk, faults=True)
 
 
-def _killed(mine: str, dataset: str, step: int, policy: str, disk: str | None) -> None:
-    """Die at the ``step``-th durable moment of packing, in memory that takes several episodes."""
-    real, n = os.fsync, 0
+def dying_fsync(step: int) -> Callable[[int], None]:
+    """``os.fsync``, at whose ``step``-th call the process dies."""
+    really, n = os.fsync, 0
 
     def fsync(fd: int) -> None:
         nonlocal n
         n += 1
         if n == step:
             os.kill(os.getpid(), signal.SIGKILL)
-        real(fd)
+        really(fd)
 
-    os.fsync = fsync
+    return fsync
+
+
+def killed(make: Callable[..., None], pack: Path, folder: Path, steps: range, dataset: Path, *options: Any) -> Iterator[Path]:
+    """Yield copies of a pack whose maker died at a durable moment, one for each of ``steps``, until one comes to its end."""
+    for step in steps:
+        mine = copied(pack, folder / str(step))
+        try:
+            run_in_child(make, str(mine), str(dataset), step, *options)
+            return
+        except AssertionError as error:
+            assert "SIGKILL" in str(error)
+        yield mine
+    raise AssertionError("no run reached its end")
+
+
+def _killed(mine: str, dataset: str, step: int, policy: str, disk: str | None) -> None:
+    """Die at the ``step``-th durable moment of packing, in memory that takes several episodes."""
+    os.fsync = dying_fsync(step)
     run(Path(dataset), Path(mine), memory="3MB", feature_cache=0.01, epochs=0, policy=policy, disk=disk)
 
 
@@ -300,24 +319,16 @@ def test_killed_at_every_durable_moment(
 ) -> None:
     """A killed maker is followed by one that goes on; what it makes is what an undisturbed one makes."""
     resumed = 0
-    for step in range(1, 60, 7):
-        mine = copied(pack, tmp_path / str(step))
-        try:
-            run_in_child(_killed, str(mine), str(dataset), step, policy, disk)
-            break
-        except AssertionError as error:
-            assert "SIGKILL" in str(error)
+    for mine in killed(_killed, pack, tmp_path, range(1, 60, 7), dataset, policy, disk):
         kept = [*mine.glob("layout-*.partial/*.progress"), *mine.glob("layout-*.partial/done.?")]
         before = {path.name: path.read_bytes() for path in mine.glob("layout-*.partial/done.?")}
         resumed += bool(kept)
         found, stats = run(dataset, mine, memory="3MB", feature_cache=0.01, policy=policy, disk=disk)
         assert ("disk_cache" in stats["hits"]) == (disk is not None)
-        assert same(found[0] + found[2], ondemand), step
+        assert same(found[0] + found[2], ondemand), mine
         assert all(next(mine.glob(f"layout-*/{name}")).read_bytes() == data for name, data in before.items())
         assert not list(mine.glob("layout-*/*.progress*"))
         assert not list(mine.glob("*.partial"))
-    else:
-        raise AssertionError("no run reached its end")
     assert resumed > 1
 
 
