@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 import threading
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -625,7 +626,7 @@ def test_a_partial_cache_holds_what_the_scores_say(share: float, id_bytes: int) 
         table = huge_bytes(8 * 20_000)
         n_bytes = table + int(share * g.topology.nbytes) // 4096 * 4096
         budget = Budget(n_bytes)
-        cache = NeighborCache.build(g.topology, budget, scores)
+        cache = NeighborCache.build(g.topology, budget, scores, scratch=Budget(1 << 20))
         assert cache.offset_of_node is not None
         assert budget.used <= n_bytes
         chosen = prefix_of(g, scores, n_bytes - table)
@@ -644,7 +645,8 @@ def test_a_partial_cache_holds_what_the_scores_say(share: float, id_bytes: int) 
 def test_lists_longer_than_a_block_are_cached_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("featstore.graph.topology._BLOCK_BYTES", 64)
     g = random_graph(300, 40, seed=9)
-    cache = NeighborCache.build(g.topology, Budget(4096 + g.topology.nbytes // 8192 * 4096), np.arange(300))
+    n_bytes = 4096 + g.topology.nbytes // 8192 * 4096
+    cache = NeighborCache.build(g.topology, Budget(n_bytes), np.arange(300), scratch=Budget(1 << 20))
     assert not cache.whole
     assert NeighborCache.from_arrays(g.topology, cache.to_arrays()).n_cached == cache.n_cached > 0
     for node in np.flatnonzero(cache.offset_of_node >= 0):
@@ -663,18 +665,48 @@ def test_a_node_without_neighbours_is_never_read() -> None:
 
 def test_cache_errors() -> None:
     g = random_graph(3000, 10, seed=1)
+    scratch = Budget(1 << 20)
     with pytest.raises(BudgetError, match="at least 24576 bytes") as caught:
-        NeighborCache.build(g.topology, Budget(20_000), np.ones(3000))
+        NeighborCache.build(g.topology, Budget(20_000), np.ones(3000), scratch=scratch)
     assert caught.value.needed == 24576
     with pytest.raises(ValueError, match="scores are needed"):
-        NeighborCache.build(g.topology, Budget(30_000))
+        NeighborCache.build(g.topology, Budget(30_000), scratch=scratch)
     for scores in (np.ones(2999), np.ones((3000, 1)), np.ones(3000, complex)):
         with pytest.raises(ValueError, match="scores"):
-            NeighborCache.build(g.topology, Budget(30_000), scores)
+            NeighborCache.build(g.topology, Budget(30_000), scores, scratch=scratch)
     scores = np.ones(3000)
     scores[1234] = np.nan
     with pytest.raises(ValueError, match="node 1234 is NaN"):
-        NeighborCache.build(g.topology, Budget(30_000), scores)
+        NeighborCache.build(g.topology, Budget(30_000), scores, scratch=scratch)
+    assert scratch.used == 0
+    with pytest.raises(BudgetError):
+        NeighborCache.build(g.topology, Budget(30_000), np.ones(3000), scratch=Budget(1000))
+
+
+@pytest.mark.parametrize("n", [3000, 300_000])
+def test_what_choosing_nodes_holds_is_counted(n: int) -> None:
+    """Beside the cache's arrays, which are mapped memory, as tracemalloc sees it; in one budget, or in one of its own."""
+    g = random_graph(n, 30, seed=4)
+    scores = np.random.default_rng(1).integers(0, 9, n)
+    scratch_bytes = NeighborCache.scratch_bytes(g.topology)
+    assert scratch_bytes < g.topology.nbytes // 4
+    n_bytes = huge_bytes(8 * n) + g.topology.nbytes // 2
+    least = huge_bytes(8 * n) + scratch_bytes
+    with pytest.raises(BudgetError, match=f"at least {least} bytes") as caught:
+        NeighborCache.build(g.topology, Budget(least - 1), scores)
+    assert caught.value.needed == least
+    for budget, scratch in ((Budget(n_bytes + scratch_bytes), None), (Budget(n_bytes), Budget(scratch_bytes))):
+        tracemalloc.start()
+        try:
+            cache = NeighborCache.build(g.topology, budget, scores, scratch=scratch)
+            held = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert 0.4 * scratch_bytes < held < scratch_bytes + 20_000
+        assert not cache.whole
+        assert n_bytes - 4096 * 4 < cache.nbytes <= budget.used <= n_bytes
+        assert budget.peak <= budget.total
+        assert scratch is None or (scratch.peak, scratch.used) == (scratch_bytes, 0)
 
 
 def test_a_cache_of_another_topology_is_refused() -> None:

@@ -531,7 +531,7 @@ class OutOfCoreGraph:
         budget : Budget
             Counts the cache.
         scratch : Budget
-            Counts what choosing the nodes takes meanwhile: 24 bytes a node.
+            Counts what choosing the nodes takes meanwhile: 24 bytes a node, and :meth:`NeighborCache.scratch_bytes`.
         policy : str
 
         Returns
@@ -555,7 +555,7 @@ class OutOfCoreGraph:
         if found is not None:
             return found, True
         with self.policy_inputs(self.topology.id_bytes, None, None, 0, scratch) as inputs:
-            return NeighborCache.build(self.topology, budget, inputs.scores(chosen), n_bytes), False
+            return NeighborCache.build(self.topology, budget, inputs.scores(chosen), n_bytes, scratch), False
 
     def _drop_neighbor_cache(self) -> None:
         old, self.neighbor_cache = self.neighbor_cache, None

@@ -21,6 +21,8 @@ Int64s = npt.NDArray[np.int64]
 
 _BLOCK_BYTES = 8 << 20  # one sequential read when lists are loaded
 _CHUNK_NODES = 1 << 16  # nodes handled at once where a pass over many needs temporary arrays
+_SCRATCH_SHARE = 64  # of the nodes, or of the file, that is handled at once where that is less
+_NODE_BYTES = 80  # temporary, of a node whose score is weighed
 
 
 def huge_bytes(n_bytes: int) -> int:
@@ -159,10 +161,10 @@ class Topology:
         if len(positions):
             self.indices.gather(positions, out.view(np.uint8).reshape(len(positions), self.id_bytes))
 
-    def scan(self) -> Iterator[tuple[int, npt.NDArray[Any]]]:
-        """Yield ``(first, ids)``, blocks of the whole file in order, ids checked; the array is reused."""
-        rows = np.empty((max(1, min(self.num_edges, _BLOCK_BYTES // self.id_bytes)), self.id_bytes), np.uint8)
-        for first, n in _blocks(self.num_edges, self.id_bytes):
+    def scan(self, block_bytes: int = _BLOCK_BYTES) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+        """Yield ``(first, ids)``, blocks of the whole file in order, ids checked; the array, ``block_bytes``, is reused."""
+        rows = np.empty((max(1, min(self.num_edges, block_bytes // self.id_bytes)), self.id_bytes), np.uint8)
+        for first, n in _blocks(self.num_edges, self.id_bytes, block_bytes):
             self.indices.read(first, n, rows[:n])
             ids = rows[:n].reshape(-1).view(self.id_dtype)
             self.check_ids(first, ids)
@@ -186,9 +188,9 @@ class Topology:
             self._reservation.release()
 
 
-def _blocks(n_rows: int, row_bytes: int) -> Iterator[tuple[int, int]]:
-    """Cut ``n_rows`` into blocks ``(first, n)`` of about ``_BLOCK_BYTES``."""
-    step = _BLOCK_BYTES // row_bytes
+def _blocks(n_rows: int, row_bytes: int, block_bytes: int = _BLOCK_BYTES) -> Iterator[tuple[int, int]]:
+    """Cut ``n_rows`` into blocks ``(first, n)`` of at most ``block_bytes``."""
+    step = block_bytes // row_bytes
     for first in range(0, n_rows, step):
         yield first, min(step, n_rows - first)
 
@@ -241,7 +243,12 @@ class NeighborCache:
 
     @classmethod
     def build(
-        cls, topology: Topology, budget: Budget, scores: npt.NDArray[Any] | None = None, n_bytes: int | str | None = None
+        cls,
+        topology: Topology,
+        budget: Budget,
+        scores: npt.NDArray[Any] | None = None,
+        n_bytes: int | str | None = None,
+        scratch: Budget | None = None,
     ) -> NeighborCache:
         """Load the neighbour lists of the nodes with the highest scores.
 
@@ -254,6 +261,9 @@ class NeighborCache:
             One a node, no NaN; of equals the lowest node comes first. Not needed where everything fits.
         n_bytes : int or str, optional
             What the cache may take, its table of 8 bytes a node included; all that ``budget`` has left by default.
+        scratch : Budget, optional
+            Counts what is held meanwhile, :meth:`scratch_bytes`; ``budget`` by default, which then leaves the cache that much
+            less.
 
         Returns
         -------
@@ -271,7 +281,7 @@ class NeighborCache:
 
         Notes
         -----
-        One sequential pass over the file; four passes over the scores. Temporary memory is bounded, about 20 MB.
+        One sequential pass over the file; a few passes over the scores.
         """
         limit = budget.available if n_bytes is None else parse_size(n_bytes)
         table_bytes = huge_bytes(topology.num_nodes * 8)
@@ -284,25 +294,38 @@ class NeighborCache:
                     topology.indices.read(first, n, rows[first : first + n])
                     topology.check_ids(first, ids[first : first + n])
                 return cls(topology, ids, None, held.keep())
+        scratch_bytes = cls.scratch_bytes(topology)
+        needed = table_bytes
+        if scratch is None:
+            scratch = budget
+            limit = min(limit, budget.available - scratch_bytes)
+            needed += scratch_bytes
         if table_bytes > limit:
-            least = min(table_bytes, whole_bytes)
-            raise BudgetError(f"a neighbour cache of this graph needs at least {least} bytes, not {limit}", least)
+            least = min(needed, whole_bytes)
+            raise BudgetError(f"a neighbour cache of this graph needs at least {least} bytes, not {max(0, limit)}", least)
         if scores is None:
             raise ValueError(f"scores are needed: the whole adjacency takes {whole_bytes} bytes, more than {limit}")
-        chosen = _Prefix(topology, np.asarray(scores), (limit - table_bytes) // PAGE_BYTES * PAGE_BYTES)
-        with _Held(budget.reserve("neighbor cache", table_bytes)) as held:
+        with scratch.reserve("neighbor cache", scratch_bytes), _Held(budget.reserve("neighbor cache", table_bytes)) as held:
+            chosen = _Prefix(topology, np.asarray(scores), (limit - table_bytes) // PAGE_BYTES * PAGE_BYTES)
             offset_of_node = huge_array(topology.num_nodes * 8).view(np.int64)
             n_records = chosen.write_offsets(offset_of_node)
             held.resize(table_bytes + huge_bytes(n_records * topology.id_bytes))
             records = huge_array(n_records * topology.id_bytes).view(topology.id_dtype)
-            for first in range(0, topology.num_nodes, _CHUNK_NODES):
-                offsets = offset_of_node[first : first + _CHUNK_NODES]
+            step = _chunk_nodes(topology)
+            for first in range(0, topology.num_nodes, step):
+                offsets = offset_of_node[first : first + step]
                 cached = offsets >= 0
                 records[offsets[cached]] = topology.degrees(first, first + len(offsets))[cached]
             node = 0
-            for position, block in topology.scan():
+            for position, block in topology.scan(_block_bytes(topology)):
                 node = _core.fill_records(block, position, topology.indptr, offset_of_node, node, records, topology.id_bytes)
             return cls(topology, records, offset_of_node, held.keep())
+
+    @staticmethod
+    def scratch_bytes(topology: Topology) -> int:
+        """Return what :meth:`build` holds beside the cache where that has room for a part of the lists; at most 15 MB."""
+        choosing = _NODE_BYTES * _chunk_nodes(topology) + 3 * 8 * (1 << _digit_bits(topology))
+        return choosing + _block_bytes(topology)
 
     def locate(self, ids: Int64s, place: Int64s, degree: Int64s) -> None:
         """Find the lists of nodes, in memory or in the file.
@@ -388,10 +411,26 @@ class _Held:
             self._reservation.release()
 
 
+def _chunk_nodes(topology: Topology) -> int:
+    """Nodes weighed at once: few where the graph is small, so that choosing takes little beside the cache's table."""
+    return min(topology.num_nodes, max(256, topology.num_nodes // _SCRATCH_SHARE), _CHUNK_NODES)
+
+
+def _block_bytes(topology: Topology) -> int:
+    """Bytes of the file read at once while records are filled."""
+    return min(topology.nbytes, max(1 << 16, topology.nbytes // _SCRATCH_SHARE), _BLOCK_BYTES) // 8 * 8
+
+
+def _digit_bits(topology: Topology) -> int:
+    """Bits of a score's key that one pass sorts by: sums for every digit are held."""
+    return 16 if topology.num_nodes >= 1 << 18 else 8
+
+
 class _Prefix:
     """The longest prefix of nodes, by descending score and ascending id, whose records fit a number of bytes.
 
-    The score of the first node that does not fit is found by radix selection, 16 bits a pass, so no order of all nodes is made.
+    The score of the first node that does not fit is found by radix selection, 8 or 16 bits a pass, so no order of all nodes is
+    made.
     """
 
     def __init__(self, topology: Topology, scores: npt.NDArray[Any], n_bytes: int) -> None:
@@ -403,27 +442,30 @@ class _Prefix:
         self._scores = scores
         self._left = n_bytes
         self._threshold: int | None = None  # key of the first score that does not fit whole; None: all fit
-        known = 0
-        for shift in (48, 32, 16, 0):
-            weights = np.zeros(1 << 16)
+        known, bits = 0, _digit_bits(topology)
+        last = (1 << bits) - 1
+        for shift in range(64 - bits, -1, -bits):
+            weights = np.zeros(1 << bits)
             for _, keys, costs in self._chunks():
-                below = keys if shift == 48 else keys[keys >> (shift + 16) == known]
-                weight = costs if shift == 48 else costs[keys >> (shift + 16) == known]
-                weights += np.bincount((below >> shift & 0xFFFF).astype(np.int64), weight, 1 << 16)
+                if shift + bits < 64:
+                    same = keys >> (shift + bits) == known
+                    keys, costs = keys[same], costs[same]
+                weights += np.bincount((keys >> shift & last).astype(np.int64), costs, 1 << bits)
             reached = np.cumsum(weights[::-1])
             over = int(np.searchsorted(reached, self._left, side="right"))
             if over == len(reached):
                 return
             self._left -= int(reached[over - 1]) if over else 0
-            known = known << 16 | 0xFFFF - over
+            known = known << bits | last - over
             if shift == 0:
                 self._threshold = known
 
     def _chunks(self) -> Iterator[tuple[int, npt.NDArray[np.uint64], Int64s]]:
         """Yield (first node, sortable keys of the scores, bytes of the records)."""
         topology = self._topology
-        for first in range(0, topology.num_nodes, _CHUNK_NODES):
-            scores = self._scores[first : first + _CHUNK_NODES].astype(np.float64) + 0.0  # of the two zeros only one is left
+        step = _chunk_nodes(topology)
+        for first in range(0, topology.num_nodes, step):
+            scores = self._scores[first : first + step].astype(np.float64) + 0.0  # of the two zeros only one is left
             if np.isnan(scores).any():
                 raise ValueError(f"the score of node {first + int(np.isnan(scores).argmax())} is NaN")
             bits = scores.view(np.uint64)

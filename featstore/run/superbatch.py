@@ -21,6 +21,7 @@ from featstore.gather.ahead import ReadAhead
 from featstore.gather.executor import Tally
 from featstore.gather.plan import Tier
 from featstore.graph.policyinputs import Given
+from featstore.graph.topology import NeighborCache
 from featstore.partition.batcher import EpochOrder
 from featstore.plan.planmemory import PLANNER_SHARE, planning_bytes
 from featstore.plan.superbatch import Pack, SuperbatchInspector
@@ -64,7 +65,7 @@ class Superbatch:
         room = min(graph.budget.total // PLANNER_SHARE, graph.budget.available)
         needed = planning_bytes(*window, spilled=planning_bytes(*window) > room)
         if not setup.planning.overlap:
-            needed = max(needed, SCORING_BYTES * graph.num_nodes)
+            needed = max(needed, SCORING_BYTES * graph.num_nodes + NeighborCache.scratch_bytes(graph.topology))
         self._memory = graph.budget.reserve("planner", needed)
         self._ahead = graph.budget.reserve("read ahead", 0)
         self._finalizer = weakref.finalize(self, _release, self._memory, self._ahead)
