@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from featstore.cache.planned import PlannedBatch
+from featstore.cache.rowmap import huge_array
 from featstore.errors import BudgetError, CorruptionError
 from featstore.gather.plan import Changeset, Tier
 from featstore.plan.planfile import PlanFile, write_bytes, write_plan
@@ -65,4 +67,39 @@ def test_plans_come_back_in_memory_that_the_caller_gives(tmp_path: Path, tier: T
             assert np.array_equal(getattr(found.changes, name), getattr(plan.changes, name))
     with pytest.raises(CorruptionError, match="does not place its 4999 rows"):
         file.plan(3, batches[3][1:])
+    file.remove()
+
+
+@pytest.mark.parametrize("tier", [Tier.BASE, Tier.PACKED])
+@pytest.mark.parametrize("direct", [False, True])
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_nothing_but_the_callers_memory_is_taken(tmp_path: Path, tier: Tier, direct: bool, dtype: type) -> None:
+    """As tracemalloc sees it, reading and conversions included; and what was read into is not held by what comes back."""
+    rng = np.random.default_rng(5)
+    ids = rng.permutation(400_000)
+    with SectionWriter(tmp_path / "plan", "plan", direct=write_bytes(len(ids)) if direct else 0) as writer:
+        write_plan(writer, planned(ids, rng), ids)
+        file = PlanFile(writer.finish(), tier)
+    lent: list[tuple[np.ndarray, Any]] = []
+
+    def array(n: int, dtype: Any) -> np.ndarray:
+        lent.append((huge_array(n * np.dtype(dtype).itemsize).view(dtype), dtype))  # mapped, so not traced
+        return lent[-1][0]
+
+    asked = ids.astype(dtype)
+    expected = ids[file.missed(0)]
+    for call in (lambda: file.plan(0, ids, array), lambda: file.misses(0, asked, array)):
+        tracemalloc.start()
+        try:
+            found = call()
+            assert tracemalloc.get_traced_memory()[1] < 20_000
+        finally:
+            tracemalloc.stop()
+    assert np.array_equal(found, expected)
+    plan = file.plan(0, ids, array)
+    assert plan.changes is not None
+    held = [part.positions for part in plan.parts] + [plan.parts[0].addresses, plan.changes.in_slots, plan.changes.out_rows]
+    buffers = [some for some, kind in lent if kind == np.uint8]
+    assert buffers
+    assert not any(np.shares_memory(some, buffer) for some in held for buffer in buffers)
     file.remove()

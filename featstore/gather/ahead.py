@@ -16,6 +16,7 @@ import numpy.typing as npt
 from featstore._core.buffers import Block
 from featstore._core.rows import copy_rows
 from featstore.errors import BudgetError
+from featstore.gather.plan import Addresses
 from featstore.storage.reader import ReadStats
 
 __all__ = ["AheadSource", "ReadAhead"]
@@ -40,7 +41,7 @@ class AheadSource:
         self._rows = rows
         self._n_threads = n_threads
 
-    def gather(self, addresses: npt.NDArray[np.int64], out: Uint8s, positions: Int64s | None) -> ReadStats:
+    def gather(self, addresses: Addresses, out: Uint8s, positions: Int64s | None) -> ReadStats:
         """See :class:`~featstore.gather.executor.Source`; reads nothing."""
         if len(addresses) != len(self._rows):
             raise ValueError(f"{len(self._rows)} rows were read ahead for a plan that misses {len(addresses)}")

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from featstore._core.rows import copy_rows
 from featstore.errors import ClosedError
-from featstore.gather.plan import BatchPlan, Tier
+from featstore.gather.plan import Addresses, BatchPlan, Tier
 from featstore.storage.reader import ReadStats, RowFile
 
 __all__ = ["Executor", "FileSource", "MemorySource", "Source", "Tally"]
@@ -48,7 +48,7 @@ class Tally:
 class Source(Protocol):
     """One tier's rows, by address."""
 
-    def gather(self, addresses: npt.NDArray[Any], out: npt.NDArray[np.uint8], positions: npt.NDArray[Any] | None) -> ReadStats:
+    def gather(self, addresses: Addresses, out: npt.NDArray[np.uint8], positions: npt.NDArray[Any] | None) -> ReadStats:
         """Copy row ``addresses[i]`` to row ``positions[i]`` of ``out`` (``i`` where positions is None); return what was read."""
         ...
 
@@ -67,9 +67,9 @@ class MemorySource:
         self.array = array
         self.n_threads = n_threads
 
-    def gather(self, addresses: npt.NDArray[Any], out: npt.NDArray[np.uint8], positions: npt.NDArray[Any] | None) -> ReadStats:
+    def gather(self, addresses: Addresses, out: npt.NDArray[np.uint8], positions: npt.NDArray[Any] | None) -> ReadStats:
         """See :class:`Source`. Bound by memory bandwidth."""
-        copy_rows(self.array, addresses, out, positions, self.n_threads)
+        copy_rows(self.array, np.asarray(addresses), out, positions, self.n_threads)
         return ReadStats()
 
 
@@ -87,9 +87,9 @@ class FileSource:
         self.file = file
         self.gap_bytes = gap_bytes
 
-    def gather(self, addresses: npt.NDArray[Any], out: npt.NDArray[np.uint8], positions: npt.NDArray[Any] | None) -> ReadStats:
+    def gather(self, addresses: Addresses, out: npt.NDArray[np.uint8], positions: npt.NDArray[Any] | None) -> ReadStats:
         """See :class:`Source`. At most one read per distinct page."""
-        return self.file.gather(addresses, out, positions, self.gap_bytes)
+        return self.file.gather(np.asarray(addresses, np.int64), out, positions, self.gap_bytes)
 
 
 class Executor:

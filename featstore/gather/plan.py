@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["BatchPlan", "Changeset", "DeviceRows", "Part", "Tier"]
+__all__ = ["Addresses", "BatchPlan", "Changeset", "DeviceRows", "Part", "Tier"]
 
 Int64s = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
+Addresses: TypeAlias = "Int64s | Int32s | range"
 
 
 class Tier(enum.IntEnum):
@@ -31,14 +33,14 @@ class Part:
     Parameters
     ----------
     tier : Tier
-    addresses : integer array, shape (k,)
+    addresses : integer array, shape (k,), or range
         Row number within the tier's source: slot in a cache, row of a segment file or extent, row of the field.
     positions : int64 array, shape (k,), or None
         Row of the output that each address fills; None for ``0 … k-1``.
     """
 
     tier: Tier
-    addresses: Int64s | Int32s
+    addresses: Addresses
     positions: Int64s | None = None
 
 

@@ -238,7 +238,7 @@ class NpySource(Source):
 
 def _npy_header(fd: int, n_bytes: int, path: str) -> tuple[np.dtype[Any], tuple[int, ...], bool, int]:
     """Return dtype, shape, whether Fortran order, and where the data starts; nothing is executed or unpickled."""
-    head = pread_exactly(fd, min(12, n_bytes), 0, path)
+    head = bytes(pread_exactly(fd, min(12, n_bytes), 0, path))
     if head[:6] != b"\x93NUMPY":
         raise FormatError(f"{path}: not a .npy file")
     if len(head) < 12 or head[6] not in (1, 2, 3):

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore._core.blocks import hits_of, missed_positions
+from featstore._core.rows import copy_rows
 from featstore.cache.planned import PlannedBatch
 from featstore.errors import CorruptionError
 from featstore.gather.plan import BatchPlan, Changeset, Part, Tier
@@ -50,21 +51,25 @@ class PlanFile:
         """Rows that each batch misses."""
         return self._file.lengths[1::SECTIONS]
 
-    def missed(self, number: int) -> npt.NDArray[np.int32]:
-        """Return the positions of a batch's rows that the host cache lacks; where they are packed, ascending by row."""
-        return self._file[SECTIONS * number + 1]
+    def missed(self, number: int, array: Callable[..., npt.NDArray[Any]] = np.empty) -> npt.NDArray[np.int32]:
+        """Return the positions of a batch's rows that the host cache lacks; where they are packed, ascending by row.
+
+        ``array`` as for :meth:`plan`.
+        """
+        return self._file.read(SECTIONS * number + 1, array)
 
     def plan(self, number: int, ids: npt.NDArray[np.int64], array: Callable[..., npt.NDArray[Any]] = np.empty) -> BatchPlan:
         """Return the plan of a batch whose input ids are ``ids``.
 
-        ``array(n, dtype)`` makes the arrays of rows, 12 bytes a row and 16 one that is missed; what it raises passes through.
+        ``array(n, dtype)`` makes the arrays of rows, 12 bytes a row and up to 16 one that is missed, and while they are made 4
+        bytes a row and 12 one that is missed or admitted; what it raises passes through.
 
         Raises
         ------
         CorruptionError, OSError
             The file is damaged, or of other batches.
         """
-        slots, missed, in_positions, in_slots, out_rows = self._file.run(SECTIONS * number, SECTIONS)
+        slots, missed, in_positions, in_slots, out_rows = self._file.run(SECTIONS * number, SECTIONS, array)
         k = len(slots)
         hit_positions, hit_slots = array(k, np.int64), array(k, np.int32)
         n_hits = hits_of(slots, hit_positions, hit_slots)
@@ -72,29 +77,41 @@ class PlanFile:
             raise CorruptionError(f"the plan of batch {number} does not place its {len(ids)} rows", self._file.path)
         changes = None
         if len(in_slots) or len(out_rows):
-            positions = in_positions.astype(np.int64)
-            changes = Changeset(ids[positions], positions, in_slots, out_rows.astype(np.int64))
-        missed_at = array(len(missed), np.int64)
-        missed_at[:] = missed
+            positions = _copy(in_positions, np.int64, array)
+            slots = _copy(in_slots, np.int32, array)  # or it would keep all that was read
+            changes = Changeset(_take(ids, positions, array), positions, slots, _copy(out_rows, np.int64, array))
+        missed_at = _copy(missed, np.int64, array)
         if self.tier == Tier.PACKED:
-            others = Part(Tier.PACKED, np.arange(len(missed), dtype=np.int32), missed_at)
+            others = Part(Tier.PACKED, range(len(missed)), missed_at)
         else:
-            rows = array(len(missed), np.int64)
-            rows[:] = ids[missed_at]
-            others = Part(Tier.BASE, rows, missed_at)
+            others = Part(Tier.BASE, _take(ids, missed_at, array), missed_at)
         return BatchPlan(k, (Part(Tier.HOST, hit_slots[:n_hits], hit_positions[:n_hits]), others), changes)
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
-    def misses(self, number: int, ids: Ints) -> Int64s:
-        """Return the rows that a batch of ``ids`` reads from the file, in the plan's order."""
-        return ids[self.missed(number)].astype(np.int64, copy=False)
+    def misses(self, number: int, ids: Ints, array: Callable[..., npt.NDArray[Any]] = np.empty) -> Int64s:
+        """Return the rows that a batch of ``ids`` reads from the file, in the plan's order; ``array`` as for :meth:`plan`."""
+        rows = _take(ids, self.missed(number, array), array)
+        return rows if rows.dtype == np.int64 else _copy(rows, np.int64, array)
 
     def remove(self) -> None:
         """Delete the file."""
         self._file.remove()
+
+
+def _copy(values: npt.NDArray[Any], dtype: npt.DTypeLike, array: Callable[..., npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    copied = array(len(values), dtype)
+    copied[:] = values
+    return copied
+
+
+def _take(ids: Ints, positions: Ints, array: Callable[..., npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Return ``ids[positions]`` without the array that NumPy would make of it."""
+    taken, width = array(len(positions), ids.dtype), ids.itemsize
+    copy_rows(ids.view(np.uint8).reshape(-1, width), positions, taken.view(np.uint8).reshape(-1, width), None)
+    return taken
 
 
 class Appends(Protocol):

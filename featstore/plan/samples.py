@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -118,28 +119,28 @@ class SampleFile:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def ids(self, number: int) -> npt.NDArray[Any]:
-        """Return the input ids of a batch, int32 or int64."""
-        return self._file[number * self._stride + 1]
+    def ids(self, number: int, array: Callable[..., npt.NDArray[Any]] = np.empty) -> npt.NDArray[Any]:
+        """Return the input ids of a batch, int32 or int64, in memory that ``array(n, dtype)`` makes."""
+        return self._file.read(number * self._stride + 1, array)
 
     def batch(self, number: int, pool: BufferPool) -> SampledBatch:
         """Return a batch as it was sampled, in pooled memory."""
         first = number * self._stride
         head = self._file[first].tolist()
-        ids = self._file[first + 1]
+        ids = self._file.read(first + 1, pool.array)
         input_ids = pool.tensor((len(ids),), torch.int64)
         input_ids.numpy()[:] = ids
         blocks = []
         for hop in range(self.n_hops):
             n_src, n_dst = head[HEAD + 2 * hop : HEAD + 2 * hop + 2]
             at = first + 2 + self._n_arrays * hop
-            counts, sources = self._file[at], self._file[at + 1]
+            counts, sources = self._file.run(at, 2, pool.array)
             src, dst = pool.tensor((len(sources),), torch.int64), pool.tensor((len(sources),), torch.int64)
             if len(counts) != n_dst or not expand(counts, sources, n_src, dst.numpy(), src.numpy()):
                 raise CorruptionError(f"block {hop} of batch {number} does not fit its counts", self._file.path)
             edge_pos = None
             if self._n_arrays == 3:
-                positions = self._file[at + 2]
+                positions = self._file.read(at + 2, pool.array)
                 if len(positions) != len(sources):
                     raise CorruptionError(f"block {hop} of batch {number} does not fit its edge positions", self._file.path)
                 edge_pos = pool.tensor((len(positions),), torch.int64)

@@ -223,7 +223,8 @@ class SuperbatchInspector:
             superbatch = None if self._closed else self._ready.get(k)
         if superbatch is None or superbatch.plans is None:
             return None
-        return superbatch.plans.misses(number, superbatch.samples.ids(number))
+        array = self._pool.array
+        return superbatch.plans.misses(number, superbatch.samples.ids(number, array), array)
 
     def source(self, position: int, name: str) -> ExtentSource | None:
         """Return the tier ``PACKED`` for a batch that :meth:`batch` has returned; None where nothing is packed."""

@@ -406,9 +406,9 @@ class SharedRows:
     def _section(self, batch: int) -> int:
         return _HEAD + batch + batch // self.length + 1
 
-    def addresses(self, batch: int) -> Ids:
-        """Return where a batch's shared rows lie, ascending."""
-        return self._file[self._section(batch)]
+    def addresses(self, batch: int, array: Callable[..., npt.NDArray[Any]] = np.empty) -> Ids:
+        """Return where a batch's shared rows lie, ascending; ``array`` as for :meth:`PlanFile.plan`."""
+        return self._file.read(self._section(batch), array)
 
     def counts(self, n_batches: int) -> Int64s:
         """Return how many shared rows each batch needs."""
@@ -496,7 +496,10 @@ class TierTables:
         """
         device = None
         if self._device is not None:
-            positions, slots = self._device[2 * number].astype(np.int64), self._device[2 * number + 1].copy()
+            slots = self._device.read(2 * number + 1, array)
+            narrow = self._device.read(2 * number, array)
+            positions = array(len(narrow), np.int64)
+            positions[:] = narrow
             if len(slots) != len(positions) or len(positions) > len(ids) or positions.max(initial=0) > max(0, len(ids) - 1):
                 raise CorruptionError(f"the device's rows of batch {number} are not {len(ids)} rows", self._device.path)
             on_host = np.ones(len(ids), bool)
@@ -509,7 +512,9 @@ class TierTables:
         parts = plan.parts
         if self.shared is not None:
             others = parts[-1]
-            k, addresses = int(self.n_packed[number]), self.shared.addresses(number).astype(np.int64)
+            k, narrow = int(self.n_packed[number]), self.shared.addresses(number, array)
+            addresses = array(len(narrow), np.int64)
+            addresses[:] = narrow
             assert others.positions is not None
             parts = (
                 *parts[:-1],

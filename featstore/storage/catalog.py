@@ -309,7 +309,7 @@ class _Environment:
     def body(self) -> bytes:
         """Return the environment's pages; it must have been closed for writing."""
         size = os.fstat(self._fd).st_size
-        return pread_exactly(self._fd, size, 0, self._path)
+        return bytes(pread_exactly(self._fd, size, 0, self._path))
 
     def __enter__(self) -> _Environment:
         return self
@@ -380,7 +380,7 @@ def read_catalog(root: str | os.PathLike[str]) -> Catalog:
     try:
         if n_bytes > _MAX_BYTES:
             raise FormatError(f"{path}: a catalog of {n_bytes} bytes")
-        data = pread_exactly(fd, n_bytes, 0, path)
+        data = bytes(pread_exactly(fd, n_bytes, 0, path))
     finally:
         os.close(fd)
     entries: dict[str, dict[str, Any]] = {}

@@ -5,13 +5,15 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import numpy.typing as npt
 
 from featstore._core.buffers import Block
-from featstore.errors import CorruptionError
+from featstore._core.io import direct_mode
+from featstore.storage.format import pread_into
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.writer import pwrite_all
 
@@ -22,14 +24,10 @@ Uint8s = npt.NDArray[np.uint8]
 
 def set_direct(fd: int, on: bool) -> bool:
     """Switch direct I/O of a descriptor on or off; return whether it is on. Where a file system has none it stays off."""
-    flags = fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_DIRECT
-    try:
-        fcntl.fcntl(fd, fcntl.F_SETFL, flags | (os.O_DIRECT if on else 0))
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        return False
-    return on
+    if on:
+        return direct_mode(fd).startswith("direct")
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_DIRECT)
+    return False
 
 
 class DirectWriter:
@@ -120,32 +118,24 @@ class DirectWriter:
         self._pending = None
 
 
-def pread_direct(fd: int, n_bytes: int, offset: int, path: str) -> memoryview:
+def pread_direct(
+    fd: int, n_bytes: int, offset: int, path: str, array: Callable[..., npt.NDArray[np.uint8]] = np.empty
+) -> memoryview:
     """Read bytes of a descriptor whose direct I/O is on; switches it off where the device wants coarser pages.
 
-    Raises
-    ------
-    CorruptionError
-        The file ends before.
-    OSError
-        The device failed; ``filename`` is set.
+    ``array(n, dtype)`` makes the memory: up to three pages more than is read. Raises as :func:`~.format.pread_into`.
     """
     first = offset // PAGE_BYTES * PAGE_BYTES
     length = -(-(offset + n_bytes - first) // PAGE_BYTES) * PAGE_BYTES
-    memory = np.empty(length + PAGE_BYTES, np.uint8)
+    memory = array(length + PAGE_BYTES, np.uint8)
     begin = -memory.ctypes.data % PAGE_BYTES
     view = memory[begin : begin + length].data
-    needed, done = offset + n_bytes - first, 0
-    while done < needed:
-        at = done // PAGE_BYTES * PAGE_BYTES  # after a short read on from the last whole page
-        try:
-            count = os.preadv(fd, [view[at : at + (1 << 30)]], first + at)
-        except OSError as error:
-            if error.errno != errno.EINVAL or not fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
-                raise OSError(error.errno, error.strerror, path) from None
-            set_direct(fd, False)
-            continue
-        if at + count <= done:
-            raise CorruptionError(f"the file ends {needed - done} bytes early", path, first + done)
-        done = at + count
+    needed = offset + n_bytes - first
+    try:
+        pread_into(fd, view, first, path, needed, PAGE_BYTES)
+    except OSError as error:
+        if error.errno != errno.EINVAL or not fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
+            raise
+        set_direct(fd, False)
+        pread_into(fd, view, first, path, needed, PAGE_BYTES)
     return view[offset - first : needed]

@@ -13,7 +13,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from typing import Any
 
 import numpy as np
@@ -458,7 +458,7 @@ class ExtentSource:
         """Seconds that gathers waited for the device."""
         return self._stream.core.waited_s
 
-    def gather(self, addresses: npt.NDArray[Any], out: npt.NDArray[np.uint8], positions: npt.NDArray[Any] | None) -> ReadStats:
+    def gather(self, addresses: Sized, out: npt.NDArray[np.uint8], positions: npt.NDArray[Any] | None) -> ReadStats:
         """Copy row ``i`` of the next extent to row ``positions[i]`` of ``out``; extents are read whole, so addresses are 0, 1 ….
 
         Returns

@@ -33,6 +33,7 @@ __all__ = [
     "open_regular",
     "page_sum",
     "pread_exactly",
+    "pread_into",
     "resolve_inside",
     "sums_bytes",
     "sums_page",
@@ -313,8 +314,22 @@ def _check_regular(mode: int, name: str) -> None:
     raise FormatError(f"{name}: {kinds.get(stat.S_IFMT(mode), 'a device')} in place of a file")
 
 
-def pread_exactly(fd: int, n_bytes: int, offset: int, path: str) -> bytes:
-    """Read ``n_bytes`` at ``offset``, going on after short reads.
+def pread_exactly(fd: int, n_bytes: int, offset: int, path: str) -> bytearray:
+    """Return ``n_bytes`` at ``offset``; raises as :func:`pread_into`."""
+    data = bytearray(n_bytes)
+    pread_into(fd, memoryview(data), offset, path)
+    return data
+
+
+def pread_into(fd: int, out: memoryview, offset: int, path: str, needed: int | None = None, unit: int = 1) -> None:
+    """Fill ``out`` with what lies at ``offset``, going on after short reads.
+
+    Parameters
+    ----------
+    needed : int, optional
+        The file may end after so many bytes, although more are asked for: all of ``out`` by default.
+    unit : int
+        After a short read it goes on from a whole multiple of so many bytes, as direct I/O wants it.
 
     Raises
     ------
@@ -323,15 +338,14 @@ def pread_exactly(fd: int, n_bytes: int, offset: int, path: str) -> bytes:
     OSError
         The device failed; ``filename`` is set.
     """
-    pieces: list[bytes] = []
+    needed = len(out) if needed is None else needed
     done = 0
-    while done < n_bytes:
+    while done < needed:
+        at = done // unit * unit
         try:
-            piece = os.pread(fd, min(n_bytes - done, 1 << 30), offset + done)
+            count = os.preadv(fd, [out[at : at + (1 << 30)]], offset + at)
         except OSError as error:
             raise OSError(error.errno, error.strerror, path) from None
-        if not piece:
-            raise CorruptionError(f"the file ends {n_bytes - done} bytes early", path, offset + done)
-        pieces.append(piece)
-        done += len(piece)
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        if at + count <= done:
+            raise CorruptionError(f"the file ends {needed - done} bytes early", path, offset + done)
+        done = at + count

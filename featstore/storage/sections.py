@@ -10,6 +10,7 @@ import contextlib
 import os
 import struct
 import uuid
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
@@ -19,7 +20,7 @@ import xxhash
 
 from featstore.errors import ClosedError, CorruptionError, FormatError, VersionError
 from featstore.storage.direct import DirectWriter, pread_direct, set_direct
-from featstore.storage.format import DTYPES, file_seed, open_regular, pread_exactly
+from featstore.storage.format import DTYPES, file_seed, open_regular, pread_exactly, pread_into
 from featstore.storage.rundir import DiskBudget
 from featstore.storage.writer import fsync_directory, pwrite_all
 
@@ -202,7 +203,7 @@ class SectionFile:
             raise CorruptionError("the index does not fit the file", self.path, size - tail_bytes)
         self.file_id = bytes(file_id).hex()
         self._seed = file_seed(kind, file_id, 0)
-        index = pread_exactly(self._fd, n * _ENTRY.itemsize, where, self.path)
+        index = bytes(pread_exactly(self._fd, n * _ENTRY.itemsize, where, self.path))
         if _sum(index, self._seed, _MASK) != index_sum:
             raise CorruptionError("the index is damaged", self.path, where)
         self._index = np.frombuffer(index, _ENTRY)
@@ -222,10 +223,17 @@ class SectionFile:
         ------
         CorruptionError, OSError, IndexError, ClosedError
         """
-        return self.run(number, 1)[0]
+        return self.read(number)
 
-    def run(self, first: int, count: int) -> list[Array]:
+    def read(self, number: int, array: Callable[..., Array] = np.empty) -> Array:
+        """Read and check one array, as :meth:`run` does."""
+        return self.run(number, 1, array)[0]
+
+    def run(self, first: int, count: int, array: Callable[..., Array] = np.empty) -> list[Array]:
         """Read and check arrays ``first … first + count - 1``, in one read where they lie one after another, as they are written.
+
+        ``array(n, dtype)`` makes the memory that is read into, of which what is returned are views; what it raises passes
+        through.
 
         Raises
         ------
@@ -238,22 +246,27 @@ class SectionFile:
         entries = [tuple(map(int, self._index[first + i])) for i in range(count)]
         ends = [offset + items * _DTYPES[code].itemsize for offset, items, code, _ in entries]
         if any(entry[0] != end for entry, end in zip(entries[1:], ends[:-1], strict=True)):
-            return [self[first + i] for i in range(count)]
+            return [self.read(first + i, array) for i in range(count)]
         begin = entries[0][0]
-        data = self._read(ends[-1] - begin, begin)
+        data = self._read(ends[-1] - begin, begin, array)
         arrays: list[Array] = []
         for i, ((offset, _, code, expected), end) in enumerate(zip(entries, ends, strict=True)):
             part = data[offset - begin : end - begin]
             if _sum(part, self._seed, first + i) != expected:
                 raise CorruptionError(f"array {first + i} is damaged", self.path, offset)
-            array = np.frombuffer(part, _DTYPES[code])
-            arrays.append(array if array.flags.aligned else array.copy())
+            found = np.frombuffer(part, _DTYPES[code])
+            if not found.flags.aligned:
+                unaligned, found = found, array(len(found), found.dtype)
+                found[:] = unaligned
+            arrays.append(found)
         return arrays
 
-    def _read(self, n_bytes: int, offset: int) -> memoryview:
+    def _read(self, n_bytes: int, offset: int, array: Callable[..., Array]) -> memoryview:
         if self._is_direct:
-            return pread_direct(self._fd, n_bytes, offset, self.path)
-        return memoryview(pread_exactly(self._fd, n_bytes, offset, self.path))
+            return pread_direct(self._fd, n_bytes, offset, self.path, array)
+        memory = array(n_bytes, np.uint8).data
+        pread_into(self._fd, memory, offset, self.path)
+        return memory
 
     def close(self) -> None:
         """Close the file; may be called again."""

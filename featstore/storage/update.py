@@ -56,7 +56,7 @@ def check_file(root: str | os.PathLike[str], record: FileRecord) -> str:
                     name,
                     min(n_bytes, expected),
                 )
-            page = pread_exactly(fd, HEADER_BYTES, 0, name) if name == path else b""
+            page = bytes(pread_exactly(fd, HEADER_BYTES, 0, name)) if name == path else b""
         finally:
             os.close(fd)
     if page != record.header().pack():
