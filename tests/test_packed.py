@@ -58,7 +58,9 @@ def run(
 @pytest.mark.parametrize("cache", [0, 0.0004, 0.1, 1.0])
 def test_the_same_batches(dataset: Path, pack: Path, ondemand: list[Any], policy: str, cache: float) -> None:
     for backend, prefetch, size in (("io_uring", 2, "auto"), ("pread", 0, 7)):
-        options: dict[str, Any] = {"policy": policy, "feature_cache": cache, "superbatch": size, "prefetch": prefetch}
+        options: dict[str, Any] = {"policy": policy, "feature_cache": cache, "prefetch": prefetch}
+        if policy == "belady":
+            options["superbatch"] = size
         found, stats = run(dataset, pack, backend=backend, **options)
         assert same(found[0] + found[2], ondemand)
         assert stats["hits"]["base"] == 0
@@ -108,7 +110,9 @@ def test_any_static_policy(dataset: Path, pack: Path, ondemand: list[Any]) -> No
 
 def test_resume_and_state(dataset: Path, pack: Path) -> None:
     for policy in ("belady", "frequency"):
-        options: dict[str, Any] = {"strategy": "packed", "pack": pack, "policy": policy, "feature_cache": 0.1, "superbatch": 7}
+        options: dict[str, Any] = {"strategy": "packed", "pack": pack, "policy": policy, "feature_cache": 0.1}
+        if policy == "belady":
+            options["superbatch"] = 7
         with featstore.open(dataset, memory="64MB") as g:
             with featstore.Loader(g, features=["x"], **options) as loader:
                 whole = [(batch.index, batch.x.clone()) for batch in loader]
@@ -160,8 +164,9 @@ def test_any_width_dtype_and_budget(tmp_path_factory: pytest.TempPathFactory, da
             options: dict[str, Any] = {
                 "policy": data.draw(st.sampled_from(["belady", "frequency"])),
                 "feature_cache": data.draw(st.sampled_from([1, 0.01, 0.3, 1.0])),
-                "superbatch": data.draw(st.integers(1, 9)),
             }
+            if options["policy"] == "belady":
+                options["superbatch"] = data.draw(st.integers(1, 9))
             if options["feature_cache"] == 1:
                 options["feature_cache"] = 4 * len(raw) + 8 + raw.shape[1]  # one row
             try:
@@ -215,6 +220,10 @@ def test_arguments(dataset: Path, pack: Path) -> None:
             ({"strategy": "streamed"}, "needs a sampler"),
             ({"strategy": "packed", "pack": pack, "policy": "lru", "feature_cache": 0.1}, "planned policy"),
             ({"strategy": "packed", "pack": pack, "feature_cache": "auto"}, "bytes or a share"),
+            (
+                {"strategy": "packed", "pack": pack, "policy": "frequency", "feature_cache": 0.1, "superbatch": 5},
+                "superbatch=5 goes with a planned policy",
+            ),
         ]
         for options, words in wrong:
             with pytest.raises(ValueError, match=words):

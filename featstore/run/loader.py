@@ -94,7 +94,8 @@ class Loader:
         (``0.1``), the same rows for all features; ``"auto"`` (the default where ``policy`` is given): what batches leave of the
         memory.
     superbatch : int or "auto"
-        Batches a superbatch; by default as many as the disk and an eighth of the memory allow, 200 at most.
+        Batches a superbatch; by default as many as the disk and an eighth of the memory allow, 200 at most. Not with a static
+        policy, which plans nothing.
     overlap : bool
         For ``"superbatch"``: sample and plan the next superbatches beside the loop, the cache surviving from one to the next.
         False is the paper's serial schedule: each superbatch is sampled and planned when the one before has run, with a neighbour
@@ -238,6 +239,7 @@ class Loader:
             overlap=overlap,
             disk=disk,
             run_dir=run_dir,
+            is_auto=is_auto,
         )
         try:
             sampler = None if sampler is None else checked_sampler(sampler, g.num_nodes)

@@ -88,6 +88,7 @@ def parse_planning(
     overlap: bool,
     disk: int | str | None,
     run_dir: str | os.PathLike[str] | None,
+    is_auto: bool = False,
 ) -> Planning | None:
     """Check the options of strategies that look ahead; None for the others.
 
@@ -98,6 +99,8 @@ def parse_planning(
         Of all the loader's features: ``disk`` may be a multiple of what they take.
     strategy, policy, superbatch, overlap, disk, run_dir
         As of :class:`~featstore.Loader`.
+    is_auto : bool
+        Strategy and policy were not asked for, but decided on; options are for whatever strategy they fit.
 
     Raises
     ------
@@ -119,6 +122,10 @@ def parse_planning(
         if isinstance(superbatch, str):
             raise ValueError(f"superbatch must be a number of batches or 'auto', not {superbatch!r}")
         check_at_least("superbatch", superbatch, 1)
+        if isinstance(chosen, StaticPolicy) and not is_auto:
+            raise ValueError(
+                f"superbatch={superbatch} goes with a planned policy: with policy {chosen.name!r} the rows in memory never change"
+            )
     n_bytes = None if disk is None else parse_disk(disk, graph.num_nodes * row_bytes)
     where = f"{graph.path}.runs" if run_dir is None else os.fspath(run_dir)
     if not isinstance(overlap, bool):
