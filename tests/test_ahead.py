@@ -48,7 +48,9 @@ class Fields:
 
     def ahead(self, misses: Any, start: int, stop: int, n_bytes: int) -> ReadAhead:
         widths = {name: data.shape[1] for name, data in DATA.items()}
-        return ReadAhead(misses, {name: self.read(name) for name in DATA}, widths, start, stop, n_bytes, self.counted.add)
+        ahead = ReadAhead(misses, {name: self.read(name) for name in DATA}, widths, start, stop, n_bytes, self.counted.add)
+        ahead.begin()
+        return ahead
 
 
 @given(
@@ -220,6 +222,7 @@ def test_what_was_read_ahead_is_given_back() -> None:
         raise BudgetError("no memory", 1)
 
     ahead = ReadAhead(lambda position, wait: batches[position], {"x": short}, {"x": 512}, 0, 10, 1 << 16, fields.counted.add)
+    ahead.begin()
     with pytest.raises(BudgetError):
         ahead.take(0, "x")
     assert ahead.give_back()

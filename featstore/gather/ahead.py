@@ -110,8 +110,13 @@ class ReadAhead:
         self._closed = False
         self._is_given_back = False
         self._is_over = False  # nothing more will be read
-        self._changed = threading.Condition()
+        # Taken itself, not by way of the condition: Ctrl-C may leave Condition.__enter__ with the lock taken for good.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._thread = threading.Thread(target=self._run, name="featstore-ahead", daemon=True)
+
+    def begin(self) -> None:
+        """Start the thread; apart from the constructor, so that what closes the reading can be in place before."""
         self._thread.start()
 
     def take(self, position: int, name: str) -> Uint8s | None:
@@ -122,7 +127,7 @@ class ReadAhead:
         CorruptionError, OSError, BudgetError, ClosedError
             Reading them failed.
         """
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: self._position > position or self._error is not None or self._is_over)
             if self._position <= position:
                 if self._error is not None:
@@ -136,7 +141,7 @@ class ReadAhead:
 
     def passed(self, position: int) -> None:
         """Say that the rows of all batches up to ``position`` were taken."""
-        with self._changed:
+        with self._lock:
             self._n_passed = position + 1
             self._groups = [group for group in self._groups if group.stop > position + 1]
             if not self._groups and not self._is_loading:
@@ -148,7 +153,7 @@ class ReadAhead:
 
         Batches whose rows are gone are read as if they had not been read ahead. Waits for a read under way.
         """
-        with self._changed:
+        with self._lock:
             held = self._half_bytes > 0 and not self._is_given_back
             self._closed = self._is_given_back = self._is_over = True
             self._changed.notify_all()
@@ -161,10 +166,10 @@ class ReadAhead:
 
     def close(self) -> None:
         """Stop the thread and drop what was read; may be called again."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._changed.notify_all()
-        if self._thread is not threading.current_thread():
+        if self._thread is not threading.current_thread() and self._thread.is_alive():  # else it never began, or ends by itself
             self._thread.join()
         self._groups.clear()
         self._memory = None
@@ -182,7 +187,7 @@ class ReadAhead:
                 if rows:
                     group = self._load(rows, n_groups % HALVES)
                     n_groups += 1
-                with self._changed:
+                with self._lock:
                     self._is_loading = False
                     self._position = self._position + 1 if group is None else group.stop
                     if group is not None and not self._is_given_back:
@@ -192,7 +197,7 @@ class ReadAhead:
         except BaseException as error:
             self._error = error
         finally:
-            with self._changed:
+            with self._lock:
                 self._is_loading = False
                 self._is_over = True
                 self._changed.notify_all()
@@ -207,7 +212,7 @@ class ReadAhead:
             return []
         found = [rows]
         room -= len(rows)
-        with self._changed:  # a half is free, or the group only grows
+        with self._lock:  # a half is free, or the group only grows
             self._changed.wait_for(lambda: len(self._groups) < HALVES or self._closed)
             if self._closed:
                 return None

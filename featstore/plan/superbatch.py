@@ -180,8 +180,13 @@ class SuperbatchInspector:
         self._n_passed = start  # batches before this one have run
         self._error: BaseException | None = None
         self._closed = False
-        self._changed = threading.Condition()
+        # Taken itself, not by way of the condition: Ctrl-C may leave Condition.__enter__ with the lock taken for good.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._thread = threading.Thread(target=self._inspect, name="featstore-inspect", daemon=True)
+
+    def begin(self) -> None:
+        """Start the thread; apart from the constructor, so that what closes the inspector can be in place before."""
         self._thread.start()
 
     # The consumer's side.
@@ -195,7 +200,7 @@ class SuperbatchInspector:
             No memory, for the batch or for sampling its superbatch; may be called again when some came free.
         """
         k, number = divmod(position - self._start, self._size)
-        with self._changed:
+        with self._lock:
             self._reached = max(self._reached, k)
             self._changed.notify_all()
             self._changed.wait_for(lambda: k in self._ready or self._error or self._shortage or self._closed)
@@ -217,7 +222,7 @@ class SuperbatchInspector:
         Waiting for it does not hasten it, as :meth:`batch` does; None also where it never will be planned.
         """
         k, number = divmod(position - self._start, self._size)
-        with self._changed:
+        with self._lock:
             if wait:
                 self._changed.wait_for(lambda: k in self._ready or self._error is not None or self._closed)
             superbatch = None if self._closed else self._ready.get(k)
@@ -229,7 +234,7 @@ class SuperbatchInspector:
     def source(self, position: int, name: str) -> ExtentSource | None:
         """Return the tier ``PACKED`` for a batch that :meth:`batch` has returned; None where nothing is packed."""
         k = (position - self._start) // self._size
-        with self._changed:
+        with self._lock:
             for old, earlier in self._ready.items():
                 if old < k and earlier.packed is not None:
                     earlier.packed.stop()
@@ -241,7 +246,7 @@ class SuperbatchInspector:
     def passed(self, position: int) -> None:
         """Say that the batch has run, and all before it: run files of earlier superbatches are removed."""
         k = (position - self._start) // self._size
-        with self._changed:
+        with self._lock:
             self._n_passed = max(self._n_passed, position + 1)
             done = [old for old in self._ready if old < k]
             for old in done:
@@ -250,21 +255,21 @@ class SuperbatchInspector:
 
     def freed(self) -> None:
         """Say that memory came free: sampling is tried again before :meth:`batch` complains of it."""
-        with self._changed:
+        with self._lock:
             self._shortage = None
 
     def stop(self) -> None:
         """Tell the thread, and whoever waits in :meth:`misses`, that the epoch is over; does not wait for them."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._changed.notify_all()
 
     def close(self) -> None:
         """Stop the thread and remove the run files; may be called again. Nobody may be reading them."""
         self.stop()
-        if self._thread is not threading.current_thread():
+        if self._thread is not threading.current_thread() and self._thread.is_alive():  # else it never began, or ends by itself
             self._thread.join()
-        with self._changed:
+        with self._lock:
             for superbatch in self._ready.values():
                 superbatch.remove()
             self._ready.clear()
@@ -292,13 +297,13 @@ class SuperbatchInspector:
                     except BaseException:
                         superbatch.remove()
                         raise
-                    with self._changed:
+                    with self._lock:
                         self._ready[k] = superbatch
                         self._changed.notify_all()
         except _Stopped:
             pass
         except BaseException as error:
-            with self._changed:
+            with self._lock:
                 self._error = error
                 self._changed.notify_all()
         finally:
@@ -312,7 +317,7 @@ class SuperbatchInspector:
         def may() -> bool:
             return self._reached >= k - 1 if self._switch is None else self._reached >= k and self._n_passed >= first
 
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: may() or self._closed)
             self._check()
             if self._switch is not None:
@@ -348,20 +353,20 @@ class SuperbatchInspector:
 
     def _store(self, future: Future[SampledBatch], writer: SampleWriter) -> None:
         writer.add(future.result())
-        with self._changed:
+        with self._lock:
             self._n_alive -= 1
             self._check()
 
     def _sample_patiently(self, position: int) -> SampledBatch:
         """Sample; where memory is short, try again as batches are let go of. Where not even one batch fits, say so meanwhile."""
         while True:
-            with self._changed:
+            with self._lock:
                 self._check()
                 self._n_alive += 1
             try:
                 sampled = self._sample(position)
             except BaseException as error:
-                with self._changed:
+                with self._lock:
                     self._n_alive -= 1
                     if not isinstance(error, BudgetError):
                         raise
@@ -371,7 +376,7 @@ class SuperbatchInspector:
                 self._pool.trim()
                 self._pool.wait(0.02)
             else:
-                with self._changed:
+                with self._lock:
                     self._shortage = None
                 return sampled
 

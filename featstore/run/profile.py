@@ -69,7 +69,9 @@ class Profile:
         self._sampler, self._pool, self._n_nodes = setup.sampler, setup.graph.pool, setup.graph.num_nodes
         order = setup.batcher.epoch(0)
         self._runs = RunDirectory(run_dir)
-        self._changed = threading.Condition()
+        # Taken itself, not by way of the condition: Ctrl-C may leave Condition.__enter__ with the lock taken for good.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._n_reading = 0
         self._file: SampleFile | None = None
         accounts = DiskBudget(None if disk is None else disk // DISK_SHARE)
@@ -124,26 +126,28 @@ class Profile:
 
     @contextmanager
     def _reading(self) -> Iterator[SampleFile | None]:
-        with self._changed:
-            self._n_reading += 1
-            file = self._file
+        readers = 0
         try:
+            with self._lock:
+                self._n_reading += 1
+                readers = 1
+                file = self._file
             yield file
         finally:
-            with self._changed:
-                self._n_reading -= 1
+            with self._lock:
+                self._n_reading -= readers
                 self._changed.notify_all()
 
     def _forget(self) -> None:
         """Remove the file, when nobody reads it: a later epoch has begun. Its batches would be sampled again."""
-        with self._changed:
+        with self._lock:
             if self._file is not None and not self._n_reading:
                 self._file = None
                 self._finalizer()
 
     def close(self) -> None:
         """Remove the file; may be called again."""
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: not self._n_reading)
             self._file = None
         self._finalizer()

@@ -221,8 +221,14 @@ class _SuperbatchEpoch:
                 idle = min(memory.n_bytes - planning.policy.nbytes, graph.budget.total // 8)
                 n_bytes = ahead.n_bytes if switch is None else ahead_bytes(setup, max(0, idle))
                 self._ahead = ReadAhead(self._inspector.misses, read, widths, start, len(order), n_bytes, setup.reads.add)
+            self._inspector.begin()
+            if self._ahead is not None:
+                self._ahead.begin()
         except BaseException:
             if hasattr(self, "_inspector"):
+                self._inspector.stop()
+                if self._ahead is not None:
+                    self._ahead.close()
                 self._inspector.close()
             if self._runs is not None:
                 self._runs.close()
