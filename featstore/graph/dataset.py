@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from types import TracebackType
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,12 +15,12 @@ import torch
 from featstore.cache.base import Policy, StaticPolicy, get_policy
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
-from featstore.config import Budget, Options, Reservation, parse_size
-from featstore.errors import BusyError, ClosedError, FormatError
-from featstore.gather.buffers import BufferPool
+from featstore.config import Budget, Options, parse_size
+from featstore.errors import ClosedError, FormatError
 from featstore.graph import build
 from featstore.graph.feature import FeatureStore
 from featstore.graph.fields import Fields
+from featstore.graph.opened import Opened
 from featstore.graph.policyinputs import Given, PolicyInputs
 from featstore.graph.progress import Progress
 from featstore.graph.savedcache import load_neighbor_cache, save_neighbor_cache
@@ -32,12 +30,11 @@ from featstore.graph.topology import NeighborCache, Topology, huge_bytes
 from featstore.graph.verify import verify_files, verify_topology
 from featstore.storage.builddir import restore_moved
 from featstore.storage.catalog import EDGE, Catalog, read_catalog
-from featstore.storage.reader import Reader, RowFile
 
 __all__ = ["OutOfCoreGraph"]
 
 
-class OutOfCoreGraph:
+class OutOfCoreGraph(Opened):
     """A graph whose features and adjacency lie on disk, used within a budget of memory.
 
     Made by :meth:`open` (which is ``featstore.open``), :meth:`create` and :meth:`from_edge_index`; a context manager.
@@ -69,22 +66,14 @@ class OutOfCoreGraph:
     """
 
     def __init__(self, path: str | os.PathLike[str], options: Options) -> None:
-        self.path = os.path.abspath(os.fspath(path))
-        self.options = options
-        self.budget = Budget(options.memory)
-        self.neighbor_cache: NeighborCache | None = None
-        self._closed = False
-        self._pid = os.getpid()
-        self._lock = threading.RLock()
-        self._topology: Topology | None = None
-        self._data: dict[str, tuple[torch.Tensor, Reservation]] = {}
-        self._stores: dict[str, FeatureStore] = {}
+        path = os.path.abspath(os.fspath(path))
         # Before a thread or a ring is made for it.
-        if not os.path.lexists(self.path):
-            restore_moved(self.path)
-        os.stat(self.path)
-        self.reader = Reader(options, self.budget)
-        self.pool = BufferPool(self.budget, self.reader.trim)
+        if not os.path.lexists(path):
+            restore_moved(path)
+        os.stat(path)
+        super().__init__(path, options)
+        self.neighbor_cache: NeighborCache | None = None
+        self._topology: Topology | None = None
         try:
             self._snapshot = open_snapshot(self.path, self.reader)
             try:
@@ -104,18 +93,9 @@ class OutOfCoreGraph:
         for name, record in catalog.by_role("feature").items():
             if record.n_rows != self.num_nodes:
                 raise FormatError(f"{self.path}: feature {name!r} has {record.n_rows} rows for {self.num_nodes} nodes")
-            self._stores[name] = FeatureStore(
-                name,
-                self._snapshot.file_of(record),
-                record.shape,
-                torch_dtype(record.dtype),
-                self.reader,
-                self.pool,
-                self.options.threads,
-                _Reopen(self, name),
-            )
-        self.features: Mapping[str, FeatureStore] = Fields("feature", list(self._stores), self._stores.__getitem__)
-        self.node_data: Mapping[str, torch.Tensor] = Fields("node data", list(catalog.by_role("data")), self._load_data)
+            self._open_store(name, self._snapshot.file_of(record), record.shape, torch_dtype(record.dtype), _Reopen(self, name))
+        self.features = Fields("feature", list(self._stores), self._stores.__getitem__)
+        self.node_data = Fields("node data", list(catalog.by_role("data")), self._load_data)
 
     # -- making ------------------------------------------------------------------------------------------------------------------
 
@@ -310,26 +290,17 @@ class OutOfCoreGraph:
                 self._topology = Topology.load(self.num_nodes, self.num_edges, indptr, indices, id_bytes, self.budget)
             return self._topology
 
-    def _load_data(self, name: str) -> torch.Tensor:
-        with self._locked():
-            held = self._data.get(name)
-            if held is None:
-                record = self._snapshot.catalog.by_role("data")[name]
-                reservation = self.budget.reserve("node data", record.n_rows * record.row_bytes)
-                try:
-                    tensor = torch.empty(record.shape, dtype=torch_dtype(record.dtype))
-                    self._read_all(self._snapshot.file_of(record), tensor)
-                except BaseException:
-                    reservation.release()
-                    raise
-                held = self._data[name] = tensor, reservation
-            return held[0]
+    def _data_bytes(self, name: str) -> int:
+        record = self._snapshot.catalog.by_role("data")[name]
+        return record.n_rows * record.row_bytes
 
-    @staticmethod
-    def _read_all(file: RowFile, tensor: torch.Tensor) -> None:
+    def _read_data(self, name: str) -> torch.Tensor:
+        record = self._snapshot.catalog.by_role("data")[name]
+        tensor = torch.empty(record.shape, dtype=torch_dtype(record.dtype))
         if len(tensor):
             rows = tensor.reshape(len(tensor), -1).view(torch.uint8).numpy()
-            file.read(0, len(rows), rows)
+            self._snapshot.file_of(record).read(0, len(rows), rows)
+        return tensor
 
     # -- caches ------------------------------------------------------------------------------------------------------------------
 
@@ -418,37 +389,6 @@ class OutOfCoreGraph:
         return PolicyInputs(
             self.num_nodes, row_bytes, self.budget if budget is None else budget, in_degree, out_degree, counts, parts, seed
         )
-
-    def cache_for_planner(self, name: str, capacity: int, budget: Budget | None = None) -> None:
-        """Give a feature an empty cache of ``capacity`` rows that follows batch plans, instead of any earlier; loaders call this.
-
-        Parameters
-        ----------
-        name : str
-        capacity : int
-        budget : Budget, optional
-            Counts the cache; a share of the graph's that the caller holds. The graph's own by default.
-
-        Raises
-        ------
-        BudgetError, KeyError
-            As :meth:`cache`.
-        """
-        store = self.features[name]
-        self._check_open()
-        self._drop_cache(store)
-        row_bytes = self._snapshot.file_of(self._snapshot.catalog.by_role("feature")[name]).row_bytes
-        budget = self.budget if budget is None else budget
-        store.use_cache(FeatureCache(capacity, row_bytes, self.num_nodes, None, budget=budget, name=f"cache of {name!r}"))
-
-    @staticmethod
-    def _drop_cache(store: FeatureStore) -> None:
-        old = store.cache
-        if old is not None and old.in_use:
-            raise BusyError(f"the cache of {store.name!r} follows the plans of a loader that is in the middle of an epoch")
-        store.use_cache(None)
-        if old is not None:
-            old.close()
 
     def cache_neighbors(
         self,
@@ -572,10 +512,6 @@ class OutOfCoreGraph:
 
     # -- looking after it --------------------------------------------------------------------------------------------------------
 
-    def memory_report(self) -> dict[str, int]:
-        """Return the bytes held by everything that holds some of the budget, largest first."""
-        return self.budget.report()
-
     def verify(self, progress: bool = True) -> dict[str, int]:
         """Check the whole dataset as it is on disk now: catalog, every page of every file, and the adjacency's structure.
 
@@ -610,53 +546,11 @@ class OutOfCoreGraph:
 
     # -- life --------------------------------------------------------------------------------------------------------------------
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClosedError(f"{self.path} is closed")
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        if self._pid != os.getpid():
-            self._lock, self._pid = threading.RLock(), os.getpid()  # another thread of the parent's may have held it
-        with self._lock:
-            self._check_open()
-            yield
-
-    @property
-    def closed(self) -> bool:
-        """Whether :meth:`close` was called."""
-        return self._closed
-
-    def close(self) -> None:
-        """Wait for reads under way, close the files and give the memory back; may be called again.
-
-        Tensors that were handed out stay valid. Whatever else is asked of the graph or its stores raises ClosedError.
-        """
-        try:
-            with self._locked():
-                self._closed = True
-        except ClosedError:
-            return
-        for store in self._stores.values():
-            store.close()
-            if store.cache is not None:
-                store.cache.in_use = False
-            self._drop_cache(store)
+    def _close_files(self) -> None:
         self._drop_neighbor_cache()
         if self._topology is not None:
             self._topology.close()
         self._snapshot.close()
-        for _, reservation in self._data.values():
-            reservation.release()
-        self._data.clear()
-        self.pool.close()
-        self.reader.close()
-
-    def __enter__(self) -> OutOfCoreGraph:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
 
     def __reduce__(self) -> tuple[Callable[..., OutOfCoreGraph], tuple[Any, ...]]:
         if self._closed:

@@ -5,28 +5,23 @@ from __future__ import annotations
 import errno
 import math
 import os
-import threading
-from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, NoReturn, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from featstore.cache.table import FeatureCache
-from featstore.config import Budget, Options, Reservation
-from featstore.errors import BusyError, ClosedError, FormatError
-from featstore.gather.buffers import BufferPool
-from featstore.graph.feature import FeatureStore
+from featstore.config import Budget, Options
+from featstore.errors import FormatError
 from featstore.graph.fields import Fields
+from featstore.graph.opened import Opened
 from featstore.graph.policyinputs import Given, PolicyInputs
 from featstore.graph.source import torch_dtype
 from featstore.plan.layout import layout_records
 from featstore.plan.nodedata import carried, load_carried
 from featstore.plan.offline import Pack
 from featstore.storage.format import DTYPES
-from featstore.storage.reader import Reader, ReadStats, RowFile
+from featstore.storage.reader import ReadStats, RowFile
 
 __all__ = ["PackedGraph"]
 
@@ -53,7 +48,7 @@ class _Absent:
         pass
 
 
-class PackedGraph:
+class PackedGraph(Opened):
     """A pack, opened by its own record: on a machine without the dataset, ``Loader(g, strategy="packed")`` runs from it.
 
     Parameters
@@ -87,7 +82,7 @@ class PackedGraph:
     ) -> None:
         opened = pack if isinstance(pack, Pack) else Pack(pack)
         try:
-            self.path, self.num_nodes = opened.path, opened.num_nodes
+            path, self.num_nodes = opened.path, opened.num_nodes
             self._identity = dict(opened.record["made_of"])
             fields = {str(feature["name"]): feature for record in layout_records(opened) for feature in record["features"]}
             self._carried = carried(opened)
@@ -95,50 +90,28 @@ class PackedGraph:
             if opened is not pack:
                 opened.close()
         if not fields:
-            raise FormatError(f"{self.path} holds samples, but no layout: make one where the dataset is")
+            raise FormatError(f"{path} holds samples, but no layout: make one where the dataset is")
         for name, field in fields.items():
             if field.get("dtype") not in DTYPES or list(field["shape"])[:1] != [self.num_nodes]:
-                raise FormatError(f"{self.path}: feature {name!r} of {field.get('dtype')!r}, shape {field.get('shape')}")
+                raise FormatError(f"{path}: feature {name!r} of {field.get('dtype')!r}, shape {field.get('shape')}")
             self._identity[f"node/_/{name}"] = str(field["made_of"])
         for name, record in self._carried.items():
             self._identity[f"node/_/{name}"] = str(record["made_of"])
-        self.options = Options.resolve(memory, backend, verify, threads)
-        self.budget = Budget(self.options.memory)
-        self.closed = False
-        self._data: dict[str, tuple[torch.Tensor, Reservation]] = {}
-        self._lock = threading.Lock()
-        self.node_data: Mapping[str, torch.Tensor] = Fields("node data", list(self._carried), self._load_data)
-        self.reader = Reader(self.options, self.budget)
-        self.pool = BufferPool(self.budget, self.reader.trim)
-        self.features: dict[str, FeatureStore] = {}
+        super().__init__(path, Options.resolve(memory, backend, verify, threads))
         for name, field in fields.items():
-            file = _Absent(self.path, self.num_nodes, int(field["row_bytes"]))
-            self.features[name] = FeatureStore(
-                name,
-                cast(RowFile, file),
-                [int(n) for n in field["shape"]],
-                torch_dtype(str(field["dtype"])),
-                self.reader,
-                self.pool,
-                self.options.threads,
-            )
+            file = cast(RowFile, _Absent(path, self.num_nodes, int(field["row_bytes"])))
+            self._open_store(name, file, [int(n) for n in field["shape"]], torch_dtype(str(field["dtype"])))
+        self.features = self._stores
+        self.node_data = Fields("node data", list(self._carried), self._load_data)
 
-    def _load_data(self, name: str) -> torch.Tensor:
-        with self._lock:
-            if self.closed:
-                raise ClosedError(f"{self.path} is closed")
-            if name not in self._data:
-                record = self._carried[name]
-                n_bytes = DTYPES[record["dtype"]][1] * math.prod(record["shape"])
-                with self.budget.reserve("node data", n_bytes):  # as it is read
-                    reservation = self.budget.reserve("node data", n_bytes)
-                    try:
-                        with Pack(self.path) as pack:
-                            self._data[name] = load_carried(pack, record), reservation
-                    except BaseException:
-                        reservation.release()
-                        raise
-            return self._data[name][0]
+    def _data_bytes(self, name: str) -> int:
+        record = self._carried[name]
+        n_bytes: int = DTYPES[record["dtype"]][1] * math.prod(record["shape"])
+        return n_bytes
+
+    def _read_data(self, name: str) -> torch.Tensor:
+        with self.budget.reserve("node data", self._data_bytes(name)), Pack(self.path) as pack:  # as it is read
+            return load_carried(pack, self._carried[name])
 
     def identity(self) -> dict[str, str]:
         """See :meth:`featstore.OutOfCoreGraph.identity`: of the graph that the pack was made of."""
@@ -154,51 +127,6 @@ class PackedGraph:
 
         budget = self.budget if budget is None else budget
         return PolicyInputs(self.num_nodes, row_bytes, budget, absent, absent, counts, parts, seed)
-
-    def cache_for_planner(self, name: str, capacity: int, budget: Budget | None = None) -> None:
-        """See :meth:`featstore.OutOfCoreGraph.cache_for_planner`."""
-        if self.closed:
-            raise ClosedError(f"{self.path} is closed")
-        store = self.features[name]
-        self._drop_cache(store)
-        budget = self.budget if budget is None else budget
-        cache = FeatureCache(capacity, store.file.row_bytes, self.num_nodes, None, budget=budget, name=f"cache of {name!r}")
-        store.use_cache(cache)
-
-    @staticmethod
-    def _drop_cache(store: FeatureStore) -> None:
-        old = store.cache
-        if old is not None and old.in_use:
-            raise BusyError(f"the cache of {store.name!r} follows the plans of a loader that is in the middle of an epoch")
-        store.use_cache(None)
-        if old is not None:
-            old.close()
-
-    def memory_report(self) -> dict[str, int]:
-        """Return the bytes held by everything that holds some of the budget, largest first."""
-        return self.budget.report()
-
-    def close(self) -> None:
-        """Give the memory back; may be called again."""
-        if self.closed:
-            return
-        self.closed = True
-        for store in self.features.values():
-            if store.cache is not None:
-                store.cache.in_use = False
-            self._drop_cache(store)
-            store.close()
-        for _, reservation in self._data.values():
-            reservation.release()
-        self._data.clear()
-        self.pool.close()
-        self.reader.close()
-
-    def __enter__(self) -> PackedGraph:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"a PackedGraph has no {name!r}: the dataset is not open")

@@ -1,0 +1,165 @@
+"""What is open for loaders, a dataset or a pack in its place: features and node data within one budget."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+import torch
+
+from featstore.cache.table import FeatureCache
+from featstore.config import Budget, Options, Reservation
+from featstore.errors import BusyError, ClosedError
+from featstore.gather.buffers import BufferPool
+from featstore.graph.feature import FeatureStore
+from featstore.storage.reader import Reader, RowFile
+
+__all__ = ["Opened"]
+
+Self = TypeVar("Self", bound="Opened")
+
+
+class Opened:
+    """Stores of features and tensors of node data behind one budget, one reader and one pool; a context manager.
+
+    Subclasses say what node data there is (:meth:`_data_bytes`, :meth:`_read_data`), and close what else they opened
+    (:meth:`_close_files`).
+
+    Parameters
+    ----------
+    path : str
+    options : Options
+    """
+
+    num_nodes: int
+    features: Mapping[str, FeatureStore]
+    node_data: Mapping[str, torch.Tensor]
+
+    def __init__(self, path: str, options: Options) -> None:
+        self.path = path
+        self.options = options
+        self.budget = Budget(options.memory)
+        self._closed = False
+        self._pid = os.getpid()
+        self._lock = threading.RLock()
+        self._data: dict[str, tuple[torch.Tensor, Reservation]] = {}
+        self._stores: dict[str, FeatureStore] = {}
+        self.reader = Reader(options, self.budget)
+        self.pool = BufferPool(self.budget, self.reader.trim)
+
+    def _open_store(
+        self, name: str, file: RowFile, shape: Sequence[int], dtype: torch.dtype, reopen: Callable[[], Any] | None = None
+    ) -> None:
+        threads = self.options.threads
+        self._stores[name] = FeatureStore(name, file, shape, dtype, self.reader, self.pool, threads, reopen)
+
+    # -- node data ---------------------------------------------------------------------------------------------------------------
+
+    def _data_bytes(self, name: str) -> int:
+        raise NotImplementedError
+
+    def _read_data(self, name: str) -> torch.Tensor:
+        raise NotImplementedError
+
+    def _load_data(self, name: str) -> torch.Tensor:
+        with self._locked():
+            held = self._data.get(name)
+            if held is None:
+                reservation = self.budget.reserve("node data", self._data_bytes(name))
+                try:
+                    held = self._data[name] = self._read_data(name), reservation
+                except BaseException:
+                    reservation.release()
+                    raise
+            return held[0]
+
+    # -- caches ------------------------------------------------------------------------------------------------------------------
+
+    def cache_for_planner(self, name: str, capacity: int, budget: Budget | None = None) -> None:
+        """Give a feature an empty cache of ``capacity`` rows that follows batch plans, instead of any earlier; loaders call this.
+
+        Parameters
+        ----------
+        name : str
+        capacity : int
+        budget : Budget, optional
+            Counts the cache; a share of the graph's that the caller holds. The graph's own by default.
+
+        Raises
+        ------
+        BudgetError, KeyError
+            As :meth:`~featstore.OutOfCoreGraph.cache`.
+        """
+        store = self.features[name]
+        self._check_open()
+        self._drop_cache(store)
+        budget = self.budget if budget is None else budget
+        row_bytes = store.file.row_bytes
+        store.use_cache(FeatureCache(capacity, row_bytes, self.num_nodes, None, budget=budget, name=f"cache of {name!r}"))
+
+    @staticmethod
+    def _drop_cache(store: FeatureStore) -> None:
+        old = store.cache
+        if old is not None and old.in_use:
+            raise BusyError(f"the cache of {store.name!r} follows the plans of a loader that is in the middle of an epoch")
+        store.use_cache(None)
+        if old is not None:
+            old.close()
+
+    # -- life --------------------------------------------------------------------------------------------------------------------
+
+    def memory_report(self) -> dict[str, int]:
+        """Return the bytes held by everything that holds some of the budget, largest first."""
+        return self.budget.report()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"{self.path} is closed")
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        if self._pid != os.getpid():
+            self._lock, self._pid = threading.RLock(), os.getpid()  # another thread of the parent's may have held it
+        with self._lock:
+            self._check_open()
+            yield
+
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._closed
+
+    def _close_files(self) -> None:
+        """Close what the subclass has opened; nobody reads any more."""
+
+    def close(self) -> None:
+        """Wait for reads under way, close the files and give the memory back; may be called again.
+
+        Tensors that were handed out stay valid. Whatever else is asked of the graph or its stores raises ClosedError.
+        """
+        try:
+            with self._locked():
+                self._closed = True
+        except ClosedError:
+            return
+        for store in self._stores.values():
+            store.close()
+            if store.cache is not None:
+                store.cache.in_use = False
+            self._drop_cache(store)
+        self._close_files()
+        for _, reservation in self._data.values():
+            reservation.release()
+        self._data.clear()
+        self.pool.close()
+        self.reader.close()
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
