@@ -87,7 +87,7 @@ class Pack:
     ----------
     path : str
     record : dict
-        What it was made with: ``num_nodes``, ``hops``, ``epochs``, ``batches`` (of an epoch), ``batch_size``, ``drop_last``,
+        What it was made with: ``num_nodes``, ``epochs``, ``batches`` (of an epoch), ``batch_size``, ``drop_last``,
         ``seed``, ``fanouts`` (None where the sampler does not say), ``made_of``.
 
     Raises
@@ -104,7 +104,6 @@ class Pack:
         if not os.path.lexists(self.file(RECORD)):
             raise FormatError(f"{self.path} is no pack: it has no record; featstore.sample_offline makes packs")
         self.record = read_record(self.file(RECORD), "pack")
-        self.n_hops = int(self.record["hops"])
         file = SectionFile(self.file(SAMPLES), "samples")
         self._finalizer = weakref.finalize(self, file.close)
         if file.file_id != self.record["samples"]:
@@ -112,6 +111,11 @@ class Pack:
         self.samples = SampleFile(file)
         if len(self.samples) != self.epochs * self.n_batches:
             raise CorruptionError(f"{len(self.samples)} batches instead of {self.epochs * self.n_batches}", file.path)
+
+    @property
+    def n_hops(self) -> int:
+        """Blocks of a batch."""
+        return self.samples.n_hops
 
     def file(self, name: str) -> str:
         """Return the path of one of its files."""
@@ -277,7 +281,6 @@ def sample_offline(
         record = {
             "format": PACK_VERSION,
             "num_nodes": g.num_nodes,
-            "hops": n_hops,
             "epochs": epochs,
             "batches": n_batches,
             "batch_size": None if batcher is None else batch_size,
