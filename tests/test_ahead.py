@@ -18,7 +18,7 @@ import featstore
 from featstore.config import Budget, Reservation
 from featstore.errors import BudgetError
 from featstore.gather.ahead import AheadSource, ReadAhead
-from featstore.storage.reader import ReadStats
+from featstore.storage.rowfile import ReadStats
 from tests.conftest import make_graph
 
 N = 500

@@ -26,7 +26,8 @@ from featstore.run.profile import Profile, profile_batches
 from featstore.run.strategies import STRATEGIES
 from featstore.storage.catalog import read_catalog
 from featstore.storage.lock import WRITER_LOCK, FileLock
-from featstore.storage.reader import DeviceSpeed, ReadStats
+from featstore.storage.reader import DeviceSpeed
+from featstore.storage.rowfile import ReadStats
 from tests.test_cost import SKETCH, N, workload
 
 

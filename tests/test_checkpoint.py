@@ -15,7 +15,8 @@ from featstore.storage.extents import ExtentMap, ExtentSource, ExtentWriter, epi
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.ordered import Ordered, piece_layout
 from featstore.storage.pagestream import PageStream
-from featstore.storage.reader import Reader, RowFile
+from featstore.storage.reader import Reader
+from featstore.storage.rowfile import RowFile
 from featstore.storage.writer import FileRecord
 from featstore.testing.faults import Fault, run_in_child
 from tests.test_extents import make_reader, open_file, write_base

@@ -20,7 +20,8 @@ from featstore.storage.extents import ExtentMap, ExtentSource, ExtentWriter, epi
 from featstore.storage.format import sums_seed
 from featstore.storage.layout import PAGE_BYTES, choose_layout
 from featstore.storage.pagestream import PageStream, least_window
-from featstore.storage.reader import Reader, RowFile
+from featstore.storage.reader import Reader
+from featstore.storage.rowfile import RowFile
 from featstore.storage.rundir import DiskBudget
 from featstore.storage.writer import FileRecord, RowFileWriter
 from featstore.testing.faults import random_flips, run_in_child, sweep

@@ -23,7 +23,7 @@ from featstore.run.batch import MiniBatch
 from featstore.run.loader import Loader
 from featstore.run.strategies import STRATEGIES
 from featstore.sampling.batch import Block, SampledBatch
-from featstore.storage.reader import ReadStats
+from featstore.storage.rowfile import ReadStats
 
 N = 500
 

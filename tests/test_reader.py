@@ -19,7 +19,8 @@ from featstore.config import Budget, Options
 from featstore.errors import BudgetError, ClosedError, CorruptionError, FormatError
 from featstore.storage import reader as reader_module
 from featstore.storage.layout import PAGE_BYTES, RowLayout, choose_layout
-from featstore.storage.reader import MIN_ARENA_BYTES, PREAD_THREADS, DeviceSpeed, Reader, RowFile
+from featstore.storage.reader import MIN_ARENA_BYTES, PREAD_THREADS, DeviceSpeed, Reader
+from featstore.storage.rowfile import RowFile
 from featstore.storage.writer import FileRecord
 from tests.written_rows import open_record, opened, write_rows
 

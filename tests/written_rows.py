@@ -13,7 +13,8 @@ import numpy.typing as npt
 from featstore.config import Budget, Options
 from featstore.storage.format import sums_seed
 from featstore.storage.layout import RowLayout, choose_layout
-from featstore.storage.reader import Reader, RowFile
+from featstore.storage.reader import Reader
+from featstore.storage.rowfile import RowFile
 from featstore.storage.writer import FileRecord, RowFileWriter
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from featstore._core.rows import copy_rows
 from featstore.cache.base import OnlinePolicy, Policy, PolicyContext, StaticPolicy
+from featstore.cache.gate import Gate
 from featstore.cache.rowmap import CLAIM_BYTES, RowMap, huge_array
 from featstore.cache.select import top_rows
 from featstore.cache.slots import SlotTable
@@ -27,56 +28,6 @@ Uint8s = npt.NDArray[np.uint8]
 
 FILL_BYTES = 64 << 20  # of one read of fill()
 MAX_SLOTS = 2**31 - 2  # a slot and the mark of a slot without bytes both fit an int32
-
-
-class _Gate:
-    """Many readers of the slots' bytes, or one writer. A thread may enter again as a reader; waiting writers go first."""
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()  # taken itself: Ctrl-C may leave Condition.__enter__ with the lock taken for good
-        self._changed = threading.Condition(self._lock)
-        self._n_readers = 0
-        self._n_writers_waiting = 0
-        self._is_writing = False
-        self._mine = threading.local()
-
-    @contextmanager
-    def read(self) -> Iterator[None]:
-        depth = getattr(self._mine, "depth", 0)
-        entered = 0
-        try:
-            with self._lock:
-                if not depth:
-                    self._changed.wait_for(lambda: not (self._is_writing or self._n_writers_waiting))
-                self._n_readers += 1
-                entered = 1
-                self._mine.depth = depth + 1
-            yield
-        finally:
-            with self._lock:
-                self._mine.depth = depth
-                self._n_readers -= entered
-                self._changed.notify_all()
-
-    @contextmanager
-    def write(self) -> Iterator[None]:
-        if getattr(self._mine, "depth", 0):
-            raise RuntimeError("apply() inside pinned() would wait for itself; leave pinned() first")
-        entered = False
-        try:
-            with self._lock:
-                self._n_writers_waiting += 1
-                try:
-                    self._changed.wait_for(lambda: not (self._is_writing or self._n_readers))
-                    self._is_writing = entered = True
-                finally:
-                    self._n_writers_waiting -= 1
-            yield
-        finally:
-            with self._lock:
-                if entered:
-                    self._is_writing = False
-                self._changed.notify_all()
 
 
 class FeatureCache:
@@ -177,7 +128,7 @@ class FeatureCache:
         self.in_use = False
         self._pid = os.getpid()
         self._lock = threading.RLock()
-        self._gate = _Gate()
+        self._gate = Gate()
 
     @staticmethod
     def least_bytes(capacity: int, row_bytes: int, n: int, policy: Policy | None) -> int:
@@ -494,7 +445,7 @@ class FeatureCache:
         if self._pid != os.getpid():
             # In a forked child: another thread of the parent may have held the locks, or been halfway through a change.
             self._lock = threading.RLock()
-            self._gate = _Gate()
+            self._gate = Gate()
             self._pid = os.getpid()
             if self._slots is not None:
                 self._slots.reset()

@@ -17,7 +17,7 @@ from featstore._core.buffers import Block
 from featstore._core.rows import copy_rows
 from featstore.errors import BudgetError
 from featstore.gather.plan import Addresses
-from featstore.storage.reader import ReadStats
+from featstore.storage.rowfile import ReadStats
 
 __all__ = ["AheadSource", "ReadAhead"]
 

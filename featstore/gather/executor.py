@@ -12,7 +12,7 @@ import numpy.typing as npt
 from featstore._core.rows import copy_rows
 from featstore.errors import ClosedError
 from featstore.gather.plan import Addresses, BatchPlan, Tier
-from featstore.storage.reader import ReadStats, RowFile
+from featstore.storage.rowfile import ReadStats, RowFile
 
 __all__ = ["Executor", "FileSource", "MemorySource", "Source", "Tally"]
 

@@ -18,7 +18,8 @@ from featstore.storage.catalog import read_catalog
 from featstore.storage.extents import WRITERS
 from featstore.storage.layout import PAGE_BYTES, RowLayout
 from featstore.storage.pagestream import MOST_WINDOW_BYTES, PageStream, least_window
-from featstore.storage.reader import MEASURE_MIN_BYTES, DeviceSpeed, RowFile
+from featstore.storage.reader import MEASURE_MIN_BYTES, DeviceSpeed
+from featstore.storage.rowfile import RowFile
 from featstore.storage.rundir import RunDirectory
 from featstore.storage.update import Update
 

@@ -21,7 +21,8 @@ from featstore.gather.buffers import BufferPool, carve
 from featstore.gather.executor import Executor, FileSource, MemorySource, Source, Tally
 from featstore.gather.plan import BatchPlan, Changeset, Tier
 from featstore.graph.rowindex import resolve_rows
-from featstore.storage.reader import Reader, ReadStats, RowFile
+from featstore.storage.reader import Reader
+from featstore.storage.rowfile import ReadStats, RowFile
 
 if TYPE_CHECKING:
     from featstore.cache.table import FeatureCache

@@ -16,7 +16,8 @@ from featstore.config import Budget, Options, Reservation
 from featstore.errors import BusyError, ClosedError
 from featstore.gather.buffers import BufferPool
 from featstore.graph.feature import FeatureStore
-from featstore.storage.reader import Reader, RowFile
+from featstore.storage.reader import Reader
+from featstore.storage.rowfile import RowFile
 
 __all__ = ["Opened"]
 

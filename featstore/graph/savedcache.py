@@ -14,7 +14,7 @@ from featstore.errors import BusyError, CorruptionError
 from featstore.graph.topology import NeighborCache, Topology, huge_bytes
 from featstore.storage.catalog import EDGE, Catalog
 from featstore.storage.layout import choose_layout
-from featstore.storage.reader import RowFile
+from featstore.storage.rowfile import RowFile
 from featstore.storage.update import Update
 from featstore.storage.writer import FileRecord
 

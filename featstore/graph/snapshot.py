@@ -10,7 +10,8 @@ from featstore.storage.builddir import restore_moved
 from featstore.storage.catalog import EDGE, FieldRecord, read_catalog
 from featstore.storage.format import sums_seed
 from featstore.storage.lock import READERS_LOCK, FileLock
-from featstore.storage.reader import Reader, RowFile
+from featstore.storage.reader import Reader
+from featstore.storage.rowfile import RowFile
 from featstore.storage.update import check_file
 
 __all__ = ["Snapshot", "open_snapshot"]

@@ -31,7 +31,7 @@ def huge_bytes(n_bytes: int) -> int:
 
 
 class EdgeFile(Protocol):
-    """The file of neighbour ids: rows of 4 or 8 bytes (:class:`featstore.storage.reader.RowFile`)."""
+    """The file of neighbour ids: rows of 4 or 8 bytes (:class:`featstore.storage.rowfile.RowFile`)."""
 
     @property
     def path(self) -> str | os.PathLike[str]:

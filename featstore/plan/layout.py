@@ -28,7 +28,8 @@ from featstore.storage.extents import KIND, PAGES, ExtentMap, ExtentSource
 from featstore.storage.format import sums_seed
 from featstore.storage.layout import PAGE_BYTES, RowLayout
 from featstore.storage.ordered import Ordered
-from featstore.storage.reader import Reader, RowFile
+from featstore.storage.reader import Reader
+from featstore.storage.rowfile import RowFile
 from featstore.storage.update import check_file
 from featstore.storage.writer import FileRecord
 

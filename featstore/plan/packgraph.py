@@ -21,7 +21,7 @@ from featstore.plan.layout import layout_records
 from featstore.plan.nodedata import carried, load_carried
 from featstore.plan.offline import Pack
 from featstore.storage.format import DTYPES
-from featstore.storage.reader import ReadStats, RowFile
+from featstore.storage.rowfile import ReadStats, RowFile
 
 __all__ = ["PackedGraph"]
 

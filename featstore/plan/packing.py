@@ -15,7 +15,8 @@ from featstore.errors import BudgetError
 from featstore.plan.missed import MissedRows
 from featstore.storage.extents import ExtentMap, ExtentSource, ExtentWriter, least_memory
 from featstore.storage.format import sums_seed
-from featstore.storage.reader import Reader, RowFile
+from featstore.storage.reader import Reader
+from featstore.storage.rowfile import RowFile
 from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.storage.spares import SpareFiles
 from featstore.storage.writer import FileRecord

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Generic, TypeVar
 
 from featstore.errors import BudgetError, ClosedError
-from featstore.storage.reader import ReadStats
+from featstore.storage.rowfile import ReadStats
 
 __all__ = ["Pipeline", "ReadCounts", "Stopwatch"]
 

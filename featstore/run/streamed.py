@@ -18,7 +18,7 @@ from featstore.run.strategy import Setup
 from featstore.run.superbatch import Superbatch
 from featstore.storage.extents import least_memory, most_memory
 from featstore.storage.pagestream import MOST_WINDOW_BYTES, least_window
-from featstore.storage.reader import RowFile
+from featstore.storage.rowfile import RowFile
 from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.storage.spares import SpareFiles
 

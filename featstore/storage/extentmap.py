@@ -12,7 +12,7 @@ from featstore.errors import BudgetError
 from featstore.storage.format import file_bytes, sums_bytes
 from featstore.storage.layout import PAGE_BYTES, RowLayout
 from featstore.storage.pagestream import PIECE_BYTES, least_window
-from featstore.storage.reader import RowFile
+from featstore.storage.rowfile import RowFile
 
 __all__ = [
     "PAGES",

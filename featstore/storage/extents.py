@@ -38,7 +38,8 @@ from featstore.storage.format import SUMS_PER_PAGE, Header, file_bytes, page_sum
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.ordered import Ordered
 from featstore.storage.pagestream import PageStream, least_window
-from featstore.storage.reader import Reader, ReadStats, RowFile
+from featstore.storage.reader import Reader
+from featstore.storage.rowfile import ReadStats, RowFile
 from featstore.storage.rundir import DiskBudget
 from featstore.storage.spares import SpareFiles
 from featstore.storage.writer import FileRecord, fsync_directory, pwrite_all

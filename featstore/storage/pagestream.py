@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from featstore._core.stream import Stream
 from featstore.storage.layout import PAGE_BYTES
-from featstore.storage.reader import Reader, RowFile
+from featstore.storage.reader import Reader
+from featstore.storage.rowfile import RowFile
 
 __all__ = ["MOST_WINDOW_BYTES", "PIECE_BYTES", "PageStream", "least_window"]
 

@@ -1,0 +1,329 @@
+"""Row files: verified access to the rows of one file, by number, through a reader's queues."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from featstore._core.io import PAGE_BYTES, SUMS_PER_PAGE, File
+from featstore.config import Reservation
+from featstore.errors import ClosedError, CorruptionError
+from featstore.storage.layout import RowLayout
+from featstore.storage.pagedsums import PagedSums
+
+if TYPE_CHECKING:  # a reader opens row files
+    from featstore.storage.reader import DeviceSpeed, Reader
+
+__all__ = ["ReadStats", "RowFile"]
+
+RESIDENT_SUMS_SHARE = 0.05  # a checksum table over this share of the budget is cached by pages
+SCAN_BYTES = 4 << 20  # of one read where all pages are checked
+
+
+@dataclass
+class ReadStats:
+    """What was asked of a file and what it cost.
+
+    Parameters
+    ----------
+    rows, reads : int
+        Rows delivered and read operations.
+    bytes_requested, bytes_read : int
+        Bytes of those rows, and bytes that the operations moved (checksum pages included).
+    """
+
+    rows: int = 0
+    reads: int = 0
+    bytes_requested: int = 0
+    bytes_read: int = 0
+
+    def add(self, other: ReadStats) -> None:
+        """Add what another read cost."""
+        self.rows += other.rows
+        self.reads += other.reads
+        self.bytes_requested += other.bytes_requested
+        self.bytes_read += other.bytes_read
+
+
+class RowFile:
+    """Rows of one file, by number. Thread-safe.
+
+    ``mode`` says whether reads are direct or buffered, and why; ``stats`` what was read so far.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        path: str | os.PathLike[str],
+        layout: RowLayout,
+        n_rows: int,
+        seed: int,
+        sums_seed: int,
+        verify: str,
+        n_bytes: int | None = None,
+    ) -> None:
+        self._reader = reader
+        self.layout = layout
+        self.n_rows = n_rows
+        self.row_bytes = layout.row_bytes
+        self.seed = seed
+        self._sums_seed = sums_seed
+        self.stats = ReadStats()
+        self._new_lock()
+        self._users = 0
+        self._is_closing = False
+        self._pid = os.getpid()
+        self._reservation: Reservation | None = None
+        self._paged: PagedSums | None = None
+        self._sums_pages: npt.NDArray[np.uint8] | None = None
+        size = PAGE_BYTES + layout.data_bytes(n_rows) if n_bytes is None else n_bytes
+        self._file = File(path, layout.row_bytes, layout.group_rows, layout.group_bytes, n_rows, PAGE_BYTES, size)
+        try:
+            if verify != "off":
+                self._load_sums(seed, sums_seed)
+            if verify == "open":
+                self._scan()
+                self._forget_sums()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def path(self) -> str:
+        """The file."""
+        return str(self._file.path)
+
+    @property
+    def mode(self) -> str:
+        """``"direct"`` or ``"buffered: …"`` with the reason."""
+        return self._file.mode
+
+    def measure(self, run_bytes: int, n_random: int) -> DeviceSpeed:
+        """See :meth:`Reader.measure`."""
+        with self._in_use():
+            return self._reader.measure(self._file, run_bytes, n_random)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the file."""
+        return self._file.size
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether reads bypass the page cache."""
+        return self._file.direct
+
+    @property
+    def verifies(self) -> bool:
+        """Whether every page that is read is checked."""
+        return self._sums_pages is not None or self._paged is not None
+
+    @property
+    def n_sums_pages(self) -> int:
+        """Pages of the table of checksums."""
+        return -(-(self._file.size // PAGE_BYTES) // SUMS_PER_PAGE)
+
+    def duplicate(self) -> int:
+        """Return another descriptor of the open file, the caller's to close."""
+        with self._in_use():
+            return os.dup(self._file.fd_number)
+
+    def sums_pages(self, first: int, n: int) -> list[npt.NDArray[np.uint64]]:
+        """Return pages of the table of checksums, checked, each uint64 [512]; from memory where the table is there.
+
+        Raises
+        ------
+        CorruptionError, OSError
+            The table is damaged or cannot be read.
+        """
+        with self._in_use():
+            if self._sums_pages is not None:
+                return [self._sums_pages[number].view(np.uint64) for number in range(first, first + n)]
+            assert self._paged is not None, "nothing is verified"
+            pages = self._paged.table_pages(first, n)
+            self._count(0, 1, pages.nbytes)
+        for number in range(n):
+            self._check_sums_page(first + number, pages[number], self._sums_seed)
+        return [page.view(np.uint64) for page in pages]
+
+    def _load_sums(self, seed: int, sums_seed: int) -> None:
+        n_pages = -(-(self._file.size // PAGE_BYTES) // SUMS_PER_PAGE)
+        table = File(f"{self.path}.sums", PAGE_BYTES, 1, PAGE_BYTES, n_pages, 0, n_pages * PAGE_BYTES)
+        self._file.use_sums(seed)
+        budget = self._reader.budget
+        if n_pages * PAGE_BYTES > max(16 * PAGE_BYTES, RESIDENT_SUMS_SHARE * budget.total):
+            self._paged = PagedSums(
+                self._file,
+                table,
+                self.row_bytes,
+                int(RESIDENT_SUMS_SHARE * budget.total) // PAGE_BYTES,
+                set_page=lambda number, page: self._set_sums_page(number, page, sums_seed),
+                engine=self._reader.engine,
+                backend=self._reader.backend,
+                budget=budget,
+            )
+            return
+        self._reservation = budget.reserve("checksum tables", n_pages * PAGE_BYTES)
+        pages = np.empty((n_pages, PAGE_BYTES), np.uint8)
+        with self._reader.engine() as engine:
+            engine.read(table, 0, n_pages, pages)
+        table.close()
+        self._sums_pages = pages  # the core keeps pointers into it
+        for number in range(n_pages):
+            self._set_sums_page(number, pages[number], sums_seed)
+
+    def _check_sums_page(self, number: int, page: npt.NDArray[np.uint8], sums_seed: int) -> None:
+        words = page.view(np.uint64)
+        found = xxhash.xxh3_64_intdigest(page[: 8 * SUMS_PER_PAGE].data, (sums_seed + number) % 2**64)
+        if found != int(words[SUMS_PER_PAGE].astype("<u8")):
+            raise CorruptionError("the table of checksums is damaged", f"{self.path}.sums", number * PAGE_BYTES)
+
+    def _set_sums_page(self, number: int, page: npt.NDArray[np.uint8], sums_seed: int) -> None:
+        self._check_sums_page(number, page, sums_seed)
+        self._file.set_sums_page(number, page.view(np.uint64))
+
+    def _scan(self) -> None:
+        budget = self._reader.budget
+        n_bytes = max(self.row_bytes, min(SCAN_BYTES, budget.available // 2))
+        with budget.reserve("reader buffers", n_bytes):
+            step = n_bytes // self.row_bytes
+            buffer = np.empty((step, self.row_bytes), np.uint8)
+            for first in range(0, self.n_rows, step):
+                n = min(step, self.n_rows - first)
+                self.read(first, n, buffer[:n])
+
+    def _forget_sums(self) -> None:
+        self._file.drop_sums()
+        self._sums_pages = None
+        if self._paged is not None:
+            self._paged.close()
+            self._paged = None
+        if self._reservation is not None:
+            self._reservation.release()
+            self._reservation = None
+
+    def _leave_parent(self) -> None:
+        if self._pid != os.getpid():  # a lock of the parent's may have been held when it forked
+            self._new_lock()
+            self._users, self._pid = 0, os.getpid()
+            if self._paged is not None:
+                self._paged.lock = threading.Lock()
+
+    def _new_lock(self) -> None:
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+
+    def check_open(self) -> None:
+        """Raise ClosedError where the file was closed."""
+        if self._is_closing or self._file.fd_number < 0:
+            raise ClosedError(f"{self.path} is closed")
+
+    @contextmanager
+    def _in_use(self) -> Iterator[None]:
+        self._leave_parent()
+        users = 0
+        try:
+            with self._lock:
+                self.check_open()
+                self._users += 1
+                users = 1
+            yield
+        finally:
+            with self._lock:
+                self._users -= users
+                self._changed.notify_all()
+
+    def _count(self, rows: int, reads: int, n_bytes: int) -> ReadStats:
+        cost = ReadStats(rows, reads, rows * self.row_bytes, n_bytes)
+        with self._lock:
+            self.stats.add(cost)
+        return cost
+
+    def read(self, first: int, n: int, out: npt.NDArray[np.uint8] | None = None) -> npt.NDArray[np.uint8]:
+        """Read rows ``first … first + n - 1`` in large sequential reads.
+
+        Parameters
+        ----------
+        first, n : int
+        out : uint8 array, shape (n, row_bytes), C-contiguous, optional
+
+        Returns
+        -------
+        uint8 array, shape (n, row_bytes)
+
+        Raises
+        ------
+        CorruptionError
+            A page's checksum differs or the file is short; ``out`` is then undefined.
+        OSError
+            The device failed.
+        """
+        if out is None:
+            out = np.empty((n, self.row_bytes), np.uint8)
+        with self._in_use():
+            if self._paged is None:
+                with self._reader.engine() as engine:
+                    reads, n_bytes = engine.read(self._file, first, n, out)
+            else:
+                reads, n_bytes = self._paged.read(first, n, out)
+            self._count(n, reads, n_bytes)
+        return out
+
+    def gather(
+        self,
+        rows: npt.NDArray[np.int64],
+        out: npt.NDArray[np.uint8],
+        positions: npt.NDArray[np.int64] | None = None,
+        gap_bytes: int | None = None,
+    ) -> ReadStats:
+        """Read scattered rows: sorted, deduplicated by page, neighbours coalesced, the queue kept full.
+
+        Parameters
+        ----------
+        rows : int64 array, shape (k,)
+            Row numbers in ``[0, n_rows)``; any order, repeats allowed.
+        out : uint8 array, shape (m, row_bytes), C-contiguous
+        positions : int64 array, shape (k,), optional
+            Row of ``out`` that each row goes to; ``0 … k-1`` if absent.
+        gap_bytes : int, optional
+            Unwanted bytes that are read rather than starting another read; 0 = none. From the device if absent.
+
+        Returns
+        -------
+        ReadStats
+            What this call cost; ``stats`` has it too.
+
+        Raises
+        ------
+        IndexError, CorruptionError, OSError
+            ``out`` is then undefined.
+
+        Notes
+        -----
+        Each 4 KiB page is read at most once per 2 million rows. Releases the GIL.
+        """
+        with self._in_use():
+            gap = self._reader.gap_for(self._file, len(rows)) if gap_bytes is None else gap_bytes
+            if self._paged is None:
+                with self._reader.engine(len(rows)) as engine:
+                    reads, n_bytes = engine.gather(self._file, rows, out, positions, gap)
+            else:
+                reads, n_bytes = self._paged.gather(rows, out, positions, gap)
+            return self._count(len(rows), reads, n_bytes)
+
+    def close(self) -> None:
+        """Wait for reads under way and close the file; may be called again."""
+        self._leave_parent()
+        with self._lock:
+            self._is_closing = True  # or readers that come while others go would keep it open
+            self._changed.wait_for(lambda: self._users == 0)
+            self._file.close()
+        self._forget_sums()
