@@ -1,9 +1,8 @@
-"""Row map, slot table and feature cache: against NumPy and a dict, with many threads, through faults, forks, small budgets."""
+"""Slot table and feature cache: against a dict, with many threads, through forks and small budgets."""
 
 from __future__ import annotations
 
 import os
-import re
 import threading
 from typing import Any
 
@@ -12,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from featstore.cache.base import Int32s, Int64s, OnlinePolicy, PolicyContext, StaticPolicy, get_policy
-from featstore.cache.table import FeatureCache, RowMap
+from featstore.cache.base import Int64s, PolicyContext, StaticPolicy, get_policy
+from featstore.cache.table import FeatureCache
 from featstore.config import Budget
 from featstore.errors import BudgetError, ClosedError, PluginError
 from featstore.gather.plan import BatchPlan, Changeset, Tier
@@ -54,87 +53,6 @@ def batch(cache: FeatureCache, data: np.ndarray, ids: Int64s) -> np.ndarray:
         out = gather(cache, data, plan)
     cache.apply(cache.admit(*missed(plan)), out)
     return out
-
-
-# -- row map ---------------------------------------------------------------------------------------------------------------------
-
-
-@given(st.data())
-def test_split_and_lookup_equal_numpy(data: st.DataObject) -> None:
-    n = data.draw(st.integers(1, 200))
-    rows = RowMap(n)
-    cached = data.draw(row_ids(n, max_size=n, unique=True))
-    rows.assign(cached, np.arange(len(cached), dtype=np.int32))
-    absent = np.setdiff1d(np.arange(n), cached)
-    held = absent[::3].copy()
-    rows.hold(held, np.arange(len(held), dtype=np.int32))
-    ids = data.draw(row_ids(n, max_size=150))
-    expected = np.full(n, -1)
-    expected[cached] = np.arange(len(cached))
-    positions, slots, misses, missed = rows.split(ids)
-    assert np.array_equal(missed, ids[misses])
-    assert (rows.lookup(ids) == expected[ids]).all()
-    assert (positions == np.flatnonzero(expected[ids] >= 0)).all()
-    assert (slots == expected[ids][positions]).all()
-    assert (misses == np.flatnonzero(expected[ids] < 0)).all()
-    rows.release(cached)
-    assert (rows.lookup(ids) == -1).all()
-
-
-@pytest.mark.parametrize("wrong", [-1, 10, 2**63 - 1, -(2**63), 2**40])
-@pytest.mark.parametrize("at", [0, 40, 99])
-def test_ids_out_of_range_are_named(wrong: int, at: int) -> None:
-    rows = RowMap(10)
-    ids = np.zeros(100, np.int64)
-    ids[at] = wrong
-    slots = np.zeros(100, np.int32)
-    for call in (
-        lambda: rows.split(ids),
-        lambda: rows.lookup(ids),
-        lambda: rows.assign(ids, slots),
-        lambda: rows.release(ids),
-        lambda: rows.claim(ids, np.arange(100), 100),
-    ):
-        with pytest.raises(IndexError, match=f"row {wrong} at position {at} is out of range for 10 rows"):
-            call()
-    with pytest.raises(IndexError):
-        RowMap(0).split(ids)
-    with pytest.raises(IndexError):
-        RowMap(0).lookup(ids)
-
-
-def test_large_maps_and_arrays_are_whole() -> None:
-    n = 3_000_001  # huge pages and a tail
-    rows = RowMap(n)
-    assert rows.nbytes == 4 * n
-    assert len(rows) == n
-    assert (rows.slot_of_row == -1).all()
-    rows.assign(np.array([0, n - 1]), np.array([5, 6], np.int32))
-    assert rows.lookup(np.array([n - 1, 0, 1])).tolist() == [6, 5, -1]
-
-
-@given(st.data())
-def test_claim_equals_a_walk(data: st.DataObject) -> None:
-    n = data.draw(st.integers(1, 30))
-    rows = RowMap(n)
-    state = data.draw(st.lists(st.sampled_from(["absent", "cached", "held"]), min_size=n, max_size=n))
-    for row, what in enumerate(state):
-        if what != "absent":
-            (rows.assign if what == "cached" else rows.hold)(np.array([row]), np.array([row], np.int32))
-    before = rows.slot_of_row.copy()
-    ids = data.draw(row_ids(n, max_size=60))
-    positions = np.arange(len(ids))[::-1].copy()
-    limit = data.draw(st.integers(0, 20))
-    new, held = [], []
-    for row, position in zip(ids.tolist(), positions.tolist(), strict=True):
-        if state[row] == "absent" and row not in [r for r, _ in new] and len(new) < limit:
-            new.append((row, position))
-        elif state[row] == "held":
-            held.append((row, position, row))
-    got = rows.claim(ids, positions, limit)
-    assert list(zip(*(array.tolist() for array in got[:2]), strict=True)) == new
-    assert list(zip(*(array.tolist() for array in got[2:]), strict=True)) == held
-    assert (rows.slot_of_row == before).all()
 
 
 # -- online caches ---------------------------------------------------------------------------------------------------------------
@@ -415,187 +333,6 @@ def test_faulty_static_policies(scores: Any, message: str) -> None:
         cache.fill(reader(data, []))
     assert "Given" in str(caught.value)
     assert (batch(cache, data, np.arange(10)) == data).all()
-
-
-# -- faulty online policies ------------------------------------------------------------------------------------------------------
-
-
-class Faulty(OnlinePolicy):
-    """FIFO that does as it is told at the ``when``-th call of one hook."""
-
-    def __init__(self, hook: str, fault: Any, when: int = 1) -> None:
-        self.hook, self.fault, self.when = hook, fault, when
-        self.calls = 0
-        self.starts = 0
-
-    def _act(self, hook: str, answer: Any = None) -> Any:
-        if hook != self.hook or (hook == "victims" and len(answer) < 2):
-            return answer
-        self.calls += 1
-        if self.calls != self.when:
-            return answer
-        if isinstance(self.fault, BaseException):
-            raise self.fault
-        return self.fault(answer)
-
-    def start(self, capacity: int, context: PolicyContext) -> None:
-        self.starts += 1
-        self.queue: list[int] = []
-        self._act("start")
-
-    def hit(self, slots: Int32s) -> None:
-        self._act("hit")
-
-    def victims(self, n: int) -> Any:
-        taken, self.queue = self.queue[:n], self.queue[n:]
-        return self._act("victims", np.array(taken, np.int32))
-
-    def insert(self, rows: Int64s, slots: Int32s) -> None:
-        self._act("insert")
-        assert not set(slots.tolist()) & set(self.queue)
-        self.queue += slots.tolist()
-
-
-VICTIM_FAULTS = {
-    "raises": (RuntimeError("boom"), "victims raised RuntimeError: boom"),
-    "none": (lambda answer: None, "must return integers"),
-    "floats": (lambda answer: answer.astype(float), "must return integers, not float64"),
-    "too few": (lambda answer: answer[:-1], "must return shape"),
-    "too many": (lambda answer: np.append(answer, answer[0]), "must return shape"),
-    "matrix": (lambda answer: answer[:, None], "must return shape"),
-    "range": (lambda answer: answer + 100, "is not a slot of 6"),
-    "negative": (lambda answer: answer - 100, "is not a slot of 6"),
-    "wide": (lambda answer: answer + np.int64(2**32), "is not a slot of 6"),
-    "unsigned": (lambda answer: answer + np.uint64(2**63), "is not a slot of 6|must return integers"),
-    "repeated": (lambda answer: np.full_like(answer, answer[0]), "occurs twice"),
-    "text": (lambda answer: ["a"] * len(answer), "must return integers"),
-}
-
-
-@pytest.mark.parametrize("fault", sorted(VICTIM_FAULTS))
-@pytest.mark.parametrize("when", [1, 3])
-def test_faulty_victims(fault: str, when: int) -> None:
-    action, message = VICTIM_FAULTS[fault]
-    check_fault(Faulty("victims", action, when), message)
-
-
-@pytest.mark.parametrize("hook", ["hit", "victims", "insert"])
-@pytest.mark.parametrize("when", [1, 2, 5])
-def test_raising_hooks(hook: str, when: int) -> None:
-    check_fault(Faulty(hook, ZeroDivisionError("boom"), when), f"{hook} raised ZeroDivisionError: boom")
-
-
-def check_fault(policy: Faulty, message: str) -> None:
-    """The fault shows as one PluginError that names the policy; every batch's data are right; the cache recovers."""
-    data = store(40, 8)
-    cache = make(6, data, policy)
-    rng = np.random.default_rng(3)
-    errors = []
-    for _ in range(40):
-        ids = rng.integers(0, 15, 5)
-        with cache.pinned():
-            plan = cache.plan(ids)
-            out = gather(cache, data, plan)
-        assert (out == data[ids]).all()
-        try:
-            changes = cache.admit(*missed(plan))
-        except PluginError as error:
-            errors.append(str(error))
-            assert cache.stats()["cached"] == 0
-        else:
-            cache.apply(changes, out)
-        cache._check()
-    assert len(errors) == 1
-    assert re.search(message, errors[0])
-    assert "'Faulty'" in errors[0]
-    assert policy.starts == 2
-    assert cache.stats()["cached"] == 6
-
-
-def test_a_victim_that_is_empty() -> None:
-    class Empty(Faulty):
-        def victims(self, n: int) -> Any:
-            table.row_of_slot[0] = -1
-            return np.zeros(1, np.int32)
-
-    data = store(9, 4)
-    cache = make(2, data, Empty("none", None))
-    table = cache._slots
-    assert table is not None
-    batch(cache, data, np.array([0, 1]))
-    cache.map.release(np.array([0]))
-    with pytest.raises(PluginError, match="is empty"):
-        cache.admit(np.array([5]))
-
-
-def test_a_policy_that_cannot_start() -> None:
-    data = store(9, 4)
-    budget = Budget(10**6)
-    with pytest.raises(PluginError, match="'Faulty' cannot start with 2 slots: boom"):
-        make(2, data, Faulty("start", RuntimeError("boom")), budget=budget)
-    assert budget.used == 0
-    # One that cannot start again leaves a cache that holds nothing and harms nothing.
-    policy = Faulty("start", RuntimeError("boom"), when=2)
-    policy.insert = lambda rows, slots: 1 / 0  # type: ignore[method-assign, assignment, return-value]
-    cache = make(2, data, policy)
-    with pytest.raises(PluginError, match="insert raised ZeroDivisionError"):
-        cache.admit(np.array([1]))
-    for _ in range(3):
-        assert (batch(cache, data, np.array([1, 2])) == data[[1, 2]]).all()
-    assert cache.stats()["cached"] == 0
-    cache._check()
-
-
-def test_an_interrupt_in_a_hook_leaves_the_cache_usable() -> None:
-    data = store(15, 4)
-    rng = np.random.default_rng(0)
-    for hook in ("hit", "victims", "insert"):
-        cache = make(6, data, Faulty(hook, KeyboardInterrupt()))
-        interrupts = 0
-        for _ in range(30):
-            ids = rng.integers(0, 15, 5)
-            try:
-                assert (batch(cache, data, ids) == data[ids]).all()
-            except KeyboardInterrupt:
-                interrupts += 1
-            cache._check()
-        assert interrupts == 1
-        assert cache.stats()["hits"] > 0
-
-
-@pytest.mark.parametrize("step", ["release", "hold"])
-@pytest.mark.parametrize("late", [False, True])
-def test_an_interrupt_between_two_steps_of_an_admission(step: str, late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = store(15, 4)
-    cache = make(6, data, "lru")
-    batch(cache, data, np.arange(6))
-    original = getattr(cache.map, step)
-    pending = [KeyboardInterrupt()]
-
-    def interrupted(*arguments: Any) -> None:
-        if late or not pending:
-            original(*arguments)
-        if pending:
-            raise pending.pop()
-
-    monkeypatch.setattr(cache.map, step, interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        cache.admit(np.array([7, 8]))
-    cache._check()
-    assert cache.stats()["cached"] == 0
-    for ids in (np.array([7, 8]), np.arange(12), np.array([7, 8, 0]), np.arange(15)):
-        assert (batch(cache, data, ids) == data[ids]).all()
-        cache._check()
-
-
-def test_hooks_cannot_write_to_their_arguments() -> None:
-    class Writes(Faulty):
-        def insert(self, rows: Int64s, slots: Int32s) -> None:
-            slots[0] = 1
-
-    cache = make(2, store(9, 4), Writes("none", None))
-    with pytest.raises(PluginError, match="read-only"):
-        cache.admit(np.array([5]))
 
 
 # -- planned from outside --------------------------------------------------------------------------------------------------------

@@ -1,0 +1,227 @@
+"""Caches of features and of neighbour lists that a graph is asked for: the same rows, refused or damaged ones leave none."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import featstore
+from featstore.errors import (
+    BudgetError,
+    BusyError,
+    CorruptionError,
+    PluginError,
+)
+from featstore.graph import dataset as datasets
+from featstore.graph.dataset import OutOfCoreGraph
+from featstore.storage.catalog import read_catalog
+from featstore.storage.update import Update
+from tests.test_dataset import copy, names, quick, replace_column
+
+__all__ = ["copy", "quick"]  # fixtures
+
+
+@pytest.mark.parametrize("policy", ["degree", "frequency", "in_out_ratio", "random", "lru", "clock", "sieve", "s3fifo"])
+@pytest.mark.parametrize("budget", [4200, "20KB", "1MB"])
+def test_rows_are_the_same_through_every_cache(small: SimpleNamespace, policy: str, budget: int | str) -> None:
+    rng = np.random.default_rng(0)
+    with featstore.open(small.path, memory="64MiB") as g:
+        x = g.features["x"]
+        g.cache("x", budget, policy, counts=rng.integers(0, 9, 1000))
+        for size in (1, 10, 700, 3000):
+            ids = rng.integers(-1000, 1000, size)
+            assert torch.equal(x[ids], torch.from_numpy(small.x[ids]))
+        assert x.stats()["cache"]["hits"] > 0
+        assert g.memory_report()["cache of 'x'"] <= 1_000_000
+        g.cache("x", 0)
+        assert x.cache is None
+        assert "cache of 'x'" not in g.memory_report()
+        assert torch.equal(x[[3]], torch.from_numpy(small.x[[3]]))
+
+
+def test_the_degree_policy_keeps_the_highest_out_degrees(small: SimpleNamespace) -> None:
+    degrees = np.bincount(small.indices, minlength=1000)
+    with featstore.open(small.path, memory="64MiB") as g:
+        g.cache("x", 4000 + 100 * 50)
+        cache = g.features["x"].cache
+        assert cache is not None
+        kept = np.flatnonzero(cache.map.slot_of_row >= 0)
+        np.testing.assert_array_equal(kept, np.sort(np.lexsort((np.arange(1000), -degrees))[: len(kept)]))
+        assert "policy inputs" not in g.memory_report()
+
+
+def test_arrays_for_policies_may_be_made_when_asked_for(small: SimpleNamespace) -> None:
+    calls = []
+
+    def counts() -> np.ndarray:
+        calls.append(threading.current_thread())
+        assert g.topology.num_nodes == 1000  # the graph can be used meanwhile
+        return np.arange(1000)
+
+    with featstore.open(small.path, memory="64MiB") as g:
+        g.cache("x", "10KB", "degree", counts=counts)
+        assert not calls
+        g.cache("x", "10KB", "frequency", counts=counts)
+        assert len(calls) == 1
+        cache = g.features["x"].cache
+        assert cache is not None
+        assert np.flatnonzero(cache.map.slot_of_row >= 0).min() > 900
+
+
+def test_wrong_caches_are_refused_and_leave_none(small: SimpleNamespace) -> None:
+    class Wrong(featstore.StaticPolicy):
+        def scores(self, context: featstore.PolicyContext) -> np.ndarray:
+            return np.full(context.n, np.nan)
+
+    class Raises(featstore.StaticPolicy):
+        def scores(self, context: featstore.PolicyContext) -> np.ndarray:
+            raise RuntimeError("no idea")
+
+    class Text(featstore.StaticPolicy):
+        def scores(self, context: featstore.PolicyContext) -> np.ndarray:
+            return np.array(["a"] * context.n)
+
+    with featstore.open(small.path, memory="16MiB") as g:
+        for call, error, match in (
+            (lambda: g.cache("x", "10KB", "nonesuch"), ValueError, "nonesuch"),
+            (lambda: g.cache("x", "10KB", 3), TypeError, "policy"),
+            (lambda: g.cache("x", "many"), ValueError, "not a size"),
+            (lambda: g.cache("x", 4000), BudgetError, "one row"),
+            (lambda: g.cache("x", "10KB", "frequency"), ValueError, "the policy needs counts: pass counts="),
+            (lambda: g.cache("x", "10KB", "frequency", counts=np.zeros(3)), ValueError, "counts must have shape"),
+            (lambda: g.cache("x", "10KB", Wrong), PluginError, "Wrong"),
+            (lambda: g.cache("x", "10KB", Raises()), PluginError, "no idea"),
+            (lambda: g.cache_neighbors("10KB", "lru"), ValueError, "not a static one"),
+            (lambda: g.cache_neighbors("10KB", "nonesuch"), ValueError, "nonesuch"),
+            (lambda: g.cache_neighbors("16KiB", Wrong), PluginError, "Wrong"),
+            (lambda: g.cache_neighbors("16KiB", Raises), PluginError, "no idea"),
+            (lambda: g.cache_neighbors("16KiB", Text), PluginError, "real numbers"),
+            (lambda: g.cache_neighbors("16KiB", "frequency"), ValueError, "pass counts="),
+            (lambda: g.cache_neighbors(100), BudgetError, "at least"),
+        ):
+            with pytest.raises(error, match=match):
+                call()
+            assert g.features["x"].cache is None
+            assert g.neighbor_cache is None
+            assert set(g.memory_report()) <= {"reader buffers", "checksum tables", "indptr"}
+        g.cache("x", "10KB")  # the next correct call works
+        g.cache_neighbors("16KiB")
+        assert g.neighbor_cache is not None
+
+
+def test_a_cache_beyond_the_budget_says_what_would_do(tmp_path: Path) -> None:
+    x = np.zeros((5000, 1000), np.float32)
+    with OutOfCoreGraph.create(tmp_path / "g", np.zeros(5001, np.int64), [], {"x": x}, memory="8MiB") as g:
+        with pytest.raises(BudgetError, match=r"bytes .* would do") as caught:
+            g.cache("x", "16MiB")
+        assert caught.value.needed is not None
+        assert caught.value.needed > 16_000_000
+        assert g.features["x"].cache is None
+        g.cache("x", "2MiB")
+    with featstore.open(tmp_path / "g", memory=caught.value.needed + (4 << 20)) as g:
+        g.cache("x", "16MiB")
+
+
+def test_damage_met_while_a_cache_is_filled(copy: Path) -> None:
+    for name in ("node.x.", "edge.out_degree."):
+        path = names(copy, name)
+        good = path.read_bytes()
+        with featstore.open(copy, memory="64MiB") as g:
+            path.write_bytes(good[:-1] + b"\1")
+            with pytest.raises(CorruptionError) as caught:
+                g.cache("x", "1MB")
+            assert caught.value.filename == str(path)
+            assert g.features["x"].cache is None
+            path.write_bytes(good)
+            g.cache("x", "1MB")
+
+
+def test_neighbour_caches_of_every_size(small: SimpleNamespace) -> None:
+    ids = np.arange(1000)
+    with featstore.open(small.path, memory="64MiB") as g:
+        for budget in ("16KiB", "24KiB", "1MB", None):
+            g.cache_neighbors(budget)
+            cache = g.neighbor_cache
+            assert cache is not None
+            assert cache.whole == (budget in ("1MB", None))
+            place, degree = np.empty(1000, np.int64), np.empty(1000, np.int64)
+            cache.locate(ids, place, degree)
+            np.testing.assert_array_equal(degree, np.diff(small.indptr))
+            for v in range(0, 1000, 7):
+                if place[v] >= 0:
+                    found = cache.records[place[v] : place[v] + degree[v]]
+                    np.testing.assert_array_equal(found, small.indices[small.indptr[v] : small.indptr[v + 1]])
+        g.cache_neighbors(0)
+        assert g.neighbor_cache is None
+
+
+def test_a_saved_neighbour_cache_is_loaded_again(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    n_built = 0
+    real = datasets.NeighborCache.build
+
+    def build(*arguments: Any) -> Any:
+        nonlocal n_built
+        n_built += 1
+        return real(*arguments)
+
+    monkeypatch.setattr(datasets.NeighborCache, "build", build)
+    with featstore.open(copy, memory="64MiB") as g:
+        for call in (
+            lambda: g.cache_neighbors(save=True),
+            lambda: g.cache_neighbors("16KiB", featstore.get_policy("degree"), save=True),
+            lambda: g.cache_neighbors("16KiB", "frequency", counts=np.zeros(1000), save=True),
+        ):
+            with pytest.raises(ValueError, match="saved for a policy's name"):
+                call()
+        with Update(copy), pytest.raises(BusyError):
+            g.cache_neighbors("16KiB", save=True)
+        assert g.neighbor_cache is not None
+        g.cache_neighbors("16KiB", save=True)
+        saved = g.neighbor_cache
+        assert n_built == 2
+        g.verify()
+    with featstore.open(copy, memory="64MiB") as g:
+        g.cache_neighbors("16KiB")
+        assert n_built == 2  # loaded
+        assert g.neighbor_cache is not None
+        np.testing.assert_array_equal(g.neighbor_cache.records, saved.records)
+        np.testing.assert_array_equal(g.neighbor_cache.offset_of_node, saved.offset_of_node)
+        assert g.memory_report()["neighbor cache"] >= g.neighbor_cache.nbytes
+        for budget, policy, seed in (("20KiB", "in_out_ratio", 0), ("16KiB", "degree", 0), ("16KiB", "in_out_ratio", 1)):
+            n_built = 0
+            g.cache_neighbors(budget, policy, seed=seed)
+            assert n_built == 1  # another request
+        g.cache_neighbors("20KiB", save=True)
+    with Update(copy):
+        pass  # what was superseded is swept
+    assert sum("cache.neighbors" in name for name in os.listdir(copy)) == 4
+    assert len(read_catalog(copy).files) == 9
+    with featstore.open(copy, memory="64MiB") as g:
+        path = next(copy.glob("cache.neighbors.records.*.rows"))
+        good = path.read_bytes()
+        path.write_bytes(good[:5000] + bytes([good[5000] ^ 1]) + good[5001:])
+        with pytest.raises(CorruptionError) as caught:
+            g.cache_neighbors("20KiB")
+        assert caught.value.filename == str(path)
+        assert g.neighbor_cache is None
+        assert "neighbor cache" not in g.memory_report()
+
+
+def test_a_saved_neighbour_cache_of_another_topology_is_never_used(copy: Path) -> None:
+    with featstore.open(copy, memory="64MiB") as g:
+        g.cache_neighbors("16KiB", save=True)
+        degrees = np.bincount(np.fromfile(names(copy, "edge.indices."), np.int32, g.num_edges, offset=4096), minlength=1000)
+    replace_column(copy, "out_degree", degrees, "int64")
+    with featstore.open(copy, memory="64MiB") as g, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets.NeighborCache, "from_arrays", None)  # would fail if it were used
+        g.cache_neighbors("16KiB")
+        replace_column(copy, "out_degree", degrees, "int64")
+        with pytest.raises(BusyError, match="replaced"):
+            g.cache_neighbors("16KiB", save=True)

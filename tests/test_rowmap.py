@@ -1,0 +1,89 @@
+"""The row map: against NumPy and a walk."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from featstore.cache.table import RowMap
+from featstore.testing.strategies import row_ids
+
+
+@given(st.data())
+def test_split_and_lookup_equal_numpy(data: st.DataObject) -> None:
+    n = data.draw(st.integers(1, 200))
+    rows = RowMap(n)
+    cached = data.draw(row_ids(n, max_size=n, unique=True))
+    rows.assign(cached, np.arange(len(cached), dtype=np.int32))
+    absent = np.setdiff1d(np.arange(n), cached)
+    held = absent[::3].copy()
+    rows.hold(held, np.arange(len(held), dtype=np.int32))
+    ids = data.draw(row_ids(n, max_size=150))
+    expected = np.full(n, -1)
+    expected[cached] = np.arange(len(cached))
+    positions, slots, misses, missed = rows.split(ids)
+    assert np.array_equal(missed, ids[misses])
+    assert (rows.lookup(ids) == expected[ids]).all()
+    assert (positions == np.flatnonzero(expected[ids] >= 0)).all()
+    assert (slots == expected[ids][positions]).all()
+    assert (misses == np.flatnonzero(expected[ids] < 0)).all()
+    rows.release(cached)
+    assert (rows.lookup(ids) == -1).all()
+
+
+@pytest.mark.parametrize("wrong", [-1, 10, 2**63 - 1, -(2**63), 2**40])
+@pytest.mark.parametrize("at", [0, 40, 99])
+def test_ids_out_of_range_are_named(wrong: int, at: int) -> None:
+    rows = RowMap(10)
+    ids = np.zeros(100, np.int64)
+    ids[at] = wrong
+    slots = np.zeros(100, np.int32)
+    for call in (
+        lambda: rows.split(ids),
+        lambda: rows.lookup(ids),
+        lambda: rows.assign(ids, slots),
+        lambda: rows.release(ids),
+        lambda: rows.claim(ids, np.arange(100), 100),
+    ):
+        with pytest.raises(IndexError, match=f"row {wrong} at position {at} is out of range for 10 rows"):
+            call()
+    with pytest.raises(IndexError):
+        RowMap(0).split(ids)
+    with pytest.raises(IndexError):
+        RowMap(0).lookup(ids)
+
+
+def test_large_maps_and_arrays_are_whole() -> None:
+    n = 3_000_001  # huge pages and a tail
+    rows = RowMap(n)
+    assert rows.nbytes == 4 * n
+    assert len(rows) == n
+    assert (rows.slot_of_row == -1).all()
+    rows.assign(np.array([0, n - 1]), np.array([5, 6], np.int32))
+    assert rows.lookup(np.array([n - 1, 0, 1])).tolist() == [6, 5, -1]
+
+
+@given(st.data())
+def test_claim_equals_a_walk(data: st.DataObject) -> None:
+    n = data.draw(st.integers(1, 30))
+    rows = RowMap(n)
+    state = data.draw(st.lists(st.sampled_from(["absent", "cached", "held"]), min_size=n, max_size=n))
+    for row, what in enumerate(state):
+        if what != "absent":
+            (rows.assign if what == "cached" else rows.hold)(np.array([row]), np.array([row], np.int32))
+    before = rows.slot_of_row.copy()
+    ids = data.draw(row_ids(n, max_size=60))
+    positions = np.arange(len(ids))[::-1].copy()
+    limit = data.draw(st.integers(0, 20))
+    new, held = [], []
+    for row, position in zip(ids.tolist(), positions.tolist(), strict=True):
+        if state[row] == "absent" and row not in [r for r, _ in new] and len(new) < limit:
+            new.append((row, position))
+        elif state[row] == "held":
+            held.append((row, position, row))
+    got = rows.claim(ids, positions, limit)
+    assert list(zip(*(array.tolist() for array in got[:2]), strict=True)) == new
+    assert list(zip(*(array.tolist() for array in got[2:]), strict=True)) == held
+    assert (rows.slot_of_row == before).all()
