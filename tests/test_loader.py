@@ -133,10 +133,61 @@ def test_moving_a_batch():
     )
 
 
-def test_delivered_on_a_device():
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+def test_delivered_on_a_device(prefetch):
+    """On it, in order; and nothing of a batch stays in host memory once it is handed over."""
     g = graph()
-    batch = next(iter(loader(g, device="meta")))
-    assert batch.x.device.type == "meta"
+    batches = loader(g, device="meta", features=["x", "h"], prefetch=prefetch)
+    resting = g.budget.used
+    got = list(batches)
+    assert [batch.index for batch in got] == list(range(13))
+    for batch in got:
+        there = [batch.seeds, batch.input_ids, batch.y, batch.blocks[0].src, *batch.features.values()]
+        assert {tensor.device.type for tensor in there} == {"meta"}
+        assert list(batch.features) == ["x", "h"]
+    assert g.budget.used == resting
+    assert batches.stats()["seconds"].keys() == {"sample", "gather", "labels", "transfer", *(["wait"] if prefetch else [])}
+
+
+@pytest.mark.parametrize("memory", [None, 10_000])
+def test_a_device_takes_batches_off_the_host_of_any_epoch(memory):
+    """The loop may hold every batch of the epoch, which the host's memory has no room for."""
+    g = graph(12_000)
+    kept = list(loader(g, device="meta", memory=memory, prefetch=4))
+    assert len(kept) == 13
+    assert g.budget.peak <= 12_000
+    with pytest.raises(BudgetError):
+        list(loader(graph(12_000), memory=memory, prefetch=4))
+
+
+@pytest.mark.parametrize("error", [RuntimeError("out of memory on the device"), KeyboardInterrupt(), StopIteration()])
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_errors_of_handing_over(error, prefetch, monkeypatch):
+    g = graph()
+    move = MiniBatch.to
+
+    def to(self, *where, **how):
+        if self.index == 3 and failing:
+            raise error
+        return move(self, *where, **how)
+
+    failing = [True]
+    monkeypatch.setattr(MiniBatch, "to", to)
+    batches = loader(g, device="meta", prefetch=prefetch, shuffle=False)
+    resting = g.budget.used
+    iterator = iter(batches)
+    assert [next(iterator).index for _ in range(3)] == [0, 1, 2]
+    with pytest.raises((type(error), RuntimeError)) as caught:
+        next(iterator)
+    assert error in (caught.value, caught.value.__cause__)
+    assert threads() == 0
+    error.__traceback__ = caught.value.__traceback__ = None
+    del caught
+    with pytest.raises(StopIteration):
+        next(iterator)
+    failing.clear()
+    assert [batch.index for batch in batches] == list(range(13))
+    assert g.budget.used == resting
 
 
 @given(
@@ -269,12 +320,13 @@ def threads() -> int:
     return sum(thread.name.startswith("featstore") for thread in threading.enumerate())
 
 
-def test_leaving_early_leaves_nothing():
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_leaving_early_leaves_nothing(device):
     g = graph()
-    batches = loader(g)
+    batches = loader(g, device=device)
     resting = g.budget.used
     for _ in batches:
-        assert threads() == 3
+        assert threads() == (3 if device == "cpu" else 4)  # where nothing is to be handed over, no thread is there to do it
         break
     assert threads() == 0
     del _

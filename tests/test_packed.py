@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import shutil
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -89,6 +91,19 @@ def test_loads_are_beladys_and_frequencys(dataset: Path, pack: Path) -> None:
     _, stats = run(dataset, pack, epochs=1, feature_cache=0.1, policy="frequency")
     hot = np.argsort(-counts, kind="stable")[:capacity]
     assert stats["rows_loaded"] / 2 == sum(len(np.setdiff1d(ids, hot)) for ids in trace) + capacity  # its fill counted
+
+
+def test_a_loader_lives_as_long_as_its_loop(dataset: Path, pack: Path, tmp_path: Path) -> None:
+    """Nobody else holds it, and it closes the pack that it opened."""
+    with featstore.open(dataset, memory="64MB") as g:
+        options: dict[str, Any] = {"pack": copied(pack, tmp_path), "feature_cache": 0.1, "prefetch": 1}
+        indices = []
+        for batch in featstore.Loader(g, strategy="packed", **options):
+            gc.collect()
+            indices.append(batch.index)
+        del batch
+        assert sorted(indices) == list(range(25))
+        assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("featstore-sample")]
 
 
 def test_any_static_policy(dataset: Path, pack: Path, ondemand: list[Any]) -> None:

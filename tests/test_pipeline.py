@@ -1,4 +1,4 @@
-"""The two-stage pipeline alone: order, errors, the end, and what it does when memory is short."""
+"""The pipeline alone: order, errors, the end, and what it does when memory is short."""
 
 from __future__ import annotations
 
@@ -25,6 +25,11 @@ class Lump:
         self._reservation = budget.reserve(f"item {item}", n_bytes)
         weakref.finalize(self, self._reservation.release)
 
+    def smaller(self) -> Lump:
+        """Give half of the bytes back."""
+        self._reservation.resize(self._reservation.n_bytes // 2)
+        return self
+
 
 def drain(pipeline: Pipeline) -> Iterator:
     """Yield all items as a ``for`` loop would, then close."""
@@ -35,8 +40,8 @@ def drain(pipeline: Pipeline) -> Iterator:
         pipeline.close()
 
 
-def make(first, second, n, *, start=0, threads=2, depth=2) -> Pipeline:
-    pipeline = Pipeline(first, second, start=start, stop=n, threads=threads, depth=depth, watch=Stopwatch())
+def make(first, second, n, third=None, *, start=0, threads=2, depth=2) -> Pipeline:
+    pipeline = Pipeline(first, second, third, start=start, stop=n, threads=threads, depth=depth, watch=Stopwatch())
     pipeline.begin()
     return pipeline
 
@@ -44,22 +49,53 @@ def make(first, second, n, *, start=0, threads=2, depth=2) -> Pipeline:
 @pytest.mark.parametrize("depth", [0, 1, 2, 5])
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("start", [0, 7, 20])
-def test_in_order(depth, threads, start):
-    done = list(drain(make(lambda i: i * i, lambda i, a: (i, a), 20, start=start, threads=threads, depth=depth)))
-    assert done == [(i, i * i) for i in range(start, 20)]
+@pytest.mark.parametrize("third", [None, lambda i, b: (*b, -i)])
+def test_in_order(depth, threads, start, third):
+    done = list(drain(make(lambda i: i * i, lambda i, a: (i, a), 20, third, start=start, threads=threads, depth=depth)))
+    assert done == [(i, i * i) if third is None else (i, i * i, -i) for i in range(start, 20)]
 
 
-def test_second_stage_is_in_order_and_alone():
-    seen, inside = [], threading.Semaphore(1)
+def test_later_stages_are_in_order_and_alone():
+    seen = []
 
-    def second(i, a):
-        assert inside.acquire(blocking=False)
-        seen.append(i)
-        inside.release()
+    def alone(stage):
+        inside = threading.Semaphore(1)
 
-    for _ in drain(make(lambda i: i, second, 200, threads=4, depth=3)):
+        def run(i, a):
+            assert inside.acquire(blocking=False)
+            seen.append((stage, i))
+            inside.release()
+            return a
+
+        return run
+
+    for _ in drain(make(lambda i: i, alone(2), 200, alone(3), threads=4, depth=3)):
         pass
-    assert seen == list(range(200))
+    for stage in (2, 3):
+        assert [i for which, i in seen if which == stage] == list(range(200))
+
+
+def test_an_item_is_handed_over_while_the_next_is_assembled():
+    met = []
+
+    def meet(i):
+        barrier = barriers.setdefault(i, threading.Barrier(2, timeout=30))  # breaks unless both stages come to it
+        barrier.wait()
+        met.append(i)
+
+    barriers: dict[int, threading.Barrier] = {}
+    second = lambda i, a: meet(i) if i else None  # noqa: E731
+    third = lambda i, b: meet(i + 1) if i < 9 else None  # noqa: E731
+    assert len(list(drain(make(lambda i: i, second, 10, third, depth=2)))) == 10
+    assert sorted(met) == sorted([*range(1, 10)] * 2)
+
+
+def test_without_a_third_stage_there_is_no_thread_for_it():
+    for third, names in ((None, set()), (lambda i, b: b, {"featstore-handover"})):
+        pipeline = make(lambda i: i, lambda i, a: a, 9, third)
+        running = {thread.name for thread in threading.enumerate() if thread.is_alive()}
+        assert running & {"featstore-handover"} == names
+        pipeline.close()
 
 
 def test_first_stage_runs_at_once():
@@ -67,16 +103,33 @@ def test_first_stage_runs_at_once():
     assert list(drain(make(lambda i: barrier.wait() >= 0, lambda i, a: a, 6, threads=3, depth=2))) == [True] * 6
 
 
-def test_runs_no_further_ahead_than_asked():
+@pytest.mark.parametrize("third", [None, lambda i, b: b])
+def test_runs_no_further_ahead_than_asked(third):
     started: list[int] = []
-    pipeline = make(lambda i: started.append(i), lambda i, a: i, 100, threads=2, depth=3)
+    assembled: list[int] = []
+    pipeline = make(lambda i: started.append(i), lambda i, a: assembled.append(i) or i, 100, third, threads=2, depth=3)
     for k in range(50):
         assert pipeline.get() == k
         assert max(started) < k + 1 + 3 + 2
+        assert max(assembled) < k + 1 + 3
     pipeline.close()
 
 
-@pytest.mark.parametrize("stage", [0, 1])
+def test_the_queue_before_the_third_stage_is_bounded():
+    go, assembled = threading.Event(), threading.Semaphore(0)
+    seen: list[int] = []
+    pipeline = make(
+        lambda i: i, lambda i, a: seen.append(i) or assembled.release() or i, 100, lambda i, b: go.wait(30) and b, depth=3
+    )
+    for _ in range(3):
+        assert assembled.acquire(timeout=30)
+    assert not assembled.acquire(timeout=0.05)  # the fourth is begun once the loop takes the first
+    assert seen == [0, 1, 2]
+    go.set()
+    assert list(drain(pipeline)) == list(range(100))
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
 @pytest.mark.parametrize("depth", [0, 2])
 @pytest.mark.parametrize("error", [ValueError("v"), OSError(5, "io", "file"), KeyboardInterrupt(), SystemExit(3)])
 def test_an_error_arrives_in_its_turn(stage, depth, error):
@@ -85,7 +138,8 @@ def test_an_error_arrives_in_its_turn(stage, depth, error):
             raise error
         return i
 
-    pipeline = make(lambda i: stage_of(0, i), lambda i, a: stage_of(1, i), 9, threads=3, depth=depth)
+    stages = (lambda i: stage_of(0, i), lambda i, a: stage_of(1, i), 9, lambda i, b: stage_of(2, i))
+    pipeline = make(*stages, threads=3, depth=depth)
     assert [pipeline.get() for _ in range(5)] == list(range(5))
     with pytest.raises(type(error)) as caught:
         pipeline.get()
@@ -126,10 +180,22 @@ def test_closed_while_waited_for():
         pipeline.get()
 
 
-def test_items_made_ahead_are_dropped_at_close():
-    budget = Budget(10**6)
-    pipeline = make(lambda i: Lump(budget, 10, i), lambda i, a: a, 50, depth=4)
+@pytest.mark.parametrize("at", [None, 1, 2])
+def test_items_made_ahead_are_dropped_at_close(at):
+    """Wherever they are: at the loop's end of the queues, or before a third stage that is in the middle of one."""
+    budget, inside, go = Budget(10**6), threading.Event(), threading.Event()
+
+    def third(i, b):
+        if i == at:
+            inside.set()
+            go.wait(30)
+        return b
+
+    pipeline = make(lambda i: Lump(budget, 10, i), lambda i, a: a, 50, third, depth=4)
     item = pipeline.get()
+    if at is not None:
+        assert inside.wait(30)
+        threading.Timer(0.02, go.set).start()  # close() waits for it
     pipeline.close()
     del item
     assert budget.used == 0
@@ -157,14 +223,16 @@ def test_a_child_after_fork_is_told():
     seconds=st.lists(st.integers(1, 6), min_size=30, max_size=30),
     threads=st.integers(1, 4),
     depth=st.integers(1, 5),
+    third=st.sampled_from([None, lambda i, b: b, lambda i, b: (b[0], b[1].smaller())]),
 )
-def test_two_batches_suffice(budget, firsts, seconds, threads, depth):
+def test_two_batches_suffice(budget, firsts, seconds, threads, depth, third):
     """Any budget that holds two batches serves an epoch, in order, whatever the look-ahead; and it is never exceeded."""
     ledger = Budget(budget)
     pipeline = make(
         lambda i: Lump(ledger, firsts[i], i),
         lambda i, a: (a, Lump(ledger, seconds[i], i)),
         len(firsts),
+        third,
         threads=threads,
         depth=depth,
     )
@@ -178,14 +246,21 @@ def test_two_batches_suffice(budget, firsts, seconds, threads, depth):
     assert ledger.peak <= budget
 
 
-@given(stage=st.integers(0, 1), at=st.integers(0, 9), threads=st.integers(1, 3), depth=st.integers(0, 4))
-def test_a_batch_that_never_fits_is_an_error_and_no_hang(stage, at, threads, depth):
+@given(
+    stage=st.integers(0, 1),
+    at=st.integers(0, 9),
+    threads=st.integers(1, 3),
+    depth=st.integers(0, 4),
+    third=st.sampled_from([None, lambda i, b: b]),
+)
+def test_a_batch_that_never_fits_is_an_error_and_no_hang(stage, at, threads, depth, third):
     ledger = Budget(40)
     sizes = [10 if i != at else 50 for i in range(10)]
     pipeline = make(
         lambda i: Lump(ledger, sizes[i] if stage == 0 else 1, i),
         lambda i, a: (a, Lump(ledger, sizes[i] if stage == 1 else 1, i)),
         10,
+        third,
         threads=threads,
         depth=depth,
     )
@@ -211,6 +286,38 @@ def test_holding_every_batch_ends_in_an_error():
     assert [lump.item for lump in kept] == list(range(10))
 
 
+@pytest.mark.parametrize("depth", [2, 4])
+def test_what_is_handed_over_off_the_host_needs_no_shrinking(depth):
+    """Where the device takes items off the ledger, two of them are room enough for any look-ahead, and the loop may hold all."""
+    ledger = Budget(20)
+    pipeline = make(lambda i: None, lambda i, a: Lump(ledger, 10, i), 200, lambda i, b: b.item, depth=depth)
+    assert list(drain(pipeline)) == list(range(200))
+    assert pipeline.depth == depth
+    assert ledger.used == 0
+    assert ledger.peak == 20
+
+
+def test_an_item_that_does_not_fit_waits_for_the_one_that_is_handed_over():
+    ledger, failed = Budget(10), threading.Event()
+
+    def second(i, a):
+        try:
+            return Lump(ledger, 10, i)
+        except BudgetError:
+            failed.set()
+            raise
+
+    def third(i, b):
+        if i == 0:
+            assert failed.wait(30)  # the next is asked for meanwhile
+        return b.item
+
+    pipeline = make(lambda i: None, second, 5, third)
+    assert list(drain(pipeline)) == list(range(5))
+    assert failed.is_set()
+    assert pipeline.depth == 2
+
+
 def test_look_ahead_shrinks():
     ledger = Budget(35)
     pipeline = make(lambda i: Lump(ledger, 5, i), lambda i, a: (a, Lump(ledger, 10, i)), 30, threads=4, depth=5)
@@ -225,8 +332,9 @@ def test_look_ahead_shrinks():
 
 @pytest.mark.parametrize("depth", [0, 1, 3])
 @pytest.mark.parametrize("first_fails", [False, True])
+@pytest.mark.parametrize("third", [None, lambda i, b: b])
 @pytest.mark.parametrize("n_spare", [0, 2])
-def test_what_can_be_spared_is_asked_for_last(depth: int, first_fails: bool, n_spare: int) -> None:
+def test_what_can_be_spared_is_asked_for_last(depth, first_fails, n_spare, third):
     """An item that does not fit is tried again for as long as something was given back, and fails once nothing is."""
     asked, short = [], [2]
 
@@ -241,7 +349,7 @@ def test_what_can_be_spared_is_asked_for_last(depth: int, first_fails: bool, n_s
         return i
 
     stages = (stage, lambda i, a: a) if first_fails else (lambda i: i, lambda i, a: stage(a))
-    pipeline = Pipeline(*stages, start=0, stop=8, threads=2, depth=depth, watch=Stopwatch(), spare=spare)
+    pipeline = Pipeline(*stages, third, start=0, stop=8, threads=2, depth=depth, watch=Stopwatch(), spare=spare)
     pipeline.begin()
     if n_spare:
         assert list(drain(pipeline)) == list(range(8))

@@ -382,7 +382,13 @@ def interrupt(path: str, n: int, options: dict) -> None:
             assert len(g.features["x"][:5]) == 5
 
 
-INTERRUPTED = [{}, {"prefetch": 0}, {"strategy": "superbatch", "superbatch": 40}, {"memory": 2_000_000}]
+INTERRUPTED = [
+    {},
+    {"prefetch": 0},
+    {"strategy": "superbatch", "superbatch": 40},
+    {"memory": 2_000_000},
+    {"device": "meta", "memory": 2_000_000},
+]
 
 
 @pytest.mark.parametrize("options", INTERRUPTED, ids=str)

@@ -7,6 +7,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 from featstore._core.buffers import Block, Lease, populate
 from featstore.config import Budget, Reservation
 from featstore.errors import BudgetError, ClosedError
+from featstore.gather.locked import locked_block
 
 __all__ = ["BufferPool", "carve", "take_pages"]
 
@@ -73,7 +75,24 @@ class BufferPool:
         self.budget = budget
         self._reclaim = reclaim
         self._closed = False
+        self._make: Callable[[int], Block] = Block
         self._start()
+
+    def page_lock(self, device: torch.device) -> None:
+        """Page-lock new blocks from now on, for copies to CUDA devices that run beside computing; idle ones go.
+
+        Parameters
+        ----------
+        device : torch.device
+            One that the process uses anyhow.
+
+        Notes
+        -----
+        The bytes are those that the budget counts. A block is locked once, and stays so while it is pooled.
+        """
+        if self._make is Block:
+            self._make = partial(locked_block, device=device)
+            self.trim()
 
     def _start(self) -> None:
         self._pid = os.getpid()
@@ -123,7 +142,7 @@ class BufferPool:
                 self._reclaim()
             reservation = self.budget.reserve("batch buffers", size)  # raises, naming who holds what
         try:
-            block = Block(size)
+            block = self._make(size)
         except BaseException:
             reservation.release()
             raise

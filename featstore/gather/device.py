@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,7 @@ from featstore.config import Budget
 from featstore.gather.buffers import BufferPool
 from featstore.gather.plan import DeviceRows
 
-__all__ = ["DeviceTier"]
+__all__ = ["Apart", "DeviceTier"]
 
 Int64s = npt.NDArray[np.int64]
 Read = Callable[[Int64s, npt.NDArray[np.uint8]], None]
@@ -58,7 +59,7 @@ class DeviceTier:
             raise
 
     def fill(self, rows: Int64s, step: int, read: Read) -> None:
-        """Load the tier: row ``rows[i]`` into slot ``i``.
+        """Load the tier: row ``rows[i]`` into slot ``i``. Nothing is read on the device ``meta``, which has no values.
 
         Parameters
         ----------
@@ -68,26 +69,30 @@ class DeviceTier:
         read : callable
             ``read(rows, out)`` reads rows into ``out`` (uint8 [k, row_bytes]).
         """
-        for first in range(0, len(rows), step):
+        for first in range(0, 0 if self._device.type == "meta" else len(rows), step):
             chunk = rows[first : first + step]
             held = self._pool.tensor((len(chunk), *self._shape), self._dtype)
             read(chunk, np.asarray(held.reshape(-1).view(torch.uint8).numpy()).reshape(len(chunk), -1))
             self.rows[first : first + len(chunk)] = held.to(self._device)
+        if self._device.type == "cuda":  # batches are put together in another stream
+            torch.cuda.current_stream(self._device).synchronize()
 
-    def batch(self, part: DeviceRows) -> torch.Tensor:
-        """Return an uninitialised batch on the device.
+    def memory_for(self, part: DeviceRows) -> torch.Tensor | None:
+        """Return memory to put a batch together in, where that is the host's; else None: the device's is taken when it is needed.
 
         Raises
         ------
         BudgetError
-            No memory for it, where it is the host's.
+            There is none.
         """
-        shape = (len(part.positions) + len(part.others), *self._shape)
-        if self._device.type == "cpu":
-            return self._pool.tensor(shape, self._dtype)
-        return torch.empty(shape, dtype=self._dtype, device=self._device)
+        if self._device.type != "cpu":
+            return None
+        return self._pool.tensor(self._batch_shape(part), self._dtype)
 
-    def assemble(self, part: DeviceRows, others: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    def _batch_shape(self, part: DeviceRows) -> tuple[int, ...]:
+        return (len(part.positions) + len(part.others), *self._shape)
+
+    def assemble(self, part: DeviceRows, others: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
         """Put a batch together: the tier's rows from the device, ``others`` copied over from the host.
 
         Parameters
@@ -95,24 +100,55 @@ class DeviceTier:
         part : DeviceRows
         others : tensor, shape (k, *row_shape)
             The rows that the host assembled.
-        out : tensor
-            From :meth:`batch`.
+        out : tensor or None
+            From :meth:`memory_for`.
 
         Returns
         -------
         tensor
-            ``out``.
+            The batch, on the device.
+
+        Notes
+        -----
+        Copies may still run in the device's current stream; ``part`` and ``others`` are needed until it has come so far. Beside
+        gathers into the same pool or cache: nothing is read but the tier, which does not change, and what is given.
         """
+        if out is None:
+            out = torch.empty(self._batch_shape(part), dtype=self._dtype, device=self._device)
         slots, positions, places = (
-            torch.from_numpy(array).to(self._device) for array in (part.slots, part.positions, part.others)
+            torch.from_numpy(array).to(self._device, non_blocking=True) for array in (part.slots, part.positions, part.others)
         )
         if len(slots):
             out.index_copy_(0, positions, self.rows.index_select(0, slots))
         if len(places):
-            out.index_copy_(0, places, others.to(self._device))
+            out.index_copy_(0, places, others.to(self._device, non_blocking=True))
         return out
 
     def close(self) -> None:
         """Give the memory back; may be called again."""
         self.rows = self.rows[:0].clone()
         self._held.release()
+
+
+@dataclass(frozen=True)
+class Apart:
+    """A batch's rows of one feature while those of the device are still there alone.
+
+    Parameters
+    ----------
+    tier : DeviceTier
+    part : DeviceRows
+    others : tensor, shape (k, *row_shape)
+        The rows that the host assembled.
+    out : tensor or None
+        Where the batch is put together, from :meth:`DeviceTier.memory_for`.
+    """
+
+    tier: DeviceTier
+    part: DeviceRows
+    others: torch.Tensor
+    out: torch.Tensor | None
+
+    def together(self) -> torch.Tensor:
+        """Return the whole batch on the device; see :meth:`DeviceTier.assemble`."""
+        return self.tier.assemble(self.part, self.others, self.out)

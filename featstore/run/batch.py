@@ -53,10 +53,13 @@ class MiniBatch:
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors; ``seeds`` is a part of ``input_ids``."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self._tensors())
+
+    def _tensors(self) -> list[torch.Tensor]:
         tensors = [self.input_ids, *self.features.values(), *([] if self.y is None else [self.y])]
         for block in self.blocks:
             tensors += [block.src, block.dst, *([] if block.edge_pos is None else [block.edge_pos])]
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return tensors
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> MiniBatch:
         """Return the batch with its tensors on ``device``; tensors that are there already are shared."""
@@ -65,6 +68,14 @@ class MiniBatch:
     def pin_memory(self) -> MiniBatch:
         """Return a copy in page-locked memory, from which copies to an accelerator may run beside computing."""
         return self._map(lambda tensor: tensor.pin_memory())
+
+    def record_stream(self, stream: torch.cuda.Stream) -> None:
+        """Keep the memory of a batch on a CUDA device from being used again before ``stream`` is done with it.
+
+        The loader does so for the stream that is current when it delivers the batch; call it for others that work on it.
+        """
+        for tensor in self._tensors():
+            tensor.record_stream(stream)
 
     def _map(self, move: _Move) -> MiniBatch:
         input_ids = move(self.input_ids)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import threading
-import time
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -20,23 +18,22 @@ import torch
 from featstore.cache.base import Policy, get_policy
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
-from featstore.config import Budget, Reservation, check_at_least, format_size
-from featstore.errors import BudgetError, ClosedError
-from featstore.gather.executor import Tally
-from featstore.gather.plan import Tier
+from featstore.config import Budget, Reservation, check_at_least
+from featstore.errors import ClosedError
 from featstore.partition.batcher import RandomBatcher, check_seeds
 from featstore.plan.offline import Pack
 from featstore.plan.packgraph import PackedGraph
 from featstore.run.auto import Decision, decide, look_ahead, rows_in_memory
 from featstore.run.batch import MiniBatch
-from featstore.run.epoch import Batches, EpochIterator, Item, Progress, most_rows, sampled_bytes
+from featstore.run.epoch import EpochIterator, Progress, most_rows
 from featstore.run.options import BATCH_SIZE, LABELS, check_names, check_pack, check_strategy, parse_planning, parse_share
 from featstore.run.packed import Packed
 from featstore.run.precache import AccessCounts, cache_bytes, device_rows, size_for_pack, spare_bytes
 from featstore.run.prefetch import ReadCounts, Stopwatch
 from featstore.run.profile import FrozenSampler, Profile
+from featstore.run.stages import Stages
 from featstore.run.strategies import STRATEGIES
-from featstore.run.strategy import EpochRun, Planning, Setup
+from featstore.run.strategy import Planning, Setup
 from featstore.sampling.batch import Sampler
 from featstore.sampling.foreign import checked_sampler
 
@@ -125,7 +122,7 @@ class Loader:
         A new order of the seeds each epoch, a function of ``seed`` and the epoch.
     seed : int
     device : str or torch.device
-        Where batches are delivered.
+        Where batches are delivered: to others than the CPU by a thread of its own, while the next batch is gathered.
     device_cache : int, str or float, optional
         For ``"packed"``, and ``"auto"`` with a pack: the rows that most batches need, or that a static ``policy`` scores highest,
         stay on ``device``, and the others alone cross to it: bytes for all features together (``"8GiB"``), or a share of the
@@ -213,16 +210,10 @@ class Loader:
         batcher = RandomBatcher(checked, batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last)
         self._batcher = batcher
         self._share = parse_share(memory, g.budget)
-        self._batches = None if self._share is None else Batches(self._share)
         self._held: list[Reservation] = [g.budget.reserve("loader order", 8 * len(checked) + batcher.order_bytes)]
         self._finalizer = weakref.finalize(self, _release, self._held)
         self._watch = Stopwatch()
-        self._lock = threading.Lock()
         self._reads = ReadCounts()
-        self._n_rows = 0
-        self._hits = {Tier.HOST: 0, Tier.BASE: 0}
-        self._n_batches = 0
-        self._largest_rows = 0
         self._next_epoch = 0
         self._next_start = 0
         self._progress = Progress(0, 0)
@@ -289,6 +280,8 @@ class Loader:
             raise
         self._setup = setup
         try:
+            most = most_rows(setup.sampler, batch_size, g.num_nodes) if pack is None else int(pack.lengths.max(initial=0))
+            self._stages = Stages(setup, self._row_bytes, self._share, most, self._frozen)
             self._strategy = STRATEGIES[strategy](setup)  # takes its memory before the cache does
             if planning is not None:
                 policy = planning.policy
@@ -369,7 +362,7 @@ class Loader:
         run = self._strategy.prepare(epoch, start)
         progress = Progress(epoch, start)
         try:
-            iterator = EpochIterator(run, self._sample, self._gather, progress, len(self), self._prefetch, self._watch)
+            iterator = EpochIterator(run, self._stages, progress, len(self), self._prefetch, self)
         except BaseException:
             run.close()
             raise
@@ -411,79 +404,11 @@ class Loader:
         self._next_epoch, self._next_start = int(state["epoch"]), int(state["batch"])
         self._progress = Progress(self._next_epoch, self._next_start)
 
-    def _most_rows(self) -> int:
-        if self._pack is not None:
-            return int(self._pack.lengths.max(initial=0))
-        return most_rows(self._setup.sampler, self._batcher.batch_size, self._g.num_nodes)
-
     def _digest(self) -> str:
         options = self._batcher
         pack = "" if self._pack is None else self._pack.record["samples"]
         text = f"{pack}{options.batch_size} {options.shuffle} {options.seed} {options.drop_last} {len(options.seeds)} "
         return hashlib.blake2b(text.encode() + options.seeds.numpy().tobytes(), digest_size=16).hexdigest()
-
-    # Stages; both are called by the pipeline's threads.
-
-    def _sample(self, run: EpochRun, position: int) -> Item:
-        try:
-            prepared = run.batch(position)
-            n_bytes = sampled_bytes(prepared.sampled)
-            return Item(prepared, n_bytes, None if self._batches is None else self._batches.hold(n_bytes))
-        except BudgetError as error:
-            # How many rows it would have had is unknown: as many as the largest batch so far, or as there can be.
-            rows = self._largest_rows or self._most_rows()
-            needed = None if error.needed is None else error.needed + rows * sum(self._row_bytes.values())
-            raise self._too_small(position, error, needed) from None
-
-    def _gather(self, run: EpochRun, position: int, item: Item) -> MiniBatch:
-        sampled = item.prepared.sampled
-        n_rows = len(sampled.input_ids)
-        n_bytes = n_rows * sum(self._row_bytes.values())
-        budget = self._limit
-        features: dict[str, torch.Tensor] = {}
-        tally = Tally()
-        try:
-            if self._batches is not None and item.held is not None:
-                self._batches.resize(item.held, item.n_bytes + n_bytes)
-            budget = self._g.budget
-            self._gather_features(run, item, features, tally)
-        except BudgetError as error:
-            done = sum(self._row_bytes[name] for name in features) * n_rows
-            # Batches differ in size, and pooled buffers are rounded up by an eighth: a quarter more.
-            needed = budget.used - done + n_bytes + (n_bytes + item.n_bytes) // 4
-            raise self._too_small(position, error, max(needed, error.needed or 0)) from None
-        with self._watch.time("labels"):
-            y = None if self._labels is None else self._g.node_data[self._labels][sampled.seeds]
-        index = sampled.index if self._frozen is None else int(self._batcher.epoch(sampled.epoch).seeds(sampled.index)[0])
-        batch = MiniBatch(sampled.seeds, sampled.input_ids, sampled.blocks, features, y, index, item.held)
-        with self._lock:
-            self._largest_rows = max(self._largest_rows, n_rows)
-            self._n_batches += 1
-            self._n_rows += n_rows * len(self._features)
-            for tier, n in tally.rows.items():
-                self._hits[tier] = self._hits.get(tier, 0) + n
-        if self._device.type != "cpu":
-            with self._watch.time("transfer"):
-                batch = batch.to(self._device)
-        return batch
-
-    def _gather_features(self, run: EpochRun, item: Item, features: dict[str, torch.Tensor], tally: Tally) -> None:
-        """Gather, and count seconds and reads, also where it fails: what was read was read."""
-        begin = time.perf_counter()
-        try:
-            for name in self._features:
-                features[name] = run.gather(name, item.prepared, tally)
-            run.passed(item.prepared.sampled.index)
-        finally:
-            self._watch.add("gather", time.perf_counter() - begin - tally.update_s)
-            if tally.update_s:
-                self._watch.add("update", tally.update_s)
-            self._reads.add(tally.read)
-
-    def _too_small(self, position: int, error: BudgetError, needed: int | None) -> BudgetError:
-        reason = error.message.split("; at least")[0]  # that least is for one allocation, not for the batch
-        least = "" if needed is None else f"; at least {needed} bytes ({format_size(needed)}) would do"
-        return BudgetError(f"batch {position} does not fit while the loop holds the one before it: {reason}{least}", needed)
 
     def stats(self) -> dict[str, Any]:
         """Return what the loader has done since it was made.
@@ -499,24 +424,21 @@ class Loader:
         Notes
         -----
         Stages: ``sample``; ``gather``, reading rows and copying hits; ``update``, bringing rows into the cache; ``labels``;
-        ``transfer``; ``wait`` (the loop waited for a batch); ``cache`` (making the cache); ``presample`` (sampling for counts);
-        ``auto`` (choosing a strategy).
+        ``transfer``, handing over: copies to the device and assembly there, in a thread that only loaders for a device, or with a
+        ``device_cache``, have; ``wait`` (the loop waited for a batch); ``cache`` (making the cache); ``presample`` (sampling for
+        counts); ``auto`` (choosing a strategy).
         On demand ``sample`` is added over threads. A superbatch is sampled by several threads at once, and its seconds are those
         of the clock; ``plan`` is its changesets, ``pack`` copying rows into extents, ``load`` reading samples and changesets
         back; ``read`` is the part of ``gather`` that waits for extents. Stages run beside each other and beside the loop, so
         their seconds may add up to more than the clock's.
         """
         depths = [iterator.depth for iterator in list(self._iterators)]
-        with self._lock:
-            return {
-                "batches": self._n_batches,
-                "rows": self._n_rows,
-                **self._reads.total(),
-                "hits": {tier.name.lower(): n for tier, n in sorted(self._hits.items())},
-                "prefetch": min(depths, default=self._prefetch),
-                "seconds": self._watch.seconds(),
-                **({} if self._auto is None else {"auto": self._auto}),
-            }
+        return {
+            **self._stages.counts(),
+            "prefetch": min(depths, default=self._prefetch),
+            "seconds": self._watch.seconds(),
+            **({} if self._auto is None else {"auto": self._auto}),
+        }
 
     # The end.
 

@@ -17,7 +17,7 @@ from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
 from featstore.config import Reservation
 from featstore.errors import BusyError
-from featstore.gather.device import DeviceTier
+from featstore.gather.device import Apart, DeviceTier
 from featstore.gather.executor import Source as TierSource
 from featstore.gather.executor import Tally
 from featstore.gather.plan import Tier
@@ -241,7 +241,7 @@ class _PackedEpoch:
         self._start = start
         self._first = start if layout is None or not layout.options.superbatch else self._group_begin(start)
         self._ran: dict[str, int] = {}
-        self._kept: dict[str, torch.Tensor] = {}
+        self._kept: dict[str, tuple[torch.Tensor | Apart, Tally]] = {}
         self._sources: dict[str, ExtentSource] = {}
         self._tiers: dict[str, dict[Tier, TierSource]] = {}
         try:
@@ -291,14 +291,28 @@ class _PackedEpoch:
             plan = self._layout.tables.plan(self._base + index, sampled.input_ids.numpy(), self._setup.graph.pool.array)
             return Prepared(sampled, dict.fromkeys(self._setup.features, plan))
 
-    def gather(self, name: str, prepared: Prepared, tally: Tally) -> torch.Tensor:
+    @property
+    def has_device_tier(self) -> bool:
+        return bool(self._devices)
+
+    def gather(self, name: str, prepared: Prepared, tally: Tally) -> torch.Tensor | Apart:
+        assert prepared.plans is not None
         position = int(self._position_of[prepared.sampled.index])
         if self._first < self._start and self._ran.get(name, -1) < self._first:
             self._catch_up(name, tally)
-        if self._ran.get(name, -1) >= position:
-            return self._kept[name]  # asked again, because memory was short for another feature
-        rows = self._run(name, position, prepared, tally)
-        self._kept[name] = rows
+        if self._ran.get(name, -1) < position:  # else asked again, because memory was short for another feature
+            part, mine = prepared.plans[name].device, Tally(read=tally.read)
+            if part is None:
+                self._kept[name] = self._run(name, position, prepared, mine), mine
+            else:
+                tier = self._devices[name]
+                whole = tier.memory_for(part)  # before anything has run
+                self._kept[name] = Apart(tier, part, self._run(name, position, prepared, mine), whole), mine
+                mine.count(Tier.DEVICE, len(part.slots))
+            tally.update_s += mine.update_s
+        rows, counted = self._kept[name]
+        for each, n in counted.rows.items():
+            tally.count(each, n)
         return rows
 
     def _run(self, name: str, position: int, prepared: Prepared, tally: Tally) -> torch.Tensor:
@@ -308,14 +322,9 @@ class _PackedEpoch:
         if layout is not None and layout.options.superbatch and self._order[position] % self._group == 0:
             store.cache.clear()
         plan, before = prepared.plans[name], source.waited_s
-        whole = None if plan.device is None else self._devices[name].batch(plan.device)  # before anything has run
         rows: torch.Tensor = store.run_plan(plan, tally, sources=self._tiers[name])
         self._setup.watch.add("read", source.waited_s - before)
         self._ran[name] = position
-        if plan.device is not None and whole is not None:
-            with self._setup.watch.time("transfer"):
-                rows = self._devices[name].assemble(plan.device, rows, whole)
-            tally.count(Tier.DEVICE, len(plan.device.slots))
         return rows
 
     def _catch_up(self, name: str, tally: Tally) -> None:

@@ -1,8 +1,9 @@
-"""Two stages ahead of a loop: many threads prepare batches, one gathers them in order, the loop takes them in order.
+"""Stages ahead of a loop: threads prepare batches, one assembles them in order, one hands them over, the loop takes them.
 
 Memory is the bound. A stage that meets :class:`~featstore.errors.BudgetError` gives back first what was prepared ahead (it can
-be made again), then waits for the loop to let go of earlier batches; only when the loop itself waits for that very batch, so
-that nothing more can come free, the error is the loop's. So a short budget costs look-ahead, never a hang.
+be made again), then waits for earlier batches to leave: to be handed over, and the loop to let go of them. Only when the loop
+itself waits for that very batch, so that nothing more can come free, the error is the loop's. So a short budget costs look-ahead,
+never a hang.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import heapq
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 from featstore.errors import BudgetError, ClosedError
 from featstore.storage.rowfile import ReadStats
@@ -27,6 +29,7 @@ __all__ = ["Pipeline", "ReadCounts", "Stopwatch"]
 A = TypeVar("A")
 B = TypeVar("B")
 C = TypeVar("C")
+D = TypeVar("D")
 
 # A finalizer may run anywhere, even inside a lock that a stage waits for: there a join must end.
 FINALIZER_JOIN_S = 10.0
@@ -112,21 +115,25 @@ def _without_frames(error: BaseException) -> BaseException:
     return error
 
 
-class Pipeline(Generic[A, B]):
-    """Deliver ``second(i, first(i))`` for ``i = start … stop-1``, in order, made ahead by threads.
+class Pipeline(Generic[A, B, C]):
+    """Deliver ``third(i, second(i, first(i)))`` for ``i = start … stop-1``, in order, made ahead by threads.
 
     Parameters
     ----------
     first : callable (int) -> A
         Prepares item ``i``; called by ``threads`` threads at once, and perhaps again for the same item: pure.
     second : callable (int, A) -> B
-        Finishes item ``i``; called once an item (again only after BudgetError), in order, by one thread.
+        Assembles item ``i``; called once an item (again only after BudgetError), in order, by one thread.
+    third : callable (int, B) -> C, optional
+        Hands item ``i`` over; called once an item, in order, by one thread, while ``second`` assembles the next. It takes no
+        memory of the budget, so that ``second`` may wait for it. None: items are what ``second`` returned, with no thread or
+        queue between.
     start, stop : int
     threads : int
         Threads for ``first``, at least 1.
     depth : int
-        Items finished or being finished beyond the one the loop holds, from :meth:`begin` on. 0: both stages run in the caller's
-        thread.
+        Items assembled or being assembled, handed over or not, beyond the one the loop holds, from :meth:`begin` on: the bound of
+        both queues. 0: all stages run in the caller's thread.
     watch : Stopwatch
         Gets ``wait``: seconds that :meth:`get` waited.
     spare : callable () -> bool, optional
@@ -141,6 +148,7 @@ class Pipeline(Generic[A, B]):
         self,
         first: Callable[[int], A],
         second: Callable[[int, A], B],
+        third: Callable[[int, B], C] | None = None,
         *,
         start: int,
         stop: int,
@@ -152,6 +160,7 @@ class Pipeline(Generic[A, B]):
         self._spare = spare
         self._first = first
         self._second = second
+        self._third = third
         self._stop = stop
         self._depth = depth
         self._ahead = threads
@@ -169,7 +178,9 @@ class Pipeline(Generic[A, B]):
         self._again: list[int] = []  # items given back, a heap
         self._active: set[int] = set()  # items in the first stage
         self._ready: dict[int, A | _Failure] = {}
-        self._done: SimpleQueue[B | _Failure | _End] = SimpleQueue()
+        self._assembled: deque[B | _Failure] = deque()  # between the second stage and the third
+        self._handed = stop if third is None else start  # the item the third stage works on
+        self._done: SimpleQueue[C | _Failure | _End] = SimpleQueue()
         self._waiting = False  # the loop waits for item _taken
         self._urgent: int | None = None  # short of memory: no item after this one is begun
         self._threads: list[threading.Thread] = []
@@ -180,7 +191,10 @@ class Pipeline(Generic[A, B]):
             return
         try:
             names = [f"featstore-sample-{k}" for k in range(min(self._ahead, max(1, self._stop - self._taken)))]
-            for name, target in [*((name, self._run_first) for name in names), ("featstore-gather", self._run_second)]:
+            stages = [*((name, self._run_first) for name in names), ("featstore-gather", self._run_second)]
+            if self._third is not None:
+                stages.append(("featstore-handover", self._run_third))
+            for name, target in stages:
                 thread = threading.Thread(target=target, name=name, daemon=True)
                 thread.start()
                 self._threads.append(thread)
@@ -201,7 +215,7 @@ class Pipeline(Generic[A, B]):
         """The item that :meth:`get` returns next."""
         return self._taken
 
-    def get(self) -> B:
+    def get(self) -> C:
         """Return the next item; what a stage raised for it is raised here, after all earlier items were returned.
 
         Raises
@@ -243,14 +257,16 @@ class Pipeline(Generic[A, B]):
                 del outcome  # or the error would hold this frame, and the frame the error
         return outcome
 
-    def _at_once(self, item: int) -> B:
+    def _at_once(self, item: int) -> C:
         while True:
             try:
-                return self._second(item, self._first(item))
+                assembled = self._second(item, self._first(item))
+                break
             except BudgetError as error:
                 _without_frames(error)
                 if not self._spare():
                     raise
+        return cast(C, assembled) if self._third is None else self._third(item, assembled)
 
     def close(self, timeout: float | None = None) -> None:
         """Stop the threads, wait for them (at most ``timeout`` seconds each), drop what was made ahead. May be called again."""
@@ -266,6 +282,7 @@ class Pipeline(Generic[A, B]):
                 thread.join(timeout)
         if here not in self._threads:
             self._ready.clear()
+            self._assembled.clear()
             with contextlib.suppress(Empty):
                 while True:
                     self._done.get_nowait()
@@ -350,18 +367,54 @@ class Pipeline(Generic[A, B]):
             self._urgent = None
             self._finishing += 1
             if not self._closed and not isinstance(outcome, _GivenBack):
-                self._done.put(outcome)
+                if self._third is None:
+                    self._done.put(cast("C | _Failure", outcome))
+                else:
+                    self._assembled.append(outcome)
             is_last = isinstance(outcome, _Failure)
             del outcome, prepared
             self._changed.notify_all()
         return not is_last
 
+    # Third stage.
+
+    def _run_third(self) -> None:
+        while self._third_once():
+            pass
+
+    def _third_once(self) -> bool:
+        with self._lock:
+            item = self._handed
+            if item >= self._stop:
+                return False
+            self._changed.wait_for(lambda: self._closed or self._assembled)
+            if self._closed:
+                return False
+            assembled = self._assembled.popleft()
+        outcome: C | _Failure = assembled if isinstance(assembled, _Failure) else self._hand_over(item, assembled)
+        del assembled
+        with self._lock:
+            self._handed += 1
+            if not self._closed:
+                self._done.put(outcome)
+            is_last = isinstance(outcome, _Failure)
+            del outcome
+            self._changed.notify_all()
+        return not is_last
+
+    def _hand_over(self, item: int, assembled: B) -> C | _Failure:
+        assert self._third is not None
+        try:
+            return self._third(item, assembled)
+        except BaseException as error:
+            return _Failure(error)
+
     # Memory.
 
-    def _attempt(self, item: int, stage: Callable[[], C]) -> C | _Failure | _GivenBack:
+    def _attempt(self, item: int, stage: Callable[[], D]) -> D | _Failure | _GivenBack:
         """Run a stage until memory suffices, or give its item back."""
         while True:
-            starved = self._starved(item)
+            starved, handed = self._standing(item)
             try:
                 return stage()
             except BudgetError as error:
@@ -370,21 +423,25 @@ class Pipeline(Generic[A, B]):
                 return _Failure(error)
             if self._give_back(item):
                 return _GivenBack()
-            if not self._relieve(item, starved) and (self._closed or not self._spare()):
+            if not self._relieve(item, starved, handed) and (self._closed or not self._spare()):
                 return failure
 
-    def _starved(self, item: int) -> bool:
-        """Whether the loop waits for this item, so that it will let go of nothing before it has it."""
+    def _standing(self, item: int) -> tuple[bool, int]:
+        """Whether the loop waits for this item, so that it will let go of nothing before it has it; how many are handed over."""
         with self._lock:
-            return self._waiting and self._taken == item
+            return self._waiting and self._taken == item, self._handed
 
-    def _relieve(self, item: int, starved: bool) -> bool:
+    def _relieve(self, item: int, starved: bool, handed: int) -> bool:
         """Make room for ``item``, which the second stage needs next; True: try again, False: nothing more can be had.
 
-        ``starved`` says whether the loop already waited for the item when the failed attempt began.
+        ``starved`` and ``handed`` are what :meth:`_standing` said when the failed attempt began.
         """
         dropped = []
         with self._lock:
+            if self._handed < item:  # what those before it hold comes back by itself
+                self._changed.wait_for(lambda: self._closed or self._handed > handed)
+            if self._handed > handed:
+                return not self._closed
             self._urgent = item
             later = [k for k in self._ready if k > item]
             for k in later:

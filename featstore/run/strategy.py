@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from featstore.cache.base import Policy
+from featstore.gather.device import Apart
 from featstore.gather.executor import Tally
 from featstore.gather.plan import BatchPlan
 from featstore.graph.policyinputs import Given
@@ -115,12 +116,20 @@ class EpochRun(Protocol):
         """How many threads may call :meth:`batch` at once."""
         ...
 
+    @property
+    def has_device_tier(self) -> bool:
+        """Whether the device holds rows, so that batches are still put together when they are handed over."""
+        ...
+
     def batch(self, position: int) -> Prepared:
         """Return the batch that runs as number ``position``; pure, so that it may be asked for again where memory was short."""
         ...
 
-    def gather(self, name: str, prepared: Prepared, tally: Tally) -> torch.Tensor:
-        """Return the rows of feature ``name`` for the batch, counted in ``tally``; called in order, by one thread."""
+    def gather(self, name: str, prepared: Prepared, tally: Tally) -> torch.Tensor | Apart:
+        """Return the rows of feature ``name`` for the batch, counted in ``tally``; called in order, by one thread.
+
+        Where the device holds some of them: what another thread then puts together there.
+        """
         ...
 
     def passed(self, position: int) -> None:
@@ -191,6 +200,10 @@ class _OnDemandEpoch:
     @property
     def threads(self) -> int:
         return self._setup.threads
+
+    @property
+    def has_device_tier(self) -> bool:
+        return False
 
     def batch(self, position: int) -> Prepared:
         with self._setup.watch.time("sample"):

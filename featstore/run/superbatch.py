@@ -245,6 +245,10 @@ class _SuperbatchEpoch:
     def threads(self) -> int:
         return self._setup.threads  # a read of samples or plans waits behind those of features
 
+    @property
+    def has_device_tier(self) -> bool:
+        return False
+
     def batch(self, position: int) -> Prepared:
         sampled, plan = self._inspector.batch(position)
         return Prepared(sampled, dict.fromkeys(self._setup.features, plan))

@@ -1,0 +1,58 @@
+"""Page-locked memory, which a CUDA device reads by itself."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import torch
+
+from featstore._core.buffers import Block
+
+__all__ = ["LockedBlock", "locked_block"]
+
+PORTABLE = 1  # cudaHostRegisterPortable: locked for every device of the process
+
+
+class LockedBlock(Block):
+    """A block whose pages CUDA has locked: copies from it to a device run beside the host and beside computing.
+
+    Parameters
+    ----------
+    nbytes : int
+
+    Raises
+    ------
+    RuntimeError
+        CUDA refuses; a loader for the CPU then still works, and ``batch.to("cuda")`` copies its batches.
+
+    References
+    ----------
+    cudaHostRegister, in the CUDA runtime API's section on memory management.
+    """
+
+    _pid = -1  # of the process that locked it
+
+    def __init__(self, nbytes: int) -> None:
+        self._address = int(np.frombuffer(self, np.uint8).ctypes.data)
+        cuda: Any = torch.cuda
+        runtime = cuda.cudart()
+        self._unregister = runtime.cudaHostUnregister
+        self._pid = os.getpid()  # before, so that Ctrl-C leaves no lock behind
+        code = runtime.cudaHostRegister(self._address, self.nbytes, PORTABLE)
+        if int(code):
+            self._pid = -1
+            cuda.check_error(int(code))
+
+    def __del__(self) -> None:
+        # Only what was locked, and not in a child, which has no CUDA. At the interpreter's exit CUDA may be gone, with the lock:
+        # what it answers is no matter.
+        if self._pid == os.getpid():
+            self._unregister(self._address)
+
+
+def locked_block(nbytes: int, device: torch.device) -> LockedBlock:
+    """Return a block locked for all CUDA devices; ``device`` spares the first of them a context that nobody asked for."""
+    with torch.cuda.device(device):
+        return LockedBlock(nbytes)

@@ -1,0 +1,156 @@
+"""What a loader does with every batch, stage by stage, and what it counts on the way."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from featstore.config import Budget, format_size
+from featstore.errors import BudgetError
+from featstore.gather.device import Apart
+from featstore.gather.executor import Tally
+from featstore.gather.plan import Tier
+from featstore.run.batch import MiniBatch
+from featstore.run.handover import Assembled, HandOver, host_rows
+from featstore.run.held import Batches, Held, sampled_bytes
+from featstore.run.profile import FrozenSampler
+from featstore.run.strategy import EpochRun, Prepared, Setup
+
+__all__ = ["Stages"]
+
+
+@dataclass(frozen=True)
+class Item:
+    """A batch between sampling and gathering, and the bytes of its sample."""
+
+    prepared: Prepared
+    n_bytes: int
+    held: Held | None
+
+
+class Stages:
+    """Sample batches, assemble them, hand them over. Thread-safe: several epochs may run at once.
+
+    Parameters
+    ----------
+    setup : Setup
+    row_bytes : mapping of str to int
+        Of each feature.
+    share : Budget, optional
+        The loader's memory, where it has a share of the graph's.
+    most_rows : int
+        Most nodes that a batch can have.
+    frozen : FrozenSampler, optional
+        The setup's sampler, where its batches are a pack's: they have the numbers that they have there.
+    """
+
+    def __init__(
+        self, setup: Setup, row_bytes: Mapping[str, int], share: Budget | None, most_rows: int, frozen: FrozenSampler | None
+    ) -> None:
+        self.watch = setup.watch
+        self.batches = None if share is None else Batches(share)
+        self._g, self._setup, self._row_bytes, self._frozen = setup.graph, setup, dict(row_bytes), frozen
+        self._limit: Budget = self._g.budget if share is None else share
+        self._most_rows = most_rows
+        self._hand_over = HandOver(setup.device, self.watch, self.batches)
+        self.receive = self._hand_over.receive  # called in the loop's thread with every batch, before the loop has it
+        if setup.device.type == "cuda":
+            self._g.pool.page_lock(setup.device)
+        self._lock = threading.Lock()
+        self._n_rows = 0
+        self._hits = {Tier.HOST: 0, Tier.BASE: 0}
+        self._n_batches = 0
+        self._largest_rows = 0
+
+    def of(
+        self, run: EpochRun
+    ) -> tuple[Callable[[int], Item], Callable[[int, Item], Any], Callable[[int, Any], MiniBatch] | None]:
+        """Return an epoch's stages for a :class:`Pipeline`; the last is None where a batch is whole once it is assembled."""
+        if self._setup.device.type == "cpu" and not run.has_device_tier:
+            return partial(self._sample, run), partial(self._assemble_whole, run), None
+        return partial(self._sample, run), partial(self._assemble, run), self._hand_over
+
+    def counts(self) -> dict[str, Any]:
+        """Return ``batches``, ``rows``, what was read, and ``hits`` by tier, as of now."""
+        with self._lock:
+            return {
+                "batches": self._n_batches,
+                "rows": self._n_rows,
+                **self._setup.reads.total(),
+                "hits": {tier.name.lower(): n for tier, n in sorted(self._hits.items())},
+            }
+
+    def _sample(self, run: EpochRun, position: int) -> Item:
+        try:
+            prepared = run.batch(position)
+            n_bytes = sampled_bytes(prepared.sampled)
+            return Item(prepared, n_bytes, None if self.batches is None else self.batches.hold(n_bytes))
+        except BudgetError as error:
+            # How many rows it would have had is unknown: as many as the largest batch so far, or as there can be.
+            rows = self._largest_rows or self._most_rows
+            needed = None if error.needed is None else error.needed + rows * sum(self._row_bytes.values())
+            raise self._too_small(position, error, needed) from None
+
+    def _assemble(self, run: EpochRun, position: int, item: Item) -> Assembled:
+        sampled, plans = item.prepared.sampled, item.prepared.plans or {}
+        n_rows = len(sampled.input_ids)
+        sizes = {name: host_rows(n_rows, plans.get(name), self._setup.device) * width for name, width in self._row_bytes.items()}
+        n_bytes = sum(sizes.values())
+        budget = self._limit
+        features: dict[str, torch.Tensor] = {}
+        apart: dict[str, Apart] = {}
+        tally = Tally()
+        try:
+            if self.batches is not None and item.held is not None:
+                self.batches.resize(item.held, item.n_bytes + n_bytes)
+            budget = self._g.budget
+            self._gather_features(run, item, features, apart, tally)
+        except BudgetError as error:
+            done = sum(sizes[name] for name in features)
+            # Batches differ in size, and pooled buffers are rounded up by an eighth: a quarter more.
+            needed = budget.used - done + n_bytes + (n_bytes + item.n_bytes) // 4
+            raise self._too_small(position, error, max(needed, error.needed or 0)) from None
+        with self.watch.time("labels"):
+            y = None if self._setup.labels is None else self._g.node_data[self._setup.labels][sampled.seeds]
+        index = sampled.index if self._frozen is None else int(self._setup.batcher.epoch(sampled.epoch).seeds(sampled.index)[0])
+        batch = MiniBatch(sampled.seeds, sampled.input_ids, sampled.blocks, features, y, index, item.held)
+        with self._lock:
+            self._largest_rows = max(self._largest_rows, n_rows)
+            self._n_batches += 1
+            self._n_rows += n_rows * len(self._setup.features)
+            for tier, n in tally.rows.items():
+                self._hits[tier] = self._hits.get(tier, 0) + n
+        return Assembled(batch, apart, item.n_bytes + n_rows * sum(self._row_bytes.values()), item.held)
+
+    def _assemble_whole(self, run: EpochRun, position: int, item: Item) -> MiniBatch:
+        """Assemble a batch that needs no handing over."""
+        return self._assemble(run, position, item).batch
+
+    def _gather_features(
+        self, run: EpochRun, item: Item, features: dict[str, torch.Tensor], apart: dict[str, Apart], tally: Tally
+    ) -> None:
+        """Gather, and count seconds and reads, also where it fails: what was read was read."""
+        begin = time.perf_counter()
+        try:
+            for name in self._setup.features:
+                rows = run.gather(name, item.prepared, tally)
+                if isinstance(rows, Apart):
+                    apart[name], rows = rows, rows.others
+                features[name] = rows
+            run.passed(item.prepared.sampled.index)
+        finally:
+            self.watch.add("gather", time.perf_counter() - begin - tally.update_s)
+            if tally.update_s:
+                self.watch.add("update", tally.update_s)
+            self._setup.reads.add(tally.read)
+
+    def _too_small(self, position: int, error: BudgetError, needed: int | None) -> BudgetError:
+        reason = error.message.split("; at least")[0]  # that least is for one allocation, not for the batch
+        least = "" if needed is None else f"; at least {needed} bytes ({format_size(needed)}) would do"
+        return BudgetError(f"batch {position} does not fit while the loop holds the one before it: {reason}{least}", needed)

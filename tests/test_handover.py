@@ -1,0 +1,336 @@
+"""Handing over: beside the next batch's assembly, in memory that is counted, and never before a copy is complete.
+
+CUDA's own part runs where there is a device (tests/test_tiers.py); here stand-ins for its streams and its locks say what is asked
+of them, and when.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import featstore
+from featstore.config import Budget
+from featstore.gather.buffers import BufferPool
+from featstore.gather.device import Apart, DeviceTier
+from featstore.gather.plan import DeviceRows
+from featstore.graph.feature import FeatureStore
+from featstore.run.batch import MiniBatch
+from featstore.run.handover import Assembled, HandOver
+from featstore.run.prefetch import Stopwatch
+from featstore.sampling.batch import Block
+from tests.test_loader import graph, loader
+from tests.test_packed import copied, pack, run
+from tests.test_superbatch import dataset, ondemand, same
+
+__all__ = ["dataset", "ondemand", "pack"]  # fixtures
+
+TIERS: dict[str, Any] = {"feature_cache": 0.1, "device_cache": 0.05}
+
+
+class Order:
+    """Which gathers have begun, and what is put together only once the gather of the batch after has begun, or has ended."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, n_gathers: int, wait_for: str) -> None:
+        self.n_gathers, self.waited = n_gathers, 0
+        self.begun = self.ended = 0
+        self._changed = threading.Condition()
+        gather, together = FeatureStore.run_plan, Apart.together
+
+        def run_plan(*args: Any, **kwargs: Any) -> torch.Tensor:
+            with self._changed:
+                self.begun += 1
+                self._changed.notify_all()
+            rows = gather(*args, **kwargs)
+            with self._changed:
+                self.ended += 1
+                self._changed.notify_all()
+            return rows
+
+        put_together = [0]
+
+        def slow(apart: Apart) -> torch.Tensor:
+            # Two features a batch, so the next batch's gathers are the ones from here on.
+            put_together[0] += 1
+            after = min(self.n_gathers, 2 * ((put_together[0] + 1) // 2 + 1))
+            with self._changed:
+                assert self._changed.wait_for(lambda: getattr(self, wait_for) >= after, 30), "nothing runs beside handing over"
+            self.waited += 1
+            return together(apart)
+
+        monkeypatch.setattr(FeatureStore, "run_plan", run_plan)
+        monkeypatch.setattr(Apart, "together", slow)
+
+
+@pytest.mark.parametrize("wait_for", ["begun", "ended"])
+@pytest.mark.parametrize("policy", ["frequency", "belady"])
+def test_assembly_goes_on_beside_handing_over(
+    dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any], policy: str, wait_for: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each batch is put together after the next one's gather, and with Belady its changes of the host's cache, and is as ever."""
+    mine = copied(pack, tmp_path)
+    options = {**TIERS, "policy": policy, **({"superbatch": 7} if policy == "belady" else {})}
+    run(dataset, mine, epochs=0, **options)
+    order = Order(monkeypatch, 50, wait_for)
+    found, stats = run(dataset, mine, epochs=1, prefetch=2, **options)
+    assert order.waited == 50
+    assert same(found[0], ondemand[:25])
+    assert {"load", "read", "gather", "transfer"} <= stats["seconds"].keys()
+    assert sum(stats["hits"].values()) == stats["rows"]
+
+
+def test_what_waits_to_be_handed_over_is_counted(
+    dataset: Path, pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the tier in host memory, a batch holds its assembled rows and the memory it is put together in, then only this."""
+    mine = copied(pack, tmp_path)
+    run(dataset, mine, epochs=0, policy="frequency", **TIERS)
+    go = threading.Event()
+    together = Apart.together
+    monkeypatch.setattr(Apart, "together", lambda apart: together(apart) if go.wait(30) else None)
+    with featstore.open(dataset, memory="64MB") as g:
+        loader = featstore.Loader(
+            g, strategy="packed", pack=mine, policy="frequency", memory="16MB", features=["x", "z"], **TIERS
+        )
+        with loader, featstore.Pack(mine) as opened:
+            top = np.argsort(-opened.counts(), kind="stable")[: round(0.05 * g.num_nodes)]
+            resting = loader._share.used
+            iterator = iter(loader)
+            run_ = iterator._pipeline
+            deadline = threading.Event()
+            while not (len(run_._assembled) == 1 and run_._finishing == 2 and len(run_._ready) == 2):
+                assert not deadline.wait(0.001)
+            order = loader._batcher.epoch(0)
+            first = [int(order.seeds(k)[0]) for k in range(4)]
+
+            def sample_bytes(batch: int) -> int:
+                sampled = opened.batch(batch, g.pool)
+                return sum(t.nbytes for t in [sampled.input_ids, *(t for b in sampled.blocks for t in (b.src, b.dst))])
+
+            samples = sum(sample_bytes(batch) for batch in first)
+            width = 33 * 4 + 7
+            waiting = sum(width * (2 * len(ids) - int(np.isin(ids, top).sum())) for ids in map(opened.ids, first[:2]))
+            assert loader._share.used == resting + samples + waiting
+            go.set()
+            batch = next(iterator)
+            iterator.close()
+            loader._stages.batches._release_dead()  # deaths are noted, and counted when memory is asked for
+            assert loader._share.used == resting + sample_bytes(first[0]) + width * len(batch.input_ids)
+            del batch
+
+
+def test_short_memory_between_features_loses_no_counts(
+    dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = copied(pack, tmp_path)
+    want = run(dataset, mine, epochs=1, policy="frequency", **TIERS)[1]
+    gather, calls = FeatureStore.run_plan, [0]
+
+    def short(store: FeatureStore, *args: Any, **kwargs: Any) -> torch.Tensor:
+        calls[0] += store.name == "z"
+        if store.name == "z" and calls[0] == 5:
+            raise featstore.BudgetError("no room", 1)
+        return gather(store, *args, **kwargs)
+
+    monkeypatch.setattr(FeatureStore, "run_plan", short)
+    found, stats = run(dataset, mine, epochs=1, policy="frequency", **TIERS)
+    assert calls[0] == 26
+    assert same(found[0], ondemand[:25])
+    assert (stats["hits"], stats["rows_loaded"]) == (want["hits"], want["rows_loaded"])
+
+
+# -- a device with streams
+
+
+class Stream:
+    """Says what was asked of it, and whether the host's memory was still there when its copies were complete."""
+
+    def __init__(self, log: list[str], pool: BufferPool) -> None:
+        self._log, self._pool = log, pool
+
+    def synchronize(self) -> None:
+        self._log.append("complete" if self._pool._returned.empty() else "too late")
+
+
+@contextlib.contextmanager
+def inside(log: list[str], stream: object) -> Iterator[None]:
+    log.append("begin")
+    try:
+        yield
+    finally:
+        log.append("end")
+
+
+def assembled(pool: BufferPool, n: int = 40_000) -> Assembled:
+    """A batch of pooled memory, one feature of which is apart."""
+
+    def made(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        return pool.tensor(shape, dtype).zero_()
+
+    ids = made(n)
+    block = Block(made(n), made(n), n, n // 2)
+    tier = DeviceTier(8, (3,), torch.float32, torch.device("meta"), pool, pool.budget)
+    part = DeviceRows(np.arange(8, dtype=np.int32), np.arange(8), np.arange(8, n))
+    others = made(n - 8, 3, dtype=torch.float32)
+    features = {"x": made(n, 3, dtype=torch.float32), "z": others, "w": made(n, 1)}
+    batch = MiniBatch(ids[: n // 2], ids, (block,), features, made(n // 2), 0)
+    return Assembled(batch, {"z": Apart(tier, part, others, tier.memory_for(part))}, batch.nbytes, None)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_host_memory_goes_back_once_the_copy_is_complete(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, log = BufferPool(Budget(10**8)), []
+    hand_over = HandOver(torch.device("meta"), Stopwatch())
+    hand_over._stream = Stream(log, pool)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: inside(log, stream))
+    batch = assembled(pool)
+    if fails:
+        monkeypatch.setattr(Apart, "together", lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            hand_over(0, batch)
+        gc.collect()
+    else:
+        there = hand_over(0, batch)
+        assert {t.device.type for t in there._tensors()} == {"meta"}
+        assert list(there.features) == ["x", "z", "w"]
+        assert [tuple(rows.shape) for rows in there.features.values()] == [(40_000, 3), (40_000, 3), (40_000, 1)]
+    assert log == ["begin", "end", "complete"]
+    assert pool._returned.empty()  # all of it is held until the assembled batch dies
+    del batch
+    gc.collect()
+    assert pool._returned.qsize() == 7
+
+
+def test_the_loops_stream_keeps_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory of a batch is another stream's: each tensor is recorded with the one that is current where the loop takes it."""
+    pool, recorded = BufferPool(Budget(10**8)), []
+    hand_over = HandOver(torch.device("cpu"), Stopwatch())
+    batch = assembled(pool).batch
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: recorded.append((tensor.data_ptr(), stream)))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"the loop's on {device}")
+    hand_over.receive(batch)
+    assert recorded == []  # nothing was copied in a stream
+    hand_over._stream = Stream([], pool)
+    hand_over.receive(batch)
+    tensors = [batch.input_ids, *batch.features.values(), batch.y, batch.blocks[0].src, batch.blocks[0].dst]
+    assert recorded == [(tensor.data_ptr(), "the loop's on cpu") for tensor in tensors]
+
+
+def test_the_loader_takes_every_batch_over(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[tuple[int, str]] = []
+    monkeypatch.setattr(HandOver, "receive", lambda _, batch: taken.append((batch.index, threading.current_thread().name)))
+    with featstore.open(dataset, memory="64MB") as g:
+        sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
+        for prefetch in (0, 2):
+            taken.clear()
+            n = sum(1 for _ in featstore.Loader(g, sampler, g.node_data["train_idx"], 100, device="meta", prefetch=prefetch))
+            assert taken == [(index, threading.current_thread().name) for index in range(n)]
+
+
+# -- page-locked memory
+
+
+class Runtime:
+    """CUDA's runtime: which memory is locked."""
+
+    def __init__(self) -> None:
+        self.locked: dict[int, int] = {}
+        self.answer = 0
+
+    def cudaHostRegister(self, address: int, n_bytes: int, flags: int) -> int:
+        if self.answer == 0:
+            assert address % 4096 == 0
+            assert address not in self.locked
+            assert flags == 1
+            self.locked[address] = n_bytes
+        return self.answer
+
+    def cudaHostUnregister(self, address: int) -> int:
+        del self.locked[address]
+        return 0
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
+    made = Runtime()
+
+    def check(code: int) -> None:
+        if code:
+            raise RuntimeError(f"cuda error {code}")
+
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: made)
+    monkeypatch.setattr(torch.cuda, "check_error", check)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    return made
+
+
+def test_pooled_memory_is_locked_once_a_block(runtime: Runtime) -> None:
+    budget = Budget(10**8)
+    pool = BufferPool(budget)
+    before = pool.tensor(1 << 20, torch.uint8)
+    del before
+    assert pool.tensor(1 << 20, torch.uint8).data_ptr() not in runtime.locked
+    pool.page_lock(torch.device("cuda", 1))
+    assert budget.used == 0  # what was idle is not locked, and goes
+    first = pool.tensor(1 << 20, torch.uint8)
+    second = pool.tensor(5 << 20, torch.uint8)
+    assert [runtime.locked[tensor.data_ptr()] >= tensor.nbytes for tensor in (first, second)] == [True, True]
+    assert sum(runtime.locked.values()) == budget.used
+    address = first.data_ptr()
+    del first
+    assert pool.tensor(1 << 20, torch.uint8).data_ptr() == address  # pooled, and locked already
+    pool.page_lock(torch.device("cuda", 1))
+    assert len(runtime.locked) == 2
+    pool.trim()
+    assert list(runtime.locked) == [second.data_ptr()]
+    pool.close()
+    assert list(runtime.locked) == [second.data_ptr()]  # it follows its tensor
+    del second
+    assert runtime.locked == {}
+    assert budget.used == 0
+
+
+def test_memory_that_cannot_be_locked_is_an_error_and_not_held(runtime: Runtime) -> None:
+    budget = Budget(10**8)
+    pool = BufferPool(budget)
+    pool.page_lock(torch.device("cuda"))
+    runtime.answer = 2
+    with pytest.raises(RuntimeError, match="cuda error 2"):
+        pool.tensor(1 << 20, torch.uint8)
+    assert budget.used == 0
+    runtime.answer = 0
+    assert pool.tensor(1 << 20, torch.uint8).data_ptr() in runtime.locked
+
+
+def test_a_child_after_fork_leaves_the_parents_locks(runtime: Runtime) -> None:
+    pool = BufferPool(Budget(10**8))
+    pool.page_lock(torch.device("cuda"))
+    tensor = pool.tensor(1 << 20, torch.uint8)
+    pid = os.fork()
+    if pid == 0:
+        del tensor
+        pool.trim()
+        gc.collect()
+        os._exit(0 if len(runtime.locked) == 1 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert tensor.data_ptr() in runtime.locked
+
+
+def test_a_loader_for_cuda_locks_its_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: SimpleNamespace(device=device))
+    g = graph()
+    g.pool.page_lock = asked.append
+    for device in ("cpu", "meta", "cuda:1"):
+        loader(g, device=device).close()
+    assert asked == [torch.device("cuda", 1)]
