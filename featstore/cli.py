@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _one_line(error: BaseException) -> str:
-    if isinstance(error, FileNotFoundError) and error.filename is not None:
+    if isinstance(error, FileNotFoundError) and error.filename is not None and error.strerror == os.strerror(errno.ENOENT):
         return f"{os.fsdecode(error.filename)}: no such file or directory"
     if isinstance(error, OSError) and error.errno is not None and error.filename is not None:
         return f"{os.fsdecode(error.filename)}: {error.strerror}"
@@ -101,10 +101,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"featstore {_release()}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
-    def command(name: str, run: Any, text: str) -> argparse.ArgumentParser:
+    def command(name: str, run: Any, text: str, path: str = "directory of the dataset") -> argparse.ArgumentParser:
         made = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False)
         made.set_defaults(run=run)
-        made.add_argument("path", metavar="DATASET", help="directory of the dataset")
+        made.add_argument("path", metavar="DATASET", help=path)
         made.add_argument("--json", action="store_true", help="print the result as one JSON object")
         return made
 
@@ -163,7 +163,8 @@ def _parser() -> argparse.ArgumentParser:
     add_sampling(pack, max_batches=False)
     add_packing(pack)
 
-    add_training(command("train", _train, "train a GraphSAGE on a dataset within a memory budget"))
+    where = "directory of the dataset, or of a pack in its place"
+    add_training(command("train", _train, "train a GraphSAGE on a dataset within a memory budget", where))
 
     bench = command("bench", _bench, "measure the device under a dataset, and gathers from it")
     add_opening(bench)

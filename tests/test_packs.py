@@ -49,7 +49,7 @@ def test_pack_then_train(data: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     pack = tmp_path / "pack"
     made = run(capsys, "pack", data, pack, *FANOUTS, "--batch-size", 100, "--epochs", 2, "--feature-cache", "0.2")
     assert (made["epochs"], made["batches"]) == (2, 7)
-    assert made["layouts"] == [{"features": ["x"], "policy": "belady", "capacity": 400, "new": True}]
+    assert made["layouts"] == [{"features": ["x"], "policy": "belady", "capacity": 400, "device_rows": 0, "new": True}]
     assert made["disk_bytes"] == sum(path.stat().st_size for path in pack.rglob("*") if path.is_file())
     more = run(capsys, "pack", data, pack, "--add-layout", "--policy", "frequency", "--feature-cache", "50KB")
     assert {(each["policy"], each["new"]) for each in more["layouts"]} == {("belady", False), ("frequency", True)}
@@ -133,6 +133,117 @@ def test_a_device_cache_in_training(data: Path, tmp_path: Path, capsys: pytest.C
     with pytest.raises(SystemExit):
         main(["train", str(data), "--device", "abacus"])
     assert "no device 'abacus'" in capsys.readouterr().err
+
+
+def test_packing_for_a_device(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The layout is the one that training asks for; this machine needs neither the device nor memory for its rows."""
+    pack = tmp_path / "pack"
+    tier = ["--device-cache", "0.05", "--feature-cache", "0.1"]
+    made = run(capsys, "pack", data, pack, *FANOUTS, "--batch-size", 100, *tier)
+    assert made["layouts"] == [{"features": ["x"], "policy": "belady", "capacity": 200, "device_rows": 100, "new": True}]
+    train = ["train", data, "--hidden", 8, "--epochs", 1, "--strategy", "packed", "--pack", pack]
+    plain = run(capsys, *train)  # the one layout that is there
+    assert plain["stats"]["hits"]["device"] > 0
+    assert run(capsys, *train, *tier)["losses"] == plain["losses"]
+    assert len(list(pack.glob("layout-*"))) == 1
+    again = run(capsys, "pack", data, pack, "--add-layout", "--feature-cache", "0.1", "--device-cache", 100 * 24 * 4)
+    assert [each["new"] for each in again["layouts"]] == [False]  # the same rows as bytes
+    assert main(["pack", str(data), str(pack), "--add-layout", "--feature-cache", "0.1", "--device-cache", "1.0"]) == 0
+    assert "200 rows in memory, 2,000 on the device, made now" in capsys.readouterr().out
+    missing = fails(capsys, *train, "--device-cache", "0.2")
+    assert "no such layout" in missing
+    assert "--add-layout --policy belady --device-cache 0.2" in missing
+    before = sum_of(pack)
+    for wrong, text in (("1.5", "must lie in (0, 1]"), (10, "one row takes 96 bytes, not 10")):
+        assert text in fails(capsys, "pack", data, pack, "--add-layout", "--device-cache", wrong)
+    assert sum_of(pack) == before
+
+
+def test_a_tier_beyond_this_machines_memory_is_packed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    n = 20_000
+    x = np.random.default_rng(0).standard_normal((n, 256)).astype(np.float32)
+    node_data = {"y": np.arange(n) % 3, "train_idx": np.arange(n)}
+    indices = np.random.default_rng(1).integers(0, n, 4 * n)
+    featstore.OutOfCoreGraph.create(
+        tmp_path / "g", np.arange(0, 4 * n + 1, 4), indices, features={"x": x}, node_data=node_data, progress=False
+    ).close()
+    sampling = [*FANOUTS, "--batch-size", 500, "--memory", "12MB", "--feature-cache", 0]
+    run(capsys, "pack", tmp_path / "g", tmp_path / "p", *sampling, "--device-cache", "1.0")
+    train = ["train", tmp_path / "p", "--hidden", 8, "--epochs", 1]
+    assert "device cache" in fails(capsys, *train, "--memory", "12MB")
+    assert (
+        run(capsys, *train, "--memory", "64MB")["stats"]["hits"]["device"]
+        == run(capsys, *train, "--memory", "64MB")["stats"]["rows"]
+    )
+
+
+def test_training_on_a_copy_without_its_dataset(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The losses of training beside the dataset, bit for bit; what only the dataset has is asked for by name."""
+    pack, there = tmp_path / "pack", tmp_path / "there"
+    sampling = [*FANOUTS, "--batch-size", 100]
+    assert main([str(each) for each in ("pack", data, pack, *sampling, "--epochs", 2, "--feature-cache", "0.2")]) == 0
+    assert "featstore train COPY" in capsys.readouterr().out
+    run(capsys, "pack", data, pack, "--add-layout", "--policy", "frequency", "--feature-cache", "0.1", "--device-cache", "0.05")
+    training = ["--hidden", 8, "--epochs", 3]
+    want = run(capsys, "train", data, "--strategy", "packed", "--pack", pack, *training)
+    shutil.copytree(pack, there)
+    shutil.rmtree(pack)
+    data.rename(tmp_path / "elsewhere")
+    train = ["train", there, *training]
+    found = run(capsys, *train)
+    assert found["losses"] == want["losses"]
+    assert [each["loss"] for each in found["epochs"]] == [each["loss"] for each in want["epochs"]]
+    assert {each["val_accuracy"] for each in found["epochs"]} == {None}
+    assert want["epochs"][0]["val_accuracy"] is not None
+    assert found["stats"]["hits"] == want["stats"]["hits"]
+    given = run(capsys, *train, "--strategy", "packed", *sampling, "--feature-cache", "0.2", "--memory", "32MB")
+    assert given["losses"] == want["losses"]
+    assert run(capsys, *train, "--policy", "frequency")["stats"]["hits"]["device"] > 0
+    assert main([str(each) for each in train]) == 0
+    assert "epoch 2: loss" in capsys.readouterr().out
+    for wrong, text in (
+        (["--strategy", "ondemand"], "--strategy ondemand needs a dataset"),
+        (["--strategy", "auto"], "--strategy auto needs a dataset"),
+        (["--pack", there], "is itself a pack"),
+        (["--neighbor-cache", "0.1"], "from which nothing is sampled"),
+        (["--fanouts", "4,4"], "were made with 4,3"),
+        (["--batch-size", 10], "were made with 100"),
+        (["--run-dir", tmp_path / "r"], "--run-dir goes with"),
+        (["--no-overlap"], "--no-overlap goes with"),
+        (["--labels", "z"], "labels: the pack has no 'z'; it has ['y']. Where its dataset is: featstore pack DATASET"),
+        (
+            ["--feature", "z"],
+            "no such layout: --feature-cache SIZE says which to take",
+        ),
+        (["--policy", "degree"], "featstore pack DATASET"),
+        (["--feature-cache", "0.3"], f"{there}: these rows are not in the pack"),
+        (["--policy", "frequency", "--feature-cache", "0.3"], f"{there}: these rows are not in the pack"),
+        (["--policy", "degree", "--feature-cache", "0.3"], f"{there}: degrees are not in the pack"),
+    ):
+        assert text in fails(capsys, *train, *wrong), wrong
+    before = sorted(path.relative_to(there) for path in there.rglob("*"))
+    assert not [path for path in before if "partial" in str(path)]
+    for path in there.glob("data-*"):
+        path.unlink()
+    error = fails(capsys, *train)
+    assert "labels: the pack has no 'y'; it has []" in error
+    assert "--add-layout --labels y" in error
+    (tmp_path / "elsewhere").rename(data)
+    run(capsys, "pack", data, there, "--add-layout", "--labels", "y", "--feature-cache", "0.2")
+    assert run(capsys, *train)["losses"] == want["losses"]
+    assert "no such file" in fails(capsys, "train", tmp_path / "nowhere", *training)
+
+
+def test_a_copy_of_samples_without_fanouts_trains(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A model needs as many layers as the samples have hops, which the pack knows whoever sampled."""
+    with featstore.open(data, memory="64MB") as g:
+        sampler = featstore.NeighborSampler(g, [3, 2, 2], seed=1)
+        batches = [sampler.sample(seeds) for seeds in g.node_data["train_idx"][:300].split(100)]
+        with featstore.sample_offline(g, batches, path=tmp_path / "p") as pack:
+            featstore.Loader(g, strategy="packed", pack=pack, feature_cache=0.1).close()
+    train = ["train", tmp_path / "p", "--hidden", 8, "--epochs", 1]
+    assert len(run(capsys, *train)["losses"]) == 3
+    assert "has samples of 3 hops, --fanouts has 2" in fails(capsys, *train, "--fanouts", "3,2")
 
 
 def sum_of(folder: Path) -> int:

@@ -36,7 +36,8 @@ class _Absent:
         self.stats = ReadStats()
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
-        raise FileNotFoundError(errno.ENOENT, "these rows are not in the pack, and the dataset is not open", self.path)
+        reason = "these rows are not in the pack: to read them, or to make another layout, the dataset must be open"
+        raise FileNotFoundError(errno.ENOENT, reason, self.path)
 
     read = gather = duplicate = _refuse
     layout = property(_refuse)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from contextlib import ExitStack
-from typing import Any
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any, cast
 
 import torch
 from tqdm import tqdm
@@ -15,7 +15,8 @@ from featstore.cache.base import StaticPolicy, available_policies, get_policy
 from featstore.config import parse_disk, parse_size
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.plan.offline import Pack
-from featstore.run.packs import check_given, check_layout, open_pack
+from featstore.plan.packgraph import PackedGraph
+from featstore.run.packs import check_given, check_layout, is_pack, open_pack
 from featstore.run.precache import device_rows
 from featstore.run.strategies import STRATEGIES
 from featstore.run.train import Epoch, TrainResult, describe_epoch, train
@@ -149,6 +150,12 @@ def add_packing(parser: argparse.ArgumentParser) -> None:
         help="rows in memory: bytes, or a share (default: 0.1)",
     )
     parser.add_argument(
+        "--device-cache",
+        type=_share_or_size,
+        metavar="SIZE",
+        help="hottest rows, which will stay on the training device: bytes, or a share (default: none)",
+    )
+    parser.add_argument(
         "--superbatch", type=_positive_or_auto, default="auto", metavar="N", help="batches that belady plans at once"
     )
     parser.add_argument("--disk", type=disk_size, metavar="SIZE", help="most bytes of the pack, or times the features (1.5x)")
@@ -167,7 +174,13 @@ def add_training(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--epochs", type=positive, default=2, help="(default: 2)")
     parser.add_argument("--lr", type=float, default=0.003, help="learning rate of Adam (default: 0.003)")
     parser.add_argument("--dropout", type=float, default=0.5, help="(default: 0.5)")
-    parser.add_argument("--strategy", choices=[*STRATEGIES, "auto"], default="ondemand", help="(default: ondemand)")
+    parser.add_argument(
+        "--strategy",
+        action=_Given,
+        choices=[*STRATEGIES, "auto"],
+        default="ondemand",
+        help="(default: ondemand; packed on a pack)",
+    )
     parser.add_argument("--policy", help=f"policy of the feature cache, none or one of {', '.join(available_policies())}")
     parser.add_argument(
         "--feature-cache", type=_share_size_or_auto, metavar="SIZE", help="bytes, a share of the rows (0.1), or auto"
@@ -200,9 +213,11 @@ def add_training(parser: argparse.ArgumentParser) -> None:
 
 def open_graph(path: str | os.PathLike[str], options: argparse.Namespace) -> OutOfCoreGraph:
     """Open a dataset as :func:`add_opening`'s options say."""
-    return OutOfCoreGraph.open(
-        path, memory=options.memory, backend=options.backend, verify=options.verify, threads=options.threads
-    )
+    return OutOfCoreGraph.open(path, **_opening(options))
+
+
+def _opening(options: argparse.Namespace) -> dict[str, Any]:
+    return {name: getattr(options, name) for name in ("memory", "backend", "verify", "threads")}
 
 
 def make_sampler(graph: OutOfCoreGraph, options: argparse.Namespace) -> NeighborSampler:
@@ -254,19 +269,39 @@ def _loader_options(options: argparse.Namespace) -> dict[str, Any]:
     return {"policy": policy, **{name: getattr(options, name) for name in names}}
 
 
+def _in_place_of_its_dataset(path: str | os.PathLike[str], options: argparse.Namespace) -> None:
+    """Have the pack ``path`` trained on; ValueError where an option needs its dataset."""
+    name = os.fspath(path)
+    if options.pack is not None:
+        raise ValueError(f"--pack goes with a dataset: {name} is itself a pack; leave one out")
+    if "strategy" in getattr(options, "given", ()) and options.strategy != "packed":
+        raise ValueError(f"--strategy {options.strategy} needs a dataset: {name} is a pack, which runs its own batches")
+    if options.neighbor_cache is not None:
+        raise ValueError(f"--neighbor-cache goes with a dataset: {name} is a pack, from which nothing is sampled")
+    options.pack, options.strategy = name, "packed"
+
+
 def train_as_asked(path: str | os.PathLike[str], options: argparse.Namespace, *, quiet: bool = False) -> TrainResult:
-    """Open a dataset and train on it as :func:`add_training`'s options say, with a line an epoch unless ``quiet``.
+    """Open a dataset, or a pack in its place, and train on it as :func:`add_training`'s options say.
+
+    Prints a line an epoch unless ``quiet``.
 
     Notes
     -----
-    Makes torch use deterministic algorithms, so that losses are the same, bit for bit, whatever the cache and the strategy.
+    Makes torch use deterministic algorithms, so that losses are the same, bit for bit, whatever the cache and the strategy, and
+    with the dataset of a pack or without.
     """
+    is_alone = is_pack(path)
+    if is_alone:
+        _in_place_of_its_dataset(path, options)
     loader_options = _loader_options(options)
     with ExitStack() as stack:
-        graph = stack.enter_context(open_graph(path, options))
+        graph: OutOfCoreGraph | PackedGraph
+        graph = PackedGraph(path, **_opening(options)) if is_alone else open_graph(path, options)
+        stack.enter_context(cast(AbstractContextManager[Any], graph))
         if options.pack is not None:
             loader_options["pack"] = _checked_pack(stack, graph, options)
-        sampler = make_sampler(graph, options)
+        sampler = None if isinstance(graph, PackedGraph) else make_sampler(graph, options)
         if options.device.startswith("cuda"):
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it deterministic products are refused there
         torch.use_deterministic_algorithms(True)
@@ -289,13 +324,17 @@ def train_as_asked(path: str | os.PathLike[str], options: argparse.Namespace, *,
         )
 
 
-def _checked_pack(stack: ExitStack, graph: OutOfCoreGraph, options: argparse.Namespace) -> Pack:
+def _checked_pack(stack: ExitStack, graph: OutOfCoreGraph | PackedGraph, options: argparse.Namespace) -> Pack:
     """Open ``--pack``, make sure, before training, that it is one of this dataset and model, and evaluate as it was sampled."""
-    pack = stack.enter_context(open_pack(options.pack, graph.path))
-    pack.check(graph)
+    dataset = "DATASET" if isinstance(graph, PackedGraph) else graph.path
+    pack = stack.enter_context(open_pack(options.pack, dataset))
+    if isinstance(graph, OutOfCoreGraph):
+        pack.check(graph)
     check_given(pack, options, ["fanouts", "batch_size"])
     options.fanouts = pack.record["fanouts"] or options.fanouts
     options.batch_size = pack.record["batch_size"] or options.batch_size
+    if isinstance(graph, PackedGraph) and "fanouts" not in getattr(options, "given", ()):
+        options.fanouts = options.fanouts[:1] * pack.n_hops  # how many they are is all that a model wants to know
     if len(pack) and pack.n_hops != len(options.fanouts):
         raise ValueError(
             f"{options.pack} has samples of {pack.n_hops} hops, --fanouts has {len(options.fanouts)}: give {pack.n_hops} numbers"
@@ -305,7 +344,7 @@ def _checked_pack(stack: ExitStack, graph: OutOfCoreGraph, options: argparse.Nam
         n_device = None
         if wanted is not None and store is not None:
             n_device = device_rows(wanted, graph.num_nodes, {options.feature: store.nbytes // max(1, len(store))})
-        check_layout(pack, [options.feature], options.policy or "belady", graph.path, n_device)
+        check_layout(pack, [options.feature], options.policy or "belady", dataset, n_device, wanted)
     return pack
 
 

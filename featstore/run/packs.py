@@ -12,16 +12,22 @@ from typing import Any
 from featstore.config import format_size, parse_disk
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.plan.layout import find_layouts, unfinished_bytes
-from featstore.plan.offline import Pack, sample_offline
+from featstore.plan.nodedata import carried
+from featstore.plan.offline import RECORD, Pack, sample_offline
 from featstore.run.loader import Loader
 from featstore.run.recording import seeds_of
 from featstore.sampling.batch import Sampler
 
-__all__ = ["check_given", "check_layout", "describe_pack", "open_pack", "pack_dataset"]
+__all__ = ["check_given", "check_layout", "describe_pack", "is_pack", "open_pack", "pack_dataset"]
 
 
 def _size_of(pack: str) -> int:
     return sum(os.path.getsize(os.path.join(folder, name)) for folder, _, names in os.walk(pack) for name in names)
+
+
+def is_pack(path: str | os.PathLike[str]) -> bool:
+    """Whether a directory holds a pack; a dataset is none."""
+    return os.path.lexists(os.path.join(os.fspath(path), RECORD))
 
 
 def open_pack(path: str | os.PathLike[str], dataset: str) -> Pack:
@@ -53,10 +59,17 @@ def _shown(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def check_layout(pack: Pack, features: Sequence[str], policy: str, dataset: str, n_device: int | None = None) -> None:
+def check_layout(
+    pack: Pack,
+    features: Sequence[str],
+    policy: str,
+    dataset: str,
+    n_device: int | None = None,
+    device_cache: int | float | None = None,
+) -> None:
     """Raise ValueError, which says what to do, unless the pack has exactly one layout of these features and this policy.
 
-    With ``n_device``: one that has so many rows on the device.
+    With ``n_device``: one that has so many rows on the device, as ``device_cache`` asks for.
     """
     found = [
         each
@@ -73,6 +86,7 @@ def check_layout(pack: Pack, features: Sequence[str], policy: str, dataset: str,
     raise ValueError(
         f"{pack.path} has {there}: --feature-cache SIZE says which to take or to make, or make one with: "
         f"featstore pack {dataset} {pack.path} --add-layout --policy {policy}"
+        f"{'' if device_cache is None else f' --device-cache {device_cache}'}"
     )
 
 
@@ -134,6 +148,8 @@ def pack_dataset(
         given: dict[str, Any] = {"features": [options.feature], "labels": labels, "feature_cache": options.feature_cache}
         left = None if disk is None else disk - n_bytes
         given |= {"policy": options.policy, "superbatch": options.superbatch, "disk": left}
+        # The device need not be here, nor have its rows in the memory of this machine: on "meta" a tier is shapes without rows.
+        given |= {"device_cache": options.device_cache, "device": "meta"}
         try:
             Loader(g, strategy="packed", pack=pack, **given).close()
         except OSError as error:
@@ -149,9 +165,16 @@ def pack_dataset(
             "batches": pack.n_batches,
             "rows": int(pack.lengths.sum()),
             "layouts": [
-                {"features": list(each.features), "policy": each.policy, "capacity": each.capacity, "new": each in made}
+                {
+                    "features": list(each.features),
+                    "policy": each.policy,
+                    "capacity": each.capacity,
+                    "device_rows": each.device_rows,
+                    "new": each in made,
+                }
                 for each in find_layouts(pack)
             ],
+            "node_data": sorted(carried(pack)),
             "disk_bytes": _size_of(target),
             "unfinished_bytes": unfinished_bytes(pack),
             "sample_s": round(sampled_s, 3),
@@ -167,10 +190,13 @@ def describe_pack(result: dict[str, Any], dataset: str) -> str:
     ]
     for each in result["layouts"]:
         what = "made now" if each["new"] else "was there"
-        lines.append(f"  layout of {', '.join(each['features'])}: {each['policy']}, {each['capacity']:,} rows in memory, {what}")
+        rows = f"{each['capacity']:,} rows in memory" + f", {each['device_rows']:,} on the device" * bool(each["device_rows"])
+        lines.append(f"  layout of {', '.join(each['features'])}: {each['policy']}, {rows}, {what}")
     if result["unfinished_bytes"]:
         left = format_size(result["unfinished_bytes"])
         lines.append(f"  interrupted layouts hold {left}: ask for them again with --add-layout, or remove layout-*.partial")
     lines.append(f"sampled in {result['sample_s']:.1f} s, packed in {result['pack_s']:.1f} s")
     lines.append(f"train on it: featstore train {dataset} --strategy packed --pack {result['path']}")
+    if result["node_data"]:
+        lines.append("on a copy of it, where the dataset is not: featstore train COPY")
     return "\n".join(lines)

@@ -12,6 +12,7 @@ import torch
 from tqdm import tqdm
 
 from featstore.config import format_size
+from featstore.plan.packgraph import PackedGraph
 from featstore.run.batch import MiniBatch
 from featstore.run.loader import Loader
 from featstore.run.sage import GraphSAGE
@@ -86,8 +87,8 @@ def evaluate(model: torch.nn.Module, loader: Loader, progress: bool = False) -> 
 
 
 def train(
-    g: OutOfCoreGraph,
-    sampler: Sampler,
+    g: OutOfCoreGraph | PackedGraph,
+    sampler: Sampler | None,
     n_layers: int,
     *,
     feature: str = "x",
@@ -110,10 +111,12 @@ def train(
 
     Parameters
     ----------
-    g : OutOfCoreGraph
+    g : OutOfCoreGraph or PackedGraph
         With features (float, one row of numbers a node), integer labels (negative: none), and node data ``train_idx`` or
-        ``train_mask``; likewise ``val`` and ``test``, which may be missing.
-    sampler : Sampler
+        ``train_mask``; likewise ``val`` and ``test``, which may be missing. A pack in place of its dataset trains in its own
+        batches, with the labels that it carries; accuracy is not measured, for which nodes would have to be sampled.
+    sampler : Sampler or None
+        None with a PackedGraph.
     n_layers : int
         Hops of the sampler.
     feature, labels : str
@@ -152,14 +155,17 @@ def train(
     threads.
     """
     show = sys.stderr.isatty() if progress is None else progress
+    is_pack = isinstance(g, PackedGraph)
     for what, name, there in (("feature", feature, g.features), ("labels", labels, g.node_data)):
         if name not in there:
-            raise ValueError(f"{what}: the dataset has no {name!r}; it has {sorted(there)}")
+            text = f"{what}: the {'pack' if is_pack else 'dataset'} has no {name!r}; it has {sorted(there)}"
+            more = f". Where its dataset is: featstore pack DATASET {g.path} --add-layout --{what} {name}" if is_pack else ""
+            raise ValueError(text + more)
     store = g.features[feature]
     if store.ndim != 2:
         raise ValueError(f"feature {feature!r} has shape {tuple(store.shape)}; GraphSAGE wants one row of numbers a node")
-    seeds = {split: split_seeds(g, split, labels) for split in SPLITS}
-    if seeds["train"] is None or not len(seeds["train"]):
+    seeds = {} if isinstance(g, PackedGraph) else {split: split_seeds(g, split, labels) for split in SPLITS}
+    if not is_pack and (seeds["train"] is None or not len(seeds["train"])):
         raise ValueError(
             f"the dataset has no training seeds: node data 'train_idx' or 'train_mask' is needed; it has {sorted(g.node_data)}"
         )
@@ -186,7 +192,7 @@ def train(
             done = Epoch(epoch, loss, None, None, time.perf_counter() - begin)
             begin = time.perf_counter()
             for split in held_out:
-                ids = seeds[split]
+                ids = seeds.get(split)
                 if ids is not None and len(ids):
                     with Loader(g, sampler, ids, shuffle=False, **common, **kept) as held_out_loader:
                         setattr(done, f"{split}_accuracy", evaluate(model, held_out_loader, show))
