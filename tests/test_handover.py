@@ -328,9 +328,9 @@ def test_a_child_after_fork_leaves_the_parents_locks(runtime: Runtime) -> None:
 
 def test_a_loader_for_cuda_locks_its_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[torch.device] = []
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: SimpleNamespace(device=device))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: SimpleNamespace(device=torch.device("cuda", device.index or 3)))
     g = graph()
     g.pool.page_lock = asked.append
-    for device in ("cpu", "meta", "cuda:1"):
+    for device in ("cpu", "meta", "cuda:1", "cuda"):  # the last is the one that is current when the loader is made
         loader(g, device=device).close()
-    assert asked == [torch.device("cuda", 1)]
+    assert asked == [torch.device("cuda", 1), torch.device("cuda", 3)]

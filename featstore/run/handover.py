@@ -47,7 +47,7 @@ def host_rows(n_rows: int, plan: BatchPlan | None, device: torch.device) -> int:
 
 
 class HandOver:
-    """Deliver assembled batches on a device. One thread at a time calls an object; see :meth:`receive` for the loop's part.
+    """Deliver assembled batches on a device. Thread-safe; :meth:`receive` is the loop's part.
 
     Parameters
     ----------
@@ -56,6 +56,11 @@ class HandOver:
         Gets ``transfer``.
     batches : Batches, optional
         The loader's memory.
+
+    Attributes
+    ----------
+    device : torch.device
+        With its number, where CUDA has several.
 
     Notes
     -----
@@ -68,7 +73,7 @@ class HandOver:
         cuda: Any = torch.cuda
         self._stream = cuda.Stream(device) if device.type == "cuda" else None
         # "cuda" is the device that is current now and here, not in another thread or later.
-        self._device = device if self._stream is None else self._stream.device
+        self.device = device if self._stream is None else self._stream.device
         self._watch, self._batches = watch, batches
 
     def __call__(self, position: int, assembled: Assembled) -> MiniBatch:
@@ -89,14 +94,14 @@ class HandOver:
     def _move(self, assembled: Assembled) -> MiniBatch:
         batch, apart = assembled.batch, assembled.apart
         features = {
-            name: apart[name].together() if name in apart else rows.to(self._device, non_blocking=True)
+            name: apart[name].together() if name in apart else rows.to(self.device, non_blocking=True)
             for name, rows in batch.features.items()
         }
-        moved = replace(batch, features={}).to(self._device, non_blocking=True)
+        moved = replace(batch, features={}).to(self.device, non_blocking=True)
         return replace(moved, features=features)
 
     def receive(self, batch: MiniBatch) -> None:
         """Take over a delivered batch into the stream that is current in the loop's thread, which calls this."""
         if self._stream is not None:
             # Its memory is the copying stream's, which would else take it for a later batch while this one is still computed on.
-            batch.record_stream(torch.cuda.current_stream(self._device))
+            batch.record_stream(torch.cuda.current_stream(self.device))

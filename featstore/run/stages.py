@@ -61,7 +61,7 @@ class Stages:
         self._hand_over = HandOver(setup.device, self.watch, self.batches)
         self.receive = self._hand_over.receive  # called in the loop's thread with every batch, before the loop has it
         if setup.device.type == "cuda":
-            self._g.pool.page_lock(setup.device)
+            self._g.pool.page_lock(self._hand_over.device)
         self._lock = threading.Lock()
         self._n_rows = 0
         self._hits = {Tier.HOST: 0, Tier.BASE: 0}
