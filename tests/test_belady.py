@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from featstore.cache.base import PolicyContext, available_policies, get_policy
 from featstore.cache.belady import Belady
-from featstore.cache.planned import NextAccess, PlannedPolicy, Window
+from featstore.cache.planned import Int32s, NextAccess, PlannedPolicy, Window
 from featstore.cache.table import FeatureCache
 from featstore.errors import ClosedError, FeatstoreError, FormatError, PluginError
 from featstore.gather.plan import Tier
@@ -77,7 +77,18 @@ def run_windows(n: int, batches: list[list[int]], capacity: int, size: int, ahea
     for first in range(0, len(batches), size):
         seen = [np.array(batch, dtype) for batch in batches[first : first + size + ahead]]
         offsets = np.cumsum([0] + [len(batch) for batch in seen]).astype(np.int64)
-        planned = list(policy.plan(Window(n, offsets, seen.__getitem__, min(size, len(batches) - first))))
+        foreseen: list[list[int]] = []
+        n_planned = min(size, len(batches) - first)
+
+        def foresee(batch: int, positions: Int32s, foreseen: list[list[int]] = foreseen) -> None:
+            assert batch == len(foreseen)
+            foreseen.append(positions.tolist())
+
+        planned = []
+        for plan in policy.plan(Window(n, offsets, seen.__getitem__, n_planned, foresee=foresee)):
+            assert len(foreseen) == n_planned
+            planned.append(plan)
+        assert foreseen == [np.flatnonzero(plan.slots < 0).tolist() for plan in planned]
         for batch, plan in zip(batches[first : first + size], planned, strict=True):
             assert plan.slots.tolist() == [cached.get(row, -1) for row in batch]
             loads.append(int((plan.slots < 0).sum()))

@@ -114,7 +114,12 @@ class Belady(PlannedPolicy):
         residents = np.flatnonzero(self._slot_of_row >= 0)
         first_use = last[residents]
         bits.start(first_use[first_use < length])
-        limits = [bits.run(next_of[b], offsets, b) for b in range(window.n_planned)]
+        limits = []
+        for b in range(window.n_planned):
+            limits.append(bits.run(next_of[b], offsets, b))
+            if window.foresee is not None:
+                missed = np.empty(int(offsets[b + 1] - offsets[b]), np.int32)
+                window.foresee(b, missed[: bits.missed(int(offsets[b]), int(offsets[b + 1]), missed)])
         # What came from the last window and will not be hit, or not before it must go, makes room before anything else.
         stays = np.empty(len(residents), np.uint8)
         _core.bits_at(bits, first_use, stays)

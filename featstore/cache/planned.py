@@ -46,6 +46,10 @@ class Window:
     spill : callable, optional
         Where memory is short: ``spill(n_batches)`` returns a list-like that keeps one array a planned batch on disk, written once
         each in any order, then read. A policy puts there what grows with the accesses.
+    foresee : callable, optional
+        Where what comes next can begin with the misses alone: ``foresee(b, positions)`` tells it which of batch ``b``'s accesses
+        will miss, int32, ascending. A policy that knows them before the slots says so of every planned batch, in order, before it
+        yields the first; others do not call it.
     """
 
     n: int
@@ -53,6 +57,7 @@ class Window:
     ids: Callable[[int], Ints]
     n_planned: int
     spill: Callable[[int], Any] | None = None
+    foresee: Callable[[int, Int32s], None] | None = None
 
     @property
     def n_batches(self) -> int:

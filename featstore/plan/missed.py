@@ -41,6 +41,11 @@ class MissedRows:
         """Keep nothing from now on."""
         self._kept, self._most, self.nbytes = None, 0, 0
 
+    def kept(self, batch: int) -> Ids | None:
+        """Return a batch's rows where they are in memory."""
+        kept = self._kept
+        return None if kept is None else kept[batch]
+
     def __call__(self, batch: int) -> npt.NDArray[np.int32 | np.int64]:
         """Return a batch's rows.
 
@@ -49,4 +54,5 @@ class MissedRows:
         CorruptionError, OSError
             They could not be read back.
         """
-        return self._read(batch) if self._kept is None else self._kept[batch]
+        kept = self.kept(batch)
+        return self._read(batch) if kept is None else kept

@@ -106,13 +106,19 @@ class RunPacker:
 
     @property
     def most_held(self) -> int:
-        """See :class:`featstore.plan.superbatch.Pack`."""
+        """See :class:`featstore.plan.packbeside.Pack`."""
         return self._memory.n_bytes // 8
 
-    def __call__(self, k: int, n_missed: Int64s, rows_of: MissedRows, check: Callable[[], None]) -> _PackedRun | None:
-        """See :class:`featstore.plan.superbatch.Pack`."""
+    def fits(self, n_missed: Int64s, n_bytes: int = 0) -> bool:
+        """See :class:`featstore.plan.packbeside.Pack`."""
+        if self._disk.total is None:
+            return True
         needed = sum(ExtentMap(n_missed, base.row_bytes).disk_bytes for base in self._bases.values())
-        if self._may_skip and self._disk.total is not None and self._disk.used - self._spares.n_bytes + needed > self._disk.total:
+        return self._disk.used - self._spares.n_bytes + needed + n_bytes <= self._disk.total
+
+    def __call__(self, k: int, n_missed: Int64s, rows_of: MissedRows, check: Callable[[], None]) -> _PackedRun | None:
+        """See :class:`featstore.plan.packbeside.Pack`."""
+        if self._may_skip and not self.fits(n_missed):
             return None
         packed = _PackedRun(self._reader, self._disk, self._window_bytes, self._spares)
         try:

@@ -16,7 +16,7 @@ from featstore.gather.plan import BatchPlan, Changeset, Part, Tier
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.sections import SectionFile
 
-__all__ = ["PlanFile", "write_bytes", "write_plan"]
+__all__ = ["PlanFile", "most_bytes", "write_bytes", "write_plan"]
 
 Ints = npt.NDArray[np.int32 | np.int64]
 Int64s = npt.NDArray[np.int64]
@@ -27,6 +27,11 @@ BYTES_PER_ACCESS = 6  # of a plan on disk, about
 def write_bytes(longest: int) -> int:
     """Return the bytes of each of the two buffers through which plans of batches of up to ``longest`` accesses are written."""
     return min(1 << 20, -(-max(1, BYTES_PER_ACCESS * longest) // PAGE_BYTES) * PAGE_BYTES)
+
+
+def most_bytes(n_batches: int, n_accesses: int, n_missed: int, capacity: int) -> int:
+    """Return the bytes that a file of plans has at most: a slot an access; what is missed may come in, and may leave again."""
+    return 4 * n_accesses + 20 * n_missed + 8 * capacity + PAGE_BYTES * (2 + n_batches)
 
 
 class PlanFile:

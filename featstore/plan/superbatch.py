@@ -28,7 +28,8 @@ from featstore.errors import BudgetError, ClosedError
 from featstore.gather.buffers import BufferPool
 from featstore.gather.plan import BatchPlan, Tier
 from featstore.plan.missed import MissedRows
-from featstore.plan.planfile import PlanFile, write_bytes, write_plan
+from featstore.plan.packbeside import Pack, PackBeside, Packed
+from featstore.plan.planfile import PlanFile, most_bytes, write_bytes, write_plan
 from featstore.plan.planmemory import PLANNER_SHARE, Spill, planning_bytes
 from featstore.plan.samples import SampleFile, SampleWriter
 from featstore.sampling.batch import SampledBatch
@@ -36,42 +37,10 @@ from featstore.storage.extents import ExtentSource
 from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.storage.sections import SectionWriter
 
-__all__ = ["Pack", "Packed", "SuperbatchInspector", "Switch"]
+__all__ = ["SuperbatchInspector", "Switch"]
 
 Ints = npt.NDArray[np.int32 | np.int64]
 Int64s = npt.NDArray[np.int64]
-
-
-class Packed(Protocol):
-    """The extents of one superbatch."""
-
-    def source(self, name: str) -> ExtentSource:
-        """Return the tier ``PACKED`` of a feature; its gathers are asked for in the batches' order."""
-        ...
-
-    def stop(self) -> None:
-        """Read nothing more."""
-        ...
-
-    def remove(self) -> None:
-        """Delete the files."""
-        ...
-
-
-class Pack(Protocol):
-    """Copies what the cache will lack into extents: ``rows_of(b)`` is what batch ``b`` of superbatch ``k`` misses, ascending."""
-
-    @property
-    def most_held(self) -> int:
-        """Of the memory for packing, the bytes of missed rows that may be kept until they are packed."""
-        ...
-
-    def __call__(self, k: int, n_missed: Int64s, rows_of: MissedRows, check: Callable[[], None]) -> Packed | None:
-        """Pack superbatch ``k``, or return None where there is no room for it: its rows are then read from the base file.
-
-        ``check`` is called now and then, what it raises (the epoch is over) is passed on.
-        """
-        ...
 
 
 class Switch(Protocol):
@@ -287,13 +256,7 @@ class SuperbatchInspector:
                             sampled[ahead] = self._sample_superbatch(ahead, workers)
                     superbatch = sampled.pop(k)
                     try:
-                        missed = None if self._pack is None else MissedRows(superbatch.missed, self._pack.most_held)
-                        superbatch.plans = self._plan(k, superbatch.samples, sampled.get(k + 1), missed)
-                        if self._pack is not None and missed is not None:
-                            with self._time("pack"):
-                                superbatch.packed = self._pack(k, superbatch.plans.n_missed, missed, self._check)
-                            if superbatch.packed is None:
-                                superbatch.plans.tier = Tier.BASE
+                        self._plan_and_pack(k, superbatch, sampled.get(k + 1))
                     except BaseException:
                         superbatch.remove()
                         raise
@@ -380,7 +343,27 @@ class SuperbatchInspector:
                     self._shortage = None
                 return sampled
 
-    def _plan(self, k: int, samples: SampleFile, ahead: _Superbatch | None, missed: MissedRows | None) -> PlanFile:
+    def _plan_and_pack(self, k: int, superbatch: _Superbatch, ahead: _Superbatch | None) -> None:
+        samples, pack = superbatch.samples, self._pack
+        if pack is None:
+            superbatch.plans = self._plan(k, samples, ahead, None)
+            return
+
+        def may_begin(n_missed: Int64s) -> bool:
+            plans = most_bytes(len(samples), int(samples.lengths.sum()), int(n_missed.sum()), self._capacity)
+            return pack.fits(n_missed, plans)
+
+        def run(n_missed: Int64s, rows_of: MissedRows, check: Callable[[], None]) -> Packed | None:
+            with self._time("pack"):
+                return pack(k, n_missed, rows_of, check)
+
+        with PackBeside(len(samples), samples.ids, superbatch.missed, pack.most_held, run, may_begin, self._check) as packing:
+            superbatch.plans = self._plan(k, samples, ahead, packing)
+            superbatch.packed = packing.finish()
+        if superbatch.packed is None:
+            superbatch.plans.tier = Tier.BASE
+
+    def _plan(self, k: int, samples: SampleFile, ahead: _Superbatch | None, packing: PackBeside | None) -> PlanFile:
         lengths = samples.lengths if ahead is None else np.concatenate([samples.lengths, ahead.samples.lengths])
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         n = len(samples)
@@ -403,7 +386,8 @@ class SuperbatchInspector:
             removed_after.callback(positions.remove)
             return positions
 
-        window = Window(self._n_rows, offsets, ids, n, spill if self._must_spill(lengths, n) else None)
+        foresee = None if packing is None else packing.foresee
+        window = Window(self._n_rows, offsets, ids, n, spill if self._must_spill(lengths, n) else None, foresee)
         rows = NO_ROWS
         with (
             self._time("plan"),
@@ -414,9 +398,9 @@ class SuperbatchInspector:
                 rows = window.first_rows(self._capacity)
                 self._policy.start(self._capacity, PolicyContext(self._n_rows, 1), rows)
             for number, planned in enumerate(self._policy.plan(window)):
-                positions = write_plan(writer, planned, None if missed is None else ids(number))
-                if missed is not None:
-                    missed.add(ids(number)[positions])
+                positions = write_plan(writer, planned, None if packing is None else ids(number))
+                if packing is not None:
+                    packing.planned(number, ids(number)[positions])
                 self._check()
             plans = PlanFile(writer.finish(), Tier.BASE if self._pack is None else Tier.PACKED)
         if self._switch is not None:

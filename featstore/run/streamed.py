@@ -12,8 +12,8 @@ import numpy.typing as npt
 from featstore.config import Reservation
 from featstore.gather.buffers import take_pages
 from featstore.plan.missed import MissedRows
+from featstore.plan.packbeside import Pack, Packed
 from featstore.plan.packing import RunPacker
-from featstore.plan.superbatch import Pack, Packed
 from featstore.run.strategy import Setup
 from featstore.run.superbatch import Superbatch
 from featstore.storage.extents import least_memory, most_memory
@@ -97,6 +97,9 @@ class _PreparingPack:
     @property
     def most_held(self) -> int:
         return self._pack.most_held
+
+    def fits(self, n_missed: Int64s, n_bytes: int) -> bool:
+        return self._pack.fits(n_missed, n_bytes)
 
     def __call__(self, k: int, n_missed: Int64s, rows_of: MissedRows, check: Callable[[], None]) -> Packed | None:
         if k:

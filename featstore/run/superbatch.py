@@ -23,8 +23,9 @@ from featstore.gather.plan import Tier
 from featstore.graph.policyinputs import Given
 from featstore.graph.topology import NeighborCache
 from featstore.partition.batcher import EpochOrder
+from featstore.plan.packbeside import Pack
 from featstore.plan.planmemory import PLANNER_SHARE, planning_bytes
-from featstore.plan.superbatch import Pack, SuperbatchInspector
+from featstore.plan.superbatch import SuperbatchInspector
 from featstore.run.strategy import EpochRun, Planning, Prepared, Setup
 from featstore.run.switch import CacheSwitch, NoSwitch
 from featstore.storage.rundir import DiskBudget, RunDirectory

@@ -17,6 +17,7 @@ cdef extern from *:
     #define fs_touch(p) __builtin_prefetch((p), 1, 3)
     #define fs_peek(p) __builtin_prefetch((p), 0, 3)
     #define fs_top(x) (63 - __builtin_clzll(x))
+    #define fs_low(x) __builtin_ctzll(x)
     /* Without a popcnt instruction the compiler calls a table look-up; these twelve operations are quicker. */
     static inline int fs_popcount(uint64_t x) {
         x -= x >> 1 & 0x5555555555555555u;
@@ -28,6 +29,7 @@ cdef extern from *:
     void fs_peek(const void *p) nogil
     int fs_popcount(uint64_t x) nogil
     int fs_top(uint64_t x) nogil
+    int fs_low(uint64_t x) nogil
 
 ctypedef fused row_t:
     int32_t
@@ -281,6 +283,31 @@ cdef class Bits:
             if self.count > self.capacity:
                 self.evict(offset, n_batches, batch)
         return self.limit
+
+    def missed(self, int64_t first, int64_t last, int32_t[::1] out not None):
+        """Write which positions of ``first … last - 1`` miss, counted from ``first``, ascending; returns how many.
+
+        They are those of a batch that :meth:`run` has run, or of several; nothing later changes them.
+        """
+        cdef int64_t w, low, n = 0
+        cdef uint64_t word
+        if not 0 <= first <= last <= self.length or out.shape[0] < last - first:
+            raise ValueError("positions outside the trace, or more than there is room for")
+        if first == last:
+            return 0
+        with nogil:
+            for w in range(first >> 6, ((last - 1) >> 6) + 1):
+                low = w << 6
+                word = ~self.words[2 * w]
+                if low < first:
+                    word &= <uint64_t>-1 << (first & 63)
+                if low + 64 > last:
+                    word &= <uint64_t>-1 >> (64 - (last - low))
+                while word:
+                    out[n] = <int32_t>(low + fs_low(word) - first)
+                    n += 1
+                    word &= word - 1
+        return n
 
 
 cdef class Slots:

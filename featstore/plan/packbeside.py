@@ -1,0 +1,184 @@
+"""Packing a superbatch beside the rest of its planning: one is work for the device, the other for a core."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from featstore.errors import PluginError
+from featstore.plan.missed import MissedRows
+from featstore.storage.extents import ExtentSource
+
+__all__ = ["Pack", "PackBeside", "Packed"]
+
+Ids = npt.NDArray[Any]
+Int32s = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
+Check = Callable[[], None]
+
+MOST_PENDING = 4  # batches whose misses are known and not yet sorted
+WAIT_S = 0.05  # between two looks whether the epoch is over
+
+
+class Packed(Protocol):
+    """The extents of one superbatch."""
+
+    def source(self, name: str) -> ExtentSource:
+        """Return the tier ``PACKED`` of a feature; its gathers are asked for in the batches' order."""
+        ...
+
+    def stop(self) -> None:
+        """Read nothing more."""
+        ...
+
+    def remove(self) -> None:
+        """Delete the files."""
+        ...
+
+
+class Pack(Protocol):
+    """Copies what the cache will lack into extents: ``rows_of(b)`` is what batch ``b`` of superbatch ``k`` misses, ascending."""
+
+    @property
+    def most_held(self) -> int:
+        """Of the memory for packing, the bytes of missed rows that may be kept until they are packed."""
+        ...
+
+    def fits(self, n_missed: Int64s, n_bytes: int) -> bool:
+        """Whether the disk has room for the extents of a superbatch and for ``n_bytes`` more."""
+        ...
+
+    def __call__(self, k: int, n_missed: Int64s, rows_of: MissedRows, check: Check) -> Packed | None:
+        """Pack superbatch ``k``, or return None where there is no room for it: its rows are then read from the base file.
+
+        ``check`` is called now and then, what it raises (the epoch is over) is passed on.
+        """
+        ...
+
+
+class PackBeside:
+    """Pack a superbatch in a thread of its own, as soon as it is known what its batches miss.
+
+    A policy that foresees its misses (:class:`~featstore.cache.planned.Window`) has slots and changes still to work out and to
+    write while the extents are filled. Where it foresees nothing, or there is no room for both at once, packing comes after.
+
+    Parameters
+    ----------
+    n : int
+        Batches.
+    ids : callable
+        ``ids(b)`` returns the rows of a batch; thread-safe.
+    missed : callable
+        ``missed(b)`` returns the rows that a batch misses, ascending, once all is planned.
+    most_held : int
+        Bytes of missed rows that may be kept.
+    pack : callable
+        ``pack(n_missed, rows_of, check)`` packs; called by the thread.
+    may_begin : callable
+        ``may_begin(n_missed)`` says whether packing may begin before planning has ended.
+    check : callable
+        Called now and then by both threads; what it raises ends them.
+
+    Notes
+    -----
+    A context manager: left by an exception, the thread is stopped, and what it packed is removed.
+    """
+
+    def __init__(
+        self,
+        n: int,
+        ids: Callable[[int], Ids],
+        missed: Callable[[int], Ids],
+        most_held: int,
+        pack: Callable[[Int64s, MissedRows, Check], Packed | None],
+        may_begin: Callable[[Int64s], bool],
+        check: Check,
+    ) -> None:
+        self._ids, self._missed, self._pack, self._may_begin, self._check = ids, missed, pack, may_begin, check
+        self._rows = MissedRows(self._read_back, most_held)
+        self._n_missed: Int64s = np.zeros(n, np.int64)
+        self._n_foreseen = 0
+        self._is_planned = threading.Event()
+        self._stopped = False
+        self._pending: deque[Future[None]] = deque()
+        self._packing: Future[Packed | None] | None = None
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="featstore-pack")
+
+    def foresee(self, batch: int, positions: Int32s) -> None:
+        """Hear which accesses of a batch will miss, from a policy; batch after batch."""
+        if batch != self._n_foreseen or batch >= len(self._n_missed):
+            raise PluginError(f"a policy foresaw batch {batch} where {self._n_foreseen} of {len(self._n_missed)} came next")
+        self._n_foreseen += 1
+        self._n_missed[batch] = len(positions)
+        self._settle(MOST_PENDING)
+        self._pending.append(self._worker.submit(self._sort, batch, positions))
+        if self._n_foreseen == len(self._n_missed) and self._may_begin(self._n_missed):
+            self._packing = self._worker.submit(self._run)
+
+    def planned(self, batch: int, rows: Ids) -> None:
+        """Hear what a planned batch misses, ascending; batch after batch.
+
+        Raises
+        ------
+        PluginError
+            The policy foresaw something else.
+        """
+        if not self._n_foreseen:
+            self._n_missed[batch] = len(rows)
+            self._rows.add(rows)
+            return
+        self._settle()
+        kept = self._rows.kept(batch)
+        if self._n_foreseen < len(self._n_missed) or len(rows) != self._n_missed[batch]:
+            raise PluginError(f"batch {batch} misses other rows than its policy foresaw")
+        if kept is not None and not np.array_equal(kept, rows):
+            raise PluginError(f"batch {batch} misses other rows than its policy foresaw")
+
+    def finish(self) -> Packed | None:
+        """Say that all is planned; return the extents, None where there was no room for them."""
+        self._is_planned.set()
+        if self._packing is None:
+            self._packing = self._worker.submit(self._run)
+        return self._packing.result()
+
+    def __enter__(self) -> PackBeside:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stopped = kind is not None
+        self._is_planned.set()
+        self._worker.shutdown()
+        if kind is not None and self._packing is not None and self._packing.exception() is None:
+            packed = self._packing.result()
+            if packed is not None:
+                packed.remove()
+
+    def _settle(self, most: int = 0) -> None:
+        while len(self._pending) > most:
+            self._pending.popleft().result()
+
+    # The thread's side.
+
+    def _sort(self, batch: int, positions: Int32s) -> None:
+        self._rows.add(np.sort(self._ids(batch)[positions]))
+
+    def _run(self) -> Packed | None:
+        return self._pack(self._n_missed, self._rows, self._go_on)
+
+    def _go_on(self) -> None:
+        self._check()
+        if self._stopped:
+            raise RuntimeError("planning failed")  # whose error is the one that is seen
+
+    def _read_back(self, batch: int) -> Ids:
+        while not self._is_planned.wait(WAIT_S):
+            self._check()
+        self._go_on()
+        return self._missed(batch)
