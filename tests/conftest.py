@@ -116,6 +116,20 @@ def make_graph(num_nodes: int, mean_degree: float, seed: int = 0) -> tuple[np.nd
     return indptr, drawn[np.lexsort((drawn, destination))].astype(np.int64)
 
 
+def skewed_dataset(path: Path, n: int, width: int, narrow: int = 0) -> Path:
+    """Create a dataset, low ids with most out-edges: ``x`` float32 [n, width], ``z`` its first ``narrow`` columns, labels."""
+    import featstore
+
+    rng = np.random.default_rng(1)
+    indptr = np.concatenate([[0], np.cumsum(rng.integers(1, 9, n))])
+    indices = (n * rng.random(indptr[-1]) ** 2).astype(np.int64)
+    x = rng.standard_normal((n, width)).astype(np.float32)
+    features = {"x": x, "z": x[:, :narrow].copy()} if narrow else {"x": x}
+    node_data = {"y": rng.integers(0, 3, n), "train_idx": np.arange(0, n, 3), "val_idx": np.arange(1, n, 7)}
+    featstore.OutOfCoreGraph.create(path, indptr, indices, features, node_data, progress=False).close()
+    return path
+
+
 @pytest.fixture(scope="session")
 def small(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     """A small dataset on disk, built once, with the arrays it was made of: ``path, indptr, indices, x, h, y, train_idx``.

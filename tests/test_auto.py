@@ -28,22 +28,13 @@ from featstore.storage.catalog import read_catalog
 from featstore.storage.lock import WRITER_LOCK, FileLock
 from featstore.storage.reader import DeviceSpeed
 from featstore.storage.rowfile import ReadStats
+from tests.conftest import skewed_dataset
 from tests.test_cost import SKETCH, N, workload
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    rng = np.random.default_rng(1)
-    n = 3000
-    degrees = rng.integers(1, 9, n)
-    indptr = np.concatenate([[0], np.cumsum(degrees)])
-    indices = (n * rng.random(indptr[-1]) ** 2).astype(np.int64)
-    x = rng.standard_normal((n, 40)).astype(np.float32)
-    node_data = {"y": rng.integers(0, 3, n), "train_idx": np.arange(0, n, 3)}
-    featstore.OutOfCoreGraph.create(
-        tmp_path / "g", indptr, indices, features={"x": x, "z": x[:, :3].copy()}, node_data=node_data, progress=False
-    ).close()
-    return tmp_path / "g"
+    return skewed_dataset(tmp_path / "g", 3000, 40, narrow=3)
 
 
 def test_the_device_is_measured_once_and_kept(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

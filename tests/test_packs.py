@@ -13,23 +13,14 @@ import pytest
 import featstore
 from featstore.cli import main
 from featstore.plan.layout import find_layouts
+from tests.conftest import skewed_dataset
 
 FANOUTS = ["--fanouts", "4,3"]
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    rng = np.random.default_rng(1)
-    n = 2000
-    degrees = rng.integers(1, 9, n)
-    indptr = np.concatenate([[0], np.cumsum(degrees)])
-    indices = (n * rng.random(indptr[-1]) ** 2).astype(np.int64)
-    x = rng.standard_normal((n, 24)).astype(np.float32)
-    node_data = {"y": rng.integers(0, 3, n), "train_idx": np.arange(0, n, 3), "val_idx": np.arange(1, n, 7)}
-    featstore.OutOfCoreGraph.create(
-        tmp_path / "g", indptr, indices, features={"x": x}, node_data=node_data, progress=False
-    ).close()
-    return tmp_path / "g"
+    return skewed_dataset(tmp_path / "g", 2000, 24)
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: Any) -> dict[str, Any]:
