@@ -9,6 +9,7 @@ import argparse
 import itertools
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,8 @@ from harness import (
 
 import featstore
 
-GROUPS = ("cold", "scan", "widths", "backends", "verify", "hot")
+GROUPS = ("cold", "scan", "gaps", "widths", "backends", "verify", "hot")
+GAPS_KIB = (0, 8, 16, 24, 256)  # the last is a scan where rows are dense
 
 
 def blocks_of_rows(n_rows: int, row_bytes: int, block_rows: int = 1 << 15) -> Iterator[np.ndarray]:
@@ -149,6 +151,39 @@ def scan(args: argparse.Namespace, report: Report, folder: Path) -> None:
         target="<= 1.1",
         bytes_read=gather.bytes_read,
     )
+
+
+def gaps(args: argparse.Namespace, report: Report, folder: Path) -> None:
+    """Rows ever denser, over gaps of several sizes: seconds against those with the default gap, and fio's scan of the file."""
+    n_rows, counts = (20_000, (2_000,)) if args.tiny else (args.rows, (50_000, 100_000, 200_000, 400_000))
+    path = make(folder, n_rows, 512)
+    file = data_file(path)
+    with featstore.open(path, memory="512MiB") as g:
+        store = g.features["x"]
+        for n_ids in counts:
+            gather = Gather(store, n_ids, 4, coalesce_gap=None)
+
+            def seconds(gap: int | None, gather: Gather = gather) -> float:
+                gather.gap = gap
+                gather()
+                return gather.seconds[-1]
+
+            sides: dict[str, Callable[[], float]] = {"default": partial(seconds, None)}
+            sides |= {f"{gap} KiB": partial(seconds, gap << 10) for gap in GAPS_KIB}
+            sides["fio's scan"] = lambda: file.stat().st_size / fio_scan_bandwidth(file, 2)
+            seconds(None)  # measures the device
+            device = g.reader.device
+            results = alternate(args.runs, sides)
+            default = results.pop("default")
+            for name, series in results.items():
+                report.figure(
+                    f"{n_ids:,} rows, {name}",
+                    series,
+                    "s",
+                    reference="the default gap",
+                    references=default,
+                    default_gap=None if device is None else device.gap_bytes,
+                )
 
 
 def widths(args: argparse.Namespace, report: Report, folder: Path) -> None:
