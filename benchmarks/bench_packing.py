@@ -141,7 +141,9 @@ class Bench:
         from featstore.plan.layout import Layout, find_layouts
 
         if policy not in {found.policy for found in find_layouts(self.pack)}:
-            options = {"features": "x", "labels": None, "feature_cache": SHARE, "superbatch": self.n}
+            options = {"features": "x", "labels": None, "feature_cache": SHARE}
+            if policy == "belady":
+                options["superbatch"] = self.n
             self.loader(self.g, strategy="packed", pack=self.pack, policy=policy, **options).close()
             self.g.cache("x", 0)
         options = next(found for found in find_layouts(self.pack) if found.policy == policy)
