@@ -2,10 +2,10 @@
 
 Figures: extents read against fio's sequential rate and by the kernel's count of bytes; streamed and frozen epochs against the
 copy of the same rows in memory and I/O at fio's rates, against ``superbatch``, and against one random read a miss at fio's rate;
-batched packing against individual packing and against fio; rows of Belady-packed extents against static tiers; a static host tier
-with a disk too small for all extents. Sieve and
-individual packing read at the device's random rate, so a part of their batches is timed and the rest counted by its rows;
-``superbatch`` runs once, whole. ``$FEATSTORE_R22`` names a folder that ``r22.py`` filled.
+batched packing, a whole layout as a loader makes it, against individual packing of it and against fio; rows of Belady-packed
+extents against static tiers; a static host tier with a disk too small for all extents. Sieve and individual packing read at the
+device's random rate, so a part of their batches is timed and the rest counted by its rows; ``superbatch`` runs once, whole.
+``$FEATSTORE_R22`` names a folder that ``r22.py`` filled.
 """
 
 from __future__ import annotations
@@ -24,7 +24,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from harness import Report, arguments, bytes_read_by_kernel, fio_random_iops, fio_scan_bandwidth, have_fio, main, scratch
+from harness import (
+    PAGE_BYTES,
+    Report,
+    arguments,
+    bytes_read_by_kernel,
+    fio_random_iops,
+    fio_scan_bandwidth,
+    have_fio,
+    main,
+    scratch,
+)
 
 SHARE = 0.1
 
@@ -256,51 +266,71 @@ def sieve(bench: Bench) -> None:
         bench.report.figure(f"R22 {strategy} against sieve", ours, "s", reference="sieve on demand", ratio=ours / ondemand)
 
 
+def individually(bench: Bench, layout: Any) -> tuple[float, float]:
+    """Make what a layout is, each batch's extent by itself: its rows read at random, and written after each other.
+
+    The same tables and checksums, as safe on the drive. Returns the seconds of the tables and of the file; the latter are those
+    of a part of the batches, counted up to all by their rows.
+    """
+    from featstore.cache.base import get_policy
+    from featstore.plan.makelayout import layout_sizes
+    from featstore.plan.tiers import make_tables
+    from featstore.storage.extents import KIND, PAGES
+    from featstore.storage.rundir import DiskBudget
+    from featstore.storage.writer import RowFileWriter
+
+    folder, store = bench.folder / "individual", bench.g.features["x"]
+    folder.mkdir()
+    begin = time.perf_counter()
+    sizes = layout_sizes(layout.options, [bench.width], bench.g.budget)
+    make_tables(bench.pack, sizes, get_policy("belady"), lambda _: np.empty(0), bench.g.budget, str(folder), DiskBudget(None))
+    tables_s = time.perf_counter() - begin
+    part, done = min(bench.n, bench.args.part), 0
+    begin = time.perf_counter()
+    with RowFileWriter(folder, "extents", PAGES, kind=KIND, dtype="uint8") as writer:
+        for b in range(part):
+            rows = layout.tables.packed(b, bench.pack.ids(b))
+            found = store.take(rows.astype(np.int64)).numpy().view(np.uint8).reshape(-1)
+            pages = np.zeros((-(-len(found) // PAGE_BYTES), PAGE_BYTES), np.uint8)
+            pages.reshape(-1)[: len(found)] = found
+            writer.write(pages)
+            done += len(rows)
+        writer.commit()
+    rows_s = time.perf_counter() - begin
+    shutil.rmtree(folder)
+    return tables_s, rows_s * float(layout.tables.n_packed.sum()) / max(1, done)
+
+
 def packing(bench: Bench) -> None:
-    """Batched packing against individual packing and against one read of the base and one write of the extents."""
-    from featstore.storage.extents import ExtentMap, ExtentWriter
+    """Batched packing against individual packing and against one read of the base and one write of the layout.
 
+    Both sides make a whole layout of samples that are there: tables, extents and their checksums, flushed to the drive. Batched
+    is what a loader does for a pack that has none.
+    """
     layout = bench.layout("belady")
-    n_missed = layout.tables.n_packed
-    file_extents = ExtentMap(n_missed, bench.width)
-    store, target = bench.g.features["x"], bench.folder / "packed.rows"
-
-    def rows_of(b: int) -> np.ndarray:
-        return layout.tables.packed(b, bench.pack.ids(b))
-
+    whole = layout.disk_bytes
     batched, bound, alone = [], [], []
-    part = min(bench.n, bench.args.part)
     for _ in range(bench.args.runs):
         read, write = bench.rates()
-        bound.append(bench.base.stat().st_size / read + file_extents.total_pages * 4096 / write)
-        begin = time.perf_counter()
-        with ExtentWriter(target, file_extents) as writer:
-            writer.fill(bench.g.reader, store.file, rows_of, 512 << 20, 4)
-            writer.finish()
-        batched.append(time.perf_counter() - begin)
-        target.unlink()
-        Path(f"{target}.sums").unlink()
-        begin, done = time.perf_counter(), 0
-        with target.open("wb") as file:
-            for b in range(part):
-                rows = rows_of(b)
-                out = store.take(rows.astype(np.int64))
-                file.write(out.numpy().data)
-                done += len(rows)
-            os.fsync(file.fileno())
-        alone.append((time.perf_counter() - begin) * float(n_missed.sum()) / max(1, done))
-        target.unlink()
+        bound.append(bench.base.stat().st_size / read + whole / write)
+        with bench.copied() as pack:
+            with bench.opened(strategy="packed", pack=pack) as loader:
+                batched.append(loader.stats()["seconds"]["pack"])
+            shutil.rmtree(pack.path)
+        alone.append(individually(bench, layout))
     layout.close()
     figure = bench.report.figure
     figure(
-        "batched packing", batched, "s", reference="base read + extents written at fio's rates", references=bound, target="<= 1.5"
+        "batched packing", batched, "s", reference="base read + layout written at fio's rates", references=bound, target="<= 1.5"
     )
     figure(
         "batched packing against individual",
-        [a / b for a, b in zip(alone, batched, strict=True)],
+        [sum(a) / b for a, b in zip(alone, batched, strict=True)],
         "times faster",
         target=">= 5",
-        individual_s=alone,
+        individual_s=[sum(a) for a in alone],
+        tables_s=[a[0] for a in alone],
+        disk_bytes=whole,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -115,6 +116,34 @@ def test_rows_needed_by_the_same_batches_lie_together() -> None:
     assert (ordered.disk_bytes, ordered.packed_rows) == (scattered.disk_bytes, scattered.packed_rows)
     assert ordered.pages_read < 0.6 * scattered.pages_read
     assert ordered.pages_read < traffic(batches, n, 6, 256, n_hashes=1).pages_read
+
+
+def skewed(rng: np.random.Generator, n: int, n_batches: int) -> list[np.ndarray]:
+    """Batches that need a few rows much more often than the others, scattered over the ids."""
+    chance = rng.permutation(1.0 / np.arange(1, n + 1) ** 0.8)
+    return [np.sort(rng.choice(n, n // 8, replace=False, p=chance / chance.sum())).astype(np.int32) for _ in range(n_batches)]
+
+
+def drifting(rng: np.random.Generator, n: int, n_batches: int) -> list[np.ndarray]:
+    """Batches whose rows lie near each other, and near those of the batch before."""
+    middles = np.cumsum(rng.integers(0, n // 16, n_batches))
+    return [np.unique(np.round(rng.normal(at, n / 12, n // 8)).astype(np.int64) % n).astype(np.int32) for at in middles]
+
+
+@pytest.mark.parametrize("make", [clusters, skewed, drifting])
+@pytest.mark.parametrize("share", [0.8, 0.6])
+def test_shortest_reads_hardly_more_than_the_best_of_all(make: Callable[..., list[np.ndarray]], share: float) -> None:
+    """Every length and every threshold up to 4 laid out: the search, which lays out none, is within a tenth of the best."""
+    n, row_bytes = 20_000, 128
+    batches = make(np.random.default_rng(4), n, 16)
+    disk = int(share * traffic(batches, n, 1, row_bytes, order=None).disk_bytes)
+    every = [traffic(batches, n, length, row_bytes, threshold=m) for length in range(1, 17) for m in range(5)]
+    fitting = [each.bytes_read for each in every if each.disk_bytes <= disk]
+    found = shortest_segments(batches, n, row_bytes, disk)
+    ours = traffic(batches, n, found.length, row_bytes)
+    assert ours.disk_bytes == found.disk_bytes <= disk
+    assert min(fitting) <= ours.bytes_read <= 1.1 * min(fitting)
+    assert max(fitting) > 1.3 * min(fitting)  # of others that fit
 
 
 def test_an_order_is_a_function_of_the_seed() -> None:
