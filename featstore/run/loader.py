@@ -132,6 +132,8 @@ class Loader:
 
     Raises
     ------
+    BusyError
+        Another loader is in the middle of an epoch of plans for these features.
     BudgetError
         The cache or ``memory`` is beyond the graph's budget. A batch that does not fit raises it from the loop; ``needed`` is the
         least budget that does. The loop still holds one batch while it asks for the next, so two must fit.
@@ -142,8 +144,10 @@ class Loader:
     -----
     Batches are the same, bit for bit, whatever the threads, the prefetch, the cache, the strategy and the budget. Leaving the
     loop early, an exception, Ctrl-C or the garbage collector stops the threads and frees what was made ahead. Every iterator is
-    one epoch: several may run at once, each with its own threads; they share the cache. Not for use across a fork: make the
-    loader in the child.
+    one epoch: several may run at once, each with its own threads; they share the cache. But plans have the features' cache to
+    themselves: while an epoch of any strategy but ``"ondemand"`` runs, another such epoch on the same features, of this loader
+    or of another one of the graph, raises BusyError; in turn they run, and each makes its cache anew where the other's is. Not
+    for use across a fork: make the loader in the child.
     """
 
     def __init__(
@@ -400,7 +404,10 @@ class Loader:
         if state.get("version") != 1:
             raise ValueError(f"not a loader's state: {sorted(state)}")
         if state["batches"] != self._digest():
-            raise ValueError("the state is of a loader with other seeds, batch_size, shuffle, seed or drop_last")
+            raise ValueError(
+                "the state is of a loader with other seeds, batch_size, shuffle, seed or drop_last, or whose batches of a pack "
+                "ran in another order (policy, superbatch)"
+            )
         self._next_epoch, self._next_start = int(state["epoch"]), int(state["batch"])
         self._progress = Progress(self._next_epoch, self._next_start)
 
@@ -408,6 +415,8 @@ class Loader:
         options = self._batcher
         pack = "" if self._pack is None else self._pack.record["samples"]
         text = f"{pack}{options.batch_size} {options.shuffle} {options.seed} {options.drop_last} {len(options.seeds)} "
+        if options.shuffle and isinstance(self._strategy, Packed) and self._strategy.group > 1:
+            text += f"in groups of {self._strategy.group} "  # which are shuffled, and not their batches
         return hashlib.blake2b(text.encode() + options.seeds.numpy().tobytes(), digest_size=16).hexdigest()
 
     def stats(self) -> dict[str, Any]:

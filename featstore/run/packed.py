@@ -29,6 +29,7 @@ from featstore.plan.makelayout import make_layout
 from featstore.plan.nodedata import NodeData
 from featstore.plan.offline import Pack
 from featstore.plan.packgraph import PackedGraph
+from featstore.run.owncaches import OwnCaches
 from featstore.run.strategy import EpochRun, Planning, Prepared, Setup
 from featstore.run.streamed import window_for
 from featstore.storage.extents import ExtentSource
@@ -66,11 +67,17 @@ class Packed:
             for name in setup.features
         }
         self._layout: Layout | None = None
+        self._caches = OwnCaches(graph, setup.features)
         self._filled: dict[str, FeatureCache] = {}  # caches that hold what the layout starts with, and do not change
         self._devices: dict[str, DeviceTier] = {}
         self._running: weakref.ref[_PackedEpoch] | None = None
         self._held: list[Reservation] = []
         weakref.finalize(self, _release, self._held, self._devices)
+
+    @property
+    def group(self) -> int:
+        """How many consecutive batches run together, whatever the order of the others."""
+        return 1 if self._layout is None else self._layout.group
 
     def make_caches(self, sizes: Mapping[str, int], policy: str | Policy | type[Policy], counts: Given) -> None:
         """See :class:`~featstore.run.strategy.Strategy`; makes the layout first, where the pack has none for these caches."""
@@ -160,8 +167,7 @@ class Packed:
         weakref.finalize(self, layout.close)
         layout.check(self._sources)
         self._held.append(graph.budget.reserve("layout tables", layout.tables.nbytes))
-        for name in self._setup.features:
-            graph.cache_for_planner(name, options.capacity)
+        self._caches.make(dict.fromkeys(self._setup.features, options.capacity))
         self._window_bytes = window_for(graph.budget.available, len(self._setup.features))
         self._held.append(graph.budget.reserve("extents read ahead", self._window_bytes * len(self._setup.features)))
         rows = layout.tables.device_rows
@@ -186,14 +192,22 @@ class Packed:
         Raises
         ------
         BusyError
-            Another epoch of this loader is running: both would change one cache.
+            Another epoch that follows plans is running, of this loader or of another one: both would change one cache.
+        BudgetError
+            Another loader has taken the cache's place since, and there is no memory to make it anew.
         """
         running = None if self._running is None else self._running()
         if running is not None and not running.closed:
             raise BusyError("another epoch of this loader is running; packs have one cache, so end or drop it first")
-        run = _PackedEpoch(
-            self._setup, self._pack, self._layout, epoch, start, self._filled, self._devices, getattr(self, "_window_bytes", 0)
-        )
+        window_bytes = getattr(self, "_window_bytes", 0)
+        try:
+            self._caches.claim()
+            run = _PackedEpoch(
+                self._setup, self._pack, self._layout, epoch, start, self._caches, self._filled, self._devices, window_bytes
+            )
+        except BaseException:
+            self._caches.release()
+            raise
         self._running = weakref.ref(run)
         return run
 
@@ -226,12 +240,13 @@ class _PackedEpoch:
         layout: Layout | None,
         epoch: int,
         start: int,
+        caches: OwnCaches,
         filled: dict[str, FeatureCache],
         devices: Mapping[str, DeviceTier],
         window_bytes: int,
     ) -> None:
         self._setup, self._pack, self._layout, self._filled, self._devices = setup, pack, layout, filled, devices
-        self.closed = False
+        self._caches, self.closed = caches, False
         n = pack.n_batches
         self._group = n or 1 if layout is None else layout.group
         self._order = _order(n, self._group, setup.batcher, epoch)
@@ -273,7 +288,6 @@ class _PackedEpoch:
             self._filled[name] = cache
         elif not len(rows):
             cache.clear()
-        cache.in_use = True
         source = self._sources[name] = layout.batches(name, reader, self._base + self._order[self._first :], window_bytes)
         shared = layout.shared(name)
         self._tiers[name] = {Tier.PACKED: source} if shared is None else {Tier.PACKED: source, Tier.DISK_CACHE: shared}
@@ -342,9 +356,6 @@ class _PackedEpoch:
         if not self.closed:
             for source in self._sources.values():
                 source.close()
-            for name in self._setup.features:
-                cache = self._setup.graph.features[name].cache
-                if cache is not None:
-                    cache.in_use = False
+            self._caches.release()
             self._kept.clear()
             self.closed = True

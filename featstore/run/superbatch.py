@@ -26,6 +26,7 @@ from featstore.partition.batcher import EpochOrder
 from featstore.plan.packbeside import Pack
 from featstore.plan.planmemory import PLANNER_SHARE, planning_bytes
 from featstore.plan.superbatch import SuperbatchInspector
+from featstore.run.owncaches import OwnCaches
 from featstore.run.strategy import EpochRun, Planning, Prepared, Setup
 from featstore.run.switch import CacheSwitch, NoSwitch
 from featstore.storage.rundir import DiskBudget, RunDirectory
@@ -73,6 +74,7 @@ class Superbatch:
         if setup.planning.overlap:
             self._ahead.resize(ahead_bytes(setup, graph.budget.total // 16))
         self._switch: CacheSwitch | None = None
+        self._caches = OwnCaches(graph, setup.features)
 
     def _packed_bytes(self, n_accesses: int) -> int:
         """Return the bytes of copied rows that a batch has on disk, beside its samples and plan."""
@@ -89,8 +91,7 @@ class Superbatch:
         n = setup.graph.num_nodes
         capacities = {name: FeatureCache.capacity_for(n_bytes, widths[name], n, None) for name, n_bytes in sizes.items()}
         if self._planning.overlap:
-            for name, capacity in capacities.items():
-                setup.graph.cache_for_planner(name, capacity)
+            self._caches.make(capacities)
         else:
             n_bytes = sum(FeatureCache.least_bytes(capacity, widths[name], n, None) for name, capacity in capacities.items())
             self._switch = CacheSwitch(setup.graph, capacities, n_bytes, self._memory.n_bytes, setup.reads)
@@ -108,22 +109,30 @@ class Superbatch:
         Raises
         ------
         BusyError
-            Another epoch of this loader is running: both would change one cache.
+            Another epoch that follows plans is running, of this loader or of another one: both would change one cache.
+        BudgetError
+            Another loader has taken the cache's place since, and there is no memory to make it anew.
         """
         running = None if self._running is None else self._running()
         if running is not None and not running.closed:
             raise BusyError("another epoch of this loader is running; superbatches have one cache, so end or drop it first")
         order = self._setup.batcher.epoch(epoch)
-        run = _SuperbatchEpoch(
-            self._setup,
-            self._planning,
-            order,
-            start,
-            memory=self._memory,
-            ahead=self._ahead,
-            switch=self._switch,
-            packer=self._packer,
-        )
+        caches = self._caches if self._switch is None else self._switch
+        try:
+            caches.claim()
+            run = _SuperbatchEpoch(
+                self._setup,
+                self._planning,
+                order,
+                start,
+                memory=self._memory,
+                ahead=self._ahead,
+                caches=caches,
+                packer=self._packer,
+            )
+        except BaseException:
+            caches.release()
+            raise
         self._running = weakref.ref(run)
         return run
 
@@ -167,13 +176,14 @@ class _SuperbatchEpoch:
         *,
         memory: Reservation,
         ahead: Reservation,
-        switch: CacheSwitch | None,
+        caches: OwnCaches | CacheSwitch,
         packer: Callable[[RunDirectory, DiskBudget], Pack | None],
     ) -> None:
         graph = setup.graph
         assert isinstance(planning.policy, PlannedPolicy)
         self._setup = setup
-        self._switch = switch
+        self._caches = caches
+        self._switch = switch = caches if isinstance(caches, CacheSwitch) else None
         self.closed = False
         self._ran: dict[str, int] = {}  # the last batch whose plan ran, a feature
         stores = [graph.features[name] for name in setup.features]
@@ -188,7 +198,6 @@ class _SuperbatchEpoch:
             for store in stores:
                 if store.cache is not None:
                     store.cache.clear()
-                    store.cache.in_use = True
             self._runs = RunDirectory(planning.run_dir)
             disk = DiskBudget(planning.disk)
             if switch is not None:
@@ -233,14 +242,7 @@ class _SuperbatchEpoch:
                 self._inspector.close()
             if self._runs is not None:
                 self._runs.close()
-            self._release_caches()
             raise
-
-    def _release_caches(self) -> None:
-        for name in self._setup.features:
-            cache = self._setup.graph.features[name].cache
-            if cache is not None:
-                cache.in_use = False
 
     @property
     def threads(self) -> int:
@@ -289,7 +291,7 @@ class _SuperbatchEpoch:
             if self._ahead is not None:
                 self._ahead.close()
             self._inspector.close()
-            self._release_caches()
+            self._caches.release()
             if self._switch is not None:
                 self._switch.end()
             if self._runs is not None:

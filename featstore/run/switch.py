@@ -13,6 +13,7 @@ from featstore.cache.table import FeatureCache
 from featstore.config import Budget
 from featstore.errors import CorruptionError
 from featstore.graph.topology import NeighborCache, Topology, huge_bytes
+from featstore.run.owncaches import CLAIMING, check_free
 from featstore.run.prefetch import ReadCounts
 from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.storage.sections import SectionFile, SectionWriter
@@ -140,6 +141,20 @@ class CacheSwitch:
         """Rows that every feature's cache has room for."""
         return min(self._capacities.values(), default=0)
 
+    def claim(self) -> None:
+        """Take the features' caches for an epoch, as :meth:`OwnCaches.claim <featstore.run.owncaches.OwnCaches.claim>` does."""
+        with CLAIMING:
+            check_free(self._graph, self._capacities)
+            for name in self._capacities:
+                self._use(name, 0).in_use = True
+
+    def release(self) -> None:
+        """End the epoch; may be called again."""
+        for name in self._capacities:
+            cache = self._graph.features[name].cache
+            if cache is not None and cache.budget is self.share:
+                cache.in_use = False
+
     def begin(self, runs: RunDirectory, disk: DiskBudget) -> None:
         """Keep the neighbour cache among the run files of an epoch from now on."""
         self._runs, self._disk = runs, disk
@@ -159,7 +174,7 @@ class CacheSwitch:
             old.in_use = False
         self._graph.cache_for_planner(name, capacity, self.share)
         assert store.cache is not None
-        if old is not None and old.policy is None:
+        if old is not None and old.budget is self.share:
             store.cache.count_on_from(old)
         return store.cache
 

@@ -1,0 +1,85 @@
+"""The feature caches that a loader's plans are made for, while other loaders of the graph have theirs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from featstore.cache.table import FeatureCache
+from featstore.errors import BusyError
+
+__all__ = ["CLAIMING", "OwnCaches", "check_free"]
+
+CLAIMING = threading.Lock()  # two epochs that begin at once: one has the cache, the other is told so
+
+
+def check_free(graph: Any, features: Iterable[str]) -> None:
+    """Raise BusyError where a feature's cache follows the plans of an epoch under way."""
+    for name in features:
+        cache = graph.features[name].cache
+        if cache is not None and cache.in_use:
+            raise BusyError(
+                f"the cache of {name!r} follows the plans of a loader that is in the middle of an epoch: end or drop its loop "
+                "first, or open the graph again for this loader"
+            )
+
+
+class OwnCaches:
+    """The caches that follow a loader's plans, empty at first.
+
+    A feature has one cache. A loader's plans say which slot of *its* cache holds a row, so every epoch claims the caches before
+    anything runs, and makes them anew where another loader, or ``g.cache``, has taken their place since.
+
+    Parameters
+    ----------
+    graph : OutOfCoreGraph or PackedGraph
+    features : sequence of str
+    """
+
+    def __init__(self, graph: Any, features: Sequence[str]) -> None:
+        self._graph = graph
+        self._capacities = dict.fromkeys(features, 0)
+        self._mine: dict[str, FeatureCache] = {}
+
+    def make(self, capacities: Mapping[str, int]) -> None:
+        """Make the caches, with so many rows each, in place of those that the features have.
+
+        Raises
+        ------
+        BudgetError, BusyError
+            No memory for them; a feature's cache follows the plans of an epoch under way.
+        """
+        self._capacities.update(capacities)
+        with CLAIMING:
+            for name in capacities:
+                self._make(name)
+
+    def _make(self, name: str) -> None:
+        self._mine.pop(name, None)
+        self._graph.cache_for_planner(name, self._capacities[name])
+        self._mine[name] = self._graph.features[name].cache
+
+    def claim(self) -> None:
+        """Take the caches for an epoch, all or none; :meth:`release` gives them free.
+
+        Raises
+        ------
+        BusyError
+            Another epoch follows its plans in one of them.
+        BudgetError
+            They have to be made anew, and there is no memory for them.
+        """
+        with CLAIMING:
+            check_free(self._graph, self._capacities)
+            for name in self._capacities:
+                cache = self._graph.features[name].cache
+                if cache is None or cache is not self._mine.get(name):
+                    self._make(name)
+            for cache in self._mine.values():
+                cache.in_use = True
+
+    def release(self) -> None:
+        """End the epoch; may be called again."""
+        for cache in self._mine.values():
+            cache.in_use = False

@@ -1,0 +1,195 @@
+"""Loaders that plan, in turn and at once on one graph: a feature has one cache, and plans are run in the one they are for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import featstore
+from tests.conftest import make_graph
+
+pytestmark = pytest.mark.shares_resources  # one graph for all tests: its rings stay
+
+N, BATCH = 1500, 40
+X = torch.from_numpy(np.random.default_rng(3).standard_normal((N, 17)).astype(np.float32))
+Make = Callable[["Graph"], featstore.Loader]
+
+
+class Graph:
+    """A graph, and two packs: of its training nodes and of its validation nodes."""
+
+    def __init__(self, path: Path) -> None:
+        rng = np.random.default_rng(0)
+        nodes = rng.permutation(N)
+        data = {"train_idx": nodes[:400], "val_idx": nodes[400:700]}
+        featstore.OutOfCoreGraph.create(path / "g", *make_graph(N, 8.0), {"x": X.numpy()}, data, progress=False).close()
+        self.g = featstore.open(path / "g", memory="64MB")
+        self.sampler = featstore.NeighborSampler(self.g, [4, 3], seed=1)
+        self.packs = {name: path / name for name in ("train", "val")}
+        for name, pack in self.packs.items():
+            seeds = self.g.node_data[f"{name}_idx"]
+            featstore.sample_offline(self.g, self.sampler, seeds, BATCH, 2, pack, disk="50MB", progress=False).close()
+
+    def packed(self, name: str, **options: Any) -> featstore.Loader:
+        options = {"feature_cache": 0.1, "disk": "50MB", **options}
+        return featstore.Loader(self.g, labels=None, strategy="packed", pack=self.packs[name], **options)
+
+    def fresh(self, name: str, **options: Any) -> featstore.Loader:
+        seeds = self.g.node_data[f"{name}_idx"]
+        options = {"feature_cache": 0.1, **options}
+        return featstore.Loader(self.g, self.sampler, seeds, BATCH, labels=None, **options)
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Graph]:
+    made = Graph(tmp_path_factory.mktemp("own"))
+    yield made
+    made.g.close()
+
+
+PLANNING: dict[str, Callable[[Graph, str], featstore.Loader]] = {
+    "belady": lambda g, name: g.packed(name, superbatch=3),
+    "frequency": lambda g, name: g.packed(name, policy="frequency"),
+    "nothing": lambda g, name: g.packed(name, feature_cache=0),
+    "superbatch": lambda g, name: g.fresh(name, strategy="superbatch", superbatch=4, disk="20MB"),
+    "serial": lambda g, name: g.fresh(name, strategy="superbatch", superbatch=4, overlap=False, disk="20MB"),
+    "streamed": lambda g, name: g.fresh(name, strategy="streamed", superbatch=4, disk="20MB"),
+}
+OTHERS: dict[str, Callable[[Graph, str], featstore.Loader]] = {
+    **PLANNING,
+    "wider": lambda g, name: g.packed(name, policy="frequency", feature_cache=0.2),
+    "lru": lambda g, name: g.fresh(name, policy="lru"),
+    "degree": lambda g, name: g.fresh(name, policy="degree"),
+    "plain": lambda g, name: g.fresh(name, feature_cache=None),
+}
+
+
+def check(batch: featstore.MiniBatch) -> None:
+    assert torch.equal(batch.x, X[batch.input_ids])
+
+
+@pytest.mark.parametrize("second", OTHERS)
+@pytest.mark.parametrize("first", PLANNING)
+def test_epochs_in_turn(graph: Graph, first: str, second: str) -> None:
+    with PLANNING[first](graph, "train") as train, OTHERS[second](graph, "val") as val:
+        for _ in range(3):
+            for made in (train, val):
+                for batch in made:
+                    check(batch)
+        for made in (train, val):
+            stats = made.stats()
+            assert sum(stats["hits"].values()) == stats["rows"]
+            assert stats["batches"] == 3 * len(made)
+
+
+@pytest.mark.parametrize("second", PLANNING)
+@pytest.mark.parametrize("first", PLANNING)
+def test_one_epoch_of_plans_at_a_time(graph: Graph, first: str, second: str) -> None:
+    with PLANNING[first](graph, "train") as train, PLANNING[second](graph, "val") as val:
+        running = iter(train)
+        check(next(running))
+        with pytest.raises(featstore.BusyError, match="open the graph again"):
+            iter(val)
+        with pytest.raises(featstore.BusyError):
+            graph.g.cache("x", budget="100KB", policy="lru")
+        rest = 1
+        for batch in running:
+            check(batch)
+            rest += 1
+        assert rest == len(train)
+        for batch in val:
+            check(batch)
+
+
+@pytest.mark.parametrize("first", PLANNING)
+def test_a_cache_of_the_graph_between_epochs(graph: Graph, first: str) -> None:
+    with PLANNING[first](graph, "train") as train:
+        for policy in ("lru", "degree"):
+            for batch in train:
+                check(batch)
+            graph.g.cache("x", budget="50KB", policy=policy)
+            assert torch.equal(graph.g.features["x"][:200], X[:200])
+        for batch in train:
+            check(batch)
+
+
+def test_state_says_in_which_order_a_packs_batches_run(graph: Graph) -> None:
+    def begun(**options: Any) -> dict[str, Any]:
+        with graph.packed("train", **options) as made:
+            next(iter(made))
+            return made.state_dict()
+
+    state = begun(superbatch=3)
+    for options in ({"superbatch": 2}, {"policy": "frequency"}):
+        with graph.packed("train", **options) as other, pytest.raises(ValueError, match="another order"):
+            other.load_state_dict(state)
+    with graph.packed("train", superbatch=3) as made:
+        whole = [batch.index for batch in made]
+    with graph.packed("train", superbatch=3, feature_cache=0.2) as other:
+        other.load_state_dict(state)
+        assert [batch.index for batch in other] == whole[1:]
+    state = begun(superbatch=3, shuffle=False)
+    with graph.packed("train", policy="frequency", shuffle=False) as other:
+        other.load_state_dict(state)
+        assert len(list(other)) == len(other) - 1
+
+
+def test_on_demand_while_planners_take_the_cache(graph: Graph) -> None:
+    errors: list[BaseException] = []
+    over = threading.Event()
+
+    def run() -> None:
+        try:
+            with OTHERS["lru"](graph, "val") as val:
+                while not over.is_set():
+                    for batch in val:
+                        check(batch)
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    planners = [made(graph, "train") for made in PLANNING.values()]
+    thread.start()
+    try:
+        for _ in range(3):
+            for made in planners:
+                for batch in made:
+                    check(batch)
+    finally:
+        over.set()
+        thread.join()
+        for made in planners:
+            made.close()
+    assert not errors
+
+
+def test_threads_that_begin_at_once(graph: Graph) -> None:
+    planners = [made(graph, "train") for made in PLANNING.values()]
+    results: list[object] = []
+
+    def run(made: featstore.Loader) -> None:
+        for _ in range(20):
+            try:
+                for batch in made:
+                    check(batch)
+                results.append(True)
+            except featstore.BusyError:
+                results.append(False)
+            except BaseException as error:
+                results.append(error)
+
+    threads = [threading.Thread(target=run, args=(made,)) for made in planners]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for made in planners:
+        made.close()
+    assert True in results
+    assert {type(result) for result in results} == {bool}
