@@ -61,8 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader has gone; without this the interpreter complains at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except KeyboardInterrupt:
-        print("featstore: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        print(f"featstore: interrupted{f'; {error}' if error.args else ''}", file=sys.stderr)
         return 130
     except CorruptionError as error:
         print(f"featstore: {_one_line(error)}", file=sys.stderr)

@@ -198,11 +198,14 @@ def test_what_fails_to_open_holds_nothing(copy: Path, monkeypatch: pytest.Monkey
 def test_nothing_there(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         featstore.open(tmp_path / "absent")
-    with pytest.raises(FileNotFoundError):
-        featstore.open(tmp_path)  # a directory without a catalog
+    with pytest.raises(FormatError, match="no dataset: it has no catalog"):
+        featstore.open(tmp_path)
     (tmp_path / "file").touch()
-    with pytest.raises(NotADirectoryError):
+    with pytest.raises(FormatError, match="no dataset: it is not a directory"):
         featstore.open(tmp_path / "file")
+    (tmp_path / "catalog.lmdb").mkdir()  # a dataset that lost its catalog
+    with pytest.raises(FileNotFoundError, match=r"data\.mdb"):
+        featstore.open(tmp_path)
 
 
 KINDS = ["node.x.", "node.h.", "node.y.", "edge.indptr.", "edge.indices.", "edge.out_degree."]

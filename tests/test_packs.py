@@ -323,3 +323,36 @@ def test_auto_with_a_pack_needs_no_size(data: Path, tmp_path: Path, size: str | 
                 assert loader.stats()["auto"]["taken"]["strategy"] == "packed"
                 assert g.memory_report()["cache of 'x'"] >= 600 * 96
             assert {each.capacity for each in find_layouts(pack)} == {100, 600}
+
+
+def test_options_are_checked_before_anything_is_sampled(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pack = tmp_path / "pack"
+    for wrong, match in (
+        (("--policy", "lru"), "planned policy"),
+        (("--feature-cache", "2.0"), "must lie in"),
+        (("--feature-cache", "10B"), "a feature cache of one row"),
+        (("--feature-cache", "1.0", "--memory", "500KB"), "a feature cache of 2000 rows"),
+    ):
+        assert match in fails(capsys, "pack", data, pack, *FANOUTS, *wrong)
+        assert not pack.exists()
+    pack.mkdir()
+    assert "is no pack" in fails(capsys, "pack", data, pack, *FANOUTS)
+
+
+def test_ctrl_c_in_packing_says_how_to_go_on(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    pack = tmp_path / "pack"
+    with monkeypatch.context() as patched:
+        patched.setattr("featstore.run.packed.make_layout", interrupt)
+        assert main(["pack", str(data), str(pack), *FANOUTS]) == 130
+    assert "interrupted; the samples" in (said := capsys.readouterr().err)
+    assert "--add-layout" in said
+    assert run(capsys, "pack", data, pack, "--add-layout", *FANOUTS)["layouts"][0]["new"]
+    with monkeypatch.context() as patched:
+        patched.setattr("featstore.run.packs.sample_offline", interrupt)
+        assert main(["pack", str(data), str(tmp_path / "other"), *FANOUTS]) == 130
+    assert capsys.readouterr().err == "featstore: interrupted\n"

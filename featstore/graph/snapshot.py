@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 
 from featstore.errors import FormatError, VersionError
 from featstore.storage.builddir import restore_moved
@@ -70,6 +71,8 @@ def open_snapshot(root: str, reader: Reader) -> Snapshot:
         if attempt == 0 and not os.path.lexists(root):
             restore_moved(root)
         before = os.stat(root)
+        if not stat.S_ISDIR(before.st_mode):
+            raise FormatError(f"{root} is no dataset: it is not a directory")
         snapshot, failure = None, None
         try:
             snapshot = Snapshot(root, reader)

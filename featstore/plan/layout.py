@@ -230,7 +230,10 @@ class Layout:
         for feature in self.record["features"]:
             source = sources[feature["name"]]
             if feature["made_of"] != source.file_id:
-                raise StaleError(f"{self.folder} holds rows of another feature {feature['name']!r}, or of an earlier one")
+                raise StaleError(
+                    f"{self.folder} holds rows of another feature {feature['name']!r}, or of an earlier one; "
+                    "remove this directory, and the layout is made anew"
+                )
 
     @property
     def disk_bytes(self) -> int:

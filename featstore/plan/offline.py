@@ -163,7 +163,10 @@ class Pack:
     def check(self, g: OutOfCoreGraph) -> None:
         """Raise StaleError unless the pack was sampled from the graph that ``g`` is."""
         if self.record["made_of"] != _made_of(g):
-            raise StaleError(f"{self.path} was sampled from another graph than {g.path}, or from an earlier one in its place")
+            raise StaleError(
+                f"{self.path} was sampled from another graph than {g.path}, or from an earlier one in its place; "
+                "sample anew with overwrite=True (featstore pack --overwrite)"
+            )
 
     def check_in_place(self) -> None:
         """Raise StaleError where another pack was made in the place of this one since it was opened."""

@@ -9,12 +9,15 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from featstore.cache.base import get_policy
 from featstore.config import format_size, parse_disk
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.plan.layout import find_layouts, unfinished_bytes
 from featstore.plan.nodedata import carried
 from featstore.plan.offline import RECORD, Pack, sample_offline
 from featstore.run.loader import Loader
+from featstore.run.options import parse_planning
+from featstore.run.precache import cache_bytes
 from featstore.run.recording import seeds_of
 from featstore.sampling.batch import Sampler
 
@@ -90,6 +93,16 @@ def check_layout(
     )
 
 
+def _check_packing(g: OutOfCoreGraph, options: argparse.Namespace) -> None:
+    """Raise what the packing would raise about its options, before epochs are sampled for it."""
+    store = g.features[options.feature]
+    width = {options.feature: store.nbytes // max(1, len(store))}
+    asked: dict[str, Any] = {"superbatch": options.superbatch, "overlap": True, "disk": None, "run_dir": None}
+    parse_planning(g, store.nbytes, "packed", options.policy, **asked)
+    if g.num_nodes:
+        cache_bytes(options.feature_cache, g.num_nodes, width, get_policy("belady"), g.budget, g.budget.available)
+
+
 def pack_dataset(
     g: OutOfCoreGraph,
     path: str | os.PathLike[str],
@@ -122,8 +135,11 @@ def pack_dataset(
         if options.seeds is not None:
             raise ValueError(f"--seeds {options.seeds}: --add-layout packs the samples that are there; leave one out")
     elif os.path.lexists(target) and not options.overwrite:
+        if not os.path.lexists(os.path.join(target, RECORD)):
+            raise ValueError(f"{path} is there already, and is no pack")
         raise ValueError(f"{path} is there already: --add-layout packs its samples, --overwrite samples anew")
     else:
+        _check_packing(g, options)
         seeds = seeds_of(g, options.labels, options.seeds)
         pack = sample_offline(
             g,
@@ -152,6 +168,10 @@ def pack_dataset(
         given |= {"device_cache": options.device_cache, "device": "meta"}
         try:
             Loader(g, strategy="packed", pack=pack, **given).close()
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(
+                "the samples, and what is packed of them, are kept: the same command with --add-layout goes on"
+            ) from None
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise

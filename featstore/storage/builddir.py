@@ -146,7 +146,9 @@ class BuildDirectory:
             if os.path.exists(os.path.join(self.target, self._marker)):
                 if overwrite:
                     return True
-                raise FileExistsError(errno.EEXIST, f"a {self._what} exists here; overwrite=True replaces it", self.target)
+                raise FileExistsError(
+                    errno.EEXIST, f"a {self._what} exists here; overwrite=True (--overwrite) replaces it", self.target
+                )
         raise FileExistsError(errno.EEXIST, f"exists and is not a {self._what}, so it is not replaced", self.target)
 
     def _make(self) -> None:

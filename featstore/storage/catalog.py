@@ -372,10 +372,13 @@ def read_catalog(root: str | os.PathLike[str]) -> Catalog:
     CorruptionError
         The catalog is truncated or a bit of it changed.
     FormatError, VersionError
-        It is not a catalog, claims what cannot be, names a file outside the dataset, or needs a newer release.
+        The directory is no dataset; it is not a catalog, claims what cannot be, names a file outside the dataset, or needs a
+        newer release.
     """
     path = os.path.join(os.fspath(root), CATALOG_FILE)
     resolve_inside(root, CATALOG_FILE)
+    if os.path.isdir(root) and not os.path.lexists(os.path.join(os.fspath(root), CATALOG_DIRECTORY)):
+        raise FormatError(f"{os.fspath(root)} is no dataset: it has no catalog")
     fd, n_bytes = open_regular(path)
     try:
         if n_bytes > _MAX_BYTES:
