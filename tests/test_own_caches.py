@@ -193,3 +193,25 @@ def test_threads_that_begin_at_once(graph: Graph) -> None:
         made.close()
     assert True in results
     assert {type(result) for result in results} == {bool}
+
+
+def test_a_loaders_cache_comes_in_the_place_of_the_last_ones(tmp_path: Path) -> None:
+    wide = np.random.default_rng(1).standard_normal((N, 1024)).astype(np.float32)
+    data = {"train_idx": np.arange(0, N, 4)}
+    featstore.OutOfCoreGraph.create(tmp_path / "g", *make_graph(N, 8.0), {"x": wide}, data, progress=False).close()
+    with featstore.open(tmp_path / "g", memory=2 * wide.nbytes, threads=1) as g:  # for one cache of all rows, and the batches
+        sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
+        for options in (
+            {"policy": "degree"},
+            {"policy": "lru"},
+            {"strategy": "superbatch", "disk": "20MB"},
+            {"policy": "degree"},
+        ):
+            with featstore.Loader(
+                g, sampler, g.node_data["train_idx"], BATCH, labels=None, prefetch=0, feature_cache=1.0, **options
+            ) as made:
+                for batch in made:
+                    assert np.array_equal(batch.x.numpy(), wide[batch.input_ids.numpy()])
+            del batch
+            assert g.memory_report()["cache of 'x'"] >= wide.nbytes
+            assert g.budget.available < wide.nbytes  # so the next one has its memory from this one

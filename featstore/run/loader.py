@@ -27,6 +27,7 @@ from featstore.run.auto import Decision, decide, look_ahead, rows_in_memory
 from featstore.run.batch import MiniBatch
 from featstore.run.epoch import EpochIterator, Progress, most_rows
 from featstore.run.options import BATCH_SIZE, LABELS, check_names, check_pack, check_strategy, parse_planning, parse_share
+from featstore.run.owncaches import make_room
 from featstore.run.packed import Packed
 from featstore.run.precache import AccessCounts, cache_bytes, device_rows, size_for_pack, spare_bytes
 from featstore.run.prefetch import ReadCounts, Stopwatch
@@ -253,6 +254,8 @@ class Loader:
                 labels=self._labels,
                 prefetch=prefetch,
             )
+            if strategy != "ondemand" or feature_cache is not None or policy is not None:
+                make_room(g, self._features)  # the caches of this loader come in the place of those that are there
             if is_auto:
                 feature_cache = "auto" if feature_cache is None else feature_cache
                 if pack is not None and feature_cache == "auto":

@@ -9,7 +9,7 @@ from typing import Any
 from featstore.cache.table import FeatureCache
 from featstore.errors import BusyError
 
-__all__ = ["CLAIMING", "OwnCaches", "check_free"]
+__all__ = ["CLAIMING", "OwnCaches", "check_free", "make_room"]
 
 CLAIMING = threading.Lock()  # two epochs that begin at once: one has the cache, the other is told so
 
@@ -23,6 +23,22 @@ def check_free(graph: Any, features: Iterable[str]) -> None:
                 f"the cache of {name!r} follows the plans of a loader that is in the middle of an epoch: end or drop its loop "
                 "first, or open the graph again for this loader"
             )
+
+
+def make_room(graph: Any, features: Iterable[str]) -> None:
+    """Give back the caches that features have, and buffers of batches that nobody has, before others are made.
+
+    Raises
+    ------
+    BusyError
+        One of them follows the plans of an epoch under way.
+    """
+    with CLAIMING:
+        check_free(graph, features)
+        for name in features:
+            if graph.features[name].cache is not None:
+                graph.cache_for_planner(name, 0)
+    graph.pool.trim()
 
 
 class OwnCaches:
