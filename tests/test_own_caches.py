@@ -146,15 +146,15 @@ def test_on_demand_while_planners_take_the_cache(graph: Graph) -> None:
 
     def run() -> None:
         try:
-            with OTHERS["lru"](graph, "val") as val:
-                while not over.is_set():
-                    for batch in val:
-                        check(batch)
+            while not over.is_set():
+                for batch in val:
+                    check(batch)
         except BaseException as error:
             errors.append(error)
 
     thread = threading.Thread(target=run)
     planners = [made(graph, "train") for made in PLANNING.values()]
+    val = OTHERS["lru"](graph, "val")
     thread.start()
     try:
         for _ in range(3):
@@ -164,7 +164,7 @@ def test_on_demand_while_planners_take_the_cache(graph: Graph) -> None:
     finally:
         over.set()
         thread.join()
-        for made in planners:
+        for made in (*planners, val):
             made.close()
     assert not errors
 
