@@ -390,3 +390,41 @@ def test_a_pack_in_place_of_the_dataset(dataset: Path, pack: Path, tmp_path: Pat
                 featstore.Loader(g, features=["x"], strategy="packed", feature_cache=0.2)
         assert g.budget.used == 0
     assert len(list(there.glob("layout-*"))) == 2
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("policy", ["belady", "frequency"])
+def test_memory_for_reading_ahead_is_given_to_batches(tmp_path: Path, policy: str, prefetch: int) -> None:
+    n, data = 1500, {"train_idx": np.arange(0, 1500, 2)}
+    x = torch.from_numpy(np.random.default_rng(0).standard_normal((n, 300)).astype(np.float32))
+    features = {"x": x.numpy(), "z": x[:, :9].numpy()}
+    featstore.OutOfCoreGraph.create(tmp_path / "g", *make_graph(n, 8.0), features, data, progress=False).close()
+    with featstore.open(tmp_path / "g", memory="40MB") as g:
+        sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
+        featstore.sample_offline(g, sampler, g.node_data["train_idx"], 30, path=tmp_path / "p", progress=False).close()
+        options: dict[str, Any] = {"policy": policy, "feature_cache": 0.05, "prefetch": prefetch, "features": ["x", "z"]}
+        with featstore.Loader(g, strategy="packed", pack=tmp_path / "p", labels=None, disk="100MB", **options) as loader:
+            for _ in loader:
+                pass
+            before = loader.stats()
+            window = g.memory_report()["extents read ahead"]
+            batches, held, n_batches = iter(loader), [], 0
+            g.pool.trim()
+            with g.budget.reserve("somebody else", g.budget.available):
+                for batch in batches:
+                    assert torch.equal(batch.x, x[batch.input_ids])
+                    assert torch.equal(batch.features["z"], x[batch.input_ids, :9])
+                    n_batches += 1
+                    if g.memory_report()["extents read ahead"] == window:
+                        held.append(batch)  # until no memory is left but that for reading ahead
+                    else:
+                        held.clear()
+                del batch
+            assert n_batches == len(loader)
+            assert g.memory_report()["extents read ahead"] == 2 * 8192 < window  # of two features
+            after = loader.stats()
+            once = before["rows_loaded"] - after["rows_loaded"] + before["rows_loaded"]
+            assert once == (75 * 2 if policy == "frequency" else 0)  # a static tier is filled by the first epoch alone
+            assert after["bytes_read"] > before["bytes_read"]
+            for batch in loader:  # the next epoch, too
+                assert torch.equal(batch.x, x[batch.input_ids])

@@ -33,6 +33,7 @@ from featstore.run.owncaches import OwnCaches
 from featstore.run.strategy import EpochRun, Planning, Prepared, Setup
 from featstore.run.streamed import window_for
 from featstore.storage.extents import ExtentSource
+from featstore.storage.pagestream import least_window
 
 __all__ = ["Packed", "packed_superbatch"]
 
@@ -72,6 +73,7 @@ class Packed:
         self._devices: dict[str, DeviceTier] = {}
         self._running: weakref.ref[_PackedEpoch] | None = None
         self._held: list[Reservation] = []
+        self._window_bytes = 0
         weakref.finalize(self, _release, self._held, self._devices)
 
     @property
@@ -169,7 +171,8 @@ class Packed:
         self._held.append(graph.budget.reserve("layout tables", layout.tables.nbytes))
         self._caches.make(dict.fromkeys(self._setup.features, options.capacity))
         self._window_bytes = window_for(graph.budget.available, len(self._setup.features))
-        self._held.append(graph.budget.reserve("extents read ahead", self._window_bytes * len(self._setup.features)))
+        self._ahead = graph.budget.reserve("extents read ahead", self._window_bytes * len(self._setup.features))
+        self._held.append(self._ahead)
         rows = layout.tables.device_rows
         for name in self._setup.features if len(rows) else ():
             store, device = graph.features[name], self._setup.device
@@ -179,6 +182,21 @@ class Packed:
                 self._devices[name].fill(rows, fill_step(store.file.row_bytes, Tier.DEVICE), partial(_fill, self._setup, source))
             finally:
                 source.close()
+
+    @property
+    def window_bytes(self) -> int:
+        """Bytes that each feature's extents are read ahead into."""
+        return self._window_bytes
+
+    def read_less_ahead(self) -> bool:
+        """Make the window of streams to come the least there is; return whether it was more."""
+        more = self._window_bytes > least_window()
+        self._window_bytes = min(self._window_bytes, least_window())
+        return more
+
+    def give_window_back(self) -> None:
+        """Give back what the window has become less by, once no stream has it any more."""
+        self._ahead.resize(self._window_bytes * len(self._setup.features))
 
     def close(self) -> None:
         """Close the layout and give the memory back; may be called again."""
@@ -199,11 +217,10 @@ class Packed:
         running = None if self._running is None else self._running()
         if running is not None and not running.closed:
             raise BusyError("another epoch of this loader is running; packs have one cache, so end or drop it first")
-        window_bytes = getattr(self, "_window_bytes", 0)
         try:
             self._caches.claim()
             run = _PackedEpoch(
-                self._setup, self._pack, self._layout, epoch, start, self._caches, self._filled, self._devices, window_bytes
+                self._setup, self._pack, self._layout, epoch, start, self._caches, self._filled, self._devices, self
             )
         except BaseException:
             self._caches.release()
@@ -243,10 +260,10 @@ class _PackedEpoch:
         caches: OwnCaches,
         filled: dict[str, FeatureCache],
         devices: Mapping[str, DeviceTier],
-        window_bytes: int,
+        strategy: Packed,
     ) -> None:
         self._setup, self._pack, self._layout, self._filled, self._devices = setup, pack, layout, filled, devices
-        self._caches, self.closed = caches, False
+        self._caches, self._strategy, self.closed = caches, strategy, False
         n = pack.n_batches
         self._group = n or 1 if layout is None else layout.group
         self._order = _order(n, self._group, setup.batcher, epoch)
@@ -261,7 +278,7 @@ class _PackedEpoch:
         self._tiers: dict[str, dict[Tier, TierSource]] = {}
         try:
             for name in setup.features:
-                self._ready(name, window_bytes)
+                self._ready(name, strategy.window_bytes)
         except BaseException:
             self.close()
             raise
@@ -288,8 +305,15 @@ class _PackedEpoch:
             self._filled[name] = cache
         elif not len(rows):
             cache.clear()
-        source = self._sources[name] = layout.batches(name, reader, self._base + self._order[self._first :], window_bytes)
+        self._read(name, self._first, window_bytes)
+
+    def _read(self, name: str, position: int, window_bytes: int) -> None:
+        """Begin to read the extents of the batches from ``position`` on."""
+        layout = self._layout
+        assert layout is not None
+        source = layout.batches(name, self._setup.graph.reader, self._base + self._order[position:], window_bytes)
         shared = layout.shared(name)
+        self._sources[name] = source
         self._tiers[name] = {Tier.PACKED: source} if shared is None else {Tier.PACKED: source, Tier.DISK_CACHE: shared}
 
     @property
@@ -350,7 +374,13 @@ class _PackedEpoch:
         self._kept.clear()
 
     def spare(self) -> bool:
-        return False
+        if not self._strategy.read_less_ahead():
+            return False
+        for name, source in self._sources.items():
+            self._setup.reads.add(source.close())
+            self._read(name, self._ran.get(name, self._first - 1) + 1, self._strategy.window_bytes)
+        self._strategy.give_window_back()
+        return True
 
     def close(self) -> None:
         if not self.closed:

@@ -485,6 +485,10 @@ class ExtentSource:
         self.stats.add(cost)
         return cost
 
-    def close(self) -> None:
-        """Wait for reads under way and stop; may be called again."""
+    def close(self) -> ReadStats:
+        """Wait for reads under way and stop; return what was read in vain. May be called again."""
         self._stream.close()
+        core = self._stream.core
+        cost = ReadStats(0, core.n_reads - self.stats.reads, 0, core.read_bytes - self.stats.bytes_read)
+        self.stats.add(cost)
+        return cost
