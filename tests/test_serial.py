@@ -270,3 +270,23 @@ def test_two_loaders_take_turns_or_say_so(g: featstore.OutOfCoreGraph) -> None:
 def test_no_features_and_no_cache(g: featstore.OutOfCoreGraph) -> None:
     with serial(g, features=[], feature_cache=None, labels=None) as loader:
         assert [batch.index for batch in loader] == list(range(20))
+
+
+def test_leaving_while_the_next_superbatch_is_waited_for(g: featstore.OutOfCoreGraph, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float | None] = []
+    join = threading.Thread.join
+
+    def joined(thread: threading.Thread, timeout: float | None = None) -> None:
+        join(thread, timeout)
+        if thread.is_alive():
+            waits.append(timeout)
+
+    loader = serial(g, prefetch=4)
+    iterator = iter(loader)
+    next(iterator)
+    run = loader._strategy._running()  # type: ignore[attr-defined]
+    while not run._inspector._reached:  # a batch of the next superbatch is asked for ahead, and cannot be had yet
+        next(iterator)
+    monkeypatch.setattr(threading.Thread, "join", joined)
+    loader.close()
+    assert not waits  # no thread was still there when the patience with it had run out

@@ -92,6 +92,7 @@ class EpochIterator(Iterator[MiniBatch]):
 
 def _end(pipeline: Pipeline[Any, Any, Any], run: EpochRun, owner: object) -> None:
     try:
+        run.stop()  # or a thread would wait for a superbatch that comes only when batches have passed that now never will
         pipeline.close(FINALIZER_JOIN_S)
     except BaseException:  # Ctrl-C, while its threads come to their end; so they do
         pipeline.close(FINALIZER_JOIN_S)

@@ -382,6 +382,9 @@ class _PackedEpoch:
         self._strategy.give_window_back()
         return True
 
+    def stop(self) -> None:
+        pass  # reads of extents end by themselves
+
     def close(self) -> None:
         if not self.closed:
             for source in self._sources.values():

@@ -143,6 +143,10 @@ class EpochRun(Protocol):
         """
         ...
 
+    def stop(self) -> None:
+        """Hear that the epoch is over: whoever waits in :meth:`batch` or :meth:`gather` is sent away. Waits for nobody."""
+        ...
+
     def close(self) -> None:
         """Let go of threads, files and memory; may be called again."""
         ...
@@ -219,6 +223,9 @@ class _OnDemandEpoch:
 
     def spare(self) -> bool:
         return False
+
+    def stop(self) -> None:
+        pass
 
     def close(self) -> None:
         pass

@@ -285,6 +285,9 @@ class _SuperbatchEpoch:
         self._inspector.freed()
         return True
 
+    def stop(self) -> None:
+        self._inspector.stop()
+
     def close(self) -> None:
         if not self.closed:
             self._inspector.stop()
