@@ -3,6 +3,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+def mark_pieces(
+    rows: npt.NDArray[Any], geometry: tuple[int, int, int, int], piece_bytes: int, wanted: npt.NDArray[np.uint8]
+) -> None: ...
+
+class Arena:
+    nbytes: int
+    def __init__(self, nbytes: int) -> None: ...
+
 class Stream:
     path: str
     backend: str
@@ -16,6 +24,7 @@ class Stream:
         counts: npt.NDArray[np.uint32],
         n_buffers: int,
         buffer_bytes: int,
+        arena: Arena | None = None,
     ) -> None: ...
     def use_sums(self, seed: int, n_sums_pages: int) -> None: ...
     def set_sums_page(self, number: int, page: npt.NDArray[np.uint64] | None) -> None: ...
@@ -48,6 +57,7 @@ class Packer:
         geometry: tuple[int, int, int, int],
         n_buffers: int,
         buffer_bytes: int,
+        arena: Arena | None = None,
     ) -> None: ...
     def write(self) -> None: ...
     def run(self, stream: Stream, most: int) -> int: ...

@@ -66,7 +66,7 @@ class Belady(PlannedPolicy):
     -----
     Three passes, each linear in the accesses, whatever the capacity. Memory: 4 bytes an access that is planned (8 in a window of
     2³¹ accesses or more; none with ``spill``), 1/4 byte an access of the window, 8 bytes a row and 4 a slot; what a window with
-    look-ahead took is kept for the next one.
+    look-ahead took is kept for the next one, with :meth:`keep_memory` also what the last one took.
 
     References
     ----------
@@ -79,6 +79,13 @@ class Belady(PlannedPolicy):
         self._slot_of_row: Int32s = np.empty(0, np.int32)
         self._slots: _core.Slots | None = None
         self._kept = _Kept()
+        self._keeps = False
+
+    def keep_memory(self, keep: bool) -> None:
+        """See :class:`PlannedPolicy`."""
+        self._keeps = keep
+        if not keep:
+            self._kept = _Kept()
 
     @property
     def nbytes(self) -> int:
@@ -88,12 +95,14 @@ class Belady(PlannedPolicy):
     def start(self, capacity: int, context: PolicyContext, residents: Int64s = EMPTY_ROWS) -> None:
         """See :class:`PlannedPolicy`."""
         self._capacity = min(capacity, context.n)
-        self._slot_of_row = huge_array(4 * context.n).view(np.int32)
+        if len(self._slot_of_row) != context.n:
+            self._slot_of_row = huge_array(4 * context.n).view(np.int32)
         self._slot_of_row.fill(-1)
         self._slot_of_row[residents] = np.arange(len(residents), dtype=np.int32)
         free = np.arange(self._capacity, dtype=np.int32)[::-1].copy()
         self._slots = _core.Slots(self._slot_of_row, free, len(residents))
-        self._kept = _Kept()
+        if not self._keeps:
+            self._kept = _Kept()
 
     def plan(self, window: Window) -> Iterator[PlannedBatch]:
         """See :class:`PlannedPolicy`; the first batch's changeset also evicts what the window does not use.
@@ -176,5 +185,5 @@ class Belady(PlannedPolicy):
             )
             leaving = EMPTY_ROWS
             yield PlannedBatch(slots, changes)
-        if window.n_planned == window.n_batches:  # nothing was looked ahead to, so no window follows
+        if window.n_planned == window.n_batches and not self._keeps:  # nothing was looked ahead to, so no window follows
             self._kept = _Kept()

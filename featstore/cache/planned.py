@@ -171,6 +171,12 @@ class PlannedPolicy(Policy):
     def plan(self, window: Window) -> Iterator[PlannedBatch]:
         """Yield one planned batch for each of the window's first ``n_planned`` batches, in order."""
 
+    def keep_memory(self, keep: bool) -> None:
+        """Say whether arrays may be held beyond a last window, for the :meth:`start` that follows; by default they are not.
+
+        False gives back what is held. Who says True has memory reserved for it.
+        """
+
     @property
     def nbytes(self) -> int:
         """Bytes held between windows."""

@@ -15,13 +15,14 @@ from featstore.errors import BudgetError
 from featstore.plan.missed import MissedRows
 from featstore.storage.extents import ExtentMap, ExtentSource, ExtentWriter, least_memory
 from featstore.storage.format import sums_seed
+from featstore.storage.pagestream import Arenas
 from featstore.storage.reader import Reader
 from featstore.storage.rowfile import RowFile
 from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.storage.spares import SpareFiles
 from featstore.storage.writer import FileRecord
 
-__all__ = ["ExtentFile", "RowsOf", "RunPacker", "fill_extents"]
+__all__ = ["ExtentFile", "PackArenas", "RowsOf", "RunPacker", "fill_extents"]
 
 Int64s = npt.NDArray[np.int64]
 RowsOf = Callable[[int], npt.NDArray[Any]]
@@ -63,9 +64,29 @@ class ExtentFile:
         path = os.path.join(folder, record.name)
         return cls(reader.open(path, layout=record.layout, n_rows=record.n_rows, seed=seed, sums_seed=sums_seed(seed)), extents)
 
-    def source(self, reader: Reader, order: Int64s, window_bytes: int) -> ExtentSource:
+    def source(self, reader: Reader, order: Int64s, window_bytes: int, arenas: Arenas | None = None) -> ExtentSource:
         """Return the tier ``PACKED`` of batches that run in ``order``."""
-        return ExtentSource(reader, self.file, self.extents, order, window_bytes)
+        return ExtentSource(reader, self.file, self.extents, order, window_bytes, arenas)
+
+
+@dataclass
+class PackArenas:
+    """Memory that packing and reading extents use superbatch after superbatch.
+
+    Parameters
+    ----------
+    packing : Arenas
+    windows : mapping of str to Arenas
+        Of each feature's extents.
+    """
+
+    packing: Arenas
+    windows: Mapping[str, Arenas]
+
+    def drop(self) -> None:
+        """Keep nothing."""
+        for arenas in (self.packing, *self.windows.values()):
+            arenas.drop()
 
 
 class RunPacker:
@@ -86,6 +107,7 @@ class RunPacker:
         Where the disk has no room for a superbatch, pack nothing of it.
     spares : SpareFiles
         Files whose batches have run, to be written over.
+    arenas : PackArenas
     """
 
     def __init__(
@@ -97,12 +119,13 @@ class RunPacker:
         memory: Reservation,
         window_bytes: int,
         spares: SpareFiles,
+        arenas: PackArenas,
         *,
         may_skip: bool = False,
     ) -> None:
         self._may_skip, self._spares = may_skip, spares
         self._bases, self._reader, self._runs, self._disk = bases, reader, runs, disk
-        self._memory, self._window_bytes = memory, window_bytes
+        self._memory, self._window_bytes, self._arenas = memory, window_bytes, arenas
 
     @property
     def most_held(self) -> int:
@@ -120,7 +143,7 @@ class RunPacker:
         """See :class:`featstore.plan.packbeside.Pack`."""
         if self._may_skip and not self.fits(n_missed):
             return None
-        packed = _PackedRun(self._reader, self._disk, self._window_bytes, self._spares)
+        packed = _PackedRun(self._reader, self._disk, self._window_bytes, self._spares, self._arenas.windows)
         try:
             for number, (name, base) in enumerate(self._bases.items()):
                 extents = ExtentMap(n_missed, base.row_bytes)
@@ -129,7 +152,8 @@ class RunPacker:
                     least = least_memory(base.row_bytes, int(extents.n_rows.max(initial=0)))
                     if writer.nbytes + rows_of.nbytes + least > self._memory.n_bytes:
                         rows_of.drop()
-                    fill_extents(writer, self._reader, base, rows_of, self._memory, rows_of.nbytes, check=check)
+                    held, kept = rows_of.nbytes, self._arenas.packing
+                    fill_extents(writer, self._reader, base, rows_of, self._memory, held, check=check, arenas=kept)
                     record = writer.finish()
                 packed.add(name, self._runs.path, record, extents)
         except BaseException:
@@ -141,8 +165,11 @@ class RunPacker:
 class _PackedRun:
     """The extents of one superbatch in run files, a file a feature."""
 
-    def __init__(self, reader: Reader, disk: DiskBudget, window_bytes: int, spares: SpareFiles) -> None:
+    def __init__(
+        self, reader: Reader, disk: DiskBudget, window_bytes: int, spares: SpareFiles, arenas: Mapping[str, Arenas]
+    ) -> None:
         self._reader, self._disk, self._window_bytes, self._spares = reader, disk, window_bytes, spares
+        self._arenas = arenas
         self._files: dict[str, ExtentFile] = {}
         self._made: list[tuple[str, FileRecord]] = []
         self._sources: dict[str, ExtentSource] = {}
@@ -155,7 +182,8 @@ class _PackedRun:
     def source(self, name: str) -> ExtentSource:
         if name not in self._sources:
             file = self._files[name]
-            self._sources[name] = file.source(self._reader, np.arange(len(file.extents.n_rows)), self._window_bytes)
+            order = np.arange(len(file.extents.n_rows))
+            self._sources[name] = file.source(self._reader, order, self._window_bytes, self._arenas[name])
         return self._sources[name]
 
     def stop(self) -> None:

@@ -140,6 +140,7 @@ class SuperbatchInspector:
         self._switch = switch
         self._pack = pack
         self._capacity = capacity
+        policy.keep_memory(switch is None)  # where it is not another's between epochs
         policy.start(capacity, PolicyContext(n_rows, 1))
         self._n = -(-(stop - start) // size)
         self._ready: dict[int, _Superbatch] = {}

@@ -13,11 +13,11 @@ from featstore.config import Reservation
 from featstore.gather.buffers import take_pages
 from featstore.plan.missed import MissedRows
 from featstore.plan.packbeside import Pack, Packed
-from featstore.plan.packing import RunPacker
+from featstore.plan.packing import PackArenas, RunPacker
 from featstore.run.strategy import Setup
 from featstore.run.superbatch import Superbatch
 from featstore.storage.extents import least_memory, most_memory
-from featstore.storage.pagestream import MOST_WINDOW_BYTES, least_window
+from featstore.storage.pagestream import MOST_WINDOW_BYTES, Arenas, least_window
 from featstore.storage.rowfile import RowFile
 from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.storage.spares import SpareFiles
@@ -59,10 +59,14 @@ class Streamed(Superbatch):
         self._held = held
         assert setup.planning is not None
         self._spares = SpareFiles(setup.planning.run_dir)
+        # A quarter of the memory is left to what is held before the first buffer is: rows to pack, sums.
+        windows = {name: Arenas(self._window_bytes) for name in setup.features}
+        self._arenas = PackArenas(Arenas(self._packing.n_bytes // 4 * 3), windows)
         weakref.finalize(self, self._spares.close)
 
     def close(self) -> None:
         """Give the memory back; may be called again."""
+        self._arenas.drop()
         _release(self._held)
         self._spares.close()
         super().close()
@@ -83,7 +87,15 @@ class Streamed(Superbatch):
         self._spares.use(disk)
         window = self._window_bytes
         pack = RunPacker(
-            self._bases, self._setup.graph.reader, runs, disk, self._packing, window, self._spares, may_skip=may_skip
+            self._bases,
+            self._setup.graph.reader,
+            runs,
+            disk,
+            self._packing,
+            window,
+            self._spares,
+            self._arenas,
+            may_skip=may_skip,
         )
         return _PreparingPack(pack, self._setup, self._n_accesses * 9 // 8)
 

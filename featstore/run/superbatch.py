@@ -70,7 +70,8 @@ class Superbatch:
             needed = max(needed, SCORING_BYTES * graph.num_nodes + NeighborCache.scratch_bytes(graph.topology))
         self._memory = graph.budget.reserve("planner", needed)
         self._ahead = graph.budget.reserve("read ahead", 0)
-        self._finalizer = weakref.finalize(self, _release, self._memory, self._ahead)
+        assert isinstance(self._planning.policy, PlannedPolicy)
+        self._finalizer = weakref.finalize(self, _release, self._planning.policy, self._memory, self._ahead)
         if setup.planning.overlap:
             self._ahead.resize(ahead_bytes(setup, graph.budget.total // 16))
         self._switch: CacheSwitch | None = None
@@ -137,7 +138,8 @@ class Superbatch:
         return run
 
 
-def _release(*held: Reservation) -> None:
+def _release(policy: PlannedPolicy, *held: Reservation) -> None:
+    policy.keep_memory(False)
     for reservation in held:
         reservation.release()
 

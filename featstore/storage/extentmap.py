@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from featstore._core.stream import mark_pieces
 from featstore.errors import BudgetError
 from featstore.storage.format import file_bytes, sums_bytes
 from featstore.storage.layout import PAGE_BYTES, RowLayout
@@ -127,14 +128,10 @@ def episodes(extents: ExtentMap, n_bytes: int, id_bytes: int, first: int = 0) ->
 def needed_runs(base: RowFile, rows: Sequence[npt.NDArray[Any]]) -> Int64s:
     """Return the runs of pages to scan: the blocks of the base file, 1 MiB each, that hold any of the rows."""
     layout, size = base.layout, PAGE_BYTES + base.layout.data_bytes(base.n_rows)
-    wanted = np.zeros(-(-size // PIECE_BYTES) + 1, bool)
-    span = (layout.row_bytes - 1) // PIECE_BYTES + 1
+    wanted = np.zeros(-(-size // PIECE_BYTES), np.uint8)
     for ids in rows:
-        start = PAGE_BYTES + ids // layout.group_rows * np.int64(layout.group_bytes) + ids % layout.group_rows * layout.row_bytes
-        for k in range(span):
-            wanted[(start + k * PIECE_BYTES) // PIECE_BYTES] = True
-        wanted[(start + layout.row_bytes - 1) // PIECE_BYTES] = True
-    blocks = np.flatnonzero(wanted[:-1])
+        mark_pieces(ids, (PAGE_BYTES, layout.row_bytes, layout.group_rows, layout.group_bytes), PIECE_BYTES, wanted)
+    blocks = np.flatnonzero(wanted)
     first = blocks * (PIECE_BYTES // PAGE_BYTES)
     count = np.minimum(PIECE_BYTES // PAGE_BYTES, size // PAGE_BYTES - first)
     return np.stack([first, count], axis=1)

@@ -37,7 +37,7 @@ from featstore.storage.extentmap import (
 from featstore.storage.format import SUMS_PER_PAGE, Header, file_bytes, page_sum, sums_bytes, sums_seed
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.ordered import Ordered
-from featstore.storage.pagestream import PageStream, least_window
+from featstore.storage.pagestream import Arenas, PageStream, arena_bytes, least_window
 from featstore.storage.reader import Reader
 from featstore.storage.rowfile import ReadStats, RowFile
 from featstore.storage.rundir import DiskBudget
@@ -206,6 +206,7 @@ class ExtentWriter:
         progress: Callable[[int], None] = lambda n: None,
         check: Callable[[], None] = lambda: None,
         done: Callable[[int], None] = lambda end: None,
+        arenas: Arenas | None = None,
     ) -> None:
         """Fill the extents, from where a killed writer was.
 
@@ -226,6 +227,8 @@ class ExtentWriter:
             Called now and then; what it raises ends the filling.
         done : callable
             ``done(end)`` after every episode: the extents before ``end`` are filled.
+        arenas : Arenas, optional
+            Keeps the memory for another filling; it counts in ``n_bytes``.
 
         Raises
         ------
@@ -235,7 +238,7 @@ class ExtentWriter:
             ``n_bytes`` does not suffice for one batch.
         """
         for episode in episodes(self.extents, n_bytes, id_bytes, self.n_filled):
-            self._fill(reader, base, episode, rows_of, n_bytes, progress, check)
+            self._fill(reader, base, episode, rows_of, n_bytes, progress, check, arenas or Arenas(0))
             self._settle(episode, check)
             self.n_filled = episode.end
             self._record(episode.end)
@@ -250,6 +253,7 @@ class ExtentWriter:
         n_bytes: int,
         progress: Callable[[int], None],
         check: Callable[[], None],
+        arenas: Arenas,
     ) -> None:
         which = slice(episode.begin, episode.end)
         n_ordered = 0 if self._ordered is None else self._ordered.n
@@ -276,6 +280,7 @@ class ExtentWriter:
         window = min(2 * WINDOW_BYTES, max(least_window(), n_bytes - held))
         layout = base.layout
         geometry = (PAGE_BYTES, layout.row_bytes, layout.group_rows, layout.group_bytes)
+        for_packer, for_stream = arenas.of((n + spare) * episode.buffer_bytes, arena_bytes(window))
         packer = Packer(
             self._fd,
             self._temporary[0],
@@ -287,11 +292,12 @@ class ExtentWriter:
             geometry,
             n + spare,
             episode.buffer_bytes,
+            for_packer,
         )
         for b, data in enumerate(begun):
             if data:
                 packer.append(b, data)
-        with _running(packer), PageStream(reader, base, runs, window) as stream:
+        with _running(packer), PageStream(reader, base, runs, window, for_stream) as stream:
             taken = written = 0
             due = time.monotonic() + CHECKPOINT_S
             while taken < stream.n_pieces:
@@ -432,6 +438,8 @@ class ExtentSource:
         Extents in the order in which they are asked for; empty ones are passed over.
     window_bytes : int
         See :class:`PageStream`.
+    arenas : Arenas, optional
+        Keeps the window's memory for another source.
 
     Attributes
     ----------
@@ -442,7 +450,15 @@ class ExtentSource:
     One thread at a time. Reads run ahead of the gathers, across extents.
     """
 
-    def __init__(self, reader: Reader, file: RowFile, extents: ExtentMap, order: Int64s, window_bytes: int) -> None:
+    def __init__(
+        self,
+        reader: Reader,
+        file: RowFile,
+        extents: ExtentMap,
+        order: Int64s,
+        window_bytes: int,
+        arenas: Arenas | None = None,
+    ) -> None:
         self.stats = ReadStats()
         order = np.asarray(order, np.int64)
         order = order[extents.n_rows[order] > 0]
@@ -450,7 +466,9 @@ class ExtentSource:
         n_pages = extents.n_pages[order]
         self._row_bytes = extents.row_bytes
         self._next = 0
-        self._stream = PageStream(reader, file, np.stack([extents.first_page[order], n_pages], axis=1), window_bytes)
+        runs = np.stack([extents.first_page[order], n_pages], axis=1)
+        (arena,) = (arenas or Arenas(0)).of(arena_bytes(window_bytes))
+        self._stream = PageStream(reader, file, runs, window_bytes, arena)
         self._pages = np.cumsum(n_pages)
         self._stream.feed(0)
 

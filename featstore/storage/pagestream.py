@@ -8,12 +8,12 @@ from collections import deque
 import numpy as np
 import numpy.typing as npt
 
-from featstore._core.stream import Stream
+from featstore._core.stream import Arena, Stream
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.reader import Reader
 from featstore.storage.rowfile import RowFile
 
-__all__ = ["MOST_WINDOW_BYTES", "PIECE_BYTES", "PageStream", "least_window"]
+__all__ = ["MOST_WINDOW_BYTES", "PIECE_BYTES", "Arenas", "PageStream", "arena_bytes", "least_window"]
 
 Int64s = npt.NDArray[np.int64]
 
@@ -28,6 +28,50 @@ _SUMS = 511
 def least_window() -> int:
     """Return the least bytes that a stream reads ahead into."""
     return 2 * PAGE_BYTES
+
+
+def _buffers(window_bytes: int) -> tuple[int, int]:
+    """Return how many buffers a window is cut into, and the bytes of each."""
+    n_buffers = min(MOST_PIECES, max(2, window_bytes // PIECE_BYTES))
+    return n_buffers, min(PIECE_BYTES, window_bytes // n_buffers // PAGE_BYTES * PAGE_BYTES)
+
+
+def arena_bytes(window_bytes: int) -> int:
+    """Return the bytes of a stream's buffers."""
+    n_buffers, buffer_bytes = _buffers(window_bytes)
+    return n_buffers * buffer_bytes
+
+
+class Arenas:
+    """Memory that streams and packers use one after the other: fresh pages can cost more than what is done with them.
+
+    Parameters
+    ----------
+    most_bytes : int
+        What may be kept; reserved by the caller.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._kept: list[Arena] = []
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes kept."""
+        return sum(arena.nbytes for arena in self._kept)
+
+    def of(self, *sizes: int) -> list[Arena] | list[None]:
+        """Return arenas of these sizes, kept until others are asked for; Nones where they would be too much to keep."""
+        if [arena.nbytes for arena in self._kept] != list(sizes):
+            self.drop()
+            if sum(sizes) > self._most_bytes:
+                return [None for _ in sizes]
+            self._kept = [Arena(n_bytes) for n_bytes in sizes]
+        return list(self._kept)
+
+    def drop(self) -> None:
+        """Keep nothing."""
+        self._kept = []
 
 
 def _merge(runs: Int64s) -> tuple[Int64s, Int64s]:
@@ -63,16 +107,17 @@ class PageStream:
         First page and pages of each run, in the order in which they are wanted; page 0 is the file's header.
     window_bytes : int
         Bytes to read ahead into, at least :func:`least_window`; the caller has reserved them.
+    arena : Arena, optional
+        Memory for them, of :func:`arena_bytes`.
 
     Notes
     -----
     One consumer. Pages are verified as the file's own reads verify them. A context manager; leaving it waits for reads under way.
     """
 
-    def __init__(self, reader: Reader, file: RowFile, runs: Int64s, window_bytes: int) -> None:
+    def __init__(self, reader: Reader, file: RowFile, runs: Int64s, window_bytes: int, arena: Arena | None = None) -> None:
         self.file = file
-        n_buffers = min(MOST_PIECES, max(2, window_bytes // PIECE_BYTES))
-        buffer_bytes = min(PIECE_BYTES, window_bytes // n_buffers // PAGE_BYTES * PAGE_BYTES)
+        n_buffers, buffer_bytes = _buffers(window_bytes)
         self._pages, self._counts = _cut(runs, buffer_bytes // PAGE_BYTES)
         self._ends = np.cumsum(self._counts, dtype=np.int64)
         self._n_buffers = n_buffers
@@ -81,7 +126,9 @@ class PageStream:
         self._groups: deque[tuple[int, dict[int, npt.NDArray[np.uint64]]]] = deque()
         self._in_use: dict[int, npt.NDArray[np.uint64]] = {}
         fd = file.duplicate()
-        self.core = Stream(fd, file.is_direct, file.path, reader.backend, self._pages, self._counts, n_buffers, buffer_bytes)
+        self.core = Stream(
+            fd, file.is_direct, file.path, reader.backend, self._pages, self._counts, n_buffers, buffer_bytes, arena
+        )
         self._verifies = file.verifies
         if self._verifies:
             self.core.use_sums(file.seed, file.n_sums_pages)

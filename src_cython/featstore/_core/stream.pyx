@@ -8,10 +8,14 @@ from posix.unistd cimport close as c_close, getpid
 
 from featstore._core.rowcopy cimport fs_choose_stream, fs_stream_fn
 from featstore._core.rowio cimport (
-    FS_ERR_OS, FS_ERR_SHORT, FS_OK, FS_PAGE, fs_job, fs_ring, fs_ring_close, fs_ring_open,
+    FS_ERR_OS, FS_ERR_SHORT, FS_OK, FS_PAGE, fs_job, fs_ring, fs_ring_close, fs_ring_open, fs_row_start,
 )
 from featstore._core.xxh3 cimport fs_secret, fs_secret_init, fs_xxh3_best, fs_xxh3_fn
 from featstore.errors import ClosedError, CorruptionError
+
+ctypedef fused row_t:
+    int32_t
+    int64_t
 
 cdef extern from "pagestream.h" nogil:
     """
@@ -92,6 +96,62 @@ cdef extern from "packer.h" nogil:
     void fs_packer_drain(fs_packer *p)
 
 
+cdef class Arena:
+    """Memory that devices read into and write from: for one stream or packer at a time, perhaps one after the other.
+
+    Fresh pages can cost more than what is done with them. A forked child does not have the memory.
+    """
+
+    cdef uint8_t *data
+    cdef readonly uint64_t nbytes
+    cdef bint in_use
+    cdef int pid
+
+    def __cinit__(self, uint64_t nbytes):
+        self.pid = getpid()
+        self.nbytes = nbytes
+        self.data = fs_stream_arena(nbytes)
+        if self.data == NULL:
+            raise MemoryError(f"cannot map {nbytes} bytes")
+
+    def __dealloc__(self):
+        if self.pid == getpid():
+            fs_stream_arena_free(self.data, self.nbytes)
+
+
+cdef Arena arena_for(Arena given, uint64_t nbytes):
+    """Take ``given``, where it is free and large enough, or a new one."""
+    if given is None or given.in_use or given.nbytes < nbytes or given.pid != getpid():
+        given = Arena(nbytes)
+    given.in_use = True
+    return given
+
+
+def mark_pieces(const row_t[::1] rows not None, tuple geometry, uint64_t piece_bytes, uint8_t[::1] wanted not None):
+    """Set ``wanted[k]`` where piece ``k`` of a rows' file, ``piece_bytes`` each, holds any part of ``rows``.
+
+    ``geometry``: as :class:`Packer` takes it.
+    """
+    cdef fs_job job
+    cdef int64_t i, n = rows.shape[0]
+    cdef uint64_t start, piece, last, n_pieces = wanted.shape[0]
+    cdef bint good = True
+    job.data_offset, job.row_bytes, job.group_rows, job.group_bytes = geometry
+    with nogil:
+        for i in range(n):
+            start = fs_row_start(&job, <uint64_t>rows[i])
+            piece = start / piece_bytes
+            last = (start + job.row_bytes - 1) / piece_bytes
+            if rows[i] < 0 or last >= n_pieces:
+                good = False
+                break
+            while piece <= last:
+                wanted[piece] = 1
+                piece += 1
+    if not good:
+        raise IndexError(f"row {rows[i]} at position {i} lies outside the file")
+
+
 cdef class Stream:
     """Pages of an open file, piece after piece; readers run :meth:`read`, one consumer takes what they bring.
 
@@ -103,6 +163,8 @@ cdef class Stream:
         Whether reads bypass the page cache.
     pages, counts : uint64 and uint32 arrays, shape (n,)
         First page and pages of each piece; counts of at most ``buffer_bytes`` / 4096.
+    arena : Arena, optional
+        Memory for the buffers.
     """
 
     cdef fs_stream s
@@ -114,13 +176,14 @@ cdef class Stream:
     cdef uint64_t n_sums_pages
     cdef bytes script
     cdef int pid, n_inside
+    cdef Arena arena
 
     def __cinit__(self):
         self.s.job.fd = -1
         self.pid = getpid()
 
     def __init__(self, int fd, bint direct, path, str backend, const uint64_t[::1] pages not None,
-                 const uint32_t[::1] counts not None, unsigned n_buffers, uint64_t buffer_bytes):
+                 const uint32_t[::1] counts not None, unsigned n_buffers, uint64_t buffer_bytes, Arena arena=None):
         self.s.job.fd = fd
         self.s.job.direct = direct
         self.s.job.hash = fs_xxh3_best()
@@ -137,8 +200,9 @@ cdef class Stream:
             self.s.pages, self.s.counts = &pages[0], &counts[0]
         self.s.n_buffers, self.s.buffer_bytes = n_buffers, buffer_bytes
         self.s.slots = <fs_piece *>calloc(n_buffers, sizeof(fs_piece))
-        self.s.arena = fs_stream_arena(n_buffers * buffer_bytes)
-        if self.s.slots == NULL or self.s.arena == NULL:
+        self.arena = arena_for(arena, n_buffers * buffer_bytes)
+        self.s.arena = self.arena.data
+        if self.s.slots == NULL:
             raise MemoryError
         pthread_mutex_init(&self.s.lock, NULL)
         pthread_cond_init(&self.s.landed, NULL)
@@ -306,8 +370,9 @@ cdef class Stream:
         self.s.closed = True
         if fd >= 0:
             c_close(fd)
-        if self.pid == getpid():  # a child never had the mapping
-            fs_stream_arena_free(self.s.arena, self.s.n_buffers * self.s.buffer_bytes)
+        if self.arena is not None:
+            self.arena.in_use = False
+            self.arena = None
         self.s.arena = NULL
         free(self.s.slots)
         self.s.slots = NULL
@@ -337,18 +402,18 @@ cdef class Packer:
         Where each extent begins in the file: whole pages.
     geometry : tuple of int
         ``data_offset, row_bytes, group_rows, group_bytes`` of the rows' file.
+    arena : Arena, optional
+        Memory for the buffers.
     """
 
     cdef fs_packer p
     cdef object sums_array, rows_array
-    cdef int pid
+    cdef Arena arena
     cdef object path
 
-    def __cinit__(self):
-        self.pid = getpid()
-
     def __init__(self, int fd, path, uint64_t seed, uint64_t[:, ::1] sums not None, rows, const int64_t[::1] bounds not None,
-                 const int64_t[::1] offsets not None, tuple geometry, unsigned n_buffers, uint64_t buffer_bytes):
+                 const int64_t[::1] offsets not None, tuple geometry, unsigned n_buffers, uint64_t buffer_bytes,
+                 Arena arena=None):
         cdef const int32_t[::1] narrow
         cdef const int64_t[::1] wide
         cdef uint64_t n = offsets.shape[0], b
@@ -383,9 +448,10 @@ cdef class Packer:
         self.p.buffer = <uint8_t **>calloc(n + 1, sizeof(uint8_t *))
         self.p.idle = <uint8_t **>calloc(n_buffers, sizeof(uint8_t *))
         self.p.queue = <fs_write *>calloc(n_buffers, sizeof(fs_write))
-        self.p.arena = fs_stream_arena(n_buffers * buffer_bytes)
+        self.arena = arena_for(arena, n_buffers * buffer_bytes)
+        self.p.arena = self.arena.data
         if (self.p.cursor == NULL or self.p.end == NULL or self.p.offset == NULL or self.p.filled == NULL or self.p.buffer == NULL
-                or self.p.idle == NULL or self.p.queue == NULL or self.p.arena == NULL):
+                or self.p.idle == NULL or self.p.queue == NULL):
             raise MemoryError
         self.p.stream = fs_choose_stream(self.p.arena, self.p.source.row_bytes, n_buffers * buffer_bytes)
         for b in range(n):
@@ -482,8 +548,8 @@ cdef class Packer:
         pthread_mutex_unlock(&self.p.lock)
 
     def __dealloc__(self):
-        if self.pid == getpid():
-            fs_stream_arena_free(self.p.arena, self.p.n_buffers * self.p.buffer_bytes)
+        if self.arena is not None:
+            self.arena.in_use = False
         free(self.p.cursor)
         free(self.p.end)
         free(self.p.offset)
