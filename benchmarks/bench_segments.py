@@ -153,7 +153,7 @@ def draw(path: Path, name: str, n: int, batches: Batches, lines: list[dict[str, 
             for order in ("minhash", "row")
         )
         by_batch.plot(np.linspace(0, 100, len(ordered)), np.sort(ordered / np.maximum(1, plain)), label=label)
-    by_batch.set(xlabel="batches, % (by ratio)", ylabel="pages, reordered / not", ylim=(0, 1.05), title="disk cache, a batch")
+    by_batch.set(xlabel="batches, % (by ratio)", ylabel="pages, reordered / not", ylim=(0, None), title="disk cache, a batch")
     space.plot(lengths, [line["disk"] for line in lines], marker="o", color="C2")
     space.set(xlabel="batches a segment", ylabel="disk space / features", ylim=(0, None), title="disk space")
     by_length.legend()

@@ -27,6 +27,7 @@ from featstore.plan.cost import ONLINE, Machine
 from featstore.plan.misscurve import DEFAULT_SIZES, Step, miss_curve, parse_sizes
 from featstore.plan.plots import check_plot, draw_estimates, draw_miss_curve
 from featstore.plan.trace import Trace
+from featstore.run.actual import kept_runs, runs_table
 from featstore.run.arguments import (
     add_opening,
     add_packing,
@@ -314,11 +315,13 @@ def _explain(options: argparse.Namespace) -> int:
                     )
                     for rows in parse_sizes(options.sizes, graph.num_nodes, row_bytes)
                 ]
+        runs = kept_runs(graph.path)
     listed = [each.to_dict() for each in choices]
     result = {"path": os.fspath(options.path), "feature": options.feature, "choices": listed, "plot": options.plot}
+    result["runs"] = [each.to_dict() for each in runs]
     unknown = "\nseconds of sampling are not known from a trace file, and are left out" if options.trace is not None else ""
     text = f"{options.path}: feature {options.feature!r}, rows of {format_size(row_bytes)}{unknown}\n\n"
-    text += "\n\n".join(each.table() for each in choices)
+    text += "\n\n".join([*(each.table() for each in choices), *([runs_table(runs)] if runs else [])])
     if options.plot is not None:
         draw_estimates(choices, options.plot, f"{os.path.basename(os.path.abspath(options.path))}, feature {options.feature!r}")
         text += f"\ndrawn: {options.plot}"

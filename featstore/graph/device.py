@@ -8,13 +8,14 @@ import os
 import platform
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from featstore._core.io import direct_mode
 from featstore.errors import BusyError
-from featstore.storage.catalog import read_catalog
+from featstore.storage.catalog import Catalog, read_catalog
 from featstore.storage.extents import WRITERS
 from featstore.storage.layout import PAGE_BYTES, RowLayout
 from featstore.storage.pagestream import MOST_WINDOW_BYTES, PageStream, least_window
@@ -26,7 +27,7 @@ from featstore.storage.update import Update
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph
 
-__all__ = ["device_speed"]
+__all__ = ["device_speed", "doubted", "forget_speed"]
 
 KEY = "device/speed"
 METHOD = 4  # of measuring; what another one found is measured again
@@ -35,6 +36,7 @@ RANDOM_READS = 8192  # a deep queue's rate, not that of filling and draining it
 SCRATCH_BYTES = 64 << 20
 LEAST_SCRATCH_BYTES = 1 << 20
 MOST_AGE_S = 24 * 3600.0  # others used the drive then, or it has aged; measuring again takes a second
+SAME = 1.5  # rates that differ by less, one measured because the other was doubted, confirm each other
 CHUNK_BYTES = 1 << 20
 GATHER_BYTES, CLUSTER_BYTES = 64 << 20, 2 << 20  # dense parts of the file whose rows are gathered
 GATHER_SHARE = 0.3  # of those parts' pages: the others are read over
@@ -69,17 +71,21 @@ def device_speed(
     About a second: 256 MiB read as extents are, twice, 8,192 random reads, rows gathered out of 64 MiB, twice, 64 MiB written.
     Reads are timed on the largest feature, on the scratch file where all are small. What was measured more than a day ago, on
     another machine, on another drive, through another backend or in another way is not used: what was measured while others used
-    the drive is soon forgotten. A dataset that may not be written, or that somebody is writing, keeps nothing, and is measured
-    again.
+    the drive is soon forgotten. Neither is what an epoch made doubtful (:func:`doubted`). A dataset that may not be written, or
+    that somebody is writing, keeps nothing, and is measured again.
     """
     where = {"machine": platform.node(), "device": os.stat(g.path).st_dev, "backend": g.reader.backend, "method": METHOD}
     known = g.reader.device
     if known is not None and known.write_bandwidth and not again:
         return known
-    found = None if again else _saved(read_catalog(g.path).extra.get(KEY), where)
+    kept = read_catalog(g.path).extra.get(KEY)
+    found = None if again else _saved(kept, where)
     if found is None:
         found = _measure(g, f"{g.path}.runs" if run_dir is None else os.fspath(run_dir), disk)
         entry = {"where": where, "when": time.time(), **{name: getattr(found, name) for name in _NUMBERS}}
+        if kept is not None and kept.get("doubted"):
+            earlier = _saved({**kept, "doubted": False}, where)
+            entry["confirmed"] = earlier is not None and _same(earlier, found)
         try:
             with Update(g.path) as update:
                 update.add([], extra={KEY: entry})
@@ -93,8 +99,29 @@ def device_speed(
     return found
 
 
+def doubted(catalog: Catalog) -> dict[str, dict[str, Any]]:
+    """Return the entry of a dataset's catalog with the drive's rates, marked so that they are measured again.
+
+    None where there are no rates, and where those there are confirmed others that had been doubted: then it is not the drive that
+    an epoch differs by, and measuring after every epoch would not help.
+    """
+    entry = catalog.extra.get(KEY)
+    return {} if entry is None or entry.get("confirmed") else {KEY: {**entry, "doubted": True}}
+
+
+def forget_speed(g: OutOfCoreGraph) -> None:
+    """Let :func:`device_speed` look into the catalog again; until then reads are merged as before."""
+    known = g.reader.device
+    if known is not None:
+        g.reader.device = replace(known, write_bandwidth=0.0)
+
+
+def _same(one: DeviceSpeed, other: DeviceSpeed) -> bool:
+    return all(1 / SAME <= getattr(one, name) / getattr(other, name) <= SAME for name in _NUMBERS)
+
+
 def _saved(entry: dict[str, Any] | None, where: dict[str, Any]) -> DeviceSpeed | None:
-    if entry is None or entry.get("where") != where:
+    if entry is None or entry.get("where") != where or entry.get("doubted"):
         return None
     when = entry.get("when")
     if not isinstance(when, (int, float)) or not 0 <= time.time() - when <= MOST_AGE_S:

@@ -13,7 +13,7 @@ from featstore.cache.table import FeatureCache
 from featstore.config import Budget
 from featstore.errors import BudgetError
 from featstore.graph.device import device_speed
-from featstore.plan.auto import choose, copy_bandwidth, observe
+from featstore.plan.auto import Choice, choose, copy_bandwidth, observe
 from featstore.plan.cost import ONLINE, PLANNED, STATIC, Machine, OnDisk, Workload
 from featstore.plan.layout import LayoutOptions, find_layouts, layout_bytes
 from featstore.plan.makelayout import layout_sizes
@@ -59,6 +59,8 @@ class Decision:
         Batches that were sampled to find out; the run uses them.
     miss_share : float
         Of a batch's rows, those that a planned cache will lack, with a margin.
+    choice : Choice, optional
+        All that was estimated; None where nothing could be.
     """
 
     strategy: str
@@ -66,6 +68,7 @@ class Decision:
     record: dict[str, Any]
     profile: Profile | None = None
     miss_share: float = 1.0
+    choice: Choice | None = None
 
 
 def decide(setup: Setup, planning: Planning, *, row_bytes: Mapping[str, int], capacity: int, epochs: int) -> Decision:
@@ -127,7 +130,7 @@ def decide(setup: Setup, planning: Planning, *, row_bytes: Mapping[str, int], ca
             return _default(setup, planning, capacity, f"no disk to estimate: {error.strerror}")
         raise
     policy = None if choice.taken.policy == "none" else choice.taken.policy
-    return Decision(choice.taken.strategy, policy, choice.to_dict(), profile, workload.miss_share)
+    return Decision(choice.taken.strategy, policy, choice.to_dict(), profile, workload.miss_share, choice)
 
 
 def _default(setup: Setup, planning: Planning, capacity: int, reason: str) -> Decision:

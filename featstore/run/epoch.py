@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,9 +40,21 @@ class EpochIterator(Iterator[MiniBatch]):
         See :class:`Pipeline`.
     owner : object
         Kept alive until the threads have ended: what the stages use is closed with it.
+    on_end : callable, optional
+        Called when all its batches were delivered.
     """
 
-    def __init__(self, run: EpochRun, stages: Stages, progress: Progress, stop: int, depth: int, owner: object) -> None:
+    def __init__(
+        self,
+        run: EpochRun,
+        stages: Stages,
+        progress: Progress,
+        stop: int,
+        depth: int,
+        owner: object,
+        on_end: Callable[[], None] | None = None,
+    ) -> None:
+        self._on_end = on_end
         self._progress = progress
         self._over = False
         self._stop = stop
@@ -74,6 +86,8 @@ class EpochIterator(Iterator[MiniBatch]):
         if self._pipeline.position >= self._stop:
             self._over = True
             self.close()
+            if self._on_end is not None:
+                self._on_end()
             raise StopIteration
         try:
             batch = self._pipeline.get()

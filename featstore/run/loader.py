@@ -23,6 +23,7 @@ from featstore.errors import ClosedError
 from featstore.partition.batcher import RandomBatcher, check_seeds
 from featstore.plan.offline import Pack
 from featstore.plan.packgraph import PackedGraph
+from featstore.run.actual import Epochs
 from featstore.run.auto import Decision, decide, look_ahead, rows_in_memory
 from featstore.run.batch import MiniBatch
 from featstore.run.epoch import EpochIterator, Progress, most_rows
@@ -225,6 +226,7 @@ class Loader:
         self._iterators: weakref.WeakSet[EpochIterator] = weakref.WeakSet()
         self._closed = False
         self._auto: dict[str, Any] | None = None
+        self._epochs: Epochs | None = None
         self._profile: Profile | None = None
         self._frozen: FrozenSampler | None = None
         planning_for = partial(
@@ -270,6 +272,8 @@ class Loader:
                 )
                 miss_share = decision.miss_share
                 feature_cache = None if policy is None else feature_cache
+                if decision.choice is not None:
+                    self._epochs = Epochs(decision.choice, len(self._features), len(batcher))
             planning = planning_for(strategy, policy)
             if not is_auto and strategy == "streamed" and superbatch == "auto":
                 self._profile, miss_share = look_ahead(setup, cast(Planning, planning), self._capacity(setup, feature_cache))
@@ -368,8 +372,9 @@ class Loader:
         epoch, start = self._next_epoch, self._next_start
         run = self._strategy.prepare(epoch, start)
         progress = Progress(epoch, start)
+        on_end = None if self._epochs is None else self._epochs.begin(self.stats)
         try:
-            iterator = EpochIterator(run, self._stages, progress, len(self), self._prefetch, self)
+            iterator = EpochIterator(run, self._stages, progress, len(self), self._prefetch, self, on_end)
         except BaseException:
             run.close()
             raise
@@ -431,7 +436,8 @@ class Loader:
             ``batches``; ``rows`` asked for, ``rows_loaded`` from storage, ``hits`` (rows by tier, ``base`` are the loaded ones),
             ``bytes_requested``, ``bytes_read``, ``reads`` of the features, by this loader alone; ``prefetch``, the batches now
             made ahead (fewer than asked for, once memory was short); ``seconds`` by stage. With ``strategy="auto"`` also
-            ``auto``: ``taken``, ``reason`` and the ``estimates`` of all strategies.
+            ``auto``: ``taken``, ``reason``, the ``estimates`` of all strategies, and ``actual``, the last whole epoch
+            (:class:`featstore.run.actual.Actual`).
 
         Notes
         -----
@@ -445,21 +451,29 @@ class Loader:
         their seconds may add up to more than the clock's.
         """
         depths = [iterator.depth for iterator in list(self._iterators)]
+        actual = None if self._epochs is None or self._epochs.last is None else self._epochs.last.to_dict()
         return {
             **self._stages.counts(),
             "prefetch": min(depths, default=self._prefetch),
             "seconds": self._watch.seconds(),
-            **({} if self._auto is None else {"auto": self._auto}),
+            **({} if self._auto is None else {"auto": self._auto if actual is None else {**self._auto, "actual": actual}}),
         }
 
     # The end.
 
     def close(self) -> None:
-        """Stop all iterators; they raise ClosedError from now on. The cache stays with the graph. May be called again."""
+        """Stop all iterators; they raise ClosedError from now on. The cache stays with the graph. May be called again.
+
+        After whole epochs under ``strategy="auto"`` the last is kept in the dataset's catalog beside its estimate, where the
+        dataset can be written; where it took 1.5 times what the drive's kept rates come to, or a part of that, the next
+        ``"auto"`` measures the drive again.
+        """
         self._closed = True
         for iterator in list(self._iterators):
             iterator.close()
         self._release_all()
+        if self._epochs is not None:
+            self._epochs.keep(self._g)
 
     def _release_all(self) -> None:
         if hasattr(self, "_strategy"):
@@ -474,4 +488,6 @@ class Loader:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is not None and self._epochs is not None:
+            self._epochs.drop()  # the error is what matters
         self.close()

@@ -273,9 +273,11 @@ def estimate_and_actual(result: TrainResult) -> str:
     lines = [f"taken: {taken['strategy']} ({taken['policy']}): {auto['reason']}"]
     if "epoch_s" in taken:
         seconds = sum(epoch.seconds for epoch in result.epochs) / n
+        actual = auto.get("actual")  # None: no epoch was whole
+        prepared = "" if actual is None else f"{'' if actual['is_all_loading'] else '>= '}{actual['prepared_s']:.3g}"
         lines += [
             f"{'an epoch':<36}{'estimate':>14}{'actual':>14}",
-            f"{'seconds of data preparation':<36}{taken['epoch_s']:>14.3g}{'':>14}",
+            f"{'seconds of data preparation':<36}{taken['epoch_s']:>14.3g}{prepared:>14}",
             f"{'seconds with the model':<36}{'':>14}{seconds:>14.3g}",
             f"{'seconds that the loop waited':<36}{'':>14}{stats['seconds'].get('wait', 0.0) / n:>14.3g}",
             f"{'rows loaded':<36}{taken['rows_loaded']:>14,}{stats['rows_loaded'] // n:>14,}",
