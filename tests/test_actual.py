@@ -29,7 +29,7 @@ __all__ = ["data", "frozen"]  # fixtures
 
 def an_epoch(**options: Any) -> Actual:
     given = {"estimate_s": 1.0, "counted_s": 1.0, "drive_s": 0.9, "epoch_s": 1.0, "wait_s": 0.9, **options}
-    return Actual("streamed", "belady", 10, 5, estimate_rows=100, rows_loaded=90, when=0.0, **given)
+    return Actual("streamed", "belady", 10, 5, estimate_rows=100, rows_loaded=90, when=0.0, **{"n_before": 1, **given})
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,9 @@ def an_epoch(**options: Any) -> Actual:
         ({}, False),
         ({"epoch_s": 1.45, "wait_s": 1.4}, False),
         ({"epoch_s": 1.55, "wait_s": 1.5}, True),
+        ({"epoch_s": 1.95, "wait_s": 1.9, "n_before": 0}, False),
+        ({"epoch_s": 2.05, "wait_s": 2.0, "n_before": 0}, True),
+        ({"epoch_s": 0.65, "wait_s": 0.6, "n_before": 0}, True),
         ({"epoch_s": 0.68, "wait_s": 0.6}, False),
         ({"epoch_s": 0.65, "wait_s": 0.6}, True),
         ({"epoch_s": 10.0, "wait_s": 9.0, "drive_s": 0.4}, False),  # it is not the drive that it waited for
@@ -75,13 +78,14 @@ def test_explain_prints_estimate_and_actual_of_every_strategy(
         with featstore.Loader(g, strategy="auto", **given) if strategy == "packed" else loader(g, "auto", **options) as ours:
             assert "actual" not in ours.stats()["auto"]
             seen = []
-            for _ in range(2):
+            for epoch in range(2):
                 before = ours.stats()
                 assert sum(1 for _ in ours) == 10
                 after = ours.stats()
                 seen.append(after["auto"]["actual"])
                 hits = {tier: n - before["hits"].get(tier, 0) for tier, n in after["hits"].items()}
                 assert seen[-1]["rows_loaded"] == sum(n for tier, n in hits.items() if tier != "host") // 2
+                assert seen[-1]["n_before"] == epoch
                 assert seen[-1]["epoch_s"] >= seen[-1]["wait_s"] > 0
                 assert seen[-1]["prepared_s"] == seen[-1]["epoch_s"]
             taken = after["auto"]["taken"]
@@ -214,6 +218,7 @@ def test_what_is_confirmed_is_doubted_again_once_it_is_old(data: Path, monkeypat
 def test_an_epoch_as_expected_leaves_the_rates(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drive = Drive(monkeypatch)
     monkeypatch.setattr(actual_module, "MUCH", 1e12)
+    monkeypatch.setattr(actual_module, "MUCH_AT_FIRST", 1e12)
     with featstore.open(data, memory="64MiB") as g:
         for _ in range(3):
             assert "doubted" not in drive.run(g)

@@ -14,7 +14,7 @@ import featstore
 from featstore.cache.select import top_rows
 from featstore.config import Budget
 from featstore.plan import auto as auto_module
-from featstore.plan.auto import choose, copy_bandwidth, expected_hits, extrapolated, observe
+from featstore.plan.auto import choose, copy_bandwidth, expected_hits, extrapolated, observe, top_sum
 from featstore.plan.cost import (
     BATCH_COPY,
     CANDIDATES,
@@ -269,6 +269,11 @@ def test_static_hits_are_judged_on_other_batches_than_those_that_chose_the_rows(
             assert own == chosen.n_accesses  # the mistake: all of them, where a fifth is missed
             assert found < 0.9 * own
     assert expected_hits(counts, 0, n_batches) == 0
+
+
+@given(st.lists(st.integers(0, 9), max_size=40), st.integers(0, 45))
+def test_top_sum(counts: list[int], capacity: int) -> None:
+    assert top_sum(np.array(counts, np.int64), capacity) == sum(sorted(counts, reverse=True)[:capacity])
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=30), st.integers(0, 40), st.integers(1, 9))

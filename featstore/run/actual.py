@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["Actual", "Epochs", "counted", "kept_runs", "runs_table"]
 
 KEY = "auto/runs"
-MUCH = 1.5  # times the seconds that the kept rates come to, or a part of them
+# Times the seconds that the kept rates come to; a loader's first epoch makes its files and finds its memory anew.
+MUCH, MUCH_AT_FIRST = 1.5, 2.0
 WAITED = 0.5  # of an epoch: the loop waited so long, so that loading its batches is what it took
 DRIVE_PARTS = ("read", "scan", "write", "shared")
 _CANNOT_WRITE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOSPC, errno.EDQUOT})
@@ -41,6 +42,8 @@ class Actual:
     strategy, policy : str
     capacity, n_batches : int
         Rows of the host cache; batches of the epoch.
+    n_before : int
+        Whole epochs of this loader before it.
     estimate_s, estimate_rows : float, int
         What was estimated of an epoch before the first: seconds of data preparation, rows loaded.
     counted_s : float
@@ -58,6 +61,7 @@ class Actual:
     policy: str
     capacity: int
     n_batches: int
+    n_before: int
     estimate_s: float
     estimate_rows: int
     counted_s: float
@@ -77,7 +81,7 @@ class Actual:
         """Whether the drive must have done much more or less than was measured of it, as far as an epoch tells."""
         if not self.is_all_loading or self.drive_s < self.counted_s / 2:
             return False
-        return not 1 / MUCH <= self.epoch_s / self.counted_s <= MUCH
+        return not 1 / MUCH <= self.epoch_s / self.counted_s <= (MUCH if self.n_before else MUCH_AT_FIRST)
 
     @property
     def prepared_s(self) -> float:
@@ -153,6 +157,7 @@ class Epochs:
             taken.policy,
             workload.capacity,
             self._n_batches,
+            0 if self.last is None else self.last.n_before + 1,
             taken.epoch_s,
             taken.rows_loaded,
             again.epoch_s,
