@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import threading
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -105,7 +106,7 @@ class Superbatch:
         self._finalizer()
 
     def prepare(self, epoch: int, start: int) -> EpochRun:
-        """Begin ``epoch`` with an empty cache; sampling starts now, in the background (serial: with the first batch asked for).
+        """Begin ``epoch`` with an empty cache; sampling starts with the first batch asked for, in the background.
 
         Raises
         ------
@@ -196,6 +197,8 @@ class _SuperbatchEpoch:
         self._runs: RunDirectory | None = None
         self._ahead: ReadAhead | None = None
         self._ahead_memory = ahead
+        self._beginning = threading.RLock()
+        self._has_begun = False
         try:
             for store in stores:
                 if store.cache is not None:
@@ -233,15 +236,7 @@ class _SuperbatchEpoch:
                 idle = min(memory.n_bytes - planning.policy.nbytes, graph.budget.total // 8)
                 n_bytes = ahead.n_bytes if switch is None else ahead_bytes(setup, max(0, idle))
                 self._ahead = ReadAhead(self._inspector.misses, read, widths, start, len(order), n_bytes, setup.reads.add)
-            self._inspector.begin()
-            if self._ahead is not None:
-                self._ahead.begin()
         except BaseException:
-            if hasattr(self, "_inspector"):
-                self._inspector.stop()
-                if self._ahead is not None:
-                    self._ahead.close()
-                self._inspector.close()
             if self._runs is not None:
                 self._runs.close()
             raise
@@ -254,7 +249,17 @@ class _SuperbatchEpoch:
     def has_device_tier(self) -> bool:
         return False
 
+    def _begin(self) -> None:
+        """Start the threads, with the first batch asked for: whoever asks then closes this epoch, whatever Ctrl-C interrupts."""
+        with self._beginning:
+            if not self._has_begun:
+                self._has_begun = True
+                self._inspector.begin()
+                if self._ahead is not None:
+                    self._ahead.begin()
+
     def batch(self, position: int) -> Prepared:
+        self._begin()
         sampled, plan = self._inspector.batch(position)
         return Prepared(sampled, dict.fromkeys(self._setup.features, plan))
 
