@@ -22,7 +22,7 @@ def files(folder: Path) -> dict[str, int]:
     """The inode of each file of extents."""
     found = {}
     for path in folder.rglob("*"):
-        if path.name.startswith(("extents-", "spare-")) and path.suffix != ".sums":
+        if path.name.startswith(("extents-", "spare-")) and ".sums" not in path.name:  # nor their temporary ones
             with contextlib.suppress(FileNotFoundError):  # renamed or removed meanwhile
                 found[path.name] = path.stat().st_ino
     return found
