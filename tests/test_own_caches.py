@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -116,6 +117,19 @@ def test_a_cache_of_the_graph_between_epochs(graph: Graph, first: str) -> None:
             graph.g.cache("x", budget="50KB", policy=policy)
             assert torch.equal(graph.g.features["x"][:200], X[:200])
         for batch in train:
+            check(batch)
+
+
+@pytest.mark.parametrize("lost", ["belady", "frequency", "superbatch", "streamed"])
+def test_an_epoch_that_is_lost_gives_its_caches_free(graph: Graph, lost: str) -> None:
+    """Ctrl-C may lose an epoch between its making and whoever would close it."""
+    with PLANNING[lost](graph, "train") as loader, PLANNING["superbatch"](graph, "val") as other:
+        run = loader._strategy.prepare(0, 0)
+        with pytest.raises(featstore.BusyError, match="follows the plans"):
+            iter(other)
+        del run
+        gc.collect()
+        for batch in other:
             check(batch)
 
 

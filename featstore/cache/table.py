@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -60,7 +61,7 @@ class FeatureCache:
     budget : Budget or None
         What counts it.
     in_use : bool
-        Set by a planner while its plans for this cache are being run: it must not be replaced.
+        Whether a planner's plans for this cache are being run, see :meth:`claim`: it must not be replaced.
 
     Raises
     ------
@@ -125,7 +126,7 @@ class FeatureCache:
         self._n_filled = 0
         self._counts = {"hits": 0, "misses": 0, "admitted": 0, "evicted": 0, "fill_rows": 0}
         self._is_closed = False
-        self.in_use = False
+        self._user: weakref.ref[object] | None = None
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._gate = Gate()
@@ -156,6 +157,18 @@ class FeatureCache:
         if n_bytes < fixed:
             raise BudgetError(f"a cache of one row of {row_bytes} bytes over {n} rows takes {fixed} bytes, not {n_bytes}", fixed)
         return int(min(n, 1 + (n_bytes - fixed) // per_row, MAX_SLOTS))
+
+    @property
+    def in_use(self) -> bool:
+        return self._user is not None and self._user() is not None
+
+    def claim(self, user: object) -> None:
+        """Let the cache follow an epoch's plans until :meth:`release`, or until ``user``, which the epoch holds, has died."""
+        self._user = weakref.ref(user)
+
+    def release(self) -> None:
+        """End what :meth:`claim` began; may be called again."""
+        self._user = None
 
     @property
     def nbytes(self) -> int:

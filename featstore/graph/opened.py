@@ -150,7 +150,7 @@ class Opened:
         for store in self._stores.values():
             store.close()
             if store.cache is not None:
-                store.cache.in_use = False
+                store.cache.release()
             self._drop_cache(store)
         self._close_files()
         for _, reservation in self._data.values():

@@ -9,9 +9,13 @@ from typing import Any
 from featstore.cache.table import FeatureCache
 from featstore.errors import BusyError
 
-__all__ = ["CLAIMING", "OwnCaches", "check_free", "make_room"]
+__all__ = ["CLAIMING", "Claim", "OwnCaches", "check_free", "make_room"]
 
 CLAIMING = threading.Lock()  # two epochs that begin at once: one has the cache, the other is told so
+
+
+class Claim:
+    """What an epoch holds while caches follow its plans; they are free when it has died, however the epoch was lost."""
 
 
 def check_free(graph: Any, features: Iterable[str]) -> None:
@@ -76,8 +80,8 @@ class OwnCaches:
         self._graph.cache_for_planner(name, self._capacities[name])
         self._mine[name] = self._graph.features[name].cache
 
-    def claim(self) -> None:
-        """Take the caches for an epoch, all or none; :meth:`release` gives them free.
+    def claim(self) -> Claim:
+        """Take the caches for an epoch, all or none, until :meth:`release` or as long as what is returned lives.
 
         Raises
         ------
@@ -86,6 +90,7 @@ class OwnCaches:
         BudgetError
             They have to be made anew, and there is no memory for them.
         """
+        claim = Claim()
         with CLAIMING:
             check_free(self._graph, self._capacities)
             for name in self._capacities:
@@ -93,9 +98,10 @@ class OwnCaches:
                 if cache is None or cache is not self._mine.get(name):
                     self._make(name)
             for cache in self._mine.values():
-                cache.in_use = True
+                cache.claim(claim)
+        return claim
 
     def release(self) -> None:
         """End the epoch; may be called again."""
         for cache in self._mine.values():
-            cache.in_use = False
+            cache.release()

@@ -27,7 +27,7 @@ from featstore.partition.batcher import EpochOrder
 from featstore.plan.packbeside import Pack
 from featstore.plan.planmemory import PLANNER_SHARE, planning_bytes
 from featstore.plan.superbatch import SuperbatchInspector
-from featstore.run.owncaches import OwnCaches
+from featstore.run.owncaches import Claim, OwnCaches
 from featstore.run.strategy import EpochRun, Planning, Prepared, Setup
 from featstore.run.switch import CacheSwitch, NoSwitch
 from featstore.storage.rundir import DiskBudget, RunDirectory
@@ -121,7 +121,7 @@ class Superbatch:
         order = self._setup.batcher.epoch(epoch)
         caches = self._caches if self._switch is None else self._switch
         try:
-            caches.claim()
+            claim = caches.claim()
             run = _SuperbatchEpoch(
                 self._setup,
                 self._planning,
@@ -130,6 +130,7 @@ class Superbatch:
                 memory=self._memory,
                 ahead=self._ahead,
                 caches=caches,
+                claim=claim,
                 packer=self._packer,
             )
         except BaseException:
@@ -180,12 +181,13 @@ class _SuperbatchEpoch:
         memory: Reservation,
         ahead: Reservation,
         caches: OwnCaches | CacheSwitch,
+        claim: Claim,
         packer: Callable[[RunDirectory, DiskBudget], Pack | None],
     ) -> None:
         graph = setup.graph
         assert isinstance(planning.policy, PlannedPolicy)
         self._setup = setup
-        self._caches = caches
+        self._caches, self._claim = caches, claim
         self._switch = switch = caches if isinstance(caches, CacheSwitch) else None
         self.closed = False
         self._ran: dict[str, int] = {}  # the last batch whose plan ran, a feature

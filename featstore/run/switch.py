@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from featstore.cache.table import FeatureCache
 from featstore.config import Budget
 from featstore.errors import CorruptionError
 from featstore.graph.topology import NeighborCache, Topology, huge_bytes
-from featstore.run.owncaches import CLAIMING, check_free
+from featstore.run.owncaches import CLAIMING, Claim, check_free
 from featstore.run.prefetch import ReadCounts
 from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.storage.sections import SectionFile, SectionWriter
@@ -129,6 +130,7 @@ class CacheSwitch:
         self._file: NeighborFile | None = None
         self._runs: RunDirectory | None = None
         self._disk = DiskBudget(0)
+        self._claim: weakref.ref[Claim] | None = None
         try:
             for name in capacities:
                 self._use(name, 0)
@@ -141,19 +143,23 @@ class CacheSwitch:
         """Rows that every feature's cache has room for."""
         return min(self._capacities.values(), default=0)
 
-    def claim(self) -> None:
+    def claim(self) -> Claim:
         """Take the features' caches for an epoch, as :meth:`OwnCaches.claim <featstore.run.owncaches.OwnCaches.claim>` does."""
+        claim = Claim()
         with CLAIMING:
             check_free(self._graph, self._capacities)
+            self._claim = weakref.ref(claim)
             for name in self._capacities:
-                self._use(name, 0).in_use = True
+                self._use(name, 0)
+        return claim
 
     def release(self) -> None:
         """End the epoch; may be called again."""
+        self._claim = None
         for name in self._capacities:
             cache = self._graph.features[name].cache
             if cache is not None and cache.budget is self.share:
-                cache.in_use = False
+                cache.release()
 
     def begin(self, runs: RunDirectory, disk: DiskBudget) -> None:
         """Keep the neighbour cache among the run files of an epoch from now on."""
@@ -171,9 +177,12 @@ class CacheSwitch:
         store = self._graph.features[name]
         old = store.cache
         if old is not None and old.budget is self.share:
-            old.in_use = False
+            old.release()
         self._graph.cache_for_planner(name, capacity, self.share)
         assert store.cache is not None
+        claim = None if self._claim is None else self._claim()
+        if claim is not None:
+            store.cache.claim(claim)
         if old is not None and old.budget is self.share:
             store.cache.count_on_from(old)
         return store.cache
@@ -182,7 +191,7 @@ class CacheSwitch:
         """Drop the feature caches and load the neighbour cache."""
         graph = self._graph
         for name in self._capacities:
-            self._use(name, 0).in_use = True
+            self._use(name, 0)
         self._reservation.holder = NEIGHBORS
         if graph.neighbor_cache is None and self.share.available > huge_bytes(8 * graph.num_nodes):
             self._neighbors = graph.neighbor_cache = self._load_neighbors(check)
@@ -213,7 +222,6 @@ class CacheSwitch:
         for name, capacity in self._capacities.items():
             store = self._graph.features[name]
             cache = self._use(name, capacity)
-            cache.in_use = True
 
             def read(some: Int64s, out: npt.NDArray[np.uint8], store: FeatureStore = store) -> None:
                 check()
@@ -228,7 +236,7 @@ class CacheSwitch:
             store = self._graph.features[name]
             cache = store.cache
             if cache is not None and cache.budget is self.share:
-                cache.in_use = False
+                cache.release()
                 store.use_cache(None)
                 cache.close()
         self._reservation.release()
