@@ -311,7 +311,7 @@ def test_errors_of_the_command(small: Any, tmp_path: Path, capsys: pytest.Captur
         (["--disk", "1KB", "--save-trace", f"{tmp_path}/new"], "disk budget", 2),
         (["--memory", "300KB"], "would do", 2),
         (["--plot", f"{tmp_path}/a.doc"], "must end in one of", 2),
-        (["--plot", f"{tmp_path}/none/a.png"], "no such file or directory", 2),
+        (["--plot", f"{tmp_path}/none/a.png"], "none/a.png' is not there", 2),
     ]:
         assert main(["plan", str(small.path), "--simulate", *arguments]) == status, arguments
         captured = capsys.readouterr()
