@@ -19,8 +19,9 @@ from featstore.config import Budget, Reservation
 from featstore.errors import BudgetError, ClosedError
 from featstore.gather.locked import locked_block
 
-__all__ = ["BufferPool", "carve", "take_pages"]
+__all__ = ["HOLDER", "BufferPool", "block_bytes", "carve", "take_pages"]
 
+HOLDER = "batch buffers"
 SMALL_BYTES = 64 << 10  # below this malloc is as good
 HUGE_BYTES = 2 << 20
 POPULATE_BYTES = 8 << 20  # at once: the kernel holds a lock of the whole address space meanwhile
@@ -35,8 +36,8 @@ def take_pages(memory: npt.NDArray[np.uint8], go_on: Callable[[], bool] = lambda
     return all(go_on() and populate(memory[first : first + POPULATE_BYTES]) for first in range(0, len(memory), POPULATE_BYTES))
 
 
-def _block_bytes(n_bytes: int) -> int:
-    """Round up to an eighth of a power of two, whole pages or huge pages, so that similar batches share blocks."""
+def block_bytes(n_bytes: int) -> int:
+    """Return the bytes of a block for ``n_bytes``: up to an eighth of a power of two, whole pages, so that similar ones share."""
     step = max(4096, 1 << max(0, n_bytes.bit_length() - 4))
     if n_bytes >= HUGE_BYTES:
         step = max(step, HUGE_BYTES)
@@ -62,7 +63,7 @@ class BufferPool:
     """Memory for the tensors that the library hands out. Thread-safe.
 
     A tensor's memory comes back when the tensor and all its views, NumPy arrays included, have died. Handed-out and pooled blocks
-    count in the budget; tensors under 64 KiB are ordinary memory and do not.
+    count in the budget, under the name ``HOLDER``; tensors under 64 KiB are ordinary memory and do not.
 
     Parameters
     ----------
@@ -119,7 +120,7 @@ class BufferPool:
             Neither the pool nor the budget has them.
         """
         self._leave_parent()
-        size = _block_bytes(n_bytes)
+        size = block_bytes(n_bytes)
         with self._lock:
             if self._closed:
                 raise ClosedError("the dataset is closed")
@@ -133,14 +134,14 @@ class BufferPool:
         return Lease(block, n_bytes, self._returned.put)
 
     def _new_block(self, size: int) -> Block:
-        reservation = self.budget.try_reserve("batch buffers", size)
+        reservation = self.budget.try_reserve(HOLDER, size)
         while reservation is None and self._idle:
             self._drop(self._idle.pop(0))
-            reservation = self.budget.try_reserve("batch buffers", size)
+            reservation = self.budget.try_reserve(HOLDER, size)
         if reservation is None:
             if self._reclaim is not None:
                 self._reclaim()
-            reservation = self.budget.reserve("batch buffers", size)  # raises, naming who holds what
+            reservation = self.budget.reserve(HOLDER, size)  # raises, naming who holds what
         try:
             block = self._make(size)
         except BaseException:
@@ -177,7 +178,7 @@ class BufferPool:
         most = self.budget.available // 2
         try:
             for k in range(n_blocks):
-                if (k + 1) * _block_bytes(n_bytes) > most or not go_on():
+                if (k + 1) * block_bytes(n_bytes) > most or not go_on():
                     break
                 held.append(self.lease(n_bytes))
                 if not take_pages(np.frombuffer(held[-1], np.uint8), go_on):

@@ -9,7 +9,9 @@ from queue import Empty, SimpleQueue
 from featstore.config import Budget, Reservation
 from featstore.sampling.batch import SampledBatch
 
-__all__ = ["Batches", "Held", "sampled_bytes"]
+__all__ = ["BATCHES", "Batches", "Held", "sampled_bytes"]
+
+BATCHES = "batches"  # in the share's report
 
 
 class Held:
@@ -35,7 +37,7 @@ class Batches:
     def hold(self, n_bytes: int) -> Held:
         """Reserve ``n_bytes``, or raise BudgetError."""
         self._release_dead()
-        held = Held(self._share.reserve("batches", n_bytes))
+        held = Held(self._share.reserve(BATCHES, n_bytes))
         self._living[weakref.ref(held, self._dead.put)] = held.reservation
         return held
 

@@ -13,12 +13,13 @@ import torch
 
 from featstore.config import Budget, format_size
 from featstore.errors import BudgetError
+from featstore.gather.buffers import HOLDER, block_bytes
 from featstore.gather.device import Apart
 from featstore.gather.executor import Tally
 from featstore.gather.plan import Tier
 from featstore.run.batch import MiniBatch
 from featstore.run.handover import Assembled, HandOver, host_rows
-from featstore.run.held import Batches, Held, sampled_bytes
+from featstore.run.held import BATCHES, Batches, Held, sampled_bytes
 from featstore.run.profile import FrozenSampler
 from featstore.run.strategy import EpochRun, Prepared, Setup
 
@@ -66,7 +67,7 @@ class Stages:
         self._n_rows = 0
         self._hits = {Tier.HOST: 0, Tier.BASE: 0}
         self._n_batches = 0
-        self._largest_rows = 0
+        self._largest_rows = most_rows if setup.pack is not None or frozen is not None else 0
 
     def of(
         self, run: EpochRun
@@ -112,10 +113,7 @@ class Stages:
             budget = self._g.budget
             self._gather_features(run, item, features, apart, tally)
         except BudgetError as error:
-            done = sum(sizes[name] for name in features)
-            # Batches differ in size, and pooled buffers are rounded up by an eighth: a quarter more.
-            needed = budget.used - done + n_bytes + (n_bytes + item.n_bytes) // 4
-            raise self._too_small(position, error, max(needed, error.needed or 0)) from None
+            raise self._too_small(position, error, max(self._needed(n_rows, item, budget), error.needed or 0)) from None
         with self.watch.time("labels"):
             y = None if self._setup.labels is None else self._g.node_data[self._setup.labels][sampled.seeds]
         index = sampled.index if self._frozen is None else int(self._setup.batcher.epoch(sampled.epoch).seeds(sampled.index)[0])
@@ -149,6 +147,15 @@ class Stages:
             if tally.update_s:
                 self.watch.add("update", tally.update_s)
             self._setup.reads.add(tally.read)
+
+    def _needed(self, n_rows: int, item: Item, budget: Budget) -> int:
+        """Return the least budget for the batch that the loop holds and the next one, both as large as the largest known."""
+        rows = max(n_rows, self._largest_rows)
+        batch = item.n_bytes * rows // max(1, n_rows)
+        batch += sum(block_bytes(rows * width) for width in self._row_bytes.values())
+        held = budget.report()
+        others = budget.used - sum(held.get(name, 0) for name in (HOLDER, BATCHES))
+        return others + 2 * batch + batch // 4  # samples are rounded up too, in many small blocks
 
     def _too_small(self, position: int, error: BudgetError, needed: int | None) -> BudgetError:
         reason = error.message.split("; at least")[0]  # that least is for one allocation, not for the batch
