@@ -21,7 +21,7 @@ from featstore.storage.writer import FileRecord
 from featstore.testing.faults import Fault, run_in_child
 from tests.test_extents import make_reader, open_file, write_base
 from tests.test_packed import copied, pack
-from tests.test_reader import kernel_bytes
+from tests.test_reader import kernel_bytes, pages_of
 from tests.test_superbatch import dataset
 
 __all__ = ["dataset", "pack"]  # fixtures
@@ -143,8 +143,8 @@ def test_the_kernel_counts_what_extents_take(tmp_path: Path, backend: str) -> No
     file = open_file(reader, tmp_path, made)
     if file.mode != "direct":
         pytest.fail(f"{tmp_path} is on a file system without direct reads, whose counts say nothing: give --basetemp another")
-    source = ExtentSource(reader, file, case.extents, np.arange(len(case.batches)), 1 << 20)
     before = kernel_bytes()
+    source = ExtentSource(reader, file, case.extents, np.arange(len(case.batches)), 1 << 20)  # reads at once
     for ids in case.batches:
         out = np.empty((len(ids), 400), np.uint8)
         source.gather(np.arange(len(ids)), out, None)
@@ -175,3 +175,23 @@ def test_a_loader_of_a_pack_reads_what_it_says(dataset: Path, pack: Path, tmp_pa
     missed = stats["rows_loaded"] * 33 * 4
     assert missed <= stats["bytes_read"] <= missed + PAGE_BYTES * (stats["batches"] + 1)
     assert stats["bytes_read"] <= taken <= stats["bytes_read"] + blocks + PAGE_BYTES
+
+
+def test_a_streamed_loader_counts_what_it_reads_to_pack(dataset: Path, tmp_path: Path) -> None:
+    """The features once, as far as rows are missed, and each extent once; beside them only run files are read."""
+    with featstore.open(dataset, memory="64MB") as g:
+        g.cache_neighbors("1MB", policy="degree")  # all lists: sampling reads nothing
+        x = g.features["x"]
+        sampler = featstore.NeighborSampler(g, [4, 4], seed=1)
+        seeds = g.node_data["train_idx"]
+        options: dict[str, Any] = {"strategy": "streamed", "features": "x", "feature_cache": 0.05, "superbatch": 100}
+        with featstore.Loader(g, sampler, seeds, batch_size=32, run_dir=tmp_path, **options) as loader:
+            before = kernel_bytes()
+            used = [batch.input_ids.numpy() for batch in loader]
+            taken, stats = kernel_bytes() - before, loader.stats()
+        missed = stats["rows_loaded"] * x.file.row_bytes
+        pages = pages_of(x.file.layout, np.unique(np.concatenate(used)))  # the cache is empty at first: each is missed once
+        assert stats["hits"]["packed"] == stats["rows_loaded"] > len(x) // 2
+    packing = stats["bytes_read"] - missed
+    assert pages * PAGE_BYTES <= packing <= x.nbytes * 1.3 + PAGE_BYTES * (len(used) + 2)
+    assert stats["bytes_read"] <= taken

@@ -17,7 +17,7 @@ from featstore.storage.extents import ExtentMap, ExtentSource, ExtentWriter, lea
 from featstore.storage.format import sums_seed
 from featstore.storage.pagestream import Arenas
 from featstore.storage.reader import Reader
-from featstore.storage.rowfile import RowFile
+from featstore.storage.rowfile import ReadStats, RowFile
 from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.storage.spares import SpareFiles
 from featstore.storage.writer import FileRecord
@@ -103,10 +103,12 @@ class RunPacker:
         What packing may hold.
     window_bytes : int
         What reading a feature's extents may hold; reserved.
-    may_skip : bool
-        Where the disk has no room for a superbatch, pack nothing of it.
     spares : SpareFiles
         Files whose batches have run, to be written over.
+    reads : callable
+        Told what was read while packing, and of extents in vain.
+    may_skip : bool
+        Where the disk has no room for a superbatch, pack nothing of it.
     arenas : PackArenas
     """
 
@@ -120,12 +122,13 @@ class RunPacker:
         window_bytes: int,
         spares: SpareFiles,
         arenas: PackArenas,
+        reads: Callable[[ReadStats], None],
         *,
         may_skip: bool = False,
     ) -> None:
         self._may_skip, self._spares = may_skip, spares
         self._bases, self._reader, self._runs, self._disk = bases, reader, runs, disk
-        self._memory, self._window_bytes, self._arenas = memory, window_bytes, arenas
+        self._memory, self._window_bytes, self._arenas, self._reads = memory, window_bytes, arenas, reads
 
     @property
     def most_held(self) -> int:
@@ -143,7 +146,7 @@ class RunPacker:
         """See :class:`featstore.plan.packbeside.Pack`."""
         if self._may_skip and not self.fits(n_missed):
             return None
-        packed = _PackedRun(self._reader, self._disk, self._window_bytes, self._spares, self._arenas.windows)
+        packed = _PackedRun(self._reader, self._disk, self._window_bytes, self._spares, self._arenas.windows, self._reads)
         try:
             for number, (name, base) in enumerate(self._bases.items()):
                 extents = ExtentMap(n_missed, base.row_bytes)
@@ -153,7 +156,10 @@ class RunPacker:
                     if writer.nbytes + rows_of.nbytes + least > self._memory.n_bytes:
                         rows_of.drop()
                     held, kept = rows_of.nbytes, self._arenas.packing
-                    fill_extents(writer, self._reader, base, rows_of, self._memory, held, check=check, arenas=kept)
+                    try:
+                        fill_extents(writer, self._reader, base, rows_of, self._memory, held, check=check, arenas=kept)
+                    finally:
+                        self._reads(writer.read)
                     record = writer.finish()
                 packed.add(name, self._runs.path, record, extents)
         except BaseException:
@@ -166,10 +172,16 @@ class _PackedRun:
     """The extents of one superbatch in run files, a file a feature."""
 
     def __init__(
-        self, reader: Reader, disk: DiskBudget, window_bytes: int, spares: SpareFiles, arenas: Mapping[str, Arenas]
+        self,
+        reader: Reader,
+        disk: DiskBudget,
+        window_bytes: int,
+        spares: SpareFiles,
+        arenas: Mapping[str, Arenas],
+        reads: Callable[[ReadStats], None],
     ) -> None:
         self._reader, self._disk, self._window_bytes, self._spares = reader, disk, window_bytes, spares
-        self._arenas = arenas
+        self._arenas, self._reads = arenas, reads
         self._files: dict[str, ExtentFile] = {}
         self._made: list[tuple[str, FileRecord]] = []
         self._sources: dict[str, ExtentSource] = {}
@@ -188,7 +200,7 @@ class _PackedRun:
 
     def stop(self) -> None:
         while self._sources:
-            self._sources.popitem()[1].close()
+            self._reads(self._sources.popitem()[1].close())
 
     def remove(self) -> None:
         self.stop()

@@ -29,7 +29,7 @@ from featstore.plan.makelayout import make_layout
 from featstore.plan.nodedata import NodeData
 from featstore.plan.offline import Pack
 from featstore.plan.packgraph import PackedGraph
-from featstore.run.owncaches import OwnCaches
+from featstore.run.owncaches import Claim, OwnCaches
 from featstore.run.strategy import EpochRun, Planning, Prepared, Setup
 from featstore.run.streamed import window_for
 from featstore.storage.extents import ExtentSource
@@ -218,9 +218,9 @@ class Packed:
         if running is not None and not running.closed:
             raise BusyError("another epoch of this loader is running; packs have one cache, so end or drop it first")
         try:
-            self._caches.claim()
+            claim = self._caches.claim()
             run = _PackedEpoch(
-                self._setup, self._pack, self._layout, epoch, start, self._caches, self._filled, self._devices, self
+                self._setup, self._pack, self._layout, epoch, start, self._caches, claim, self._filled, self._devices, self
             )
         except BaseException:
             self._caches.release()
@@ -258,12 +258,13 @@ class _PackedEpoch:
         epoch: int,
         start: int,
         caches: OwnCaches,
+        claim: Claim,
         filled: dict[str, FeatureCache],
         devices: Mapping[str, DeviceTier],
         strategy: Packed,
     ) -> None:
         self._setup, self._pack, self._layout, self._filled, self._devices = setup, pack, layout, filled, devices
-        self._caches, self._strategy, self.closed = caches, strategy, False
+        self._caches, self._claim, self._strategy, self.closed = caches, claim, strategy, False
         n = pack.n_batches
         self._group = n or 1 if layout is None else layout.group
         self._order = _order(n, self._group, setup.batcher, epoch)
@@ -388,7 +389,7 @@ class _PackedEpoch:
     def close(self) -> None:
         if not self.closed:
             for source in self._sources.values():
-                source.close()
+                self._setup.reads.add(source.close())
             self._caches.release()
             self._kept.clear()
             self.closed = True

@@ -62,7 +62,7 @@ class ReadCounts:
 
     def __init__(self) -> None:
         self._total = ReadStats()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # an epoch that a finalizer ends, within a call of this thread, counts here too
 
     def add(self, cost: ReadStats) -> None:
         """Add what a read cost."""

@@ -95,6 +95,7 @@ class Streamed(Superbatch):
             window,
             self._spares,
             self._arenas,
+            self._setup.reads.add,
             may_skip=may_skip,
         )
         return _PreparingPack(pack, self._setup, self._n_accesses * 9 // 8)

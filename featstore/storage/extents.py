@@ -102,6 +102,7 @@ class ExtentWriter:
         self._progress = f"{self.path}.progress" if resumable else None
         self._disk = disk
         self._paid = 0
+        self.read = ReadStats()  # of the rows' files, while filling
         self._fd = -1
         resumed = self._resume()
         file_id = uuid.uuid4().bytes if resumed is None else resumed
@@ -315,6 +316,7 @@ class ExtentWriter:
                 check()
             packer.finish()
             progress(packer.written_bytes - written)
+            self.read.add(ReadStats(0, stream.core.n_reads, 0, stream.core.read_bytes))
 
     def _settle(self, episode: Episode, check: Callable[[], None]) -> None:
         """Put the episode's ordered extents in order, when the packer's buffers are gone."""
