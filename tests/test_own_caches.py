@@ -133,6 +133,19 @@ def test_an_epoch_that_is_lost_gives_its_caches_free(graph: Graph, lost: str) ->
             check(batch)
 
 
+@pytest.mark.parametrize("name", ["belady", "frequency", "superbatch", "serial", "streamed"])
+def test_an_epoch_that_comes_too_late_frees_no_caches(graph: Graph, name: str) -> None:
+    """Two threads may begin an epoch of one loader at once: the one that is refused leaves the other its caches."""
+    with PLANNING[name](graph, "train") as loader:
+        run = loader._strategy.prepare(0, 0)
+        loader._strategy._running = None  # as the second thread finds it
+        for _ in range(2):
+            with pytest.raises(featstore.BusyError, match="follows the plans"):
+                loader._strategy.prepare(0, 0)
+        assert graph.g.features["x"].cache.in_use
+        run.close()
+
+
 def test_state_says_in_which_order_a_packs_batches_run(graph: Graph) -> None:
     def begun(**options: Any) -> dict[str, Any]:
         with graph.packed("train", **options) as made:

@@ -217,8 +217,8 @@ class Packed:
         running = None if self._running is None else self._running()
         if running is not None and not running.closed:
             raise BusyError("another epoch of this loader is running; packs have one cache, so end or drop it first")
+        claim = self._caches.claim()
         try:
-            claim = self._caches.claim()
             run = _PackedEpoch(
                 self._setup, self._pack, self._layout, epoch, start, self._caches, claim, self._filled, self._devices, self
             )

@@ -120,8 +120,8 @@ class Superbatch:
             raise BusyError("another epoch of this loader is running; superbatches have one cache, so end or drop it first")
         order = self._setup.batcher.epoch(epoch)
         caches = self._caches if self._switch is None else self._switch
+        claim = caches.claim()
         try:
-            claim = caches.claim()
             run = _SuperbatchEpoch(
                 self._setup,
                 self._planning,
