@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
@@ -24,7 +25,7 @@ __all__ = ["Opened"]
 Self = TypeVar("Self", bound="Opened")
 
 
-class Opened:
+class Opened(ABC):
     """Stores of features and tensors of node data behind one budget, one reader and one pool; a context manager.
 
     Subclasses say what node data there is (:meth:`_data_bytes`, :meth:`_read_data`), and close what else they opened
@@ -60,11 +61,13 @@ class Opened:
 
     # -- node data ---------------------------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def _data_bytes(self, name: str) -> int:
-        raise NotImplementedError
+        """Return the bytes that a node datum holds once it is read."""
 
+    @abstractmethod
     def _read_data(self, name: str) -> torch.Tensor:
-        raise NotImplementedError
+        """Read a node datum."""
 
     def _load_data(self, name: str) -> torch.Tensor:
         with self._locked():
@@ -134,6 +137,7 @@ class Opened:
         """Whether :meth:`close` was called."""
         return self._closed
 
+    @abstractmethod
     def _close_files(self) -> None:
         """Close what the subclass has opened; nobody reads any more."""
 
