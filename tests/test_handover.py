@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import os
 import threading
 from collections.abc import Iterator
@@ -18,9 +19,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import featstore
 from featstore.config import Budget
+from featstore.gather import locked
 from featstore.gather.buffers import BufferPool
 from featstore.gather.device import Apart, DeviceTier
 from featstore.gather.plan import DeviceRows
@@ -147,6 +150,37 @@ def test_short_memory_between_features_loses_no_counts(
     assert calls[0] == 26
     assert same(found[0], ondemand[:25])
     assert (stats["hits"], stats["rows_loaded"]) == (want["hits"], want["rows_loaded"])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape"), [(torch.float32, (33,)), (torch.bfloat16, (3, 2)), (torch.bool, ()), (torch.int64, (1,))]
+)
+def test_a_tier_in_host_memory_takes_none_that_is_not_counted(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """Rows go straight to the batch: with torch's index_select all of the tier's lay in memory once more."""
+    pool = BufferPool(Budget(10**8))
+    rng = np.random.default_rng(0)
+    rows = torch.from_numpy(rng.integers(0, 256, (5000, math.prod(shape) * dtype.itemsize), dtype=np.uint8))
+    whole = (rows % 2 if dtype == torch.bool else rows).view(dtype).reshape(5000, *shape)
+    tier = DeviceTier(2000, shape, dtype, torch.device("cpu"), pool, pool.budget, 2)
+    tier.rows.copy_(whole[:2000])
+    order = rng.permutation(5000)
+    slots = np.flatnonzero(order < 2000)
+    part = DeviceRows(order[slots].astype(np.int32), slots, np.flatnonzero(order >= 2000))
+    others = whole[torch.from_numpy(order[part.others])]
+    made: list[str] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            made.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    out = tier.memory_for(part)
+    with Watch():
+        batch = Apart(tier, part, others, out).together()
+    assert batch is out
+    assert set(made) <= {"aten.view.default", "aten.view.dtype", "aten.detach.default", "aten.alias.default"}  # no copies
+    got, want = (t.reshape(5000, -1).contiguous() for t in (batch, whole[torch.from_numpy(order)]))
+    assert torch.equal(got.view(torch.uint8), want.view(torch.uint8))
 
 
 # -- a device with streams
@@ -300,14 +334,23 @@ def test_pooled_memory_is_locked_once_a_block(runtime: Runtime) -> None:
     assert budget.used == 0
 
 
-def test_memory_that_cannot_be_locked_is_an_error_and_not_held(runtime: Runtime) -> None:
+def test_memory_that_cannot_be_locked_is_ordinary_and_said_once(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locked, "_warned", threading.Event())
     budget = Budget(10**8)
     pool = BufferPool(budget)
     pool.page_lock(torch.device("cuda"))
     runtime.answer = 2
-    with pytest.raises(RuntimeError, match="cuda error 2"):
-        pool.tensor(1 << 20, torch.uint8)
-    assert budget.used == 0
+    with pytest.warns(RuntimeWarning, match=r"cuda error 2.*slower") as said:
+        held = [pool.tensor(1 << 20, torch.uint8) for _ in range(3)]
+    assert len(said) == 1
+    assert runtime.locked == {}
+    assert budget.used == 3 << 20
+    for number, tensor in enumerate(held):
+        tensor.fill_(number)
+    assert [int(tensor.sum()) for tensor in held] == [0, 1 << 20, 2 << 20]
+    del tensor, held
+    pool.trim()
+    assert budget.used == 0  # and nothing was unlocked that was not locked
     runtime.answer = 0
     assert pool.tensor(1 << 20, torch.uint8).data_ptr() in runtime.locked
 

@@ -89,7 +89,8 @@ class BufferPool:
 
         Notes
         -----
-        The bytes are those that the budget counts. A block is locked once, and stays so while it is pooled.
+        The bytes are those that the budget counts. A block is locked once, and stays so while it is pooled. One that CUDA refuses
+        to lock is ordinary memory, of which a RuntimeWarning tells, once.
         """
         if self._make is Block:
             self._make = partial(locked_block, device=device)

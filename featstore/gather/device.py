@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from featstore._core.rows import copy_rows
 from featstore.config import Budget
 from featstore.gather.buffers import BufferPool
 from featstore.gather.plan import DeviceRows
@@ -33,6 +35,8 @@ class DeviceTier:
         Where batches are put together in host memory.
     budget : Budget
         Pays for what lies in host memory: nothing, where the device has memory of its own.
+    n_threads : int
+        Threads that copy, where that is done by the host.
 
     Raises
     ------
@@ -48,8 +52,10 @@ class DeviceTier:
         device: torch.device,
         pool: BufferPool,
         budget: Budget,
+        n_threads: int = 1,
     ) -> None:
         self._shape, self._dtype, self._device, self._pool = row_shape, dtype, device, pool
+        self._n_threads = n_threads
         n_bytes = n_rows * dtype.itemsize * int(np.prod(row_shape, dtype=np.int64))
         self._held = budget.reserve("device cache", n_bytes if device.type == "cpu" else 0)
         try:
@@ -72,7 +78,7 @@ class DeviceTier:
         for first in range(0, 0 if self._device.type == "meta" else len(rows), step):
             chunk = rows[first : first + step]
             held = self._pool.tensor((len(chunk), *self._shape), self._dtype)
-            read(chunk, np.asarray(held.reshape(-1).view(torch.uint8).numpy()).reshape(len(chunk), -1))
+            read(chunk, _as_bytes(held))
             self.rows[first : first + len(chunk)] = held.to(self._device)
         if self._device.type == "cuda":  # batches are put together in another stream
             torch.cuda.current_stream(self._device).synchronize()
@@ -101,7 +107,7 @@ class DeviceTier:
         others : tensor, shape (k, *row_shape)
             The rows that the host assembled.
         out : tensor or None
-            From :meth:`memory_for`.
+            From :meth:`memory_for`; where it is the host's, rows are copied to it without a step between.
 
         Returns
         -------
@@ -113,8 +119,12 @@ class DeviceTier:
         Copies may still run in the device's current stream; ``part`` and ``others`` are needed until it has come so far. Beside
         gathers into the same pool or cache: nothing is read but the tier, which does not change, and what is given.
         """
-        if out is None:
-            out = torch.empty(self._batch_shape(part), dtype=self._dtype, device=self._device)
+        if self._device.type == "cpu":
+            assert out is not None
+            copy_rows(_as_bytes(self.rows), part.slots, _as_bytes(out), part.positions, self._n_threads)
+            copy_rows(_as_bytes(others), None, _as_bytes(out), part.others, self._n_threads)
+            return out
+        out = torch.empty(self._batch_shape(part), dtype=self._dtype, device=self._device)
         slots, positions, places = (
             torch.from_numpy(array).to(self._device, non_blocking=True) for array in (part.slots, part.positions, part.others)
         )
@@ -128,6 +138,12 @@ class DeviceTier:
         """Give the memory back; may be called again."""
         self.rows = self.rows[:0].clone()
         self._held.release()
+
+
+def _as_bytes(rows: torch.Tensor) -> npt.NDArray[np.uint8]:
+    """Return the rows of a contiguous tensor in host memory, shape (n, row_bytes)."""
+    array: npt.NDArray[np.uint8] = rows.reshape(-1).view(torch.uint8).numpy()
+    return array.reshape(len(rows), math.prod(rows.shape[1:]) * rows.dtype.itemsize)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import warnings
 from typing import Any
 
 import numpy as np
@@ -25,7 +27,7 @@ class LockedBlock(Block):
     Raises
     ------
     RuntimeError
-        CUDA refuses; a loader for the CPU then still works, and ``batch.to("cuda")`` copies its batches.
+        CUDA refuses.
 
     References
     ----------
@@ -52,7 +54,25 @@ class LockedBlock(Block):
             self._unregister(self._address)
 
 
-def locked_block(nbytes: int, device: torch.device) -> LockedBlock:
-    """Return a block locked for all CUDA devices; ``device`` spares the first of them a context that nobody asked for."""
+_warned = threading.Event()
+
+
+def locked_block(nbytes: int, device: torch.device) -> Block:
+    """Return a block locked for all CUDA devices; an ordinary one, with one warning a process, where CUDA refuses.
+
+    ``device`` spares the first device a context that nobody asked for.
+    """
     with torch.cuda.device(device):
-        return LockedBlock(nbytes)
+        try:
+            return LockedBlock(nbytes)
+        except RuntimeError as error:
+            if not _warned.is_set():
+                _warned.set()
+                warnings.warn(
+                    f"CUDA does not page-lock {nbytes} bytes ({error}): batches are copied to the device from ordinary memory, "
+                    "by way of the driver's own, which is slower and holds the thread that copies; see ulimit -l, and the "
+                    "memory limit of the container",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+            return Block(nbytes)

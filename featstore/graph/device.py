@@ -180,8 +180,8 @@ def _time_stream(g: OutOfCoreGraph, file: RowFile) -> float:
     first = int(np.random.default_rng().integers(0, file.n_bytes // PAGE_BYTES - n_pages + 1))  # other pages each time
     window_bytes = min(MOST_WINDOW_BYTES, max(least_window(), g.budget.available // 8))
     n_batch = max(1, min(window_bytes // PAGE_BYTES, n_pages))
-    with g.budget.reserve("reader buffers", window_bytes + n_batch * (PAGE_BYTES + 4)):
-        out, positions = np.zeros((n_batch, PAGE_BYTES), np.uint8), np.arange(n_batch, dtype=np.int32)
+    with g.budget.reserve("reader buffers", window_bytes + n_batch * PAGE_BYTES):
+        out = np.zeros((n_batch, PAGE_BYTES), np.uint8)
         start = time.perf_counter()
         with PageStream(g.reader, file, np.array([[first, n_pages]], np.int64), window_bytes) as stream:
             done = 0
@@ -189,7 +189,7 @@ def _time_stream(g: OutOfCoreGraph, file: RowFile) -> float:
                 n = min(n_batch, n_pages - done)
                 done += n
                 stream.feed(stream.pieces_before(done))
-                stream.core.scatter(n, positions[:n], out[:n])
+                stream.core.scatter(n, None, out[:n])
             return n_pages * PAGE_BYTES / (time.perf_counter() - start)
 
 

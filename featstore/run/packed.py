@@ -176,7 +176,10 @@ class Packed:
         rows = layout.tables.device_rows
         for name in self._setup.features if len(rows) else ():
             store, device = graph.features[name], self._setup.device
-            self._devices[name] = DeviceTier(len(rows), tuple(store.shape[1:]), store.dtype, device, graph.pool, graph.budget)
+            shape = tuple(store.shape[1:])
+            self._devices[name] = DeviceTier(
+                len(rows), shape, store.dtype, device, graph.pool, graph.budget, graph.options.threads
+            )
             source = layout.fill(name, graph.reader, Tier.DEVICE, self._window_bytes)
             try:
                 self._devices[name].fill(rows, fill_step(store.file.row_bytes, Tier.DEVICE), partial(_fill, self._setup, source))

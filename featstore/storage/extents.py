@@ -480,7 +480,9 @@ class ExtentSource:
         return self._stream.core.waited_s
 
     def gather(self, addresses: Sized, out: npt.NDArray[np.uint8], positions: npt.NDArray[Any] | None) -> ReadStats:
-        """Copy row ``i`` of the next extent to row ``positions[i]`` of ``out``; extents are read whole, so addresses are 0, 1 ….
+        """Copy row ``i`` of the next extent to row ``positions[i]`` of ``out`` (``i`` where positions is None).
+
+        Extents are read whole, so addresses are 0, 1 ….
 
         Returns
         -------
@@ -498,7 +500,7 @@ class ExtentSource:
         stream = self._stream
         stream.feed(stream.pieces_before(int(self._pages[self._next])))
         core = stream.core
-        core.scatter(n, np.arange(n, dtype=np.int32) if positions is None else positions, out)
+        core.scatter(n, positions, out)
         self._next += 1
         reads, n_bytes = core.n_reads - self.stats.reads, core.read_bytes - self.stats.bytes_read
         cost = ReadStats(n, reads, n * self._row_bytes, n_bytes)

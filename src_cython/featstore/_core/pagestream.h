@@ -193,7 +193,7 @@ static void fs_stream_took(fs_stream *s, uint64_t n_bytes) {
     pthread_mutex_unlock(&s->lock);
 }
 
-/* Copy the next n rows to rows p32[i] or p64[i] of out; what is left of the last page is skipped. 0 where the stream ends. */
+/* Copy the next n rows to rows p32[i], p64[i] or i of out; what is left of the last page is skipped. 0 where the stream ends. */
 static int fs_stream_scatter(fs_stream *s, uint64_t row_bytes, uint64_t n, const int32_t *p32, const int64_t *p64, uint8_t *out) {
     const fs_stream_fn stream = fs_choose_stream(out, row_bytes, row_bytes * n);
     uint64_t i = 0, part = 0, left;
@@ -203,7 +203,8 @@ static int fs_stream_scatter(fs_stream *s, uint64_t row_bytes, uint64_t n, const
         const uint64_t all = left;
         if (!part && left >= row_bytes) {
             uint64_t k = left / row_bytes < n - i ? left / row_bytes : n - i;
-            fs_copy copy = {.src = data, .dst = out, .dst32 = p32 ? p32 + i : NULL, .dst64 = p64 ? p64 + i : NULL, .row_bytes = row_bytes, .stream = stream};
+            uint8_t *dst = p32 || p64 ? out : out + i * row_bytes;
+            fs_copy copy = {.src = data, .dst = dst, .dst32 = p32 ? p32 + i : NULL, .dst64 = p64 ? p64 + i : NULL, .row_bytes = row_bytes, .stream = stream};
             fs_copy_range(&copy, 0, (int64_t)k);
             i += k;
             data += k * row_bytes;

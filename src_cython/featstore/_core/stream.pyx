@@ -275,11 +275,11 @@ cdef class Stream:
                 fs_stream_pread(&self.s)
 
     def scatter(self, uint64_t n, positions, uint8_t[:, ::1] out not None):
-        """Copy the next ``n`` rows, which begin at a page, to rows ``positions`` (int32 or int64) of ``out``.
+        """Copy the next ``n`` rows, which begin at a page, to rows ``positions`` (int32 or int64) of ``out``; None: 0 … n - 1.
 
         What is left of the last row's page is skipped.
         """
-        if len(positions) != n:
+        if positions is not None and len(positions) != n:
             raise ValueError("one position a row")
         self.enter()
         try:
@@ -314,7 +314,9 @@ cdef class Stream:
         cdef int done
         if n == 0:
             return 0
-        if positions.dtype == "int32":
+        if positions is None:
+            good = n <= n_out
+        elif positions.dtype == "int32":
             narrow = positions
             p32 = &narrow[0]
         else:
@@ -324,7 +326,7 @@ cdef class Stream:
             if p32 != NULL:
                 for i in range(n):
                     good = good & (<uint64_t>p32[i] < n_out)
-            else:
+            elif p64 != NULL:
                 for i in range(n):
                     good = good & (<uint64_t>p64[i] < n_out)
         if not good:
