@@ -17,7 +17,7 @@ import numpy as np
 
 from featstore.cache.base import available_policies, get_policy
 from featstore.config import format_size, parse_disk
-from featstore.errors import CorruptionError, FeatstoreError
+from featstore.errors import CorruptionError, FeatstoreError, FormatError, StaleError, VersionError
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.device import device_speed
 from featstore.graph.feature import FeatureStore
@@ -25,6 +25,7 @@ from featstore.graph.progress import Bar
 from featstore.plan.auto import choose, copy_bandwidth, observe
 from featstore.plan.cost import ONLINE, Machine
 from featstore.plan.misscurve import DEFAULT_SIZES, Step, miss_curve, parse_sizes
+from featstore.plan.offline import Pack
 from featstore.plan.plots import check_plot, draw_estimates, draw_miss_curve
 from featstore.plan.trace import Trace
 from featstore.run.actual import kept_runs, runs_table
@@ -41,9 +42,10 @@ from featstore.run.arguments import (
     train_as_asked,
 )
 from featstore.run.measure import measure, measure_table
-from featstore.run.packs import describe_pack, pack_dataset
+from featstore.run.packs import advice_on_damage, describe_pack, describe_verified, may_be_pack, pack_dataset
 from featstore.run.recording import record_epoch, seeds_of
 from featstore.run.train import describe_training
+from featstore.storage.catalog import CATALOG_DIRECTORY
 from featstore.storage.rundir import DiskBudget, RunDirectory
 
 __all__ = ["main"]
@@ -130,7 +132,8 @@ def _parser() -> argparse.ArgumentParser:
     create.add_argument("--overwrite", action="store_true", help="replace a dataset that is there")
 
     add_opening(command("info", _info, "print what a dataset holds"))
-    command("verify", _verify, "check every byte of a dataset against its checksums, and its structure")
+    checked = "check every byte of a dataset, or of a pack, against its checksums, and its structure"
+    command("verify", _verify, checked, "directory of the dataset, or of a pack")
 
     plan = command("plan", _plan, "find out ahead what training would load, to choose a policy and a budget")
     add_opening(plan)
@@ -268,10 +271,25 @@ def _info(options: argparse.Namespace) -> int:
 
 def _verify(options: argparse.Namespace) -> int:
     begin = time.perf_counter()
-    with OutOfCoreGraph.open(options.path) as graph:
-        result: dict[str, Any] = {"path": graph.path, "ok": True, **graph.verify(progress=not options.json)}
+    path = os.path.abspath(options.path)
+    result: dict[str, Any] = {"path": path, "ok": True}
+    try:
+        if is_there := may_be_pack(path):
+            with Pack(path) as pack:
+                result |= pack.verify(progress=not options.json)
+            text = describe_verified(result)
+        else:
+            is_there = os.path.isdir(os.path.join(path, CATALOG_DIRECTORY))
+            with OutOfCoreGraph.open(path) as graph:
+                result |= graph.verify(progress=not options.json)
+            text = f"{path}: {result['files']} files, {format_size(result['bytes'])}, all as they were written"
+    except (CorruptionError, FormatError, FileNotFoundError) as error:
+        if not is_there or isinstance(error, (VersionError, StaleError)):
+            raise
+        # It was there, and is no longer what it was.
+        print(f"featstore: {_one_line(error)}{advice_on_damage(path, error)}", file=sys.stderr)
+        return 1
     result["seconds"] = round(time.perf_counter() - begin, 3)
-    text = f"{result['path']}: {result['files']} files, {format_size(result['bytes'])}, all as they were written"
     _print(options, result, text)
     return 0
 

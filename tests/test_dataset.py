@@ -225,7 +225,7 @@ def test_other_things_in_a_files_place(copy: Path, kind: str, suffix: str) -> No
     for data in (b"", good[:100], good[:4096], good[:-1], good[:-4096], good + b"\0", good + bytes(4096)):
         if data != good:
             path.write_bytes(data)
-            check(CorruptionError, "than the catalog says")
+            check(CorruptionError, "than it was written")
     path.unlink()
     check(FileNotFoundError, "No such file")
     path.mkdir()

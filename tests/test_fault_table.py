@@ -40,6 +40,8 @@ COVERAGE: dict[str, list[str]] = {
         "test_faults_storage::test_truncation_at_every_boundary_is_found",
         "test_faults_storage::test_without_checksums_flipped_bits_are_silently_wrong",
         "test_catalog::test_any_flipped_bit_is_found",
+        "test_verify_pack::test_any_flipped_bit_is_found",
+        "test_verify_pack::test_files_that_are_cut_off_longer_empty_or_links",
         "test_catalog::test_truncation_at_every_page_and_around",
         "test_reader::test_a_flipped_bit_is_found",
     ],

@@ -24,7 +24,7 @@ from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.update import check_file
 from featstore.storage.writer import FileRecord
 
-__all__ = ["verify_files", "verify_topology"]
+__all__ = ["verify_file", "verify_files", "verify_topology"]
 
 Int64s = npt.NDArray[np.int64]
 Progress = Callable[[int], None]
@@ -55,10 +55,11 @@ def verify_files(root: str, catalog: Catalog, progress: Progress) -> int:
     -----
     Reads all files once, sequentially, in about 2 MiB of memory.
     """
-    return sum(_verify_file(root, record, progress) for record in catalog.files.values())
+    return sum(verify_file(root, record, progress) for record in catalog.files.values())
 
 
-def _verify_file(root: str, record: FileRecord, progress: Progress) -> int:
+def verify_file(root: str, record: FileRecord, progress: Progress) -> int:
+    """Check every page of one file, as :func:`verify_files` does; return their number."""
     path = check_file(root, record)
     seed, n_pages = record.seed, record.n_bytes // PAGE_BYTES
     fd, _ = open_regular(path)

@@ -42,6 +42,7 @@ __all__ = [
     "Source",
     "check_disk",
     "extent_map",
+    "file_record",
     "find_layouts",
     "layout_bytes",
     "layout_records",
@@ -191,7 +192,7 @@ class Layout:
                 raise CorruptionError("these are not the tables that the layout was made with", self.folder)
             for number, feature in enumerate(features):
                 plan = FeatureExtents(self.tables, number, int(feature["row_bytes"]))
-                record = _file_record(feature["file"], self.folder)
+                record = file_record(feature["file"], self.folder)
                 if record.n_rows != plan.extents.total_pages:
                     raise CorruptionError(f"{record.n_rows} pages instead of {plan.extents.total_pages}", self.folder)
                 path = check_file(self.folder, record)
@@ -309,7 +310,8 @@ def extent_map(n_shared: int, group_rows: int, n_packed: Int64s, fills: Sequence
     return ExtentMap(np.concatenate([np.array(pieces, np.int64), n_packed, np.array(fill, np.int64)]), row_bytes)
 
 
-def _file_record(record: Mapping[str, Any], where: str) -> FileRecord:
+def file_record(record: Mapping[str, Any], where: str) -> FileRecord:
+    """Return what a layout's record says of a file of extents; FormatError, which names ``where``, where it cannot be."""
     try:
         found = FileRecord(
             str(record["name"]),

@@ -403,6 +403,11 @@ class SharedRows:
             first, segment = min(stop, end), segment + 1
         return np.concatenate([NO_ROWS, *found])
 
+    def segment(self, batch: int) -> tuple[int, int]:
+        """Return the places of the rows of a batch's segment: the first, and the one after the last."""
+        number = batch // self.length
+        return int(self._ends[number - 1]) if number else 0, int(self._ends[number])
+
     def _section(self, batch: int) -> int:
         return _HEAD + batch + batch // self.length + 1
 

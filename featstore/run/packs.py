@@ -12,16 +12,28 @@ from typing import Any
 from featstore.cache.base import get_policy
 from featstore.config import format_size, parse_disk
 from featstore.graph.dataset import OutOfCoreGraph
+from featstore.plan.layout import PREFIX as LAYOUT
 from featstore.plan.layout import find_layouts, unfinished_bytes
+from featstore.plan.nodedata import PREFIX as NODE_DATA
 from featstore.plan.nodedata import carried
-from featstore.plan.offline import RECORD, Pack, sample_offline
+from featstore.plan.offline import RECORD, SAMPLES, Pack, sample_offline
 from featstore.run.loader import Loader
 from featstore.run.options import parse_planning
 from featstore.run.precache import cache_bytes
 from featstore.run.recording import seeds_of
 from featstore.sampling.batch import Sampler
 
-__all__ = ["check_given", "check_layout", "describe_pack", "is_pack", "open_pack", "pack_dataset"]
+__all__ = [
+    "advice_on_damage",
+    "check_given",
+    "check_layout",
+    "describe_pack",
+    "describe_verified",
+    "is_pack",
+    "may_be_pack",
+    "open_pack",
+    "pack_dataset",
+]
 
 
 def _size_of(pack: str) -> int:
@@ -31,6 +43,11 @@ def _size_of(pack: str) -> int:
 def is_pack(path: str | os.PathLike[str]) -> bool:
     """Whether a directory holds a pack; a dataset is none."""
     return os.path.lexists(os.path.join(os.fspath(path), RECORD))
+
+
+def may_be_pack(path: str) -> bool:
+    """Whether a directory holds a pack, or what is left of one whose record is missing."""
+    return is_pack(path) or os.path.lexists(os.path.join(path, SAMPLES))
 
 
 def open_pack(path: str | os.PathLike[str], dataset: str) -> Pack:
@@ -220,3 +237,30 @@ def describe_pack(result: dict[str, Any], dataset: str) -> str:
     if result["node_data"]:
         lines.append("on a copy of it, where the dataset is not: featstore train COPY")
     return "\n".join(lines)
+
+
+def describe_verified(result: dict[str, Any]) -> str:
+    """Return as text what of a pack was checked, and what of its directory was not."""
+    what = f"samples, {result['layouts']} layout{'s' * (result['layouts'] != 1)}"
+    what += f", node data {', '.join(result['node_data'])}" if result["node_data"] else ""
+    lines = [f"{result['path']}: {result['files']} files, {format_size(result['bytes'])} ({what}), all as they were written"]
+    if result["unfinished_bytes"]:
+        left = format_size(result["unfinished_bytes"])
+        lines.append(f"  not checked: {left} of interrupted packing, which --add-layout goes on with; or remove layout-*.partial")
+    if result["others"]:
+        lines.append(f"  not checked, for they are none of a pack's files: {', '.join(result['others'])}")
+    return "\n".join(lines)
+
+
+def advice_on_damage(path: str, error: BaseException) -> str:
+    """Return what to do about an error of verifying the pack ``path``, as the end of a line; nothing for a dataset."""
+    if not may_be_pack(path):
+        return ""
+    found = error.filename if isinstance(error, OSError) else str(error)
+    inside = os.fsdecode(found or "").removeprefix(os.path.join(path, ""))
+    name = inside.split(os.sep)[0].split(":")[0]
+    if name.startswith(LAYOUT):
+        return f"; remove {os.path.join(path, name)}, and featstore pack DATASET {path} --add-layout makes it anew"
+    if name.startswith(NODE_DATA):
+        return f"; remove this file, and featstore pack DATASET {path} --add-layout writes it anew"
+    return f"; take another copy of the pack, or sample anew: featstore pack DATASET {path} --overwrite"

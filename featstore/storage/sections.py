@@ -37,6 +37,7 @@ _ENTRY: Final = np.dtype([("offset", "<u8"), ("items", "<u8"), ("dtype", "<u8"),
 _CODES: Final = {np.dtype(name): code for name, (code, _) in DTYPES.items() if name != "bfloat16"} | {np.dtype(np.uint64): 64}
 _DTYPES: Final = {code: dtype for dtype, code in _CODES.items()}
 _MASK: Final = 2**64 - 1
+_VERIFY_BYTES: Final = 1 << 20
 
 
 def _sum(data: memoryview | bytes, seed: int, number: int) -> int:
@@ -203,6 +204,7 @@ class SectionFile:
             raise CorruptionError("the index does not fit the file", self.path, size - tail_bytes)
         self.file_id = bytes(file_id).hex()
         self._seed = file_seed(kind, file_id, 0)
+        self._index_at = where
         index = bytes(pread_exactly(self._fd, n * _ENTRY.itemsize, where, self.path))
         if _sum(index, self._seed, _MASK) != index_sum:
             raise CorruptionError("the index is damaged", self.path, where)
@@ -210,6 +212,11 @@ class SectionFile:
 
     def __len__(self) -> int:
         return len(self._index)
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes of the file that are no array's."""
+        return self._index.nbytes + _TAIL.size + 8
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
@@ -260,6 +267,33 @@ class SectionFile:
                 found[:] = unaligned
             arrays.append(found)
         return arrays
+
+    def verify(self, progress: Callable[[int], None] = lambda n: None) -> None:
+        """Check every byte of every array, in little memory however long it is, and that they fill the file up to the index.
+
+        ``progress`` is told of bytes checked. The index and the file's end were checked when it was opened.
+
+        Raises
+        ------
+        CorruptionError, OSError, ClosedError
+        """
+        if self._fd < 0:
+            raise ClosedError(f"{self.path} is closed")
+        end = 0
+        for number, entry in enumerate(self._index):
+            offset, items, code, expected = map(int, entry)
+            if offset != end or code not in _DTYPES:
+                raise CorruptionError(f"array {number} is not where the one before it ends", self.path, end)
+            end += items * _DTYPES[code].itemsize
+            state = xxhash.xxh3_64(seed=(self._seed + number) & _MASK)
+            for at in range(offset, end, _VERIFY_BYTES):
+                n_bytes = min(_VERIFY_BYTES, end - at)
+                state.update(self._read(n_bytes, at, np.empty))
+                progress(n_bytes)
+            if state.intdigest() != expected:
+                raise CorruptionError(f"array {number} is damaged", self.path, offset)
+        if end != self._index_at:
+            raise CorruptionError("the index is not where the last array ends", self.path, end)
 
     def _read(self, n_bytes: int, offset: int, array: Callable[..., Array]) -> memoryview:
         if self._is_direct:

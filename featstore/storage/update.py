@@ -52,7 +52,7 @@ def check_file(root: str | os.PathLike[str], record: FileRecord) -> str:
             if n_bytes != expected:
                 what = "shorter" if n_bytes < expected else "longer"
                 raise CorruptionError(
-                    f"the file is {what} than the catalog says: {n_bytes} instead of {expected} bytes",
+                    f"the file is {what} than it was written: {n_bytes} instead of {expected} bytes",
                     name,
                     min(n_bytes, expected),
                 )
