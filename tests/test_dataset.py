@@ -530,6 +530,27 @@ def test_stores_that_travel_share_one_graph(small: SimpleNamespace) -> None:
         again._reopen._graph.close()
 
 
+def test_a_store_that_travels_is_of_the_dataset_that_is_there(tmp_path: Path) -> None:
+    """Also beside one that travelled when another dataset was at the path."""
+
+    def make(value: float) -> OutOfCoreGraph:
+        x = np.full((10, 3), value, np.float32)
+        empty = np.empty(0, np.int64)
+        return OutOfCoreGraph.create(
+            tmp_path / "g", np.zeros(11, np.int64), empty, {"x": x}, overwrite=True, progress=False, memory="32MiB"
+        )
+
+    with make(1) as first:
+        before = pickle.loads(pickle.dumps(first.features["x"]))
+        with make(2) as second:
+            after = pickle.loads(pickle.dumps(second.features["x"]))
+            assert after[0].tolist() == [2, 2, 2]
+            assert before[0].tolist() == [1, 1, 1]
+            assert pickle.loads(pickle.dumps(second.features["x"]))._reopen._graph is after._reopen._graph
+            after._reopen._graph.close()
+        before._reopen._graph.close()
+
+
 def _child(g: OutOfCoreGraph, ids: list[int], queue: Any) -> None:
     torch.set_num_threads(1)
     rows = g.features["x"][ids].numpy().tobytes()

@@ -504,11 +504,7 @@ class OutOfCoreGraph(Opened):
 
     def identity(self) -> dict[str, str]:
         """Return the id of the file that holds each field, by key: what was made from a field is stale once it differs."""
-        catalog = self._snapshot.catalog
-        return {
-            key: " ".join(catalog.files[part.file].file_id for part in record.parts)
-            for key, record in sorted(catalog.fields.items())
-        }
+        return _identity_of(self._snapshot.catalog)
 
     # -- looking after it --------------------------------------------------------------------------------------------------------
 
@@ -558,6 +554,13 @@ class OutOfCoreGraph(Opened):
         return OutOfCoreGraph, (self.path, self.options)
 
 
+def _identity_of(catalog: Catalog) -> dict[str, str]:
+    """Return the id of the file that holds each field, by key."""
+    return {
+        key: " ".join(catalog.files[part.file].file_id for part in record.parts) for key, record in sorted(catalog.fields.items())
+    }
+
+
 def _topology_bytes(catalog: Catalog) -> int:
     names = {part.file for record in catalog.by_role("topology", EDGE).values() for part in record.parts}
     return sum(catalog.files[name].n_rows * 8 for name in names)
@@ -582,11 +585,19 @@ class _Reopen:
         return _reopen_store, (self._graph.path, self._graph.options, self._name)
 
 
+def _is_current(graph: OutOfCoreGraph) -> bool:
+    """Return whether the dataset at a graph's path is still the one that it has open."""
+    try:
+        return _identity_of(read_catalog(graph.path)) == graph.identity()
+    except (OSError, ValueError):
+        return False  # opening it anew says what is wrong, or waits for whoever is replacing it
+
+
 def _reopen_store(path: str, options: Options, name: str) -> FeatureStore:
-    """Unpickle a store; the stores of one dataset share one graph, and so one budget."""
+    """Unpickle a store; the stores of one dataset, as it is now, share one graph, and so one budget."""
     key = os.getpid(), path, options
     with _reopened_lock:
         graph = _reopened.get(key)
-        if graph is None or graph.closed:
+        if graph is None or graph.closed or not _is_current(graph):
             graph = _reopened[key] = OutOfCoreGraph(path, options)
         return graph.features[name]
