@@ -272,6 +272,31 @@ def test_take_async(store: FeatureStore, values: torch.Tensor) -> None:
         store.take_async([999])
 
 
+@pytest.mark.shares_resources
+def test_the_ids_of_take_async_may_be_used_again(store: FeatureStore, values: torch.Tensor) -> None:
+    for kind in (torch.as_tensor, np.asarray):
+        for k in range(30):
+            ids = kind(np.arange(k, k + 250, dtype=np.int64) % N)
+            future = store.take_async(ids)
+            ids[:] = 1 << 40
+            assert same(future.result(), values[torch.arange(k, k + 250) % N])
+
+
+@pytest.mark.parametrize("policy", [None, "lru", "degree"])
+def test_ids_in_the_memory_of_out(tmp_path: Path, policy: str | None) -> None:
+    values = torch.arange(N).flip(0)
+    with featstore.open(make(tmp_path / "g", x=values), memory="64MB") as g:
+        if policy is not None:
+            g.cache("x", "4KB", policy=policy)
+        for n in (1, 100, 5000):
+            memory = torch.empty(n + 1, dtype=torch.int64)
+            for ids, out in ((memory[:n], memory[:n]), (memory[1:], memory[:n]), (memory[:n], memory[1:])):
+                ids.copy_(torch.arange(n) * 7 % N)
+                g.features["x"].take(ids, out=out)
+                assert torch.equal(out, values[torch.arange(n) * 7 % N])
+                assert torch.equal(g.features["x"][:], values)
+
+
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker")  # on one core
 @pytest.mark.shares_resources  # spawning starts the resource tracker of multiprocessing, which stays
 @pytest.mark.parametrize("method", ["fork", "spawn"])

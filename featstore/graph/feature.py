@@ -41,6 +41,12 @@ def _byte_rows(tensor: torch.Tensor, n_rows: int, row_bytes: int) -> npt.NDArray
     return np.asarray(tensor.reshape(-1).view(torch.uint8).numpy()).reshape(n_rows, row_bytes)
 
 
+def _overlap(ids: npt.NDArray[np.int64], out: torch.Tensor) -> bool:
+    """Return whether two dense arrays have memory in common."""
+    first, other = ids.ctypes.data, out.data_ptr()
+    return first < other + out.nbytes and other < first + ids.nbytes
+
+
 def _torch_ids(function: str, ids: Any, n: int) -> npt.NDArray[np.integer[Any]]:
     """Return ids as torch's own functions take them: int32 or int64, never counted from the end."""
     if not isinstance(ids, torch.Tensor) or ids.dtype not in (torch.int32, torch.int64):
@@ -172,7 +178,7 @@ class FeatureStore:
         rows : integer array-like, shape (n,)
             Row ids in ``[-len(self), len(self))``; any order, repeats allowed.
         out : Tensor of self.dtype, shape (n, *row_shape), optional
-            C-contiguous CPU destination, which may be pinned; pooled memory if absent.
+            C-contiguous CPU destination, which may be pinned, and may be the memory of ``rows``; pooled memory if absent.
         coalesce_gap : int, optional
             Unwanted bytes between two pages that are read rather than starting another read; 0 = none; else from the device.
         tally : Tally, optional
@@ -211,6 +217,8 @@ class FeatureStore:
         if out is None:
             out = self._pool.tensor(shape, self.dtype)
         else:
+            if isinstance(out, torch.Tensor) and isinstance(ids, np.ndarray) and _overlap(ids, out):
+                ids = ids.copy()  # checking and filling out would change them
             self._check_out(out, shape)
         self._fill(ids, out, coalesce_gap, tally)
         return out
@@ -232,10 +240,12 @@ class FeatureStore:
             raise ValueError("out must be writable, not a read-only mapping")
 
     def take_async(self, rows: Any) -> Future[torch.Tensor]:
-        """Start :meth:`take` in the background; ids are checked now, the tensor comes through the future."""
+        """Start :meth:`take` in the background; ids are checked and copied now, the tensor comes through the future."""
         ids, lead = resolve_rows(rows, len(self))
         if lead is None:
             raise TypeError("take_async() wants an array of rows")
+        if isinstance(ids, np.ndarray):
+            ids = ids.copy()  # the caller may use the memory of his again at once
         if self._pid != os.getpid():
             self._start()
 
