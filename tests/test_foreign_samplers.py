@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -97,3 +98,73 @@ def test_batches_of_different_shapes_are_refused(small: SimpleNamespace, strateg
             pytest.raises(featstore.PluginError, match="a batch of 2 blocks"),
         ):
             list(loader)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_memory_that_a_sampler_uses_again(small: SimpleNamespace, strategy: str) -> None:
+    """A batch has memory of its own: the sampler's next batch does not change it, nor does the loop change the sampler's."""
+    with featstore.open(small.path, memory="64MB") as g:
+        own = featstore.NeighborSampler(g, [4, 3], seed=1)
+        kept = torch.zeros(8, small.num_nodes, dtype=torch.int64)
+
+        def sample(seeds: torch.Tensor, epoch: int = 0, index: int = 0) -> SampledBatch:
+            batch = own.sample(seeds, epoch=epoch, index=index)
+            seeds.fill_(-1)
+            ids = kept[index % 2, : len(batch.input_ids)].copy_(batch.input_ids)
+            return replace(batch, input_ids=ids)
+
+        options = {"strategy": strategy, "seed": 5, "batch_size": 40, "features": "x", "threads": 1, **STRATEGIES[strategy]}
+        for shuffle in (True, False):
+            with featstore.Loader(g, own, small.train_idx, shuffle=shuffle, **{**options, "strategy": "ondemand"}) as loader:
+                expected = [tensors(batch) for _ in range(2) for batch in loader]
+            again = SimpleNamespace(sample=sample)
+            with featstore.Loader(g, again, small.train_idx, shuffle=shuffle, **options) as loader:
+                assert same([tensors(batch) for _ in range(2) for batch in loader], expected)
+
+
+def test_a_loop_that_changes_its_batches(small: SimpleNamespace) -> None:
+    """The seeds of a loader, and what a sampler keeps, are not the loop's."""
+
+    def sample(seeds: torch.Tensor, epoch: int = 0, index: int = 0) -> SampledBatch:
+        return SampledBatch(index, epoch, seeds, len(seeds), ())
+
+    with featstore.open(small.path, memory="64MB") as g:
+        loader = featstore.Loader(
+            g, SimpleNamespace(sample=sample), small.train_idx, batch_size=40, features="x", shuffle=False, prefetch=0
+        )
+        for _ in range(2):
+            found = []
+            for batch in loader:
+                found.append(batch.seeds.clone())
+                batch.input_ids.zero_()
+            assert torch.equal(torch.cat(found), torch.as_tensor(small.train_idx))
+
+
+@pytest.mark.parametrize("kind", ["backwards", "read-only", "big-endian", "every other", "expanded", "uint16", "list"])
+def test_arrays_of_any_layout(small: SimpleNamespace, kind: str) -> None:
+    def sample(seeds: torch.Tensor, epoch: int = 0, index: int = 0) -> Any:
+        ids = seeds.numpy()
+        edges: Any = np.zeros(3, np.int64)
+        if kind == "backwards":
+            ids = ids[::-1]
+        elif kind == "read-only":
+            ids.flags.writeable = False
+        elif kind == "big-endian":
+            ids = ids.astype(">i4")
+        elif kind == "every other":
+            ids = np.repeat(ids, 2)[::2]
+        elif kind == "expanded":
+            edges = torch.zeros(1, dtype=torch.int32).expand(3)
+        elif kind == "uint16":
+            ids = ids.astype(np.uint16)
+        else:
+            ids, edges = ids.tolist(), [0, 0, 0]
+        return ids, [(edges, edges, len(ids), len(ids))]
+
+    with featstore.open(small.path, memory="64MB") as g:
+        loader = featstore.Loader(g, SimpleNamespace(sample=sample), small.train_idx, batch_size=40, features="x", labels=None)
+        found = []
+        for batch in loader:
+            assert torch.equal(batch.x, torch.from_numpy(small.x)[batch.input_ids])
+            found.append(batch.input_ids)
+        assert torch.equal(torch.cat(found).sort().values, torch.as_tensor(small.train_idx).sort().values)

@@ -58,11 +58,11 @@ class EpochOrder:
         return self.n_batches
 
     def seeds(self, index: int) -> torch.Tensor:
-        """Return the seeds of batch ``index``, int64 [≤ batch_size]."""
+        """Return the seeds of batch ``index``, int64 [≤ batch_size], in memory of their own: samplers may change them."""
         first = index * self._batch_size
         last = min(first + self._batch_size, len(self._seeds))
         if self._order is None:
-            return self._seeds[first:last]
+            return self._seeds[first:last].clone()
         return self._seeds[self._order[first:last]]
 
 

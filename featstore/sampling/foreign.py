@@ -25,21 +25,25 @@ __all__ = ["as_sampled", "checked_sampler"]
 
 
 def _ids(values: Any) -> torch.Tensor:
-    """Return numbers of nodes or edges as a dense int64 tensor in host memory; one that is that already, as it is."""
+    """Return numbers of nodes or edges as a dense int64 tensor in host memory of its own.
+
+    A copy: the sampler may use its memory again for the next batch or keep its batches, and so may the loop.
+    """
     if isinstance(values, torch.Tensor):
-        tensor = values
-        if tensor.dtype == torch.int64 and tensor.ndim == 1 and tensor.device.type == "cpu" and tensor.is_contiguous():
-            return tensor
-        tensor = tensor.detach().cpu()
+        kind, dtype, ndim = values.dtype, str(values.dtype), values.ndim
+        is_integer = not (kind.is_floating_point or kind.is_complex or kind == torch.bool)
     else:
         try:
-            array = np.asarray(values)
-            tensor = torch.as_tensor(array if array.size else array.astype(np.int64))
+            values = np.asarray(values)
         except (TypeError, ValueError, RuntimeError) as error:
             raise PluginError(f"a sampler returned ids of {type(values).__name__}, which are no array: {error}") from None
-    if tensor.ndim != 1 or tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
-        raise PluginError(f"a sampler returned ids of {tensor.dtype} and {tensor.ndim} dimensions, not 1-D integers")
-    return tensor.to(torch.int64).contiguous()
+        dtype, ndim = str(values.dtype), values.ndim
+        is_integer = values.dtype.kind in "iu" or not values.size
+    if ndim != 1 or not is_integer:
+        raise PluginError(f"a sampler returned ids of {dtype} and {ndim} dimensions, not 1-D integers")
+    if isinstance(values, torch.Tensor):
+        return values.to("cpu", torch.int64, copy=True).contiguous()
+    return torch.from_numpy(values.astype(np.int64))  # of any byte order and stride, read-only ones too
 
 
 def _size(value: Any, what: str) -> int:
@@ -111,8 +115,7 @@ def as_sampled(sample: Any, num_nodes: int, epoch: int, index: int) -> SampledBa
 
     Notes
     -----
-    Tensors that are dense int64 ones in host memory are taken as they are. A :class:`SampledBatch` may have no blocks, for models
-    of features alone.
+    Nothing of the result is the sampler's memory. A :class:`SampledBatch` may have no blocks, for models of features alone.
     """
     if isinstance(sample, SampledBatch):
         nodes, n_seeds = _ids(sample.input_ids), _size(sample.n_seeds, "seeds")
