@@ -15,11 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from featstore._core.stream import Packer
 from featstore.config import Budget, Options
 from featstore.errors import BudgetError, ClosedError, CorruptionError
 from featstore.storage.extents import ExtentMap, ExtentSource, ExtentWriter, episodes
 from featstore.storage.format import sums_seed
-from featstore.storage.layout import PAGE_BYTES, choose_layout
+from featstore.storage.layout import PAGE_BYTES, RowLayout, choose_layout
 from featstore.storage.pagestream import PageStream, least_window
 from featstore.storage.reader import Reader
 from featstore.storage.rowfile import RowFile
@@ -266,6 +267,47 @@ def test_a_gather_in_order_takes_no_memory(tmp_path: Path) -> None:
                 tracemalloc.stop()
                 source.close()
         assert (out == rows).all()
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_rows_that_do_not_ascend_are_refused(tmp_path: Path, dtype: type) -> None:
+    width, n = 1000, 4000  # a few pieces, and rows that lie across two
+    rows = np.random.default_rng(0).integers(0, 256, (n, width), dtype=np.uint8)
+    reader = make_reader()
+    base = RowFileWriter(tmp_path, "base.rows", RowLayout(width, 1, width), kind="feature", dtype="uint8")
+    base.write(rows)
+    file = open_file(reader, tmp_path, base.commit())
+    cut = ((1 << 20) - PAGE_BYTES) // width
+    for bad in ([n - 1, 0], [cut, cut], [5, 5], [7, 6], [0, n - 1, cut]):
+        extents = ExtentMap(np.array([len(bad)]), width)
+        with ExtentWriter(tmp_path / "e", extents) as writer, pytest.raises(ValueError, match="do not ascend"):
+            writer.fill(reader, file, lambda b, bad=bad: np.array(bad, dtype), 16 << 20)  # type: ignore[misc]
+    file.close()
+    reader.close()
+    assert sorted(os.listdir(tmp_path)) == ["base.rows", "base.rows.sums"]
+
+
+def test_an_extent_beyond_the_table_of_sums_is_not_written(tmp_path: Path) -> None:
+    path = tmp_path / "e"
+    path.touch()
+    sums = np.zeros((4, 512), np.uint64)
+    rows, bounds = np.arange(8), np.array([0, 8])
+    fd = os.open(path, os.O_RDWR)
+    offsets = np.array([511 * PAGE_BYTES])  # of what is taken for a table of one page
+    packer = Packer(fd, str(path), 1, sums[:1], rows, bounds, offsets, (PAGE_BYTES, 512, 1, 512), 3, 1 << 16)
+    packer.append(0, b"x" * 100)
+    writer = threading.Thread(target=packer.write)
+    writer.start()
+    try:
+        with pytest.raises(OSError, match="large") as caught:
+            packer.finish()
+        assert caught.value.errno == errno.EFBIG
+    finally:
+        packer.stop()
+        writer.join()
+        os.close(fd)
+    assert not sums.any()
+    assert path.stat().st_size == 0
 
 
 def test_disk_budget_and_interruption(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from libc.string cimport memset
 from posix.unistd cimport close as c_close, getpid
 
 from featstore._core.rowio cimport (
-    FS_ERR_OS, FS_ERR_SHORT, FS_ERR_SIGNAL, FS_INDEX_BITS, FS_OK, FS_PAGE, FS_SUMS_PER_PAGE, fs_job, fs_ring, fs_ring_close,
+    FS_ERR_OS, FS_ERR_SHORT, FS_INDEX_BITS, FS_OK, FS_PAGE, FS_SUMS_PER_PAGE, fs_job, fs_ring, fs_ring_close,
     fs_ring_open, fs_row_start, fs_sort_keys,
 )
 from featstore._core.xxh3 cimport fs_secret, fs_secret_init, fs_xxh3_best
@@ -306,8 +306,7 @@ cdef class Engine:
         self.script_at = job.script_at
         if job.error_kind == FS_OK:
             return 0
-        if job.error_kind == FS_ERR_SIGNAL:
-            raise_pending()
+        raise_pending()  # Ctrl-C, also where a read failed while its handler ran: raising that error would lose it
         if job.error_kind == FS_ERR_OS:
             raise OSError(job.error_number, os.strerror(job.error_number), file.path)
         if job.error_kind == FS_ERR_SHORT:

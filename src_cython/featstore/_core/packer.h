@@ -18,6 +18,7 @@ typedef struct {
     fs_secret secret;
     fs_xxh3_fn hash;
     uint64_t *sums; /* pages of 511 sums and a word that is not ours */
+    uint64_t n_sums_pages;
     uint64_t buffer_bytes;
     uint8_t *arena;
     uint8_t **idle; /* buffers nobody uses */
@@ -25,7 +26,7 @@ typedef struct {
     fs_write *queue; /* circular, as long as there are buffers */
     unsigned q_head, q_len, writing;
     int closed, error_number;
-    uint64_t written_bytes, n_writes;
+    uint64_t written_bytes;
     /* where the rows are in the streamed file */
     fs_job source;
     /* a batch: its rows, ascending; how many are whole in the extent; its place in the file; its buffer */
@@ -57,7 +58,8 @@ static void fs_packer_write(fs_packer *p) {
         int error = p->error_number;
         pthread_mutex_unlock(&p->lock);
         uint64_t done = 0;
-        for (uint64_t page = w.offset / FS_PAGE, k = 0; k < w.len / FS_PAGE; page++, k++)
+        if ((w.offset + w.len) / FS_PAGE > p->n_sums_pages * FS_SUMS_PER_PAGE) error = EFBIG; /* an extent that the file has not */
+        for (uint64_t page = w.offset / FS_PAGE, k = 0; !error && k < w.len / FS_PAGE; page++, k++)
             p->sums[page / FS_SUMS_PER_PAGE * 512 + page % FS_SUMS_PER_PAGE] = p->hash(w.data + k * FS_PAGE, FS_PAGE, &p->secret);
         while (!error && done < w.len) {
             ssize_t r = pwrite(p->fd, w.data + done, w.len - done, (off_t)(w.offset + done));
@@ -68,7 +70,6 @@ static void fs_packer_write(fs_packer *p) {
         }
         pthread_mutex_lock(&p->lock);
         p->writing--;
-        p->n_writes++;
         p->written_bytes += done;
         if (error && !p->error_number) p->error_number = error;
         p->idle[p->n_idle++] = w.data;
@@ -120,7 +121,8 @@ static int fs_packer_append(fs_packer *p, uint64_t b, const uint8_t *src, uint64
     return 1;
 }
 
-/* Take up to `most` pieces of the stream; how many were taken, -1 where writing failed (the stream's errors are its own). */
+/* Take up to `most` pieces of the stream; how many were taken, -1 where writing failed, -2 where a batch's rows do not ascend or lie
+ * in no piece (the stream's errors are its own). */
 static int64_t fs_packer_run(fs_packer *p, fs_stream *s, int64_t most) {
     for (int64_t taken = 0; taken < most; taken++) {
         uint64_t n_bytes;
@@ -130,10 +132,13 @@ static int64_t fs_packer_run(fs_packer *p, fs_stream *s, int64_t most) {
         for (uint64_t b = 0; b < p->n_batches; b++) {
             uint64_t i = p->cursor[b];
             const uint64_t end = p->end[b];
+            uint64_t before = 0; /* the end of the row before */
             while (i < end) {
                 uint64_t row = (uint64_t)(p->rows32 ? p->rows32[i] : p->rows64[i]);
                 uint64_t start = fs_row_start(&p->source, row), stop = start + row_bytes;
                 if (start >= hi) break;
+                if (stop <= lo || start < before) return -2;
+                before = stop;
                 uint64_t a = start > lo ? start : lo, z = stop < hi ? stop : hi;
                 if (!fs_packer_append(p, b, data + (a - lo), z - a)) return -1;
                 if (stop > hi) break; /* the rest is in the next piece */

@@ -29,7 +29,7 @@ typedef struct {
     uint64_t at; /* bytes taken of the piece that is being consumed */
     fs_piece *slots;
     int closed;
-    uint64_t waited_ns, busy_ns; /* the consumer waited for a piece; readers worked on landed ones */
+    uint64_t waited_ns; /* the consumer waited for a piece */
 } fs_stream;
 
 static uint64_t fs_now_ns(void) {
@@ -69,7 +69,6 @@ static void fs_stream_fail(fs_stream *s, int kind, int number, uint64_t offset) 
 static void fs_stream_land(fs_stream *s, uint64_t piece) {
     fs_piece *slot = &s->slots[piece % s->n_buffers];
     const uint8_t *data = fs_stream_buffer(s, piece);
-    uint64_t start = fs_now_ns();
     if (s->job.sums)
         for (uint64_t p = 0; p < slot->len / FS_PAGE; p++)
             if (!fs_check_page(&s->job, slot->page + p, data + p * FS_PAGE)) {
@@ -80,7 +79,6 @@ static void fs_stream_land(fs_stream *s, uint64_t piece) {
     slot->landed = 1;
     s->job.n_reads++;
     s->job.read_bytes += slot->len;
-    s->busy_ns += fs_now_ns() - start;
     pthread_cond_broadcast(&s->landed);
     pthread_mutex_unlock(&s->lock);
 }

@@ -55,7 +55,7 @@ cdef extern from "pagestream.h" nogil:
         uint64_t n_pieces, allowed, begun, consumed, at
         fs_piece *slots
         int closed
-        uint64_t waited_ns, busy_ns
+        uint64_t waited_ns
     void fs_stream_uring(fs_stream *s, fs_ring *ring)
     void fs_stream_pread(fs_stream *s)
     int fs_stream_scatter(fs_stream *s, uint64_t row_bytes, uint64_t n, const int32_t *p32, const int64_t *p64,
@@ -71,13 +71,14 @@ cdef extern from "packer.h" nogil:
         fs_secret secret
         fs_xxh3_fn hash
         uint64_t *sums
+        uint64_t n_sums_pages
         uint64_t buffer_bytes
         uint8_t *arena
         uint8_t **idle
         unsigned n_buffers, n_idle
         fs_write *queue
         int closed, error_number
-        uint64_t written_bytes, n_writes
+        uint64_t written_bytes
         fs_job source
         uint64_t n_batches
         const int32_t *rows32
@@ -429,7 +430,7 @@ cdef class Packer:
         self.p.fd = fd
         self.p.hash = fs_xxh3_best()
         fs_secret_init(&self.p.secret, seed)
-        self.p.sums = &sums[0, 0]
+        self.p.sums, self.p.n_sums_pages = &sums[0, 0], sums.shape[0]
         self.p.n_buffers, self.p.buffer_bytes, self.p.n_batches = n_buffers, buffer_bytes, n
         self.p.source.data_offset, self.p.source.row_bytes, self.p.source.group_rows, self.p.source.group_bytes = geometry
         if len(rows) and rows.dtype == "int32":
@@ -477,12 +478,16 @@ cdef class Packer:
         ------
         OSError, CorruptionError
             Reading or writing failed.
+        ValueError
+            A batch's rows are not distinct and ascending, or a row lies in no piece.
         """
         cdef int64_t taken
         stream.enter()
         with nogil:
             taken = fs_packer_run(&self.p, &stream.s, most)
         stream.leave()
+        if taken == -2:
+            raise ValueError(f"{self.path}: a batch's rows do not ascend, or are not in what is streamed")
         if taken < 0:
             self.check()
             raise ClosedError(f"{self.path} is closed")
