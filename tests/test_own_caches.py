@@ -120,6 +120,52 @@ def test_a_cache_of_the_graph_between_epochs(graph: Graph, first: str) -> None:
             check(batch)
 
 
+@pytest.mark.parametrize("first", PLANNING)
+def test_a_cache_of_the_graph_that_comes_too_late(graph: Graph, first: str) -> None:
+    """An epoch that begins while ``g.cache`` chooses and reads its rows has its caches, and keeps them."""
+    with PLANNING[first](graph, "train") as train:
+        batches = []
+
+        class Meanwhile(featstore.StaticPolicy):
+            def scores(self, context: Any) -> Any:
+                batches.append(iter(train))
+                check(next(batches[0]))
+                return np.ones(N)
+
+        with pytest.raises(featstore.BusyError, match="middle of an epoch"):
+            graph.g.cache("x", budget="50KB", policy=Meanwhile)
+        rest = 1
+        for batch in batches.pop():
+            check(batch)
+            rest += 1
+        assert rest == len(train)
+        assert torch.equal(graph.g.features["x"][:200], X[:200])
+    graph.g.cache("x", budget=0)
+    assert "cache of 'x'" not in graph.g.memory_report()
+
+
+def test_caches_made_at_once_leave_one(graph: Graph) -> None:
+    """Each of two threads has made its cache when it is put in place: the other's is closed, and paid for no longer."""
+    both = threading.Barrier(2)
+
+    class Together(featstore.StaticPolicy):
+        def scores(self, context: Any) -> Any:
+            both.wait()
+            return np.ones(N)
+
+    graph.g.cache("x", budget=0)
+    held = graph.g.budget.used
+    threads = [threading.Thread(target=graph.g.cache, args=("x", "50KB", Together)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert torch.equal(graph.g.features["x"][:200], X[:200])
+    assert held < graph.g.budget.used <= held + 50_000
+    graph.g.cache("x", budget=0)
+    assert graph.g.budget.used == held
+
+
 @pytest.mark.parametrize("lost", ["belady", "frequency", "superbatch", "streamed"])
 def test_an_epoch_that_is_lost_gives_its_caches_free(graph: Graph, lost: str) -> None:
     """Ctrl-C may lose an epoch between its making and whoever would close it."""

@@ -283,7 +283,7 @@ class OutOfCoreGraph(Opened):
     @property
     def topology(self) -> Topology:
         """The adjacency. The first use reads the offsets, 8 bytes a node, which the budget counts from then on."""
-        with self._locked():
+        with self.locked():
             if self._topology is None:
                 indptr, _ = self._snapshot.topology_file("indptr", self.num_nodes + 1)
                 indices, id_bytes = self._snapshot.topology_file("indices", self.num_edges)
@@ -336,6 +336,8 @@ class OutOfCoreGraph(Opened):
         ------
         BudgetError
             The graph's budget has not that much left, or ``budget`` has no room for a single row; names the least that works.
+        BusyError
+            The feature's cache follows the plans of a loader that is in the middle of an epoch.
         PluginError
             The policy failed.
         KeyError, ValueError, TypeError
@@ -351,9 +353,9 @@ class OutOfCoreGraph(Opened):
         n_bytes, chosen = parse_size(budget), get_policy(policy)
         if isinstance(chosen, PlannedPolicy):
             raise ValueError(f"policy {chosen.name!r} plans ahead: use it through a Loader with strategy='superbatch'")
+        with self.locked():
+            self._drop_cache(store)
         # Not under the lock: a provider of counts samples an epoch, on threads that ask for the topology.
-        self._check_open()
-        self._drop_cache(store)
         if n_bytes == 0:
             return
         file = self._snapshot.file_of(self._snapshot.catalog.by_role("feature")[name])
@@ -364,7 +366,9 @@ class OutOfCoreGraph(Opened):
             )
             try:
                 cache.fill(lambda rows, out: file.gather(rows, out))
-                store.use_cache(cache)
+                with self.locked():
+                    self._drop_cache(store)  # another thread's, or a loader's, who came meanwhile
+                    store.use_cache(cache)
             except BaseException:
                 cache.close()
                 raise
@@ -532,7 +536,7 @@ class OutOfCoreGraph(Opened):
         -----
         Reads every file once and the neighbour ids twice, whatever ``verify`` the dataset was opened with, in about 20 MB.
         """
-        with self._locked():
+        with self.locked():
             catalog = read_catalog(self.path)
         total = sum(record.n_bytes for record in catalog.files.values())
         with Progress("verify", total + _topology_bytes(catalog), progress) as bar:

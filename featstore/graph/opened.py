@@ -70,7 +70,7 @@ class Opened(ABC):
         """Read a node datum."""
 
     def _load_data(self, name: str) -> torch.Tensor:
-        with self._locked():
+        with self.locked():
             held = self._data.get(name)
             if held is None:
                 reservation = self.budget.reserve("node data", self._data_bytes(name))
@@ -99,11 +99,11 @@ class Opened(ABC):
             As :meth:`~featstore.OutOfCoreGraph.cache`.
         """
         store = self.features[name]
-        self._check_open()
-        self._drop_cache(store)
         budget = self.budget if budget is None else budget
         row_bytes = store.file.row_bytes
-        store.use_cache(FeatureCache(capacity, row_bytes, self.num_nodes, None, budget=budget, name=f"cache of {name!r}"))
+        with self.locked():
+            self._drop_cache(store)
+            store.use_cache(FeatureCache(capacity, row_bytes, self.num_nodes, None, budget=budget, name=f"cache of {name!r}"))
 
     @staticmethod
     def _drop_cache(store: FeatureStore) -> None:
@@ -125,7 +125,8 @@ class Opened(ABC):
             raise ClosedError(f"{self.path} is closed")
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
+        """Keep other threads from making, dropping and claiming caches, and from closing; may be nested. Loaders use this."""
         if self._pid != os.getpid():
             self._lock, self._pid = threading.RLock(), os.getpid()  # another thread of the parent's may have held it
         with self._lock:
@@ -147,7 +148,7 @@ class Opened(ABC):
         Tensors that were handed out stay valid. Whatever else is asked of the graph or its stores raises ClosedError.
         """
         try:
-            with self._locked():
+            with self.locked():
                 self._closed = True
         except ClosedError:
             return

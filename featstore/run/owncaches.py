@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from featstore.cache.table import FeatureCache
 from featstore.errors import BusyError
 
-__all__ = ["CLAIMING", "Claim", "OwnCaches", "check_free", "make_room"]
-
-CLAIMING = threading.Lock()  # two epochs that begin at once: one has the cache, the other is told so
+__all__ = ["Claim", "OwnCaches", "check_free", "make_room"]
 
 
 class Claim:
@@ -37,7 +34,7 @@ def make_room(graph: Any, features: Iterable[str]) -> None:
     BusyError
         One of them follows the plans of an epoch under way.
     """
-    with CLAIMING:
+    with graph.locked():
         check_free(graph, features)
         for name in features:
             if graph.features[name].cache is not None:
@@ -71,7 +68,7 @@ class OwnCaches:
             No memory for them; a feature's cache follows the plans of an epoch under way.
         """
         self._capacities.update(capacities)
-        with CLAIMING:
+        with self._graph.locked():
             for name in capacities:
                 self._make(name)
 
@@ -91,7 +88,7 @@ class OwnCaches:
             They have to be made anew, and there is no memory for them.
         """
         claim = Claim()
-        with CLAIMING:
+        with self._graph.locked():  # of two epochs that begin at once one has the caches, the other is told so
             check_free(self._graph, self._capacities)
             for name in self._capacities:
                 cache = self._graph.features[name].cache

@@ -14,7 +14,7 @@ from featstore.cache.table import FeatureCache
 from featstore.config import Budget
 from featstore.errors import CorruptionError
 from featstore.graph.topology import NeighborCache, Topology, huge_bytes
-from featstore.run.owncaches import CLAIMING, Claim, check_free
+from featstore.run.owncaches import Claim, check_free
 from featstore.run.prefetch import ReadCounts
 from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.storage.sections import SectionFile, SectionWriter
@@ -146,7 +146,7 @@ class CacheSwitch:
     def claim(self) -> Claim:
         """Take the features' caches for an epoch, as :meth:`OwnCaches.claim <featstore.run.owncaches.OwnCaches.claim>` does."""
         claim = Claim()
-        with CLAIMING:
+        with self._graph.locked():
             check_free(self._graph, self._capacities)
             self._claim = weakref.ref(claim)
             for name in self._capacities:
@@ -175,17 +175,19 @@ class CacheSwitch:
 
     def _use(self, name: str, capacity: int) -> FeatureCache:
         store = self._graph.features[name]
-        old = store.cache
-        if old is not None and old.budget is self.share:
-            old.release()
-        self._graph.cache_for_planner(name, capacity, self.share)
-        assert store.cache is not None
-        claim = None if self._claim is None else self._claim()
-        if claim is not None:
-            store.cache.claim(claim)
-        if old is not None and old.budget is self.share:
-            store.cache.count_on_from(old)
-        return store.cache
+        with self._graph.locked():
+            old = store.cache
+            if old is not None and old.budget is self.share:
+                old.release()
+            self._graph.cache_for_planner(name, capacity, self.share)
+            cache: FeatureCache | None = store.cache
+            assert cache is not None
+            claim = None if self._claim is None else self._claim()
+            if claim is not None:
+                cache.claim(claim)
+            if old is not None and old.budget is self.share:
+                cache.count_on_from(old)
+            return cache
 
     def to_neighbors(self, check: Callable[[], None]) -> None:
         """Drop the feature caches and load the neighbour cache."""
