@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 
 from featstore.errors import CorruptionError
 from featstore.storage import direct
+from featstore.storage.extents import ExtentMap, ExtentWriter
 from featstore.storage.rundir import DiskBudget
 from featstore.storage.sections import SectionFile, SectionWriter
+from tests.written_rows import opened, write_rows
 
 KINDS = (np.int32, np.int64, np.uint8)
 
@@ -144,3 +146,62 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
         with pytest.raises(ValueError, match="whole pages"):
             SectionWriter(tmp_path / "file", "test", disk, n_bytes)
     assert not os.listdir(tmp_path)
+
+
+def closing_badly(monkeypatch: pytest.MonkeyPatch, n_good: int = 0) -> list[int]:
+    """As on a network file system: close reports that earlier writes failed, and the descriptor is gone all the same.
+
+    The first ``n_good`` closes are spared.
+    """
+    closed, close = [], os.close
+
+    def failing(fd: int) -> None:
+        closed.append(fd)
+        close(fd)
+        if len(closed) > n_good:
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "close", failing)
+    return closed
+
+
+@pytest.mark.parametrize("n_bytes", [0, 4096])
+def test_a_close_that_fails_is_the_error_and_is_not_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_bytes: int
+) -> None:
+    disk = DiskBudget(None)
+    file = write(tmp_path / "good", arrays_of([(10, 0)]), 0)
+    writer = SectionWriter(tmp_path / "file", "test", disk, n_bytes)
+    writer.append(np.arange(10))
+    with monkeypatch.context() as patched:
+        closed = closing_badly(patched)
+        with pytest.raises(OSError, match="Input/output") as caught, writer:
+            writer.finish()
+        assert caught.value.errno == errno.EIO
+        with pytest.raises(OSError, match="Input/output"):
+            file.close()
+        file.close()
+        with pytest.raises(ValueError, match="closed"):
+            writer.append(np.arange(10))
+        writer.abort()
+        assert len(closed) == len(set(closed)) == 2  # one each
+    assert disk.used == 0
+    assert os.listdir(tmp_path) == ["good"]
+
+
+def test_extents_and_row_files_close_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    extents = ExtentMap(np.zeros(1, np.int64), 4)
+    record = write_rows(tmp_path, np.zeros((10, 4), np.uint8))
+    with opened(tmp_path, record, verify="off") as (file, _):
+        with monkeypatch.context() as patched:
+            closed = closing_badly(patched)
+            with pytest.raises(OSError, match="Input/output"):
+                file.close()
+            file.close()
+            assert len(closed) == 1
+        with monkeypatch.context() as patched:
+            closed = closing_badly(patched, n_good=1)  # that of the table of sums
+            with pytest.raises(OSError, match="Input/output"), ExtentWriter(tmp_path / "e", extents) as writer:
+                writer.finish()
+            assert len(closed) == 2
+    assert sorted(os.listdir(tmp_path)) == ["rows.bin", "rows.bin.sums"]

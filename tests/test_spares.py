@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -115,3 +116,34 @@ def test_batches_written_over_others_are_those_of_on_demand(dataset: Path, super
     found, stats = batches(dataset, epochs=4, strategy="streamed", superbatch=superbatch, feature_cache=0.02)
     assert same(found, expected)
     assert stats["hits"]["packed"] > 0
+
+
+def test_files_that_somebody_removed_are_not_missed(tmp_path: Path) -> None:
+    spares, disk = SpareFiles(tmp_path / "runs"), DiskBudget(10_000)
+    spares.use(disk)
+    disk.take(3000, "a")
+    spares.keep(make(tmp_path / "old", 3000), 3000)
+    shutil.rmtree(tmp_path / "runs")
+    assert not spares.take(3000, str(tmp_path / "new"))
+    assert disk.used == spares.n_bytes == 0
+    disk.take(5, "a")
+    spares.keep(str(tmp_path / "gone"), 5)
+    assert disk.used == 0
+    spares.close()
+
+
+def test_an_epoch_ends_although_its_run_files_were_removed(dataset: Path, ondemand: list[Any], tmp_path: Path) -> None:
+    """All is packed by then, and what is open is read."""
+    runs = tmp_path / "runs"
+    with featstore.open(dataset, memory="64MB") as g:
+        sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
+        options: dict[str, Any] = {"strategy": "streamed", "superbatch": 1000, "feature_cache": 0.05, "run_dir": runs, "seed": 3}
+        with featstore.Loader(g, sampler, g.node_data["train_idx"], batch_size=40, **options) as loader:
+            indices = []
+            for batch in loader:
+                indices.append(batch.index)
+                if len(indices) == 1:
+                    shutil.rmtree(runs)
+            assert indices == [index for index, *_ in ondemand[: len(indices)]]
+            assert len(indices) == len(loader)
+            assert loader.stats()["batches"] == len(loader)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -208,6 +209,7 @@ class _PackedRun:
             self._files.popitem()[1].file.close()
         while self._made:
             path, record = self._made.pop()
-            os.unlink(f"{path}.sums")
+            with contextlib.suppress(FileNotFoundError):  # whoever removed the folder took it along
+                os.unlink(f"{path}.sums")
             self._disk.give(record.n_sums_bytes)
             self._spares.keep(path, record.n_bytes)

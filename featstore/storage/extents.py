@@ -345,8 +345,8 @@ class ExtentWriter:
                         _fsync(fd, path)
             finally:
                 os.close(side)
-            os.close(self._fd)
-            self._fd = -1
+            fd, self._fd = self._fd, -1
+            os.close(fd)
             for temporary, name in zip(self._temporary, (self.path, f"{self.path}.sums"), strict=True):
                 os.rename(temporary, name)
             if durable:

@@ -128,8 +128,7 @@ class SectionWriter:
                 self._direct.finish()
             if durable:
                 os.fsync(self._fd)
-            os.close(self._fd)
-            self._fd = -1
+            self._close()
             os.rename(self._temporary, self.path)
             if durable:
                 fsync_directory(os.path.dirname(self.path) or ".")
@@ -142,14 +141,19 @@ class SectionWriter:
         """Remove what was written; may be called again."""
         if self._direct is not None:
             self._direct.abort()
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._temporary)
-        if self._disk is not None:
-            self._disk.give(self._paid)
-            self._paid = 0
+        try:
+            self._close()
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._temporary)
+            if self._disk is not None:
+                self._disk.give(self._paid)
+                self._paid = 0
+
+    def _close(self) -> None:
+        fd, self._fd = self._fd, -1  # first: a close that failed has closed, and the number may be another file's by then
+        if fd >= 0:
+            os.close(fd)
 
     def __enter__(self: Writer) -> Writer:
         return self
@@ -304,9 +308,9 @@ class SectionFile:
 
     def close(self) -> None:
         """Close the file; may be called again."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
     def remove(self) -> None:
         """Close the file and delete it; its bytes go back to the disk budget."""

@@ -57,7 +57,8 @@ class SpareFiles:
                 spare = self._runs.file(f"spare-{self._n_kept}")
                 os.rename(path, spare)
             except OSError:  # no place for it, no descriptor for a lock: nothing is lost but time
-                os.unlink(path)
+                with contextlib.suppress(FileNotFoundError):  # whoever removed the folder took it along
+                    os.unlink(path)
                 self._give(n_bytes)
             else:
                 self._files[spare] = n_bytes
@@ -68,8 +69,11 @@ class SpareFiles:
             if not self._files:
                 return False
             spare = min(self._files, key=lambda name: abs(self._files[name] - n_bytes))
-            os.rename(spare, path)
             self._give(self._files.pop(spare))
+            try:
+                os.rename(spare, path)
+            except FileNotFoundError:
+                return False
         return True
 
     def drop(self) -> None:
@@ -77,7 +81,7 @@ class SpareFiles:
         with self._lock:
             while self._files:
                 spare, n_bytes = self._files.popitem()
-                with contextlib.suppress(FileNotFoundError):  # whoever removed the folder took it along
+                with contextlib.suppress(FileNotFoundError):
                     os.unlink(spare)
                 self._give(n_bytes)
 

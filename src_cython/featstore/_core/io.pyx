@@ -198,9 +198,10 @@ cdef class File:
 
     def close(self):
         """Close the descriptor; no gather may be under way."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        cdef int fd = self.fd
+        self.fd = -1  # first: a close that failed has closed, and the number may be another file's by then
+        if fd >= 0:
+            os.close(fd)
 
     def __dealloc__(self):
         free(self.sums)
