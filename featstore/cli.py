@@ -34,11 +34,13 @@ from featstore.run.arguments import (
     add_packing,
     add_sampling,
     add_training,
+    as_options,
     disk_size,
     make_sampler,
     open_graph,
     positive,
     size,
+    spellings_of,
     train_as_asked,
 )
 from featstore.run.measure import measure, measure_table
@@ -47,6 +49,7 @@ from featstore.run.recording import record_epoch, seeds_of
 from featstore.run.train import describe_training
 from featstore.storage.catalog import CATALOG_DIRECTORY
 from featstore.storage.rundir import DiskBudget, RunDirectory
+from featstore.storage.writer import free_bytes, is_drive_full
 
 __all__ = ["main"]
 
@@ -68,12 +71,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"featstore: interrupted{f'; {error}' if error.args else ''}", file=sys.stderr)
         return 130
     except CorruptionError as error:
-        print(f"featstore: {_one_line(error)}", file=sys.stderr)
+        print(f"featstore: {_one_line(error)}{advice_on_damage(error)}", file=sys.stderr)
         return 1
     except (FeatstoreError, OSError, ValueError, TypeError, LookupError) as error:
         if os.environ.get("FEATSTORE_TRACEBACK"):
             raise
-        print(f"featstore: {_one_line(error)}", file=sys.stderr)
+        print(f"featstore: {as_options(_one_line(error), options.spellings)}", file=sys.stderr)
         return USER_ERROR
 
 
@@ -81,9 +84,19 @@ def _one_line(error: BaseException) -> str:
     if isinstance(error, FileNotFoundError) and error.filename is not None and error.strerror == os.strerror(errno.ENOENT):
         return f"{os.fsdecode(error.filename)}: no such file or directory"
     if isinstance(error, OSError) and error.errno is not None and error.filename is not None:
-        return f"{os.fsdecode(error.filename)}: {error.strerror}"
+        name = os.fsdecode(error.filename)
+        return f"{name}: {_drive_full(error, name) if is_drive_full(error) else error.strerror}"
+    if isinstance(error, OSError) and error.strerror:
+        return " ".join(str(error.strerror).split())
     text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
     return " ".join(text.split()) or type(error).__name__
+
+
+def _drive_full(error: OSError, path: str) -> str:
+    """Say that the drive is full, and how much is free now that what was written is gone again."""
+    text = str(error.strerror).replace(os.strerror(errno.ENOSPC), "the drive is full")
+    free = free_bytes(path)
+    return text if free is None or "free" in text else text.replace("full", f"full ({format_size(free)} are free now)", 1)
 
 
 # -- what is asked
@@ -140,7 +153,7 @@ def _parser() -> argparse.ArgumentParser:
     what = plan.add_mutually_exclusive_group(required=True)
     what.add_argument("--simulate", action="store_true", help="rows loaded against cache size, for all policies")
     what.add_argument("--explain", action="store_true", help="estimated seconds of every strategy, and which strategy=auto takes")
-    plan.add_argument("--epochs", type=positive, default=1, help="with --explain: epochs to come (default: 1)")
+    plan.add_argument("--epochs", type=positive, help="with --explain: epochs to come (default: 1)")
     plan.add_argument("--superbatch", type=positive, metavar="N", help="with --explain: batches a superbatch")
     plan.add_argument(
         "--measure", action="store_true", help="with --explain: measure the drive again, whatever the catalog says (once a day)"
@@ -150,7 +163,7 @@ def _parser() -> argparse.ArgumentParser:
     plan.set_defaults(sampling=add_sampling(sampling))
     sampling.add_argument("--seeds", metavar="NAME", help="node data with the seeds (default: train_idx or train_mask)")
     sampling.add_argument("--save-trace", metavar="FILE", help="keep the recorded trace")
-    sampling.add_argument("--disk", type=disk_size, metavar="SIZE", help="most bytes of the trace, or 0.5x the feature")
+    sampling.add_argument("--disk", type=disk_size, metavar="SIZE", help="most bytes of trace and run files, or 0.5x the feature")
     plan.add_argument("--trace", metavar="FILE", help="simulate a recorded trace, of featstore.plan.trace or --save-trace")
     plan.add_argument(
         "--sizes",
@@ -175,6 +188,8 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--feature", help="feature to read (default: the largest)")
     bench.add_argument("--rows", type=positive, default=50_000, help="rows a gather (default: 50000)")
     bench.add_argument("--runs", type=positive, default=3, help="runs, of which the median counts (default: 3)")
+    for each in commands.choices.values():
+        each.set_defaults(spellings=spellings_of(each))
     return parser
 
 
@@ -287,7 +302,7 @@ def _verify(options: argparse.Namespace) -> int:
         if not is_there or isinstance(error, (VersionError, StaleError)):
             raise
         # It was there, and is no longer what it was.
-        print(f"featstore: {_one_line(error)}{advice_on_damage(path, error)}", file=sys.stderr)
+        print(f"featstore: {_one_line(error)}{advice_on_damage(error)}", file=sys.stderr)
         return 1
     result["seconds"] = round(time.perf_counter() - begin, 3)
     _print(options, result, text)
@@ -323,7 +338,7 @@ def _explain(options: argparse.Namespace) -> int:
                             budget=graph.budget,
                             sample_s=sample_s,
                             superbatch=options.superbatch,
-                            epochs=options.epochs,
+                            epochs=options.epochs or 1,
                             disk_bytes=options.disk,
                             ahead_bytes=ahead,
                             out_degree=inputs.context.out_degree,
@@ -359,8 +374,9 @@ def _feature(options: argparse.Namespace, graph: OutOfCoreGraph) -> FeatureStore
 def _plan(options: argparse.Namespace) -> int:
     if options.explain:
         return _explain(options)
-    if options.measure:
-        raise ValueError("--measure goes with --explain: a simulation needs no drive")
+    for name, why in _EXPLAINING.items():
+        if getattr(options, name):
+            raise ValueError(f"--{name} goes with --explain: {why}; leave it out")
     if options.plot is not None:
         check_plot(options.plot)
     policies = None if options.policies is None else [name.strip() for name in options.policies.split(",")]
@@ -397,7 +413,8 @@ def _trace(options: argparse.Namespace, graph: OutOfCoreGraph, show: bool) -> It
     """Open the trace that was named, or record one, which is kept or goes with the run files."""
     with ExitStack() as stack:
         if options.trace is not None:
-            given = [name for name in _RECORDING if getattr(options, name) is not None]
+            recording = [name for name in _RECORDING if name != "disk" or not options.explain]  # --explain: run files, too
+            given = [name for name in recording if getattr(options, name) is not None]
             given += [name for name, usual in options.sampling.items() if name != "seed" and getattr(options, name) != usual]
             if given:
                 raise ValueError(f"--{given[0].replace('_', '-')} is for recording: leave it out, or leave out --trace")
@@ -432,6 +449,11 @@ def _trace(options: argparse.Namespace, graph: OutOfCoreGraph, show: bool) -> It
 
 
 _RECORDING = ("seeds", "save_trace", "disk")
+_EXPLAINING = {
+    "measure": "a simulation needs no drive",
+    "epochs": "one epoch is simulated",
+    "superbatch": "a simulation plans all of the trace at once",
+}
 
 
 class _Countdown:

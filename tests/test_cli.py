@@ -14,6 +14,7 @@ import torch
 
 import featstore
 from featstore.cli import main
+from featstore.run.arguments import as_options
 
 
 @pytest.fixture(autouse=True)
@@ -182,7 +183,14 @@ def test_bench(small, capsys):
         (["train", "{small}", "--memory", "100KB"], "budget"),
         (["train", "{small}", "--feature-cache", "5.0"], "share of the rows"),
         (["train", "{small}", "--feature-cache", "0.1", "--policy", "none"], "--policy none is no cache"),
-        (["train", "{small}", "--feature-cache", "0.1", "--policy", "belady"], "strategy='superbatch'"),
+        (["train", "{small}", "--feature-cache", "0.1", "--policy", "belady"], "use it with --strategy superbatch"),
+        (["train", "{small}", "--strategy", "superbatch", "--policy", "none"], "--policy none, no cache, goes with"),
+        (["train", "{small}", "--strategy", "superbatch", "--feature-cache", "7.5"], "--feature-cache as a share"),
+        (["create", "{small}", "--edge-index", "{small}.npy", "--num-nodes", "3"], "here; --overwrite replaces it"),
+        (["plan", "{small}", "--simulate", "--epochs", "1"], "--epochs goes with --explain"),
+        (["plan", "{small}", "--simulate", "--superbatch", "4"], "--superbatch goes with --explain"),
+        (["plan", "{small}", "--simulate", "--measure"], "--measure goes with --explain"),
+        (["plan", "{small}", "--explain", "--policies", "lru"], "--policies goes with --simulate"),
         (["train", "{small}", "--strategy", "superbatch", "--policy", "lru"], "needs a planned policy"),
         (["train", "{small}", "--superbatch", "5"], "--superbatch goes with --strategy superbatch"),
         (["train", "{small}", "--run-dir", "{tmp}"], "--run-dir goes with --strategy superbatch"),
@@ -237,6 +245,25 @@ def test_help_and_version(capsys):
             main(arguments)
         assert caught.value.code == 0
     assert "DATASET" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("feature_cache= says which to take", "--feature-cache says which to take"),
+        ("use it with strategy='superbatch'; or not", "use it with --strategy superbatch; or not"),
+        ("batch_size=100: the batches", "--batch-size 100: the batches"),
+        ("feature_cache must lie in (0, 1]", "--feature-cache must lie in (0, 1]"),
+        ("open it with memory=1000", "open it with --memory 1000"),
+        ("overwrite=True (--overwrite) replaces it", "--overwrite replaces it"),
+        ("the policy and the memory, seed=", "the policy and the memory, seed="),
+        ("/tmp/memory=1/feature_cache: no such file", "/tmp/memory=1/feature_cache: no such file"),
+        ("node data 'batch_size'", "node data 'batch_size'"),
+    ],
+)
+def test_errors_spell_options_as_on_the_command_line(said, shown):
+    names = ("strategy", "feature_cache", "batch_size", "memory", "overwrite", "policy")
+    assert as_options(said, {name: f"--{name.replace('_', '-')}" for name in names}) == shown
 
 
 def test_as_a_program(small):

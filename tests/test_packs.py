@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 import featstore
 from featstore.cli import main
 from featstore.plan.layout import find_layouts
+from featstore.plan.makelayout import make_layout
 from tests.conftest import skewed_dataset
 
 FANOUTS = ["--fanouts", "4,3"]
@@ -40,7 +43,8 @@ def test_pack_then_train(data: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     pack = tmp_path / "pack"
     made = run(capsys, "pack", data, pack, *FANOUTS, "--batch-size", 100, "--epochs", 2, "--feature-cache", "0.2")
     assert (made["epochs"], made["batches"]) == (2, 7)
-    assert made["layouts"] == [{"features": ["x"], "policy": "belady", "capacity": 400, "device_rows": 0, "new": True}]
+    layout = {"features": ["x"], "policy": "belady", "capacity": 400, "device_rows": 0, "new": True, "damage": None}
+    assert made["layouts"] == [layout]
     assert made["disk_bytes"] == sum(path.stat().st_size for path in pack.rglob("*") if path.is_file())
     more = run(capsys, "pack", data, pack, "--add-layout", "--policy", "frequency", "--feature-cache", "50KB")
     assert {(each["policy"], each["new"]) for each in more["layouts"]} == {("belady", False), ("frequency", True)}
@@ -83,6 +87,10 @@ def test_errors_say_what_to_do_next(data: Path, tmp_path: Path, capsys: pytest.C
         assert f"{wrong[0]} {wrong[1]}: " in fails(capsys, *adding, *wrong)
     assert "--labels: the dataset has no 'z'" in fails(capsys, *adding, "--labels", "z")
     assert "--no-overlap" in fails(capsys, *train, "--strategy", "packed", "--pack", pack, "--no-overlap")
+    assert "feature: the dataset has no 'nope'; it has ['x']" in fails(capsys, *packed, "--feature", "nope")
+    assert "a planned policy such as 'belady' or a static one, not 'lru'" in fails(capsys, *packed, "--policy", "lru")
+    assert "--policy none, no cache, goes with --strategy ondemand" in fails(capsys, *packed, "--policy", "none")
+    assert "no policy is named 'nope'" in fails(capsys, *packed, "--policy", "nope")
     missing = fails(capsys, *train, "--strategy", "packed", "--pack", pack, *FANOUTS, "--policy", "frequency")
     assert "--add-layout --policy frequency" in missing
     full = fails(capsys, "pack", data, pack, "--add-layout", "--policy", "frequency", "--disk", sum_of(pack) + 5000)
@@ -131,7 +139,8 @@ def test_packing_for_a_device(data: Path, tmp_path: Path, capsys: pytest.Capture
     pack = tmp_path / "pack"
     tier = ["--device-cache", "0.05", "--feature-cache", "0.1"]
     made = run(capsys, "pack", data, pack, *FANOUTS, "--batch-size", 100, *tier)
-    assert made["layouts"] == [{"features": ["x"], "policy": "belady", "capacity": 200, "device_rows": 100, "new": True}]
+    layout = {"features": ["x"], "policy": "belady", "capacity": 200, "device_rows": 100, "new": True, "damage": None}
+    assert made["layouts"] == [layout]
     train = ["train", data, "--hidden", 8, "--epochs", 1, "--strategy", "packed", "--pack", pack]
     plain = run(capsys, *train)  # the one layout that is there
     assert plain["stats"]["hits"]["device"] > 0
@@ -202,10 +211,8 @@ def test_training_on_a_copy_without_its_dataset(data: Path, tmp_path: Path, caps
         (["--run-dir", tmp_path / "r"], "--run-dir goes with"),
         (["--no-overlap"], "--no-overlap goes with"),
         (["--labels", "z"], "labels: the pack has no 'z'; it has ['y']. Where its dataset is: featstore pack DATASET"),
-        (
-            ["--feature", "z"],
-            "no such layout: --feature-cache SIZE says which to take",
-        ),
+        (["--feature", "z"], "the pack has no 'z'; it has ['x']. Where its dataset is: featstore pack DATASET"),
+        (["--policy", "lru"], "needs a planned policy such as 'belady' or a static one, not 'lru'"),
         (["--policy", "degree"], "featstore pack DATASET"),
         (["--feature-cache", "0.3"], f"{there}: these rows are not in the pack"),
         (["--policy", "frequency", "--feature-cache", "0.3"], f"{there}: these rows are not in the pack"),
@@ -356,3 +363,64 @@ def test_ctrl_c_in_packing_says_how_to_go_on(
         patched.setattr("featstore.run.packs.sample_offline", interrupt)
         assert main(["pack", str(data), str(tmp_path / "other"), *FANOUTS]) == 130
     assert capsys.readouterr().err == "featstore: interrupted\n"
+
+
+def test_a_layout_that_others_made_meanwhile_was_there(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def after_another(*arguments: Any, **options: Any) -> bool:
+        assert make_layout(*arguments, **options)
+        return make_layout(*arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("featstore.run.packed.make_layout", after_another)
+        made = run(capsys, "pack", data, tmp_path / "pack", *FANOUTS)
+    assert [each["new"] for each in made["layouts"]] == [False]
+    more = run(capsys, "pack", data, tmp_path / "pack", "--add-layout", "--feature-cache", "0.3")
+    assert {each["capacity"]: each["new"] for each in more["layouts"]} == {200: False, 600: True}
+
+
+def test_layouts_that_were_there_are_looked_at(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Cheaply: sizes and headers; the text says who checks the rest. A damaged one is no obstacle to another."""
+    pack = tmp_path / "pack"
+    run(capsys, "pack", data, pack, *FANOUTS)
+    again = ["pack", str(data), str(pack), "--add-layout"]
+    assert main(again) == 0
+    assert f"every byte is by: featstore verify {pack}" in capsys.readouterr().out
+    (extents,) = pack.glob("layout-*/extents.0.rows")
+    with extents.open("r+b") as file:
+        file.truncate(8192)
+    assert main([*again, "--policy", "frequency"]) == 0
+    said = capsys.readouterr().out
+    assert f"DAMAGED: {extents}: the file is shorter than it was written" in said
+    assert "frequency, 200 rows in memory, made now" in said
+    assert main(again) == 1  # the one that is asked for
+    assert f"; remove {extents.parent}, and featstore pack DATASET {pack} --add-layout makes it anew" in capsys.readouterr().err
+    shutil.rmtree(extents.parent)
+    found = run(capsys, *again)
+    assert {each["policy"]: each["new"] for each in found["layouts"]} == {"belady": True, "frequency": False}
+    assert {each["damage"] for each in found["layouts"]} == {None}
+
+
+def test_a_drive_that_is_full(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is said to be full, by how much where that is known; a larger --disk would not help."""
+
+    def no_room(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    pack = tmp_path / "pack"
+    with monkeypatch.context() as patched:
+        patched.setattr("os.posix_fallocate", no_room)
+        said = fails(capsys, "pack", data, pack, *FANOUTS)
+    assert "the drive is full: the extents take " in said
+    assert " are free; the samples are kept: make room and ask again with --add-layout" in said
+    assert "--disk" not in said
+    assert not list(pack.glob("layout-*"))
+    with monkeypatch.context() as patched:
+        patched.setattr("os.pwrite", no_room)
+        said = fails(capsys, "pack", data, tmp_path / "other", *FANOUTS)
+    assert "samples: the drive is full (" in said
+    assert "are free now)" in said
+    run(capsys, "pack", data, pack, "--add-layout", *FANOUTS)

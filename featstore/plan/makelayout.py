@@ -77,10 +77,11 @@ def make_layout(
     node_data: Sequence[NodeData] = (),
     disk: int | None = None,
     progress: bool = True,
-) -> None:
+) -> bool:
     """Make a layout, or finish one that a killed process began; nothing happens where it is there.
 
-    Where another process, or thread, is making one of this pack, it is waited for; what it made is used.
+    Returns whether this call made it. Where another process, or thread, is making one of this pack, it is waited for; what it
+    made is used.
 
     Parameters
     ----------
@@ -123,12 +124,12 @@ def make_layout(
         check_disk(target, disk)
         if not all(is_carried(pack, data) for data in node_data):
             _carry_where_possible(pack, node_data, target, disk)
-        return
+        return False
     with _locked(pack, progress):
         pack.check_in_place()  # or the new pack would get a layout of samples that are not its own
         if os.path.exists(target):  # others made it meanwhile
             check_disk(target, disk)
-            return
+            return False
         accounts, written = DiskBudget(disk, "the layout", target), []
         ordered = {name: sources[name] for name in sorted(sources)}  # the same files in every order of the features
         try:
@@ -141,6 +142,7 @@ def make_layout(
             for path in written:
                 os.unlink(path)
             raise
+    return True
 
 
 def _carry_where_possible(pack: Pack, node_data: Sequence[NodeData], target: str, disk: int | None) -> None:

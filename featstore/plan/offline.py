@@ -262,7 +262,7 @@ def sample_offline(
     overwrite : bool
         Replace a pack that is there, when the new one is whole.
     disk : int or str, optional
-        Most bytes that it may take, or a multiple of all features (``"0.5x"``).
+        Most bytes that the samples may take, or a multiple of all features (``"0.5x"``); layouts have a ``disk`` of their own.
     threads : int, optional
         Batches sampled at once, with a ``sample`` method; others are asked for one batch at a time.
     progress : bool

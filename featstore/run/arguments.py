@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, cast
 
@@ -16,10 +18,11 @@ from featstore.config import parse_disk, parse_size
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.plan.offline import Pack
 from featstore.plan.packgraph import PackedGraph
+from featstore.run.options import check_policy
 from featstore.run.packs import check_given, check_layout, is_pack, open_pack
 from featstore.run.precache import device_rows
 from featstore.run.strategies import STRATEGIES
-from featstore.run.train import Epoch, TrainResult, describe_epoch, train
+from featstore.run.train import Epoch, TrainResult, check_fields, describe_epoch, train
 from featstore.sampling.neighbor import NeighborSampler
 
 __all__ = [
@@ -27,11 +30,13 @@ __all__ = [
     "add_packing",
     "add_sampling",
     "add_training",
+    "as_options",
     "disk_size",
     "make_sampler",
     "open_graph",
     "positive",
     "size",
+    "spellings_of",
     "train_as_asked",
 ]
 
@@ -203,9 +208,30 @@ def add_training(parser: argparse.ArgumentParser) -> None:
         "--disk",
         type=disk_size,
         metavar="SIZE",
-        help="most bytes of run files, or a multiple of the features (1.5x; default: a quarter of the free disk)",
+        help="most bytes of run files, or a multiple of the features (1.5x; default: a quarter of the free disk); "
+        "with --pack, of the layout (default: no bound)",
     )
     ahead.add_argument("--run-dir", metavar="DIR", help="where run files go (default: DATASET.runs)")
+
+
+def spellings_of(parser: argparse.ArgumentParser) -> dict[str, str]:
+    """Return a command's options by the names that they have in Python."""
+    named = {action.dest: action.option_strings[-1] for action in parser._actions if action.option_strings}
+    return {name: option for name, option in named.items() if name not in ("help", "json")}
+
+
+def as_options(text: str, spellings: Mapping[str, str]) -> str:
+    """Return a message in which ``name=``, ``name='value'`` and names with an underscore are options, as on a command line."""
+
+    def option(found: re.Match[str]) -> str:
+        name, value = found["name"], found["value"]
+        if name not in spellings or (value is None and "_" not in name):
+            return found[0]
+        value = "" if value in (None, "", "True", "False") else f" {value}"
+        return f"{spellings[name]}{value}"
+
+    pattern = r"(?<![\w/.\-'\"])(?P<name>[a-z_]+)\b(?:=(?P<quote>'?)(?P<value>[\w.]*)(?P=quote))?(?![\w/=])"
+    return re.sub(r"(--[\w-]+) \(\1\)", r"\1", re.sub(pattern, option, text))
 
 
 # -- what is done with them
@@ -234,6 +260,8 @@ def make_sampler(graph: OutOfCoreGraph, options: argparse.Namespace) -> Neighbor
 
 def _loader_options(options: argparse.Namespace) -> dict[str, Any]:
     names = ["strategy", "feature_cache", "prefetch", "device"]
+    if options.policy == "none" and options.strategy != "ondemand":
+        raise ValueError(f"--policy none, no cache, goes with --strategy ondemand, not {options.strategy}")
     if options.device_cache is not None:
         if options.pack is None:
             raise ValueError("--device-cache goes with --pack: rows stay on the device for the batches of a pack")
@@ -331,6 +359,7 @@ def _checked_pack(stack: ExitStack, graph: OutOfCoreGraph | PackedGraph, options
     if isinstance(graph, OutOfCoreGraph):
         pack.check(graph)
     check_given(pack, options, ["fanouts", "batch_size"])
+    check_fields(graph, options.feature, options.labels)
     options.fanouts = pack.record["fanouts"] or options.fanouts
     options.batch_size = pack.record["batch_size"] or options.batch_size
     if isinstance(graph, PackedGraph) and "fanouts" not in getattr(options, "given", ()):
@@ -340,11 +369,12 @@ def _checked_pack(stack: ExitStack, graph: OutOfCoreGraph | PackedGraph, options
             f"{options.pack} has samples of {pack.n_hops} hops, --fanouts has {len(options.fanouts)}: give {pack.n_hops} numbers"
         )
     if options.strategy == "packed" and options.feature_cache is None:
-        wanted, store = options.device_cache, graph.features.get(options.feature)
+        wanted, store = options.device_cache, graph.features[options.feature]
         n_device = None
-        if wanted is not None and store is not None:
+        if wanted is not None:
             n_device = device_rows(wanted, graph.num_nodes, {options.feature: store.nbytes // max(1, len(store))})
-        check_layout(pack, [options.feature], options.policy or "belady", dataset, n_device, wanted)
+        policy = check_policy("packed", options.policy).name
+        check_layout(pack, [options.feature], policy, dataset, n_device, wanted)
     return pack
 
 

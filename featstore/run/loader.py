@@ -102,8 +102,8 @@ class Loader:
         (one cache or the other, half the plans), and the loop waits meanwhile.
     disk : int or str, optional
         Most bytes of run files at once (about four superbatches' samples and plans, two's extents), or a multiple of the features
-        that are loaded (``"1.5x"``); a quarter of the free disk if
-        absent.
+        that are loaded (``"1.5x"``); a quarter of the free disk if absent. For ``"packed"``: most bytes of the layout that is
+        made, or run, with the labels that are brought beside it, whatever else the pack holds; no bound if absent.
     pack : Pack or path-like, optional
         For ``"packed"``: what :func:`~featstore.sample_offline` made; ``sampler``, ``seeds`` and ``batch_size`` are its own. The
         layout for these ``features``, ``policy``, ``feature_cache`` and ``superbatch`` is made in its directory, within ``disk``,
@@ -458,6 +458,11 @@ class Loader:
             "seconds": self._watch.seconds(),
             **({} if self._auto is None else {"auto": self._auto if actual is None else {**self._auto, "actual": actual}}),
         }
+
+    @property
+    def made_layout(self) -> str | None:
+        """The name of the pack's layout that was made for this loader; None where it was there, or made by others meanwhile."""
+        return self._strategy.made_layout if isinstance(self._strategy, Packed) else None
 
     # The end.
 

@@ -14,7 +14,7 @@ from featstore.plan.offline import Pack
 from featstore.run.strategies import STRATEGIES
 from featstore.run.strategy import Planning
 
-__all__ = ["BATCH_SIZE", "LABELS", "check_names", "check_pack", "check_strategy", "parse_planning", "parse_share"]
+__all__ = ["BATCH_SIZE", "LABELS", "check_names", "check_pack", "check_policy", "check_strategy", "parse_planning", "parse_share"]
 
 
 class _Unasked(str):
@@ -78,6 +78,17 @@ def parse_share(memory: int | str | None, budget: Budget) -> Budget | None:
     return Budget(share, "loader")
 
 
+def check_policy(strategy: str, policy: str | Policy | type[Policy] | None) -> Policy:
+    """Return the policy of a strategy that looks ahead, which must be one that it can follow; else ValueError."""
+    chosen = get_policy("belady" if policy is None else policy)
+    if not isinstance(chosen, PlannedPolicy) and (strategy != "packed" or not isinstance(chosen, StaticPolicy)):
+        raise ValueError(
+            f"strategy {strategy!r} needs a planned policy such as 'belady'{' or a static one' * (strategy == 'packed')}, "
+            f"not {chosen.name!r}"
+        )
+    return chosen
+
+
 def parse_planning(
     graph: Any,
     row_bytes: int,
@@ -106,18 +117,12 @@ def parse_planning(
     ------
     ValueError, TypeError
     """
-    if policy is None and strategy != "ondemand":
-        policy = "belady"
-    chosen = None if policy is None else get_policy(policy)
     if strategy == "ondemand":
+        chosen = None if policy is None else get_policy(policy)
         if isinstance(chosen, PlannedPolicy):
             raise ValueError(f"policy {chosen.name!r} plans ahead: use it with strategy='superbatch'")
         return None
-    if not isinstance(chosen, PlannedPolicy) and (strategy != "packed" or not isinstance(chosen, StaticPolicy)):
-        raise ValueError(
-            f"strategy {strategy!r} needs a planned policy such as 'belady'{' or a static one' * (strategy == 'packed')}, "
-            f"not {getattr(chosen, 'name', chosen)!r}"
-        )
+    chosen = check_policy(strategy, policy)
     if superbatch != "auto":
         if isinstance(superbatch, str):
             raise ValueError(f"superbatch must be a number of batches or 'auto', not {superbatch!r}")

@@ -68,6 +68,7 @@ class Packed:
             for name in setup.features
         }
         self._layout: Layout | None = None
+        self.made_layout: str | None = None  # its name, where it was made here: not by others before, nor meanwhile
         self._caches = OwnCaches(graph, setup.features)
         self._filled: dict[str, FeatureCache] = {}  # caches that hold what the layout starts with, and do not change
         self._devices: dict[str, DeviceTier] = {}
@@ -139,7 +140,7 @@ class Packed:
         graph = setup.graph
         data = [] if setup.labels is None else [self._node_data(setup.labels)]
         with setup.watch.time("pack"):
-            make_layout(
+            made = make_layout(
                 pack,
                 options,
                 policy,
@@ -150,6 +151,7 @@ class Packed:
                 node_data=data,
                 disk=self._planning.disk,
             )
+        self.made_layout = options.name if made else None
         self._open(options)
 
     def _scores(self, policy: StaticPolicy) -> npt.NDArray[Any]:

@@ -11,9 +11,10 @@ from typing import Any
 
 from featstore.cache.base import get_policy
 from featstore.config import format_size, parse_disk
+from featstore.errors import CorruptionError, FormatError
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.plan.layout import PREFIX as LAYOUT
-from featstore.plan.layout import find_layouts, unfinished_bytes
+from featstore.plan.layout import Layout, LayoutOptions, find_layouts, unfinished_bytes
 from featstore.plan.nodedata import PREFIX as NODE_DATA
 from featstore.plan.nodedata import carried
 from featstore.plan.offline import RECORD, SAMPLES, Pack, sample_offline
@@ -22,6 +23,7 @@ from featstore.run.options import parse_planning
 from featstore.run.precache import cache_bytes
 from featstore.run.recording import seeds_of
 from featstore.sampling.batch import Sampler
+from featstore.storage.writer import is_drive_full
 
 __all__ = [
     "advice_on_damage",
@@ -106,6 +108,7 @@ def check_layout(
     raise ValueError(
         f"{pack.path} has {there}: --feature-cache SIZE says which to take or to make, or make one with: "
         f"featstore pack {dataset} {pack.path} --add-layout --policy {policy}"
+        f"{''.join(f' --feature {name}' for name in features if name != 'x')}"
         f"{'' if device_cache is None else f' --device-cache {device_cache}'}"
     )
 
@@ -173,6 +176,7 @@ def pack_dataset(
     sampled_s = time.perf_counter() - begin
     with pack:
         before = {each.name for each in find_layouts(pack)}
+        made: set[str] = set()
         n_bytes = _size_of(target) - unfinished_bytes(pack)  # which may be what is finished now
         if disk is not None and n_bytes >= disk:
             raise OSError(
@@ -184,7 +188,9 @@ def pack_dataset(
         # The device need not be here, nor have its rows in the memory of this machine: on "meta" a tier is shapes without rows.
         given |= {"device_cache": options.device_cache, "device": "meta"}
         try:
-            Loader(g, strategy="packed", pack=pack, **given).close()
+            with Loader(g, strategy="packed", pack=pack, **given) as loader:
+                if loader.made_layout is not None:
+                    made.add(loader.made_layout)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
                 "the samples, and what is packed of them, are kept: the same command with --add-layout goes on"
@@ -193,9 +199,9 @@ def pack_dataset(
             if error.errno != errno.ENOSPC:
                 raise
             if error.filename not in {pack.file(name) for name in before}:  # else it is there, within what the pack may take
-                kept = "the samples are kept: give more --disk, or more --feature-cache, with --add-layout"
+                more = "make room" if is_drive_full(error) else "give more --disk, or more --feature-cache,"
+                kept = f"the samples are kept: {more} and ask again with --add-layout"
                 raise OSError(error.errno, f"{error.strerror}; {kept}", error.filename) from None
-        made = [each for each in find_layouts(pack) if each.name not in before]
         return {
             "path": target,
             "epochs": pack.epochs,
@@ -207,7 +213,8 @@ def pack_dataset(
                     "policy": each.policy,
                     "capacity": each.capacity,
                     "device_rows": each.device_rows,
-                    "new": each in made,
+                    "new": each.name in made,
+                    "damage": None if each.name in made else _seen_damage(g, pack, each),
                 }
                 for each in find_layouts(pack)
             ],
@@ -219,6 +226,16 @@ def pack_dataset(
         }
 
 
+def _seen_damage(g: OutOfCoreGraph, pack: Pack, options: LayoutOptions) -> str | None:
+    """Return what opening a layout finds wrong: its files' sizes, headers, indexes, and whether they are its own."""
+    try:
+        Layout(pack, options, g.reader).close()
+    except (CorruptionError, FormatError, FileNotFoundError) as error:
+        text = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+        return f"{text}; remove {pack.file(options.name)}, and --add-layout makes it anew"
+    return None
+
+
 def describe_pack(result: dict[str, Any], dataset: str) -> str:
     """Return as text what was made, and how to train on it."""
     lines = [
@@ -226,9 +243,11 @@ def describe_pack(result: dict[str, Any], dataset: str) -> str:
         f"{format_size(result['disk_bytes'])} on disk"
     ]
     for each in result["layouts"]:
-        what = "made now" if each["new"] else "was there"
+        what = "made now" if each["new"] else "was there" if each["damage"] is None else f"DAMAGED: {each['damage']}"
         rows = f"{each['capacity']:,} rows in memory" + f", {each['device_rows']:,} on the device" * bool(each["device_rows"])
         lines.append(f"  layout of {', '.join(each['features'])}: {each['policy']}, {rows}, {what}")
+    if not all(each["new"] for each in result["layouts"]):
+        lines.append(f"  of what was there sizes and headers were checked; every byte is by: featstore verify {result['path']}")
     if result["unfinished_bytes"]:
         left = format_size(result["unfinished_bytes"])
         lines.append(f"  interrupted layouts hold {left}: ask for them again with --add-layout, or remove layout-*.partial")
@@ -252,13 +271,14 @@ def describe_verified(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def advice_on_damage(path: str, error: BaseException) -> str:
-    """Return what to do about an error of verifying the pack ``path``, as the end of a line; nothing for a dataset."""
-    if not may_be_pack(path):
+def advice_on_damage(error: BaseException) -> str:
+    """Return what to do about a damaged or missing file of a pack, as the end of a line; nothing where it is no pack's."""
+    found = os.fsdecode(error.filename or "") if isinstance(error, OSError) else str(error).split(": ")[0].split(" is ")[0]
+    folders = [found, os.path.dirname(found), os.path.dirname(os.path.dirname(found))]
+    path = next((folder for folder in folders if may_be_pack(folder)), None)
+    if path is None:
         return ""
-    found = error.filename if isinstance(error, OSError) else str(error)
-    inside = os.fsdecode(found or "").removeprefix(os.path.join(path, ""))
-    name = inside.split(os.sep)[0].split(":")[0]
+    name = found.removeprefix(os.path.join(path, "")).split(os.sep)[0]
     if name.startswith(LAYOUT):
         return f"; remove {os.path.join(path, name)}, and featstore pack DATASET {path} --add-layout makes it anew"
     if name.startswith(NODE_DATA):

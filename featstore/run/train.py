@@ -21,7 +21,17 @@ from featstore.sampling.batch import Sampler
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph
 
-__all__ = ["Epoch", "TrainResult", "describe_epoch", "describe_training", "evaluate", "split_seeds", "stage_table", "train"]
+__all__ = [
+    "Epoch",
+    "TrainResult",
+    "check_fields",
+    "describe_epoch",
+    "describe_training",
+    "evaluate",
+    "split_seeds",
+    "stage_table",
+    "train",
+]
 
 SPLITS = ("train", "val", "test")
 N_LOSSES = 50
@@ -84,6 +94,16 @@ def evaluate(model: torch.nn.Module, loader: Loader, progress: bool = False) -> 
     finally:
         model.train(was_training)
     return right / total if total else float("nan")
+
+
+def check_fields(g: OutOfCoreGraph | PackedGraph, feature: str, labels: str) -> None:
+    """Raise ValueError, which says what there is, unless a graph has this feature and these labels."""
+    is_pack = isinstance(g, PackedGraph)
+    for what, name, there in (("feature", feature, g.features), ("labels", labels, g.node_data)):
+        if name not in there:
+            text = f"{what}: the {'pack' if is_pack else 'dataset'} has no {name!r}; it has {sorted(there)}"
+            more = f". Where its dataset is: featstore pack DATASET {g.path} --add-layout --{what} {name}" if is_pack else ""
+            raise ValueError(text + more)
 
 
 def train(
@@ -156,11 +176,7 @@ def train(
     """
     show = sys.stderr.isatty() if progress is None else progress
     is_pack = isinstance(g, PackedGraph)
-    for what, name, there in (("feature", feature, g.features), ("labels", labels, g.node_data)):
-        if name not in there:
-            text = f"{what}: the {'pack' if is_pack else 'dataset'} has no {name!r}; it has {sorted(there)}"
-            more = f". Where its dataset is: featstore pack DATASET {g.path} --add-layout --{what} {name}" if is_pack else ""
-            raise ValueError(text + more)
+    check_fields(g, feature, labels)
     store = g.features[feature]
     if store.ndim != 2:
         raise ValueError(f"feature {feature!r} has shape {tuple(store.shape)}; GraphSAGE wants one row of numbers a node")

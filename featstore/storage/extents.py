@@ -22,6 +22,7 @@ import xxhash
 
 from featstore._core.io import direct_mode
 from featstore._core.stream import Packer
+from featstore.config import format_size
 from featstore.storage.checkpoint import Checkpoint, forget_checkpoint, read_checkpoint, write_checkpoint
 from featstore.storage.extentmap import (
     PAGES,
@@ -42,7 +43,7 @@ from featstore.storage.reader import Reader
 from featstore.storage.rowfile import ReadStats, RowFile
 from featstore.storage.rundir import DiskBudget
 from featstore.storage.spares import SpareFiles
-from featstore.storage.writer import FileRecord, fsync_directory, pwrite_all
+from featstore.storage.writer import FileRecord, free_bytes, fsync_directory, pwrite_all
 
 __all__ = ["PAGES", "Episode", "ExtentMap", "ExtentSource", "ExtentWriter", "episodes", "least_memory", "most_memory"]
 
@@ -188,6 +189,12 @@ class ExtentWriter:
         try:
             os.posix_fallocate(self._fd, 0, n_bytes)  # a full disk shows now, and the extents lie together
         except OSError as error:
+            if error.errno == errno.ENOSPC:
+                os.ftruncate(self._fd, 0)  # some of it may have been had
+                text = f"{error.strerror}: the extents take {format_size(n_bytes)}"
+                free = free_bytes(self._temporary[0])
+                text += "" if free is None else f", {format_size(free)} are free"
+                raise OSError(error.errno, text, self._temporary[0]) from None
             if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
                 raise OSError(error.errno, error.strerror, self._temporary[0]) from None
             os.ftruncate(self._fd, n_bytes)

@@ -7,6 +7,7 @@ may have dropped the pages and a second one would succeed): the temporary file i
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import uuid
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from featstore.storage.format import (
 )
 from featstore.storage.layout import PAGE_BYTES, RowLayout
 
-__all__ = ["FileRecord", "RowFileWriter", "fsync_directory", "pwrite_all", "write_file"]
+__all__ = ["FileRecord", "RowFileWriter", "free_bytes", "fsync_directory", "is_drive_full", "pwrite_all", "write_file"]
 
 UInt8s = npt.NDArray[np.uint8]
 
@@ -50,6 +51,22 @@ def pwrite_all(fd: int, data: bytes | memoryview, offset: int, path: str) -> Non
         except OSError as error:
             raise OSError(error.errno, error.strerror, path) from None
         done += count
+
+
+def is_drive_full(error: OSError) -> bool:
+    """Whether the drive itself has no more room (ENOSPC of the system), rather than a disk budget that the user stated."""
+    return error.errno == errno.ENOSPC and str(error.strerror).startswith(os.strerror(errno.ENOSPC))
+
+
+def free_bytes(path: str) -> int | None:
+    """Return what may still be written to the drive of ``path``, or of the first of its parents that is there; None: unknown."""
+    while path:
+        with contextlib.suppress(OSError):
+            found = os.statvfs(path)
+            return found.f_bavail * found.f_frsize
+        parent = os.path.dirname(path)
+        path = "" if parent == path else parent
+    return None
 
 
 def _fsync(fd: int, path: str) -> None:
