@@ -35,26 +35,36 @@ _CANNOT_WRITE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT,
 
 @dataclass(frozen=True)
 class Actual:
-    """A whole epoch.
+    """A whole epoch of a loader, all its batches delivered and no other epoch beside it, and what was expected of it.
+
+    Times are of ``time.perf_counter`` but for ``when``. Rows are counted once, not once a feature.
 
     Attributes
     ----------
     strategy, policy : str
-    capacity, n_batches : int
-        Rows of the host cache; batches of the epoch.
+        As the loader chose: a key of ``featstore.plan.cost.CANDIDATES``, with ``"none"`` where nothing is cached.
+    capacity : int
+        Rows of the host cache.
+    n_batches : int
+        Batches of the epoch.
     n_before : int
-        Whole epochs of this loader before it.
-    estimate_s, estimate_rows : float, int
-        What was estimated of an epoch before the first: seconds of data preparation, rows loaded.
+        Whole epochs of this loader before it; 0: it made the loader's files and found its memory anew.
+    estimate_s : float
+        Seconds of data preparation of an epoch, as estimated before the loader's first.
+    estimate_rows : int
+        Rows that an epoch would load from disk, as estimated then.
     counted_s : float
-        Seconds that the cost model makes of the rows that the epoch was served from each tier, at the kept rates.
+        Seconds that the cost model makes of the rows that the epoch had of each tier, at the drive's kept rates.
     drive_s : float
-        Of these, the drive's.
-    epoch_s, wait_s : float
-        What it took, the loop's own work included; how long of it the loop waited for batches.
+        Those of ``counted_s`` that are the drive's, reading and writing.
+    epoch_s : float
+        Seconds from ``iter(loader)`` until all batches were delivered, the loop's own work included.
+    wait_s : float
+        Seconds of ``epoch_s`` that the loop waited for batches.
     rows_loaded : int
+        Rows that neither the host's nor the device's cache held.
     when : float
-        Seconds since 1970.
+        Seconds since 1970 (UTC) at its end.
     """
 
     strategy: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
@@ -53,13 +53,11 @@ class MiniBatch:
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors; ``seeds`` is a part of ``input_ids``."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self._tensors())
+        return sum(tensor.nbytes for tensor in self._tensors())
 
     def _tensors(self) -> list[torch.Tensor]:
-        tensors = [self.input_ids, *self.features.values(), *([] if self.y is None else [self.y])]
-        for block in self.blocks:
-            tensors += [block.src, block.dst, *([] if block.edge_pos is None else [block.edge_pos])]
-        return tensors
+        labels = () if self.y is None else (self.y,)
+        return [self.input_ids, *self.features.values(), *labels, *(each for block in self.blocks for each in block.tensors)]
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> MiniBatch:
         """Return the batch with its tensors on ``device``; tensors that are there already are shared."""
@@ -79,19 +77,10 @@ class MiniBatch:
 
     def _map(self, move: _Move) -> MiniBatch:
         input_ids = move(self.input_ids)
-        blocks = tuple(
-            replace(
-                block,
-                src=move(block.src),
-                dst=move(block.dst),
-                edge_pos=None if block.edge_pos is None else move(block.edge_pos),
-            )
-            for block in self.blocks
-        )
         return MiniBatch(
             seeds=input_ids[: len(self.seeds)],
             input_ids=input_ids,
-            blocks=blocks,
+            blocks=tuple(block.map(move) for block in self.blocks),
             features={name: move(tensor) for name, tensor in self.features.items()},
             y=None if self.y is None else move(self.y),
             index=self.index,

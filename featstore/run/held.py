@@ -7,9 +7,8 @@ import weakref
 from queue import Empty, SimpleQueue
 
 from featstore.config import Budget, Reservation
-from featstore.sampling.batch import SampledBatch
 
-__all__ = ["BATCHES", "Batches", "Held", "sampled_bytes"]
+__all__ = ["BATCHES", "Batches", "Held"]
 
 BATCHES = "batches"  # in the share's report
 
@@ -50,11 +49,3 @@ class Batches:
         with contextlib.suppress(Empty):
             while True:
                 self._living.pop(self._dead.get_nowait()).release()
-
-
-def sampled_bytes(sampled: SampledBatch) -> int:
-    """Bytes of a sample's tensors."""
-    tensors = [sampled.input_ids]
-    for block in sampled.blocks:
-        tensors += [block.src, block.dst, *([] if block.edge_pos is None else [block.edge_pos])]
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -19,7 +19,7 @@ from featstore.gather.executor import Tally
 from featstore.gather.plan import Tier
 from featstore.run.batch import MiniBatch
 from featstore.run.handover import Assembled, HandOver, host_rows
-from featstore.run.held import BATCHES, Batches, Held, sampled_bytes
+from featstore.run.held import BATCHES, Batches, Held
 from featstore.run.profile import FrozenSampler
 from featstore.run.strategy import EpochRun, Prepared, Setup
 
@@ -90,7 +90,7 @@ class Stages:
     def _sample(self, run: EpochRun, position: int) -> Item:
         try:
             prepared = run.batch(position)
-            n_bytes = sampled_bytes(prepared.sampled)
+            n_bytes = prepared.sampled.nbytes
             return Item(prepared, n_bytes, None if self.batches is None else self.batches.hold(n_bytes))
         except BudgetError as error:
             # How many rows it would have had is unknown: as many as the largest batch so far, or as there can be.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,6 +30,16 @@ class Block:
     n_dst: int
     edge_pos: torch.Tensor | None = None
 
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """The tensors that are there: ``src``, ``dst``, and ``edge_pos`` where it was asked for."""
+        return (self.src, self.dst) if self.edge_pos is None else (self.src, self.dst, self.edge_pos)
+
+    def map(self, move: Callable[[torch.Tensor], torch.Tensor]) -> Block:
+        """Return the block with ``move(tensor)`` in place of each tensor."""
+        edge_pos = None if self.edge_pos is None else move(self.edge_pos)
+        return Block(move(self.src), move(self.dst), self.n_src, self.n_dst, edge_pos)
+
 
 @dataclass(frozen=True, slots=True)
 class SampledBatch:
@@ -55,6 +66,11 @@ class SampledBatch:
     def seeds(self) -> torch.Tensor:
         """The batch's seeds: the first ``n_seeds`` of ``input_ids``."""
         return self.input_ids[: self.n_seeds]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its tensors."""
+        return self.input_ids.nbytes + sum(tensor.nbytes for block in self.blocks for tensor in block.tensors)
 
 
 class Sampler(Protocol):
