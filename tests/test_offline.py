@@ -115,6 +115,42 @@ def test_samples_of_other_makes(small: SimpleNamespace, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("wrong*"))
 
 
+class CallableLoader(torch.utils.data.DataLoader):
+    """As PyG's loaders: iterated over for their batches, and called with positions among their own seeds."""
+
+    def __init__(self, seeds: list[int]) -> None:
+        super().__init__(seeds, batch_size=2, collate_fn=self)
+
+    def __call__(self, index: list[int]) -> Any:
+        ids = torch.tensor(index)
+        none = torch.zeros(0, dtype=torch.int64)
+        return SimpleNamespace(n_id=ids, edge_index=(none, none), num_sampled_nodes=[2, 0], num_sampled_edges=[0])
+
+
+def test_loaders_of_other_makes(small: SimpleNamespace, tmp_path: Path) -> None:
+    """A loader is run through, though it can be called; it does not sample what others ask for."""
+    loader = CallableLoader([5, 7, 11, 2])
+    with featstore.open(small.path, memory="64MB") as g:
+        with featstore.sample_offline(g, loader, epochs=2, path=tmp_path / "p") as pack:
+            assert [pack.ids(number).tolist() for number in range(len(pack))] == [[5, 7], [11, 2]] * 2
+        for given in [{"seeds": [5, 7], "batch_size": 2}, {"seeds": [5, 7]}, {"batch_size": 2}]:
+            for iterable in (loader, [loader([5, 7])]):
+                with pytest.raises(ValueError, match="has seeds and batches of its own"):
+                    featstore.sample_offline(g, iterable, path=tmp_path / "wrong", **given)
+        for iterable in (loader, [loader([5, 7])]):
+            with pytest.raises(TypeError, match=r"has seeds and batches of its own.*sample_offline"):
+                featstore.Loader(g, iterable, [5, 7], 2)
+        uncounted = loader([5, 7])
+        for name in ("num_sampled_nodes", "num_sampled_edges"):
+            vars(uncounted)[name] = None  # as PyG's without pyg-lib
+            with pytest.raises(featstore.PluginError, match="without num_sampled_nodes"):
+                featstore.sample_offline(g, [uncounted], path=tmp_path / "wrong")
+            del vars(uncounted)[name]
+            with pytest.raises(featstore.PluginError, match="without num_sampled_nodes"):
+                featstore.sample_offline(g, [uncounted], path=tmp_path / "wrong")
+    assert not list(tmp_path.glob("wrong*"))
+
+
 OUTER, INNER = (torch.tensor([2, 0, 3]), torch.tensor([0, 1, 2])), (torch.tensor([2, 0]), torch.tensor([0, 1]))
 NODES = torch.tensor([5, 7, 9, 3])
 

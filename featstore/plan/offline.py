@@ -27,7 +27,7 @@ from featstore.graph.progress import Progress
 from featstore.partition.batcher import RandomBatcher, check_seeds
 from featstore.plan.samples import SampleFile, SampleWriter
 from featstore.sampling.batch import SampledBatch, Sampler
-from featstore.sampling.foreign import as_sampled, checked_sampler
+from featstore.sampling.foreign import as_sampled, checked_sampler, has_own_seeds
 from featstore.storage.builddir import BuildDirectory
 from featstore.storage.rundir import DiskBudget
 from featstore.storage.sections import SectionFile, SectionWriter
@@ -300,9 +300,12 @@ def sample_offline(
     budget = None if disk is None else parse_disk(disk, sum(store.nbytes for store in g.features.values()))
     target = f"{g.path}.pack" if path is None else os.path.abspath(os.fspath(path))
     batcher = None
-    if seeds is not None and batch_size is not None:
+    if has_own_seeds(sampler):
+        if seeds is not None or batch_size is not None:
+            raise ValueError(f"{type(sampler).__name__} has seeds and batches of its own: leave out seeds and batch_size")
+    elif seeds is not None and batch_size is not None:
         batcher = RandomBatcher(check_seeds(seeds, g.num_nodes), batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last)
-    elif hasattr(sampler, "sample") or callable(sampler):
+    else:
         raise ValueError("seeds and batch_size are what a sampler samples batches for; only an iterable has its own")
     threads = g.options.threads if threads is None else threads
     n_batches = 0

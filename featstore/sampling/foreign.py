@@ -6,22 +6,25 @@ Accepted are, by their attributes alone:
 - ``(input_ids, blocks)``: blocks outermost first, each a :class:`Block` or ``(src, dst, n_src, n_dst)``;
 - DGL's ``(input_nodes, output_nodes, blocks)``: message-flow graphs with ``edges()``, ``num_src_nodes()``, ``num_dst_nodes()``;
 - PyG's sampler output or batch: ``node`` (or ``n_id``), ``row`` and ``col`` (or ``edge_index``), ``num_sampled_nodes`` and
-  ``num_sampled_edges``: layer ``i`` gets the nodes and edges that ``trim_to_layer`` leaves it.
+  ``num_sampled_edges``, which its neighbour samplers count with pyg-lib: layer ``i`` gets the nodes and edges that
+  ``trim_to_layer`` leaves it.
 """
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader
 
 from featstore.errors import PluginError
 from featstore.sampling.batch import Block, SampledBatch, Sampler
 from featstore.sampling.neighbor import NeighborSampler
 
-__all__ = ["as_sampled", "checked_sampler"]
+__all__ = ["as_sampled", "checked_sampler", "has_own_seeds"]
 
 
 def _ids(values: Any) -> torch.Tensor:
@@ -82,7 +85,16 @@ def _dgl_block(block: Any) -> Block:
     return _block(src, dst, block.num_src_nodes(), block.num_dst_nodes())
 
 
+def _is_pyg(sample: Any) -> bool:
+    return any(getattr(sample, name, None) is not None for name in ("num_sampled_nodes", "n_id", "node"))
+
+
 def _pyg_blocks(sample: Any) -> tuple[torch.Tensor, tuple[Block, ...]]:
+    if getattr(sample, "num_sampled_nodes", None) is None or getattr(sample, "num_sampled_edges", None) is None:
+        raise PluginError(
+            f"a sampler returned {type(sample).__name__} without num_sampled_nodes and num_sampled_edges, from which the "
+            "blocks of each hop are made: PyG's neighbour samplers count them with pyg-lib, those of subgraphs never do"
+        )
     nodes = _ids(sample.node if getattr(sample, "node", None) is not None else sample.n_id)
     row, col = sample.edge_index if getattr(sample, "row", None) is None else (sample.row, sample.col)
     row, col = _ids(row), _ids(col)
@@ -120,7 +132,7 @@ def as_sampled(sample: Any, num_nodes: int, epoch: int, index: int) -> SampledBa
     if isinstance(sample, SampledBatch):
         nodes, n_seeds = _ids(sample.input_ids), _size(sample.n_seeds, "seeds")
         blocks = _blocks(sample.blocks)
-    elif hasattr(sample, "num_sampled_nodes"):
+    elif _is_pyg(sample):
         nodes, blocks = _pyg_blocks(sample)
         n_seeds = blocks[-1].n_dst if blocks else -1
     elif isinstance(sample, (tuple, list)) and len(sample) in (2, 3):
@@ -174,6 +186,13 @@ class _CheckedSampler:
         return as_sampled(sample, self._num_nodes, epoch, index)
 
 
+def has_own_seeds(sampler: Any) -> bool:
+    """Whether a sampler is run through for its batches, as a ``DataLoader`` is, and not asked for those of given seeds."""
+    if isinstance(sampler, (DataLoader, str)):
+        return isinstance(sampler, DataLoader)  # PyG's have a __call__, which takes positions among their own seeds
+    return isinstance(sampler, Iterable) and not callable(getattr(sampler, "sample", sampler))
+
+
 def checked_sampler(sampler: Any, num_nodes: int) -> Sampler:
     """Return a sampler whose batches are checked ones: the library's own as it is.
 
@@ -186,7 +205,7 @@ def checked_sampler(sampler: Any, num_nodes: int) -> Sampler:
     Raises
     ------
     TypeError
-        It is neither.
+        It is neither, or an iterable of batches of its own.
 
     Notes
     -----
@@ -194,6 +213,11 @@ def checked_sampler(sampler: Any, num_nodes: int) -> Sampler:
     """
     if type(sampler) is NeighborSampler or isinstance(sampler, _CheckedSampler):
         return sampler
+    if has_own_seeds(sampler):
+        raise TypeError(
+            f"{type(sampler).__name__} has seeds and batches of its own, and cannot sample others: give its sampler, or give "
+            "it to featstore.sample_offline, without seeds and batch_size"
+        )
     if not callable(getattr(sampler, "sample", sampler)):
         name = type(sampler).__name__
         raise TypeError(f"a sampler has sample(seeds, epoch=, index=), or is called with seeds; {name} does neither")
