@@ -160,10 +160,12 @@ class FeatureCache:
 
     @property
     def in_use(self) -> bool:
+        self._leave_parent()
         return self._user is not None and self._user() is not None
 
     def claim(self, user: object) -> None:
         """Let the cache follow an epoch's plans until :meth:`release`, or until ``user``, which the epoch holds, has died."""
+        self._leave_parent()
         self._user = weakref.ref(user)
 
     def release(self) -> None:
@@ -460,6 +462,7 @@ class FeatureCache:
             self._lock = threading.RLock()
             self._gate = Gate()
             self._pid = os.getpid()
+            self._user = None  # the parent's epoch
             if self._slots is not None:
                 self._slots.reset()
             elif self.policy is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ from featstore.run.prefetch import FINALIZER_JOIN_S, Pipeline
 from featstore.run.stages import Item, Stages
 from featstore.run.strategy import EpochRun
 from featstore.sampling.batch import Sampler
+from featstore.storage.rundir import finalize_here
 
 __all__ = ["EpochIterator", "Progress", "most_rows"]
 
@@ -68,7 +68,7 @@ class EpochIterator(Iterator[MiniBatch]):
             watch=stages.watch,
             spare=run.spare,
         )
-        self._finalizer = weakref.finalize(self, _end, self._pipeline, run, owner)
+        self._finalizer = finalize_here(self, _end, self._pipeline, run, owner)
         try:
             self._pipeline.begin()
         except BaseException:

@@ -225,6 +225,7 @@ class Loader:
         self._progress = Progress(0, 0)
         self._iterators: weakref.WeakSet[EpochIterator] = weakref.WeakSet()
         self._closed = False
+        self._pid = os.getpid()
         self._auto: dict[str, Any] | None = None
         self._epochs: Epochs | None = None
         self._profile: Profile | None = None
@@ -474,6 +475,8 @@ class Loader:
         ``"auto"`` measures the drive again.
         """
         self._closed = True
+        if os.getpid() != self._pid:
+            return  # threads and run files are the parent's, who goes on with them
         for iterator in list(self._iterators):
             iterator.close()
         self._release_all()

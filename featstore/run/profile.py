@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,7 +17,7 @@ from featstore.plan.samples import SampleFile, SampleWriter
 from featstore.plan.trace import Trace
 from featstore.run.strategy import Setup
 from featstore.sampling.batch import SampledBatch
-from featstore.storage.rundir import DiskBudget, RunDirectory
+from featstore.storage.rundir import DiskBudget, RunDirectory, finalize_here
 
 __all__ = ["LEAST_BATCHES", "FrozenSampler", "Profile", "pack_trace", "profile_batches"]
 
@@ -96,7 +95,7 @@ class Profile:
             self._runs.close()
             raise
         self.n_bytes = accounts.used
-        self._finalizer = weakref.finalize(self, _forget, self._file, self._runs)
+        self._finalizer = finalize_here(self, _forget, self._file, self._runs)
         self._n = len(self._file)
 
     def __len__(self) -> int:

@@ -19,7 +19,7 @@ from featstore.run.superbatch import Superbatch
 from featstore.storage.extents import least_memory, most_memory
 from featstore.storage.pagestream import MOST_WINDOW_BYTES, Arenas, least_window
 from featstore.storage.rowfile import RowFile
-from featstore.storage.rundir import DiskBudget, RunDirectory
+from featstore.storage.rundir import DiskBudget, RunDirectory, finalize_here
 from featstore.storage.spares import SpareFiles
 
 __all__ = ["Streamed", "window_for"]
@@ -62,7 +62,7 @@ class Streamed(Superbatch):
         # A quarter of the memory is left to what is held before the first buffer is: rows to pack, sums.
         windows = {name: Arenas(self._window_bytes) for name in setup.features}
         self._arenas = PackArenas(Arenas(self._packing.n_bytes // 4 * 3), windows)
-        weakref.finalize(self, self._spares.close)
+        finalize_here(self, self._spares.close)
 
     def close(self) -> None:
         """Give the memory back; may be called again."""

@@ -30,7 +30,7 @@ from featstore.plan.superbatch import SuperbatchInspector
 from featstore.run.owncaches import Claim, OwnCaches
 from featstore.run.strategy import EpochRun, Planning, Prepared, Setup
 from featstore.run.switch import CacheSwitch, NoSwitch
-from featstore.storage.rundir import DiskBudget, RunDirectory
+from featstore.storage.rundir import DiskBudget, RunDirectory, finalize_here
 
 __all__ = ["Superbatch", "ahead_bytes", "choose_size"]
 
@@ -97,7 +97,7 @@ class Superbatch:
         else:
             n_bytes = sum(FeatureCache.least_bytes(capacity, widths[name], n, None) for name, capacity in capacities.items())
             self._switch = CacheSwitch(setup.graph, capacities, n_bytes, self._memory.n_bytes, setup.reads)
-            weakref.finalize(self, self._switch.close)
+            finalize_here(self, self._switch.close)
 
     def close(self) -> None:
         """Give the planner's memory back, that of reading ahead, and in the serial schedule the caches'; may be called again."""

@@ -10,14 +10,25 @@ import threading
 import uuid
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 from featstore.config import format_size
 from featstore.errors import BusyError
 from featstore.storage.lock import FileLock
 
-__all__ = ["DiskBudget", "RunDirectory"]
+__all__ = ["DiskBudget", "RunDirectory", "finalize_here"]
 
 LOCK_NAME = "owner.lock"
+
+
+def finalize_here(owner: object, function: Callable[..., object], *args: Any) -> Callable[[], object]:
+    """Do as ``weakref.finalize``, but nothing in a forked child: what ``function`` removes or waits for is the parent's."""
+    return weakref.finalize(owner, _only_in, os.getpid(), function, args)
+
+
+def _only_in(pid: int, function: Callable[..., object], args: tuple[Any, ...]) -> None:
+    if os.getpid() == pid:
+        function(*args)
 
 
 class DiskBudget:
