@@ -263,24 +263,24 @@ def test_static_hits_are_judged_on_other_batches_than_those_that_chose_the_rows(
         kept[top_rows(counts, capacity)] = True
         fresh = sum(int(kept[ids].sum()) for ids in others)
         own = sum(int(kept[ids].sum()) for ids in chosen)
-        found = expected_hits(counts, capacity, n_batches)
+        found = expected_hits(np.bincount(counts), capacity, n_batches)
         assert found == pytest.approx(fresh, rel=0.1)
         if capacity == int((counts > 0).sum()):
             assert own == chosen.n_accesses  # the mistake: all of them, where a fifth is missed
             assert found < 0.9 * own
-    assert expected_hits(counts, 0, n_batches) == 0
+    assert expected_hits(np.bincount(counts), 0, n_batches) == 0
 
 
 @given(st.lists(st.integers(0, 9), max_size=40), st.integers(0, 45))
 def test_top_sum(counts: list[int], capacity: int) -> None:
-    assert top_sum(np.array(counts, np.int64), capacity) == sum(sorted(counts, reverse=True)[:capacity])
+    assert top_sum(np.bincount(np.array(counts, np.int64)), capacity) == sum(sorted(counts, reverse=True)[:capacity])
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=30), st.integers(0, 40), st.integers(1, 9))
 def test_expected_hits_grow_with_the_cache(counts: list[int], capacity: int, n_batches: int) -> None:
     array = np.array(counts, np.int64)
     n_batches = max(n_batches, int(array.max()))
-    few, more = (expected_hits(array, k, n_batches) for k in (capacity, capacity + 1))
+    few, more = (expected_hits(np.bincount(array), k, n_batches) for k in (capacity, capacity + 1))
     assert 0 <= few <= more + 1e-9 <= array.sum() + 2e-9
 
 
@@ -416,11 +416,15 @@ def test_an_epochs_loads_follow_from_its_first_batches(share: float) -> None:
 
 def test_extrapolation_of_nothing_and_of_everything() -> None:
     loaded = np.array([5, 3, 2], np.int64)
-    assert extrapolated(loaded, loaded, 3) == 10
-    assert extrapolated(loaded, loaded, 2) == pytest.approx(20 / 3)
-    assert extrapolated(loaded * 0, loaded, 9) == 0
-    assert extrapolated(loaded[:1], loaded[:1], 4) == 20
-    assert extrapolated(np.array([4, 4]), np.array([4, 0]), 5) == 20  # a full cache: four a batch
+    assert extrapolated(loaded, loaded, 3, 10, 30) == 10
+    assert extrapolated(loaded, loaded, 2, 10, 30) == pytest.approx(20 / 3)
+    assert extrapolated(loaded * 0, loaded, 9, 30, 30) == 0
+    assert extrapolated(loaded, loaded, 9, 14.5, 30) == 14.5
+    assert extrapolated(loaded[:1], loaded[:1], 4, 20, 30) == 20
+    assert extrapolated(np.array([4, 4]), np.array([4, 0]), 5, 4, 30) == 20  # a full cache: four a batch
+    assert extrapolated(loaded, loaded, 9, 16, 12) == 20  # it will be full: 16 distinct ones at least, 25 at the rate of now
+    assert extrapolated(loaded, loaded, 9, 16, 12, 18) == pytest.approx((16 * 18) ** 0.5)
+    assert extrapolated(loaded, loaded, 9, 16, 12, 10) == 16
 
 
 def test_copies_are_measured_within_the_budget() -> None:

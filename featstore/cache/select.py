@@ -49,7 +49,7 @@ def top_rows(scores: npt.NDArray[Any], k: int) -> npt.NDArray[np.int64]:
 
     Notes
     -----
-    A radix selection: at most five passes over the scores, in chunks; memory for the answer and about a MiB, whatever n.
+    A radix selection: at most six passes over the scores, in chunks; memory for the answer and about a MiB, whatever n.
     """
     if scores.dtype.kind not in "buif" or scores.dtype.itemsize > 8:
         raise TypeError(f"scores must be integer or floating, of at most 8 bytes, not {scores.dtype}")
@@ -66,8 +66,11 @@ def top_rows(scores: npt.NDArray[Any], k: int) -> npt.NDArray[np.int64]:
     if k <= 0:
         return np.empty(0, np.int64)
     # Find the k-th highest key digit by digit: `prefix` are its digits so far, `wanted` how many keys with that prefix belong.
-    prefix, wanted = 0, k
-    for shift in (48, 32, 16, 0):
+    # Counts and degrees are small: the digits that all keys share need no pass.
+    lowest, highest = (int(key) for key in _keys(np.array([scores.min(), scores.max()])))
+    n_digits = next(each for each in range(5) if lowest >> 16 * each == highest >> 16 * each)
+    prefix, wanted = highest >> 16 * n_digits, k
+    for shift in range(16 * (n_digits - 1), -1, -16):
         counts = np.zeros(1 << 16, np.int64)
         for first in range(0, n, CHUNK_ROWS):
             _core.count_digits(_keys(scores[first : first + CHUNK_ROWS]), shift, prefix, counts)

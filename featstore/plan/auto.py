@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -18,15 +19,21 @@ from featstore.config import Budget
 from featstore.gather.executor import MemorySource
 from featstore.plan.cost import SAMPLE_BYTES, Estimate, Machine, Workload, cheapest, estimate_all, table
 from featstore.plan.planmemory import planning_bytes
-from featstore.plan.simulate import row_counts, simulate
+from featstore.plan.rowsample import RowSample
+from featstore.plan.simulate import simulate
 from featstore.plan.trace import Trace
+from featstore.plan.unseen import distinct_rows, tally
 
-__all__ = ["Choice", "choose", "copy_bandwidth", "expected_hits", "extrapolated", "observe", "top_sum"]
+__all__ = ["Choice", "choose", "copy_bandwidth", "expected_hits", "extrapolated", "observe", "static_hits", "top_sum"]
 
 Int64s = npt.NDArray[np.int64]
 
 COPY_BYTES = 64 << 20
+TALLY_BYTES = 32  # an access of a batch, while it is counted
+SAMPLED_BYTES = 40  # a row of a part, while its degree is found
 ONLINE_BYTES = 64  # an access of a batch, while an online policy is simulated
+TIMED = 3  # batches
+REPLAYED = 1 << 18  # accesses that tell of an epoch what more of them would: hits within 1 %
 MISS_MARGIN = 1.25  # superbatches differ
 REPEATS = 0.05  # of the rows loaded late: fewer are chance
 MOST_BATCHES = 200  # that are recorded; the rest of the epoch is taken to be like them
@@ -150,83 +157,145 @@ def observe(
     """
     recorded = len(trace)
     total = recorded if n_batches is None else n_batches
-    scale = total / max(1, recorded)
-    capacity = min(capacity, trace.n)
-    device_rows = min(device_rows, trace.n)
-    with budget.reserve("cost model", (25 + bool(device_rows)) * trace.n):
-        begin = time.perf_counter()
-        counts = row_counts(trace)
-        count_s = time.perf_counter() - begin
-        rest = trace
-        n_device = n_all = 0
-        if device_rows:
-            n_device = round(expected_hits(counts, device_rows, recorded))
-            n_all = round(expected_hits(counts, device_rows + capacity, recorded))
-            rest = _without(trace, top_rows(counts, device_rows), counts)
-        seen, fresh = np.zeros(trace.n, bool), np.zeros(recorded, np.int64)
-        for number, ids in enumerate(rest):
-            fresh[number] = len(ids) - np.count_nonzero(seen[ids])
-            seen[ids] = True
-        del seen
-        n_top = top_sum(counts, capacity)
-        n_static = n_all - n_device if device_rows else round(expected_hits(counts, capacity, recorded))
-        n_degree = None if out_degree is None else int(counts[top_rows(out_degree, capacity)].sum())
-        with budget.reserve("simulation", planning_bytes(trace.n, rest.n_accesses, longest=rest.longest)):
-            loaded, plan_s = _planned(rest, capacity, total)
-        online_loaded = None if online is None or not capacity else _online(rest, capacity, online, budget)
-    loads = int(loaded.sum())
-    if total != recorded:
-        # Rows chosen on a few batches serve those too well; those that a whole epoch of frozen samples chooses do no worse than
-        # degrees.
-        n_top = max(n_static, n_degree or 0)
-        # The device's rows were chosen on these batches, too.
-        unseen = (trace.n_accesses - n_device) / max(1, rest.n_accesses)
-        loads = round(unseen * extrapolated(loaded, fresh, total) / scale)
+    # The rest of an epoch is told from a part anyway: a part of the rows tells as much.
+    halvings = 0 if recorded == total else max(0, math.ceil(math.log2(max(1, trace.n_accesses) / REPLAYED)))
+    if halvings:
+        sample = RowSample(trace.n, halvings)
+        with budget.reserve("cost model", SAMPLED_BYTES * sample.n + 8 * 2 * REPLAYED + TALLY_BYTES * trace.longest):
+            degrees = None if out_degree is None else sample.values(out_degree)
+            part = sample.trace(trace)
+            rooms = [max(min(1, rows), rows >> halvings) for rows in (capacity, device_rows)]
+            seen = _look(part, round(trace.n / 2**halvings), rooms[0], rooms[1], total, degrees, online, budget)
+            seen.grow(trace.n_accesses / max(1, part.n_accesses))
+            del part, degrees
+        # A part's arrays lie in the processor's caches: what counting and planning take is timed on all rows of a few batches.
+        few = _part(trace, TIMED)
+        with budget.reserve("simulation", planning_bytes(trace.n, few.n_accesses, longest=few.longest)):
+            _, seen.plan_s = _planned(few, min(capacity, trace.n), total)
+            begin = time.perf_counter()
+            tally(few)
+            seen.count_s = (time.perf_counter() - begin) * total / len(few)
     else:
-        n_device = trace.n_accesses - rest.n_accesses
-    late = slice(recorded - max(1, recorded // 4), recorded)
-    miss_share = min(1.0, MISS_MARGIN * float(loaded[late].sum()) / max(1, int(rest.lengths[late].sum())))
-    stored = 4 * SAMPLE_BYTES * trace.n_accesses + 2 * loads * row_bytes  # at once, as many superbatches as lie on disk
-    most = MOST_BATCHES if disk_bytes is None else disk_bytes * recorded // max(1, stored)
+        seen = _look(trace, trace.n, capacity, device_rows, total, out_degree, online, budget)
+    scale = total / max(1, recorded)
+    stored = 4 * SAMPLE_BYTES * trace.n_accesses * scale + 2 * seen.loads * row_bytes  # at once, as many as lie on disk
+    most = MOST_BATCHES if disk_bytes is None else int(disk_bytes * total / max(1.0, stored))
     return Workload(
         n_rows=trace.n,
         row_bytes=row_bytes,
         n_batches=total,
         n_accesses=round(trace.n_accesses * scale),
-        capacity=capacity,
-        n_top=round(n_top * scale),
-        loads=round(loads * scale),
+        capacity=min(capacity, trace.n),
+        n_top=round(seen.n_top),
+        loads=round(seen.loads),
         sample_s=sample_s * scale,
-        plan_s=plan_s,
-        count_s=count_s * scale,
+        plan_s=seen.plan_s,
+        count_s=seen.count_s,
         superbatch=max(1, min(total, MOST_BATCHES, most) if superbatch is None else min(total, superbatch)),
         epochs=epochs,
         disk_bytes=disk_bytes,
         has_pack=has_pack,
         pack_epochs=pack_epochs,
-        n_static=round(n_static * scale),
-        n_degree=None if n_degree is None else round(n_degree * scale),
+        n_static=round(seen.n_static),
+        n_degree=None if seen.n_degree is None else round(seen.n_degree),
         layouts={} if layouts is None else dict(layouts),
-        n_device=round(n_device * scale),
-        device_rows=device_rows,
+        n_device=round(seen.n_device),
+        device_rows=min(device_rows, trace.n),
         device_on_host=device_on_host,
-        online_loads=None if online_loaded is None else round(extrapolated(online_loaded, fresh, total)),
-        online_again=0
-        if online_loaded is None
-        else _again(online_loaded, fresh, total, round((trace.n_accesses - n_static) * scale)),
+        online_loads=None if seen.online_loads is None else round(seen.online_loads),
+        online_again=round(seen.online_again),
         ahead_bytes=ahead_bytes,
-        miss_share=miss_share,
+        miss_share=seen.miss_share,
     )
+
+
+@dataclass
+class _Seen:
+    """What batches say of an epoch of which they are a part: accesses that are hit, rows that are loaded, seconds."""
+
+    n_device: float
+    n_static: float
+    n_top: float
+    n_degree: float | None
+    loads: float
+    online_loads: float | None
+    online_again: float
+    plan_s: float
+    count_s: float
+    miss_share: float
+
+    def grow(self, factor: float) -> None:
+        """Make it that of so many times the rows."""
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if value is not None and each.name != "miss_share":
+                setattr(self, each.name, factor * value)
+
+
+def _look(
+    trace: Trace,
+    n: int,
+    capacity: int,
+    device_rows: int,
+    total: int,
+    out_degree: npt.NDArray[Any] | None,
+    online: str | None,
+    budget: Budget,
+) -> _Seen:
+    """Count and simulate; of the numbers that the trace has for rows, ``n`` are those of rows."""
+    recorded = len(trace)
+    scale = total / max(1, recorded)
+    capacity, device_rows = min(capacity, n), min(device_rows, n)
+    with budget.reserve("cost model", (16 + bool(device_rows)) * trace.n + TALLY_BYTES * trace.longest):
+        begin = time.perf_counter()
+        counts, rows_of, fresh = tally(trace)
+        count_s = time.perf_counter() - begin
+        rows_of[0] -= trace.n - n
+        rest, n_device = trace, 0.0
+        n_static = static_hits(rows_of, device_rows + capacity, recorded, total)
+        if device_rows:
+            n_device = static_hits(rows_of, device_rows, recorded, total)
+            n_static -= n_device
+            rest = _without(trace, top_rows(counts, device_rows))
+            del counts
+            counts, rows_of, fresh = tally(rest)
+            rows_of[0] -= trace.n - n
+        n_top = float(top_sum(rows_of, capacity))
+        n_degree = None if out_degree is None else scale * float(counts[top_rows(out_degree, capacity)].sum())
+        del counts
+        with budget.reserve("simulation", planning_bytes(trace.n, rest.n_accesses, longest=rest.longest)):
+            loaded, plan_s = _planned(rest, capacity, total)
+        online_loaded = None if online is None or not capacity else _online(rest, capacity, online, budget)
+    n_accesses, distinct = scale * trace.n_accesses, float(distinct_rows(rows_of, recorded, max(recorded, total)))
+    loads = float(loaded.sum())
+    if total != recorded:
+        # Rows chosen on a few batches serve those too well; those that a whole epoch of frozen samples chooses do no worse than
+        # degrees, and serve all where there is room for all.
+        n_top = n_accesses - n_device if distinct <= capacity else max(n_static, n_degree or 0.0)
+        # The device's rows were chosen on these batches, too.
+        unseen = (n_accesses - n_device) / max(1.0, scale * rest.n_accesses)
+        # No policy loads more than a static one, its fill counted, where the future is known.
+        most = n_accesses - n_device - n_static + capacity
+        loads = unseen * extrapolated(loaded, fresh, total, distinct, capacity, most)
+    else:
+        n_device = float(trace.n_accesses - rest.n_accesses)
+    late = slice(recorded - max(1, recorded // 4), recorded)
+    miss_share = min(1.0, MISS_MARGIN * float(loaded[late].sum()) / max(1, int(rest.lengths[late].sum())))
+    first, again = None, 0.0
+    if online_loaded is not None:
+        first = extrapolated(online_loaded, fresh, total, distinct, capacity)
+        again = _again(online_loaded, fresh, total, n_accesses - n_static)
+    return _Seen(n_device, n_static, n_top, n_degree, loads, first, again, plan_s, count_s * scale, miss_share)
 
 
 def _part(trace: Trace, n_batches: int) -> Trace:
     return Trace.reading(lambda number: trace[number], trace.lengths[:n_batches], trace.n)
 
 
-def _without(trace: Trace, rows: Int64s, counts: Int64s) -> Trace:
-    """Return a trace without some rows, whose counts become 0."""
+def _without(trace: Trace, rows: Int64s) -> Trace:
+    """Return a trace without some rows."""
     left = np.ones(trace.n, bool)
-    left[rows], counts[rows] = False, 0
+    left[rows] = False
     lengths = np.array([np.count_nonzero(left[ids]) for ids in trace], np.int64)
 
     def ids_of(number: int) -> npt.NDArray[Any]:
@@ -262,17 +331,17 @@ def _online(trace: Trace, capacity: int, policy: str, budget: Budget) -> Int64s:
         return simulate(trace, capacity, policy)
 
 
-def _again(loaded: Int64s, fresh: Int64s, n_batches: int, unseen: int) -> int:
+def _again(loaded: Int64s, fresh: Int64s, n_batches: int, unseen: float) -> float:
     """Return how many rows an online policy loads in a later epoch: at the rate of a full cache, or those it never saw."""
     half = len(loaded) // 2
     late, again = float(loaded[half:].sum()), float((loaded[half:] - fresh[half:]).sum())
     if again > REPEATS * late:
-        return round(n_batches * late / (len(loaded) - half))
+        return n_batches * late / (len(loaded) - half)
     return unseen
 
 
-def extrapolated(loaded: npt.NDArray[np.int64], fresh: npt.NDArray[np.int64], n_batches: int) -> float:
-    """Return how many rows Belady's policy loads in an epoch of ``n_batches``, from those of its first batches.
+def extrapolated(loaded: Int64s, fresh: Int64s, n_batches: int, distinct: float, capacity: int, most: float = math.inf) -> float:
+    """Return how many rows a policy loads in an epoch of ``n_batches``, from those of its first batches.
 
     Parameters
     ----------
@@ -281,45 +350,81 @@ def extrapolated(loaded: npt.NDArray[np.int64], fresh: npt.NDArray[np.int64], n_
     fresh : int64 array
         Of its rows, those that no batch before had.
     n_batches : int
+    distinct : float
+        Rows that the epoch asks for.
+    capacity : int
+    most : float
+        It surely loads no more.
 
     Notes
     -----
-    Where rows are loaded again, the cache is full, and goes on at the rate of the last half. Where none are, what is loaded are
-    the distinct rows, whose number grows as a power of the batches (Heaps' law).
+    Where rows are loaded again, the cache is full, and goes on at the rate of the last half. Where none are and the cache has
+    room for all, it loads the distinct rows. Where it is yet to become full, it loads more than these, and less than at the rate
+    of the last half, as ever fewer rows are new: taken is what differs from both by the same factor.
     """
-    n = len(loaded)
-    if n >= n_batches or not loaded.sum():
-        return float(loaded.sum()) * n_batches / max(1, n)
+    n, total = len(loaded), float(loaded.sum())
+    if n >= n_batches or not total:
+        return total * n_batches / max(1, n)
     half = n // 2
     late, again = float(loaded[half:].sum()), float((loaded[half:] - fresh[half:]).sum())
-    total = float(loaded.sum())
-    if not half or again > REPEATS * late:
-        return total + (n_batches - n) * late / (n - half)
-    growth = np.log(total / max(1.0, total - late)) / np.log(n / half)
-    return float(total * (n_batches / n) ** min(1.0, growth))
+    at_rate = total + (n_batches - n) * late / (n - half)
+    if half and again > REPEATS * late:
+        return at_rate
+    least = total + max(0.0, distinct - float(fresh.sum()))
+    return least if distinct <= capacity else math.sqrt(least * max(least, min(at_rate, most)))
 
 
-def top_sum(counts: npt.NDArray[np.int64], capacity: int) -> int:
-    """Return the sum of the ``capacity`` highest counts, which are small numbers: counted, not sorted, and copied nowhere."""
-    rows_of = np.bincount(counts)[::-1]  # rows of each count, the highest first
-    taken = np.diff(np.minimum(np.cumsum(rows_of), capacity), prepend=0)
+def static_hits(rows_of: Int64s, capacity: int, seen: int, n_batches: int) -> float:
+    """Return how many accesses the ``capacity`` rows of the highest counts of another epoch would serve.
+
+    Parameters
+    ----------
+    rows_of : int64 array
+        Rows of each count, of the batches that were seen.
+    capacity, seen : int
+    n_batches : int
+        Of the epoch that is served, and of the one that is counted.
+
+    Notes
+    -----
+    A cache with room for more rows than were seen learns from further batches, until it is full: then it misses what these had
+    not, and has rows by chance where there is still room.
+    """
+    n, n_accesses = int(rows_of.sum()), float((np.arange(len(rows_of)) * rows_of).sum())
+    hits = expected_hits(rows_of, capacity, seen) / max(1, seen)
+    if n_batches > seen and n - int(rows_of[0]) < capacity < n:
+        by_batches = distinct_rows(rows_of, seen, np.arange(seen, n_batches + 2))
+        last = min(n_batches - seen, int(np.searchsorted(by_batches, capacity, "right")) - 1)
+        found, more = by_batches[last : last + 2]
+        chance = max(0.0, capacity - found) / max(1.0, n - found)
+        hits = max(hits, n_accesses / seen - (more - found) * (1 - chance))
+    return float(hits * n_batches)
+
+
+def top_sum(rows_of: Int64s, capacity: int) -> int:
+    """Return the sum of the ``capacity`` highest counts, where ``rows_of[k]`` rows have the count ``k``."""
+    taken = np.diff(np.minimum(np.cumsum(rows_of[::-1]), capacity), prepend=0)
     return int((taken * np.arange(len(rows_of) - 1, -1, -1)).sum())
 
 
-def expected_hits(counts: npt.NDArray[np.int64], capacity: int, n_batches: int) -> float:
+def expected_hits(rows_of: Int64s, capacity: int, n_batches: int) -> float:
     """Return how many accesses of other batches, as many, the ``capacity`` rows of the highest counts would serve.
 
     Counted on the batches that chose them, those rows would serve too many: each access helped to choose its row. So each is
     judged by the counts of all batches but its own, brought to the same number of batches.
+
+    Parameters
+    ----------
+    rows_of : int64 array
+        Rows of each count.
+    capacity, n_batches : int
     """
-    n = len(counts)
+    n, k = int(rows_of.sum()), np.arange(len(rows_of))
     if not capacity or not n:
         return 0.0
     if capacity >= n or n_batches < 2:  # one batch says nothing of another
-        return float(counts.sum()) * min(1.0, capacity / n)
-    rows_of = np.bincount(counts)  # rows of each count
+        return float((k * rows_of).sum()) * min(1.0, capacity / n)
     above = np.cumsum(rows_of[::-1])[::-1] - rows_of  # rows of a higher one, which are kept first
     kept = np.clip((capacity - above) / np.maximum(1, rows_of), 0.0, 1.0)
-    k = np.arange(1, len(rows_of))
-    chance = np.interp((k - 1) * n_batches / (n_batches - 1), np.arange(len(kept)), kept)
-    return float((k * rows_of[1:] * chance).sum())
+    chance = np.interp((k[1:] - 1) * n_batches / (n_batches - 1), k, kept)
+    return float((k[1:] * rows_of[1:] * chance).sum())

@@ -213,7 +213,8 @@ def look_ahead(setup: Setup, planning: Planning, capacity: int) -> tuple[Profile
     profile = None
     try:
         profile = Profile(setup, planning.run_dir, planning.disk, LEAST_BATCHES)
-        return profile, observe(profile.trace(), row_bytes=1, capacity=capacity, budget=setup.graph.budget).miss_share
+        trace, n_batches = profile.trace(), len(setup.batcher)
+        return profile, observe(trace, row_bytes=1, capacity=capacity, budget=setup.graph.budget, n_batches=n_batches).miss_share
     except BaseException as error:
         if profile is not None:
             profile.close()

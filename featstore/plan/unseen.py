@@ -1,0 +1,84 @@
+"""How many more rows an epoch will ask for, told from the counts of its first batches."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from featstore.plan.trace import Trace
+
+__all__ = ["distinct_rows", "tally"]
+
+Int64s = npt.NDArray[np.int64]
+
+
+def tally(trace: Trace) -> tuple[npt.NDArray[np.int32], Int64s, Int64s]:
+    """Count how many batches ask for each row, in one pass over the batches alone.
+
+    Returns
+    -------
+    counts : int32 array, shape (n,)
+        Batches that ask for each row.
+    rows_of : int64 array, shape (n_batches + 1,)
+        Rows of each count.
+    fresh : int64 array, shape (n_batches,)
+        Rows of each batch that none before it asked for.
+    """
+    counts, fresh = np.zeros(trace.n, np.int32), np.zeros(len(trace), np.int64)
+    above = np.zeros(len(trace) + 1, np.int64)  # rows of a higher count: each was once found at this one
+    for number, ids in enumerate(trace):
+        found = counts[ids]
+        counts[ids] = found + 1
+        times = np.bincount(found, minlength=len(above))
+        above += times
+        fresh[number] = times[0]
+    return counts, -np.diff(above, prepend=trace.n), fresh
+
+
+def distinct_rows(rows_of: Int64s, seen: int, n_batches: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """Return how many distinct rows ``n_batches`` batches ask for, told from ``seen`` of them.
+
+    Parameters
+    ----------
+    rows_of : int64 array
+        Rows that so many of the batches that were seen ask for, from 0 on.
+    seen : int
+    n_batches : int or integer array
+        ``seen`` at least.
+
+    Notes
+    -----
+    Good and Toulmin's series of the rows asked for by one batch, two, three and four, as a continued fraction: the series
+    diverges beyond twice as many batches, the fraction does not. Where chance gave that one a pole, a shorter one is taken, which
+    tells of fewer rows.
+
+    References
+    ----------
+    Good and Toulmin, Biometrika 43, 1956. Daley and Smith, Nature Methods 10, 2013 (such fractions of it).
+    """
+    first = rows_of[1 : 1 + (4 if seen > 3 else 2 if seen > 1 else 1)].astype(np.float64)  # of even length: it does not run away
+    known = float(rows_of[1:].sum())
+    more = np.asarray(n_batches, np.float64) / max(1, seen) - 1
+    if not len(first) or not first[0]:
+        return np.full(more.shape, known)
+    below = np.ones(more.shape)
+    for coefficient in _fraction(first)[::-1]:
+        below = 1 + coefficient * more / below
+    found: npt.NDArray[np.float64] = np.minimum(float(rows_of.sum()), known + first[0] * more / below)
+    return found
+
+
+def _fraction(first: npt.NDArray[np.float64]) -> list[float]:
+    """Return c1, c2, c3 of ``a1 t / (1 + c1 t / (1 + c2 t / (1 + c3 t)))``, which begins as ``a1 t - a2 t² + a3 t³ - a4 t⁴``."""
+    series = [value * (-1) ** k / first[0] for k, value in enumerate(first)]
+    coefficients: list[float] = []
+    while len(series) > 1:
+        inverse = [1.0]  # of the series, term by term
+        for k in range(1, len(series)):
+            inverse.append(-sum(series[j] * inverse[k - j] for j in range(1, k + 1)))
+        coefficients.append(inverse[1])
+        if not inverse[1]:
+            break
+        series = [value / inverse[1] for value in inverse[1:]]
+    sound = next((k for k, value in enumerate(coefficients) if value < 0), len(coefficients))
+    return coefficients[: sound if sound == len(coefficients) else min(sound, 1)]
