@@ -1,10 +1,14 @@
 """``strategy="auto"`` against every fixed strategy: R22, host caches of 2, 10 and 50 % of the rows, one and twenty epochs.
 
-Two epochs are timed without a model, the loader's making included; the others are taken to be like the second. All run in one
-process, each with the dataset opened anew: every fixed strategy once, then auto and the best of them in turn, ``--runs`` times. A
-fixed strategy that is hopelessly behind (three times the best so far) is cut off: its epoch is then counted by its batches, and
-said to be cut. The drive is measured before, once a dataset, as a user's would be. With a pack, frozen layouts are among the
-fixed ones, packing included. ``$FEATSTORE_R22`` names a folder that ``r22.py`` filled; ``--only 10`` runs one budget.
+Two epochs are timed without a model, the loader's making included. What an epoch after these takes is the median of the second
+epochs of all runs of that strategy at that budget which loaded as many rows, whoever chose it: one alone, of less than a second,
+differs from the next by more than the sides may. ``alone`` has the ratio with the others taken to be like each run's own second
+epoch, ``second_epochs`` what was pooled. All run in one process, each with the dataset opened anew: every fixed strategy once,
+then auto and the best of them in turn, ``--runs`` times, each going first every other time. A fixed strategy that is hopelessly
+behind (three times the best so far) is cut off: its epoch is then counted by its batches, the first of which is slower, and said
+to be cut. The drive is measured before, once a dataset, as a user's would be. With a pack, frozen layouts are among the fixed
+ones, packing included. ``estimates`` has the seconds that were expected, once and of an epoch. ``$FEATSTORE_R22`` names a folder
+that ``r22.py`` filled; ``--only 10`` runs one budget.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -74,18 +79,21 @@ class Bench:
                 epochs: list[float] = []
                 cut = False
                 for _ in range(2):
-                    start, done = time.perf_counter(), 0
+                    start, done, first_s = time.perf_counter(), 0, 0.0
                     for batch in loader:
                         assert len(batch.x) == len(batch.input_ids)
                         done += 1
+                        first_s = first_s or time.perf_counter() - start  # with the planning of a superbatch
                         if time.perf_counter() - start > most_s:
                             break
                     cut = cut or done < len(loader)
-                    epochs.append((time.perf_counter() - start) * len(loader) / done)
+                    each_s = (time.perf_counter() - start - first_s) / max(1, done - 1)
+                    epochs.append(first_s + (len(loader) - 1) * (each_s if done > 1 else first_s))
                     if cut:
                         break
                 stats = loader.stats()
         result = {
+            "taken": f"{options['strategy']} ({options.get('policy')})",
             "made_s": made_s,
             "epochs": epochs,
             "cut": cut,
@@ -108,8 +116,30 @@ class Bench:
         return self.folder / "pack"
 
 
-def total(result: dict[str, Any], epochs: int) -> float:
-    """Seconds of so many epochs: the first as it was, the others as the second."""
+class Seconds:
+    """Second epochs by strategy and rows loaded, and seconds of many epochs from them."""
+
+    def __init__(self) -> None:
+        self.second: dict[tuple[str, int], list[float]] = {}
+
+    def add(self, result: dict[str, Any]) -> dict[str, Any]:
+        """Note a result, and return it."""
+        if not result["cut"]:
+            self.second.setdefault(self._key(result), []).append(result["epochs"][1])
+        return result
+
+    def _key(self, result: dict[str, Any]) -> tuple[str, int]:
+        return result["taken"], result["rows_loaded"]
+
+    def total(self, result: dict[str, Any], epochs: int) -> float:
+        """Return the seconds of so many epochs: two as they were, the others as the median of such second epochs."""
+        if epochs == 1 or result["cut"]:
+            return alone(result, epochs)
+        return alone(result, 2) + (epochs - 2) * statistics.median(self.second[self._key(result)])
+
+
+def alone(result: dict[str, Any], epochs: int) -> float:
+    """Return the seconds of so many epochs: the first as it was, the others as the second."""
     return result["made_s"] + result["epochs"][0] + (epochs - 1) * result["epochs"][-1]
 
 
@@ -117,10 +147,18 @@ def compare(bench: Bench, share: float) -> None:
     """Time every fixed strategy once, then auto and the best of them in turn, and print the ratios of those pairs."""
     fixed: dict[str, dict[str, Any]] = {}
     best = float("inf")
+    seconds = Seconds()
 
     def one(strategy: str, policy: str) -> dict[str, Any]:
         options = {"pack": bench.repack()} if strategy == "packed" else {}
-        return bench.time(share, HOPELESS * best, strategy=strategy, policy=policy, **options)
+        return seconds.add(bench.time(share, HOPELESS * best, strategy=strategy, policy=policy, **options))
+
+    def auto(epochs: int, frozen: bool) -> dict[str, Any]:
+        options = {"pack": bench.repack()} if frozen else {}
+        result = bench.time(share, float("inf"), strategy="auto", epochs=epochs, **options)
+        # With a pack, whatever runs gets its samples from a file: its epochs are not those of fresh samples.
+        result["taken"] += ", samples of a pack" if frozen and not result["taken"].startswith("packed") else ""
+        return seconds.add(result)
 
     for strategy, policy in (*FIXED, *FROZEN):
         result = fixed[f"{strategy} ({policy})"] = one(strategy, policy)
@@ -128,29 +166,36 @@ def compare(bench: Bench, share: float) -> None:
             best = min(best, result["made_s"] + result["epochs"][0])
     for what, names in (("fresh", FIXED), ("frozen", (*FIXED, *FROZEN))):
         against = {f"{strategy} ({policy})": (strategy, policy) for strategy, policy in names}
-        least = {epochs: min(against, key=lambda each: total(fixed[each], epochs)) for epochs in EPOCHS}
+        least = {epochs: min(against, key=lambda each: alone(fixed[each], epochs)) for epochs in EPOCHS}
         ours: dict[int, list[dict[str, Any]]] = {epochs: [] for epochs in EPOCHS}
         theirs: dict[str, list[dict[str, Any]]] = {name: [] for name in least.values()}
-        for _ in range(bench.args.runs):
-            for epochs in EPOCHS:
-                options = {"pack": bench.repack()} if what == "frozen" else {}
-                ours[epochs].append(bench.time(share, float("inf"), strategy="auto", epochs=epochs, **options))
-            for name in theirs:
-                theirs[name].append(one(*against[name]))
+        for number in range(bench.args.runs):
+            for side in ("ours", "theirs") if number % 2 == 0 else ("theirs", "ours"):
+                if side == "ours":
+                    for epochs in EPOCHS:
+                        ours[epochs].append(auto(epochs, what == "frozen"))
+                else:
+                    for name in theirs:
+                        theirs[name].append(one(*against[name]))
         for epochs in EPOCHS:
             name = least[epochs]
+            by_itself = [alone(a, epochs) / alone(b, epochs) for a, b in zip(ours[epochs], theirs[name], strict=True)]
             bench.report.figure(
                 f"auto, {what} samples, {share:.0%} of the rows, {epochs} {'epoch' if epochs == 1 else 'epochs'}",
-                [total(each, epochs) for each in ours[epochs]],
+                [seconds.total(each, epochs) for each in ours[epochs]],
                 "s",
                 reference=f"the best fixed strategy, {name}",
-                references=[total(each, epochs) for each in theirs[name]],
+                references=[seconds.total(each, epochs) for each in theirs[name]],
                 target="<= 1.15",
+                alone=round(statistics.median(by_itself), 4),
+                second_epochs={
+                    f"{taken}, {rows} rows": [round(each, 4) for each in found] for (taken, rows), found in seconds.second.items()
+                },
                 auto=ours[epochs],
                 fixed={
                     each: {
-                        "total_s": total(fixed[each], epochs),
-                        **{key: fixed[each][key] for key in ("made_s", "epochs", "cut")},
+                        "total_s": alone(fixed[each], epochs),
+                        **{key: fixed[each][key] for key in ("made_s", "epochs", "cut", "rows_loaded")},
                     }
                     for each in against
                 },
