@@ -93,7 +93,9 @@ class DiskBudget:
 
 def _sweep(parent: str) -> None:
     """Remove the directories whose owner is gone: those whose lock can be taken."""
-    for entry in os.scandir(parent):
+    with os.scandir(parent) as found:
+        entries = list(found)
+    for entry in entries:
         lock_path = os.path.join(entry.path, LOCK_NAME)
         if not entry.is_dir(follow_symlinks=False):
             continue
