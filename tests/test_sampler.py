@@ -1,13 +1,10 @@
-"""Neighbour sampling against a brute-force oracle, statistics of the draws, and independence of caches and threads."""
+"""Neighbour sampling against a brute-force oracle; independence of caches and threads."""
 
 from __future__ import annotations
 
-import math
 import pickle
 import threading
-import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -23,111 +20,13 @@ import featstore
 from featstore._core import sampler as core
 from featstore.config import Budget
 from featstore.errors import BudgetError, ClosedError, CorruptionError
-from featstore.graph.topology import NeighborCache, Topology, _Prefix, huge_bytes
+from featstore.graph.topology import NeighborCache, Topology, huge_bytes
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.neighbor import NeighborSampler
-from featstore.sampling.rng import batch_key
+from tests.array_graphs import ArrayFile, ArrayGraph, graph_of, graphs, random_graph
 
 Int64s = npt.NDArray[np.int64]
 M64 = 2**64 - 1
-
-
-# ---------------------------------------------------------------- a graph without a disk
-
-
-class ArrayFile:
-    """A row file of ids in memory that counts what is asked of it."""
-
-    path = "indices.bin"
-
-    def __init__(self, ids: npt.NDArray[Any]) -> None:
-        self.rows = ids.view(np.uint8).reshape(len(ids), ids.itemsize)
-        self.n_gathers = self.n_gathered = self.n_read = 0
-
-    def read(self, first: int, n: int, out: npt.NDArray[np.uint8] | None = None) -> npt.NDArray[np.uint8]:
-        assert first >= 0
-        assert first + n <= len(self.rows)
-        out = np.empty((n, self.rows.shape[1]), np.uint8) if out is None else out
-        out[:] = self.rows[first : first + n]
-        self.n_read += n
-        return out
-
-    def gather(
-        self, rows: Int64s, out: npt.NDArray[np.uint8], positions: Int64s | None = None, gap_bytes: int | None = None
-    ) -> None:
-        assert positions is None
-        assert rows.min() >= 0
-        out[:] = self.rows[rows]
-        self.n_gathers += 1
-        self.n_gathered += len(rows)
-
-
-class PlainPool:
-    """Unpooled memory, filled with what must not be relied on."""
-
-    def tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return torch.full(shape, -99, dtype=dtype)
-
-    def array(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        return np.full(shape, -99, dtype)
-
-
-@dataclass
-class ArrayGraph:
-    """What a sampler needs of a graph."""
-
-    indptr: Int64s
-    indices: npt.NDArray[Any]
-    neighbor_cache: NeighborCache | None = None
-    budget: Budget = field(default_factory=lambda: Budget(1 << 30))
-    pool: PlainPool = field(default_factory=PlainPool)
-
-    def __post_init__(self) -> None:
-        self.num_nodes = len(self.indptr) - 1
-        self.file = ArrayFile(self.indices)
-        self.topology = Topology(self.num_nodes, len(self.indices), self.indptr, self.file, self.indices.itemsize)
-
-    def cached(self, n_ids: int | None = None, seed: int = 0) -> ArrayGraph:
-        """The same graph with a whole cache, or a partial one of random nodes with room for ``n_ids`` ids of records."""
-        g = ArrayGraph(self.indptr, self.indices)
-        if n_ids is None:
-            g.neighbor_cache = NeighborCache.build(g.topology, g.budget)
-            assert g.neighbor_cache.whole
-            return g
-        scores = np.random.default_rng(seed).random(self.num_nodes)
-        chosen = np.zeros(self.num_nodes, bool)
-        spent = 0
-        offset_of_node = np.full(self.num_nodes, -1)
-        records: list[int] = []
-        for node in np.argsort(-scores):
-            degree = int(self.indptr[node + 1] - self.indptr[node])
-            spent += degree + 1
-            if spent > n_ids:
-                break
-            chosen[node] = True
-        for node in np.flatnonzero(chosen):
-            offset_of_node[node] = len(records)
-            neighbours = self.indices[self.indptr[node] : self.indptr[node + 1]].tolist()
-            records += [len(neighbours), *neighbours]
-        arrays = {"records": np.array(records, g.topology.id_dtype), "offset_of_node": offset_of_node}
-        g.neighbor_cache = NeighborCache.from_arrays(g.topology, arrays)
-        return g
-
-
-def graph_of(lists: list[list[int]], id_bytes: int = 4) -> ArrayGraph:
-    indptr = np.r_[0, np.cumsum([len(neighbours) for neighbours in lists])].astype(np.int64)
-    ids = np.array([v for neighbours in lists for v in neighbours], np.int32 if id_bytes == 4 else np.int64)
-    return ArrayGraph(indptr, ids)
-
-
-def random_graph(n: int, mean_degree: float, seed: int = 0, id_bytes: int = 4) -> ArrayGraph:
-    """Heavy-tailed degrees, isolated nodes, self-loops and repeated edges."""
-    rng = np.random.default_rng(seed)
-    degrees = np.minimum(rng.pareto(1.2, n) * mean_degree / 3, 4 * n).astype(np.int64)
-    degrees[rng.random(n) < 0.1] = 0
-    indptr = np.r_[0, np.cumsum(degrees)].astype(np.int64)
-    ids = np.concatenate([np.sort((rng.random(d) ** 2 * n).astype(np.int64)) for d in degrees] or [np.zeros(0, np.int64)])
-    return ArrayGraph(indptr, ids.astype(np.int32 if id_bytes == 4 else np.int64))
 
 
 # ---------------------------------------------------------------- the oracle: one node at a time, Python integers
@@ -206,13 +105,6 @@ def same(a: SampledBatch, b: SampledBatch) -> bool:
     )
 
 
-@st.composite
-def graphs(draw: st.DrawFn) -> ArrayGraph:
-    n = draw(st.integers(1, 24))
-    neighbours = st.lists(st.integers(0, n - 1), max_size=draw(st.sampled_from([0, 2, 6, 40])))
-    return graph_of(draw(st.lists(neighbours, min_size=n, max_size=n)), draw(st.sampled_from([4, 8])))
-
-
 FANOUTS = st.lists(st.sampled_from([-1, 0, 1, 2, 3, 5, 10, 16, 17, 33]), min_size=1, max_size=3)
 WORDS = st.one_of(st.integers(0, 3), st.integers(0, M64))
 
@@ -266,92 +158,6 @@ def test_every_vector_form_draws_the_same(level: int) -> None:
     scratch.room, room = 0, scratch.room
     scratch.need(room)
     assert same(reference, other.sample(torch.arange(100)))
-
-
-# ---------------------------------------------------------------- randomness
-
-
-def chi_square_limit(freedom: int) -> float:
-    """Value that chi-square exceeds with a probability of about 10⁻⁵ (Wilson and Hilferty)."""
-    return freedom * (1 - 2 / (9 * freedom) + 4.265 * math.sqrt(2 / (9 * freedom))) ** 3
-
-
-def draws(degree: int, fanout: int, n_lists: int, replace: bool, key: int) -> npt.NDArray[np.int64]:
-    """Positions that ``n_lists`` nodes draw, int64 [n_lists, fanout]; they share one list, so a million draws cost little."""
-    hops = core.Hops(n_lists, True)
-    nodes, place, degrees = np.zeros(n_lists + 1, np.int64), np.zeros(n_lists + 1, np.int64), np.full(n_lists + 1, degree)
-    hops.attach(nodes, place, degrees, np.zeros(1 << n_lists.bit_length(), np.uint64))
-    assert hops.begin(np.arange(n_lists)) == (-1, -1)  # a node's number is its id
-    src, dst, empty = np.zeros(n_lists * fanout, np.int64), np.zeros(n_lists * fanout, np.int64), np.zeros(0, np.int64)
-    records = np.arange(degree, dtype=np.int32)
-    hops.start(n_lists, fanout, replace, key, records, 4, src, dst, np.zeros(4096, np.int64), empty, empty)
-    assert hops.number()
-    return src.reshape(n_lists, fanout)
-
-
-def chi_square_of_a_million(degree: int, fanout: int, replace: bool) -> float:
-    """Of the counts of each position; without replacement they are correlated, which scales it by (d - 1) / (d - k)."""
-    n_lists = max(-(-1_000_000 // fanout), degree)
-    counts = np.bincount(draws(degree, fanout, n_lists, replace, key=degree * fanout).ravel(), minlength=degree)
-    expected = n_lists * fanout / degree
-    return float(((counts - expected) ** 2).sum() / expected) * (1.0 if replace else (degree - 1) / (degree - fanout))
-
-
-@pytest.mark.parametrize("replace", [False, True])
-@pytest.mark.parametrize("degrees", [range(first, first + 7) for first in range(2, 51, 7)], ids=str)
-def test_a_million_draws_are_uniform(degrees: range, replace: bool) -> None:
-    for degree in degrees:
-        fanouts = [fanout for fanout in range(1, 16) if replace or fanout < degree]
-        total = 0.0
-        for fanout in fanouts:
-            chi_square = chi_square_of_a_million(degree, fanout, replace)
-            assert chi_square < chi_square_limit(degree - 1), (degree, fanout)
-            total += chi_square
-        # All fan-outs together, from both sides: counts that are too even are wrong, too.
-        freedom = (degree - 1) * len(fanouts)
-        assert total < chi_square_limit(freedom)
-        assert total > freedom - 4.265 * math.sqrt(2 * freedom)
-
-
-@pytest.mark.parametrize(("degree", "fanout"), [(90, 70), (20_000, 100), (100, 64), (100, 65)])
-@pytest.mark.parametrize("replace", [False, True])
-def test_a_million_draws_of_large_fanouts_are_uniform(degree: int, fanout: int, replace: bool) -> None:
-    assert chi_square_of_a_million(degree, fanout, replace) < chi_square_limit(degree - 1)
-
-
-@pytest.mark.parametrize(("degree", "fanout"), [(5, 2), (6, 3), (9, 4), (12, 10), (17, 2), (8, 7)])
-def test_every_subset_is_equally_likely(degree: int, fanout: int) -> None:
-    subsets = {subset: i for i, subset in enumerate(combinations(range(degree), fanout))}
-    drawn = draws(degree, fanout, 1_000_000 // fanout, False, key=degree * fanout)
-    number = np.zeros(1 << degree, np.int64)
-    for subset, i in subsets.items():
-        number[sum(1 << position for position in subset)] = i
-    counts = np.bincount(number[(1 << drawn).sum(axis=1)], minlength=len(subsets))
-    expected = len(drawn) / len(subsets)
-    assert float(((counts - expected) ** 2).sum() / expected) < chi_square_limit(len(subsets) - 1)
-
-
-def test_draws_of_neighbouring_keys_are_independent() -> None:
-    """Pairs of draws under keys that differ by one in seed, epoch, batch, hop or node are uniform over all pairs."""
-    degree, n = 16, 100_000
-    key = batch_key(0, 0, 0)
-    for shift in range(5):
-        first, second = [], []
-        for i in range(n // 10):
-            arguments = [i, 1, 2]
-            near = [i, 1, 2]
-            if shift < 3:
-                near[shift] += 1
-            a, b = batch_key(*arguments), batch_key(*near)
-            if shift == 3:
-                a, b = core.absorb(a, 0), core.absorb(a, 1)
-            elif shift == 4:
-                a, b = core.absorb(key, i), core.absorb(key, i + 1)
-            first.append(core.absorb(a, 0) >> 60)
-            second.append(core.absorb(b, 0) >> 60)
-        counts = np.bincount(np.array(first) * degree + np.array(second), minlength=degree**2)
-        expected = len(first) / degree**2
-        assert float(((counts - expected) ** 2).sum() / expected) < chi_square_limit(degree**2 - 1), shift
 
 
 # ---------------------------------------------------------------- independence of threads, order, history
@@ -580,165 +386,6 @@ def test_a_topology_loads_its_offsets() -> None:
     with pytest.raises(CorruptionError, match="node 77"):
         Topology.load(5000, len(g.indices), ArrayFile(bad), g.file, 4, budget)
     assert budget.used == 0
-
-
-# ---------------------------------------------------------------- the neighbour cache
-
-
-@settings(max_examples=150, deadline=None)
-@given(data=st.data(), g=graphs())
-def test_the_cache_holds_the_longest_prefix(data: st.DataObject, g: ArrayGraph) -> None:
-    """Radix selection against a sort of all nodes."""
-    kind = data.draw(st.sampled_from(["float", "int", "ties"]))
-    number = {
-        "float": st.floats(allow_nan=False),
-        "int": st.integers(-(2**62), 2**62),
-        "ties": st.sampled_from([0.0, -0.0, 1.0]),
-    }[kind]
-    scores = np.array(data.draw(st.lists(number, min_size=g.num_nodes, max_size=g.num_nodes)))
-    n_bytes = data.draw(st.integers(0, (len(g.indices) + g.num_nodes) * g.topology.id_bytes + 8))
-    offset_of_node = np.zeros(g.num_nodes, np.int64)
-    n_records = _Prefix(g.topology, scores, n_bytes).write_offsets(offset_of_node)
-    chosen = prefix_of(g, scores, n_bytes)
-    assert set(np.flatnonzero(offset_of_node >= 0).tolist()) == chosen
-    lengths = {node: int(g.indptr[node + 1] - g.indptr[node]) + 1 for node in sorted(chosen)}
-    starts = np.cumsum([0, *lengths.values()])
-    assert n_records == starts[-1]
-    assert offset_of_node[sorted(chosen)].tolist() == starts[:-1].tolist()
-
-
-def prefix_of(g: ArrayGraph, scores: npt.NDArray[Any], n_bytes: int) -> set[int]:
-    spare, chosen = n_bytes, set()
-    for node in sorted(range(g.num_nodes), key=lambda v: (-float(scores[v]), v)):
-        spare -= (int(g.indptr[node + 1] - g.indptr[node]) + 1) * g.topology.id_bytes
-        if spare < 0:
-            break
-        chosen.add(node)
-    return chosen
-
-
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.1, 0.5, 0.8])
-@pytest.mark.parametrize("id_bytes", [4, 8])
-def test_a_partial_cache_holds_what_the_scores_say(share: float, id_bytes: int) -> None:
-    g = random_graph(20_000, 12, seed=8, id_bytes=id_bytes)
-    rng = np.random.default_rng(0)
-    for scores in (rng.random(20_000), rng.integers(0, 4, 20_000), np.zeros(20_000), -rng.pareto(1, 20_000)):
-        table = huge_bytes(8 * 20_000)
-        n_bytes = table + int(share * g.topology.nbytes) // 4096 * 4096
-        budget = Budget(n_bytes)
-        cache = NeighborCache.build(g.topology, budget, scores, scratch=Budget(1 << 20))
-        assert cache.offset_of_node is not None
-        assert budget.used <= n_bytes
-        chosen = prefix_of(g, scores, n_bytes - table)
-        assert set(np.flatnonzero(cache.offset_of_node >= 0).tolist()) == chosen
-        for node in sorted(chosen)[:: max(1, len(chosen) // 200)]:
-            offset = int(cache.offset_of_node[node])
-            neighbours = g.indices[g.indptr[node] : g.indptr[node + 1]]
-            assert int(cache.records[offset]) == len(neighbours)
-            assert np.array_equal(cache.records[offset + 1 : offset + 1 + len(neighbours)], neighbours)
-        again = NeighborCache.from_arrays(g.topology, {name: array.copy() for name, array in cache.to_arrays().items()})
-        assert repr(again) == repr(cache)
-        cache.close()
-        assert budget.used == 0
-
-
-def test_lists_longer_than_a_block_are_cached_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("featstore.graph.topology._BLOCK_BYTES", 64)
-    g = random_graph(300, 40, seed=9)
-    n_bytes = 4096 + g.topology.nbytes // 8192 * 4096
-    cache = NeighborCache.build(g.topology, Budget(n_bytes), np.arange(300), scratch=Budget(1 << 20))
-    assert not cache.whole
-    assert NeighborCache.from_arrays(g.topology, cache.to_arrays()).n_cached == cache.n_cached > 0
-    for node in np.flatnonzero(cache.offset_of_node >= 0):
-        offset = int(cache.offset_of_node[node])
-        assert np.array_equal(
-            cache.records[offset : offset + 1 + int(cache.records[offset])],
-            np.r_[g.indptr[node + 1] - g.indptr[node], g.indices[g.indptr[node] : g.indptr[node + 1]]],
-        )
-
-
-def test_a_node_without_neighbours_is_never_read() -> None:
-    g = graph_of([[], [], [0, 1]])
-    NeighborSampler(g, [2, 2]).sample(torch.tensor([0, 1]))
-    assert g.file.n_gathers == 0
-
-
-def test_cache_errors() -> None:
-    g = random_graph(3000, 10, seed=1)
-    scratch = Budget(1 << 20)
-    with pytest.raises(BudgetError, match="at least 24576 bytes") as caught:
-        NeighborCache.build(g.topology, Budget(20_000), np.ones(3000), scratch=scratch)
-    assert caught.value.needed == 24576
-    with pytest.raises(ValueError, match="scores are needed"):
-        NeighborCache.build(g.topology, Budget(30_000), scratch=scratch)
-    for scores in (np.ones(2999), np.ones((3000, 1)), np.ones(3000, complex)):
-        with pytest.raises(ValueError, match="scores"):
-            NeighborCache.build(g.topology, Budget(30_000), scores, scratch=scratch)
-    scores = np.ones(3000)
-    scores[1234] = np.nan
-    with pytest.raises(ValueError, match="node 1234 is NaN"):
-        NeighborCache.build(g.topology, Budget(30_000), scores, scratch=scratch)
-    assert scratch.used == 0
-    with pytest.raises(BudgetError):
-        NeighborCache.build(g.topology, Budget(30_000), np.ones(3000), scratch=Budget(1000))
-
-
-@pytest.mark.parametrize("n", [3000, 300_000])
-def test_what_choosing_nodes_holds_is_counted(n: int) -> None:
-    """Beside the cache's arrays, which are mapped memory, as tracemalloc sees it; in one budget, or in one of its own."""
-    g = random_graph(n, 30, seed=4)
-    scores = np.random.default_rng(1).integers(0, 9, n)
-    scratch_bytes = NeighborCache.scratch_bytes(g.topology)
-    assert scratch_bytes < g.topology.nbytes // 4
-    n_bytes = huge_bytes(8 * n) + g.topology.nbytes // 2
-    least = huge_bytes(8 * n) + scratch_bytes
-    with pytest.raises(BudgetError, match=f"at least {least} bytes") as caught:
-        NeighborCache.build(g.topology, Budget(least - 1), scores)
-    assert caught.value.needed == least
-    for budget, scratch in ((Budget(n_bytes + scratch_bytes), None), (Budget(n_bytes), Budget(scratch_bytes))):
-        tracemalloc.start()
-        try:
-            cache = NeighborCache.build(g.topology, budget, scores, scratch=scratch)
-            held = tracemalloc.get_traced_memory()[1]
-        finally:
-            tracemalloc.stop()
-        assert 0.4 * scratch_bytes < held < scratch_bytes + 20_000
-        assert not cache.whole
-        assert n_bytes - 4096 * 4 < cache.nbytes <= budget.used <= n_bytes
-        assert budget.peak <= budget.total
-        assert scratch is None or (scratch.peak, scratch.used) == (scratch_bytes, 0)
-
-
-def test_a_cache_of_another_topology_is_refused() -> None:
-    g = random_graph(200, 6, seed=2)
-    arrays = g.cached(500).neighbor_cache.to_arrays()  # type: ignore[union-attr]
-    offsets, records = arrays["offset_of_node"], arrays["records"]
-    node = int(np.flatnonzero(offsets >= 0)[-1])
-    changed = {
-        "id": records.copy(),
-        "degree": records.copy(),
-        "offset": offsets.copy(),
-        "beyond": offsets.copy(),
-    }
-    last = int(offsets[node])
-    changed["degree"][last] += 1
-    with_neighbours = next(v for v in np.flatnonzero(offsets >= 0) if records[offsets[v]])
-    changed["id"][offsets[with_neighbours] + 1] = 200
-    with pytest.raises(ValueError, match=f"node {with_neighbours}"):
-        NeighborCache.from_arrays(g.topology, {"records": changed["id"], "offset_of_node": offsets})
-    changed["offset"][node] = -2
-    changed["beyond"][node] = len(records)
-    for name in ("degree", "offset", "beyond"):
-        bad = {"records": records, "offset_of_node": offsets}
-        bad["records" if name == "degree" else "offset_of_node"] = changed[name]
-        with pytest.raises(ValueError, match=f"node {node}"):
-            NeighborCache.from_arrays(g.topology, bad)
-    whole = g.cached().neighbor_cache.to_arrays()["records"].copy()  # type: ignore[union-attr]
-    for bad_records in (whole[:-1], whole.astype(np.int64), np.where(np.arange(len(whole)) == 5, 200, whole).astype(np.int32)):
-        with pytest.raises(ValueError, match="records"):
-            NeighborCache.from_arrays(g.topology, {"records": bad_records})
-    with pytest.raises(ValueError, match="offset_of_node"):
-        NeighborCache.from_arrays(g.topology, {"records": records, "offset_of_node": offsets[:-1]})
 
 
 # ---------------------------------------------------------------- on disk

@@ -1,0 +1,118 @@
+"""Graphs in memory, for tests of sampling: what is asked of their files is counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from hypothesis import strategies as st
+
+from featstore.config import Budget
+from featstore.graph.topology import NeighborCache, Topology
+
+Int64s = npt.NDArray[np.int64]
+
+
+class ArrayFile:
+    """A row file of ids in memory that counts what is asked of it."""
+
+    path = "indices.bin"
+
+    def __init__(self, ids: npt.NDArray[Any]) -> None:
+        self.rows = ids.view(np.uint8).reshape(len(ids), ids.itemsize)
+        self.n_gathers = self.n_gathered = self.n_read = 0
+
+    def read(self, first: int, n: int, out: npt.NDArray[np.uint8] | None = None) -> npt.NDArray[np.uint8]:
+        assert first >= 0
+        assert first + n <= len(self.rows)
+        out = np.empty((n, self.rows.shape[1]), np.uint8) if out is None else out
+        out[:] = self.rows[first : first + n]
+        self.n_read += n
+        return out
+
+    def gather(
+        self, rows: Int64s, out: npt.NDArray[np.uint8], positions: Int64s | None = None, gap_bytes: int | None = None
+    ) -> None:
+        assert positions is None
+        assert rows.min() >= 0
+        out[:] = self.rows[rows]
+        self.n_gathers += 1
+        self.n_gathered += len(rows)
+
+
+class PlainPool:
+    """Unpooled memory, filled with what must not be relied on."""
+
+    def tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.full(shape, -99, dtype=dtype)
+
+    def array(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        return np.full(shape, -99, dtype)
+
+
+@dataclass
+class ArrayGraph:
+    """What a sampler needs of a graph."""
+
+    indptr: Int64s
+    indices: npt.NDArray[Any]
+    neighbor_cache: NeighborCache | None = None
+    budget: Budget = field(default_factory=lambda: Budget(1 << 30))
+    pool: PlainPool = field(default_factory=PlainPool)
+
+    def __post_init__(self) -> None:
+        self.num_nodes = len(self.indptr) - 1
+        self.file = ArrayFile(self.indices)
+        self.topology = Topology(self.num_nodes, len(self.indices), self.indptr, self.file, self.indices.itemsize)
+
+    def cached(self, n_ids: int | None = None, seed: int = 0) -> ArrayGraph:
+        """The same graph with a whole cache, or a partial one of random nodes with room for ``n_ids`` ids of records."""
+        g = ArrayGraph(self.indptr, self.indices)
+        if n_ids is None:
+            g.neighbor_cache = NeighborCache.build(g.topology, g.budget)
+            assert g.neighbor_cache.whole
+            return g
+        scores = np.random.default_rng(seed).random(self.num_nodes)
+        chosen = np.zeros(self.num_nodes, bool)
+        spent = 0
+        offset_of_node = np.full(self.num_nodes, -1)
+        records: list[int] = []
+        for node in np.argsort(-scores):
+            degree = int(self.indptr[node + 1] - self.indptr[node])
+            spent += degree + 1
+            if spent > n_ids:
+                break
+            chosen[node] = True
+        for node in np.flatnonzero(chosen):
+            offset_of_node[node] = len(records)
+            neighbours = self.indices[self.indptr[node] : self.indptr[node + 1]].tolist()
+            records += [len(neighbours), *neighbours]
+        arrays = {"records": np.array(records, g.topology.id_dtype), "offset_of_node": offset_of_node}
+        g.neighbor_cache = NeighborCache.from_arrays(g.topology, arrays)
+        return g
+
+
+def graph_of(lists: list[list[int]], id_bytes: int = 4) -> ArrayGraph:
+    indptr = np.r_[0, np.cumsum([len(neighbours) for neighbours in lists])].astype(np.int64)
+    ids = np.array([v for neighbours in lists for v in neighbours], np.int32 if id_bytes == 4 else np.int64)
+    return ArrayGraph(indptr, ids)
+
+
+def random_graph(n: int, mean_degree: float, seed: int = 0, id_bytes: int = 4) -> ArrayGraph:
+    """Heavy-tailed degrees, isolated nodes, self-loops and repeated edges."""
+    rng = np.random.default_rng(seed)
+    degrees = np.minimum(rng.pareto(1.2, n) * mean_degree / 3, 4 * n).astype(np.int64)
+    degrees[rng.random(n) < 0.1] = 0
+    indptr = np.r_[0, np.cumsum(degrees)].astype(np.int64)
+    ids = np.concatenate([np.sort((rng.random(d) ** 2 * n).astype(np.int64)) for d in degrees] or [np.zeros(0, np.int64)])
+    return ArrayGraph(indptr, ids.astype(np.int32 if id_bytes == 4 else np.int64))
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> ArrayGraph:
+    n = draw(st.integers(1, 24))
+    neighbours = st.lists(st.integers(0, n - 1), max_size=draw(st.sampled_from([0, 2, 6, 40])))
+    return graph_of(draw(st.lists(neighbours, min_size=n, max_size=n)), draw(st.sampled_from([4, 8])))

@@ -1,0 +1,175 @@
+"""The neighbour cache: which lists it holds, what making it costs, and what it refuses."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from featstore.config import Budget
+from featstore.errors import BudgetError
+from featstore.graph.topology import NeighborCache, _Prefix, huge_bytes
+from featstore.sampling.neighbor import NeighborSampler
+from tests.array_graphs import ArrayGraph, graph_of, graphs, random_graph
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), g=graphs())
+def test_the_cache_holds_the_longest_prefix(data: st.DataObject, g: ArrayGraph) -> None:
+    """Radix selection against a sort of all nodes."""
+    kind = data.draw(st.sampled_from(["float", "int", "ties"]))
+    number = {
+        "float": st.floats(allow_nan=False),
+        "int": st.integers(-(2**62), 2**62),
+        "ties": st.sampled_from([0.0, -0.0, 1.0]),
+    }[kind]
+    scores = np.array(data.draw(st.lists(number, min_size=g.num_nodes, max_size=g.num_nodes)))
+    n_bytes = data.draw(st.integers(0, (len(g.indices) + g.num_nodes) * g.topology.id_bytes + 8))
+    offset_of_node = np.zeros(g.num_nodes, np.int64)
+    n_records = _Prefix(g.topology, scores, n_bytes).write_offsets(offset_of_node)
+    chosen = prefix_of(g, scores, n_bytes)
+    assert set(np.flatnonzero(offset_of_node >= 0).tolist()) == chosen
+    lengths = {node: int(g.indptr[node + 1] - g.indptr[node]) + 1 for node in sorted(chosen)}
+    starts = np.cumsum([0, *lengths.values()])
+    assert n_records == starts[-1]
+    assert offset_of_node[sorted(chosen)].tolist() == starts[:-1].tolist()
+
+
+def prefix_of(g: ArrayGraph, scores: npt.NDArray[Any], n_bytes: int) -> set[int]:
+    spare, chosen = n_bytes, set()
+    for node in sorted(range(g.num_nodes), key=lambda v: (-float(scores[v]), v)):
+        spare -= (int(g.indptr[node + 1] - g.indptr[node]) + 1) * g.topology.id_bytes
+        if spare < 0:
+            break
+        chosen.add(node)
+    return chosen
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.1, 0.5, 0.8])
+@pytest.mark.parametrize("id_bytes", [4, 8])
+def test_a_partial_cache_holds_what_the_scores_say(share: float, id_bytes: int) -> None:
+    g = random_graph(20_000, 12, seed=8, id_bytes=id_bytes)
+    rng = np.random.default_rng(0)
+    for scores in (rng.random(20_000), rng.integers(0, 4, 20_000), np.zeros(20_000), -rng.pareto(1, 20_000)):
+        table = huge_bytes(8 * 20_000)
+        n_bytes = table + int(share * g.topology.nbytes) // 4096 * 4096
+        budget = Budget(n_bytes)
+        cache = NeighborCache.build(g.topology, budget, scores, scratch=Budget(1 << 20))
+        assert cache.offset_of_node is not None
+        assert budget.used <= n_bytes
+        chosen = prefix_of(g, scores, n_bytes - table)
+        assert set(np.flatnonzero(cache.offset_of_node >= 0).tolist()) == chosen
+        for node in sorted(chosen)[:: max(1, len(chosen) // 200)]:
+            offset = int(cache.offset_of_node[node])
+            neighbours = g.indices[g.indptr[node] : g.indptr[node + 1]]
+            assert int(cache.records[offset]) == len(neighbours)
+            assert np.array_equal(cache.records[offset + 1 : offset + 1 + len(neighbours)], neighbours)
+        again = NeighborCache.from_arrays(g.topology, {name: array.copy() for name, array in cache.to_arrays().items()})
+        assert repr(again) == repr(cache)
+        cache.close()
+        assert budget.used == 0
+
+
+def test_lists_longer_than_a_block_are_cached_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("featstore.graph.topology._BLOCK_BYTES", 64)
+    g = random_graph(300, 40, seed=9)
+    n_bytes = 4096 + g.topology.nbytes // 8192 * 4096
+    cache = NeighborCache.build(g.topology, Budget(n_bytes), np.arange(300), scratch=Budget(1 << 20))
+    assert not cache.whole
+    assert NeighborCache.from_arrays(g.topology, cache.to_arrays()).n_cached == cache.n_cached > 0
+    for node in np.flatnonzero(cache.offset_of_node >= 0):
+        offset = int(cache.offset_of_node[node])
+        assert np.array_equal(
+            cache.records[offset : offset + 1 + int(cache.records[offset])],
+            np.r_[g.indptr[node + 1] - g.indptr[node], g.indices[g.indptr[node] : g.indptr[node + 1]]],
+        )
+
+
+def test_a_node_without_neighbours_is_never_read() -> None:
+    g = graph_of([[], [], [0, 1]])
+    NeighborSampler(g, [2, 2]).sample(torch.tensor([0, 1]))
+    assert g.file.n_gathers == 0
+
+
+def test_cache_errors() -> None:
+    g = random_graph(3000, 10, seed=1)
+    scratch = Budget(1 << 20)
+    with pytest.raises(BudgetError, match="at least 24576 bytes") as caught:
+        NeighborCache.build(g.topology, Budget(20_000), np.ones(3000), scratch=scratch)
+    assert caught.value.needed == 24576
+    with pytest.raises(ValueError, match="scores are needed"):
+        NeighborCache.build(g.topology, Budget(30_000), scratch=scratch)
+    for scores in (np.ones(2999), np.ones((3000, 1)), np.ones(3000, complex)):
+        with pytest.raises(ValueError, match="scores"):
+            NeighborCache.build(g.topology, Budget(30_000), scores, scratch=scratch)
+    scores = np.ones(3000)
+    scores[1234] = np.nan
+    with pytest.raises(ValueError, match="node 1234 is NaN"):
+        NeighborCache.build(g.topology, Budget(30_000), scores, scratch=scratch)
+    assert scratch.used == 0
+    with pytest.raises(BudgetError):
+        NeighborCache.build(g.topology, Budget(30_000), np.ones(3000), scratch=Budget(1000))
+
+
+@pytest.mark.parametrize("n", [3000, 300_000])
+def test_what_choosing_nodes_holds_is_counted(n: int) -> None:
+    """Beside the cache's arrays, which are mapped memory, as tracemalloc sees it; in one budget, or in one of its own."""
+    g = random_graph(n, 30, seed=4)
+    scores = np.random.default_rng(1).integers(0, 9, n)
+    scratch_bytes = NeighborCache.scratch_bytes(g.topology)
+    assert scratch_bytes < g.topology.nbytes // 4
+    n_bytes = huge_bytes(8 * n) + g.topology.nbytes // 2
+    least = huge_bytes(8 * n) + scratch_bytes
+    with pytest.raises(BudgetError, match=f"at least {least} bytes") as caught:
+        NeighborCache.build(g.topology, Budget(least - 1), scores)
+    assert caught.value.needed == least
+    for budget, scratch in ((Budget(n_bytes + scratch_bytes), None), (Budget(n_bytes), Budget(scratch_bytes))):
+        tracemalloc.start()
+        try:
+            cache = NeighborCache.build(g.topology, budget, scores, scratch=scratch)
+            held = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert 0.4 * scratch_bytes < held < scratch_bytes + 20_000
+        assert not cache.whole
+        assert n_bytes - 4096 * 4 < cache.nbytes <= budget.used <= n_bytes
+        assert budget.peak <= budget.total
+        assert scratch is None or (scratch.peak, scratch.used) == (scratch_bytes, 0)
+
+
+def test_a_cache_of_another_topology_is_refused() -> None:
+    g = random_graph(200, 6, seed=2)
+    arrays = g.cached(500).neighbor_cache.to_arrays()  # type: ignore[union-attr]
+    offsets, records = arrays["offset_of_node"], arrays["records"]
+    node = int(np.flatnonzero(offsets >= 0)[-1])
+    changed = {
+        "id": records.copy(),
+        "degree": records.copy(),
+        "offset": offsets.copy(),
+        "beyond": offsets.copy(),
+    }
+    last = int(offsets[node])
+    changed["degree"][last] += 1
+    with_neighbours = next(v for v in np.flatnonzero(offsets >= 0) if records[offsets[v]])
+    changed["id"][offsets[with_neighbours] + 1] = 200
+    with pytest.raises(ValueError, match=f"node {with_neighbours}"):
+        NeighborCache.from_arrays(g.topology, {"records": changed["id"], "offset_of_node": offsets})
+    changed["offset"][node] = -2
+    changed["beyond"][node] = len(records)
+    for name in ("degree", "offset", "beyond"):
+        bad = {"records": records, "offset_of_node": offsets}
+        bad["records" if name == "degree" else "offset_of_node"] = changed[name]
+        with pytest.raises(ValueError, match=f"node {node}"):
+            NeighborCache.from_arrays(g.topology, bad)
+    whole = g.cached().neighbor_cache.to_arrays()["records"].copy()  # type: ignore[union-attr]
+    for bad_records in (whole[:-1], whole.astype(np.int64), np.where(np.arange(len(whole)) == 5, 200, whole).astype(np.int32)):
+        with pytest.raises(ValueError, match="records"):
+            NeighborCache.from_arrays(g.topology, {"records": bad_records})
+    with pytest.raises(ValueError, match="offset_of_node"):
+        NeighborCache.from_arrays(g.topology, {"records": records, "offset_of_node": offsets[:-1]})
