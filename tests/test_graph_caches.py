@@ -19,8 +19,8 @@ from featstore.errors import (
     CorruptionError,
     PluginError,
 )
-from featstore.graph import dataset as datasets
 from featstore.graph.dataset import OutOfCoreGraph
+from featstore.graph.topology import NeighborCache
 from featstore.storage.catalog import read_catalog
 from featstore.storage.update import Update
 from tests.test_dataset import copy, names, quick, replace_column
@@ -164,14 +164,14 @@ def test_neighbour_caches_of_every_size(small: SimpleNamespace) -> None:
 
 def test_a_saved_neighbour_cache_is_loaded_again(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     n_built = 0
-    real = datasets.NeighborCache.build
+    real = NeighborCache.build
 
     def build(*arguments: Any) -> Any:
         nonlocal n_built
         n_built += 1
         return real(*arguments)
 
-    monkeypatch.setattr(datasets.NeighborCache, "build", build)
+    monkeypatch.setattr(NeighborCache, "build", build)
     with featstore.open(copy, memory="64MiB") as g:
         for call in (
             lambda: g.cache_neighbors(save=True),
@@ -220,7 +220,7 @@ def test_a_saved_neighbour_cache_of_another_topology_is_never_used(copy: Path) -
         degrees = np.bincount(np.fromfile(names(copy, "edge.indices."), np.int32, g.num_edges, offset=4096), minlength=1000)
     replace_column(copy, "out_degree", degrees, "int64")
     with featstore.open(copy, memory="64MiB") as g, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(datasets.NeighborCache, "from_arrays", None)  # would fail if it were used
+        patch.setattr(NeighborCache, "from_arrays", None)  # would fail if it were used
         g.cache_neighbors("16KiB")
         replace_column(copy, "out_degree", degrees, "int64")
         with pytest.raises(BusyError, match="replaced"):

@@ -1,0 +1,270 @@
+"""What of a dataset is kept in memory: offsets of the adjacency, rows of features, neighbour lists."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from featstore.cache.base import Policy, StaticPolicy, get_policy
+from featstore.cache.planned import PlannedPolicy
+from featstore.cache.table import FeatureCache
+from featstore.config import Budget, Options, parse_size
+from featstore.errors import FormatError
+from featstore.graph.opened import Opened
+from featstore.graph.policyinputs import Given, PolicyInputs
+from featstore.graph.savedcache import load_neighbor_cache, save_neighbor_cache
+from featstore.graph.snapshot import Snapshot
+from featstore.graph.topology import NeighborCache, Topology, huge_bytes
+
+__all__ = ["Kept"]
+
+
+def _static(policy: str | Policy | type[Policy]) -> StaticPolicy:
+    chosen = get_policy(policy)
+    if not isinstance(chosen, StaticPolicy):
+        raise ValueError(f"neighbour lists are cached once, by score: policy {chosen.name!r} is not a static one")
+    return chosen
+
+
+class Kept(Opened):
+    """An opened dataset's topology and caches. Subclasses open its snapshot, and close it after these.
+
+    Parameters
+    ----------
+    path : str
+    options : Options
+
+    Attributes
+    ----------
+    neighbor_cache : NeighborCache or None
+    """
+
+    num_edges: int
+    _snapshot: Snapshot
+
+    def __init__(self, path: str, options: Options) -> None:
+        super().__init__(path, options)
+        self.neighbor_cache: NeighborCache | None = None
+        self._topology: Topology | None = None
+
+    # -- the adjacency -----------------------------------------------------------------------------------------------------------
+
+    @property
+    def topology(self) -> Topology:
+        """The adjacency. The first use reads the offsets, 8 bytes a node, which the budget counts from then on."""
+        with self.locked():
+            if self._topology is None:
+                indptr, _ = self._snapshot.topology_file("indptr", self.num_nodes + 1)
+                indices, id_bytes = self._snapshot.topology_file("indices", self.num_edges)
+                self._topology = Topology.load(self.num_nodes, self.num_edges, indptr, indices, id_bytes, self.budget)
+            return self._topology
+
+    # -- rows of features --------------------------------------------------------------------------------------------------------
+
+    def cache(
+        self,
+        name: str,
+        budget: int | str,
+        policy: str | Policy | type[Policy] = "degree",
+        *,
+        counts: Given = None,
+        parts: Given = None,
+        seed: int = 0,
+    ) -> None:
+        """Keep rows of a feature in memory; replaces an earlier cache of it.
+
+        Parameters
+        ----------
+        name : str
+            The feature.
+        budget : int or str
+            What the cache may take of the graph's budget, its row map of 4 bytes a node included: bytes or text such as
+            ``"1GiB"``. Never more than all rows take; 0: no cache.
+        policy : str, Policy or class
+            A registered name (``featstore.available_policies()``), an instance for this cache alone, or a class.
+        counts : integer array, shape (num_nodes,), or callable that returns it, optional
+            Accesses of each row in a profiled run, for ``policy="frequency"``; called if the policy asks.
+        parts : integer array, shape (num_nodes,), or callable that returns it, optional
+            The partition of each node, for policies that ask for it.
+        seed : int
+            Of randomised policies.
+
+        Raises
+        ------
+        BudgetError
+            The graph's budget has not that much left, or ``budget`` has no room for a single row; names the least that works.
+        BusyError
+            The feature's cache follows the plans of a loader that is in the middle of an epoch.
+        PluginError
+            The policy failed.
+        KeyError, ValueError, TypeError
+            No such feature; no such policy, or an array of the wrong shape.
+        CorruptionError, OSError
+            Filling a static cache failed.
+
+        Notes
+        -----
+        A static policy's rows are read now, in one ascending pass. On an error the feature has no cache.
+        """
+        store = self.features[name]
+        n_bytes, chosen = parse_size(budget), get_policy(policy)
+        if isinstance(chosen, PlannedPolicy):
+            raise ValueError(f"policy {chosen.name!r} plans ahead: use it through a Loader with strategy='superbatch'")
+        with self.locked():
+            self._drop_cache(store)
+        # Not under the lock: a provider of counts samples an epoch, on threads that ask for the topology.
+        if n_bytes == 0:
+            return
+        file = self._snapshot.file_of(self._snapshot.catalog.by_role("feature")[name])
+        with self.policy_inputs(file.row_bytes, counts, parts, seed, self.budget) as inputs:
+            capacity = FeatureCache.capacity_for(n_bytes, file.row_bytes, self.num_nodes, chosen)
+            cache = FeatureCache(
+                capacity, file.row_bytes, self.num_nodes, chosen, inputs.context, self.budget, name=f"cache of {name!r}"
+            )
+            try:
+                cache.fill(lambda rows, out: file.gather(rows, out))
+                with self.locked():
+                    self._drop_cache(store)  # another thread's, or a loader's, who came meanwhile
+                    store.use_cache(cache)
+            except BaseException:
+                cache.close()
+                raise
+
+    def policy_inputs(
+        self, row_bytes: int, counts: Given = None, parts: Given = None, seed: int = 0, budget: Budget | None = None
+    ) -> PolicyInputs:
+        """Return what a policy may know of this graph: a context manager, whose arrays the budget counts; caches call this."""
+
+        def out_degree() -> npt.NDArray[np.int64]:
+            file, width = self._snapshot.topology_file("out_degree", self.num_nodes)
+            if width != 8:
+                raise FormatError(f"{file.path}: out-degrees of {width} bytes")
+            rows = np.empty((self.num_nodes, 8), np.uint8)
+            if self.num_nodes:
+                file.read(0, self.num_nodes, rows)
+            return rows.reshape(-1).view(np.int64)
+
+        def in_degree() -> npt.NDArray[np.int64]:
+            return self.topology.degrees()
+
+        return PolicyInputs(
+            self.num_nodes, row_bytes, self.budget if budget is None else budget, in_degree, out_degree, counts, parts, seed
+        )
+
+    # -- neighbour lists ---------------------------------------------------------------------------------------------------------
+
+    def cache_neighbors(
+        self,
+        budget: int | str | None = None,
+        policy: str | Policy | type[Policy] = "in_out_ratio",
+        *,
+        counts: Given = None,
+        parts: Given = None,
+        seed: int = 0,
+        save: bool = False,
+    ) -> None:
+        """Keep neighbour lists in memory, for samplers; replaces an earlier cache of them.
+
+        Parameters
+        ----------
+        budget : int or str, optional
+            What the cache may take of the graph's budget: bytes or text; all that is left by default. With room for the whole
+            adjacency nothing is read from disk while sampling; 0: no cache.
+        policy : str, Policy or class
+            A static policy, which scores the nodes whose lists stay.
+        counts, parts, seed
+            As for :meth:`cache`.
+        save : bool
+            Keep the cache in the dataset, too, unless it is one of the whole adjacency: asked for the same budget, policy and
+            seed (and no ``counts`` or ``parts``), whoever opens the dataset afterwards loads it instead of making it anew.
+
+        Raises
+        ------
+        BudgetError
+            Not even the cache's table of 8 bytes a node fits; names the least that works.
+        ValueError, PluginError, CorruptionError, OSError
+            No such or no static policy, or nothing to recognise a saved cache by; the policy failed; a list holds what is no
+            node; reading or saving failed.
+        BusyError
+            It cannot be saved: somebody is writing the dataset, or has replaced it. The cache is in use all the same.
+
+        Notes
+        -----
+        Reads the adjacency once, sequentially. On an error there is no cache.
+        """
+        chosen = _static(policy)
+        usual = isinstance(policy, str) and counts is None and parts is None
+        if save and (not usual or budget is None):
+            raise ValueError("a cache is saved for a policy's name and a stated budget, without counts= and parts=")
+        self._check_open()
+        self._drop_neighbor_cache()
+        topology = self.topology
+        n_bytes = self.budget.available if budget is None else parse_size(budget)
+        if n_bytes == 0:
+            return
+        recipe = {"policy": chosen.name, "bytes": n_bytes, "seed": seed}
+        found = self._stored_neighbors(n_bytes, self.budget, recipe if usual else None)
+        if found is not None:
+            self.neighbor_cache = found
+            return
+        with self.policy_inputs(topology.id_bytes, counts, parts, seed, self.budget) as inputs:
+            scores = inputs.scores(chosen)
+            if budget is None:
+                n_bytes = self.budget.available
+            self.neighbor_cache = NeighborCache.build(topology, self.budget, scores, n_bytes)
+        if save:
+            save_neighbor_cache(self.path, self._snapshot.catalog, self.neighbor_cache, recipe)
+
+    def _stored_neighbors(self, n_bytes: int, budget: Budget, recipe: Mapping[str, Any] | None) -> NeighborCache | None:
+        """Load what needs no choice: the whole adjacency, where it fits ``n_bytes``, or the saved cache of ``recipe``."""
+        topology = self.topology
+        if huge_bytes(topology.nbytes) <= n_bytes:
+            return NeighborCache.build(topology, budget, None, n_bytes)
+        if recipe is None:
+            return None
+        return load_neighbor_cache(self._snapshot.catalog, self._snapshot.files, topology, budget, recipe)
+
+    def make_neighbor_cache(self, budget: Budget, scratch: Budget, policy: str = "in_out_ratio") -> tuple[NeighborCache, bool]:
+        """Return a neighbour cache that fills ``budget``, a share of the graph's that the caller holds; loaders call this.
+
+        Parameters
+        ----------
+        budget : Budget
+            Counts the cache.
+        scratch : Budget
+            Counts what choosing the nodes takes meanwhile: 24 bytes a node, and :meth:`NeighborCache.scratch_bytes`.
+        policy : str
+
+        Returns
+        -------
+        NeighborCache
+        bool
+            Whether it was loaded as it is stored in the dataset: the whole adjacency, or a cache that :meth:`cache_neighbors`
+            saved with the same size and policy.
+
+        Raises
+        ------
+        BudgetError, ValueError, PluginError, CorruptionError, OSError
+            As :meth:`cache_neighbors`.
+        """
+        chosen = _static(policy)
+        self._check_open()
+        n_bytes = budget.available
+        found = self._stored_neighbors(n_bytes, budget, {"policy": chosen.name, "bytes": n_bytes, "seed": 0})
+        if found is not None:
+            return found, True
+        with self.policy_inputs(self.topology.id_bytes, None, None, 0, scratch) as inputs:
+            return NeighborCache.build(self.topology, budget, inputs.scores(chosen), n_bytes, scratch), False
+
+    def _drop_neighbor_cache(self) -> None:
+        old, self.neighbor_cache = self.neighbor_cache, None
+        if old is not None:
+            old.close()
+
+    def _close_files(self) -> None:
+        self._drop_neighbor_cache()
+        if self._topology is not None:
+            self._topology.close()
