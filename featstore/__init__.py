@@ -5,35 +5,12 @@
 >>> g.features["x"][ids]
 """
 
-from featstore.cache.base import (
-    OnlinePolicy,
-    PolicyContext,
-    StaticPolicy,
-    available_policies,
-    get_policy,
-    register_policy,
-)
-from featstore.cache.planned import NextAccess, PlannedBatch, PlannedPolicy, Window
-from featstore.errors import (
-    BudgetError,
-    BusyError,
-    ClosedError,
-    CorruptionError,
-    FeatstoreError,
-    FormatError,
-    PluginError,
-    StaleError,
-    VersionError,
-)
-from featstore.graph.dataset import OutOfCoreGraph
-from featstore.graph.feature import FeatureStore
-from featstore.plan.offline import Pack, sample_offline
-from featstore.plan.packgraph import PackedGraph
-from featstore.plan.simulate import simulate
-from featstore.run.batch import MiniBatch
-from featstore.run.loader import Loader
-from featstore.sampling.batch import Block, SampledBatch, Sampler
-from featstore.sampling.neighbor import NeighborSampler
+# ruff: noqa: F403, F405
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from featstore._public import *
 
 __all__ = [
     "Block",
@@ -70,4 +47,20 @@ __all__ = [
     "simulate",
 ]
 
-open = OutOfCoreGraph.open
+
+if not TYPE_CHECKING:  # to whom every name would be known
+
+    def __getattr__(name: str) -> Any:
+        """Import everything when a name is first asked for: torch takes seconds, and the command line may need it never."""
+        if not name.startswith("_"):
+            import featstore._public as public
+
+            for each in __all__:
+                globals().setdefault(each, getattr(public, each))
+            if name in globals():
+                return globals()[name]
+        raise AttributeError(f"module 'featstore' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

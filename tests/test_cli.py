@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import featstore
-from featstore.cli import main
+from featstore.cli import commands, main
 from featstore.run.arguments import as_options
 
 
@@ -264,6 +264,43 @@ def test_help_and_version(capsys):
 def test_errors_spell_options_as_on_the_command_line(said, shown):
     names = ("strategy", "feature_cache", "batch_size", "memory", "overwrite", "policy")
     assert as_options(said, {name: f"--{name.replace('_', '-')}" for name in names}) == shown
+
+
+def test_help_and_the_release_are_there_at_once():
+    """Without torch, numpy, or anything else that takes time to import; the help is what the commands' own parser prints."""
+    code = (
+        "import sys\nfrom featstore.cli import main\ntry:\n    main([{!r}])\n"
+        "finally:\n    print({{'torch', 'numpy'}} & {{*sys.modules}}, file=sys.stderr)"
+    )
+    for option in ("--help", "--version"):
+        command = [sys.executable, "-c", code.format(option)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0
+        assert done.stderr == "set()\n"
+        if option == "--help":
+            assert done.stdout == commands._parser().format_help()
+
+
+def test_ctrl_c_while_torch_is_imported(tmp_path):
+    """One line and 130, as later."""
+    (tmp_path / "torch.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nwhile True: pass\n")
+    path = os.pathsep.join([os.fspath(tmp_path), os.path.dirname(os.path.dirname(featstore.__file__))])
+    command = [sys.executable, "-m", "featstore.cli", "info", "nowhere"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False, env={**os.environ, "PYTHONPATH": path}
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "featstore: interrupted\n")
+
+
+def test_importing_the_package_imports_what_is_used():
+    code = (
+        "import sys, featstore\nassert 'torch' not in sys.modules\nassert {*featstore.__all__} <= {*dir(featstore)}\n"
+        "assert 'torch' not in sys.modules\nfor name in featstore.__all__: getattr(featstore, name)\n"
+        "featstore.plan.trace\nfrom featstore import *\nLoader, open\n"
+        "try:\n    featstore.nothing\nexcept AttributeError as error:\n    print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.stdout, done.stderr) == ("module 'featstore' has no attribute 'nothing'\n", "")
 
 
 def test_as_a_program(small):

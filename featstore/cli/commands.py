@@ -1,4 +1,4 @@
-"""Command line: ``featstore create | info | verify | plan | pack | train | bench``."""
+"""The commands: their arguments, and what they do. Imports all of the library; :mod:`featstore.cli` is the way in."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
 
 from featstore.cache.base import available_policies, get_policy
+from featstore.cli import COMMANDS, make_parser
 from featstore.config import format_size, parse_disk
 from featstore.errors import CorruptionError, FeatstoreError, FormatError, StaleError, VersionError
 from featstore.graph.dataset import OutOfCoreGraph
@@ -51,15 +51,17 @@ from featstore.storage.catalog import CATALOG_DIRECTORY
 from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.storage.writer import free_bytes, is_drive_full
 
-__all__ = ["main"]
+__all__ = ["run"]
 
 USER_ERROR = 2
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line, and return its exit status: 0, 1 (a dataset is damaged), 2 (what was asked for cannot be done)."""
-    options = _parser().parse_args(argv)
+def run(arguments: Sequence[str]) -> int:
+    """Run a command, and return its exit status: 0, 1 (a dataset is damaged), 2 (what was asked for cannot be done)."""
+    spellings: dict[str, str] = {}
     try:
+        options = _parser().parse_args(arguments)
+        spellings = options.spellings
         status = int(options.run(options))
         sys.stdout.flush()
         return status
@@ -76,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (FeatstoreError, OSError, ValueError, TypeError, LookupError) as error:
         if os.environ.get("FEATSTORE_TRACEBACK"):
             raise
-        print(f"featstore: {as_options(_one_line(error), options.spellings)}", file=sys.stderr)
+        print(f"featstore: {as_options(_one_line(error), spellings)}", file=sys.stderr)
         return USER_ERROR
 
 
@@ -111,20 +113,18 @@ def _named_path(text: str) -> tuple[str, str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="featstore", description="Features and adjacency of graphs larger than memory, on an SSD.", allow_abbrev=False
-    )
-    parser.add_argument("--version", action="version", version=f"featstore {_release()}")
+    parser = make_parser()
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
-    def command(name: str, run: Any, text: str, path: str = "directory of the dataset") -> argparse.ArgumentParser:
+    def command(name: str, run: Any, path: str = "directory of the dataset") -> argparse.ArgumentParser:
+        text = COMMANDS[name]
         made = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False)
         made.set_defaults(run=run)
         made.add_argument("path", metavar="DATASET", help=path)
         made.add_argument("--json", action="store_true", help="print the result as one JSON object")
         return made
 
-    create = command("create", _create, "make a dataset from .npy files")
+    create = command("create", _create)
     create.add_argument("--indptr", metavar="FILE", help="CSC offsets, integer [N+1]; with --indices")
     create.add_argument("--indices", metavar="FILE", help="in-neighbours, integer [E]")
     create.add_argument("--edge-index", metavar="FILE", help="instead of those: edges, integer [2, E], sources then destinations")
@@ -144,11 +144,10 @@ def _parser() -> argparse.ArgumentParser:
     create.add_argument("--memory", type=size, metavar="SIZE", help="most memory to use")
     create.add_argument("--overwrite", action="store_true", help="replace a dataset that is there")
 
-    add_opening(command("info", _info, "print what a dataset holds"))
-    checked = "check every byte of a dataset, or of a pack, against its checksums, and its structure"
-    command("verify", _verify, checked, "directory of the dataset, or of a pack")
+    add_opening(command("info", _info))
+    command("verify", _verify, "directory of the dataset, or of a pack")
 
-    plan = command("plan", _plan, "find out ahead what training would load, to choose a policy and a budget")
+    plan = command("plan", _plan)
     add_opening(plan)
     what = plan.add_mutually_exclusive_group(required=True)
     what.add_argument("--simulate", action="store_true", help="rows loaded against cache size, for all policies")
@@ -174,16 +173,16 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--policies", metavar="NAMES", help=f"of {','.join(available_policies())} (default: all)")
     plan.add_argument("--plot", metavar="FILE", help="draw them, such as curve.png (needs matplotlib)")
 
-    pack = command("pack", _pack, "sample epochs ahead, once, and pack the rows that their batches need")
+    pack = command("pack", _pack)
     pack.add_argument("pack", metavar="PACK", help="directory of the pack")
     add_opening(pack)
     add_sampling(pack, max_batches=False)
     add_packing(pack)
 
     where = "directory of the dataset, or of a pack in its place"
-    add_training(command("train", _train, "train a GraphSAGE on a dataset within a memory budget", where))
+    add_training(command("train", _train, where))
 
-    bench = command("bench", _bench, "measure the device under a dataset, and gathers from it")
+    bench = command("bench", _bench)
     add_opening(bench)
     bench.add_argument("--feature", help="feature to read (default: the largest)")
     bench.add_argument("--rows", type=positive, default=50_000, help="rows a gather (default: 50000)")
@@ -191,13 +190,6 @@ def _parser() -> argparse.ArgumentParser:
     for each in commands.choices.values():
         each.set_defaults(spellings=spellings_of(each))
     return parser
-
-
-def _release() -> str:
-    try:
-        return version("featstore")
-    except PackageNotFoundError:
-        return "(not installed)"
 
 
 def _print(options: argparse.Namespace, result: dict[str, Any], text: str) -> None:
@@ -508,7 +500,3 @@ def _bench(options: argparse.Namespace) -> int:
         result = measure(store, options.rows, options.runs, np.random.default_rng(0))
     _print(options, result, measure_table(result))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,47 @@
+"""The public names, imported: what :mod:`featstore` has from its first use on; ``as`` exports them to type checkers."""
+
+# ruff: noqa: I001
+
+from featstore.cache.base import (
+    OnlinePolicy as OnlinePolicy,
+    PolicyContext as PolicyContext,
+    StaticPolicy as StaticPolicy,
+    available_policies as available_policies,
+    get_policy as get_policy,
+    register_policy as register_policy,
+)
+from featstore.cache.planned import (
+    NextAccess as NextAccess,
+    PlannedBatch as PlannedBatch,
+    PlannedPolicy as PlannedPolicy,
+    Window as Window,
+)
+from featstore.errors import (
+    BudgetError as BudgetError,
+    BusyError as BusyError,
+    ClosedError as ClosedError,
+    CorruptionError as CorruptionError,
+    FeatstoreError as FeatstoreError,
+    FormatError as FormatError,
+    PluginError as PluginError,
+    StaleError as StaleError,
+    VersionError as VersionError,
+)
+from featstore.graph.dataset import OutOfCoreGraph as OutOfCoreGraph
+from featstore.graph.feature import FeatureStore as FeatureStore
+from featstore.plan.offline import (
+    Pack as Pack,
+    sample_offline as sample_offline,
+)
+from featstore.plan.packgraph import PackedGraph as PackedGraph
+from featstore.plan.simulate import simulate as simulate
+from featstore.run.batch import MiniBatch as MiniBatch
+from featstore.run.loader import Loader as Loader
+from featstore.sampling.batch import (
+    Block as Block,
+    SampledBatch as SampledBatch,
+    Sampler as Sampler,
+)
+from featstore.sampling.neighbor import NeighborSampler as NeighborSampler
+
+open = OutOfCoreGraph.open
