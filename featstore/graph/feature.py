@@ -21,6 +21,7 @@ from featstore.gather.buffers import BufferPool, carve
 from featstore.gather.executor import Executor, FileSource, MemorySource, Source, Tally
 from featstore.gather.plan import BatchPlan, Changeset, Tier
 from featstore.graph.rowindex import resolve_rows
+from featstore.graph.torchfunctions import torch_function
 from featstore.storage.reader import Reader
 from featstore.storage.rowfile import ReadStats, RowFile
 
@@ -45,18 +46,6 @@ def _overlap(ids: npt.NDArray[np.int64], out: torch.Tensor) -> bool:
     """Return whether two dense arrays have memory in common."""
     first, other = ids.ctypes.data, out.data_ptr()
     return first < other + out.nbytes and other < first + ids.nbytes
-
-
-def _torch_ids(function: str, ids: Any, n: int) -> npt.NDArray[np.integer[Any]]:
-    """Return ids as torch's own functions take them: int32 or int64, never counted from the end."""
-    if not isinstance(ids, torch.Tensor) or ids.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"{function} wants an int32 or int64 tensor of ids")
-    array: npt.NDArray[np.integer[Any]] = ids.detach().cpu().numpy()
-    if array.size and array.min() < 0:
-        position = int((array.reshape(-1) < 0).argmax())
-        found = int(array.reshape(-1)[position])
-        raise IndexError(f"row {found} at position {position} is out of range for {n} rows: {function} takes no negative ids")
-    return array
 
 
 class FeatureStore:
@@ -422,38 +411,7 @@ class FeatureStore:
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> torch.Tensor:
-        kwargs = kwargs or {}
-        if func in (torch.index_select, torch.Tensor.index_select):
-            return cls._index_select(*args, **kwargs)
-        if func is torch.nn.functional.embedding:
-            return cls._embedding(*args, **kwargs)
-        name = getattr(func, "__name__", func)
-        raise TypeError(
-            f"{name} is not defined for a FeatureStore: rows are read by store[ids], torch.index_select(store, 0, ids) or "
-            "torch.nn.functional.embedding(ids, store); call it on what they return"
-        )
-
-    @staticmethod
-    def _index_select(input: FeatureStore, dim: int, index: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
-        if dim not in (0, -input.ndim):
-            raise TypeError(f"only dimension 0 of a FeatureStore can be selected from, not {dim}")
-        if not isinstance(index, torch.Tensor) or index.ndim > 1:
-            raise TypeError("index_select wants a 1-D int32 or int64 tensor of ids")
-        return input.take(_torch_ids("index_select", index, len(input)).reshape(-1), out=out)
-
-    @staticmethod
-    def _embedding(
-        input: torch.Tensor,
-        weight: FeatureStore,
-        padding_idx: int | None = None,
-        max_norm: float | None = None,
-        norm_type: float = 2.0,
-        scale_grad_by_freq: bool = False,
-        sparse: bool = False,
-    ) -> torch.Tensor:
-        if max_norm is not None:
-            raise TypeError("max_norm would change stored rows; a FeatureStore is read-only")
-        return weight[_torch_ids("embedding", input, len(weight))]
+        return torch_function(func, args, kwargs or {})
 
     # -- torch.utils.data -------------------------------------------------------------------------------------------------------
 
