@@ -14,6 +14,7 @@ import featstore
 from featstore.cache.base import Int32s, Int64s
 from featstore.cache.rowmap import CLAIM_BYTES, RowMap
 from featstore.gather.buffers import carve
+from featstore.storage.rowfile import RowFile
 
 POLICIES = ["clock", "degree", "frequency", "in_out_ratio", "lru", "random", "s3fifo", "sieve"]
 
@@ -75,6 +76,28 @@ def test_threads(small: SimpleNamespace, policy: str) -> None:
             assert list(workers.map(work, range(4))) == [True] * 4
         assert store.cache is not None
         store.cache._check()
+
+
+@pytest.mark.parametrize("policy", ["lru", "clock", "sieve", "s3fifo"])
+def test_ids_that_change_during_a_gather_spoil_no_cache(
+    small: SimpleNamespace, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows of that gather are the caller's affair; the cache is everybody's."""
+    ids = torch.arange(0, small.num_nodes, 2)
+    gather = RowFile.gather
+
+    def meanwhile(*args: Any) -> Any:
+        cost = gather(*args)
+        ids.add_(1)
+        return cost
+
+    with featstore.open(small.path, memory="50MB") as g:
+        g.cache("x", budget="1MB", policy=policy)
+        with monkeypatch.context() as patch:
+            patch.setattr(RowFile, "gather", meanwhile)
+            g.features["x"][ids]
+        assert ids[0] == 1
+        assert torch.equal(g.features["x"][:], torch.from_numpy(small.x))
 
 
 class Fickle(featstore.OnlinePolicy):

@@ -282,6 +282,13 @@ def test_the_ids_of_take_async_may_be_used_again(store: FeatureStore, values: to
             assert same(future.result(), values[torch.arange(k, k + 250) % N])
 
 
+def test_a_single_element_of_any_stride(tmp_path: Path) -> None:
+    with featstore.open(make(tmp_path / "g", x=torch.arange(N)), memory="64MB") as g:
+        out = torch.empty(4, dtype=torch.int64)
+        assert g.features["x"].take([3], out=out[1::4]).item() == 3
+        assert out[1] == 3
+
+
 @pytest.mark.parametrize("policy", [None, "lru", "degree"])
 def test_ids_in_the_memory_of_out(tmp_path: Path, policy: str | None) -> None:
     values = torch.arange(N).flip(0)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from featstore._core.rows import is_writable
+from featstore.cache.base import OnlinePolicy
 from featstore.errors import BudgetError, ClosedError
 from featstore.gather.ahead import AheadSource
 from featstore.gather.buffers import BufferPool, carve
@@ -39,7 +40,8 @@ _DISK = frozenset({Tier.BASE})
 
 def _byte_rows(tensor: torch.Tensor, n_rows: int, row_bytes: int) -> npt.NDArray[np.uint8]:
     """View a contiguous CPU tensor as rows of bytes."""
-    return np.asarray(tensor.reshape(-1).view(torch.uint8).numpy()).reshape(n_rows, row_bytes)
+    flat = tensor.as_strided((tensor.numel(),), (1,))  # a single element may have any stride, which reshape() keeps
+    return np.asarray(flat.view(torch.uint8).numpy()).reshape(n_rows, row_bytes)
 
 
 def _overlap(ids: npt.NDArray[np.int64], out: torch.Tensor) -> bool:
@@ -206,9 +208,11 @@ class FeatureStore:
         if out is None:
             out = self._pool.tensor(shape, self.dtype)
         else:
-            if isinstance(out, torch.Tensor) and isinstance(ids, np.ndarray) and _overlap(ids, out):
-                ids = ids.copy()  # checking and filling out would change them
             self._check_out(out, shape)
+            if isinstance(ids, np.ndarray) and _overlap(ids, out):
+                ids = ids.copy()  # asking whether out may be written to, and filling it, changes them
+            if not is_writable(out.data_ptr(), out.nbytes):
+                raise ValueError("out must be writable, not a read-only mapping")
         self._fill(ids, out, coalesce_gap, tally)
         return out
 
@@ -217,16 +221,14 @@ class FeatureStore:
             raise TypeError(f"out must be a torch.Tensor, not {type(out).__name__}")
         if out.dtype != self.dtype:
             raise TypeError(f"out must have dtype {self.dtype}, not {out.dtype}")
-        if out.device.type != "cpu":
-            raise ValueError(f"out must be a CPU tensor, not on {out.device}")
+        if out.device.type != "cpu" or out.layout != torch.strided:
+            raise ValueError(f"out must be a dense CPU tensor, not {out.layout} on {out.device}")
         if tuple(out.shape) != shape:
             raise ValueError(f"out must have shape {shape}, not {tuple(out.shape)}")
         if not out.is_contiguous():
             raise ValueError("out must be C-contiguous")
         if out.requires_grad:
             raise ValueError("out must not require grad")
-        if not is_writable(out.data_ptr(), out.nbytes):
-            raise ValueError("out must be writable, not a read-only mapping")
 
     def take_async(self, rows: Any) -> Future[torch.Tensor]:
         """Start :meth:`take` in the background; ids are checked and copied now, the tensor comes through the future."""
@@ -314,6 +316,10 @@ class FeatureStore:
             try:
                 # Before anything has changed: what was gathered can then be admitted, too.
                 room = carve(self._pool.array(cache.admit_bytes(len(ids)), np.uint8))
+                if isinstance(cache.policy, OnlinePolicy):
+                    # What is read is what is admitted, though the caller changes his array meanwhile: others use the cache.
+                    given, ids = ids, self._pool.array(len(ids), np.int64)
+                    np.copyto(ids, given)
                 plan = cache.plan(ids, self._pool.array)
             except BudgetError:
                 return False
