@@ -46,7 +46,7 @@ COVERAGE: dict[str, list[str]] = {
         "test_reader::test_a_flipped_bit_is_found",
     ],
     "files: extents swapped; an old copy put back": [
-        "test_dataset::test_files_swapped_and_older_copies_are_found",
+        "test_damaged_dataset::test_files_swapped_and_older_copies_are_found",
         "test_catalog::test_an_older_copy_of_a_value_under_another_key",
         "test_catalog::test_generations_are_in_the_seed",
     ],
@@ -62,9 +62,9 @@ COVERAGE: dict[str, list[str]] = {
         "test_catalog::test_hostile_pages_under_a_right_digest",
     ],
     "files: missing; no permission; a directory, FIFO or device; .., absolute, symlink": [
-        "test_dataset::test_nothing_there",
-        "test_dataset::test_other_things_in_a_files_place",
-        "test_dataset::test_paths_that_lead_outside",
+        "test_damaged_dataset::test_nothing_there",
+        "test_damaged_dataset::test_other_things_in_a_files_place",
+        "test_damaged_dataset::test_paths_that_lead_outside",
         "test_format::test_only_regular_files_are_opened",
         "test_format::test_names_stay_inside",
         "test_format::test_names_do_not_pass_through_links",
@@ -72,7 +72,7 @@ COVERAGE: dict[str, list[str]] = {
     ],
     "files: indptr not monotone, last ≠ nnz, neighbour id ≥ N": [
         "test_create::test_bad_topologies_are_corruption",
-        "test_dataset::test_verify_checks_the_adjacency_itself",
+        "test_damaged_dataset::test_verify_checks_the_adjacency_itself",
         "test_edge_index::test_wrong_edges_are_refused_and_leave_nothing",
     ],
     "files: unlinked, replaced or shrunk while open": [
@@ -158,7 +158,7 @@ COVERAGE: dict[str, list[str]] = {
     ],
     "process: a copy to a device fails, or is interrupted, under way; memory that cannot be page-locked": [
         "test_handover::test_host_memory_goes_back_once_the_copy_is_complete",
-        "test_handover::test_memory_that_cannot_be_locked_is_an_error_and_not_held",
+        "test_handover::test_memory_that_cannot_be_locked_is_ordinary_and_said_once",
         "test_loader::test_errors_of_handing_over",
         "test_train::test_ctrl_c_at_any_moment",
     ],

@@ -23,7 +23,8 @@ from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.topology import NeighborCache
 from featstore.storage.catalog import read_catalog
 from featstore.storage.update import Update
-from tests.test_dataset import copy, names, quick, replace_column
+from tests.test_damaged_dataset import replace_column
+from tests.test_dataset import copy, names, quick
 
 __all__ = ["copy", "quick"]  # fixtures
 
