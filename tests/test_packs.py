@@ -380,6 +380,20 @@ def test_a_layout_that_others_made_meanwhile_was_there(
     assert {each["capacity"]: each["new"] for each in more["layouts"]} == {200: False, 600: True}
 
 
+def test_a_pack_where_a_dataset_belongs_and_seeds_that_are_none(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pack, empty = tmp_path / "pack", tmp_path / "empty"
+    run(capsys, "pack", data, pack, *FANOUTS)
+    for command in (["info", pack], ["bench", pack], ["plan", pack, "--simulate"], ["pack", pack, tmp_path / "other"]):
+        assert f"{pack} is a pack, and a dataset is asked for here" in fails(capsys, *command)
+    none = {"y": np.zeros(3, np.int64), "train_idx": np.zeros(0, np.int64)}
+    features = {"x": np.zeros((3, 2), np.float32)}
+    featstore.OutOfCoreGraph.create(empty, np.zeros(4, np.int64), np.zeros(0, np.int64), features, none, progress=False).close()
+    for command in (["train", empty], ["pack", empty, tmp_path / "other"], ["plan", empty, "--simulate"]):
+        assert "its 'train_idx' or 'train_mask' names no node with a label" in fails(capsys, *command)
+
+
 def test_layouts_that_were_there_are_looked_at(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Cheaply: sizes and headers; the text says who checks the rest. A damaged one is no obstacle to another."""
     pack = tmp_path / "pack"

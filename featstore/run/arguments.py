@@ -238,7 +238,9 @@ def as_options(text: str, spellings: Mapping[str, str]) -> str:
 
 
 def open_graph(path: str | os.PathLike[str], options: argparse.Namespace) -> OutOfCoreGraph:
-    """Open a dataset as :func:`add_opening`'s options say."""
+    """Open a dataset as :func:`add_opening`'s options say; ValueError where a pack is given in its place."""
+    if is_pack(path):
+        raise ValueError(f"{os.fspath(path)} is a pack, and a dataset is asked for here: only train and verify take packs")
     return OutOfCoreGraph.open(path, **_opening(options))
 
 

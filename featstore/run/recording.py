@@ -10,7 +10,7 @@ import torch
 from featstore.graph.progress import Bar
 from featstore.partition.batcher import RandomBatcher, check_seeds
 from featstore.plan.trace import Trace, record
-from featstore.run.train import split_seeds
+from featstore.run.train import no_seeds, split_seeds
 from featstore.sampling.batch import Sampler
 from featstore.storage.rundir import DiskBudget
 
@@ -45,10 +45,7 @@ def seeds_of(g: OutOfCoreGraph, labels: str, name: str | None = None) -> torch.T
         raise ValueError(f"labels: the dataset has no {labels!r}; {there}. Name others with --labels, or nodes with --seeds")
     seeds = split_seeds(g, "train", labels)
     if seeds is None or not len(seeds):
-        raise ValueError(
-            f"the dataset has no training seeds: node data 'train_idx' or 'train_mask' is needed; {there}. "
-            "Name nodes with --seeds, or give recorded batches with --trace"
-        )
+        raise ValueError(f"{no_seeds(seeds, g.node_data)}. Name other nodes with --seeds")
     return check_seeds(seeds, g.num_nodes)
 
 

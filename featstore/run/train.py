@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ __all__ = [
     "describe_epoch",
     "describe_training",
     "evaluate",
+    "no_seeds",
     "split_seeds",
     "stage_table",
     "train",
@@ -79,6 +80,13 @@ def split_seeds(g: OutOfCoreGraph, split: str, labels: str) -> torch.Tensor | No
             )
             return ids[g.node_data[labels][ids] >= 0]
     return None
+
+
+def no_seeds(seeds: torch.Tensor | None, there: Iterable[str]) -> str:
+    """Return what is wrong with training seeds that :func:`split_seeds` did not find, or found to be none."""
+    if seeds is None:
+        return f"the dataset has no training seeds: node data 'train_idx' or 'train_mask' is needed; it has {sorted(there)}"
+    return "the dataset has no training seeds: its 'train_idx' or 'train_mask' names no node with a label"
 
 
 def evaluate(model: torch.nn.Module, loader: Loader, progress: bool = False) -> float:
@@ -182,9 +190,7 @@ def train(
         raise ValueError(f"feature {feature!r} has shape {tuple(store.shape)}; GraphSAGE wants one row of numbers a node")
     seeds = {} if isinstance(g, PackedGraph) else {split: split_seeds(g, split, labels) for split in SPLITS}
     if not is_pack and (seeds["train"] is None or not len(seeds["train"])):
-        raise ValueError(
-            f"the dataset has no training seeds: node data 'train_idx' or 'train_mask' is needed; it has {sorted(g.node_data)}"
-        )
+        raise ValueError(no_seeds(seeds["train"], g.node_data))
     n_classes = int(g.node_data[labels].max()) + 1
     torch.manual_seed(seed)
     options = dict(loader_options or {})
