@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import signal
 import sys
@@ -97,6 +98,7 @@ def graph(memory: int = 10**8) -> SimpleNamespace:
         budget=budget,
         pool=pool,
         options=SimpleNamespace(threads=2),
+        locked=contextlib.nullcontext,
     )
 
 
