@@ -267,6 +267,11 @@ def _gathered_s(n_rows: int, w: Workload, m: Machine) -> float:
     return BATCH_COPY * _copied_s(n_rows, w, m)
 
 
+def _admitted_s(n_rows: int, w: Workload, m: Machine) -> float:
+    """Seconds of copying rows into the cache that were gathered just before: R22 at a tenth takes 0.1 s, the gathers 1.4 s."""
+    return _copied_s(n_rows, w, m)
+
+
 def _pipeline_s(producer_s: float, consumer_s: float, n: int) -> float:
     """Seconds of two stages beside each other, over ``n`` equal items: the first and the last wait for one another."""
     return producer_s / n + (n - 1) / n * max(producer_s, consumer_s) + consumer_s / n
@@ -340,7 +345,7 @@ def _streamed(w: Workload, m: Machine) -> Estimate:
     scan = _scan_s(w.loads, w, n, m)
     write = extents / m.device.write_bandwidth
     read = extents / m.device.bandwidth
-    copy = _gathered_s(w.n_accesses + w.loads, w, m)
+    copy = _gathered_s(w.n_accesses, w, m) + _admitted_s(w.loads, w, m)
     parts = {"inspect": inspect, "scan": scan, "write": write, "read": read, "copy": copy}
     # Packing beside reading shares the drive.
     epoch = max(_pipeline_s(inspect + scan + write, max(read, copy), n), scan + write + read)
@@ -370,10 +375,10 @@ def _packed(w: Workload, m: Machine, policy: str, loads: int, updates: int, fill
     if not impossible and w.disk_bytes is not None and disk > w.disk_bytes:
         what = "the layout that is there takes" if policy in w.layouts else "extents take"
         impossible = f"{what} {format_size(disk)} of a disk of {format_size(w.disk_bytes)}"
-    copied = w.n_accesses - w.n_device + updates
+    copied = w.n_accesses - w.n_device
     if w.device_rows and w.device_on_host:  # which puts batches together, too: its rows are copied twice, the others once more
         copied += w.n_accesses + w.n_device
-    read, copy = counted.packed * w.row_bytes / m.device.bandwidth, _gathered_s(copied, w, m)
+    read, copy = counted.packed * w.row_bytes / m.device.bandwidth, _gathered_s(copied, w, m) + _admitted_s(updates, w, m)
     parts = {"read": read, "copy": copy}
     if counted.length > 1:  # shared rows are read when their batch's turn comes, extents ahead
         parts["shared"] = _reads_s(counted.reads, counted.n_bytes, m.device)
