@@ -71,6 +71,7 @@ def _interrupts_end() -> Iterator[None]:
         return
 
     def end(*_: object) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would say it again
         os.write(2, b"featstore: interrupted\n")
         os._exit(INTERRUPTED)
 
