@@ -29,6 +29,23 @@ from tests.test_dataset import copy, names, quick
 __all__ = ["copy", "quick"]  # fixtures
 
 
+@pytest.mark.parametrize("what", ["features", "neighbors"])
+def test_closed_while_a_cache_is_made(small: SimpleNamespace, what: str) -> None:
+    with featstore.open(small.path, memory="64MiB") as g:
+
+        class Closing(featstore.StaticPolicy):
+            def scores(self, context: Any) -> Any:
+                g.close()
+                return np.ones(small.num_nodes)
+
+        with pytest.raises(featstore.ClosedError):
+            if what == "features":
+                g.cache("x", "20KB", Closing)
+            else:
+                g.cache_neighbors("20KB", Closing)
+        assert g.budget.used == 0
+
+
 @pytest.mark.parametrize("policy", ["degree", "frequency", "in_out_ratio", "random", "lru", "clock", "sieve", "s3fifo"])
 @pytest.mark.parametrize("budget", [4200, "20KB", "1MB"])
 def test_rows_are_the_same_through_every_cache(small: SimpleNamespace, policy: str, budget: int | str) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -210,7 +211,7 @@ class Kept(Opened):
         if found is not None:
             self.neighbor_cache = found
             return
-        with self.policy_inputs(topology.id_bytes, counts, parts, seed, self.budget) as inputs:
+        with self._or_closed(), self.policy_inputs(topology.id_bytes, counts, parts, seed, self.budget) as inputs:
             scores = inputs.scores(chosen)
             if budget is None:
                 n_bytes = self.budget.available
@@ -256,8 +257,17 @@ class Kept(Opened):
         found = self._stored_neighbors(n_bytes, budget, {"policy": chosen.name, "bytes": n_bytes, "seed": 0})
         if found is not None:
             return found, True
-        with self.policy_inputs(self.topology.id_bytes, None, None, 0, scratch) as inputs:
+        with self._or_closed(), self.policy_inputs(self.topology.id_bytes, None, None, 0, scratch) as inputs:
             return NeighborCache.build(self.topology, budget, inputs.scores(chosen), n_bytes, scratch), False
+
+    @contextlib.contextmanager
+    def _or_closed(self) -> Iterator[None]:
+        """Raise ClosedError in place of what comes of offsets that close() has taken away meanwhile."""
+        try:
+            yield
+        except (IndexError, ValueError):
+            self._check_open()
+            raise
 
     def _drop_neighbor_cache(self) -> None:
         old, self.neighbor_cache = self.neighbor_cache, None
