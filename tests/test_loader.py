@@ -98,6 +98,8 @@ def graph(memory: int = 10**8) -> SimpleNamespace:
         budget=budget,
         pool=pool,
         options=SimpleNamespace(threads=2),
+        reader=SimpleNamespace(held_bytes=0, least_bytes=lambda total: 0),
+        data_bytes=lambda name: 0,
         locked=contextlib.nullcontext,
     )
 

@@ -23,7 +23,6 @@ __all__ = ["HOLDER", "BufferPool", "block_bytes", "carve", "take_pages"]
 
 HOLDER = "batch buffers"
 SMALL_BYTES = 64 << 10  # below this malloc is as good
-HUGE_BYTES = 2 << 20
 POPULATE_BYTES = 8 << 20  # at once: the kernel holds a lock of the whole address space meanwhile
 
 
@@ -39,8 +38,6 @@ def take_pages(memory: npt.NDArray[np.uint8], go_on: Callable[[], bool] = lambda
 def block_bytes(n_bytes: int) -> int:
     """Return the bytes of a block for ``n_bytes``: up to an eighth of a power of two, whole pages, so that similar ones share."""
     step = max(4096, 1 << max(0, n_bytes.bit_length() - 4))
-    if n_bytes >= HUGE_BYTES:
-        step = max(step, HUGE_BYTES)
     return -(-n_bytes // step) * step
 
 
@@ -126,7 +123,7 @@ class BufferPool:
             if self._closed:
                 raise ClosedError("the dataset is closed")
             self._collect()
-            fitting = [block for block in self._idle if size <= block.nbytes <= 2 * size]
+            fitting = [block for block in self._idle if size <= block.nbytes <= size + size // 4]
             if fitting:
                 block = min(fitting, key=lambda candidate: candidate.nbytes)
                 self._idle.remove(block)

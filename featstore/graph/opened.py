@@ -69,6 +69,11 @@ class Opened(ABC):
     def _read_data(self, name: str) -> torch.Tensor:
         """Read a node datum."""
 
+    def data_bytes(self, name: str) -> int:
+        """Return the bytes that a node datum will take: none, where it is in memory."""
+        with self.locked():
+            return 0 if name in self._data else self._data_bytes(name)
+
     def _load_data(self, name: str) -> torch.Tensor:
         with self.locked():
             held = self._data.get(name)

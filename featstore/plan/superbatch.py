@@ -145,6 +145,9 @@ class SuperbatchInspector:
         self._n = -(-(stop - start) // size)
         self._ready: dict[int, _Superbatch] = {}
         self._n_alive = 0  # samples being made or not yet written
+        self._n_sampling = 0  # of them, those being made
+        self._is_paused = False
+        self._awaited: Future[SampledBatch] | None = None  # to be written next
         self._shortage: BudgetError | None = None
         self._reached = 0  # superbatch that is being consumed
         self._n_passed = start  # batches before this one have run
@@ -159,6 +162,11 @@ class SuperbatchInspector:
         """Start the thread; apart from the constructor, so that what closes the inspector can be in place before."""
         self._thread.start()
 
+    @property
+    def _current(self) -> int:
+        """The superbatch of the next batch to run."""
+        return (self._n_passed - self._start) // self._size
+
     # The consumer's side.
 
     def batch(self, position: int) -> tuple[SampledBatch, BatchPlan]:
@@ -172,6 +180,9 @@ class SuperbatchInspector:
         k, number = divmod(position - self._start, self._size)
         with self._lock:
             self._reached = max(self._reached, k)
+            if k == self._current and k not in self._ready:
+                self._is_paused = False
+                self._shortage = None  # of before: the batch that ran last may have been let go of since
             self._changed.notify_all()
             self._changed.wait_for(lambda: k in self._ready or self._error or self._shortage or self._closed)
             if k not in self._ready:
@@ -218,6 +229,7 @@ class SuperbatchInspector:
         k = (position - self._start) // self._size
         with self._lock:
             self._n_passed = max(self._n_passed, position + 1)
+            self._is_paused = False
             done = [old for old in self._ready if old < k]
             for old in done:
                 self._ready.pop(old).remove()
@@ -227,6 +239,24 @@ class SuperbatchInspector:
         """Say that memory came free: sampling is tried again before :meth:`batch` complains of it."""
         with self._lock:
             self._shortage = None
+
+    def pause(self) -> bool:
+        """Begin no samples until a batch has run; wait for those being made, and give back what they used.
+
+        For whoever lacks memory for a batch. Returns whether that may help: False where it was asked for that batch before, or
+        where its superbatch has to be sampled first.
+        """
+        with self._lock:
+            if self._is_paused or self._closed or self._current not in self._ready:
+                return False
+            self._is_paused = True
+            self._changed.wait_for(lambda: (not self._n_sampling and self._is_written()) or self._closed)
+        self._pool.trim()
+        return True
+
+    def _is_written(self) -> bool:
+        """Whether all samples are, but for those behind one that is not made yet; the lock is held."""
+        return not self._n_alive or (self._awaited is not None and not self._awaited.done())
 
     def stop(self) -> None:
         """Tell the thread, and whoever waits in :meth:`misses`, that the epoch is over; does not wait for them."""
@@ -316,22 +346,31 @@ class SuperbatchInspector:
             return _Superbatch(writer.finish_samples())
 
     def _store(self, future: Future[SampledBatch], writer: SampleWriter) -> None:
+        with self._lock:
+            self._awaited = future
+            self._changed.notify_all()
         writer.add(future.result())
         with self._lock:
             self._n_alive -= 1
+            self._awaited = None
+            self._changed.notify_all()
             self._check()
 
     def _sample_patiently(self, position: int) -> SampledBatch:
         """Sample; where memory is short, try again as batches are let go of. Where not even one batch fits, say so meanwhile."""
         while True:
             with self._lock:
+                self._changed.wait_for(lambda: not self._is_paused or self._closed)
                 self._check()
                 self._n_alive += 1
+                self._n_sampling += 1
             try:
                 sampled = self._sample(position)
             except BaseException as error:
                 with self._lock:
                     self._n_alive -= 1
+                    self._n_sampling -= 1
+                    self._changed.notify_all()
                     if not isinstance(error, BudgetError):
                         raise
                     if not self._n_alive:
@@ -341,7 +380,9 @@ class SuperbatchInspector:
                 self._pool.wait(0.02)
             else:
                 with self._lock:
+                    self._n_sampling -= 1
                     self._shortage = None
+                    self._changed.notify_all()
                 return sampled
 
     def _plan_and_pack(self, k: int, superbatch: _Superbatch, ahead: _Superbatch | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from featstore.run.batch import MiniBatch
@@ -66,7 +67,7 @@ class EpochIterator(Iterator[MiniBatch]):
             threads=run.threads,
             depth=depth,
             watch=stages.watch,
-            spare=run.spare,
+            spare=partial(stages.spare, run),
         )
         self._finalizer = finalize_here(self, _end, self._pipeline, run, owner)
         try:

@@ -19,7 +19,7 @@ from featstore.cache.base import Policy, get_policy
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
 from featstore.config import Budget, Reservation, check_at_least
-from featstore.errors import ClosedError
+from featstore.errors import BudgetError, ClosedError
 from featstore.partition.batcher import RandomBatcher, check_seeds
 from featstore.plan.offline import Pack
 from featstore.plan.packgraph import PackedGraph
@@ -27,6 +27,7 @@ from featstore.run.actual import Epochs
 from featstore.run.auto import Decision, decide, look_ahead, rows_in_memory
 from featstore.run.batch import MiniBatch
 from featstore.run.epoch import EpochIterator, Progress, most_rows
+from featstore.run.needs import Needs, guess, measure, too_small
 from featstore.run.options import BATCH_SIZE, LABELS, check_names, check_pack, check_strategy, parse_planning, parse_share
 from featstore.run.owncaches import make_room
 from featstore.run.packed import Packed
@@ -34,7 +35,7 @@ from featstore.run.precache import AccessCounts, cache_bytes, device_rows, size_
 from featstore.run.prefetch import ReadCounts, Stopwatch
 from featstore.run.profile import FrozenSampler, Profile
 from featstore.run.stages import Stages
-from featstore.run.strategies import STRATEGIES
+from featstore.run.strategies import SAMPLING, STRATEGIES
 from featstore.run.strategy import Planning, Setup
 from featstore.sampling.batch import Sampler
 from featstore.sampling.foreign import checked_sampler
@@ -203,8 +204,6 @@ class Loader:
         self._threads = threads
         self._prefetch = prefetch
         self._row_bytes = {name: _row_bytes(g.features[name]) for name in self._features}
-        if self._labels is not None and len(g.node_data[self._labels]) != g.num_nodes:  # in memory before a cache takes the rest
-            raise ValueError(f"labels: {labels!r} has {len(g.node_data[self._labels])} entries for {g.num_nodes} nodes")
         opened = pack is not None and not isinstance(pack, Pack)
         self._pack = pack = Pack(pack) if pack is not None and not isinstance(pack, Pack) else pack
         self._close_pack = weakref.finalize(self, pack.close) if opened and pack is not None else None
@@ -216,7 +215,14 @@ class Loader:
         batcher = RandomBatcher(checked, batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last)
         self._batcher = batcher
         self._share = parse_share(memory, g.budget)
-        self._held: list[Reservation] = [g.budget.reserve("loader order", 8 * len(checked) + batcher.order_bytes)]
+        order_bytes = 8 * len(checked) + batcher.order_bytes
+        try:
+            if self._labels is not None and len(g.node_data[self._labels]) != g.num_nodes:  # before a cache takes the rest
+                raise ValueError(f"labels: {labels!r} has {len(g.node_data[self._labels])} entries for {g.num_nodes} nodes")
+            self._held: list[Reservation] = [g.budget.reserve("loader order", order_bytes)]
+        except BudgetError as error:
+            labels_bytes = 0 if self._labels is None else g.data_bytes(self._labels)
+            raise too_small(error, guess(g, sampler, batch_size, order_bytes + labels_bytes)) from None
         self._finalizer = weakref.finalize(self, _release, self._held)
         self._watch = Stopwatch()
         self._reads = ReadCounts()
@@ -276,6 +282,15 @@ class Loader:
                 if decision.choice is not None:
                     self._epochs = Epochs(decision.choice, len(self._features), len(batcher))
             planning = planning_for(strategy, policy)
+            if strategy in ("superbatch", "streamed") or (
+                strategy == "ondemand" and not is_auto and (feature_cache is not None or policy is not None)
+            ):
+                asked = replace(setup, planning=planning)
+                if pack is not None:
+                    asked = replace(asked, sampler=FrozenSampler(pack, g.pool), pack=None)
+                elif self._profile is not None:
+                    asked = replace(asked, sampler=self._profile)
+                setup = replace(setup, needs=self._needs(asked, strategy, feature_cache, policy))
             if not is_auto and strategy == "streamed" and superbatch == "auto":
                 self._profile, miss_share = look_ahead(setup, cast(Planning, planning), self._capacity(setup, feature_cache))
             if self._profile is not None:
@@ -306,6 +321,24 @@ class Loader:
             raise
 
     # Set-up.
+
+    def _needs(
+        self, setup: Setup, strategy: str, size: int | float | str | None, policy: str | Policy | type[Policy] | None
+    ) -> Needs:
+        """Ask for what all stages need at the least, before any of them begins."""
+        sizes: dict[str, int] = {}
+        chosen = get_policy("degree" if policy is None else policy) if setup.planning is None else setup.planning.policy
+        n = self._g.num_nodes
+        if size is not None and size != "auto" and self._features and n:
+            sizes = cache_bytes(size, n, self._row_bytes, chosen, self._g.budget, 1 << 62)
+        capacity = min((FeatureCache.capacity_for(sizes[name], self._row_bytes[name], n, chosen) for name in sizes), default=0)
+        batch = measure(setup)
+        made = SAMPLING[strategy]
+        needs = Needs(
+            setup, self._row_bytes, batch, made.least_bytes(setup, batch), sum(sizes.values()), capacity, plans=made.plans
+        )
+        needs.check()
+        return needs
 
     @property
     def _limit(self) -> Budget:

@@ -63,6 +63,9 @@ def spare_bytes(setup: Setup, budget: Budget, available: int, row_bytes: int, pr
     order = setup.batcher.epoch(0)
     if not len(order):
         return available, prefetch
+    if setup.needs is not None:
+        return setup.needs.left_for_cache(available, prefetch)
+    setup.graph.pool.trim()  # or what is idle would not count
     before, offsets = budget.used, budget.report().get("indptr", 0)
     sampled = setup.sampler.sample(order.seeds(0), epoch=0, index=0)
     offsets = budget.report().get("indptr", 0) - offsets  # read at first use, once for all

@@ -20,6 +20,7 @@ from featstore.gather.plan import Tier
 from featstore.run.batch import MiniBatch
 from featstore.run.handover import Assembled, HandOver, host_rows
 from featstore.run.held import BATCHES, Batches, Held
+from featstore.run.needs import guess, larger, least_total
 from featstore.run.profile import FrozenSampler
 from featstore.run.strategy import EpochRun, Prepared, Setup
 
@@ -67,6 +68,8 @@ class Stages:
         self._n_rows = 0
         self._hits = {Tier.HOST: 0, Tier.BASE: 0}
         self._n_batches = 0
+        self._trimmed_for = -1
+        self._largest_bytes = 0
         self._largest_rows = most_rows if setup.pack is not None or frozen is not None else 0
 
     def of(
@@ -76,6 +79,19 @@ class Stages:
         if self._setup.device.type == "cpu" and not run.has_device_tier:
             return partial(self._sample, run), partial(self._assemble_whole, run), None
         return partial(self._sample, run), partial(self._assemble, run), self._hand_over
+
+    def spare(self, run: EpochRun) -> bool:
+        """Give back memory as :meth:`EpochRun.spare` does; first, once a batch, what nobody uses now."""
+        with self._lock:
+            trimmed, self._trimmed_for = self._trimmed_for == self._n_batches, self._n_batches
+        if trimmed:
+            return run.spare()
+        before = self._g.budget.used
+        for idle in (self._setup.sampler, self._g.pool, self._g.reader):
+            trim = getattr(idle, "trim", None)
+            if trim is not None:
+                trim()
+        return self._g.budget.used < before or run.spare()
 
     def counts(self) -> dict[str, Any]:
         """Return ``batches``, ``rows``, what was read, and ``hits`` by tier, as of now."""
@@ -93,9 +109,15 @@ class Stages:
             n_bytes = prepared.sampled.nbytes
             return Item(prepared, n_bytes, None if self.batches is None else self.batches.hold(n_bytes))
         except BudgetError as error:
-            # How many rows it would have had is unknown: as many as the largest batch so far, or as there can be.
-            rows = self._largest_rows or self._most_rows
-            needed = None if error.needed is None else error.needed + rows * sum(self._row_bytes.values())
+            # How many rows it would have had is unknown: as many as the largest batch so far.
+            rows = self._largest_rows
+            needed = error.needed
+            if needed is not None and rows:
+                needed = max(needed, self._needed(rows, self._largest_bytes, self._g.budget))
+            elif needed is not None and self._setup.needs is None and self._setup.pack is None:
+                needed = max(needed, guess(self._g, self._setup.sampler, self._setup.batcher.batch_size))
+            elif needed is not None:
+                needed = max(needed, self._by_needs(0, needed))
             raise self._too_small(position, error, needed) from None
 
     def _assemble(self, run: EpochRun, position: int, item: Item) -> Assembled:
@@ -113,13 +135,14 @@ class Stages:
             budget = self._g.budget
             self._gather_features(run, item, features, apart, tally)
         except BudgetError as error:
-            raise self._too_small(position, error, max(self._needed(n_rows, item, budget), error.needed or 0)) from None
+            raise self._too_small(position, error, max(self._needed(n_rows, item.n_bytes, budget), error.needed or 0)) from None
         with self.watch.time("labels"):
             y = None if self._setup.labels is None else self._g.node_data[self._setup.labels][sampled.seeds]
         index = sampled.index if self._frozen is None else int(self._setup.batcher.epoch(sampled.epoch).seeds(sampled.index)[0])
         batch = MiniBatch(sampled.seeds, sampled.input_ids, sampled.blocks, features, y, index, item.held)
         with self._lock:
-            self._largest_rows = max(self._largest_rows, n_rows)
+            if n_rows > self._largest_rows:
+                self._largest_rows, self._largest_bytes = n_rows, item.n_bytes
             self._n_batches += 1
             self._n_rows += n_rows * len(self._setup.features)
             for tier, n in tally.rows.items():
@@ -148,14 +171,28 @@ class Stages:
                 self.watch.add("update", tally.update_s)
             self._setup.reads.add(tally.read)
 
-    def _needed(self, n_rows: int, item: Item, budget: Budget) -> int:
+    def _needed(self, n_rows: int, n_bytes: int, budget: Budget) -> int:
         """Return the least budget for the batch that the loop holds and the next one, both as large as the largest known."""
         rows = max(n_rows, self._largest_rows)
-        batch = item.n_bytes * rows // max(1, n_rows)
+        batch = n_bytes * rows // max(1, n_rows)
         batch += sum(block_bytes(rows * width) for width in self._row_bytes.values())
+        needed: int
+        if budget is self._g.budget:
+            needed = least_total(self._g, 2 * batch + batch // 8)  # samples are rounded up too, in many small blocks
+            if self._setup.needs is None and needed > budget.total:
+                return needed
         held = budget.report()
         others = budget.used - sum(held.get(name, 0) for name in (HOLDER, BATCHES))
-        return others + 2 * batch + batch // 4  # samples are rounded up too, in many small blocks
+        needed = others + 2 * batch + batch // 4
+        return needed if budget is not self._g.budget else self._by_needs(rows, needed)
+
+    def _by_needs(self, n_rows: int, otherwise: int) -> int:
+        """Return the least memory for batches of up to ``n_rows``, where it is known what all stages need."""
+        needs = self._setup.needs
+        if needs is None:
+            return otherwise
+        total = needs.total(larger(max(n_rows, needs.batch.n_rows)))
+        return total if total > self._g.budget.total else otherwise
 
     def _too_small(self, position: int, error: BudgetError, needed: int | None) -> BudgetError:
         reason = error.message.split("; at least")[0]  # that least is for one allocation, not for the batch

@@ -9,7 +9,7 @@ from featstore.run.strategy import OnDemand, Setup, Strategy
 from featstore.run.streamed import Streamed
 from featstore.run.superbatch import Superbatch
 
-__all__ = ["STRATEGIES"]
+__all__ = ["SAMPLING", "STRATEGIES"]
 
 STRATEGIES: Mapping[str, Callable[[Setup], Strategy]] = {
     "ondemand": OnDemand,
@@ -17,3 +17,8 @@ STRATEGIES: Mapping[str, Callable[[Setup], Strategy]] = {
     "streamed": Streamed,
     "packed": Packed,
 }
+SAMPLING: Mapping[str, type[OnDemand] | type[Superbatch]] = {
+    "ondemand": OnDemand,
+    "superbatch": Superbatch,
+    "streamed": Streamed,
+}  # those that sample, and can say before they are made what they need

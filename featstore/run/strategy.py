@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -23,6 +23,9 @@ from featstore.partition.batcher import EpochOrder, RandomBatcher
 from featstore.plan.offline import Pack
 from featstore.run.prefetch import ReadCounts, Stopwatch
 from featstore.sampling.batch import SampledBatch
+
+if TYPE_CHECKING:
+    from featstore.run.needs import BatchSize, Needs
 
 __all__ = ["EpochRun", "OnDemand", "Planning", "Prepared", "Setup", "Strategy"]
 
@@ -83,6 +86,8 @@ class Setup:
         Node data that the loader delivers.
     prefetch : int
         Batches made ahead of the one that the loop holds, while memory suffices.
+    needs : Needs, optional
+        What all stages need at the least: what a strategy takes beyond its part must not be another's.
     """
 
     graph: Any
@@ -98,6 +103,7 @@ class Setup:
     device_rows: int | None = None
     labels: str | None = None
     prefetch: int = 0
+    needs: Needs | None = None
 
 
 @dataclass(frozen=True)
@@ -179,6 +185,13 @@ class Strategy(Protocol):
 
 class OnDemand:
     """Sample when a batch is asked for, read what the host cache lacks."""
+
+    plans = False
+
+    @staticmethod
+    def least_bytes(setup: Setup, batch: BatchSize) -> int:
+        """Nothing is held."""
+        return 0
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup

@@ -14,9 +14,11 @@ from featstore.gather.buffers import take_pages
 from featstore.plan.missed import MissedRows
 from featstore.plan.packbeside import Pack, Packed
 from featstore.plan.packing import PackArenas, RunPacker
+from featstore.run.needs import BatchSize, larger
 from featstore.run.strategy import Setup
-from featstore.run.superbatch import Superbatch
-from featstore.storage.extents import least_memory, most_memory
+from featstore.run.superbatch import Superbatch, least_size
+from featstore.storage.extents import PAGES, ExtentMap, least_memory, most_memory
+from featstore.storage.format import file_bytes, sums_bytes
 from featstore.storage.pagestream import MOST_WINDOW_BYTES, Arenas, least_window
 from featstore.storage.rowfile import RowFile
 from featstore.storage.rundir import DiskBudget, RunDirectory, finalize_here
@@ -25,6 +27,9 @@ from featstore.storage.spares import SpareFiles
 __all__ = ["Streamed", "window_for"]
 
 Int64s = npt.NDArray[np.int64]
+
+OPEN_FILES = 4  # superbatches whose extents are read, wait to be, or are filled
+QUEUE_BYTES = 64 << 10  # scratch of the queue that reads their checksums
 
 
 def window_for(available: int, n_features: int) -> int:
@@ -43,14 +48,21 @@ class Streamed(Superbatch):
         graph = setup.graph
         self._bases: Mapping[str, RowFile] = {name: graph.features[name].file for name in setup.features}
         widths = [base.row_bytes for base in self._bases.values()]
-        self._window_bytes = window_for(graph.budget.available, len(widths))
+        needs = setup.needs
+        assert needs is not None
+        least = _packing_bytes(setup, self._n_accesses, int(self._planning.superbatch))
+        own = len(widths) * least_window() + _packing_bytes(setup, self._n_accesses, least_size(setup))
+        spare = needs.spare(own)
+        self._window_bytes = max(
+            least_window(), min(window_for(graph.budget.available, len(widths)), spare // max(1, len(widths)))
+        )
         held: list[Reservation] = []
         weakref.finalize(self, _release, held)
         try:
             held.append(graph.budget.reserve("extents read ahead", self._window_bytes * len(widths)))
             most = max((most_memory(width, self._n_accesses, int(self._planning.superbatch)) for width in widths), default=0)
-            least = max((least_memory(width, self._n_accesses) for width in widths), default=0)
-            self._packing = graph.budget.reserve("packing", max(least, min(most, graph.budget.available // 4)))
+            spare = least + needs.spare(least)
+            self._packing = graph.budget.reserve("packing", max(least, min(most, graph.budget.available // 4, spare)))
             held.append(self._packing)
         except BaseException:
             _release(held)
@@ -63,6 +75,14 @@ class Streamed(Superbatch):
         windows = {name: Arenas(self._window_bytes) for name in setup.features}
         self._arenas = PackArenas(Arenas(self._packing.n_bytes // 4 * 3), windows)
         finalize_here(self, self._spares.close)
+
+    @classmethod
+    def least_bytes(cls, setup: Setup, batch: BatchSize) -> int:
+        """See :class:`Superbatch`; and what one batch is packed in, and each feature's extents are read into."""
+        windows = len(setup.features) * least_window()
+        size = least_size(setup)
+        tables = OPEN_FILES * sum(_sums_bytes(setup, name, larger(batch.n_rows), size) for name in setup.features)
+        return super().least_bytes(setup, batch) + windows + tables + QUEUE_BYTES + _packing_bytes(setup, batch.n_rows, size)
 
     def close(self) -> None:
         """Give the memory back; may be called again."""
@@ -134,6 +154,22 @@ class _PreparingPack:
                 take_pages(store.cache.array.reshape(-1), go_on)
             # The loop's batch, one in the making, and those made ahead.
             graph.pool.prepare(self._n_rows * store.file.row_bytes, self._setup.prefetch + 2, go_on)
+
+
+def _sums_bytes(setup: Setup, name: str, n_rows: int, size: int) -> int:
+    """Return the bytes of checksums of ``size`` extents of ``n_rows`` rows of a feature."""
+    extents = ExtentMap(np.full(size, n_rows), setup.graph.features[name].file.row_bytes)
+    return sums_bytes(file_bytes(PAGES, extents.total_pages))
+
+
+def _packing_bytes(setup: Setup, n_rows: int, size: int) -> int:
+    """Return the bytes in which superbatches of ``size`` batches of ``n_rows`` rows can be packed, a batch at a time."""
+    longest = larger(n_rows)
+    most = 0
+    for name in setup.features:
+        width = setup.graph.features[name].file.row_bytes
+        most = max(most, least_memory(width, longest) + _sums_bytes(setup, name, longest, size) + 8 * size)
+    return most
 
 
 def _release(held: list[Reservation]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import threading
@@ -17,7 +16,7 @@ from featstore.cache.base import Policy
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
 from featstore.config import Reservation
-from featstore.errors import BudgetError, BusyError
+from featstore.errors import BusyError
 from featstore.gather.ahead import ReadAhead
 from featstore.gather.executor import Tally
 from featstore.gather.plan import Tier
@@ -27,12 +26,13 @@ from featstore.partition.batcher import EpochOrder
 from featstore.plan.packbeside import Pack
 from featstore.plan.planmemory import PLANNER_SHARE, planning_bytes
 from featstore.plan.superbatch import SuperbatchInspector
+from featstore.run.needs import BatchSize
 from featstore.run.owncaches import Claim, OwnCaches
 from featstore.run.strategy import EpochRun, Planning, Prepared, Setup
 from featstore.run.switch import CacheSwitch, NoSwitch
 from featstore.storage.rundir import DiskBudget, RunDirectory, finalize_here
 
-__all__ = ["Superbatch", "ahead_bytes", "choose_size"]
+__all__ = ["Superbatch", "ahead_bytes", "choose_size", "least_size"]
 
 MOST_AUTO_BATCHES = 200
 MOST_AHEAD_BYTES = 1 << 30
@@ -52,31 +52,35 @@ class Superbatch:
         self._setup = setup
         self._running: weakref.ref[_SuperbatchEpoch] | None = None
         graph, order = setup.graph, setup.batcher.epoch(0)
-        n_accesses = stored = 0
-        if len(order):
-            sampled = setup.sampler.sample(order.seeds(0), epoch=0, index=0)
-            n_accesses = len(sampled.input_ids)
-            width = 4 if graph.num_nodes < 2**31 else 8
-            stored = n_accesses * (width + 12) + sum(4 * (len(block.src) + block.n_dst) for block in sampled.blocks)
-        self._n_accesses = n_accesses
-        stored += self._packed_bytes(n_accesses)
+        needs = setup.needs
+        assert needs is not None
+        batch = needs.batch
+        n_accesses = self._n_accesses = batch.n_rows
+        width = 4 if graph.num_nodes < 2**31 else 8
+        stored = n_accesses * (width + 12) + 4 * batch.n_stored + self._packed_bytes(n_accesses)
         self._planning = replace(setup.planning, superbatch=choose_size(setup.planning, graph, len(order), n_accesses, stored))
-        # Batches differ in size by a few percent, and a window is two superbatches.
-        longest = n_accesses * 9 // 8
-        planned = int(self._planning.superbatch) * longest
-        window = (graph.num_nodes, planned * (2 if setup.planning.overlap else 1), planned, longest)
-        room = min(graph.budget.total // PLANNER_SHARE, graph.budget.available)
-        needed = planning_bytes(*window, spilled=planning_bytes(*window) > room)
-        if not setup.planning.overlap:
-            needed = max(needed, SCORING_BYTES * graph.num_nodes + NeighborCache.scratch_bytes(graph.topology))
-        self._memory = graph.budget.reserve("planner", needed)
+        planned = _planner_bytes(setup, n_accesses, int(self._planning.superbatch), spilled=False)
+        spilled = _planner_bytes(setup, n_accesses, int(self._planning.superbatch), spilled=True)
+        beside = self.least_bytes(setup, batch)
+        least = _planner_bytes(setup, n_accesses, least_size(setup), spilled=True)
+        room = least + needs.spare()
+        self._memory = graph.budget.reserve(
+            "planner", planned if planned <= min(room, graph.budget.total // PLANNER_SHARE) else spilled
+        )
         self._ahead = graph.budget.reserve("read ahead", 0)
         assert isinstance(self._planning.policy, PlannedPolicy)
         self._finalizer = weakref.finalize(self, _release, self._planning.policy, self._memory, self._ahead)
         if setup.planning.overlap:
-            self._ahead.resize(ahead_bytes(setup, graph.budget.total // 16))
+            self._ahead.resize(ahead_bytes(setup, min(graph.budget.total // 16, needs.spare(beside - least))))
         self._switch: CacheSwitch | None = None
         self._caches = OwnCaches(graph, setup.features)
+
+    plans = True
+
+    @classmethod
+    def least_bytes(cls, setup: Setup, batch: BatchSize) -> int:
+        """Return what the strategy holds at the least for as long as it runs: the planner, next positions on disk."""
+        return _planner_bytes(setup, batch.n_rows, least_size(setup), spilled=True)
 
     def _packed_bytes(self, n_accesses: int) -> int:
         """Return the bytes of copied rows that a batch has on disk, beside its samples and plan."""
@@ -138,6 +142,26 @@ class Superbatch:
             raise
         self._running = weakref.ref(run)
         return run
+
+
+def least_size(setup: Setup) -> int:
+    """Return the batches of the smallest superbatch that the loader allows."""
+    assert setup.planning is not None
+    size = setup.planning.superbatch
+    return 1 if isinstance(size, str) else min(size, max(1, len(setup.batcher)))
+
+
+def _planner_bytes(setup: Setup, n_accesses: int, size: int, *, spilled: bool) -> int:
+    """Return what planning superbatches of ``size`` batches holds, by the rows of one."""
+    graph, planning = setup.graph, setup.planning
+    assert planning is not None
+    # Batches differ in size by a few percent, and a window is two superbatches.
+    longest = n_accesses * 9 // 8
+    planned = size * longest
+    needed = planning_bytes(graph.num_nodes, planned * (2 if planning.overlap else 1), planned, longest, spilled=spilled)
+    if not planning.overlap:
+        needed = max(needed, SCORING_BYTES * graph.num_nodes + NeighborCache.scratch_bytes(graph.topology))
+    return needed
 
 
 def _release(policy: PlannedPolicy, *held: Reservation) -> None:
@@ -222,7 +246,7 @@ class _SuperbatchEpoch:
                 disk=disk,
                 memory=memory,
                 pool=graph.pool,
-                threads=setup.threads,
+                threads=setup.threads if setup.needs is None else setup.needs.samplers(setup.threads),
                 time=setup.watch.time,
                 # Without features there is no cache to switch, but the schedule is the one that was asked for.
                 switch=switch if switch is not None or planning.overlap else NoSwitch(),
@@ -230,14 +254,15 @@ class _SuperbatchEpoch:
             )
             if setup.features and pack is None:
                 if planning.overlap and not ahead.n_bytes:  # given back by an earlier epoch
-                    with contextlib.suppress(BudgetError):
-                        ahead.resize(ahead_bytes(setup, graph.budget.total // 16))
+                    assert setup.needs is not None
+                    ahead.resize(ahead_bytes(setup, min(graph.budget.total // 16, setup.needs.unused())))
                 widths = {name: store.nbytes // max(1, len(store)) for name, store in zip(setup.features, stores, strict=True)}
                 read = {name: store.read_rows for name, store in zip(setup.features, stores, strict=True)}
                 # In the serial schedule plans are made while nothing is read ahead, and the other way round: one memory for both.
                 idle = min(memory.n_bytes - planning.policy.nbytes, graph.budget.total // 8)
                 n_bytes = ahead.n_bytes if switch is None else ahead_bytes(setup, max(0, idle))
-                self._ahead = ReadAhead(self._inspector.misses, read, widths, start, len(order), n_bytes, setup.reads.add)
+                if n_bytes:
+                    self._ahead = ReadAhead(self._inspector.misses, read, widths, start, len(order), n_bytes, setup.reads.add)
         except BaseException:
             if self._runs is not None:
                 self._runs.close()
@@ -288,11 +313,14 @@ class _SuperbatchEpoch:
         self._inspector.passed(position)
 
     def spare(self) -> bool:
-        if self._ahead is None or self._switch is not None or not self._ahead.give_back():
-            return False  # in the serial schedule the memory is the planner's, whose turn comes again
-        self._ahead_memory.resize(0)
-        self._inspector.freed()
-        return True
+        freed = self._inspector.pause()
+        if self._ahead is not None and self._switch is None and self._ahead.give_back():
+            # In the serial schedule the memory is the planner's, whose turn comes again.
+            self._ahead_memory.resize(0)
+            freed = True
+        if freed:
+            self._inspector.freed()
+        return freed
 
     def stop(self) -> None:
         self._inspector.stop()

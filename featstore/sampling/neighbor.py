@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import time
 from collections import deque
@@ -19,10 +20,11 @@ from featstore.graph.topology import NeighborCache, Topology, huge_bytes
 from featstore.sampling.batch import Block, SampledBatch
 from featstore.sampling.rng import absorb, batch_key
 
-__all__ = ["Graph", "NeighborSampler"]
+__all__ = ["SCRATCH", "Graph", "NeighborSampler", "scratch_bytes"]
 
 Int64s = npt.NDArray[np.int64]
 
+SCRATCH = "sampler scratch"  # in the budget's report
 _LEAST_ROOM = 4096  # nodes
 _TABLE = 4  # entries a node: three in four stay free, so that few look-ups go beyond their first entry
 _EMPTY = np.zeros(0, np.int64)
@@ -74,7 +76,7 @@ class _Scratch:
 
     def __init__(self, num_nodes: int, budget: Budget, room: int) -> None:
         self._num_nodes = num_nodes
-        self._reservation = budget.reserve("sampler scratch", 0)
+        self._reservation = budget.reserve(SCRATCH, 0)
         self.hops = _core.Hops(num_nodes, num_nodes <= 2**32)
         self.room = 0
         self.nodes = self.place = self.degree = _EMPTY
@@ -87,9 +89,8 @@ class _Scratch:
         room = min(room, self._num_nodes + 1)
         if room <= self.room:
             return
-        # Or an entry a node of the graph, which needs no hashing.
-        table = min(_power_of_two(_TABLE * room), _power_of_two(self._num_nodes))
-        n_bytes = 3 * huge_bytes(room * 8) + huge_bytes(table * 8)
+        table = _table_entries(room, self._num_nodes)
+        n_bytes = _room_bytes(room, self._num_nodes)
         held = self._reservation.n_bytes
         self._reservation.resize(held + n_bytes)
         try:
@@ -104,10 +105,34 @@ class _Scratch:
         self.room = room
         self._reservation.resize(n_bytes)
 
+    def drop(self) -> None:
+        """Give the memory back; :meth:`need` takes it anew."""
+        self.hops = _core.Hops(self._num_nodes, self._num_nodes <= 2**32)
+        self.nodes = self.place = self.degree = _EMPTY
+        self.room = 0
+        self._reservation.release()
+
     def __del__(self) -> None:
         reservation: Reservation | None = getattr(self, "_reservation", None)
         if reservation is not None:
             reservation.release()
+
+
+def _table_entries(room: int, num_nodes: int) -> int:
+    """Entries of the table of ``room`` nodes' numbers; or an entry a node of the graph, which needs no hashing."""
+    return min(_power_of_two(_TABLE * room), _power_of_two(num_nodes))
+
+
+def _room_bytes(room: int, num_nodes: int) -> int:
+    return 3 * huge_bytes(room * 8) + huge_bytes(_table_entries(room, num_nodes) * 8)
+
+
+def scratch_bytes(n_rows: int, num_nodes: int) -> int:
+    """Return what a thread's scratch takes at the most while it grows to have room for a batch of ``n_rows`` nodes."""
+    room, before = min(_LEAST_ROOM, num_nodes + 1), 0
+    while room < min(n_rows, num_nodes + 1):
+        before, room = _room_bytes(room, num_nodes), min(2 * room, num_nodes + 1)
+    return before + _room_bytes(room, num_nodes)
 
 
 def _power_of_two(n: int) -> int:
@@ -192,6 +217,21 @@ class NeighborSampler:
             "seconds": sum(s.seconds for s in scratches),
         }
 
+    def trim(self) -> bool:
+        """Give back the scratch of threads that do not sample now, but for one; return whether there was any.
+
+        Totals of :meth:`stats` are kept.
+        """
+        idle = []
+        with contextlib.suppress(IndexError):
+            while True:
+                idle.append(self._idle.pop())  # the one that was used last first, as for sampling
+        held = [scratch for scratch in idle[1:] if scratch.room]
+        for scratch in held:
+            scratch.drop()
+        self._idle.extend(reversed(idle))
+        return bool(held)
+
     def sample(self, seeds: torch.Tensor, epoch: int = 0, index: int = 0) -> SampledBatch:
         """Sample one batch.
 
@@ -241,7 +281,10 @@ class NeighborSampler:
             scratch.seconds += time.perf_counter() - start
             return batch
         finally:
-            self._idle.append(scratch)
+            if scratch.room >= self._room:
+                self._idle.append(scratch)
+            else:  # for when all others are in use: it would have to grow
+                self._idle.appendleft(scratch)
 
     def _sample(self, scratch: _Scratch, ids: Int64s, epoch: int, index: int) -> SampledBatch:
         g, hops, cache = self._g, scratch.hops, self._g.neighbor_cache

@@ -54,8 +54,7 @@ class PagedSums:
         self._set_page = set_page
         self._borrow = engine
         self._backend = backend
-        span = -(-row_bytes // (PAGE_BYTES * SUMS_PER_PAGE)) + 1  # sums pages that one row may need
-        n_slots = max(n_slots, 16 + 2 * span)
+        n_slots, span = self._slots(row_bytes, n_slots)
         self.capacity = n_slots - span
         # Its own small queue: the borrowed one is in the middle of a gather when pages of sums are wanted.
         self._engine_reservation = budget.reserve("reader buffers", MIN_ARENA_BYTES + 16 * n_slots)
@@ -72,6 +71,17 @@ class PagedSums:
         self._reads = 0
         self._bytes = 0
         self.lock = threading.Lock()
+
+    @staticmethod
+    def _slots(row_bytes: int, n_slots: int) -> tuple[int, int]:
+        span = -(-row_bytes // (PAGE_BYTES * SUMS_PER_PAGE)) + 1  # sums pages that one row may need
+        return max(n_slots, 16 + 2 * span), span
+
+    @classmethod
+    def held_bytes(cls, row_bytes: int, n_slots: int) -> int:
+        """Return the bytes that a table of ``n_slots`` pages holds, its queue included."""
+        n_slots, _ = cls._slots(row_bytes, n_slots)
+        return MIN_ARENA_BYTES + (16 + PAGE_BYTES) * n_slots
 
     def load(self, wanted: Sequence[int]) -> None:
         """Make the ``wanted`` sums pages present (called by the core between stretches of a gather)."""

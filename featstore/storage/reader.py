@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -58,6 +59,10 @@ class DeviceSpeed:
         return int(min(max(0.75 * self.bandwidth / self.iops, PAGE_BYTES), 256 << 10))
 
 
+def _arena_bytes(total: int) -> int:
+    return min(MAX_ARENA_BYTES, max(MIN_ARENA_BYTES, total // 32 // PAGE_BYTES * PAGE_BYTES))
+
+
 class Reader:
     """The queues of one dataset's reads. Thread-safe; after a fork the child makes its own.
 
@@ -72,7 +77,8 @@ class Reader:
         self.options = options
         self.budget = budget
         self.device: DeviceSpeed | None = None
-        self._arena_bytes = min(MAX_ARENA_BYTES, max(MIN_ARENA_BYTES, budget.total // 32 // PAGE_BYTES * PAGE_BYTES))
+        self._arena_bytes = _arena_bytes(budget.total)
+        self._files: weakref.WeakSet[RowFile] = weakref.WeakSet()
         self._closed = False
         self._may_measure = True
         self._start()
@@ -175,12 +181,31 @@ class Reader:
                     return
                 n_rows = -(-(n_rows // 2) // SCRATCH_STEP) * SCRATCH_STEP  # sort in more stretches
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes held by queues, and by the checksum tables of open files."""
+        with self._lock:
+            queues = sum(reservation.n_bytes for reservation in self._held.values())
+        return queues + self._tables_bytes(self.budget.total)
+
+    def least_bytes(self, total: int) -> int:
+        """Return the least that :attr:`held_bytes` would be if the budget were of ``total`` bytes, once rows are read."""
+        return _arena_bytes(total) + 16 * SCRATCH_STEP + self._tables_bytes(total)
+
+    def _tables_bytes(self, total: int) -> int:
+        return sum(file.sums_bytes(total) for file in list(self._files))
+
     def trim(self) -> None:
-        """Give idle queues back to the system and to the budget, all but the last queue."""
+        """Give idle queues back to the system and to the budget, all but the last queue, which keeps scratch for few rows."""
         self._leave_parent()
         with self._lock:
             while self._idle and len(self._held) > 1:
                 self._drop(self._idle.pop(0))
+            for engine in self._idle:
+                if engine.nbytes > engine.arena_bytes + 16 * SCRATCH_STEP:
+                    engine.drop_scratch()
+                    engine.set_scratch(SCRATCH_STEP)
+                    self._held[id(engine)].resize(engine.arena_bytes + 16 * SCRATCH_STEP)
 
     def _drop(self, engine: Engine) -> None:
         engine.close()
@@ -206,7 +231,9 @@ class Reader:
         CorruptionError
             A file is not as long as it must be, or the table is damaged; with ``verify="open"``, any page is.
         """
-        return RowFile(self, path, layout, n_rows, seed, sums_seed, verify or self.options.verify, n_bytes)
+        file = RowFile(self, path, layout, n_rows, seed, sums_seed, verify or self.options.verify, n_bytes)
+        self._files.add(file)
+        return file
 
     def gap_for(self, file: File, n_rows: int) -> int:
         """Return the gap worth reading over, from the device; measured at the first large gather (about 50 ms)."""

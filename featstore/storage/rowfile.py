@@ -131,6 +131,16 @@ class RowFile:
         """Pages of the table of checksums."""
         return -(-(self._file.size // PAGE_BYTES) // SUMS_PER_PAGE)
 
+    def sums_bytes(self, total: int) -> int:
+        """Return what is held of the table of checksums where the budget is of ``total`` bytes."""
+        if self._is_closing or not self.verifies:
+            return 0
+        table = self.n_sums_pages * PAGE_BYTES
+        share = int(RESIDENT_SUMS_SHARE * total)
+        if table <= max(16 * PAGE_BYTES, share):
+            return table
+        return PagedSums.held_bytes(self.row_bytes, share // PAGE_BYTES)
+
     def duplicate(self) -> int:
         """Return another descriptor of the open file, the caller's to close."""
         with self._in_use():

@@ -289,6 +289,12 @@ cdef class Engine:
                 raise MemoryError
             self.scratch_rows = n_rows
 
+    def drop_scratch(self):
+        """Hold no scratch, until some is set; nobody gathers."""
+        free(self.scratch)
+        self.scratch = NULL
+        self.scratch_rows = 0
+
     @property
     def nbytes(self):
         """Bytes held: buffers and scratch."""

@@ -1,0 +1,102 @@
+"""The least memory: what errors name is enough, is named soon, and is little more than enough."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import featstore
+from featstore.sampling.neighbor import NeighborSampler, scratch_bytes
+
+N = 30_000
+OPTIONS: dict[str, dict[str, Any]] = {
+    "on demand": {},
+    "on demand, in one thread": {"prefetch": 0, "threads": 1},
+    "on demand, cache": {"feature_cache": 0.05, "labels": "y"},
+    "superbatch": {"strategy": "superbatch"},
+    "superbatch, nothing ahead": {"strategy": "superbatch", "prefetch": 0},
+    "superbatch, two threads, cache, labels": {"strategy": "superbatch", "threads": 2, "feature_cache": 0.05, "labels": "y"},
+    "superbatch of four": {"strategy": "superbatch", "superbatch": 4, "features": ["x", "z"]},
+    "serial": {"strategy": "superbatch", "overlap": False, "feature_cache": "500KB"},
+    "streamed": {"strategy": "streamed"},
+    "streamed, one thread, cache, labels": {"strategy": "streamed", "threads": 1, "feature_cache": "500KB", "labels": "y"},
+    "streamed of four": {"strategy": "streamed", "superbatch": 4, "features": ["x", "z"], "prefetch": 0},
+}
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("needs") / "g"
+    rng = np.random.default_rng(0)
+    degrees = rng.poisson(12, N)
+    indptr = np.concatenate([[0], np.cumsum(degrees)])
+    indices = (N * rng.random(int(indptr[-1])) ** 2).astype(np.int64)
+    features = {"x": rng.standard_normal((N, 32), dtype=np.float32), "z": rng.integers(0, 256, (N, 7), dtype=np.uint8)}
+    data = {"y": rng.integers(0, 9, N), "train_idx": rng.permutation(N)[:2400]}
+    featstore.OutOfCoreGraph.create(path, indptr, indices, features=features, node_data=data, progress=False).close()
+    return path
+
+
+def epoch(dataset: Path, memory: int, options: dict[str, Any]) -> int | None:
+    """Run an epoch within ``memory``; return what an error names, None where there was none."""
+    try:
+        with featstore.open(dataset, memory=memory) as g:
+            sampler = NeighborSampler(g, [10, 5], seed=1)
+            with featstore.Loader(g, sampler, g.node_data["train_idx"], 200, **{"labels": None, **options}) as loader:
+                batch = None
+                assert [batch.index for batch in loader] == list(range(12))
+                del batch
+            assert g.budget.peak <= memory
+    except featstore.BudgetError as error:
+        assert error.needed is not None
+        assert error.needed > memory
+        return error.needed
+    return None
+
+
+@pytest.mark.parametrize("which", OPTIONS)
+def test_what_is_named_is_enough_and_soon_known(dataset: Path, which: str) -> None:
+    options = OPTIONS[which]
+    memory, tries = 1_000_000, 0
+    while (needed := epoch(dataset, memory, options)) is not None:
+        memory, tries = needed, tries + 1
+        assert tries <= 3, f"{memory} bytes would do, but for the next"
+    assert tries >= 1
+    assert epoch(dataset, memory * 8 // 9, options) is not None  # it is at most an eighth more than the least that would do
+    assert epoch(dataset, 2 * memory, options) is None
+
+
+def test_scratch_of_threads_that_rest(dataset: Path) -> None:
+    """It is given back where memory is short, but for one thread's, which then samples first."""
+    with featstore.open(dataset, memory="64MB") as g:
+        sampler, seeds = NeighborSampler(g, [10, 5], seed=1), g.node_data["train_idx"]
+        want = [sampler.sample(seeds[200 * k : 200 * k + 200], index=k).input_ids for k in range(2)]
+        one = g.memory_report()["sampler scratch"]
+        assert one <= scratch_bytes(max(map(len, want)), N)
+        assert not sampler.trim()
+        first, second = sampler._idle.pop(), sampler._idle.pop() if len(sampler._idle) > 1 else None
+        assert second is None
+        again = sampler.sample(seeds[:200], index=0).input_ids  # with another's scratch, as a second thread
+        sampler._idle.append(first)
+        assert g.memory_report()["sampler scratch"] == 2 * one
+        assert sampler.trim()
+        assert g.memory_report()["sampler scratch"] == one
+        assert not sampler.trim()
+        held = sampler._idle.pop()
+        assert held is first
+        third = sampler.sample(seeds[200:400], index=1).input_ids  # with what was given back, which grows anew
+        assert sampler.stats()["batches"] == 4
+        assert again.tolist() == want[0].tolist()
+        assert third.tolist() == want[1].tolist()
+
+
+def test_a_queue_keeps_scratch_for_few_rows(dataset: Path) -> None:
+    with featstore.open(dataset, memory="64MB") as g:
+        rows = g.features["x"][np.arange(20_000)[::-1].copy()]
+        before = g.memory_report()["reader buffers"]
+        g.reader.trim()
+        assert g.memory_report()["reader buffers"] <= before - 16 * 15_000
+        assert (g.features["x"][np.arange(20_000)[::-1].copy()] == rows).all()
