@@ -250,7 +250,8 @@ class SuperbatchInspector:
             if self._is_paused or self._closed or self._current not in self._ready:
                 return False
             self._is_paused = True
-            self._changed.wait_for(lambda: (not self._n_sampling and self._is_written()) or self._closed)
+            # An error leaves samples behind that nobody writes any more.
+            self._changed.wait_for(lambda: (not self._n_sampling and self._is_written()) or self._error or self._closed)
         self._pool.trim()
         return True
 
