@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import featstore
+from featstore.plan.samples import SampleWriter
 from featstore.testing.faults import forked, run_in_child, sweep
 from tests.conftest import make_graph
 
@@ -163,3 +164,45 @@ def test_run_files_that_cannot_be_written_anywhere(tmp_path: Path) -> None:
 @pytest.mark.stress
 def test_epochs_killed_at_every_call_on_a_run_file(tmp_path: Path) -> None:
     run_in_child(kill_at_calls, str(tmp_path), 1, faults=True, timeout_s=3000)
+
+
+def test_an_error_ends_waiting_for_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever lacks memory waits until samples being made are written; they never are, once the disk is full."""
+    make(tmp_path / "g")
+    add, reached = SampleWriter.add, threading.Event()
+
+    def add_eight(self: SampleWriter, batch: Any) -> None:
+        if batch.index >= 8:
+            reached.set()
+            while not inspector._is_paused:
+                time.sleep(0.001)
+            raise OSError(errno.ENOSPC, "full")
+        add(self, batch)
+
+    class Short:
+        """Memory for the tenth batch is short once somebody waits; then it waits for them."""
+
+        def __init__(self, sampler: featstore.NeighborSampler) -> None:
+            self._sampler = sampler
+
+        def sample(self, seeds: torch.Tensor, epoch: int = 0, index: int = 0) -> Any:
+            if index == 10:
+                while not inspector._is_paused:
+                    time.sleep(0.001)
+                raise featstore.BudgetError("short", 1)
+            return self._sampler.sample(seeds, epoch=epoch, index=index)
+
+    monkeypatch.setattr(SampleWriter, "add", add_eight)
+    with featstore.open(tmp_path / "g", memory="64MB", threads=2) as g:
+        options: dict[str, Any] = {"strategy": "superbatch", "superbatch": 4, "labels": None, "prefetch": 0}
+        with featstore.Loader(g, Short(featstore.NeighborSampler(g, [4, 3])), g.node_data["train_idx"], 40, **options) as loader:
+            iterator = iter(loader)
+            inspector = loader._strategy._running()._inspector  # type: ignore[attr-defined]
+            next(iterator)
+            assert reached.wait(60)
+            waiting = threading.Thread(target=inspector.pause, daemon=True)
+            waiting.start()
+            waiting.join(60)
+            assert not waiting.is_alive()
+            with pytest.raises(OSError, match="full"):
+                list(iterator)

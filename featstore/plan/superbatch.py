@@ -350,7 +350,15 @@ class SuperbatchInspector:
         with self._lock:
             self._awaited = future
             self._changed.notify_all()
-        writer.add(future.result())
+        try:
+            writer.add(future.result())
+        except BaseException as error:
+            # Said before the workers are waited for, of whom some may wait themselves, for whoever waits in pause().
+            with self._lock:
+                if not isinstance(error, _Stopped):
+                    self._error = error
+                self._changed.notify_all()
+            raise
         with self._lock:
             self._n_alive -= 1
             self._awaited = None
@@ -361,8 +369,10 @@ class SuperbatchInspector:
         """Sample; where memory is short, try again as batches are let go of. Where not even one batch fits, say so meanwhile."""
         while True:
             with self._lock:
-                self._changed.wait_for(lambda: not self._is_paused or self._closed)
+                self._changed.wait_for(lambda: not self._is_paused or self._error or self._closed)
                 self._check()
+                if self._error is not None:
+                    raise _Stopped
                 self._n_alive += 1
                 self._n_sampling += 1
             try:
