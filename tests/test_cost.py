@@ -14,6 +14,7 @@ import featstore
 from featstore.cache.select import top_rows
 from featstore.config import Budget
 from featstore.plan import auto as auto_module
+from featstore.gather.executor import MemorySource
 from featstore.plan.auto import choose, copy_bandwidth, expected_hits, extrapolated, observe, top_sum
 from featstore.plan.cost import (
     BATCH_COPY,
@@ -432,6 +433,20 @@ def test_copies_are_measured_within_the_budget() -> None:
     assert copy_bandwidth(512, 1, budget) > 1e6
     assert budget.used == 0
     assert budget.peak <= 1 << 20
+
+
+def test_copies_are_measured_of_rows_that_no_cache_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was copied a moment ago comes from the processor's cache, one and a half times as fast."""
+    asked: list[int] = []
+    gather = MemorySource.gather
+
+    def noted(self: MemorySource, rows: Any, *given: Any) -> Any:
+        asked.extend(rows.tolist())
+        return gather(self, rows, *given)
+
+    monkeypatch.setattr(MemorySource, "gather", noted)
+    assert copy_bandwidth(512, 1, Budget(64 << 20)) > 1e6
+    assert len(asked) == len(set(asked)) > 10_000
 
 
 def test_bytes_moved_are_those_of_the_reads() -> None:
