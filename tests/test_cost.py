@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 import featstore
 from featstore.cache.select import top_rows
 from featstore.config import Budget
-from featstore.plan import auto as auto_module
 from featstore.gather.executor import MemorySource
+from featstore.plan import auto as auto_module
 from featstore.plan.auto import choose, copy_bandwidth, expected_hits, extrapolated, observe, top_sum
 from featstore.plan.cost import (
     BATCH_COPY,
@@ -246,7 +246,13 @@ def test_filling_a_cache_is_paid_once() -> None:
     found = by_name(workload(capacity=N // 2, n_degree=30_000_000), machine)
     assert found["ondemand", "degree"].once_s == pytest.approx(3.1, rel=0.1)
     assert found["ondemand", "frequency"].once_s == pytest.approx(found["ondemand", "degree"].once_s + 1.5)  # counts are sampled
-    assert by_name(workload(capacity=0, n_degree=0), machine)["ondemand", "degree"].once_s == 0
+    none = by_name(workload(capacity=0, n_degree=0), machine)
+    buffers = none["ondemand", "degree"].once_s  # nothing is filled, but the first epoch's buffers are new memory
+    assert 0 < buffers < 0.3
+    assert none["streamed", "belady"].once_s == 0  # which takes it while the drive is busy
+    assert none["superbatch", "belady"].once_s == buffers
+    packed = found["packed", "belady"].once_s - none["packed", "belady"].once_s  # the cache is new memory, too
+    assert packed == pytest.approx(11 * (N // 2) * 512 / 16e9)
 
 
 def test_static_hits_are_judged_on_other_batches_than_those_that_chose_the_rows() -> None:

@@ -32,6 +32,7 @@ __all__ = [
 # Measured on R22. Filling a cache from extents: reading, checking and copying take turns; memory that was never touched is slow
 # to copy into. Rows of an epoch are copied to and from lists of places, beside threads that read and check.
 FILL_TURNS, FRESH_COPY, BATCH_COPY = 3, 12, 2
+BUFFERS = 4  # batches at once: the loop's, one that is put together, two made ahead
 PIECE_BYTES = 1 << 20  # a scan for packing reads the pieces that hold a wanted row
 SAMPLE_BYTES = 16  # on disk, a sampled node: its id, its edges, its plan
 TIE = 0.05  # estimates that differ by less are taken to be equal
@@ -272,6 +273,11 @@ def _admitted_s(n_rows: int, w: Workload, m: Machine) -> float:
     return _copied_s(n_rows, w, m)
 
 
+def _fresh_s(n_rows: float, w: Workload, m: Machine) -> float:
+    """Seconds by which rows are copied more slowly into memory that is new."""
+    return (FRESH_COPY - 1) * n_rows * w.row_bytes / m.copy_bandwidth
+
+
 def _pipeline_s(producer_s: float, consumer_s: float, n: int) -> float:
     """Seconds of two stages beside each other, over ``n`` equal items: the first and the last wait for one another."""
     return producer_s / n + (n - 1) / n * max(producer_s, consumer_s) + consumer_s / n
@@ -318,7 +324,7 @@ def _ondemand_online(w: Workload, m: Machine) -> Estimate:
     read_and_copy = found.parts["read"] + found.parts["copy"] + admit
     epoch = max(w.sample_s, read_and_copy)
     cold = max(w.sample_s, read + found.parts["copy"] + first) - epoch
-    fresh = (FRESH_COPY - 1) * _copied_s(min(w.capacity, loads), w, m)
+    fresh = _fresh_s(min(w.capacity, loads), w, m)
     parts = {**found.parts, "copy": found.parts["copy"] + admit}
     impossible = "" if w.online_loads is not None else "what it would load is not known"
     return replace(found, epoch_s=epoch, once_s=cold + fresh, parts=parts, impossible=impossible)
@@ -366,6 +372,7 @@ def _packed(w: Workload, m: Machine, policy: str, loads: int, updates: int, fill
         rows = loads * w.pack_epochs
         counted = OnDisk((rows + at_start) * w.row_bytes + tables * w.pack_epochs, rows, loads)
     once = FILL_TURNS * at_start * w.row_bytes / m.device.bandwidth + FRESH_COPY * _copied_s(at_start, w, m)
+    once += _fresh_s(min(w.capacity, updates), w, m)
     disk = w.layouts.get(policy, counted.disk_bytes)
     if policy not in w.layouts:
         once += (plan_s + MAKE_TABLES[policy] * w.count_s) * w.pack_epochs
@@ -407,7 +414,12 @@ CANDIDATES: Mapping[tuple[str, str], Callable[[Workload, Machine], Estimate]] = 
 
 def estimate_all(w: Workload, m: Machine) -> list[Estimate]:
     """Estimate every strategy, also those that cannot be taken, with the reason."""
-    found = [estimator(w, m) for estimator in CANDIDATES.values()]
+    # The first epoch's buffers are new memory, which streaming takes while the drive is busy with extents.
+    buffers = _fresh_s(BUFFERS * w.n_accesses / max(1, w.n_batches), w, m)
+    found = [
+        each if each.strategy == "streamed" else replace(each, once_s=each.once_s + buffers)
+        for each in (estimator(w, m) for estimator in CANDIDATES.values())
+    ]
     if not w.device_rows:
         return found
     return [
