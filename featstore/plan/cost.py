@@ -260,7 +260,7 @@ def _reads_s(reads: float, n_bytes: float, device: DeviceSpeed) -> float:
     return reads / device.iops + max(0.0, n_bytes - reads * PAGE_BYTES) / (device.gather_bandwidth or device.bandwidth)
 
 
-def _copied_s(n_rows: int, w: Workload, m: Machine) -> float:
+def _copied_s(n_rows: float, w: Workload, m: Machine) -> float:
     return n_rows * w.row_bytes / m.copy_bandwidth
 
 
@@ -275,7 +275,7 @@ def _admitted_s(n_rows: int, w: Workload, m: Machine) -> float:
 
 def _fresh_s(n_rows: float, w: Workload, m: Machine) -> float:
     """Seconds by which rows are copied more slowly into memory that is new."""
-    return (FRESH_COPY - 1) * n_rows * w.row_bytes / m.copy_bandwidth
+    return (FRESH_COPY - 1) * _copied_s(n_rows, w, m)
 
 
 def _pipeline_s(producer_s: float, consumer_s: float, n: int) -> float:

@@ -14,7 +14,7 @@ from featstore.run.strategy import Setup
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.neighbor import SCRATCH, scratch_bytes
 
-__all__ = ["BatchSize", "Needs", "guess", "larger", "least_total", "measure", "too_small"]
+__all__ = ["BatchSize", "Needs", "guess", "larger", "least_total", "measure", "too_small", "would_do"]
 
 REUSE = 9  # idle blocks are used again for somewhat smaller arrays
 MARGIN = 16  # batches differ in size by a few percent: the largest is taken to be larger by one part of so many
@@ -78,10 +78,7 @@ def measure(setup: Setup) -> BatchSize:
     except BudgetError as error:
         raise too_small(error, guess(graph, setup.sampler, setup.batcher.batch_size)) from None
     drawn = graph.budget.report().get(HOLDER, 0) - before
-    tensors = [
-        sampled.input_ids,
-        *(t for block in sampled.blocks for t in (block.src, block.dst, block.edge_pos) if t is not None),
-    ]
+    tensors = [sampled.input_ids, *(tensor for block in sampled.blocks for tensor in block.tensors)]
     held = sum(_pooled(tensor.numel() * tensor.element_size()) for tensor in tensors)
     stored = sum(len(block.src) + block.n_dst for block in sampled.blocks)
     n_rows = len(sampled.input_ids)
@@ -93,7 +90,7 @@ def measure(setup: Setup) -> BatchSize:
 def too_small(error: BudgetError, needed: int) -> BudgetError:
     """Return an error that names ``needed``, or what ``error`` does, whichever is more."""
     needed = max(needed, error.needed or 0)
-    return BudgetError(error.message.split("; at least")[0] + _would_do(needed), needed)
+    return BudgetError(error.message.split("; at least")[0] + would_do(needed), needed)
 
 
 def guess(graph: Any, sampler: Any, batch_size: int, more: int = 0) -> int:
@@ -117,7 +114,8 @@ def guess(graph: Any, sampler: Any, batch_size: int, more: int = 0) -> int:
     return _solve(graph, _fixed(graph, (HOLDER, BATCHES, SCRATCH)) + offsets + n_bytes)
 
 
-def _would_do(needed: int) -> str:
+def would_do(needed: int) -> str:
+    """Return how an error goes on that names the least memory."""
     return f"; at least {needed} bytes ({format_size(needed)}) would do"
 
 
@@ -214,7 +212,7 @@ class Needs:
             }
             text = ", ".join(f"{name} {format_size(n_bytes)}" for name, n_bytes in parts.items() if n_bytes)
             raise BudgetError(
-                f"the {budget.name} budget of {format_size(budget.total)} is too small: {text}{_would_do(needed)}", needed
+                f"the {budget.name} budget of {format_size(budget.total)} is too small: {text}{would_do(needed)}", needed
             )
 
     def unused(self) -> int:

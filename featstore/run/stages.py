@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from featstore.config import Budget, format_size
+from featstore.config import Budget
 from featstore.errors import BudgetError
 from featstore.gather.buffers import HOLDER, block_bytes
 from featstore.gather.device import Apart
@@ -20,7 +20,7 @@ from featstore.gather.plan import Tier
 from featstore.run.batch import MiniBatch
 from featstore.run.handover import Assembled, HandOver, host_rows
 from featstore.run.held import BATCHES, Batches, Held
-from featstore.run.needs import guess, larger, least_total
+from featstore.run.needs import guess, larger, least_total, would_do
 from featstore.run.profile import FrozenSampler
 from featstore.run.strategy import EpochRun, Prepared, Setup
 
@@ -196,5 +196,5 @@ class Stages:
 
     def _too_small(self, position: int, error: BudgetError, needed: int | None) -> BudgetError:
         reason = error.message.split("; at least")[0]  # that least is for one allocation, not for the batch
-        least = "" if needed is None else f"; at least {needed} bytes ({format_size(needed)}) would do"
+        least = "" if needed is None else would_do(needed)
         return BudgetError(f"batch {position} does not fit while the loop holds the one before it: {reason}{least}", needed)
