@@ -7,6 +7,7 @@ import os
 import re
 import threading
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from numbers import Integral
@@ -18,7 +19,17 @@ import psutil
 
 from featstore.errors import BudgetError
 
-__all__ = ["Budget", "Options", "Reservation", "available_memory", "check_at_least", "format_size", "parse_disk", "parse_size"]
+__all__ = [
+    "Budget",
+    "Loan",
+    "Options",
+    "Reservation",
+    "available_memory",
+    "check_at_least",
+    "format_size",
+    "parse_disk",
+    "parse_size",
+]
 
 Backend = Literal["auto", "io_uring", "pread"]
 Verify = Literal["always", "open", "off"]
@@ -182,8 +193,37 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
+class Loan:
+    """Memory that its holder gives back where another reservation does not fit; made by :meth:`Budget.lend`."""
+
+    def __init__(self, budget: Budget, cost: int, size: Callable[[], int], give_back: Callable[[int], int]) -> None:
+        self.cost = cost
+        self._budget = budget
+        # The ledger keeps no holder alive: a lost holder's loan is over.
+        self._size, self._give_back = weakref.WeakMethod(size), weakref.WeakMethod(give_back)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes that the holder would give back now."""
+        size = self._size()
+        return 0 if size is None else size()
+
+    def give_back(self, n_bytes: int) -> int:
+        """Ask the holder for ``n_bytes``; return how many it has released."""
+        give_back = self._give_back()
+        return 0 if give_back is None else give_back(n_bytes)
+
+    def end(self) -> None:
+        """Lend no longer; may be called again."""
+        self._budget._end_loan(self)
+
+
 class Budget:
     """The ledger of one memory budget: who holds how many of its bytes. Thread-safe.
+
+    A holder that can do with less lends the rest (:meth:`lend`). Where a reservation does not fit, the ledger takes loans back,
+    cheapest first, so that nothing is refused while a loan is out. A holder's ``give_back`` runs in the thread that reserves; a
+    thread that holds a lock which a holder's ``give_back`` waits for must not reserve.
 
     Parameters
     ----------
@@ -197,6 +237,8 @@ class Budget:
         self.total = total
         self.name = name
         self._held: dict[int, Reservation] = {}
+        self._loans: list[Loan] = []
+        self._taking_back = threading.local()
         self._used = 0
         self._peak = 0
         self._renew_lock()
@@ -221,8 +263,50 @@ class Budget:
         """Bytes not reserved."""
         return self.total - self._used
 
+    @property
+    def on_loan(self) -> int:
+        """Bytes reserved that their holders would give back."""
+        return sum(loan.n_bytes for loan in list(self._loans))
+
+    def lend(self, size: Callable[[], int], give_back: Callable[[int], int], *, cost: int) -> Loan:
+        """Let the ledger take memory back from a holder.
+
+        Parameters
+        ----------
+        size : bound method () -> int
+            Bytes that the holder would give back now; waits for nobody.
+        give_back : bound method (n_bytes) -> int
+            Releases ``n_bytes``, or more, or as many as can be had, and returns how many; called from any thread that reserves.
+        cost : int
+            Loans are taken back in ascending order of it.
+        """
+        loan = Loan(self, cost, size, give_back)
+        with self._lock:
+            self._loans = sorted([*self._loans, loan], key=lambda each: each.cost)
+        return loan
+
+    def _end_loan(self, loan: Loan) -> None:
+        with self._lock:
+            self._loans = [each for each in self._loans if each is not loan]
+
+    def _take_back(self, n_bytes: int) -> bool:
+        """Take back loans of ``n_bytes``; return whether anything was given back."""
+        if getattr(self._taking_back, "now", False):
+            return False  # a holder that reserves while it gives back
+        self._taking_back.now = True
+        freed = 0
+        try:
+            for loan in self._loans:
+                if freed >= n_bytes:
+                    break
+                if loan.n_bytes:
+                    freed += loan.give_back(n_bytes - freed)
+        finally:
+            self._taking_back.now = False
+        return freed > 0
+
     def reserve(self, holder: str, n_bytes: int) -> Reservation:
-        """Reserve ``n_bytes`` for ``holder``.
+        """Reserve ``n_bytes`` for ``holder``, taking back loans where they are needed.
 
         Raises
         ------
@@ -234,7 +318,7 @@ class Budget:
         return reservation
 
     def try_reserve(self, holder: str, n_bytes: int) -> Reservation | None:
-        """Reserve ``n_bytes``, or return None where they are not available."""
+        """Reserve ``n_bytes``, or return None where they are not available; takes no loans back: for what is optional."""
         with self._lock:
             return None if self._used + n_bytes > self.total else self.reserve(holder, n_bytes)
 
@@ -247,24 +331,37 @@ class Budget:
         return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
     def _change(self, reservation: Reservation, n_bytes: int) -> None:
-        with self._lock:
-            more = n_bytes - reservation.n_bytes
-            if more > 0 and self._used + more > self.total:
-                holders = ", ".join(f"{name} {format_size(size)}" for name, size in self.report().items()) or "nobody yet"
-                needed = self._used + more
-                raise BudgetError(
-                    f"{reservation.holder} needs {format_size(more)} more, but {format_size(self.total - self._used)} of the "
-                    f"{self.name} budget of {format_size(self.total)} are left (held: {holders}); "
-                    f"at least {needed} bytes ({format_size(needed)}) would do",
-                    needed,
-                )
-            self._used += more
-            self._peak = max(self._peak, self._used)
-            reservation.n_bytes = n_bytes
-            if n_bytes:
-                self._held[id(reservation)] = reservation
-            else:
-                self._held.pop(id(reservation), None)
+        while True:
+            with self._lock:
+                more = n_bytes - reservation.n_bytes
+                short = self._used + more - self.total
+                if more <= 0 or short <= 0:
+                    self._used += more
+                    self._peak = max(self._peak, self._used)
+                    reservation.n_bytes = n_bytes
+                    if n_bytes:
+                        self._held[id(reservation)] = reservation
+                    else:
+                        self._held.pop(id(reservation), None)
+                    return
+            # Without the lock: holders release from other threads meanwhile.
+            if self._take_back(short):
+                continue
+            with self._lock:
+                more = n_bytes - reservation.n_bytes
+                if self._used + more > self.total:
+                    raise self._refusal(reservation.holder, more)
+
+    def _refusal(self, holder: str, more: int) -> BudgetError:
+        """Return the error of a reservation that does not fit; the lock is held."""
+        holders = ", ".join(f"{name} {format_size(size)}" for name, size in self.report().items()) or "nobody yet"
+        needed = self._used + more
+        return BudgetError(
+            f"{holder} needs {format_size(more)} more, but {format_size(self.total - self._used)} of the "
+            f"{self.name} budget of {format_size(self.total)} are left (held: {holders}); "
+            f"at least {needed} bytes ({format_size(needed)}) would do",
+            needed,
+        )
 
 
 @dataclass(eq=False)

@@ -5,6 +5,7 @@ import numpy as np
 import numpy.typing as npt
 
 def populate(memory: npt.NDArray[np.uint8]) -> bool: ...
+def discard(memory: npt.NDArray[np.uint8]) -> bool: ...
 
 class Block:
     nbytes: int

@@ -20,6 +20,11 @@ class Gate:
         self._is_writing = False
         self._mine = threading.local()
 
+    @property
+    def is_mine(self) -> bool:
+        """Whether this thread is inside :meth:`read` or :meth:`write`."""
+        return bool(getattr(self._mine, "depth", 0) or getattr(self._mine, "is_writing", False))
+
     @contextmanager
     def read(self) -> Iterator[None]:
         """Context manager of a reader; waits while somebody writes or waits to write."""
@@ -50,12 +55,12 @@ class Gate:
                 self._n_writers_waiting += 1
                 try:
                     self._changed.wait_for(lambda: not (self._is_writing or self._n_readers))
-                    self._is_writing = entered = True
+                    self._is_writing = entered = self._mine.is_writing = True
                 finally:
                     self._n_writers_waiting -= 1
             yield
         finally:
             with self._lock:
                 if entered:
-                    self._is_writing = False
+                    self._is_writing = self._mine.is_writing = False
                 self._changed.notify_all()

@@ -18,6 +18,7 @@ Int32s = npt.NDArray[np.int32]
 Uint8s = npt.NDArray[np.uint8]
 
 PAGE_BYTES = 4096
+PIECE_ROWS = 1 << 16
 CLAIM_BYTES = 36  # a row, of what claim() makes
 
 
@@ -122,6 +123,12 @@ class RowMap:
     def release(self, rows: Int64s) -> None:
         """Record that ``rows`` are absent."""
         self._check(_core.release(rows, self.slot_of_row), rows)
+
+    def release_from(self, slot: int) -> None:
+        """Record that the rows of ``slot`` and all later slots are absent; a pass over the map, in pieces."""
+        for first in range(0, len(self), PIECE_ROWS):
+            piece = self.slot_of_row[first : first + PIECE_ROWS]
+            piece[piece >= slot] = -1
 
     def exchange(self, out_rows: Int64s, in_rows: Int64s, in_slots: Int32s, row_of_slot: Int64s) -> str | None:
         """Carry out a planner's changes, in one pass over each list: ``out_rows`` leave, then ``in_rows`` take ``in_slots``.

@@ -20,6 +20,7 @@ __all__ = ["SlotTable"]
 Int64s = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
 
+MOVED_ROWS = 256  # at once, while a table shrinks
 _VICTIM_FAULTS = {1: "is not a slot of {capacity}", 2: "occurs twice", 3: "is empty"}
 
 
@@ -143,6 +144,51 @@ class SlotTable:
             self.n_admitted += len(new_rows)
             self.n_evicted += len(out_rows)
         return slots, out_rows
+
+    def shrink(self, capacity: int, array: npt.NDArray[np.uint8]) -> None:
+        """Keep the first ``capacity`` slots, and in them the rows that the policy would evict last.
+
+        Rows that stay move from later slots into free ones, with their bytes in ``array``, shape (slots, row_bytes). The policy
+        starts anew with the new capacity, and is told of the rows that stay, the first to evict first. Where it fails, no row
+        stays; the next :meth:`admit` raises its error.
+        """
+        order = np.empty(0, np.int32)
+        if not self._is_broken and self.n_used:
+            try:
+                with self._guard("victims"):
+                    order = self._victims(self.n_used)
+            except PluginError as error:
+                self._fault = error
+        if self._is_broken:
+            order = np.empty(0, np.int32)
+        rows = self.row_of_slot[order]
+        kept = order[self._rows.lookup(rows) >= 0][-capacity:]
+        kept_rows = self.row_of_slot[kept]
+        # Slots are in use from the first on.
+        slots = kept.copy()
+        moving = np.flatnonzero(kept >= len(kept))
+        slots[moving] = np.setdiff1d(np.arange(len(kept), dtype=np.int32), kept)
+        for first in range(0, len(moving), MOVED_ROWS):
+            some = moving[first : first + MOVED_ROWS]
+            array[slots[some]] = array[kept[some]]
+        self._rows.release(self.row_of_slot[self.row_of_slot >= 0])
+        self.n_evicted += self.n_used - len(kept)
+        self.capacity = capacity
+        self.row_of_slot = np.full(capacity, -1, np.int64)
+        self._bitmap = np.zeros(-(-capacity // 64), np.uint64)
+        self.n_used = 0
+        self._is_broken = True
+        try:
+            with self._guard("start"):
+                self.policy.start(capacity, self._context)
+                self._is_broken = False
+                if len(kept):
+                    self.policy.insert(_read_only(kept_rows), _read_only(slots))
+                    self._rows.assign(kept_rows, slots)
+                    self.row_of_slot[slots] = kept_rows
+                    self.n_used = len(kept)
+        except PluginError as error:
+            self._fault = error
 
     def _victims(self, n: int) -> Int32s:
         answer: Any = np.asarray(self.policy.victims(n))

@@ -7,18 +7,20 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from featstore._core.buffers import discard
 from featstore._core.rows import copy_rows
 from featstore.cache.base import OnlinePolicy, Policy, PolicyContext, StaticPolicy
 from featstore.cache.gate import Gate
 from featstore.cache.rowmap import CLAIM_BYTES, RowMap, huge_array
 from featstore.cache.select import top_rows
 from featstore.cache.slots import SlotTable
-from featstore.config import Budget
+from featstore.config import Budget, Loan
 from featstore.errors import BudgetError, ClosedError, PluginError
 from featstore.gather.plan import BatchPlan, Changeset, Part, Tier
 
@@ -26,8 +28,12 @@ __all__ = ["FeatureCache", "RowMap"]
 
 Int64s = npt.NDArray[np.int64]
 Uint8s = npt.NDArray[np.uint8]
+Read = Callable[..., Any]
 
 FILL_BYTES = 64 << 20  # of one read of fill()
+LOAN_COST = 100  # the ledger takes caches back after whatever costs less to do without
+GIVEN_BACK_SHARE = 16  # a cache gives back at least one part of so many at a time: giving back passes over its row map
+NO_POSITIONS = np.empty(0, np.int64)
 MAX_SLOTS = 2**31 - 2  # a slot and the mark of a slot without bytes both fit an int32
 
 
@@ -83,6 +89,9 @@ class FeatureCache:
     A forked child keeps a static cache; it empties an online one, whose state may have been in motion at the fork.
 
     A policy's failure never harms data: the cache is emptied, the policy started anew, and PluginError raised after the gather.
+
+    A cache that is lent (:meth:`lend`) shrinks where the budget is short: ``capacity`` is then less, ``is_cut`` is true, and rows
+    in slots beyond it are missed. What plans made earlier say of those slots is left out by :meth:`surviving` and :meth:`apply`.
     """
 
     def __init__(
@@ -123,6 +132,9 @@ class FeatureCache:
             if self._reservation is not None:
                 self._reservation.release()
             raise
+        self.is_cut = False
+        self._loan: Loan | None = None
+        self._is_loading = False  # slots are being read into, outside the gate
         self._n_filled = 0
         self._counts = {"hits": 0, "misses": 0, "admitted": 0, "evicted": 0, "fill_rows": 0}
         self._is_closed = False
@@ -200,7 +212,8 @@ class FeatureCache:
         Keep it short: ``apply`` waits for it.
         """
         self._enter()
-        return nullcontext() if isinstance(self.policy, StaticPolicy) else self._gate.read()
+        never_changes = isinstance(self.policy, StaticPolicy) and self._loan is None
+        return nullcontext() if never_changes else self._gate.read()
 
     def plan(self, rows: Int64s, array: Callable[..., npt.NDArray[Any]] = np.empty) -> BatchPlan:
         """Return where each row of a batch is: hits in the host tier, misses in the base file; tell the policy of the hits.
@@ -306,6 +319,8 @@ class FeatureCache:
             return
         with self._gate.write(), self._lock:
             self._check_open()
+            if self.is_cut and not self.capacity:
+                return
             if self._slots is not None:
                 # A row whose slot was given away since, by another thread's batch, is left out.
                 rows, positions, slots = self.map.still_held(changes.in_rows, changes.in_positions, changes.in_slots)
@@ -317,6 +332,8 @@ class FeatureCache:
                 raise PluginError("a static cache does not change")
 
     def _apply_planned(self, changes: Changeset, out: Uint8s) -> None:
+        if self.is_cut:
+            changes = changes.within(self.capacity, self.map.lookup(changes.out_rows) >= 0)
         rows, slots = changes.in_rows, changes.in_slots
         try:
             problem = self.map.exchange(changes.out_rows, rows, slots, self._row_of_slot)
@@ -331,7 +348,7 @@ class FeatureCache:
         self._counts["admitted"] += len(rows)
         self._counts["evicted"] += len(changes.out_rows)
 
-    def fill(self, read: Callable[[Int64s, Uint8s], Any]) -> int:
+    def fill(self, read: Read, *, by_score: bool = False) -> int:
         """Load a static policy's rows: the ``capacity`` of highest score, of equals the lowest.
 
         Parameters
@@ -339,6 +356,9 @@ class FeatureCache:
         read : callable
             ``read(rows, out)`` reads ``rows`` (int64 [k], ascending) into ``out`` (uint8 [k, row_bytes]); called with up to 64
             MiB a time.
+        by_score : bool
+            Give the best rows the first slots, so that a cache that is lent loses its lowest scores first. Then
+            ``read(rows, out, positions)`` reads row ``rows[i]`` into ``out[positions[i]]``.
 
         Returns
         -------
@@ -361,12 +381,13 @@ class FeatureCache:
         with self._lock:
             if self._n_filled:
                 raise RuntimeError("the cache was filled already")
-            rows = self._choose(policy)
-            self._load(rows, read)
+            rows, slots = self._choose(policy, by_score)
+            self._load(rows, slots, read)
+            self.map.assign(rows, np.arange(len(rows), dtype=np.int32) if slots is None else slots.astype(np.int32))
             self._n_filled = len(rows)
             return len(rows)
 
-    def preload(self, rows: Int64s, read: Callable[[Int64s, Uint8s], Any]) -> None:
+    def preload(self, rows: Int64s, read: Read) -> None:
         """Load what an empty cache holds when a planner's first batch comes: ``rows[i]`` into slot ``i``.
 
         Parameters
@@ -383,31 +404,48 @@ class FeatureCache:
         self._enter()
         with self._gate.write(), self._lock:
             self._check_open()
+            if self.is_cut:
+                rows = rows[: self.capacity]
             if self.policy is not None or len(rows) > self.capacity or (self._row_of_slot >= 0).any():
                 raise ValueError(
                     "only an empty cache that follows a planner is loaded ahead, with no more rows than it has slots"
                 )
-            self._load(rows, read)
+            self._is_loading = True
+        # Outside the gate: reading may wait for whoever waits to take this cache's memory back.
+        try:
+            self._load(rows, None, read)
+        finally:
+            self._is_loading = False
+        with self._gate.write(), self._lock:
+            self._check_open()
+            self.map.assign(rows, np.arange(len(rows), dtype=np.int32))
             self._row_of_slot[: len(rows)] = rows
 
-    def _load(self, rows: Int64s, read: Callable[[Int64s, Uint8s], Any]) -> None:
-        """Read rows into the first slots, in large pieces."""
-        step = max(1, FILL_BYTES // self.row_bytes)
+    def _load(self, rows: Int64s, slots: Int64s | None, read: Read) -> None:
+        """Read rows into ``slots``, by default the first, in large pieces."""
+        step, array = max(1, FILL_BYTES // self.row_bytes), self.array
         for first in range(0, len(rows), step):
             chunk = rows[first : first + step]
-            read(chunk, self.array[first : first + len(chunk)])
-        self.map.assign(rows, np.arange(len(rows), dtype=np.int32))
+            if slots is None:
+                read(chunk, array[first : first + len(chunk)])
+            else:
+                read(chunk, array, slots[first : first + step])
         self._counts["fill_rows"] += len(rows)
 
-    def _choose(self, policy: StaticPolicy) -> Int64s:
+    def _choose(self, policy: StaticPolicy, by_score: bool) -> tuple[Int64s, Int64s | None]:
         # The array is not touched before the rows are known: scores may take its place in the budget.
-        extra = policy.score_bytes * self.n - self.array.nbytes
+        extra = policy.score_bytes * self.n + 24 * self.capacity * by_score - self.array.nbytes
         held = None if self.budget is None else self.budget.reserve(f"scores of policy {policy.name!r}", max(0, extra))
         try:
             scores = np.asarray(policy.scores(self.context))
             if scores.shape != (self.n,):
                 raise PluginError(f"policy {policy.name!r}: scores must have shape ({self.n},), not {scores.shape}")
-            return top_rows(scores, self.capacity)
+            rows = top_rows(scores, self.capacity)
+            if not by_score:
+                return rows, None
+            slots = np.empty(len(rows), np.int64)
+            slots[np.argsort(scores[rows], kind="stable")[::-1]] = np.arange(len(rows))
+            return rows, slots
         except PluginError:
             raise
         except Exception as error:
@@ -427,6 +465,70 @@ class FeatureCache:
         """Continue the counts of a cache that this one takes the place of."""
         self._counts = dict(other._counts)
 
+    # Memory on loan.
+
+    def lend(self) -> None:
+        """Let the budget take memory back where another reservation does not fit: the coldest rows leave, and their pages."""
+        if self.budget is not None and self._loan is None:
+            self._loan = self.budget.lend(self._lent_bytes, self._give_back, cost=LOAN_COST)
+
+    @property
+    def is_lent(self) -> bool:
+        """Whether the budget may take memory back."""
+        return self._loan is not None
+
+    def _lent_bytes(self) -> int:
+        return 0 if self._reservation is None or self._is_loading or self._gate.is_mine else self._reservation.n_bytes
+
+    def _give_back(self, n_bytes: int) -> int:
+        """Shrink by ``n_bytes`` or more, or to nothing; wait for the gathers that copy hits, which wait for no memory."""
+        if not self._lent_bytes() or self._pid != os.getpid():
+            return 0
+        with self._gate.write(), self._lock:
+            if self._is_closed or self._is_loading or self._reservation is None:
+                return 0
+            before = self._reservation.n_bytes
+            row = self.least_bytes(2, self.row_bytes, 0, self.policy) - self.least_bytes(1, self.row_bytes, 0, self.policy)
+            self._cut(self.capacity - max(-(-n_bytes // row), self.capacity // GIVEN_BACK_SHARE))
+            self._reservation.resize(self.nbytes)
+            return before - self._reservation.n_bytes
+
+    def _cut(self, capacity: int) -> None:
+        """Keep ``capacity`` slots: none of them where that is not at least one."""
+        capacity = max(0, capacity)
+        if self._slots is not None:
+            self._slots.shrink(max(1, capacity), self.array)
+            if not capacity:
+                self._slots = None
+        elif self.policy is None:
+            self.map.release(self._row_of_slot[capacity:][self._row_of_slot[capacity:] >= 0])
+            self._row_of_slot = self._row_of_slot[:capacity].copy()
+        else:
+            self.map.release_from(capacity)
+            self._n_filled = min(self._n_filled, capacity)
+        if not capacity:
+            self.map = RowMap(0)
+        discard(self.array[capacity:].reshape(-1))
+        self.array = self.array[:capacity]
+        self.capacity, self.is_cut = capacity, True
+
+    def surviving(self, plan: BatchPlan) -> tuple[BatchPlan, Int64s]:
+        """Return a planner's plan without the hits in slots that were given back since, and the positions of those.
+
+        To be called, and the hits copied, inside :meth:`pinned`.
+        """
+        if self.is_cut:
+            for part in plan.parts:
+                if part.tier == Tier.HOST and len(part.addresses):
+                    slots = np.asarray(part.addresses)
+                    is_there = slots < self.capacity
+                    if not is_there.all():
+                        positions = np.arange(plan.n_rows) if part.positions is None else part.positions
+                        others = tuple(each for each in plan.parts if each is not part)
+                        left = Part(Tier.HOST, slots[is_there], positions[is_there])
+                        return replace(plan, parts=(*others, left)), positions[~is_there]
+        return plan, NO_POSITIONS
+
     def clear(self) -> None:
         """Empty a cache that follows a planner; the next plan starts from nothing."""
         self._enter()
@@ -441,6 +543,8 @@ class FeatureCache:
             if self._is_closed:
                 return
             self._is_closed = True
+            if self._loan is not None:
+                self._loan.end()
             self.array = np.empty((0, self.row_bytes), np.uint8)
             self.map = RowMap(0)
             self._slots = None

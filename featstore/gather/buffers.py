@@ -42,7 +42,7 @@ def block_bytes(n_bytes: int) -> int:
 
 
 def carve(memory: npt.NDArray[np.uint8]) -> Callable[[int, npt.DTypeLike], npt.NDArray[Any]]:
-    """Return ``array(n, dtype)``, which cuts arrays off ``memory``, widest dtypes first; ValueError where it ends."""
+    """Return ``array(n, dtype)``, which cuts arrays off ``memory``, each at a multiple of 8 bytes; ValueError where it ends."""
     left = memory
 
     def array(n: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -50,7 +50,7 @@ def carve(memory: npt.NDArray[np.uint8]) -> Callable[[int, npt.DTypeLike], npt.N
         n_bytes = n * np.dtype(dtype).itemsize
         if n_bytes > len(left):
             raise ValueError(f"{n_bytes} bytes of {len(left)} that are left")
-        cut, left = left[:n_bytes].view(dtype), left[n_bytes:]
+        cut, left = left[:n_bytes].view(dtype), left[-(-n_bytes // 8) * 8 :]
         return cut
 
     return array
@@ -119,34 +119,51 @@ class BufferPool:
         """
         self._leave_parent()
         size = block_bytes(n_bytes)
+        block = self._idle_block(size)
+        if block is None:
+            block = self._new_block(size)
+        return Lease(block, n_bytes, self._returned.put)
+
+    def _idle_block(self, size: int) -> Block | None:
+        """Take an idle block of ``size`` bytes, or a little more."""
         with self._lock:
             if self._closed:
                 raise ClosedError("the dataset is closed")
             self._collect()
             fitting = [block for block in self._idle if size <= block.nbytes <= size + size // 4]
-            if fitting:
-                block = min(fitting, key=lambda candidate: candidate.nbytes)
-                self._idle.remove(block)
-            else:
-                block = self._new_block(size)
-        return Lease(block, n_bytes, self._returned.put)
+            if not fitting:
+                return None
+            block = min(fitting, key=lambda candidate: candidate.nbytes)
+            self._idle.remove(block)
+            return block
 
     def _new_block(self, size: int) -> Block:
         reservation = self.budget.try_reserve(HOLDER, size)
-        while reservation is None and self._idle:
-            self._drop(self._idle.pop(0))
+        while reservation is None and self._drop_one():
             reservation = self.budget.try_reserve(HOLDER, size)
         if reservation is None:
             if self._reclaim is not None:
                 self._reclaim()
-            reservation = self.budget.reserve(HOLDER, size)  # raises, naming who holds what
+            # Not under the lock: loans may be taken back, which waits for gathers. It raises, naming who holds what.
+            reservation = self.budget.reserve(HOLDER, size)
         try:
             block = self._make(size)
+            with self._lock:
+                if self._closed:
+                    raise ClosedError("the dataset is closed")
+                self._held[id(block)] = reservation
         except BaseException:
             reservation.release()
             raise
-        self._held[id(block)] = reservation
         return block
+
+    def _drop_one(self) -> bool:
+        """Give an idle block back; return whether there was one."""
+        with self._lock:
+            if self._idle:
+                self._drop(self._idle.pop(0))
+                return True
+            return False
 
     def _drop(self, block: Block) -> None:
         self._held.pop(id(block)).release()

@@ -65,6 +65,14 @@ class Changeset:
     in_slots: Int32s
     out_rows: Int64s
 
+    def within(self, capacity: int, is_cached: npt.NDArray[np.bool_]) -> Changeset:
+        """Return the changes to a cache that has only the first ``capacity`` slots left.
+
+        ``is_cached``: for each of ``out_rows``, whether it is still there.
+        """
+        left = self.in_slots < capacity
+        return Changeset(self.in_rows[left], self.in_positions[left], self.in_slots[left], self.out_rows[is_cached])
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceRows:

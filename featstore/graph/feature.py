@@ -16,6 +16,7 @@ import torch
 
 from featstore._core.rows import is_writable
 from featstore.cache.base import OnlinePolicy
+from featstore.cache.table import NO_POSITIONS
 from featstore.errors import BudgetError, ClosedError
 from featstore.gather.ahead import AheadSource
 from featstore.gather.buffers import BufferPool, carve
@@ -33,9 +34,18 @@ __all__ = ["FeatureStore"]
 
 # A gather through a cache is planned in parts, so that the plan's arrays (28 bytes a row) stay small beside the rows.
 MOST_ROWS_AT_ONCE = 1 << 21  # as many as the reader sorts at once: a page is read once a part
-FEWEST_ROWS_AT_ONCE = 4096  # such a plan is no pooled memory
+# The plan of so few is ordinary memory, which is never refused: a gather ends, however short the budget is.
+FEWEST_ROWS_AT_ONCE = 512
+PLAN_BYTES = 28  # a row, of what FeatureCache.plan() makes
 _MEMORY = frozenset({Tier.HOST})
 _DISK = frozenset({Tier.BASE})
+_OTHERS = frozenset(Tier) - _MEMORY
+
+
+def _scratch_bytes(cache: FeatureCache, n_rows: int) -> int:
+    """Return the bytes of the arrays that a gather of ``n_rows`` through a cache makes."""
+    ids_bytes = 8 if isinstance(cache.policy, OnlinePolicy) else 0
+    return (PLAN_BYTES + ids_bytes) * n_rows + cache.admit_bytes(n_rows) + 128  # each array begins at a multiple of 8
 
 
 def _byte_rows(tensor: torch.Tensor, n_rows: int, row_bytes: int) -> npt.NDArray[np.uint8]:
@@ -296,12 +306,16 @@ class FeatureStore:
         done, at_once = 0, MOST_ROWS_AT_ONCE
         while done < len(rows):
             part = rows[done : done + at_once]
-            ids = np.arange(part.start, part.stop, dtype=np.int64) if isinstance(part, range) else part
-            if self._fill_cached(cache, executor, ids, buffer[done : done + len(ids)], tally):
-                done += len(ids)
-            else:
+            try:
+                # Before anything has changed: what was gathered can then be admitted, too.
+                scratch = self._pool.array(_scratch_bytes(cache, len(part)), np.uint8)
+            except BudgetError:
                 self._pool.trim()
-                at_once = max(len(ids) // 2, FEWEST_ROWS_AT_ONCE)
+                at_once = max(len(part) // 2, FEWEST_ROWS_AT_ONCE)
+                continue
+            ids = np.arange(part.start, part.stop, dtype=np.int64) if isinstance(part, range) else part
+            self._fill_cached(cache, executor, ids, buffer[done : done + len(ids)], tally, carve(scratch))
+            done += len(ids)
 
     def _fill_cached(
         self,
@@ -310,19 +324,16 @@ class FeatureStore:
         ids: npt.NDArray[np.int64],
         buffer: npt.NDArray[np.uint8],
         tally: Tally | None,
-    ) -> bool:
-        """Gather through the cache; return False, with nothing done, where there is no memory for the plan."""
-        with cache.pinned():  # slots may change hands as soon as they are not: hits are copied before any admission
-            try:
-                # Before anything has changed: what was gathered can then be admitted, too.
-                room = carve(self._pool.array(cache.admit_bytes(len(ids)), np.uint8))
-                if isinstance(cache.policy, OnlinePolicy):
-                    # What is read is what is admitted, though the caller changes his array meanwhile: others use the cache.
-                    given, ids = ids, self._pool.array(len(ids), np.int64)
-                    np.copyto(ids, given)
-                plan = cache.plan(ids, self._pool.array)
-            except BudgetError:
-                return False
+        room: Callable[[int, npt.DTypeLike], npt.NDArray[Any]],
+    ) -> None:
+        """Gather through the cache; ``room`` makes the arrays, of :func:`_scratch_bytes` in all."""
+        if isinstance(cache.policy, OnlinePolicy):
+            # What is read is what is admitted, though the caller changes his array meanwhile: others use the cache.
+            given, ids = ids, room(len(ids), np.int64)
+            np.copyto(ids, given)
+        # Slots may change hands as soon as they are not pinned: hits are copied before any admission.
+        with cache.pinned():
+            plan = cache.plan(ids, room)
             executor.execute(plan, buffer, _MEMORY)
         executor.execute(plan, buffer, _DISK, tally)
         misses = next((part for part in plan.parts if part.tier == Tier.BASE), None)
@@ -334,7 +345,6 @@ class FeatureStore:
             self._apply(cache, changes, buffer, tally, begin)
         if tally is not None:
             tally.count_plan(plan)
-        return True
 
     @staticmethod
     def _apply(
@@ -364,6 +374,7 @@ class FeatureStore:
     def run_plan(
         self,
         plan: BatchPlan,
+        ids: npt.NDArray[np.int64],
         tally: Tally | None = None,
         ahead: npt.NDArray[np.uint8] | None = None,
         sources: Mapping[Tier, Source] | None = None,
@@ -375,6 +386,8 @@ class FeatureStore:
         plan : BatchPlan
             Made by an inspector for this store's cache as it is now; plans run in the order in which they were made, by one
             thread.
+        ids : int64 array, shape (plan.n_rows,)
+            The batch's rows: hits whose slots the cache has given back meanwhile are read from the file.
         tally : Tally, optional
             Gets what this call came to.
         ahead : uint8 array, shape (k, row_bytes), optional
@@ -403,7 +416,18 @@ class FeatureStore:
                 if cache is not None:
                     # Two cores read extents and plans; a copying thread that waits for one of them holds up the others.
                     executor.sources[Tier.HOST] = MemorySource(cache.array, max(1, self._n_threads - 2))
-            executor.execute(plan, buffer, None, tally)
+            lost = NO_POSITIONS
+            if cache is not None:
+                with cache.pinned():
+                    plan, lost = cache.surviving(plan)
+                    executor.execute(plan, buffer, _MEMORY, tally)
+            executor.execute(plan, buffer, _OTHERS, tally)
+            if len(lost):
+                # Hits in slots that the cache has given back since the plan was made.
+                cost = self._file.gather(np.asarray(ids, np.int64)[lost], buffer, lost)
+                if tally is not None:
+                    tally.read.add(cost)
+                    tally.count(Tier.BASE, len(lost))
             if cache is not None:
                 cache.count(plan)
                 self._apply(cache, plan.changes, buffer, tally, time.perf_counter())

@@ -110,8 +110,21 @@ class Kept(Opened):
         -----
         A static policy's rows are read now, in one ascending pass. On an error the feature has no cache.
         """
+        self.make_cache(name, parse_size(budget), get_policy(policy), counts=counts, parts=parts, seed=seed)
+
+    def make_cache(
+        self,
+        name: str,
+        n_bytes: int,
+        chosen: Policy,
+        *,
+        counts: Given = None,
+        parts: Given = None,
+        seed: int = 0,
+        on_loan: bool = False,
+    ) -> None:
+        """Make a cache as :meth:`cache` does; ``on_loan``: the budget may take its memory back. Loaders call this."""
         store = self.features[name]
-        n_bytes, chosen = parse_size(budget), get_policy(policy)
         if isinstance(chosen, PlannedPolicy):
             raise ValueError(f"policy {chosen.name!r} plans ahead: use it through a Loader with strategy='superbatch'")
         with self.locked():
@@ -126,7 +139,9 @@ class Kept(Opened):
                 capacity, file.row_bytes, self.num_nodes, chosen, inputs.context, self.budget, name=f"cache of {name!r}"
             )
             try:
-                cache.fill(lambda rows, out: file.gather(rows, out))
+                cache.fill(file.gather, by_score=on_loan)
+                if on_loan:
+                    cache.lend()
                 with self.locked():
                     self._drop_cache(store)  # another thread's, or a loader's, who came meanwhile
                     store.use_cache(cache)

@@ -88,7 +88,7 @@ class Opened(ABC):
 
     # -- caches ------------------------------------------------------------------------------------------------------------------
 
-    def cache_for_planner(self, name: str, capacity: int, budget: Budget | None = None) -> None:
+    def cache_for_planner(self, name: str, capacity: int, budget: Budget | None = None, *, on_loan: bool = False) -> None:
         """Give a feature an empty cache of ``capacity`` rows that follows batch plans, instead of any earlier; loaders call this.
 
         Parameters
@@ -97,6 +97,8 @@ class Opened(ABC):
         capacity : int
         budget : Budget, optional
             Counts the cache; a share of the graph's that the caller holds. The graph's own by default.
+        on_loan : bool
+            The budget may take its memory back.
 
         Raises
         ------
@@ -108,7 +110,10 @@ class Opened(ABC):
         row_bytes = store.file.row_bytes
         with self.locked():
             self._drop_cache(store)
-            store.use_cache(FeatureCache(capacity, row_bytes, self.num_nodes, None, budget=budget, name=f"cache of {name!r}"))
+            cache = FeatureCache(capacity, row_bytes, self.num_nodes, None, budget=budget, name=f"cache of {name!r}")
+            if on_loan:
+                cache.lend()
+            store.use_cache(cache)
 
     @staticmethod
     def _drop_cache(store: FeatureStore) -> None:

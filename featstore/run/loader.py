@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import weakref
 from collections.abc import Iterator, Sequence
@@ -29,7 +28,7 @@ from featstore.run.batch import MiniBatch
 from featstore.run.epoch import EpochIterator, Progress, most_rows
 from featstore.run.needs import Needs, guess, measure, too_small
 from featstore.run.options import BATCH_SIZE, LABELS, check_names, check_pack, check_strategy, parse_planning, parse_share
-from featstore.run.owncaches import make_room
+from featstore.run.owncaches import make_room, row_bytes
 from featstore.run.packed import Packed
 from featstore.run.precache import AccessCounts, cache_bytes, device_rows, size_for_pack, spare_bytes
 from featstore.run.prefetch import ReadCounts, Stopwatch
@@ -42,7 +41,6 @@ from featstore.sampling.foreign import checked_sampler
 
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph
-    from featstore.graph.feature import FeatureStore
 
 __all__ = ["Loader"]
 
@@ -50,10 +48,6 @@ __all__ = ["Loader"]
 def _release(held: list[Reservation]) -> None:
     while held:
         held.pop().release()
-
-
-def _row_bytes(store: FeatureStore) -> int:
-    return int(store.dtype.itemsize) * math.prod(store.shape[1:])
 
 
 class Loader:
@@ -203,7 +197,7 @@ class Loader:
         self._device = torch.device(device)
         self._threads = threads
         self._prefetch = prefetch
-        self._row_bytes = {name: _row_bytes(g.features[name]) for name in self._features}
+        self._row_bytes = {name: row_bytes(g.features[name]) for name in self._features}
         opened = pack is not None and not isinstance(pack, Pack)
         self._pack = pack = Pack(pack) if pack is not None and not isinstance(pack, Pack) else pack
         self._close_pack = weakref.finalize(self, pack.close) if opened and pack is not None else None
@@ -232,6 +226,7 @@ class Loader:
         self._iterators: weakref.WeakSet[EpochIterator] = weakref.WeakSet()
         self._closed = False
         self._pid = os.getpid()
+        self._is_auto_size = feature_cache == "auto" or (is_auto and feature_cache is None)
         self._auto: dict[str, Any] | None = None
         self._epochs: Epochs | None = None
         self._profile: Profile | None = None
@@ -351,6 +346,12 @@ class Loader:
         whole: Budget = self._g.budget
         return min(whole.available, self._limit.available)
 
+    @property
+    def _room_with_loans(self) -> int:
+        """Bytes that this loader may have, what others give back included."""
+        whole: Budget = self._g.budget
+        return min(whole.available + whole.on_loan, self._limit.available)
+
     def _capacity(self, setup: Setup, feature_cache: int | float | str | None) -> int:
         """Return the rows of a cache of that size."""
         return rows_in_memory(setup, feature_cache, self._row_bytes, self._limit, self._room, self._prefetch)
@@ -368,7 +369,8 @@ class Loader:
 
     def _make_cache(self, size: int | float | str | None, policy: str | Policy | type[Policy] | None) -> None:
         """Make the host cache of every feature; policies that ask for counts get those of the first epoch."""
-        room = self._room
+        on_loan = size is None or size == "auto"
+        room = self._room if on_loan else self._room_with_loans
         if policy is None:
             policy = "degree"
         is_packed = isinstance(self._strategy, Packed)
@@ -380,8 +382,8 @@ class Loader:
         if not self._features or not n:
             return
         if is_packed and size == "auto":
-            raise ValueError("feature_cache='auto' samples a batch to see what is left; with a pack, give bytes or a share")
-        if size is None or size == "auto":
+            size = self._of_pack(self._setup, cast(Pack, self._pack))
+        elif size is None or size == "auto":
             spare, self._prefetch = spare_bytes(self._setup, self._g.budget, room, sum(self._row_bytes.values()), self._prefetch)
             # What is left may be nothing; the loader then goes without.
             if spare < sum(FeatureCache.least_bytes(1, width, n, chosen) for width in self._row_bytes.values()):
@@ -389,7 +391,7 @@ class Loader:
             size = spare
         sizes = cache_bytes(size, n, self._row_bytes, chosen, self._limit, room)
         with self._watch.time("cache"), AccessCounts(self._setup, self._watch) as counts:
-            self._strategy.make_caches(sizes, policy, counts)
+            self._strategy.make_caches(sizes, policy, counts, on_loan=on_loan or self._is_auto_size)
         if self._share is not None:
             self._held.append(self._share.reserve("feature cache", sum(sizes.values())))
 

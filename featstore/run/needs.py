@@ -119,12 +119,17 @@ def would_do(needed: int) -> str:
     return f"; at least {needed} bytes ({format_size(needed)}) would do"
 
 
-def _fixed(graph: Any, without: tuple[str, ...]) -> int:
+def _held(graph: Any, without: tuple[str, ...]) -> int:
     """Bytes that are held now, but for those of some holders, and for what grows with the memory."""
     report: Mapping[str, int] = graph.budget.report()
     held = sum(n_bytes for holder, n_bytes in report.items() if holder not in without)
     n_bytes: int = held - graph.reader.held_bytes
     return n_bytes
+
+
+def _fixed(graph: Any, without: tuple[str, ...]) -> int:
+    """Bytes of :func:`_held` that are not on loan."""
+    return max(0, _held(graph, without) - int(graph.budget.on_loan))
 
 
 def _solve(graph: Any, fixed: int) -> int:
@@ -248,6 +253,6 @@ class Needs:
     def spare(self, beside: int | None = None) -> int:
         """Return the bytes that may be taken beyond what is needed, while ``beside`` of the strategy's are not reserved yet."""
         graph = self._setup.graph
-        held: int = _fixed(graph, (HOLDER, BATCHES)) + graph.reader.least_bytes(graph.budget.total)
+        held: int = _held(graph, (HOLDER, BATCHES)) + graph.reader.least_bytes(graph.budget.total)
         still = (self._beside if beside is None else beside) + self._cache_bytes + self.loop_bytes(larger(self.batch.n_rows))
         return max(0, int(graph.budget.total) - held - still)

@@ -20,7 +20,7 @@ from featstore.errors import BusyError
 from featstore.gather.device import Apart, DeviceTier
 from featstore.gather.executor import Source as TierSource
 from featstore.gather.executor import Tally
-from featstore.gather.plan import Tier
+from featstore.gather.plan import BatchPlan, Tier
 from featstore.graph.policyinputs import Given
 from featstore.partition.batcher import RandomBatcher
 from featstore.plan.identity import digest_of, same_scores
@@ -32,6 +32,7 @@ from featstore.plan.packgraph import PackedGraph
 from featstore.run.owncaches import Claim, OwnCaches
 from featstore.run.strategy import EpochRun, Planning, Prepared, Setup
 from featstore.run.streamed import window_for
+from featstore.sampling.batch import SampledBatch
 from featstore.storage.extents import ExtentSource
 from featstore.storage.pagestream import least_window
 
@@ -39,6 +40,7 @@ __all__ = ["Packed", "packed_superbatch"]
 
 Int64s = npt.NDArray[np.int64]
 MOST_AUTO_BATCHES = 200
+SAMPLE_BYTES = 128  # a row of a batch, of its sample and plan: a generous guess
 
 
 def packed_superbatch(planning: Planning, pack: Pack) -> int:
@@ -75,6 +77,7 @@ class Packed:
         self._running: weakref.ref[_PackedEpoch] | None = None
         self._held: list[Reservation] = []
         self._window_bytes = 0
+        self._is_lent = False
         weakref.finalize(self, _release, self._held, self._devices)
 
     @property
@@ -82,12 +85,14 @@ class Packed:
         """How many consecutive batches run together, whatever the order of the others."""
         return 1 if self._layout is None else self._layout.group
 
-    def make_caches(self, sizes: Mapping[str, int], policy: str | Policy | type[Policy], counts: Given) -> None:
+    def make_caches(self, sizes: Mapping[str, int], policy: str | Policy | type[Policy], counts: Given, *, on_loan: bool) -> None:
         """See :class:`~featstore.run.strategy.Strategy`; makes the layout first, where the pack has none for these caches."""
         n = self._setup.graph.num_nodes
         capacity = min(
             FeatureCache.capacity_for(n_bytes, self._sources[name].file.row_bytes, n, None) for name, n_bytes in sizes.items()
         )
+        # What a cache has given back is read from the features' own file, which a pack without its dataset lacks.
+        self._is_lent = on_loan and not isinstance(self._setup.graph, PackedGraph)
         self._use(get_policy(policy), capacity)
 
     def use_existing(self) -> None:
@@ -171,7 +176,8 @@ class Packed:
         weakref.finalize(self, layout.close)
         layout.check(self._sources)
         self._held.append(graph.budget.reserve("layout tables", layout.tables.nbytes))
-        self._caches.make(dict.fromkeys(self._setup.features, options.capacity))
+        room = self._cache_room if self._is_lent else None
+        self._caches.make(dict.fromkeys(self._setup.features, options.capacity), room)
         self._window_bytes = window_for(graph.budget.available, len(self._setup.features))
         self._ahead = graph.budget.reserve("extents read ahead", self._window_bytes * len(self._setup.features))
         self._held.append(self._ahead)
@@ -187,6 +193,14 @@ class Packed:
                 self._devices[name].fill(rows, fill_step(store.file.row_bytes, Tier.DEVICE), partial(_fill, self._setup, source))
             finally:
                 source.close()
+
+    def _cache_room(self) -> int:
+        """Return the bytes that caches may take, made anew: what two batches leave."""
+        graph, longest = self._setup.graph, int(self._pack.lengths.max(initial=0))
+        graph.pool.trim()
+        widths = sum(source.file.row_bytes for source in self._sources.values())
+        left: int = graph.budget.available - 2 * longest * (widths + SAMPLE_BYTES)
+        return max(0, left)
 
     @property
     def window_bytes(self) -> int:
@@ -243,6 +257,12 @@ def _release(held: list[Reservation], devices: dict[str, DeviceTier]) -> None:
 
 def _fill(setup: Setup, source: ExtentSource, rows: Int64s, out: npt.NDArray[np.uint8]) -> None:
     setup.reads.add(source.gather(rows, out, None))
+
+
+def _host_ids(plan: BatchPlan, sampled: SampledBatch) -> Int64s:
+    """Return the rows that the host assembles of a batch."""
+    ids: Int64s = sampled.input_ids.numpy()
+    return ids if plan.device is None else ids[plan.device.others]
 
 
 def _order(n: int, group: int, batcher: RandomBatcher, epoch: int) -> Int64s:
@@ -366,7 +386,7 @@ class _PackedEpoch:
         if layout is not None and layout.options.superbatch and self._order[position] % self._group == 0:
             store.cache.clear()
         plan, before = prepared.plans[name], source.waited_s
-        rows: torch.Tensor = store.run_plan(plan, tally, sources=self._tiers[name])
+        rows: torch.Tensor = store.run_plan(plan, _host_ids(plan, prepared.sampled), tally, sources=self._tiers[name])
         self._setup.watch.add("read", source.waited_s - before)
         self._ran[name] = position
         return rows

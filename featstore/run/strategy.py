@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from featstore.cache.base import Policy
+from featstore.cache.base import Policy, get_policy
 from featstore.gather.device import Apart
 from featstore.gather.executor import Tally
 from featstore.gather.plan import BatchPlan
@@ -161,7 +161,7 @@ class EpochRun(Protocol):
 class Strategy(Protocol):
     """Made once a loader."""
 
-    def make_caches(self, sizes: Mapping[str, int], policy: str | Policy | type[Policy], counts: Given) -> None:
+    def make_caches(self, sizes: Mapping[str, int], policy: str | Policy | type[Policy], counts: Given, *, on_loan: bool) -> None:
         """Make the host caches that the loader was asked for; called once at most, before the first epoch.
 
         Parameters
@@ -171,6 +171,8 @@ class Strategy(Protocol):
         policy : str, Policy or class
         counts : Given
             Accesses of each row, for policies that ask for them.
+        on_loan : bool
+            The loader chose the sizes itself: the budget may take the memory back.
         """
         ...
 
@@ -196,10 +198,10 @@ class OnDemand:
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
 
-    def make_caches(self, sizes: Mapping[str, int], policy: str | Policy | type[Policy], counts: Given) -> None:
+    def make_caches(self, sizes: Mapping[str, int], policy: str | Policy | type[Policy], counts: Given, *, on_loan: bool) -> None:
         """See :class:`Strategy`."""
         for name, n_bytes in sizes.items():
-            self._setup.graph.cache(name, budget=n_bytes, policy=policy, counts=counts)
+            self._setup.graph.make_cache(name, n_bytes, get_policy(policy), counts=counts, on_loan=on_loan)
 
     def prepare(self, epoch: int, start: int) -> EpochRun:
         """Begin ``epoch``; nothing is done ahead."""

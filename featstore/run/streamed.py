@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 import numpy as np
 import numpy.typing as npt
 
 from featstore.config import Reservation
+from featstore.errors import BudgetError
 from featstore.gather.buffers import take_pages
 from featstore.plan.missed import MissedRows
 from featstore.plan.packbeside import Pack, Packed
@@ -43,6 +45,8 @@ class Streamed(Superbatch):
     def __init__(self, setup: Setup) -> None:
         if setup.planning is not None and not setup.planning.overlap:
             raise ValueError("strategy 'streamed' packs beside the loop; overlap=False goes with 'superbatch'")
+        self._packing = Reservation(setup.graph.budget, "packing")
+        self._least_packing = self._useful_packing = 0
         super().__init__(setup)
         self._ahead.resize(0)  # nothing is read of the features' own files while batches run
         graph = setup.graph
@@ -62,7 +66,7 @@ class Streamed(Superbatch):
             held.append(graph.budget.reserve("extents read ahead", self._window_bytes * len(widths)))
             most = max((most_memory(width, self._n_accesses, int(self._planning.superbatch)) for width in widths), default=0)
             spare = least + needs.spare(least)
-            self._packing = graph.budget.reserve("packing", max(least, min(most, graph.budget.available // 4, spare)))
+            self._packing.resize(max(least, min(most, graph.budget.available // 4, spare)))
             held.append(self._packing)
         except BaseException:
             _release(held)
@@ -74,6 +78,7 @@ class Streamed(Superbatch):
         # A quarter of the memory is left to what is held before the first buffer is: rows to pack, sums.
         windows = {name: Arenas(self._window_bytes) for name in setup.features}
         self._arenas = PackArenas(Arenas(self._packing.n_bytes // 4 * 3), windows)
+        self._least_packing, self._useful_packing = least, self._packing.n_bytes
         finalize_here(self, self._spares.close)
 
     @classmethod
@@ -83,6 +88,25 @@ class Streamed(Superbatch):
         size = least_size(setup)
         tables = OPEN_FILES * sum(_sums_bytes(setup, name, larger(batch.n_rows), size) for name in setup.features)
         return super().least_bytes(setup, batch) + windows + tables + QUEUE_BYTES + _packing_bytes(setup, batch.n_rows, size)
+
+    def _idle_bytes(self) -> int:
+        lent = super()._idle_bytes()
+        busy = self._is_running or self._idle.locked()
+        return lent if busy else lent + max(0, self._packing.n_bytes - self._least_packing)
+
+    def _shrink(self) -> int:
+        before = self._packing.n_bytes
+        self._arenas.drop()
+        self._packing.resize(min(before, self._least_packing))
+        self._arenas.packing = Arenas(self._packing.n_bytes // 4 * 3)
+        return super()._shrink() + before - self._packing.n_bytes
+
+    def _grow(self) -> None:
+        super()._grow()
+        if self._packing.n_bytes < self._useful_packing:
+            with suppress(BudgetError):  # a superbatch is then packed in more passes
+                self._packing.resize(self._useful_packing)
+                self._arenas.packing = Arenas(self._packing.n_bytes // 4 * 3)
 
     def close(self) -> None:
         """Give the memory back; may be called again."""

@@ -7,6 +7,7 @@ import shutil
 import threading
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,7 @@ from featstore.cache.base import Policy
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
 from featstore.config import Reservation
-from featstore.errors import BusyError
+from featstore.errors import BudgetError, BusyError
 from featstore.gather.ahead import ReadAhead
 from featstore.gather.executor import Tally
 from featstore.gather.plan import Tier
@@ -36,6 +37,7 @@ __all__ = ["Superbatch", "ahead_bytes", "choose_size", "least_size"]
 
 MOST_AUTO_BATCHES = 200
 MOST_AHEAD_BYTES = 1 << 30
+IDLE_COST = 10  # what rests between epochs is taken back before a cache is
 SCORING_BYTES = 24  # a node: two degrees and a score, while a neighbour cache is chosen
 
 
@@ -74,8 +76,49 @@ class Superbatch:
             self._ahead.resize(ahead_bytes(setup, min(graph.budget.total // 16, needs.spare(beside - least))))
         self._switch: CacheSwitch | None = None
         self._caches = OwnCaches(graph, setup.features)
+        # Between epochs all but the least is on loan.
+        self._least, self._useful = least, self._memory.n_bytes
+        self._idle = threading.Lock()  # held while an epoch begins
+        self._loan = graph.budget.lend(self._idle_bytes, self._give_back, cost=IDLE_COST)
 
     plans = True
+
+    @property
+    def _is_running(self) -> bool:
+        running = None if self._running is None else self._running()
+        return running is not None and not running.closed
+
+    def _idle_bytes(self) -> int:
+        """Return the bytes that the next epoch can do without."""
+        if self._is_running or self._idle.locked():
+            return 0
+        lent: int = max(0, self._memory.n_bytes - self._least) + self._ahead.n_bytes
+        return lent
+
+    def _give_back(self, n_bytes: int) -> int:
+        """Keep the least between epochs."""
+        if not self._idle.acquire(blocking=False):
+            return 0
+        try:
+            return 0 if self._is_running else self._shrink()
+        finally:
+            self._idle.release()
+
+    def _shrink(self) -> int:
+        held: int = self._memory.n_bytes + self._ahead.n_bytes
+        assert isinstance(self._planning.policy, PlannedPolicy)
+        self._planning.policy.keep_memory(False)
+        self._memory.resize(min(self._memory.n_bytes, self._least))
+        self._ahead.resize(0)
+        left: int = self._memory.n_bytes + self._ahead.n_bytes
+        return held - left
+
+    def _grow(self) -> None:
+        """Have for an epoch what was given back, as far as it can be had."""
+        if self._memory.n_bytes < self._useful:
+            # Without it next positions are spilled; but in the serial schedule a neighbour cache is chosen in this memory, too.
+            with suppress(*() if self._switch is not None else (BudgetError,)):
+                self._memory.resize(self._useful)
 
     @classmethod
     def least_bytes(cls, setup: Setup, batch: BatchSize) -> int:
@@ -90,21 +133,30 @@ class Superbatch:
         """Return what copies the rows that an epoch's caches will lack into extents."""
         return None
 
-    def make_caches(self, sizes: Mapping[str, int], policy: str | Policy | type[Policy], counts: Given) -> None:
+    def make_caches(self, sizes: Mapping[str, int], policy: str | Policy | type[Policy], counts: Given, *, on_loan: bool) -> None:
         """See :class:`~featstore.run.strategy.Strategy`. In the serial schedule the neighbour cache has the same bytes."""
         setup = self._setup
         widths = {name: store.nbytes // len(store) for name, store in setup.graph.features.items()}
         n = setup.graph.num_nodes
         capacities = {name: FeatureCache.capacity_for(n_bytes, widths[name], n, None) for name, n_bytes in sizes.items()}
         if self._planning.overlap:
-            self._caches.make(capacities)
+            self._caches.make(capacities, self._cache_room if on_loan else None)
         else:
             n_bytes = sum(FeatureCache.least_bytes(capacity, widths[name], n, None) for name, capacity in capacities.items())
-            self._switch = CacheSwitch(setup.graph, capacities, n_bytes, self._memory.n_bytes, setup.reads)
+            room = self._cache_room if on_loan else None
+            self._switch = CacheSwitch(setup.graph, capacities, n_bytes, self._memory.n_bytes, setup.reads, room)
             finalize_here(self, self._switch.close)
+
+    def _cache_room(self) -> int:
+        """Return the bytes that caches may take, made anew."""
+        setup = self._setup
+        assert setup.needs is not None
+        setup.graph.pool.trim()
+        return setup.needs.left_for_cache(setup.graph.budget.available, setup.prefetch)[0]
 
     def close(self) -> None:
         """Give the planner's memory back, that of reading ahead, and in the serial schedule the caches'; may be called again."""
+        self._loan.end()
         if self._switch is not None:
             self._switch.close()
         self._finalizer()
@@ -119,9 +171,13 @@ class Superbatch:
         BudgetError
             Another loader has taken the cache's place since, and there is no memory to make it anew.
         """
-        running = None if self._running is None else self._running()
-        if running is not None and not running.closed:
+        if self._is_running:
             raise BusyError("another epoch of this loader is running; superbatches have one cache, so end or drop it first")
+        with self._idle:
+            return self._begin(epoch, start)
+
+    def _begin(self, epoch: int, start: int) -> EpochRun:
+        self._grow()
         order = self._setup.batcher.epoch(epoch)
         caches = self._caches if self._switch is None else self._switch
         claim = caches.claim()
@@ -255,7 +311,8 @@ class _SuperbatchEpoch:
             if setup.features and pack is None:
                 if planning.overlap and not ahead.n_bytes:  # given back by an earlier epoch
                     assert setup.needs is not None
-                    ahead.resize(ahead_bytes(setup, min(graph.budget.total // 16, setup.needs.unused())))
+                    with suppress(BudgetError):  # others were quicker: misses are then read when they are needed
+                        ahead.resize(ahead_bytes(setup, min(graph.budget.total // 16, setup.needs.unused())))
                 widths = {name: store.nbytes // max(1, len(store)) for name, store in zip(setup.features, stores, strict=True)}
                 read = {name: store.read_rows for name, store in zip(setup.features, stores, strict=True)}
                 # In the serial schedule plans are made while nothing is read ahead, and the other way round: one memory for both.
@@ -298,7 +355,13 @@ class _SuperbatchEpoch:
             ahead = None if self._ahead is None else self._ahead.take(position, name)
             packed = self._inspector.source(position, name)
             before = 0.0 if packed is None else packed.waited_s
-            rows = store.run_plan(prepared.plans[name], tally, ahead, None if packed is None else {Tier.PACKED: packed})
+            rows = store.run_plan(
+                prepared.plans[name],
+                prepared.sampled.input_ids.numpy(),
+                tally,
+                ahead,
+                None if packed is None else {Tier.PACKED: packed},
+            )
             if packed is not None:
                 self._setup.watch.add("read", packed.waited_s - before)
             self._ran[name] = position

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -10,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore.cache.rowmap import huge_array
-from featstore.cache.table import FeatureCache
-from featstore.config import Budget
+from featstore.cache.table import LOAN_COST, FeatureCache
+from featstore.config import Budget, Loan
 from featstore.errors import CorruptionError
 from featstore.graph.topology import NeighborCache, Topology, huge_bytes
-from featstore.run.owncaches import Claim, check_free
+from featstore.run.owncaches import Claim, check_free, rows_within
 from featstore.run.prefetch import ReadCounts
 from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.storage.sections import SectionFile, SectionWriter
@@ -100,6 +101,8 @@ class CacheSwitch:
         What may be held while the nodes of the neighbour cache are chosen: memory of the planner's, which rests meanwhile.
     reads : ReadCounts
         Gets the rows that are loaded ahead.
+    room : callable () -> int, optional
+        The share is on loan between epochs; how many bytes it may take, once it was taken back.
 
     Attributes
     ----------
@@ -118,10 +121,18 @@ class CacheSwitch:
     """
 
     def __init__(
-        self, graph: OutOfCoreGraph, capacities: Mapping[str, int], n_bytes: int, scratch_bytes: int, reads: ReadCounts
+        self,
+        graph: OutOfCoreGraph,
+        capacities: Mapping[str, int],
+        n_bytes: int,
+        scratch_bytes: int,
+        reads: ReadCounts,
+        room: Callable[[], int] | None = None,
     ) -> None:
         self._graph = graph
-        self._capacities = dict(capacities)
+        self._capacities, self._wanted = dict(capacities), dict(capacities)
+        self._most_bytes = n_bytes
+        self._room = room
         self._scratch_bytes = scratch_bytes
         self._reads = reads
         self._reservation = graph.budget.reserve(FEATURES, n_bytes)
@@ -131,12 +142,34 @@ class CacheSwitch:
         self._runs: RunDirectory | None = None
         self._disk = DiskBudget(0)
         self._claim: weakref.ref[Claim] | None = None
+        self._taking = threading.Lock()  # held while the share is taken or given back
+        self._loan: Loan | None = None
         try:
             for name in capacities:
                 self._use(name, 0)
         except BaseException:
             self.close()
             raise
+        if room is not None:
+            self._loan = graph.budget.lend(self._lent_bytes, self._give_back, cost=LOAN_COST)
+
+    def _lent_bytes(self) -> int:
+        """Return the bytes of the share while no epoch uses it."""
+        claimed = self._claim is not None and self._claim() is not None
+        return 0 if claimed else self._reservation.n_bytes
+
+    def _give_back(self, n_bytes: int) -> int:
+        """Give the whole share back."""
+        if not self._taking.acquire(blocking=False):
+            return 0
+        try:
+            n_bytes = self._lent_bytes()
+            if n_bytes:
+                self._drop_features()
+                self._resize(0)
+            return n_bytes
+        finally:
+            self._taking.release()
 
     @property
     def capacity(self) -> int:
@@ -146,12 +179,26 @@ class CacheSwitch:
     def claim(self) -> Claim:
         """Take the features' caches for an epoch, as :meth:`OwnCaches.claim <featstore.run.owncaches.OwnCaches.claim>` does."""
         claim = Claim()
-        with self._graph.locked():
+        with self._graph.locked(), self._taking:
             check_free(self._graph, self._capacities)
             self._claim = weakref.ref(claim)
+            if not self._reservation.n_bytes and self._room is not None:
+                self._take_share(self._room)
             for name in self._capacities:
                 self._use(name, 0)
         return claim
+
+    def _take_share(self, room: Callable[[], int]) -> None:
+        """Take the share again, as large as it was, or as there is room for now."""
+        n = self._graph.num_nodes
+        widths = {name: self._graph.features[name].file.row_bytes for name in self._wanted}
+        rows = rows_within(min(self._most_bytes, room()), n, list(widths.values()))
+        self._capacities = {name: min(capacity, rows) for name, capacity in self._wanted.items()}
+        self._resize(sum(FeatureCache.least_bytes(rows, widths[name], n, None) for name, rows in self._capacities.items()))
+
+    def _resize(self, n_bytes: int) -> None:
+        self._reservation.resize(n_bytes)
+        self.share.total = n_bytes
 
     def release(self) -> None:
         """End the epoch; may be called again."""
@@ -233,7 +280,13 @@ class CacheSwitch:
 
     def close(self) -> None:
         """Give the share back; its caches are dropped. May be called again."""
+        if self._loan is not None:
+            self._loan.end()
         self.end()
+        self._drop_features()
+        self._reservation.release()
+
+    def _drop_features(self) -> None:
         for name in self._capacities:
             store = self._graph.features[name]
             cache = store.cache
@@ -241,4 +294,3 @@ class CacheSwitch:
                 cache.release()
                 store.use_cache(None)
                 cache.close()
-        self._reservation.release()

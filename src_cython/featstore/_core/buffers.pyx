@@ -36,11 +36,18 @@ cdef extern from *:
         return end > first ? madvise((void *)first, end - first, MADV_POPULATE_WRITE) : 0;
     }
 
+    /* Give the whole pages of a range back; what is read there afterwards is zero. 0, or -1. */
+    static int fs_discard(void *p, uint64_t bytes) {
+        uintptr_t first = ((uintptr_t)p + 4095) & ~(uintptr_t)4095, end = ((uintptr_t)p + bytes) & ~(uintptr_t)4095;
+        return end > first ? madvise((void *)first, end - first, MADV_DONTNEED) : 0;
+    }
+
     static void fs_block_unmap(void *p, uint64_t bytes) { if (p) munmap(p, bytes); }
     """
     void *fs_block_map(uint64_t n_bytes) nogil
     void fs_block_unmap(void *p, uint64_t n_bytes) nogil
     int fs_populate(void *p, uint64_t n_bytes) nogil
+    int fs_discard(void *p, uint64_t n_bytes) nogil
 
 
 def populate(uint8_t[::1] memory not None):
@@ -53,6 +60,19 @@ def populate(uint8_t[::1] memory not None):
     if n_bytes:
         with nogil:
             error = fs_populate(&memory[0], n_bytes)
+    return error == 0
+
+
+def discard(uint8_t[::1] memory not None):
+    """Give the whole pages of private memory back to the system; what was in them is zero from then on.
+
+    Returns whether the kernel did so.
+    """
+    cdef int error = 0
+    cdef uint64_t n_bytes = memory.shape[0]
+    if n_bytes:
+        with nogil:
+            error = fs_discard(&memory[0], n_bytes)
     return error == 0
 
 
