@@ -238,6 +238,7 @@ class Budget:
         self.name = name
         self._held: dict[int, Reservation] = {}
         self._loans: list[Loan] = []
+        self._workers: weakref.WeakKeyDictionary[Any, Callable[[Any, bool], int]] = weakref.WeakKeyDictionary()
         self._taking_back = threading.local()
         self._used = 0
         self._peak = 0
@@ -284,6 +285,19 @@ class Budget:
         with self._lock:
             self._loans = sorted([*self._loans, loan], key=lambda each: each.cost)
         return loan
+
+    def require(self, worker: Any, least: Callable[[Any, bool], int]) -> None:
+        """Let others know what ``worker`` needs at the least beside what it holds under names of its own.
+
+        ``least(worker, idle)`` returns the bytes that it needs now; with ``idle`` those that it will need, though it rests.
+        """
+        self._workers[worker] = least
+
+    def required(self, without: Any = None, *, idle: bool = False) -> int:
+        """Return the bytes that all workers but one need at the least now; with ``idle``, or the largest of them if it ran."""
+        others = [(worker, least) for worker, least in list(self._workers.items()) if worker is not without]
+        now = sum(least(worker, False) for worker, least in others)
+        return max(now, max((least(worker, True) for worker, least in others), default=0)) if idle else now
 
     def _end_loan(self, loan: Loan) -> None:
         with self._lock:

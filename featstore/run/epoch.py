@@ -69,7 +69,8 @@ class EpochIterator(Iterator[MiniBatch]):
             watch=stages.watch,
             spare=partial(stages.spare, run),
         )
-        self._finalizer = finalize_here(self, _end, self._pipeline, run, owner)
+        self._finalizer = finalize_here(self, _end, self._pipeline, run, stages, owner)
+        stages.begin()
         try:
             self._pipeline.begin()
         except BaseException:
@@ -105,7 +106,7 @@ class EpochIterator(Iterator[MiniBatch]):
         self._finalizer()
 
 
-def _end(pipeline: Pipeline[Any, Any, Any], run: EpochRun, owner: object) -> None:
+def _end(pipeline: Pipeline[Any, Any, Any], run: EpochRun, stages: Stages, owner: object) -> None:
     try:
         run.stop()  # or a thread would wait for a superbatch that comes only when batches have passed that now never will
         pipeline.close(FINALIZER_JOIN_S)
@@ -113,6 +114,7 @@ def _end(pipeline: Pipeline[Any, Any, Any], run: EpochRun, owner: object) -> Non
         pipeline.close(FINALIZER_JOIN_S)
         raise
     finally:
+        stages.end()
         run.close()
 
 

@@ -26,7 +26,7 @@ from featstore.run.actual import Epochs
 from featstore.run.auto import Decision, decide, look_ahead, rows_in_memory
 from featstore.run.batch import MiniBatch
 from featstore.run.epoch import EpochIterator, Progress, most_rows
-from featstore.run.needs import Needs, guess, measure, too_small
+from featstore.run.needs import Needs, extrapolate, guess, is_tight, measure, too_small
 from featstore.run.options import BATCH_SIZE, LABELS, check_names, check_pack, check_strategy, parse_planning, parse_share
 from featstore.run.owncaches import make_room, row_bytes
 from featstore.run.packed import Packed
@@ -210,13 +210,15 @@ class Loader:
         self._batcher = batcher
         self._share = parse_share(memory, g.budget)
         order_bytes = 8 * len(checked) + batcher.order_bytes
+        self._held: list[Reservation] = []
+        refused: BudgetError | None = None
+        more = 0
         try:
             if self._labels is not None and len(g.node_data[self._labels]) != g.num_nodes:  # before a cache takes the rest
                 raise ValueError(f"labels: {labels!r} has {len(g.node_data[self._labels])} entries for {g.num_nodes} nodes")
-            self._held: list[Reservation] = [g.budget.reserve("loader order", order_bytes)]
+            self._held.append(g.budget.reserve("loader order", order_bytes))
         except BudgetError as error:
-            labels_bytes = 0 if self._labels is None else g.data_bytes(self._labels)
-            raise too_small(error, guess(g, sampler, batch_size, order_bytes + labels_bytes)) from None
+            refused, more = error, order_bytes + (0 if self._labels is None else g.data_bytes(self._labels))
         self._finalizer = weakref.finalize(self, _release, self._held)
         self._watch = Stopwatch()
         self._reads = ReadCounts()
@@ -258,6 +260,8 @@ class Loader:
                 labels=self._labels,
                 prefetch=prefetch,
             )
+            if refused is not None and (sampler is None or is_auto):
+                raise too_small(refused, guess(g, sampler, batch_size, sum(self._row_bytes.values()), more)) from None
             if strategy != "ondemand" or feature_cache is not None or policy is not None:
                 make_room(g, self._features)  # the caches of this loader come in the place of those that are there
             if is_auto:
@@ -277,15 +281,22 @@ class Loader:
                 if decision.choice is not None:
                     self._epochs = Epochs(decision.choice, len(self._features), len(batcher))
             planning = planning_for(strategy, policy)
-            if strategy in ("superbatch", "streamed") or (
-                strategy == "ondemand" and not is_auto and (feature_cache is not None or policy is not None)
+            most = 0 if sampler is None else most_rows(sampler, batch_size, g.num_nodes)
+            if (
+                refused is not None
+                or strategy in ("superbatch", "streamed")
+                or (
+                    strategy == "ondemand"
+                    and not is_auto
+                    and (feature_cache is not None or policy is not None or is_tight(g, most, sum(self._row_bytes.values())))
+                )
             ):
                 asked = replace(setup, planning=planning)
                 if pack is not None:
                     asked = replace(asked, sampler=FrozenSampler(pack, g.pool), pack=None)
                 elif self._profile is not None:
                     asked = replace(asked, sampler=self._profile)
-                setup = replace(setup, needs=self._needs(asked, strategy, feature_cache, policy))
+                setup = replace(setup, needs=self._needs(asked, strategy, feature_cache, policy, refused, more))
             if not is_auto and strategy == "streamed" and superbatch == "auto":
                 self._profile, miss_share = look_ahead(setup, cast(Planning, planning), self._capacity(setup, feature_cache))
             if self._profile is not None:
@@ -318,20 +329,32 @@ class Loader:
     # Set-up.
 
     def _needs(
-        self, setup: Setup, strategy: str, size: int | float | str | None, policy: str | Policy | type[Policy] | None
+        self,
+        setup: Setup,
+        strategy: str,
+        size: int | float | str | None,
+        policy: str | Policy | type[Policy] | None,
+        refused: BudgetError | None,
+        more: int,
     ) -> Needs:
-        """Ask for what all stages need at the least, before any of them begins."""
+        """Ask for what all stages need at the least, before any of them begins; ``refused``: not even ``more`` bytes before."""
         sizes: dict[str, int] = {}
         chosen = get_policy("degree" if policy is None else policy) if setup.planning is None else setup.planning.policy
         n = self._g.num_nodes
         if size is not None and size != "auto" and self._features and n:
             sizes = cache_bytes(size, n, self._row_bytes, chosen, self._g.budget, 1 << 62)
         capacity = min((FeatureCache.capacity_for(sizes[name], self._row_bytes[name], n, chosen) for name in sizes), default=0)
-        batch = measure(setup)
+        try:
+            batch = measure(setup) if refused is None else extrapolate(setup)
+        except BudgetError as error:
+            batch, refused = extrapolate(setup), error
         made = SAMPLING[strategy]
         needs = Needs(
             setup, self._row_bytes, batch, made.least_bytes(setup, batch), sum(sizes.values()), capacity, plans=made.plans
         )
+        if refused is not None:
+            guessed = guess(self._g, setup.sampler, setup.batcher.batch_size, sum(self._row_bytes.values()), more)
+            raise too_small(refused, needs.least() + more if batch.n_rows else guessed) from None
         needs.check()
         return needs
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +15,9 @@ from featstore.run.strategy import Setup
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.neighbor import SCRATCH, scratch_bytes
 
-__all__ = ["BatchSize", "Needs", "guess", "larger", "least_total", "measure", "too_small", "would_do"]
+__all__ = ["BatchSize", "Needs", "extrapolate", "guess", "is_tight", "larger", "least_total", "measure", "too_small", "would_do"]
 
+ROW_BYTES = 64  # of a row of a batch, beside its features: ids, edges and what sampling takes
 REUSE = 9  # idle blocks are used again for somewhat smaller arrays
 MARGIN = 16  # batches differ in size by a few percent: the largest is taken to be larger by one part of so many
 
@@ -59,13 +61,21 @@ class BatchSize:
         return BatchSize(by, self.n_stored * by // n, self.sample_bytes * by // n, self.sampling_bytes * by // n)
 
 
-def measure(setup: Setup) -> BatchSize:
-    """Sample the first batch of epoch 0, and return what it comes to; idle buffers go back to the system before and after.
+def measure(setup: Setup, position: int = 0, n_seeds: int | None = None) -> BatchSize:
+    """Sample a batch of epoch 0, and return what it comes to; idle buffers go back to the system before and after.
+
+    Parameters
+    ----------
+    setup : Setup
+    position : int
+        Of the batch.
+    n_seeds : int, optional
+        Only so many of its seeds.
 
     Raises
     ------
     BudgetError
-        There is no memory for it; ``needed`` is what there would have to be, as far as that can be known before.
+        There is no memory for it.
     """
     graph, order = setup.graph, setup.batcher.epoch(0)
     if not len(order):
@@ -73,10 +83,7 @@ def measure(setup: Setup) -> BatchSize:
     pool = graph.pool
     pool.trim()
     before = graph.budget.report().get(HOLDER, 0)
-    try:
-        sampled: SampledBatch = setup.sampler.sample(order.seeds(0), epoch=0, index=0)
-    except BudgetError as error:
-        raise too_small(error, guess(graph, setup.sampler, setup.batcher.batch_size)) from None
+    sampled: SampledBatch = setup.sampler.sample(order.seeds(position)[:n_seeds], epoch=0, index=position)
     drawn = graph.budget.report().get(HOLDER, 0) - before
     tensors = [sampled.input_ids, *(tensor for block in sampled.blocks for tensor in block.tensors)]
     held = sum(_pooled(tensor.numel() * tensor.element_size()) for tensor in tensors)
@@ -87,31 +94,69 @@ def measure(setup: Setup) -> BatchSize:
     return BatchSize(n_rows, stored, held, max(held, drawn))
 
 
+def extrapolate(setup: Setup) -> BatchSize:
+    """Return what the first batch may come to, where there is no memory for it: from the largest parts of it that fit.
+
+    Twice the seeds need at most as many times the rows as the last doubling that fitted did.
+    """
+    batch_size = setup.batcher.batch_size
+    n_seeds = batch_size // 2
+    while n_seeds:
+        try:
+            part = measure(setup, n_seeds=n_seeds)
+            half = measure(setup, n_seeds=max(1, n_seeds // 2))
+        except BudgetError:
+            n_seeds //= 2
+            continue
+        growth = part.n_rows / max(1, half.n_rows) if n_seeds > 1 else 2.0
+        rows = min(setup.graph.num_nodes, math.ceil(part.n_rows * growth ** math.log2(batch_size / n_seeds)))
+        return part.of(max(part.n_rows, rows))
+    return BatchSize(0)
+
+
+def largest(setup: Setup, batch: BatchSize, n: int = 8) -> BatchSize:
+    """Return ``batch``, or what the largest of some others comes to, as far as there is memory to sample them."""
+    order = setup.batcher.epoch(0)
+    for position in sorted({k * (len(order) - 1) // n for k in range(1, n + 1)} - {0}):
+        try:
+            other = measure(setup, position)
+        except BudgetError:
+            break
+        batch = max(batch, other, key=lambda each: each.n_rows)
+    return batch
+
+
 def too_small(error: BudgetError, needed: int) -> BudgetError:
     """Return an error that names ``needed``, or what ``error`` does, whichever is more."""
     needed = max(needed, error.needed or 0)
     return BudgetError(error.message.split("; at least")[0] + would_do(needed), needed)
 
 
-def guess(graph: Any, sampler: Any, batch_size: int, more: int = 0) -> int:
-    """Return the memory in which a batch can be sampled, from the sampler's fan-outs and the mean degree.
+def guess(graph: Any, sampler: Any, batch_size: int, row_bytes: int, more: int = 0) -> int:
+    """Return the memory in which an epoch runs, from the sampler's fan-outs and the mean degree, where nothing can be sampled.
 
     ``more``: bytes that the loader is about to take beside.
     """
     n = graph.num_nodes
     mean = -(-int(getattr(graph, "num_edges", 0)) // max(1, n))
-    n_bytes, last, rows = more, 0, batch_size
+    n_bytes, last, rows = 0, 0, batch_size
     for fanout in getattr(sampler, "fanouts", []):
         edges = min(rows, n) * (mean if fanout < 0 else min(fanout, mean))
         rows = min(n, rows + edges)
         n_bytes += 2 * _pooled(8 * edges)
         last = 2 * _pooled(8 * edges) + _pooled(8 * edges)  # places of drawn ids, and the ids, before they are numbered
-    n_bytes += last + _pooled(8 * rows)
+    n_bytes = 2 * (n_bytes + _pooled(8 * rows) + _pooled(rows * row_bytes)) + last
     if hasattr(sampler, "trim"):  # else another's, whose memory is not counted
         n_bytes += scratch_bytes(rows, n)
     report = graph.budget.report()
     offsets = 0 if "indptr" in report or not hasattr(graph, "num_edges") else 8 * n + 4096
-    return _solve(graph, _fixed(graph, (HOLDER, BATCHES, SCRATCH)) + offsets + n_bytes)
+    others = graph.budget.required(idle=True)
+    return _solve(graph, _fixed(graph, (HOLDER, BATCHES, SCRATCH)) + offsets + n_bytes * 9 // 8 + more + others)
+
+
+def is_tight(graph: Any, n_rows: int, row_bytes: int) -> bool:
+    """Whether two batches of up to ``n_rows`` rows may need more than half of what is left: then they are measured first."""
+    return bool(2 * n_rows * (row_bytes + ROW_BYTES) > (graph.budget.available + graph.budget.on_loan) // 2)
 
 
 def would_do(needed: int) -> str:
@@ -140,9 +185,9 @@ def _solve(graph: Any, fixed: int) -> int:
     return total
 
 
-def least_total(graph: Any, n_bytes: int) -> int:
-    """Return the least memory that has ``n_bytes`` for batches beside what is held for other purposes."""
-    return _solve(graph, _fixed(graph, (HOLDER, BATCHES)) + n_bytes)
+def least_total(graph: Any, n_bytes: int, worker: Any) -> int:
+    """Return the least memory that has ``n_bytes`` for batches beside what is held otherwise and what other loaders need."""
+    return _solve(graph, _fixed(graph, (HOLDER, BATCHES)) + n_bytes + graph.budget.required(worker, idle=True))
 
 
 class Needs:
@@ -178,6 +223,7 @@ class Needs:
     ) -> None:
         self._setup, self._row_bytes, self.batch, self._plans = setup, dict(row_bytes), batch, plans
         self._beside, self._cache_bytes, self._capacity = beside, cache_bytes, capacity
+        self.worker: Any = None  # who has said to the budget what this loader's batches need
         # From here on the loader's own parts come on top, as they are reserved.
         self._fixed = _fixed(setup.graph, (HOLDER, BATCHES))
 
@@ -200,18 +246,34 @@ class Needs:
         beside = self._plan_bytes(n_rows) + batch.sample_bytes if self._plans else 0  # a sample that waits to be written
         return max(2 * one + beside, one + batch.sampling_bytes)
 
-    def total(self, n_rows: int) -> int:
-        """Return the least memory in which an epoch runs whose largest batch has ``n_rows``."""
-        return _solve(self._setup.graph, self._fixed + self._beside + self._cache_bytes + self.loop_bytes(n_rows))
+    def total(self, n_rows: int, *, idle: bool = False) -> int:
+        """Return the least memory in which an epoch runs whose largest batch has ``n_rows``.
+
+        Beside the epochs that are running, and the batches that their loops still hold; with ``idle``, or beside that of another
+        loader that rests.
+        """
+        graph = self._setup.graph
+        others = self._others(idle=idle)
+        return _solve(graph, self._fixed + self._beside + self._cache_bytes + self.loop_bytes(n_rows) + others)
+
+    def least(self, n_rows: int = 0) -> int:
+        """Return the least that an error names: for larger batches than those that are known, beside other loaders."""
+        return self.total(larger(max(n_rows, self.batch.n_rows)), idle=True)
+
+    def _others(self, *, idle: bool) -> int:
+        """Return what other loaders' batches need, see :meth:`Budget.required`."""
+        return int(self._setup.graph.budget.required(self.worker, idle=idle))
 
     def check(self) -> None:
         """Raise BudgetError where not even the first batch's rows can be gathered beside those of another one like it."""
         budget = self._setup.graph.budget
         if self.total(self.batch.n_rows) > budget.total:
-            needed = self.total(larger(self.batch.n_rows))
+            self.batch = largest(self._setup, self.batch)
+            needed = self.least()
             parts = {
                 "what is held already": _fixed(self._setup.graph, (HOLDER, BATCHES)),
                 "two batches": self.loop_bytes(self.batch.n_rows),
+                "other loaders' batches": self._others(idle=False),
                 "the strategy": self._beside,
                 "caches": self._cache_bytes,
             }
@@ -226,7 +288,8 @@ class Needs:
         report = graph.budget.report()
         held: int = graph.budget.used - report.get(HOLDER, 0) - report.get(BATCHES, 0) - graph.reader.held_bytes
         held += graph.reader.least_bytes(graph.budget.total)
-        return max(0, int(graph.budget.total) - held - self.loop_bytes(larger(self.batch.n_rows)))
+        others = self._others(idle=True)
+        return max(0, int(graph.budget.total) - held - self.loop_bytes(larger(self.batch.n_rows)) - others)
 
     def left_for_cache(self, available: int, prefetch: int) -> tuple[int, int]:
         """Return what caches may take of ``available`` bytes, and how many batches are made ahead beside them.
@@ -255,4 +318,4 @@ class Needs:
         graph = self._setup.graph
         held: int = _held(graph, (HOLDER, BATCHES)) + graph.reader.least_bytes(graph.budget.total)
         still = (self._beside if beside is None else beside) + self._cache_bytes + self.loop_bytes(larger(self.batch.n_rows))
-        return max(0, int(graph.budget.total) - held - still)
+        return max(0, int(graph.budget.total) - held - still - self._others(idle=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +14,7 @@ import torch
 
 from featstore.config import Budget
 from featstore.errors import BudgetError
-from featstore.gather.buffers import HOLDER, block_bytes
+from featstore.gather.buffers import block_bytes
 from featstore.gather.device import Apart
 from featstore.gather.executor import Tally
 from featstore.gather.plan import Tier
@@ -61,7 +62,11 @@ class Stages:
         self._limit: Budget = self._g.budget if share is None else share
         self._most_rows = most_rows
         self._hand_over = HandOver(setup.device, self.watch, self.batches)
-        self.receive = self._hand_over.receive  # called in the loop's thread with every batch, before the loop has it
+        self._delivered: list[tuple[weakref.ref[MiniBatch], int]] = []
+        self._n_running = 0
+        self._g.budget.require(self, Stages._required)
+        if setup.needs is not None:
+            setup.needs.worker = self
         if setup.device.type == "cuda":
             self._g.pool.page_lock(self._hand_over.device)
         self._lock = threading.Lock()
@@ -71,6 +76,43 @@ class Stages:
         self._trimmed_for = -1
         self._largest_bytes = 0
         self._largest_rows = most_rows if setup.pack is not None or frozen is not None else 0
+
+    def receive(self, batch: MiniBatch) -> None:
+        """Take note of a batch, in the loop's thread, before the loop has it."""
+        self._hand_over.receive(batch)
+        with self._lock:
+            self._delivered = [*self._living(), (weakref.ref(batch), batch.nbytes)]
+
+    def _living(self) -> list[tuple[weakref.ref[MiniBatch], int]]:
+        """Return the batches that somebody still holds; the lock is held."""
+        return [(each, n_bytes) for each, n_bytes in self._delivered if each() is not None]
+
+    def _required(self, idle: bool) -> int:
+        """Return what batches take at the least: those of a running epoch, else those that are still held; see Budget.require."""
+        with self._lock:
+            held = sum(n_bytes for _, n_bytes in self._living()) * 9 // 8
+            rows, n_bytes = self._largest_rows, self._largest_bytes
+        if not idle and not self._n_running:
+            return held
+        needs, ahead = self._setup.needs, max(0, self._setup.prefetch - 1)
+        if needs is not None:
+            rows = larger(max(rows, needs.batch.n_rows))
+            return max(held, needs.loop_bytes(rows) + ahead * needs.batch_bytes(rows))
+        return max(held, (2 + ahead) * self._batch_bytes(larger(rows), n_bytes))
+
+    def _batch_bytes(self, n_rows: int, n_bytes: int) -> int:
+        """Return the bytes of a batch of ``n_rows`` with its sample of ``n_bytes``, and an eighth for what lies beside."""
+        return (n_bytes + sum(block_bytes(n_rows * width) for width in self._row_bytes.values())) * 9 // 8
+
+    def begin(self) -> None:
+        """Hear that an epoch begins."""
+        with self._lock:
+            self._n_running += 1
+
+    def end(self) -> None:
+        """Hear that an epoch is over."""
+        with self._lock:
+            self._n_running -= 1
 
     def of(
         self, run: EpochRun
@@ -115,7 +157,9 @@ class Stages:
             if needed is not None and rows:
                 needed = max(needed, self._needed(rows, self._largest_bytes, self._g.budget))
             elif needed is not None and self._setup.needs is None and self._setup.pack is None:
-                needed = max(needed, guess(self._g, self._setup.sampler, self._setup.batcher.batch_size))
+                needed = max(
+                    needed, guess(self._g, self._setup.sampler, self._setup.batcher.batch_size, sum(self._row_bytes.values()))
+                )
             elif needed is not None:
                 needed = max(needed, self._by_needs(0, needed))
             raise self._too_small(position, error, needed) from None
@@ -173,28 +217,23 @@ class Stages:
 
     def _needed(self, n_rows: int, n_bytes: int, budget: Budget) -> int:
         """Return the least budget for the batch that the loop holds and the next one, both as large as the largest known."""
-        rows = max(n_rows, self._largest_rows)
-        batch = n_bytes * rows // max(1, n_rows)
-        batch += sum(block_bytes(rows * width) for width in self._row_bytes.values())
-        needed: int
-        if budget is self._g.budget:
-            needed = least_total(self._g, 2 * batch + batch // 8)  # samples are rounded up too, in many small blocks
-            if self._setup.needs is None and needed > budget.total:
-                return needed
-        held = budget.report()
-        others = budget.used - sum(held.get(name, 0) for name in (HOLDER, BATCHES))
-        needed = others + 2 * batch + batch // 4
-        return needed if budget is not self._g.budget else self._by_needs(rows, needed)
+        rows = larger(max(n_rows, self._largest_rows))
+        batches = 2 * self._batch_bytes(rows, n_bytes * rows // max(1, n_rows))
+        if budget is not self._g.budget:
+            return budget.used - budget.report().get(BATCHES, 0) + batches
+        return self._by_needs(n_rows, least_total(self._g, batches, self))
 
     def _by_needs(self, n_rows: int, otherwise: int) -> int:
         """Return the least memory for batches of up to ``n_rows``, where it is known what all stages need."""
         needs = self._setup.needs
-        if needs is None:
-            return otherwise
-        total = needs.total(larger(max(n_rows, needs.batch.n_rows)))
-        return total if total > self._g.budget.total else otherwise
+        return otherwise if needs is None else max(otherwise, needs.least(n_rows))
 
     def _too_small(self, position: int, error: BudgetError, needed: int | None) -> BudgetError:
         reason = error.message.split("; at least")[0]  # that least is for one allocation, not for the batch
         least = "" if needed is None else would_do(needed)
-        return BudgetError(f"batch {position} does not fit while the loop holds the one before it: {reason}{least}", needed)
+        with self._lock:
+            n_held = len(self._living())
+        holds = "the loop holds the one before it"
+        if n_held > 1:
+            holds = f"{n_held} earlier batches are held (let go of them, or keep copies of what is needed of them)"
+        return BudgetError(f"batch {position} does not fit while {holds}: {reason}{least}", needed)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from featstore.cache.base import Policy, get_policy
+from featstore.errors import BudgetError
 from featstore.gather.device import Apart
 from featstore.gather.executor import Tally
 from featstore.gather.plan import BatchPlan
@@ -200,8 +201,18 @@ class OnDemand:
 
     def make_caches(self, sizes: Mapping[str, int], policy: str | Policy | type[Policy], counts: Given, *, on_loan: bool) -> None:
         """See :class:`Strategy`."""
+        graph = self._setup.graph
         for name, n_bytes in sizes.items():
-            self._setup.graph.make_cache(name, n_bytes, get_policy(policy), counts=counts, on_loan=on_loan)
+            left = n_bytes
+            while left > 0:
+                try:
+                    graph.make_cache(name, left, get_policy(policy), counts=counts, on_loan=on_loan)
+                    break
+                except BudgetError as error:
+                    # Choosing the rows takes memory, too: less for a cache whose size is the loader's choice, or none.
+                    if not on_loan:
+                        raise
+                    left -= max(n_bytes // 8, (error.needed or 0) - graph.budget.total)
 
     def prepare(self, epoch: int, start: int) -> EpochRun:
         """Begin ``epoch``; nothing is done ahead."""

@@ -1,0 +1,282 @@
+"""Memory on loan: the ledger's model, caches that give rows back, and gathers beside them."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import featstore
+from featstore.cache.base import PolicyContext, get_policy
+from featstore.cache.table import FeatureCache
+from featstore.config import Budget
+from featstore.errors import BudgetError, PluginError
+from featstore.gather.plan import Tier
+
+ONLINE = ["lru", "clock", "sieve", "s3fifo"]
+
+
+class Holder:
+    """Reserves a least and something beyond it, which it lends."""
+
+    def __init__(self, budget: Budget, least: int, more: int, cost: int, step: int) -> None:
+        self.held = budget.reserve(f"holder {cost}", least + more)
+        self.least, self.step, self.calls = least, step, 0
+        self.loan = budget.lend(self.lent, self.give_back, cost=cost)
+
+    def lent(self) -> int:
+        return self.held.n_bytes - self.least
+
+    def give_back(self, n_bytes: int) -> int:
+        self.calls += 1
+        freed = min(self.lent(), max(n_bytes, self.step))
+        self.held.resize(self.held.n_bytes - freed)
+        return freed
+
+
+# -- the ledger ------------------------------------------------------------------------------------------------------------------
+
+
+@given(
+    total=st.integers(0, 200),
+    holders=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 60), st.integers(0, 3), st.integers(1, 50)), max_size=5),
+    asked=st.lists(st.integers(0, 80), max_size=8),
+)
+def test_nothing_is_refused_while_a_loan_is_out(total: int, holders: list[tuple[int, int, int, int]], asked: list[int]) -> None:
+    budget = Budget(total)
+    living = []
+    for least, more, cost, step in holders:
+        if budget.available >= least + more:
+            living.append(Holder(budget, least, more, cost, step))
+    fixed = sum(holder.least for holder in living)
+    taken = []
+    for n_bytes in asked:
+        lent = {id(holder): holder.lent() for holder in living}
+        calls = sum(holder.calls for holder in living)
+        fits = fixed + sum(each.n_bytes for each in taken) + n_bytes <= total
+        if fits:
+            taken.append(budget.reserve("asked", n_bytes))
+        else:
+            with pytest.raises(BudgetError):
+                budget.reserve("asked", n_bytes)
+            assert not budget.on_loan  # all of it was tried
+        assert budget.used <= total
+        assert budget.on_loan == sum(holder.lent() for holder in living)
+        assert sum(holder.calls for holder in living) - calls <= len(living)  # each is asked once at most
+        if fits:  # who costs more gives only where those who cost less have given all
+            given_back = [holder for holder in living if holder.lent() < lent[id(holder)]]
+            dearest = max((holder.loan.cost for holder in given_back), default=-1)
+            assert all(not holder.lent() for holder in living if holder.loan.cost < dearest)
+    assert budget.peak <= total
+
+
+def test_a_loan_that_ended_or_whose_holder_died_is_left_alone() -> None:
+    budget = Budget(100)
+    one, other = Holder(budget, 0, 40, 0, 1), Holder(budget, 0, 40, 1, 1)
+    one.loan.end()
+    one.loan.end()
+    with pytest.raises(BudgetError):
+        budget.reserve("more", 61)
+    assert (one.calls, other.calls) == (0, 1)
+    del other
+    assert budget.on_loan == 0
+    with pytest.raises(BudgetError):
+        budget.reserve("more", 61)
+
+
+def test_what_is_optional_takes_no_loan_back() -> None:
+    budget = Budget(100)
+    holder = Holder(budget, 0, 90, 0, 1)
+    assert budget.try_reserve("optional", 11) is None
+    assert holder.calls == 0
+
+
+def test_a_holder_that_reserves_while_it_gives_back_is_refused() -> None:
+    budget = Budget(100)
+
+    class Greedy(Holder):
+        def give_back(self, n_bytes: int) -> int:
+            with pytest.raises(BudgetError):
+                budget.reserve("for giving back", 50)
+            return super().give_back(n_bytes)
+
+    holder = Greedy(budget, 0, 90, 0, 1)
+    budget.reserve("more", 40)
+    assert holder.lent() == 60
+
+
+# -- caches ----------------------------------------------------------------------------------------------------------------------
+
+
+def rows_of(n: int, width: int = 24) -> np.ndarray:
+    return np.random.default_rng(n).integers(0, 256, (n, width), dtype=np.uint8)
+
+
+def cached(cache: FeatureCache) -> dict[int, int]:
+    """Slot of each cached row."""
+    found = cache.map.slot_of_row if cache.capacity else np.empty(0, np.int32)
+    return {int(row): int(found[row]) for row in np.flatnonzero(found >= 0)}
+
+
+@pytest.mark.parametrize("given_back", [1, 500, 3_000, 10_000, 10**6])
+def test_a_static_cache_loses_its_lowest_scores(given_back: int) -> None:
+    n = 1_000
+    data, budget = rows_of(n), Budget(1 << 20)
+    degrees = np.random.default_rng(1).permutation(n)
+    cache = FeatureCache(400, 24, n, get_policy("degree"), PolicyContext(n, 24, out_degree_of=lambda: degrees), budget)
+
+    def read(rows: np.ndarray, out: np.ndarray, positions: np.ndarray) -> None:
+        out[positions] = data[rows]
+
+    cache.fill(read, by_score=True)
+    cache.lend()
+    best = np.argsort(-degrees)
+    held = budget.used
+    budget.reserve("others", budget.total - held + min(given_back, held))
+    assert budget.used <= budget.total
+    assert cache.is_cut
+    slots = cached(cache)
+    assert sorted(slots) == sorted(best[: cache.capacity].tolist())
+    for row, slot in slots.items():
+        assert (cache.array[slot] == data[row]).all()
+    cache._check()
+    ids = np.arange(n)
+    plan = cache.plan(ids)
+    hits = {int(k) for part in plan.parts if part.tier == Tier.HOST for k in np.asarray(part.positions)}
+    assert hits == set(slots)
+
+
+def run_batch(cache: FeatureCache, data: np.ndarray, ids: np.ndarray) -> None:
+    """Gather a batch as a store does, and compare."""
+    with cache.pinned():
+        plan = cache.plan(ids)
+        out = np.full((len(ids), data.shape[1]), 0xEE, np.uint8)
+        for part in plan.parts:
+            source = cache.array if part.tier == Tier.HOST else data
+            out[slice(None) if part.positions is None else part.positions] = source[part.addresses]
+    assert (out == data[ids]).all()
+    missed = next((part for part in plan.parts if part.tier == Tier.BASE), None)
+    if missed is None:
+        cache.admit(ids[:0])
+    else:
+        cache.apply(cache.admit(np.asarray(missed.addresses), missed.positions), out)
+
+
+@pytest.mark.parametrize("policy", ONLINE)
+@pytest.mark.parametrize("n_used", [0, 3, 20, 50])
+@pytest.mark.parametrize("left", [0, 1, 7, 30])
+def test_an_online_cache_goes_on_with_fewer_rows(policy: str, n_used: int, left: int) -> None:
+    n = 200
+    data, budget = rows_of(n), Budget(1 << 20)
+    cache = FeatureCache(50, 24, n, get_policy(policy), PolicyContext(n, 24), budget)
+    cache.lend()
+    rng = np.random.default_rng(n_used + left)
+    order = rng.permutation(n)[:n_used]
+    for row in order:
+        run_batch(cache, data, np.array([row]))
+    row_bytes = 24 + 8 + 1 + get_policy(policy).slot_bytes
+    before, free = set(cached(cache)), budget.available
+    with budget.reserve("others", free + (50 - left) * row_bytes if left else budget.total):
+        assert cache.capacity <= left
+        kept = cached(cache)
+        assert set(kept) <= before
+        assert len(kept) == min(n_used, cache.capacity)
+        assert sorted(kept.values()) == list(range(len(kept)))
+        if policy == "lru":
+            assert set(kept) == set(order[len(order) - len(kept) :].tolist())
+        for row, slot in kept.items():
+            assert (cache.array[slot] == data[row]).all()
+        assert budget.used <= budget.total
+        for _ in range(10):
+            run_batch(cache, data, rng.integers(0, n, 40))
+            if left:
+                cache._check()
+        assert cache.n_cached == cache.capacity
+
+
+def test_a_policy_that_fails_while_its_cache_shrinks_is_named_and_harms_no_row() -> None:
+    lru: Any = type(get_policy("lru"))
+
+    class Stubborn(lru):
+        name = "stubborn"
+
+        def victims(self, n: int) -> Any:
+            raise RuntimeError("no")
+
+    data, budget = rows_of(100), Budget(1 << 20)
+    cache = FeatureCache(50, 24, 100, Stubborn(), PolicyContext(100, 24), budget)
+    cache.lend()
+    run_batch(cache, data, np.arange(40))
+    budget.reserve("others", budget.available + 400)
+    assert cache.is_cut
+    with pytest.raises(PluginError, match="stubborn"):
+        run_batch(cache, data, np.arange(30))
+    run_batch(cache, data, np.arange(30))
+    cache._check()
+
+
+def test_pages_go_back_to_the_system() -> None:
+    n, width = 64, 1 << 20
+    budget = Budget(n * width * 2)
+    cache = FeatureCache(n, width, n, None, budget=budget)
+    cache.lend()
+    cache.array[:] = 1
+    whole = cache.array
+    budget.reserve("others", budget.available + 40 * width)
+    assert cache.capacity <= 24
+    assert (cache.array == 1).all()
+    assert not whole[cache.capacity :].any()  # fresh pages: what was there is gone
+
+
+@pytest.mark.parametrize("strategy", ["ondemand", "superbatch", "streamed"])
+def test_rows_are_right_while_another_thread_takes_memory_back(small: SimpleNamespace, strategy: str) -> None:
+    reference = torch.from_numpy(small.x)
+    with featstore.open(small.path, memory="64MB") as g:
+        sampler = featstore.NeighborSampler(g, [5, 5], seed=1)
+        options: dict[str, Any] = {"policy": "degree"} if strategy == "ondemand" else {"superbatch": 3}
+        loader = featstore.Loader(
+            g,
+            sampler,
+            np.arange(0, small.num_nodes, 3),
+            batch_size=20,
+            labels=None,
+            strategy=strategy,
+            feature_cache="auto",
+            **options,
+        )
+        g.pool.trim()
+        cut, stop = threading.Event(), threading.Event()
+
+        def take_back() -> None:
+            held = []
+            while not stop.is_set() and g.budget.on_loan:
+                held.append(g.budget.reserve("others", g.budget.available + g.budget.on_loan // 4 + 1))
+                cut.set()
+            for each in held:
+                each.release()
+
+        thread = threading.Thread(target=take_back)
+        try:
+            for k, batch in enumerate(loader):
+                if k == 3:
+                    thread.start()
+                    cut.wait()
+                assert torch.equal(batch.x, reference[batch.input_ids])
+        finally:
+            stop.set()
+            thread.join()
+        cache = g.features["x"].cache
+        assert cache is not None
+        assert cache.is_cut
+        for batch in loader:  # and once more, in the memory that there is now
+            assert torch.equal(batch.x, reference[batch.input_ids])
+        if strategy != "ondemand":
+            after = g.features["x"].cache
+            assert after is not None
+            assert after.capacity == small.num_nodes
