@@ -294,10 +294,13 @@ class Budget:
         self._workers[worker] = least
 
     def required(self, without: Any = None, *, idle: bool = False) -> int:
-        """Return the bytes that all workers but one need at the least now; with ``idle``, or the largest of them if it ran."""
+        """Return the bytes that all workers but one need at the least now.
+
+        With ``idle``, where all of them rest: those that the largest will need.
+        """
         others = [(worker, least) for worker, least in list(self._workers.items()) if worker is not without]
         now = sum(least(worker, False) for worker, least in others)
-        return max(now, max((least(worker, True) for worker, least in others), default=0)) if idle else now
+        return now if now or not idle else max((least(worker, True) for worker, least in others), default=0)
 
     def _end_loan(self, loan: Loan) -> None:
         with self._lock:

@@ -234,7 +234,6 @@ def test_arguments(dataset: Path, pack: Path) -> None:
             ({"strategy": "ondemand", "pack": pack, "sampler": sampler, "seeds": [1]}, "strategy='packed'"),
             ({"strategy": "streamed"}, "needs a sampler"),
             ({"strategy": "packed", "pack": pack, "policy": "lru", "feature_cache": 0.1}, "planned policy"),
-            ({"strategy": "packed", "pack": pack, "feature_cache": "auto"}, "bytes or a share"),
             (
                 {"strategy": "packed", "pack": pack, "policy": "frequency", "feature_cache": 0.1, "superbatch": 5},
                 "superbatch=5 goes with a planned policy",

@@ -470,7 +470,7 @@ class FeatureCache:
     def lend(self) -> None:
         """Let the budget take memory back where another reservation does not fit: the coldest rows leave, and their pages."""
         if self.budget is not None and self._loan is None:
-            self._loan = self.budget.lend(self._lent_bytes, self._give_back, cost=LOAN_COST)
+            self._loan = self.budget.lend(self._lent_bytes, self.give_back, cost=LOAN_COST)
 
     @property
     def is_lent(self) -> bool:
@@ -480,7 +480,7 @@ class FeatureCache:
     def _lent_bytes(self) -> int:
         return 0 if self._reservation is None or self._is_loading or self._gate.is_mine else self._reservation.n_bytes
 
-    def _give_back(self, n_bytes: int) -> int:
+    def give_back(self, n_bytes: int) -> int:
         """Shrink by ``n_bytes`` or more, or to nothing; wait for the gathers that copy hits, which wait for no memory."""
         if not self._lent_bytes() or self._pid != os.getpid():
             return 0

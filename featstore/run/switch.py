@@ -46,6 +46,11 @@ class NeighborFile:
                     writer.append(array[first : first + BLOCK_ITEMS])
             self._file: SectionFile = writer.finish()
 
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the cache, loaded."""
+        return sum(huge_bytes(n * dtype.itemsize) for n, dtype in self._shapes.values())
+
     def remove(self) -> None:
         """Delete the file."""
         self._file.remove()
@@ -57,8 +62,7 @@ class NeighborFile:
         ------
         BudgetError, CorruptionError, OSError
         """
-        n_bytes = sum(huge_bytes(n * dtype.itemsize) for n, dtype in self._shapes.values())
-        reservation = budget.reserve("neighbor cache", n_bytes)
+        reservation = budget.reserve("neighbor cache", self.n_bytes)
         try:
             arrays: dict[str, npt.NDArray[Any]] = {}
             number = 0
@@ -153,21 +157,30 @@ class CacheSwitch:
         if room is not None:
             self._loan = graph.budget.lend(self._lent_bytes, self._give_back, cost=LOAN_COST)
 
+    @property
+    def _is_claimed(self) -> bool:
+        return self._claim is not None and self._claim() is not None
+
     def _lent_bytes(self) -> int:
-        """Return the bytes of the share while no epoch uses it."""
-        claimed = self._claim is not None and self._claim() is not None
-        return 0 if claimed else self._reservation.n_bytes
+        """Return the bytes of the share, but for those of a neighbour cache that is in use."""
+        return 0 if self._is_claimed and self._reservation.holder == NEIGHBORS else self._reservation.n_bytes
 
     def _give_back(self, n_bytes: int) -> int:
-        """Give the whole share back."""
+        """Give the whole share back between epochs; within one, what the feature caches can do without."""
         if not self._taking.acquire(blocking=False):
             return 0
         try:
-            n_bytes = self._lent_bytes()
-            if n_bytes:
+            held = self._lent_bytes()
+            if self._is_claimed and held:
+                for name in self._capacities:
+                    cache = self._graph.features[name].cache
+                    if cache is not None and cache.budget is self.share:
+                        cache.give_back(-(-n_bytes // len(self._capacities)))
+                self._resize(self.share.used)
+            elif held:
                 self._drop_features()
                 self._resize(0)
-            return n_bytes
+            return held - self._reservation.n_bytes
         finally:
             self._taking.release()
 
@@ -239,13 +252,17 @@ class CacheSwitch:
     def to_neighbors(self, check: Callable[[], None]) -> None:
         """Drop the feature caches and load the neighbour cache."""
         graph = self._graph
-        for name in self._capacities:
-            self._use(name, 0)
-        self._reservation.holder = NEIGHBORS
+        with self._taking:
+            for name in self._capacities:
+                self._use(name, 0)
+            self._reservation.holder = NEIGHBORS
         if graph.neighbor_cache is None and self.share.available > huge_bytes(8 * graph.num_nodes):
             self._neighbors = graph.neighbor_cache = self._load_neighbors(check)
 
     def _load_neighbors(self, check: Callable[[], None]) -> NeighborCache:
+        if self._file is not None and self._file.n_bytes > self.share.available:  # the share has become smaller
+            self._file.remove()
+            self._file = None
         if self._file is not None:
             return self._file.load(self._graph.topology, self.share, check)
         cache, is_stored = self._graph.make_neighbor_cache(self.share, Budget(self._scratch_bytes, "planner"))
@@ -267,10 +284,17 @@ class CacheSwitch:
     def to_features(self, rows: Int64s, check: Callable[[], None]) -> None:
         """Drop the neighbour cache, make the feature caches and load ``rows`` into them, in one ascending pass."""
         self._drop_neighbors()
-        self._reservation.holder = FEATURES
-        for name, capacity in self._capacities.items():
+        widths = [self._graph.features[name].file.row_bytes for name in self._capacities]
+        rows_left = rows_within(self.share.total, self._graph.num_nodes, widths)
+        caches = []
+        with self._taking:
+            self._reservation.holder = FEATURES
+            for name, capacity in self._capacities.items():
+                cache = self._use(name, min(capacity, rows_left))
+                cache.is_cut = rows_left < capacity  # plans are made for what the share was when the epoch began
+                caches.append(cache)
+        for name, cache in zip(self._capacities, caches, strict=True):
             store = self._graph.features[name]
-            cache = self._use(name, capacity)
 
             def read(some: Int64s, out: npt.NDArray[np.uint8], store: FeatureStore = store) -> None:
                 check()

@@ -1,0 +1,205 @@
+"""Whatever the memory: loaders side by side train, or say once how much they need; and nothing tries for ever."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import featstore
+from featstore.config import Budget
+
+N, DIM = 60_000, 100
+BYTES = 4 * N * DIM
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "degree": {"policy": "degree"},
+    "frequency": {"policy": "frequency"},
+    "sieve": {"policy": "sieve"},
+    "sieve of 5 %": {"policy": "sieve", "feature_cache": 0.05},
+    "superbatch": {"strategy": "superbatch", "feature_cache": "auto"},
+    "superbatch of 5 %": {"strategy": "superbatch", "feature_cache": 0.05},
+    "serial": {"strategy": "superbatch", "feature_cache": "auto", "overlap": False},
+    "streamed": {"strategy": "streamed", "feature_cache": "auto"},
+    "streamed of 5 %": {"strategy": "streamed", "feature_cache": 0.05},
+    "auto": {"strategy": "auto"},
+    "packed": {"strategy": "packed", "feature_cache": "auto"},
+    "packed, frequency": {"strategy": "packed", "feature_cache": "auto", "policy": "frequency"},
+}
+MOST_TRIES = 5_000  # refused reservations between two batches
+
+Sums = list[tuple[int, float]]
+
+
+class TriesForEverError(Exception):
+    """Memory was asked for again and again, and no batch came."""
+
+
+@pytest.fixture(autouse=True)
+def tries(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Count refused reservations; a batch sets the count back. Counts, not seconds: a slow machine passes."""
+    count = [0]
+    refuse = Budget._refusal
+
+    def refusal(budget: Budget, holder: str, more: int) -> featstore.BudgetError:
+        count[0] += 1
+        if count[0] > MOST_TRIES:
+            raise TriesForEverError(f"{holder} was refused {more} bytes")
+        return refuse(budget, holder, more)
+
+    monkeypatch.setattr(Budget, "_refusal", refusal)
+    yield count
+    assert count[0] <= MOST_TRIES
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("sweep") / "graph"
+    rng = np.random.default_rng(7)
+    degrees = np.minimum((rng.pareto(1.2, N) * 4).astype(np.int64), 500)
+    indptr = np.concatenate([[0], np.cumsum(degrees)])
+    indices = rng.integers(0, N, indptr[-1])
+    order = rng.permutation(N)
+    featstore.OutOfCoreGraph.create(
+        path,
+        indptr,
+        indices,
+        features={"x": rng.standard_normal((N, DIM)).astype(np.float32)},
+        node_data={
+            "y": rng.integers(0, 5, N).astype(np.int64),
+            "train_idx": order[:1_200],
+            "val_idx": order[1_200:1_800],
+            "test_idx": order[1_800:2_400],
+        },
+        progress=False,
+    ).close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def pack(graph: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("sweep") / "pack"
+    with featstore.open(graph, memory="64MB") as g:
+        sampler = featstore.NeighborSampler(g, [5, 5], seed=0)
+        featstore.sample_offline(g, sampler, g.node_data["train_idx"], 128, path=path, progress=False).close()
+    return path
+
+
+def train(path: Path, memory: int, options: dict[str, Any], order: str, held_out: int, tries: list[int]) -> Sums:
+    """Run an epoch of each loader, all of them alive, and one of validation within one of training."""
+    with featstore.open(path, memory=memory) as g:
+        sampler = featstore.NeighborSampler(g, [5, 5], seed=0)
+        loaders: dict[str, featstore.Loader] = {}
+        for split in order.split():
+            common: dict[str, Any] = {"labels": "y", "shuffle": False}
+            if split == "train" and "pack" in options:
+                loaders[split] = featstore.Loader(g, **common, **options)
+            elif split == "train":
+                loaders[split] = featstore.Loader(g, sampler, g.node_data["train_idx"], 128, **common, **options)
+            else:
+                loaders[split] = featstore.Loader(g, sampler, g.node_data[f"{split}_idx"], held_out, **common)
+        sums: Sums = []
+
+        def run(split: str, between: str | None = None) -> None:
+            for k, batch in enumerate(loaders[split]):
+                tries[0] = 0
+                sums.append((batch.index, float(batch.x.double().sum())))
+                if k == 2 and between is not None:
+                    run(between)
+
+        run("train", "val")
+        run("val")
+        run("test")
+        run("train")
+        for loader in loaders.values():
+            loader.close()
+        assert g.budget.peak <= memory
+        return sums
+
+
+def check(path: Path, memory: int, options: dict[str, Any], order: str, held_out: int, tries: list[int]) -> Sums:
+    """Train, in the memory that is given or that errors name: a larger one each time, one for every loader at most."""
+    for _ in range(len(order.split()) + 1):
+        try:
+            return train(path, memory, options, order, held_out, tries)
+        except featstore.BudgetError as error:
+            assert error.needed is not None, error
+            assert error.needed > memory, error
+            memory = error.needed
+    raise AssertionError(f"{memory} bytes, which an error named, do not do either")
+
+
+CASES = [("train val test", 128), ("val test train", 128), ("train val test", 512)]
+
+
+def compare(graph: Path, pack: Path, name: str, shares: Any, tries: list[int]) -> None:
+    options = STRATEGIES[name] | ({"pack": pack} if "packed" in name else {})
+    for (order, held_out), share in itertools.product(CASES, shares):
+        found = check(graph, int(share * BYTES), options, order, held_out, tries)
+        expected = check(graph, 4 * BYTES, options if "packed" in name else {}, order, held_out, tries)
+        assert sorted(found) == sorted(expected), (order, held_out, share)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_training_beside_validation_at_some_budgets(graph: Path, pack: Path, name: str, tries: list[int]) -> None:
+    compare(graph, pack, name, [0.2, 0.5], tries)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_training_beside_validation_at_twenty_budgets(graph: Path, pack: Path, name: str, tries: list[int]) -> None:
+    compare(graph, pack, name, np.linspace(0.05, 0.6, 20), tries)
+
+
+def sweep(graph: Path, pack: Path, name: str, n: int, tries: list[int]) -> None:
+    """Train in memories around the least."""
+    options = STRATEGIES[name] | ({"pack": pack} if "packed" in name else {})
+    least = 1 << 20
+    for _ in range(8):
+        try:
+            train(graph, least, options, "train val test", 128, tries)
+            break
+        except featstore.BudgetError as error:
+            assert error.needed is not None
+            assert error.needed > least
+            least = error.needed
+    for memory in np.linspace(0.5 * least, 1.1 * least, n).astype(int).tolist():
+        tries[0] = 0
+        try:
+            train(graph, memory, options, "train val test", 128, tries)
+        except featstore.BudgetError as error:
+            assert error.needed is None or error.needed > memory
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_an_epoch_makes_progress_or_raises(graph: Path, pack: Path, name: str, tries: list[int]) -> None:
+    sweep(graph, pack, name, 6, tries)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_an_epoch_makes_progress_or_raises_at_two_hundred_memories(graph: Path, pack: Path, name: str, tries: list[int]) -> None:
+    sweep(graph, pack, name, 200, tries)
+
+
+@pytest.mark.parametrize("policy", ["sieve", "lru", "clock", "s3fifo", "degree"])
+def test_a_gather_through_a_cache_ends_in_any_memory(graph: Path, policy: str, tries: list[int]) -> None:
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, N, 20_000)
+    with featstore.open(graph, memory=BYTES // 2) as g:
+        g.cache("x", budget=BYTES // 10, policy=policy)
+        store = g.features["x"]
+        expected = store[ids]
+        g.pool.trim()
+        out = expected.clone()
+        for left in [0, 1, 4096, 65_536, 100_000, 200_000, 300_000, 10**6]:
+            g.reader.trim()
+            g.pool.trim()
+            with g.budget.reserve("others", max(0, g.budget.available - left)):
+                tries[0] = 0
+                out.zero_()
+                store.take(ids, out=out)
+                assert (out == expected).all()
