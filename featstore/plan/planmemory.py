@@ -21,7 +21,8 @@ def planning_bytes(n_rows: int, n_accesses: int, n_planned: int | None = None, l
     Parameters
     ----------
     n_rows : int
-        For each: the last position, the slot, and a list of those cached.
+        For each: the last position, its slot in the policy's table and in the one that plans are checked against, and a list of
+        those cached.
     n_accesses : int
         Of a window, look-ahead included; a bit or two each.
     n_planned : int, optional
@@ -34,7 +35,7 @@ def planning_bytes(n_rows: int, n_accesses: int, n_planned: int | None = None, l
     width = 4 if n_accesses < 2**31 - 1 else 8
     writing = 2 * write_bytes(longest)
     held = 0 if spilled else (width + 1) * (n_accesses if n_planned is None else n_planned)
-    return held + n_accesses // 3 + writing + BATCH_BYTES * longest + (width + 12) * n_rows
+    return held + n_accesses // 3 + writing + BATCH_BYTES * longest + (width + 16) * n_rows
 
 
 class Spill:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from featstore.cache.base import Policy
+from featstore.cache.checkedplans import CheckedPolicy
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
 from featstore.config import Reservation
@@ -165,9 +166,9 @@ def _planner_bytes(setup: Setup, n_accesses: int, size: int, *, spilled: bool) -
 
 
 def _release(policy: PlannedPolicy, *held: Reservation) -> None:
-    policy.keep_memory(False)
     for reservation in held:
         reservation.release()
+    CheckedPolicy(policy).keep_memory(False)
 
 
 def ahead_bytes(setup: Setup, n_bytes: int) -> int:
@@ -259,7 +260,7 @@ class _SuperbatchEpoch:
                 widths = {name: store.nbytes // max(1, len(store)) for name, store in zip(setup.features, stores, strict=True)}
                 read = {name: store.read_rows for name, store in zip(setup.features, stores, strict=True)}
                 # In the serial schedule plans are made while nothing is read ahead, and the other way round: one memory for both.
-                idle = min(memory.n_bytes - planning.policy.nbytes, graph.budget.total // 8)
+                idle = min(memory.n_bytes - CheckedPolicy(planning.policy).nbytes, graph.budget.total // 8)
                 n_bytes = ahead.n_bytes if switch is None else ahead_bytes(setup, max(0, idle))
                 if n_bytes:
                     self._ahead = ReadAhead(self._inspector.misses, read, widths, start, len(order), n_bytes, setup.reads.add)
