@@ -290,8 +290,10 @@ class StartForgetsTheField(Base):
     def start(self, *_: Any) -> None: ...
 
 
-@wholly(REFUSED)
+@wholly(EITHER)
 class ThinksThatThereIsMoreRoom(Base):
+    """Names slots that do not exist, where it needs them."""
+
     def start(self, capacity: int, context: Any, residents: Any = NO_ROWS) -> None:
         super().start(capacity + 7, context, residents)
 

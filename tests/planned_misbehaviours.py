@@ -186,11 +186,9 @@ def misses_are_hits_where_they_will_be(planned: PlannedBatch, seen: Seen) -> Any
 
 
 @spoils(REFUSED)
-def a_hit_before_anything_was_cached(planned: PlannedBatch, seen: Seen) -> Any:
-    if seen.number or seen.cached:
-        raise NothingToSpoil
+def a_hit_in_the_first_slot_at_once(planned: PlannedBatch, seen: Seen) -> Any:
     slots = planned.slots.copy()
-    slots[0] = 0
+    slots[misses(planned)[0]] = 0
     return changed(planned, slots=slots)
 
 

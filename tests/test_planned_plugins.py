@@ -135,7 +135,7 @@ def test_in_a_simulation(graph: Any, pack: Any, wrong: Misbehaviour) -> None:
 
 
 @pytest.mark.parametrize("way", LOADERS)
-@pytest.mark.parametrize("wrong", TABLE[::12], ids=lambda wrong: wrong.name)
+@pytest.mark.parametrize("wrong", TABLE[::20], ids=lambda wrong: wrong.name)
 def test_in_a_loader(graph: Any, pack: Any, wrong: Misbehaviour, way: str) -> None:
     check(graph, pack, wrong, way)
 

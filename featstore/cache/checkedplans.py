@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -93,7 +93,7 @@ class CheckedPolicy:
             else:
                 self._policy.start(capacity, context)
 
-    def plan(self, window: Window, first: int = 0) -> Iterator[PlannedBatch]:
+    def plan(self, window: Window, first: int = 0) -> Generator[PlannedBatch, None, None]:
         """Yield the plan of each of the window's first ``n_planned`` batches.
 
         Parameters
