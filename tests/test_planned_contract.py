@@ -13,9 +13,13 @@ from hypothesis import Phase, settings
 import featstore.testing.policies as contracts
 from featstore.cache.base import PolicyContext
 from featstore.cache.belady import Belady
+from featstore.cache.checkedplans import CheckedPolicy
 from featstore.cache.planned import NO_ROWS, Int64s, PlannedBatch, PlannedPolicy, Window
 from featstore.gather.plan import Changeset
+from featstore.plan.planmemory import planning_bytes
+from featstore.plan.trace import Trace
 from featstore.testing import PlannedPolicyContract
+from featstore.testing.planned import _as_lists
 from tests.test_contract_suites import failures
 
 
@@ -203,6 +207,25 @@ class IsBrokenByAnEarlyEnd(Oldest):
 
     def changes(self, ids: list[int], slots: Any) -> Changeset:
         return super().changes(ids if not self.broken else ids[::-1], slots)
+
+
+def test_the_librarys_own_plans_need_no_check() -> None:
+    """Their plans are passed on unchecked, without a table: the same plans as with the check."""
+    batches = contracts._long_trace()
+    trace = Trace(batches, 300)
+    found = []
+    for always in (True, False):
+        checked = CheckedPolicy(Belady(), always=always)
+        assert checked.is_checked == always
+        checked.start(40, PolicyContext(300, 1))
+        found.append(_as_lists(list(checked.plan(trace.window()))))
+        assert len(checked._map) == (300 if always else 0)
+    assert found[0] == found[1]
+    assert CheckedPolicy(type("Mine", (Belady,), {})()).is_checked
+
+
+def test_the_check_is_counted() -> None:
+    assert planning_bytes(1000, 5000, checked=True) - planning_bytes(1000, 5000) == 8 * 1000
 
 
 FAULTS = [

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import featstore
+from featstore.gather.plan import BatchPlan, Changeset, Part, Tier
 from featstore.plan.layout import find_layouts
 from tests.conftest import make_graph
 from tests.misbehaving_planners import EITHER, REFUSED, RIGHT, TABLE, Base, Misbehaviour
@@ -153,6 +154,20 @@ def test_the_next_policy_works(graph: Any, pack: Any, way: str) -> None:
         misbehave(graph, pack, WAYS[way], wrong)
         WAYS[way](graph, pack, "belady")
         WAYS[way](graph, pack, Base)
+
+
+def test_a_batch_of_no_rows_may_evict(graph: Any) -> None:
+    """A device may hold all rows of a batch, whose plan then changes a cache that it does not read."""
+    graph.cache_for_planner("x", 4)
+    store = graph.features["x"]
+    rows, none = np.array([7, 9]), np.empty(0, np.int64)
+    here = np.arange(2)
+    store.run_plan(BatchPlan(2, (Part(Tier.BASE, rows, here),), Changeset(rows, here, here.astype(np.int32), none)))
+    assert store.cache.n_cached == 2
+    store.run_plan(BatchPlan(0, (), Changeset(none, none, none.astype(np.int32), rows[:1])))
+    assert store.cache.n_cached == 1
+    store.cache._check()
+    graph.cache("x", 0)
 
 
 def test_there_are_more_than_a_hundred() -> None:

@@ -1,4 +1,4 @@
-"""A planned policy whose every answer is checked against a slot-to-row table before anything uses it."""
+"""A planned plug-in whose every answer is checked against a slot-to-row table before anything uses it."""
 
 from __future__ import annotations
 
@@ -36,6 +36,14 @@ class CheckedPolicy:
     Parameters
     ----------
     policy : PlannedPolicy
+    always : bool
+        Check the library's own policies, too. Otherwise what the check would find of them is known: their plans are right, as the
+        contract suite shows, and are passed on as they are.
+
+    Attributes
+    ----------
+    is_checked : bool
+        Whether plans are checked.
 
     Raises
     ------
@@ -45,14 +53,15 @@ class CheckedPolicy:
 
     Notes
     -----
-    Memory: 4 bytes a row and 4 a slot, from :meth:`start` on. A batch costs a pass over its slots and one over its changes. One
-    thread at a time. What a window's callables raise (a disk is full, the epoch is over) passes through unchanged, and so do the
-    errors of the library's own policies.
+    Memory, where plans are checked: 4 bytes a row and 4 a slot, from :meth:`start` on. A batch costs a pass over its slots and
+    one over its changes. One thread at a time. What a window's callables raise (a disk is full, the epoch is over) passes through
+    unchanged, and so do the errors of the library's own policies.
     """
 
-    def __init__(self, policy: PlannedPolicy) -> None:
+    def __init__(self, policy: PlannedPolicy, *, always: bool = False) -> None:
         self._policy = policy
         self._is_own = type(policy).__module__.startswith("featstore.cache.")
+        self.is_checked = always or not self._is_own
         self._map = RowMap(0)
         self._row_of_slot: Ints = np.empty(0, np.int32)
 
@@ -79,7 +88,17 @@ class CheckedPolicy:
 
     def start(self, capacity: int, context: PolicyContext, residents: Int64s = NO_ROWS) -> None:
         """See :class:`PlannedPolicy`; ``residents`` are distinct, and slots are no more than rows."""
-        capacity, n = min(capacity, context.n), context.n
+        capacity = min(capacity, context.n)
+        if self.is_checked:
+            self._begin(capacity, context.n, residents)
+        with self._guard("start"):
+            if len(residents):
+                self._policy.start(capacity, context, _read_only(residents))
+            else:
+                self._policy.start(capacity, context)
+
+    def _begin(self, capacity: int, n: int, residents: Int64s) -> None:
+        """Make the table, with ``residents`` in the first slots."""
         if len(self._map) != n:
             self._map = RowMap(n)
         else:
@@ -87,11 +106,6 @@ class CheckedPolicy:
         self._row_of_slot = np.full(capacity, -1, np.int32 if n < 2**31 else np.int64)
         self._row_of_slot[: len(residents)] = residents
         self._map.assign(residents, np.arange(len(residents), dtype=np.int32))
-        with self._guard("start"):
-            if len(residents):
-                self._policy.start(capacity, context, _read_only(residents))
-            else:
-                self._policy.start(capacity, context)
 
     def plan(self, window: Window, first: int = 0) -> Generator[PlannedBatch, None, None]:
         """Yield the plan of each of the window's first ``n_planned`` batches.
@@ -107,6 +121,9 @@ class CheckedPolicy:
         PlannedBatch
             In arrays of its own, which the policy cannot change: ``slots`` and ``in_slots`` int32, the others int64.
         """
+        if not self.is_checked:
+            yield from self._policy.plan(window)
+            return
         lent = _Lent(window)
         answer: Any = None
         is_over = False

@@ -475,7 +475,8 @@ class SuperbatchInspector:
             Planning does not fit the memory even so.
         """
         size = (self._n_rows, int(lengths.sum()), int(lengths[:n_planned].sum()), int(lengths.max(initial=0)))
-        needed = planning_bytes(*size)
+        checked = self._policy.is_checked
+        needed = planning_bytes(*size, checked=checked)
         if needed <= self._memory.n_bytes:
             return False
         self._pool.trim()
@@ -486,7 +487,7 @@ class SuperbatchInspector:
                 pass
             else:
                 return False
-        self._memory.resize(max(self._memory.n_bytes, planning_bytes(*size, spilled=True)))
+        self._memory.resize(max(self._memory.n_bytes, planning_bytes(*size, spilled=True, checked=checked)))
         return True
 
 

@@ -357,7 +357,8 @@ def _plan_windows(
     _fill(files, tier_of_row)
     n_missed, number, checked = np.zeros(len(pack), np.int64), 0, CheckedPolicy(policy)
     for trace in windows(pack, sizes.superbatch, tier_of_row):
-        with budget.reserve("planner", planning_bytes(pack.num_nodes, trace.n_accesses, longest=trace.longest)):
+        n_bytes = planning_bytes(pack.num_nodes, trace.n_accesses, longest=trace.longest, checked=checked.is_checked)
+        with budget.reserve("planner", n_bytes):
             checked.start(sizes.host_rows, PolicyContext(pack.num_nodes, 1))
             for planned in checked.plan(trace.window(), first=number):
                 left = _leave_device(pack.ids(number), tier_of_row, sizes, files)

@@ -145,6 +145,11 @@ class Superbatch:
         return run
 
 
+def _is_checked(planning: Planning) -> bool:
+    """Return whether the policy's plans are checked, which takes memory."""
+    return isinstance(planning.policy, PlannedPolicy) and CheckedPolicy(planning.policy).is_checked
+
+
 def least_size(setup: Setup) -> int:
     """Return the batches of the smallest superbatch that the loader allows."""
     assert setup.planning is not None
@@ -159,7 +164,8 @@ def _planner_bytes(setup: Setup, n_accesses: int, size: int, *, spilled: bool) -
     # Batches differ in size by a few percent, and a window is two superbatches.
     longest = n_accesses * 9 // 8
     planned = size * longest
-    needed = planning_bytes(graph.num_nodes, planned * (2 if planning.overlap else 1), planned, longest, spilled=spilled)
+    accesses = planned * (2 if planning.overlap else 1)
+    needed = planning_bytes(graph.num_nodes, accesses, planned, longest, spilled=spilled, checked=_is_checked(planning))
     if not planning.overlap:
         needed = max(needed, SCORING_BYTES * graph.num_nodes + NeighborCache.scratch_bytes(graph.topology))
     return needed
@@ -190,7 +196,8 @@ def choose_size(planning: Planning, graph: Any, n_batches: int, n_accesses: int,
         disk = shutil.disk_usage(os.path.dirname(planning.run_dir) or ".").free // 4
     # Four superbatches lie on disk at once; in the serial schedule one, and a neighbour cache in a quarter of the disk.
     by_disk = disk // (4 * stored + 1) if planning.overlap else disk // 4 * 3 // (stored + 1)
-    spare = max(0, graph.budget.total // PLANNER_SHARE - planning_bytes(graph.num_nodes, 0, longest=n_accesses))
+    fixed = planning_bytes(graph.num_nodes, 0, longest=n_accesses, checked=_is_checked(planning))
+    spare = max(0, graph.budget.total // PLANNER_SHARE - fixed)
     by_memory = spare // (planning_bytes(0, n_accesses * (2 if planning.overlap else 1), n_accesses) + 1)
     return int(max(1, min(by_disk, by_memory, MOST_AUTO_BATCHES, n_batches)))
 

@@ -67,7 +67,7 @@ def play_planned(
     PluginError
         The policy raised, or a plan is wrong.
     """
-    checked, data = CheckedPolicy(policy), _data(n)
+    checked, data = CheckedPolicy(policy, always=True), _data(n)
     checked.start(capacity, context or PolicyContext(n, 1), residents)
     cache = FeatureCache(capacity, data.shape[1], n, None)
     cache.preload(residents, lambda rows, out: np.copyto(out, data[rows]))
@@ -178,7 +178,7 @@ class PlannedPolicyContract(_PolicyContract):
         batches = _long_trace()
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum([len(ids) for ids in batches])])
         for n_taken in (0, 1, 50):
-            checked = CheckedPolicy(used)
+            checked = CheckedPolicy(used, always=True)
             checked.start(40, PolicyContext(300, 1))
             plans = checked.plan(Window(300, offsets, batches.__getitem__, len(batches)))
             for _ in range(n_taken):
@@ -193,7 +193,7 @@ class PlannedPolicyContract(_PolicyContract):
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum([len(ids) for ids in batches])])
         both = []
         for capacity in (7, 40):
-            checked = CheckedPolicy(self.make())
+            checked = CheckedPolicy(self.make(), always=True)
             checked.start(capacity, PolicyContext(300, 1))
             both.append(checked.plan(Window(300, offsets, batches.__getitem__, len(batches))))
         beside = list(zip(*both, strict=True))
