@@ -16,6 +16,7 @@ __all__ = [
     "Block",
     "BudgetError",
     "BusyError",
+    "Changeset",
     "ClosedError",
     "CorruptionError",
     "FeatstoreError",

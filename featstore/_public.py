@@ -27,6 +27,7 @@ from featstore.errors import (
     StaleError as StaleError,
     VersionError as VersionError,
 )
+from featstore.gather.plan import Changeset as Changeset
 from featstore.graph.dataset import OutOfCoreGraph as OutOfCoreGraph
 from featstore.graph.feature import FeatureStore as FeatureStore
 from featstore.plan.offline import (

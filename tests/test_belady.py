@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from featstore.cache.base import PolicyContext, available_policies, get_policy
 from featstore.cache.belady import Belady
-from featstore.cache.planned import Int32s, NextAccess, PlannedPolicy, Window
+from featstore.cache.planned import Int32s, NextAccess, PlannedBatch, PlannedPolicy, Window
 from featstore.cache.table import FeatureCache
 from featstore.errors import ClosedError, FeatstoreError, FormatError, PluginError
-from featstore.gather.plan import Tier
+from featstore.gather.plan import Changeset, Tier
 from featstore.plan.planmemory import Spill, planning_bytes
 from featstore.plan.simulate import simulate
 from featstore.plan.trace import Trace, TraceWriter, record
@@ -299,10 +299,14 @@ def test_a_planned_policy_of_the_users_own() -> None:
                 uses = access.next(candidates, b)
                 candidates, uses = candidates[uses >= 0], uses[uses >= 0]
                 kept = {int(row) for row in candidates[np.argsort(uses, kind="stable")][: self.capacity]}
+                gone = [row for row in cached if row not in kept]
                 cached = {row: slot for row, slot in cached.items() if row in kept}
                 free = [slot for slot in range(self.capacity) if slot not in cached.values()]
-                cached |= {row: free.pop() for row in sorted(kept - cached.keys())}
-                yield type("Batch", (), {"slots": slots})()
+                come = {row: free.pop() for row in sorted(kept - cached.keys())}
+                cached |= come
+                positions = [ids.tolist().index(row) for row in come]
+                changes = [np.array(each, np.int64) for each in ([*come], positions, [*come.values()], gone)]
+                yield PlannedBatch(slots, Changeset(changes[0], changes[1], changes[2].astype(np.int32), changes[3]))
 
     rng = np.random.default_rng(4)
     batches = [np.unique((60 * rng.random(25) ** 2).astype(int)) for _ in range(25)]

@@ -135,6 +135,21 @@ def test_a_policy_that_cannot_be_made() -> None:
         get_policy(Abstract)
 
 
+def test_a_name_is_text() -> None:
+    class Nameless(Rows):
+        name = None  # type: ignore[assignment]
+
+    class Fails(Rows):
+        @property
+        def name(self) -> str:
+            raise LookupError("no name")
+
+    for wrong, message in ((Nameless, "Nameless: name must be text, not NoneType"), (Fails, "Fails: name raised LookupError")):
+        for given in (wrong, wrong()):
+            with pytest.raises(PluginError, match=message):
+                get_policy(given)
+
+
 def test_many_threads_look_up_at_once() -> None:
     script = """
 import threading

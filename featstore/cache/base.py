@@ -278,10 +278,11 @@ def get_policy(policy: str | Policy | type[Policy]) -> Policy:
     TypeError
         Neither a name, a policy nor a policy class.
     PluginError
-        The entry point cannot be loaded, is ambiguous or is no policy, or the class cannot be instantiated; names it.
+        The entry point cannot be loaded, is ambiguous or is no policy, the class cannot be instantiated, or the policy's name is
+        no text; names it.
     """
     if isinstance(policy, Policy):
-        return policy
+        return _named(policy)
     if isinstance(policy, str):
         _load_builtins()
         cls = _policies.get(policy) or _load_entry_point(policy)
@@ -290,7 +291,20 @@ def get_policy(policy: str | Policy | type[Policy]) -> Policy:
     else:
         raise TypeError(f"a policy is a name, a policy instance or a policy class, not {policy!r}")
     try:
-        return cls()
+        made = cls()
     except Exception as error:
         label = policy if isinstance(policy, str) else cls.__qualname__
         raise PluginError(f"policy {label!r} ({cls.__module__}.{cls.__qualname__}) cannot be made: {error}") from error
+    return _named(made)
+
+
+def _named(policy: Policy) -> Policy:
+    """Return a policy whose name is text, as messages and layouts need it."""
+    label = f"policy {type(policy).__module__}.{type(policy).__qualname__}"
+    try:
+        name: Any = policy.name
+    except Exception as error:
+        raise PluginError(f"{label}: name raised {type(error).__name__}: {error}") from error
+    if not isinstance(name, str):
+        raise PluginError(f"{label}: name must be text, not {type(name).__name__}")
+    return policy

@@ -130,14 +130,14 @@ class RowMap:
             piece = self.slot_of_row[first : first + PIECE_ROWS]
             piece[piece >= slot] = -1
 
-    def exchange(self, out_rows: Int64s, in_rows: Int64s, in_slots: Int32s, row_of_slot: Int64s) -> str | None:
+    def exchange(self, out_rows: Int64s, in_rows: Int64s, in_slots: Int32s, row_of_slot: Int32s | Int64s) -> str | None:
         """Carry out a planner's changes, in one pass over each list: ``out_rows`` leave, then ``in_rows`` take ``in_slots``.
 
         Parameters
         ----------
         out_rows, in_rows : int64 array
         in_slots : int32 array, as long as ``in_rows``
-        row_of_slot : int64 array
+        row_of_slot : int32 or int64 array
             The row of every slot, -1 where it is free; changed along with the map.
 
         Returns

@@ -433,6 +433,8 @@ class FeatureStore:
                 self._apply(cache, plan.changes, buffer, tally, time.perf_counter())
             if tally is not None:
                 tally.count_plan(plan)
+        elif plan.changes is not None and self.cache is not None:  # of no rows, and yet some may leave
+            self.cache.apply(plan.changes, np.empty((0, self._file.row_bytes), np.uint8))
         return out
 
     # -- torch ------------------------------------------------------------------------------------------------------------------

@@ -34,6 +34,11 @@ def digest_of(policy: Policy, scores_of: Callable[[StaticPolicy], npt.NDArray[An
         For the library's own policies "": their names say all. For other static ones a digest of their scores; for other planned
         ones of their class's full name and their public attributes, class attributes such as ``version`` among them.
 
+    Raises
+    ------
+    PluginError
+        A planned policy's attributes cannot be read.
+
     Notes
     -----
     Two planned policies of one class that decide differently need a public attribute (a number, text, an array, a list or
@@ -44,6 +49,14 @@ def digest_of(policy: Policy, scores_of: Callable[[StaticPolicy], npt.NDArray[An
         return ""
     if isinstance(policy, StaticPolicy):
         return _of_scores(scores_of(policy))
+    try:
+        return _of_attributes(policy)
+    except Exception as error:
+        raise PluginError(f"policy {policy.name!r}: its attributes cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _of_attributes(policy: Policy) -> str:
+    kind = type(policy)
     state = xxhash.xxh3_64(f"{kind.__module__}.{kind.__qualname__}".encode())
     for name in sorted(name for name in dir(policy) if not name.startswith("_")):
         if isinstance(getattr(kind, name, None), property):

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore.cache.base import OnlinePolicy, Policy, PolicyContext, StaticPolicy, available_policies, get_policy
+from featstore.cache.checkedplans import CheckedPolicy
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.select import top_rows
 from featstore.cache.table import FeatureCache
@@ -310,7 +311,9 @@ class _Task:
             return (1 + self.policy.score_bytes) * trace.n + 16 * rows
         if isinstance(self.policy, OnlinePolicy):
             return FeatureCache.least_bytes(rows, 1, trace.n, self.policy)
-        return planning_bytes(trace.n, trace.n_accesses, longest=trace.longest)
+        assert isinstance(self.policy, PlannedPolicy)
+        checked = CheckedPolicy(self.policy).is_checked
+        return planning_bytes(trace.n, trace.n_accesses, longest=trace.longest, checked=checked)
 
 
 def _left_s(tasks: list[_Task], last_s: Mapping[str, float]) -> float | None:

@@ -15,7 +15,9 @@ PLANNER_SHARE = 8  # next positions that make planning need more than this part 
 BATCH_BYTES = 64  # an access of the longest batch: its ids, next positions, slots and changes while it is planned
 
 
-def planning_bytes(n_rows: int, n_accesses: int, n_planned: int | None = None, longest: int = 0, *, spilled: bool = False) -> int:
+def planning_bytes(
+    n_rows: int, n_accesses: int, n_planned: int | None = None, longest: int = 0, *, spilled: bool = False, checked: bool = False
+) -> int:
     """Return what planning windows holds.
 
     Parameters
@@ -30,11 +32,13 @@ def planning_bytes(n_rows: int, n_accesses: int, n_planned: int | None = None, l
         Accesses of a window's longest batch.
     spilled : bool
         Next positions are on disk.
+    checked : bool
+        Plans are checked: a row has another entry in a table of slots, and a slot one in a table of rows.
     """
     width = 4 if n_accesses < 2**31 - 1 else 8
     writing = 2 * write_bytes(longest)
     held = 0 if spilled else (width + 1) * (n_accesses if n_planned is None else n_planned)
-    return held + n_accesses // 3 + writing + BATCH_BYTES * longest + (width + 12) * n_rows
+    return held + n_accesses // 3 + writing + BATCH_BYTES * longest + (width + (20 if checked else 12)) * n_rows
 
 
 class Spill:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore.cache.base import OnlinePolicy, Policy, PolicyContext, StaticPolicy, get_policy
+from featstore.cache.checkedplans import CheckedPolicy
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.select import top_rows
 from featstore.cache.table import FeatureCache
@@ -60,6 +61,8 @@ def simulate(
         The capacity is negative, or the policy needs an array that is not given.
     TypeError
         The capacity is no integer.
+    PluginError
+        The policy raised, or answered what its contract forbids.
 
     Notes
     -----
@@ -125,8 +128,9 @@ def _static(trace: Trace, capacity: int, policy: StaticPolicy, context: PolicyCo
 
 
 def _planned(trace: Trace, capacity: int, policy: PlannedPolicy, context: PolicyContext) -> Int64s:
-    policy.start(capacity, context)
-    return np.array([np.count_nonzero(batch.slots < 0) for batch in policy.plan(trace.window())], np.int64)
+    checked = CheckedPolicy(policy)
+    checked.start(capacity, context)
+    return np.array([np.count_nonzero(batch.slots < 0) for batch in checked.plan(trace.window())], np.int64)
 
 
 def _online(trace: Trace, capacity: int, policy: OnlinePolicy, context: PolicyContext) -> Int64s:

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore.cache.base import PolicyContext
+from featstore.cache.checkedplans import CheckedPolicy
 from featstore.cache.planned import NO_ROWS, PlannedPolicy, Window
 from featstore.config import Reservation
 from featstore.errors import BudgetError, ClosedError
@@ -134,14 +135,14 @@ class SuperbatchInspector:
         self._sample = sample
         self._start, self._stop, self._size = start, stop, size
         self._n_rows = n_rows
-        self._policy, self._runs, self._disk, self._memory, self._pool = policy, runs, disk, memory, pool
+        self._policy, self._runs, self._disk, self._memory, self._pool = CheckedPolicy(policy), runs, disk, memory, pool
         self._threads = threads
         self._time = time
         self._switch = switch
         self._pack = pack
         self._capacity = capacity
-        policy.keep_memory(switch is None)  # where it is not another's between epochs
-        policy.start(capacity, PolicyContext(n_rows, 1))
+        self._policy.keep_memory(switch is None)  # where it is not another's between epochs
+        self._policy.start(capacity, PolicyContext(n_rows, 1))
         self._n = -(-(stop - start) // size)
         self._ready: dict[int, _Superbatch] = {}
         self._n_alive = 0  # samples being made or not yet written
@@ -450,7 +451,7 @@ class SuperbatchInspector:
             if self._switch is not None:
                 rows = window.first_rows(self._capacity)
                 self._policy.start(self._capacity, PolicyContext(self._n_rows, 1), rows)
-            for number, planned in enumerate(self._policy.plan(window)):
+            for number, planned in enumerate(self._policy.plan(window, self._start + k * self._size)):
                 positions = write_plan(writer, planned, None if packing is None else ids(number))
                 if packing is not None:
                     packing.planned(number, ids(number)[positions])
@@ -474,7 +475,8 @@ class SuperbatchInspector:
             Planning does not fit the memory even so.
         """
         size = (self._n_rows, int(lengths.sum()), int(lengths[:n_planned].sum()), int(lengths.max(initial=0)))
-        needed = planning_bytes(*size)
+        checked = self._policy.is_checked
+        needed = planning_bytes(*size, checked=checked)
         if needed <= self._memory.n_bytes:
             return False
         self._pool.trim()
@@ -485,7 +487,7 @@ class SuperbatchInspector:
                 pass
             else:
                 return False
-        self._memory.resize(max(self._memory.n_bytes, planning_bytes(*size, spilled=True)))
+        self._memory.resize(max(self._memory.n_bytes, planning_bytes(*size, spilled=True, checked=checked)))
         return True
 
 

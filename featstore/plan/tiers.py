@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore.cache.base import Policy, PolicyContext, StaticPolicy
+from featstore.cache.checkedplans import CheckedPolicy
 from featstore.cache.planned import NO_ROWS, PlannedBatch, PlannedPolicy
 from featstore.cache.select import top_rows
 from featstore.config import Budget, format_size
@@ -354,11 +355,12 @@ def _plan_windows(
 ) -> Int64s:
     """A cache that changes batch by batch, planned window by window, each from an empty one; return how many rows each lacks."""
     _fill(files, tier_of_row)
-    n_missed, number = np.zeros(len(pack), np.int64), 0
+    n_missed, number, checked = np.zeros(len(pack), np.int64), 0, CheckedPolicy(policy)
     for trace in windows(pack, sizes.superbatch, tier_of_row):
-        with budget.reserve("planner", planning_bytes(pack.num_nodes, trace.n_accesses, longest=trace.longest)):
-            policy.start(sizes.host_rows, PolicyContext(pack.num_nodes, 1))
-            for planned in policy.plan(trace.window()):
+        n_bytes = planning_bytes(pack.num_nodes, trace.n_accesses, longest=trace.longest, checked=checked.is_checked)
+        with budget.reserve("planner", n_bytes):
+            checked.start(sizes.host_rows, PolicyContext(pack.num_nodes, 1))
+            for planned in checked.plan(trace.window(), first=number):
                 left = _leave_device(pack.ids(number), tier_of_row, sizes, files)
                 n_missed[number] = len(write_plan(files[PLAN], planned, left))
                 number += 1

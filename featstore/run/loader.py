@@ -6,6 +6,7 @@ import hashlib
 import os
 import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -542,13 +543,14 @@ class Loader:
             self._epochs.keep(self._g)
 
     def _release_all(self) -> None:
-        if hasattr(self, "_strategy"):
-            self._strategy.close()
-        if self._profile is not None:
-            self._profile.close()
-        if self._close_pack is not None:
-            self._close_pack()
-        self._finalizer()
+        with ExitStack() as stack:  # all of it, the last first, whichever raises
+            stack.callback(self._finalizer)
+            if self._close_pack is not None:
+                stack.callback(self._close_pack)
+            if self._profile is not None:
+                stack.callback(self._profile.close)
+            if hasattr(self, "_strategy"):
+                stack.callback(self._strategy.close)
 
     def __enter__(self) -> Loader:
         return self

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from featstore.cache.base import Policy
+from featstore.cache.checkedplans import CheckedPolicy
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
 from featstore.config import Reservation
@@ -107,7 +108,7 @@ class Superbatch:
     def _shrink(self) -> int:
         held: int = self._memory.n_bytes + self._ahead.n_bytes
         assert isinstance(self._planning.policy, PlannedPolicy)
-        self._planning.policy.keep_memory(False)
+        CheckedPolicy(self._planning.policy).keep_memory(False)
         self._memory.resize(min(self._memory.n_bytes, self._least))
         self._ahead.resize(0)
         left: int = self._memory.n_bytes + self._ahead.n_bytes
@@ -200,6 +201,11 @@ class Superbatch:
         return run
 
 
+def _is_checked(planning: Planning) -> bool:
+    """Return whether the policy's plans are checked, which takes memory."""
+    return isinstance(planning.policy, PlannedPolicy) and CheckedPolicy(planning.policy).is_checked
+
+
 def least_size(setup: Setup) -> int:
     """Return the batches of the smallest superbatch that the loader allows."""
     assert setup.planning is not None
@@ -214,16 +220,17 @@ def _planner_bytes(setup: Setup, n_accesses: int, size: int, *, spilled: bool) -
     # Batches differ in size by a few percent, and a window is two superbatches.
     longest = n_accesses * 9 // 8
     planned = size * longest
-    needed = planning_bytes(graph.num_nodes, planned * (2 if planning.overlap else 1), planned, longest, spilled=spilled)
+    accesses = planned * (2 if planning.overlap else 1)
+    needed = planning_bytes(graph.num_nodes, accesses, planned, longest, spilled=spilled, checked=_is_checked(planning))
     if not planning.overlap:
         needed = max(needed, SCORING_BYTES * graph.num_nodes + NeighborCache.scratch_bytes(graph.topology))
     return needed
 
 
 def _release(policy: PlannedPolicy, *held: Reservation) -> None:
-    policy.keep_memory(False)
     for reservation in held:
         reservation.release()
+    CheckedPolicy(policy).keep_memory(False)
 
 
 def ahead_bytes(setup: Setup, n_bytes: int) -> int:
@@ -245,7 +252,8 @@ def choose_size(planning: Planning, graph: Any, n_batches: int, n_accesses: int,
         disk = shutil.disk_usage(os.path.dirname(planning.run_dir) or ".").free // 4
     # Four superbatches lie on disk at once; in the serial schedule one, and a neighbour cache in a quarter of the disk.
     by_disk = disk // (4 * stored + 1) if planning.overlap else disk // 4 * 3 // (stored + 1)
-    spare = max(0, graph.budget.total // PLANNER_SHARE - planning_bytes(graph.num_nodes, 0, longest=n_accesses))
+    fixed = planning_bytes(graph.num_nodes, 0, longest=n_accesses, checked=_is_checked(planning))
+    spare = max(0, graph.budget.total // PLANNER_SHARE - fixed)
     by_memory = spare // (planning_bytes(0, n_accesses * (2 if planning.overlap else 1), n_accesses) + 1)
     return int(max(1, min(by_disk, by_memory, MOST_AUTO_BATCHES, n_batches)))
 
@@ -316,7 +324,7 @@ class _SuperbatchEpoch:
                 widths = {name: store.nbytes // max(1, len(store)) for name, store in zip(setup.features, stores, strict=True)}
                 read = {name: store.read_rows for name, store in zip(setup.features, stores, strict=True)}
                 # In the serial schedule plans are made while nothing is read ahead, and the other way round: one memory for both.
-                idle = min(memory.n_bytes - planning.policy.nbytes, graph.budget.total // 8)
+                idle = min(memory.n_bytes - CheckedPolicy(planning.policy).nbytes, graph.budget.total // 8)
                 n_bytes = ahead.n_bytes if switch is None else ahead_bytes(setup, max(0, idle))
                 if n_bytes:
                     self._ahead = ReadAhead(self._inspector.misses, read, widths, start, len(order), n_bytes, setup.reads.add)

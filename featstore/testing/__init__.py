@@ -9,14 +9,26 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from featstore.testing.planned import PlannedPolicyContract, play_planned
     from featstore.testing.policies import OnlinePolicyContract, StaticPolicyContract, golden_context, golden_trace, play
     from featstore.testing.strategies import row_ids, traces
 
-__all__ = ["OnlinePolicyContract", "StaticPolicyContract", "golden_context", "golden_trace", "play", "row_ids", "traces"]
+__all__ = [
+    "OnlinePolicyContract",
+    "PlannedPolicyContract",
+    "StaticPolicyContract",
+    "golden_context",
+    "golden_trace",
+    "play",
+    "play_planned",
+    "row_ids",
+    "traces",
+]
+
+_HOMES = {"row_ids": "strategies", "traces": "strategies", "PlannedPolicyContract": "planned", "play_planned": "planned"}
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = "strategies" if name in ("row_ids", "traces") else "policies"
-    return getattr(importlib.import_module(f"featstore.testing.{home}"), name)
+    return getattr(importlib.import_module(f"featstore.testing.{_HOMES.get(name, 'policies')}"), name)

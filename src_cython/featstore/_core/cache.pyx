@@ -24,6 +24,15 @@ cdef enum:
     AHEAD = 32
 
 
+ctypedef fused row_t:
+    int32_t
+    int64_t
+
+ctypedef fused held_t:  # what a table of rows by slot is made of
+    int32_t
+    int64_t
+
+
 cdef int64_t _split(const int64_t *rows, int64_t n, const int32_t *slot_of_row, uint64_t n_rows,
                     int64_t *hit_positions, int32_t *hit_slots, int64_t *miss_positions) noexcept nogil:
     """Return the number of hits, or -1 - the position of the first id out of range."""
@@ -124,7 +133,7 @@ def release(const int64_t[::1] rows not None, int32_t[::1] slot_of_row not None)
 
 
 def exchange(const int64_t[::1] out_rows not None, const int64_t[::1] in_rows not None, const int32_t[::1] in_slots not None,
-             int32_t[::1] slot_of_row not None, int64_t[::1] row_of_slot not None):
+             int32_t[::1] slot_of_row not None, held_t[::1] row_of_slot not None):
     """Carry out a planner's changes of the tables: ``out_rows`` leave their slots, then ``in_rows`` take ``in_slots``.
 
     Returns
@@ -141,7 +150,7 @@ def exchange(const int64_t[::1] out_rows not None, const int64_t[::1] in_rows no
     if n_rows == 0 or n_slots == 0:
         return 1 if n_out else 2 if n_in else 0, 0
     cdef int32_t *slots = &slot_of_row[0]
-    cdef int64_t *rows = &row_of_slot[0]
+    cdef held_t *rows = &row_of_slot[0]
     cdef int what = 0
     with nogil:
         for i in range(n_out):
@@ -165,9 +174,44 @@ def exchange(const int64_t[::1] out_rows not None, const int64_t[::1] in_rows no
                 if <uint64_t>row >= n_rows or slots[row] >= 0:
                     what = 3
                     break
-                rows[slot] = row
+                rows[slot] = <held_t>row
                 slots[row] = slot
     return what, i if what else 0
+
+
+def check_hits(const row_t[::1] rows not None, const int32_t[::1] slots not None, const held_t[::1] row_of_slot not None):
+    """Return the position of the first slot that is not -1 and does not hold its row; -1 where there is none.
+
+    ``row_of_slot[s]`` is the row in slot ``s``, -1 where it is empty.
+    """
+    cdef int64_t i, n = slots.shape[0]
+    cdef uint32_t n_slots = <uint32_t>row_of_slot.shape[0], slot
+    cdef bint is_slot, is_wrong = False
+    cdef const held_t *table
+    if rows.shape[0] != n:
+        raise ValueError("rows and slots differ in length")
+    if n == 0:
+        return -1
+    if n_slots == 0:
+        with nogil:
+            for i in range(n):
+                if slots[i] != -1:
+                    is_wrong = True
+                    break
+        return i if is_wrong else -1
+    table = &row_of_slot[0]
+    with nogil:
+        # No branch: which rows hit is as good as random to the processor. Of what is no slot, slot 0 is looked at in vain.
+        for i in range(n):
+            slot = <uint32_t>slots[i]
+            is_slot = slot < n_slots
+            is_wrong |= (is_slot & (table[slot * is_slot] != rows[i])) | ((not is_slot) & (slots[i] != -1))
+        if is_wrong:
+            for i in range(n):
+                slot = <uint32_t>slots[i]
+                if slots[i] != -1 and (slot >= n_slots or table[slot] != rows[i]):
+                    break
+    return i if is_wrong else -1
 
 
 def claim(const int64_t[::1] rows not None, const int64_t[::1] positions not None, int32_t[::1] slot_of_row not None,

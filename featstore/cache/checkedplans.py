@@ -1,0 +1,356 @@
+"""A planned plug-in whose every answer is checked against a slot-to-row table before anything uses it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from featstore._core import cache as _core
+from featstore._core.blocks import missed_positions
+from featstore.cache.base import PolicyContext
+from featstore.cache.planned import NO_ROWS, PlannedBatch, PlannedPolicy, Window
+from featstore.cache.rowmap import RowMap
+from featstore.errors import FeatstoreError, PluginError
+from featstore.gather.plan import Changeset
+
+__all__ = ["CheckedPolicy"]
+
+Ints = npt.NDArray[Any]
+Int64s = npt.NDArray[np.int64]
+Int32s = npt.NDArray[np.int32]
+
+
+class CheckedPolicy:
+    """A planned policy, believed in nothing.
+
+    The table of which row each slot holds is kept beside the policy. A plan is refused unless every slot that it names for a row
+    holds that row, and unless its changes fit the table. So the rows that a plan reads from a cache are right.
+
+    Parameters
+    ----------
+    policy : PlannedPolicy
+    always : bool
+        Check the library's own policies, too. Otherwise what the check would find of them is known: their plans are right, as the
+        contract suite shows, and are passed on as they are.
+
+    Attributes
+    ----------
+    is_checked : bool
+        Whether plans are checked.
+
+    Raises
+    ------
+    PluginError
+        From each method: the policy raised, or answered what its contract forbids. The message names the policy, and of a wrong
+        plan the batch, row and slot.
+
+    Notes
+    -----
+    Memory, where plans are checked: 4 bytes a row and 4 a slot, from :meth:`start` on. A batch costs a pass over its slots and
+    one over its changes. One thread at a time. What a window's callables raise (a disk is full, the epoch is over) passes through
+    unchanged, and so do the errors of the library's own policies.
+    """
+
+    def __init__(self, policy: PlannedPolicy, *, always: bool = False) -> None:
+        self._policy = policy
+        self._is_own = type(policy).__module__.startswith("featstore.cache.")
+        self.is_checked = always or not self._is_own
+        self._map = RowMap(0)
+        self._row_of_slot: Ints = np.empty(0, np.int32)
+
+    @property
+    def label(self) -> str:
+        """How messages call the policy."""
+        with suppress(Exception):
+            return f"policy {self._policy.name!r}"
+        return f"policy {type(self._policy).__qualname__!r}"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the policy says it holds."""
+        with self._guard("nbytes"):
+            n_bytes: int = operator.index(self._policy.nbytes)
+        if n_bytes < 0:
+            raise PluginError(f"{self.label}: nbytes is {n_bytes}, which is no number of bytes")
+        return n_bytes
+
+    def keep_memory(self, keep: bool) -> None:
+        """See :class:`PlannedPolicy`."""
+        with self._guard("keep_memory"):
+            self._policy.keep_memory(keep)
+
+    def start(self, capacity: int, context: PolicyContext, residents: Int64s = NO_ROWS) -> None:
+        """See :class:`PlannedPolicy`; ``residents`` are distinct, and slots are no more than rows."""
+        capacity = min(capacity, context.n)
+        if self.is_checked:
+            self._begin(capacity, context.n, residents)
+        with self._guard("start"):
+            if len(residents):
+                self._policy.start(capacity, context, _read_only(residents))
+            else:
+                self._policy.start(capacity, context)
+
+    def _begin(self, capacity: int, n: int, residents: Int64s) -> None:
+        """Make the table, with ``residents`` in the first slots."""
+        if len(self._map) != n:
+            self._map = RowMap(n)
+        else:
+            self._map.slot_of_row.fill(-1)
+        self._row_of_slot = np.full(capacity, -1, np.int32 if n < 2**31 else np.int64)
+        self._row_of_slot[: len(residents)] = residents
+        self._map.assign(residents, np.arange(len(residents), dtype=np.int32))
+
+    def plan(self, window: Window, first: int = 0) -> Generator[PlannedBatch, None, None]:
+        """Yield the plan of each of the window's first ``n_planned`` batches.
+
+        Parameters
+        ----------
+        window : Window
+        first : int
+            The number of the window's first batch, for messages.
+
+        Yields
+        ------
+        PlannedBatch
+            In arrays of its own, which the policy cannot change: ``slots`` and ``in_slots`` int32, the others int64.
+        """
+        if not self.is_checked:
+            yield from self._policy.plan(window)
+            return
+        lent = _Lent(window)
+        answer: Any = None
+        is_over = False
+        try:
+            with self._guard("plan", lent.errors):
+                answer = self._policy.plan(lent.window())
+                batches = iter(answer)
+            for number in range(window.n_planned):
+                planned = self._next(batches, lent)
+                if planned is _END:
+                    raise PluginError(f"{self.label}: plan ended after {number} of {window.n_planned} batches")
+                yield self._checked(planned, number, lent, f"{self.label}: batch {first + number}")
+            if self._next(batches, lent) is not _END:
+                raise PluginError(f"{self.label}: plan yields more than the {window.n_planned} batches of its window")
+            is_over = True
+        finally:
+            if not is_over:
+                _close(answer)
+
+    def _next(self, batches: Iterator[Any], lent: _Lent) -> Any:
+        with self._guard("plan", lent.errors):
+            return next(batches, _END)
+
+    def _checked(self, planned: Any, number: int, lent: _Lent, where: str) -> PlannedBatch:
+        """Return a plan in arrays of its own, and carry out its changes of the table."""
+        if not isinstance(planned, PlannedBatch):
+            raise PluginError(f"{where}: plan yields a {type(planned).__name__} where a PlannedBatch belongs")
+        with self._guard("reading the changes", where=where):
+            changes: Any = planned.changes
+        if not isinstance(changes, Changeset):
+            raise PluginError(f"{where}: the changes are a {type(changes).__name__} where a Changeset belongs")
+        ids = lent.ids(number)
+        slots: Int32s = self._integers(planned, "slots", where, np.int32, len(ids))
+        bad = _core.check_hits(ids, slots, self._row_of_slot)
+        if bad >= 0:
+            raise PluginError(f"{where}: row {ids[bad]} is planned in slot {self._what_of(int(slots[bad]))}")
+        lent.has_begun = True
+        if lent.foreseen:
+            lent.check_foreseen(slots, number, where)
+        in_positions: Int64s = self._integers(changes, "in_positions", where, np.int64)
+        n_in = len(in_positions)
+        in_rows: Int64s = self._integers(changes, "in_rows", where, np.int64, n_in)
+        in_slots: Int32s = self._integers(changes, "in_slots", where, np.int32, n_in)
+        out_rows: Int64s = self._integers(changes, "out_rows", where, np.int64)
+        if n_in and (int(in_positions.min()) < 0 or int(in_positions.max()) >= len(ids)):
+            bad = int(np.flatnonzero((in_positions < 0) | (in_positions >= len(ids)))[0])
+            raise PluginError(f"{where}: in_positions[{bad}] = {in_positions[bad]} is no position of {len(ids)} rows")
+        others = np.flatnonzero(ids[in_positions] != in_rows)
+        if len(others):
+            bad = int(others[0])
+            row, position = ids[in_positions[bad]], in_positions[bad]
+            raise PluginError(f"{where}: in_rows[{bad}] = {in_rows[bad]}, but the row at position {position} is {row}")
+        problem = self._map.exchange(out_rows, in_rows, in_slots, self._row_of_slot)
+        if problem is not None:
+            raise PluginError(f"{where}: the plan {problem}")
+        return PlannedBatch(slots, Changeset(in_rows, in_positions, in_slots, out_rows))
+
+    def _what_of(self, slot: int) -> str:
+        """Say what is in a slot."""
+        if not 0 <= slot < len(self._row_of_slot):
+            return f"{slot}, which is neither -1 (missed) nor one of {len(self._row_of_slot)} slots"
+        row = int(self._row_of_slot[slot])
+        return f"{slot}, which {'is empty' if row < 0 else f'holds row {row}'}"
+
+    def _integers(self, holder: Any, name: str, where: str, dtype: type[np.integer[Any]], n: int | None = None) -> Ints:
+        """Return a copy of the integers ``holder.name``, shape ``(n,)``; numbers beyond ``dtype`` are clipped."""
+        with self._guard(f"reading {name}", where=where):
+            array = np.asarray(getattr(holder, name))
+        if array.ndim != 1 or (n is not None and len(array) != n):
+            raise PluginError(f"{where}: {name} must have shape ({'k' if n is None else n},), not {array.shape}")
+        if not len(array):
+            return np.empty(0, dtype)  # of whatever kind: an empty list has no integers either
+        if array.dtype.kind not in "iu":
+            raise PluginError(f"{where}: {name} must be integers, not {array.dtype}")
+        if not np.can_cast(array.dtype, dtype):
+            # Clipped, so that a wide value cannot wrap round into one that is allowed.
+            bounds, own = np.iinfo(dtype), np.iinfo(array.dtype)
+            array = array.clip(max(int(bounds.min), int(own.min)), min(int(bounds.max), int(own.max)))
+        return np.array(array, dtype, order="C", subok=False)
+
+    @contextmanager
+    def _guard(self, what: str, errors: Sequence[BaseException] = (), where: str | None = None) -> Iterator[None]:
+        """Turn what the policy raises into a PluginError that names it; ``errors`` are not its own."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            if self._is_own or any(error is other for other in errors):
+                raise
+            raise PluginError(f"{where or self.label}: {what} raised {_text(error)}") from error
+
+
+_END = object()
+
+
+def _text(error: BaseException) -> str:
+    """Describe an error, also one that cannot describe itself."""
+    with suppress(Exception):
+        return f"{type(error).__name__}: {error}"
+    return type(error).__name__
+
+
+def _read_only(array: Ints) -> Ints:
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def _close(answer: Any) -> None:
+    """End a plan that was given up; the error that ended it is the one to show."""
+    try:
+        answer.close()
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        pass
+
+
+def _digest(positions: Int32s) -> int:
+    return xxhash.xxh3_64_intdigest(np.ascontiguousarray(positions).data)
+
+
+class _Lent:
+    """What a policy gets of a window: arrays that cannot be written to, callables that note what is not the policy's fault.
+
+    Attributes
+    ----------
+    errors : list of exceptions
+        Raised by what the window stands for: disks, memory, the end of the epoch.
+    has_begun : bool
+        Whether a batch has been planned.
+    foreseen : list of int
+        A digest of what each batch was foreseen to miss.
+    """
+
+    def __init__(self, window: Window) -> None:
+        self._window = window
+        self.errors: list[BaseException] = []
+        self.has_begun = False
+        self.foreseen: list[int] = []
+        self._last: tuple[int, Ints] = (-1, NO_ROWS)
+
+    def window(self) -> Window:
+        """Return the window for the policy."""
+        window = self._window
+        return replace(
+            window,
+            offsets=_read_only(window.offsets),
+            ids=self._ids,
+            spill=None if window.spill is None else self._spill,
+            foresee=None if window.foresee is None else self._foresee,
+        )
+
+    def ids(self, number: int) -> Ints:
+        """Return the rows of a batch; they cannot be written to."""
+        last = self._last
+        if last[0] != number:  # asked for by the policy, then by the check
+            last = self._last = number, _read_only(self._window.ids(number))
+        return last[1]
+
+    def check_foreseen(self, slots: Int32s, number: int, where: str) -> None:
+        """Raise PluginError where the policy foresaw other misses than it plans, or not all batches."""
+        if len(self.foreseen) != self._window.n_planned:
+            n = self._window.n_planned
+            raise PluginError(f"{where}: the policy foresaw {len(self.foreseen)} of {n} batches before it planned the first")
+        missed = np.empty(len(slots), np.int32)
+        if _digest(missed[: missed_positions(slots, missed)]) != self.foreseen[number]:
+            raise PluginError(f"{where}: the plan misses other rows than the policy foresaw")
+
+    @contextmanager
+    def _noted(self, kinds: tuple[type[BaseException], ...] = (BaseException,)) -> Iterator[None]:
+        try:
+            yield
+        except kinds as error:
+            self.errors.append(error)
+            raise
+
+    # What the policy calls.
+
+    def _ids(self, number: Any) -> Ints:
+        number = _number(number, self._window.n_batches)
+        with self._noted():
+            return self.ids(number)
+
+    def _foresee(self, number: Any, positions: Any) -> None:
+        assert self._window.foresee is not None
+        if _number(number, self._window.n_planned) != len(self.foreseen):
+            raise ValueError(f"the policy foresaw batch {number} where batch {len(self.foreseen)} came next")
+        if self.has_begun:
+            raise ValueError("misses are foreseen before the first batch is planned, or not at all")
+        array = np.asarray(positions)
+        length = int(self._window.offsets[number + 1] - self._window.offsets[number])
+        if array.ndim != 1 or (array.size and (array.dtype.kind not in "iu" or array.min() < 0 or array.max() >= length)):
+            raise ValueError(f"what batch {number} misses are no positions of {length} rows")
+        missed = np.array(array, np.int32, order="C", subok=False)
+        self.foreseen.append(_digest(missed))
+        with self._noted():
+            self._window.foresee(int(number), missed)
+
+    def _spill(self, n_batches: Any) -> _LentSpill:
+        assert self._window.spill is not None
+        n_batches = _number(n_batches, self._window.n_planned + 1)
+        with self._noted():
+            return _LentSpill(self._window.spill(n_batches), self._noted)
+
+
+_SYSTEM = (OSError, MemoryError, FeatstoreError)
+
+
+class _LentSpill:
+    """A window's spill; what the disk raises is no fault of the policy's."""
+
+    def __init__(self, arrays: Any, noted: Callable[..., Any]) -> None:
+        self._arrays, self._noted = arrays, noted
+
+    def __setitem__(self, batch: int, positions: Ints) -> None:
+        with self._noted(_SYSTEM):
+            self._arrays[batch] = positions
+
+    def __getitem__(self, batch: int) -> Any:
+        with self._noted(_SYSTEM):
+            return self._arrays[batch]
+
+
+def _number(number: Any, below: int) -> int:
+    found: int = operator.index(number)
+    if not 0 <= found < below:
+        raise IndexError(f"batch {found} of {below}")
+    return found

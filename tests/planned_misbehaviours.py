@@ -1,0 +1,465 @@
+"""Wrong plans: each entry changes one thing of each right plan in which it can, and counts how often."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from featstore.cache.belady import Belady
+from featstore.cache.planned import NO_ROWS, PlannedBatch, Window
+from featstore.gather.plan import Changeset
+
+REFUSED, RIGHT, EITHER = "refused", "right", "either"
+
+
+@dataclass
+class Seen:
+    """What a misbehaviour may look at."""
+
+    number: int
+    window: Window
+    ids: Any
+    capacity: int
+    earlier: list[PlannedBatch]
+    cached: set[int]  # before this batch's changes, had all been carried out as they were right
+
+
+Spoil = Callable[[PlannedBatch, Seen], Any]
+
+
+@dataclass
+class Misbehaviour:
+    """A way to be wrong: the policy that is, and what has to come of it."""
+
+    name: str
+    outcome: str
+    make: Callable[[], type[Belady]]
+
+
+class Base(Belady):
+    """Right, and counts as a plug-in: it is no class of the library's."""
+
+    n_spoiled: ClassVar[int] = 0
+
+    def start(self, capacity: int, context: Any, residents: Any = NO_ROWS) -> None:
+        super().start(capacity, context, residents)
+        self.capacity = capacity
+        self.cached = set(residents.tolist())
+
+    def plan(self, window: Window) -> Iterator[Any]:
+        yield from super().plan(replace(window, foresee=None))
+
+
+class NothingToSpoil(Exception):
+    """There is nothing in this batch to do wrong."""
+
+
+TABLE: list[Misbehaviour] = []
+
+
+def spoils(outcome: str, name: str | None = None) -> Callable[[Spoil], Spoil]:
+    """Decorator: a misbehaviour that changes each planned batch in which it can."""
+
+    def decorate(spoil: Spoil) -> Spoil:
+        def make() -> type[Belady]:
+            def plan(self: Any, window: Window) -> Iterator[Any]:
+                earlier: list[PlannedBatch] = []
+                for number, planned in enumerate(Belady.plan(self, replace(window, foresee=None))):
+                    seen = Seen(number, window, window.ids(number), self.capacity, earlier, set(self.cached))
+                    earlier.append(planned)
+                    self.cached -= set(planned.changes.out_rows.tolist())
+                    self.cached |= set(planned.changes.in_rows.tolist())
+                    try:
+                        wrong = spoil(planned, seen)
+                    except NothingToSpoil:
+                        wrong = planned
+                    else:
+                        type(self).n_spoiled += 1
+                    yield wrong
+
+            return type("Wrong", (Base,), {"plan": plan})
+
+        TABLE.append(Misbehaviour(name or spoil.__name__, outcome, make))
+        return spoil
+
+    return decorate
+
+
+def wholly(outcome: str, name: str | None = None) -> Callable[[Any], Any]:
+    """Decorator: a class of policy that is wrong in another way than in one of its batches."""
+
+    def decorate(cls: type[Belady]) -> type[Belady]:
+        TABLE.append(Misbehaviour(name or cls.__name__, outcome, lambda: type("Wrong", (cls,), {"n_spoiled": 1})))
+        return cls
+
+    return decorate
+
+
+def changed(planned: PlannedBatch, **fields: Any) -> PlannedBatch:
+    """A plan with other slots or changes."""
+    slots = fields.pop("slots", planned.slots)
+    changes = planned.changes
+    names = ("in_rows", "in_positions", "in_slots", "out_rows")
+    return PlannedBatch(slots, Changeset(*(fields.get(name, getattr(changes, name)) for name in names)))
+
+
+def hits(planned: PlannedBatch, least: int = 1) -> Any:
+    found = np.flatnonzero(planned.slots >= 0)
+    if len(found) < least:
+        raise NothingToSpoil
+    return found
+
+
+def misses(planned: PlannedBatch, least: int = 1) -> Any:
+    found = np.flatnonzero(planned.slots < 0)
+    if len(found) < least:
+        raise NothingToSpoil
+    return found
+
+
+def comes(planned: PlannedBatch, least: int = 1) -> Changeset:
+    if len(planned.changes.in_rows) < least:
+        raise NothingToSpoil
+    return planned.changes
+
+
+def goes(planned: PlannedBatch, least: int = 1) -> Changeset:
+    if len(planned.changes.out_rows) < least:
+        raise NothingToSpoil
+    return planned.changes
+
+
+# -- slots that hold other rows --------------------------------------------------------------------------------------------------
+
+
+@spoils(REFUSED)
+def two_hits_are_swapped(planned: PlannedBatch, seen: Seen) -> Any:
+    at, slots = hits(planned, 2)[:2], planned.slots.copy()
+    slots[at] = slots[at[::-1]]
+    return changed(planned, slots=slots)
+
+
+@spoils(REFUSED)
+def all_hits_are_rotated(planned: PlannedBatch, seen: Seen) -> Any:
+    at, slots = hits(planned, 3), planned.slots.copy()
+    slots[at] = np.roll(slots[at], 1)
+    return changed(planned, slots=slots)
+
+
+@spoils(REFUSED)
+def all_hits_are_the_next_slots(planned: PlannedBatch, seen: Seen) -> Any:
+    at, slots = hits(planned), planned.slots.copy()
+    slots[at] = (slots[at] + 1) % seen.capacity
+    return changed(planned, slots=slots)
+
+
+@spoils(REFUSED)
+def all_hits_are_one_slot(planned: PlannedBatch, seen: Seen) -> Any:
+    at, slots = hits(planned, 2), planned.slots.copy()
+    slots[at] = slots[at[0]]
+    return changed(planned, slots=slots)
+
+
+@spoils(REFUSED)
+def the_last_hit_is_another_rows(planned: PlannedBatch, seen: Seen) -> Any:
+    at, slots = hits(planned, 2), planned.slots.copy()
+    slots[at[-1]] = slots[at[0]]
+    return changed(planned, slots=slots)
+
+
+@spoils(REFUSED)
+def a_miss_is_in_a_hits_slot(planned: PlannedBatch, seen: Seen) -> Any:
+    slots = planned.slots.copy()
+    slots[misses(planned)[0]] = slots[hits(planned)[0]]
+    return changed(planned, slots=slots)
+
+
+@spoils(REFUSED)
+def misses_are_hits_where_they_will_be(planned: PlannedBatch, seen: Seen) -> Any:
+    changes, slots = comes(planned), planned.slots.copy()
+    slots[changes.in_positions] = changes.in_slots
+    return changed(planned, slots=slots)
+
+
+@spoils(REFUSED)
+def a_hit_in_the_first_slot_at_once(planned: PlannedBatch, seen: Seen) -> Any:
+    slots = planned.slots.copy()
+    slots[misses(planned)[0]] = 0
+    return changed(planned, slots=slots)
+
+
+@spoils(REFUSED)
+def slots_are_reversed(planned: PlannedBatch, seen: Seen) -> Any:
+    hits(planned, 2)
+    return changed(planned, slots=planned.slots[::-1])
+
+
+@spoils(REFUSED)
+def slots_are_sorted(planned: PlannedBatch, seen: Seen) -> Any:
+    hits(planned, 3)
+    misses(planned)
+    return changed(planned, slots=np.sort(planned.slots))
+
+
+@spoils(REFUSED)
+def slots_are_positions(planned: PlannedBatch, seen: Seen) -> Any:
+    return changed(planned, slots=np.arange(len(planned.slots), dtype=np.int32))
+
+
+@spoils(REFUSED)
+def slots_are_rows(planned: PlannedBatch, seen: Seen) -> Any:
+    return changed(planned, slots=seen.ids)
+
+
+@spoils(REFUSED)
+def slots_of_the_batch_before(planned: PlannedBatch, seen: Seen) -> Any:
+    if len(seen.earlier) < 3:
+        raise NothingToSpoil
+    return changed(planned, slots=np.resize(seen.earlier[-2].slots, len(planned.slots)))
+
+
+@spoils(REFUSED)
+def the_plan_of_the_batch_before(planned: PlannedBatch, seen: Seen) -> Any:
+    if len(seen.earlier) < 3:
+        raise NothingToSpoil
+    return seen.earlier[-2]
+
+
+@spoils(RIGHT)
+def hits_are_forgotten(planned: PlannedBatch, seen: Seen) -> Any:
+    return changed(planned, slots=np.full(len(planned.slots), -1, np.int32))
+
+
+# -- slots that are none ---------------------------------------------------------------------------------------------------------
+
+
+def number_of_a_hit(name: str, value: Callable[[Seen], int], dtype: Any = np.int64) -> None:
+    def spoil(planned: PlannedBatch, seen: Seen) -> Any:
+        slots = planned.slots.astype(dtype)
+        slots[hits(planned)[0]] = value(seen)
+        return changed(planned, slots=slots)
+
+    spoils(REFUSED, name)(spoil)
+
+
+number_of_a_hit("a_slot_that_is_the_capacity", lambda seen: seen.capacity, np.int32)
+number_of_a_hit("a_slot_of_2_31_less_1", lambda seen: 2**31 - 1, np.int32)
+number_of_a_hit("a_slot_of_less_2", lambda seen: -2, np.int32)
+number_of_a_hit("a_slot_of_less_2_31", lambda seen: -(2**31), np.int32)
+number_of_a_hit("a_slot_of_2_32", lambda seen: 2**32)
+number_of_a_hit("a_slot_of_2_32_less_1", lambda seen: 2**32 - 1)
+number_of_a_hit("a_slot_of_2_63_less_1", lambda seen: 2**63 - 1)
+number_of_a_hit("a_slot_of_less_2_63", lambda seen: -(2**63))
+
+
+@spoils(REFUSED)
+def slots_wrap_round_to_the_right_ones(planned: PlannedBatch, seen: Seen) -> Any:
+    slots = planned.slots.astype(np.int64)
+    slots[hits(planned)] += 2**32
+    return changed(planned, slots=slots)
+
+
+def slots_become(outcome: str, name: str, convert: Callable[[Any], Any]) -> None:
+    def spoil(planned: PlannedBatch, seen: Seen) -> Any:
+        return changed(planned, slots=convert(planned.slots))
+
+    spoils(outcome, f"slots_{name}")(spoil)
+
+
+class Unreadable:
+    """An array that cannot be made one."""
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise LookupError("no array")
+
+
+class Strange(np.ndarray[Any, Any]):
+    """A subclass that shows something else to who indexes it."""
+
+    def __getitem__(self, key: Any) -> Any:
+        return 7
+
+
+def strided(values: Any) -> Any:
+    return np.repeat(values, 2)[::2]
+
+
+def read_only(values: Any) -> Any:
+    values = values.copy()
+    values.flags.writeable = False
+    return values
+
+
+for name, convert in {
+    "too_few": lambda slots: slots[:-1],
+    "too_many": lambda slots: np.append(slots, np.int32(-1)),
+    "empty": lambda slots: slots[:0],
+    "as_a_column": lambda slots: slots[:, None],
+    "as_a_matrix": lambda slots: np.array([slots]),
+    "a_scalar": lambda slots: slots[0],
+    "none": lambda slots: None,
+    "text": lambda slots: "slots",
+    "bytes": lambda slots: slots.tobytes(),
+    "a_dictionary": lambda slots: dict(enumerate(slots.tolist())),
+    "a_set": lambda slots: set(slots.tolist()),
+    "a_generator": lambda slots: (slot for slot in slots.tolist()),
+    "floats": lambda slots: slots.astype(np.float64),
+    "halves": lambda slots: slots + 0.5,
+    "nan": lambda slots: np.full(len(slots), np.nan),
+    "infinite": lambda slots: np.full(len(slots), np.inf),
+    "complex": lambda slots: slots.astype(complex),
+    "booleans": lambda slots: slots >= 0,
+    "strings": lambda slots: slots.astype(str),
+    "objects": lambda slots: slots.astype(object),
+    "objects_that_are_none": lambda slots: np.full(len(slots), None),
+    "dates": lambda slots: slots.astype("datetime64[s]"),
+    "records": lambda slots: slots.view([("slot", np.int32)]),
+    "unsigned": lambda slots: slots.view(np.uint32),
+    "unsigned_and_wide": lambda slots: slots.astype(np.int64).view(np.uint64),
+    "ragged": lambda slots: [[1], [2, 3]],
+    "unreadable": lambda slots: Unreadable(),
+    "a_function": lambda slots: len,
+    "a_tensor_on_no_device": lambda slots: torch.empty(len(slots), dtype=torch.int32, device="meta"),
+}.items():
+    slots_become(REFUSED, name, convert)  # type: ignore[no-untyped-call]
+for name, convert in {
+    "a_list": lambda slots: slots.tolist(),
+    "a_tuple": lambda slots: tuple(slots.tolist()),
+    "wide": lambda slots: slots.astype(np.int64),
+    "narrow": lambda slots: slots.astype(np.int16),
+    "byte_swapped": lambda slots: slots.astype(">i4"),
+    "strided": strided,
+    "backwards_in_memory": lambda slots: slots[::-1].copy()[::-1],
+    "read_only": read_only,
+    "masked": lambda slots: np.ma.masked_array(slots, mask=slots >= 0),
+    "a_tensor": lambda slots: torch.from_numpy(slots.copy()),
+    "a_memoryview": lambda slots: memoryview(slots),
+    "of_a_strange_kind": lambda slots: slots.view(Strange),
+}.items():
+    slots_become(RIGHT, name, convert)  # type: ignore[no-untyped-call]
+
+
+# -- changes ---------------------------------------------------------------------------------------------------------------------
+
+
+def changes_become(outcome: str, field: str, name: str, convert: Callable[[Any, Seen], Any], least: int = 1) -> None:
+    def spoil(planned: PlannedBatch, seen: Seen) -> Any:
+        (goes if field == "out_rows" else comes)(planned, least)
+        return changed(planned, **{field: convert(getattr(planned.changes, field).copy(), seen)})
+
+    spoils(outcome, f"{field}_{name}")(spoil)
+
+
+def with_first(values: Any, first: int) -> Any:
+    values[0] = first
+    return values
+
+
+for field in ("in_rows", "in_positions", "in_slots", "out_rows"):
+    for name, change in {
+        "none": lambda values, seen: None,
+        "floats": lambda values, seen: values.astype(float),
+        "nan": lambda values, seen: np.full(len(values), np.nan),
+        "objects": lambda values, seen: values.astype(object),
+        "as_a_column": lambda values, seen: values[:, None],
+        "negative": lambda values, seen: with_first(values, -1),
+        "far_negative": lambda values, seen: with_first(values, -(2**31)),
+        "far_out": lambda values, seen: with_first(values, 2**31 - 1),
+        "beyond_64_bits": lambda values, seen: with_first(values.astype(np.uint64), 2**64 - 1),
+        "first_twice": lambda values, seen: np.append(values[:-1], values[0]) if len(values) > 1 else values - values - 1,
+    }.items():
+        changes_become(REFUSED, field, name, change)  # type: ignore[no-untyped-call]
+    for name, change in {
+        "a_list": lambda values, seen: values.tolist(),
+        "wide": lambda values, seen: values.astype(np.int64),
+        "narrow": lambda values, seen: values.astype(np.int16),
+        "unsigned": lambda values, seen: values.astype(np.uint64),
+        "byte_swapped": lambda values, seen: values.astype(values.dtype.newbyteorder()),
+        "strided": lambda values, seen: strided(values),
+        "read_only": lambda values, seen: read_only(values),
+    }.items():
+        changes_become(RIGHT, field, name, change)  # type: ignore[no-untyped-call]
+for field in ("in_rows", "in_positions", "in_slots"):
+    changes_become(REFUSED, field, "too_few", lambda values, seen: values[:-1])
+    changes_become(REFUSED, field, "too_many", lambda values, seen: np.append(values, values[-1]))
+    changes_become(REFUSED, field, "reversed", lambda values, seen: values[::-1], 2)
+changes_become(REFUSED, "in_positions", "the_batchs_length", lambda values, seen: with_first(values, len(seen.ids)))
+changes_become(REFUSED, "in_slots", "the_capacity", lambda values, seen: with_first(values, seen.capacity))
+changes_become(REFUSED, "in_rows", "of_no_batch", lambda values, seen: with_first(values, (values[0] + 1) % seen.window.n))
+changes_become(REFUSED, "in_rows", "beyond_the_last", lambda values, seen: values + seen.window.n)
+changes_become(REFUSED, "out_rows", "beyond_the_last", lambda values, seen: with_first(values, seen.window.n))
+changes_become(REFUSED, "out_rows", "all_rows", lambda values, seen: np.arange(seen.window.n))
+changes_become(REFUSED, "out_rows", "none_of_them", lambda values, seen: values[:0])
+changes_become(REFUSED, "out_rows", "all_twice", lambda values, seen: np.tile(values, 2))
+changes_become(RIGHT, "out_rows", "reversed", lambda values, seen: values[::-1])
+
+
+@spoils(REFUSED)
+def evicts_a_row_that_is_not_cached(planned: PlannedBatch, seen: Seen) -> Any:
+    absent = np.setdiff1d(np.arange(seen.window.n), [*seen.cached])
+    return changed(planned, out_rows=np.append(planned.changes.out_rows, absent[-1]))
+
+
+@spoils(REFUSED)
+def evicts_what_is_hit_later(planned: PlannedBatch, seen: Seen) -> Any:
+    left = np.setdiff1d([*seen.cached], planned.changes.out_rows)
+    if not len(left):
+        raise NothingToSpoil
+    return changed(planned, out_rows=np.concatenate([planned.changes.out_rows, left]))
+
+
+@spoils(REFUSED)
+def admits_a_row_that_is_cached(planned: PlannedBatch, seen: Seen) -> Any:
+    stays = [at for at in hits(planned).tolist() if int(seen.ids[at]) not in planned.changes.out_rows]
+    changes = comes(planned)
+    if not stays:
+        raise NothingToSpoil
+    positions = changes.in_positions.copy()
+    positions[0] = stays[0]
+    return changed(planned, in_positions=positions, in_rows=seen.ids[positions])
+
+
+@spoils(REFUSED)
+def admits_into_a_slot_that_is_taken(planned: PlannedBatch, seen: Seen) -> Any:
+    stays = [at for at in hits(planned).tolist() if int(seen.ids[at]) not in planned.changes.out_rows]
+    if not stays:
+        raise NothingToSpoil
+    return changed(planned, in_slots=with_first(comes(planned).in_slots.copy(), int(planned.slots[stays[0]])))
+
+
+@spoils(REFUSED)
+def admits_into_other_slots_and_goes_on(planned: PlannedBatch, seen: Seen) -> Any:
+    return changed(planned, in_slots=np.roll(comes(planned, 2).in_slots, 1))
+
+
+@spoils(REFUSED)
+def admits_nothing_and_goes_on(planned: PlannedBatch, seen: Seen) -> Any:
+    nothing = comes(planned).in_rows[:0]
+    return changed(planned, in_rows=nothing, in_positions=nothing, in_slots=nothing)
+
+
+@spoils(REFUSED)
+def changes_nothing_and_goes_on(planned: PlannedBatch, seen: Seen) -> Any:
+    return changed(planned, in_rows=[], in_positions=[], in_slots=[], out_rows=[])
+
+
+@spoils(REFUSED)
+def changes_of_the_batch_before(planned: PlannedBatch, seen: Seen) -> Any:
+    if len(seen.earlier) < 2:
+        raise NothingToSpoil
+    return PlannedBatch(planned.slots, seen.earlier[-2].changes)
+
+
+@spoils(REFUSED)
+def changes_are_none(planned: PlannedBatch, seen: Seen) -> Any:
+    return PlannedBatch(planned.slots, None)  # type: ignore[arg-type]
+
+
+@spoils(REFUSED)
+def changes_are_a_tuple(planned: PlannedBatch, seen: Seen) -> Any:
+    names = ("in_rows", "in_positions", "in_slots", "out_rows")
+    return PlannedBatch(planned.slots, tuple(getattr(planned.changes, name) for name in names))  # type: ignore[arg-type]
