@@ -197,6 +197,7 @@ def test_an_error_ends_waiting_for_samples(tmp_path: Path, monkeypatch: pytest.M
         options: dict[str, Any] = {"strategy": "superbatch", "superbatch": 4, "labels": None, "prefetch": 0}
         with featstore.Loader(g, Short(featstore.NeighborSampler(g, [4, 3])), g.node_data["train_idx"], 40, **options) as loader:
             iterator = iter(loader)
+            iterator.begin()  # type: ignore[attr-defined]
             inspector = loader._strategy._running()._inspector  # type: ignore[attr-defined]
             next(iterator)
             assert reached.wait(60)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -26,7 +27,7 @@ from featstore.plan.packgraph import PackedGraph
 from featstore.run.actual import Epochs
 from featstore.run.auto import Decision, decide, look_ahead, rows_in_memory
 from featstore.run.batch import MiniBatch
-from featstore.run.epoch import EpochIterator, Progress, most_rows
+from featstore.run.epoch import EpochIterator, Progress, RunningEpoch, most_rows
 from featstore.run.needs import Needs, guess, measure, too_small
 from featstore.run.options import BATCH_SIZE, LABELS, check_names, check_pack, check_strategy, parse_planning, parse_share
 from featstore.run.owncaches import make_room
@@ -147,7 +148,8 @@ class Loader:
     -----
     Batches are the same, bit for bit, whatever the threads, the prefetch, the cache, the strategy and the budget. Leaving the
     loop early, an exception, Ctrl-C or the garbage collector stops the threads and frees what was made ahead. Every iterator is
-    one epoch: several may run at once, each with its own threads; they share the cache. But plans have the features' cache to
+    one epoch, which begins with its first batch: ``iter(loader)`` alone takes neither an epoch's number nor memory nor caches.
+    Several epochs may run at once, each with its own threads; they share the cache. But plans have the features' cache to
     themselves: while an epoch of any strategy but ``"ondemand"`` runs, another such epoch on the same features, of this loader
     or of another one of the graph, raises BusyError; in turn they run, and each makes its cache anew where the other's is. Not
     for use across a fork: make the loader in the child.
@@ -229,7 +231,8 @@ class Loader:
         self._next_epoch = 0
         self._next_start = 0
         self._progress = Progress(0, 0)
-        self._iterators: weakref.WeakSet[EpochIterator] = weakref.WeakSet()
+        self._iterators: weakref.WeakSet[RunningEpoch] = weakref.WeakSet()  # of epochs that have begun
+        self._beginning = threading.RLock()
         self._closed = False
         self._pid = os.getpid()
         self._auto: dict[str, Any] | None = None
@@ -400,22 +403,38 @@ class Loader:
         return len(self._batcher)
 
     def __iter__(self) -> Iterator[MiniBatch]:
-        """Begin the next epoch (or go on in the one that :meth:`load_state_dict` restored)."""
+        """Return an iterator over the next epoch (or the rest of the one that :meth:`load_state_dict` restored).
+
+        The epoch begins with the first ``next()``: only then the iterator takes the epoch's number, memory, threads and the
+        features' caches.
+        """
+        self._check_open()
+        return EpochIterator(self._begin_epoch)
+
+    def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("the loader is closed")
-        epoch, start = self._next_epoch, self._next_start
-        run = self._strategy.prepare(epoch, start)
-        progress = Progress(epoch, start)
-        on_end = None if self._epochs is None else self._epochs.begin(self.stats)
-        try:
-            iterator = EpochIterator(run, self._stages, progress, len(self), self._prefetch, self, on_end)
-        except BaseException:
-            run.close()
-            raise
-        self._next_epoch, self._next_start = epoch + 1, 0
-        self._progress = progress
-        self._iterators.add(iterator)
-        return iterator
+        if os.getpid() != self._pid:
+            raise ClosedError("the loader belongs to the parent process: make one in this process")
+
+    def _begin_epoch(self) -> RunningEpoch:
+        """Begin the next epoch; BusyError and the like leave it the next one."""
+        self._check_open()  # before the lock, which another thread may have held at a fork
+        with self._beginning:  # of two iterators that begin at once each has an epoch of its own
+            self._check_open()
+            epoch, start = self._next_epoch, self._next_start
+            run = self._strategy.prepare(epoch, start)
+            progress = Progress(epoch, start)
+            on_end = None if self._epochs is None else self._epochs.begin(self.stats)
+            try:
+                running = RunningEpoch(run, self._stages, progress, len(self), self._prefetch, self, on_end)
+            except BaseException:
+                run.close()
+                raise
+            self._next_epoch, self._next_start = epoch + 1, 0
+            self._progress = progress
+            self._iterators.add(running)
+            return running
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next ``for`` loop run ``epoch``, from its first batch; without it epochs count up from 0."""
@@ -427,8 +446,8 @@ class Loader:
         """Return where training stands: the batch after the last one that was delivered.
 
         A loader with the same seeds and options goes on there after :meth:`load_state_dict`; its next ``for`` loop runs the
-        rest of the epoch. Batches that were only made ahead do not count. Of several iterators at once the last one begun is
-        meant.
+        rest of the epoch. Batches that were only made ahead do not count, nor does an iterator whose first batch was not asked
+        for. Of several iterators at once the last one begun is meant.
         """
         epoch, batch = self._progress.epoch, self._progress.batch
         if batch >= len(self) > 0:
@@ -484,7 +503,7 @@ class Loader:
         back; ``read`` is the part of ``gather`` that waits for extents. Stages run beside each other and beside the loop, so
         their seconds may add up to more than the clock's.
         """
-        depths = [iterator.depth for iterator in list(self._iterators)]
+        depths = [epoch.depth for epoch in list(self._iterators)]
         actual = None if self._epochs is None or self._epochs.last is None else self._epochs.last.to_dict()
         return {
             **self._stages.counts(),
@@ -510,8 +529,10 @@ class Loader:
         self._closed = True
         if os.getpid() != self._pid:
             return  # threads and run files are the parent's, who goes on with them
-        for iterator in list(self._iterators):
-            iterator.close()
+        with self._beginning:  # an epoch that is beginning is closed, too
+            running = list(self._iterators)
+        for epoch in running:
+            epoch.close()
         self._release_all()
         if self._epochs is not None:
             self._epochs.keep(self._g)
