@@ -117,7 +117,8 @@ class Loader:
         How many epochs are to come, for ``"auto"``: what is done once is spread over them.
     run_dir : path-like, optional
         Where run files go, in a directory of their own that is removed afterwards, and after a crash by the next run;
-        ``<dataset>.runs`` beside the dataset by default.
+        ``<dataset>.runs`` beside the dataset by default. A relative path counts from the working directory in which the loader is
+        made.
     prefetch : int or "auto"
         Batches made ahead of the one that the loop holds; less where memory is short. 0: everything runs in the caller's thread.
     threads : int, optional

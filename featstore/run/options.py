@@ -132,7 +132,7 @@ def parse_planning(
                 f"superbatch={superbatch} goes with a planned policy: with policy {chosen.name!r} the rows in memory never change"
             )
     n_bytes = None if disk is None else parse_disk(disk, graph.num_nodes * row_bytes)
-    where = f"{graph.path}.runs" if run_dir is None else os.fspath(run_dir)
+    where = os.path.abspath(f"{graph.path}.runs" if run_dir is None else os.fsdecode(run_dir))  # whatever directory comes next
     if not isinstance(overlap, bool):
         raise TypeError(f"overlap must be True or False, not {overlap!r}")
     return Planning(chosen, superbatch, n_bytes, where, overlap)
