@@ -29,7 +29,16 @@ from featstore.run.auto import Decision, decide, look_ahead, rows_in_memory
 from featstore.run.batch import MiniBatch
 from featstore.run.epoch import EpochIterator, Progress, RunningEpoch, most_rows
 from featstore.run.needs import Needs, guess, measure, too_small
-from featstore.run.options import BATCH_SIZE, LABELS, check_names, check_pack, check_strategy, parse_planning, parse_share
+from featstore.run.options import (
+    BATCH_SIZE,
+    LABELS,
+    check_flag,
+    check_names,
+    check_pack,
+    check_strategy,
+    parse_planning,
+    parse_share,
+)
 from featstore.run.owncaches import make_room
 from featstore.run.packed import Packed
 from featstore.run.precache import AccessCounts, cache_bytes, device_rows, size_for_pack, spare_bytes
@@ -85,7 +94,7 @@ class Loader:
         whichever of them, and which policy, is estimated to take least for ``epochs``; ``stats()["auto"]`` says which, and why.
     policy : str, Policy or class, optional
         Policy of the feature cache; ``"degree"`` where only ``feature_cache`` is given. ``"frequency"`` samples the first epoch
-        once to count. ``"superbatch"`` takes a planned policy, by default ``"belady"``.
+        once to count. ``"superbatch"`` takes a planned policy, by default ``"belady"``. ``"auto"`` chooses the policy itself.
     memory : int or str, optional
         Most bytes that batches in flight, those handed out, and the cache that this loader makes may take: a share of the graph's
         budget. By default what the graph has left. The size of a sample is known once it is drawn: one a thread may lie beyond
@@ -94,14 +103,14 @@ class Loader:
         Make a host cache for the features, as ``g.cache`` does: bytes (``"1GiB"``; 0: none), or a share of the rows as a float
         (``0.1``), the same rows for all features; ``"auto"`` (the default where ``policy`` is given): what batches leave of the
         memory.
-    superbatch : int or "auto"
-        Batches a superbatch; by default as many as the disk and an eighth of the memory allow, 200 at most. Not with a static
-        policy, which plans nothing.
-    overlap : bool
-        For ``"superbatch"``: sample and plan the next superbatches beside the loop, the cache surviving from one to the next.
-        False is the paper's serial schedule: each superbatch is sampled and planned when the one before has run, with a neighbour
-        cache in the memory of the feature cache, which is then filled with the rows that are used first. It needs less memory
-        (one cache or the other, half the plans), and the loop waits meanwhile.
+    superbatch : int or "auto", optional
+        Batches a superbatch. The default, ``"auto"``, takes as many as the disk and an eighth of the memory allow, 200 at most.
+        Static policies, which plan nothing, have none.
+    overlap : bool, optional
+        For ``"superbatch"``. True, the default: sample and plan the next superbatches beside the loop, the cache surviving from
+        one to the next. False is the paper's serial schedule: each superbatch is sampled and planned when the one before has run,
+        with a neighbour cache in the memory of the feature cache, which is then filled with the rows that are used first. It
+        needs less memory (one cache or the other, half the plans), and the loop waits meanwhile.
     disk : int or str, optional
         Most bytes of run files at once (about four superbatches' samples and plans, two's extents), or a multiple of the features
         that are loaded (``"1.5x"``); a quarter of the free disk if absent. For ``"packed"``: most bytes of the layout that is
@@ -113,8 +122,8 @@ class Loader:
         Without ``feature_cache`` the one it has is taken; ``"auto"`` takes the largest host tier of its layouts that fits, or,
         where it has none, half of the memory that batches leave. Epoch ``e`` runs the pack's epoch ``e`` modulo how many it has.
         With ``shuffle`` batches run in a new order each epoch, with a planned policy those of a superbatch together.
-    epochs : int
-        How many epochs are to come, for ``"auto"``: what is done once is spread over them.
+    epochs : int, optional
+        How many epochs are to come, for ``"auto"``; 1 by default. What is done once is spread over them.
     run_dir : path-like, optional
         Where run files go, in a directory of their own that is removed afterwards, and after a crash by the next run;
         ``<dataset>.runs`` beside the dataset by default. A relative path counts from the working directory in which the loader is
@@ -137,6 +146,10 @@ class Loader:
 
     Raises
     ------
+    ValueError
+        An option was given that the strategy does not take (``featstore.run.options.TAKEN_BY``), or a value out of range.
+    TypeError
+        A value is of the wrong type.
     BusyError
         Another loader is in the middle of an epoch of plans for these features.
     BudgetError
@@ -168,11 +181,11 @@ class Loader:
         policy: str | Policy | type[Policy] | None = None,
         memory: int | str | None = None,
         feature_cache: int | float | str | None = None,
-        superbatch: int | str = "auto",
-        overlap: bool = True,
+        superbatch: int | str | None = None,
+        overlap: bool | None = None,
         disk: int | str | None = None,
         pack: Pack | str | os.PathLike[str] | None = None,
-        epochs: int = 1,
+        epochs: int | None = None,
         run_dir: str | os.PathLike[str] | None = None,
         prefetch: int | str = 2,
         threads: int | None = None,
@@ -184,11 +197,16 @@ class Loader:
     ) -> None:
         if isinstance(g, PackedGraph):
             pack, labels = g.path if pack is None else pack, None if labels is LABELS and "y" not in g.node_data else labels
-        check_strategy(strategy, sampler=sampler, seeds=seeds, pack=pack, device_cache=device_cache)
+        given: dict[str, object] = {"policy": policy, "superbatch": superbatch, "overlap": overlap, "disk": disk}
+        given |= {"run_dir": run_dir, "pack": pack, "device_cache": device_cache, "epochs": epochs}
+        check_strategy(strategy, sampler=sampler, seeds=seeds, is_packed_graph=isinstance(g, PackedGraph), given=given)
         is_auto = strategy == "auto"
-        if is_auto and (isinstance(g, PackedGraph) or policy is not None or not overlap):
-            raise ValueError("strategy 'auto' takes a dataset, chooses the policy itself, and overlaps")
+        epochs = 1 if epochs is None else epochs
         check_at_least("epochs", epochs, 1)
+        check_flag("shuffle", shuffle)
+        check_flag("drop_last", drop_last)
+        if feature_cache is not None and feature_cache != "auto":
+            cache_bytes(feature_cache, 0, {}, get_policy("belady"), g.budget, 0)  # is it a size? Without features, too
         if threads is None:
             threads = g.options.threads
         check_at_least("threads", threads, 1)
@@ -295,7 +313,7 @@ class Loader:
                 elif self._profile is not None:
                     asked = replace(asked, sampler=self._profile)
                 setup = replace(setup, needs=self._needs(asked, strategy, feature_cache, policy))
-            if not is_auto and strategy == "streamed" and superbatch == "auto":
+            if not is_auto and strategy == "streamed" and cast(Planning, planning).superbatch == "auto":
                 self._profile, miss_share = look_ahead(setup, cast(Planning, planning), self._capacity(setup, feature_cache))
             if self._profile is not None:
                 sampler = self._profile
