@@ -77,7 +77,8 @@ class Loader:
     sampler : Sampler
         :class:`~featstore.NeighborSampler`, or anything with its ``sample(seeds, epoch=, index=)``, thread-safe and a pure
         function of its arguments, or a callable that is given the seeds. It may return any form of ``(input_ids, blocks)``, see
-        :mod:`featstore.sampling.foreign`; each batch of another's sampler is checked.
+        :mod:`featstore.sampling.foreign`; each batch of another's sampler is checked. A sampler of another graph is refused, as
+        far as its attributes ``graph`` and ``num_nodes`` tell; a dataset that was opened twice is one graph.
     seeds : integer array or tensor, shape (n,), or boolean mask, shape (num_nodes,)
         Distinct nodes that losses are taken over.
     batch_size : int, optional
@@ -147,7 +148,8 @@ class Loader:
     Raises
     ------
     ValueError
-        An option was given that the strategy does not take (``featstore.run.options.TAKEN_BY``), or a value out of range.
+        An option was given that the strategy does not take (``featstore.run.options.TAKEN_BY``), or a value out of range;
+        the sampler is of another graph.
     TypeError
         A value is of the wrong type.
     BusyError
@@ -269,7 +271,7 @@ class Loader:
             is_auto=is_auto,
         )
         try:
-            sampler = None if sampler is None else checked_sampler(sampler, g.num_nodes)
+            sampler = None if sampler is None else checked_sampler(sampler, g.num_nodes, g)
             n_device = None if device_cache is None else device_rows(device_cache, g.num_nodes, self._row_bytes)
             setup = Setup(
                 g,
