@@ -71,7 +71,9 @@ class Bench:
         """Make a loader and run two epochs; give up on an epoch after ``most_s``."""
         frozen = "pack" in options
         with self.open() as g:
-            given: dict[str, Any] = {"features": "x", "labels": None, "feature_cache": share, "run_dir": self.folder / "runs"}
+            given: dict[str, Any] = {"features": "x", "labels": None, "feature_cache": share}
+            if options["strategy"] not in ("ondemand", "packed"):
+                given["run_dir"] = self.folder / "runs"
             if not frozen:
                 given |= {"sampler": self.sampler(g), "seeds": self.seeds, "batch_size": self.batch_size}
             begin = time.perf_counter()

@@ -97,16 +97,15 @@ class Bench:
     @contextmanager
     def opened(self, **options: Any) -> Iterator[Any]:
         """A loader; its cache goes with it, the pool stays warm, as it does from epoch to epoch of a training."""
-        given = {
-            "features": "x",
-            "labels": None,
-            "feature_cache": SHARE,
-            "run_dir": self.folder / "runs",
-            "disk": 30 << 30,
-            **options,
-        }
-        if "pack" not in given:
-            given |= {"sampler": self.sampler, "seeds": self.seeds, "batch_size": self.batch_size, "superbatch": self.n}
+        strategy = options["strategy"]
+        given: dict[str, Any] = {"features": "x", "labels": None, "feature_cache": SHARE}
+        if strategy != "ondemand":
+            given["disk"] = 30 << 30
+        if strategy != "packed":
+            given |= {"sampler": self.sampler, "seeds": self.seeds, "batch_size": self.batch_size}
+        if strategy in ("superbatch", "streamed"):
+            given |= {"run_dir": self.folder / "runs", "superbatch": self.n}
+        given |= options
         with self.loader(self.g, **given) as loader:
             yield loader
         self.g.cache("x", 0)
@@ -260,7 +259,7 @@ def epochs(bench: Bench) -> None:
 def sieve(bench: Bench) -> None:
     """Streamed and frozen epochs as ratios to on-demand loading under sieve, of which a part is timed."""
     part = min(bench.n, bench.args.part)
-    result = bench.epoch(most=part, strategy="ondemand", policy="sieve", superbatch="auto", disk=None, run_dir=None)
+    result = bench.epoch(most=part, strategy="ondemand", policy="sieve")
     ondemand = result["stages"]["gather"] + result["stages"].get("update", 0.0)
     ondemand *= bench.rows / result["rows"]
     for strategy, options in (("streamed", {}), ("packed", {"pack": bench.pack})):
@@ -342,8 +341,8 @@ def tiers(bench: Bench) -> None:
     All with a host tier by frequency, filled before; bytes by the kernel's count.
     """
     part = min(bench.n, bench.args.part)
-    options: dict[str, Any] = {"policy": "frequency", "superbatch": "auto"}
-    with bench.opened(strategy="ondemand", disk=None, run_dir=None, **options) as loader:
+    options: dict[str, Any] = {"policy": "frequency"}
+    with bench.opened(strategy="ondemand", **options) as loader:
         ondemand = bench.run(loader, part)
     share = bench.rows / ondemand["rows"]
     seconds = share * (ondemand["stages"]["gather"] + ondemand["stages"].get("update", 0.0))

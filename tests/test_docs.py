@@ -74,6 +74,19 @@ def test_make_targets_named_in_the_docs_exist() -> None:
     assert not [target for target in targets if not re.search(rf"^{target}:", makefile, re.MULTILINE)]
 
 
+def test_sections_of_ginex_are_cited_by_what_they_hold() -> None:
+    """The paper (VLDB 2022) has the neighbour cache in section 3.2, the feature cache in 3.3, and changesets in 3.4."""
+    expected = {"graph/topology.py": "3.2", "cache/planned.py": "3.3 3.4", "cache/belady.py": "3.4", "_core/belady.pyx": "3.4"}
+    sources = [path for top in ("featstore", "src_cython", "docs") for path in sorted((ROOT / top).rglob("*"))]
+    cited = {}
+    for path in sources:
+        if path.suffix in (".py", ".pyx", ".h", ".md"):
+            found = re.findall(r"Ginex[^\n]*?(?:section|§) ?(\d(?:\.\d)?)", path.read_text())
+            if found:
+                cited["/".join(path.parts[-2:])] = " ".join(found)
+    assert cited == expected
+
+
 def test_readme_starts_with_two_commands() -> None:
     first = re.search(r"```console\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert first is not None

@@ -113,9 +113,10 @@ def test_memory_that_a_sampler_uses_again(small: SimpleNamespace, strategy: str)
             ids = kept[index % 2, : len(batch.input_ids)].copy_(batch.input_ids)
             return replace(batch, input_ids=ids)
 
-        options = {"strategy": strategy, "seed": 5, "batch_size": 40, "features": "x", "threads": 1, **STRATEGIES[strategy]}
+        usual: dict[str, Any] = {"seed": 5, "batch_size": 40, "features": "x", "threads": 1}
+        options = {"strategy": strategy, **usual, **STRATEGIES[strategy]}
         for shuffle in (True, False):
-            with featstore.Loader(g, own, small.train_idx, shuffle=shuffle, **{**options, "strategy": "ondemand"}) as loader:
+            with featstore.Loader(g, own, small.train_idx, shuffle=shuffle, **usual) as loader:
                 expected = [tensors(batch) for _ in range(2) for batch in loader]
             again = SimpleNamespace(sample=sample)
             with featstore.Loader(g, again, small.train_idx, shuffle=shuffle, **options) as loader:

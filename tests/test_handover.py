@@ -109,7 +109,7 @@ def test_what_waits_to_be_handed_over_is_counted(
             top = np.argsort(-opened.counts(), kind="stable")[: round(0.05 * g.num_nodes)]
             resting = loader._share.used
             iterator = iter(loader)
-            run_ = iterator._pipeline
+            run_ = iterator.begin()._pipeline
             deadline = threading.Event()
             while not (len(run_._assembled) == 1 and run_._finishing == 2 and len(run_._ready) == 2):
                 assert not deadline.wait(0.001)

@@ -396,7 +396,8 @@ def test_ctrl_c_while_waiting():
     def interrupt():
         blocked.wait(30)
         # Only once the main thread waits for the blocked batch: the pipeline's third.
-        while not iterator._pipeline._waiting or iterator._pipeline.position != 2:
+        pipeline = iterator.begin()._pipeline
+        while not pipeline._waiting or pipeline.position != 2:
             blocked.wait(0.001)
         signal.pthread_kill(main, signal.SIGINT)
         release.set()

@@ -96,7 +96,7 @@ def test_one_epoch_of_plans_at_a_time(graph: Graph, first: str, second: str) -> 
         running = iter(train)
         check(next(running))
         with pytest.raises(featstore.BusyError, match="open the graph again"):
-            iter(val)
+            next(iter(val))
         with pytest.raises(featstore.BusyError):
             graph.g.cache("x", budget="100KB", policy="lru")
         rest = 1
@@ -172,7 +172,7 @@ def test_an_epoch_that_is_lost_gives_its_caches_free(graph: Graph, lost: str) ->
     with PLANNING[lost](graph, "train") as loader, PLANNING["superbatch"](graph, "val") as other:
         run = loader._strategy.prepare(0, 0)
         with pytest.raises(featstore.BusyError, match="follows the plans"):
-            iter(other)
+            next(iter(other))
         del run
         gc.collect()
         for batch in other:

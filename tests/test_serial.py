@@ -258,7 +258,7 @@ def test_two_loaders_take_turns_or_say_so(g: featstore.OutOfCoreGraph) -> None:
         iterator = iter(loader)
         next(iterator)
         with pytest.raises(featstore.BusyError):
-            iter(loader)
+            next(iter(loader))
         with pytest.raises(featstore.BusyError):
             g.cache("x", "1MB", "lru")
         with pytest.raises(featstore.BusyError):

@@ -138,7 +138,7 @@ def test_an_early_break_leaves_nothing(dataset: Path, tmp_path: Path) -> None:
             iterator = iter(loader)
             next(iterator)
             with pytest.raises(featstore.BusyError, match="another epoch"):
-                iter(loader)
+                next(iter(loader))
             with pytest.raises(featstore.BusyError, match="middle of an epoch"):
                 g.cache("x", "1MB", "lru")
             del iterator

@@ -56,7 +56,7 @@ def kill_epochs(folder: str, n: int) -> None:
     path, rng = Path(folder) / "g", np.random.default_rng(n)
     make(path)
     runs = Path(f"{path}.runs")
-    expected = epoch(path, strategy="ondemand", feature_cache=None)
+    expected = epoch(path, strategy="ondemand", superbatch=None, feature_cache=None)
     usual_s = {}
     for overlap in (True, False):
         began = time.perf_counter()
@@ -103,7 +103,7 @@ def kill_at_calls(folder: str, step: int) -> None:
     """Kill the process at system calls on run files, every ``step``-th; in the child."""
     path = Path(folder) / "g"
     make(path)
-    expected = epoch(path, strategy="ondemand", feature_cache=None)
+    expected = epoch(path, strategy="ondemand", superbatch=None, feature_cache=None)
     runs = Path(folder) / "runs"
     for overlap in (True, False):
         for fault in sweep(runs, ("open", "write", "rename", "unlink"), "kill", step=step):
@@ -122,7 +122,7 @@ def run_files_fail(folder: str, step: int) -> None:
     """Calls on run files fail (a full disk): the loop's OSError, nothing left, the next epoch right; in the child."""
     path = Path(folder) / "g"
     make(path)
-    expected = epoch(path, strategy="ondemand", feature_cache=None)
+    expected = epoch(path, strategy="ondemand", superbatch=None, feature_cache=None)
     runs = Path(folder) / "runs"
     with featstore.open(path, memory="64MB") as g:
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
@@ -197,6 +197,7 @@ def test_an_error_ends_waiting_for_samples(tmp_path: Path, monkeypatch: pytest.M
         options: dict[str, Any] = {"strategy": "superbatch", "superbatch": 4, "labels": None, "prefetch": 0}
         with featstore.Loader(g, Short(featstore.NeighborSampler(g, [4, 3])), g.node_data["train_idx"], 40, **options) as loader:
             iterator = iter(loader)
+            iterator.begin()  # type: ignore[attr-defined]
             inspector = loader._strategy._running()._inspector  # type: ignore[attr-defined]
             next(iterator)
             assert reached.wait(60)

@@ -70,7 +70,7 @@ class Belady(PlannedPolicy):
 
     References
     ----------
-    Belady, IBM Systems Journal 1966; Ginex (VLDB 2022), section 4.3.
+    Belady, IBM Systems Journal 1966; Ginex (VLDB 2022), section 3.4.
     """
 
     def __init__(self, spill: Spill | None = None) -> None:

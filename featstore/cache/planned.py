@@ -110,7 +110,7 @@ class NextAccess:
 
     References
     ----------
-    Ginex (VLDB 2022), section 4.3.
+    Ginex (VLDB 2022), section 3.4.
     """
 
     def __init__(self, window: Window) -> None:

@@ -211,7 +211,7 @@ class NeighborCache:
 
     Notes
     -----
-    Read-only once made, so any number of threads may use it. Direct addressing as in Ginex (VLDB 2022), §4.2.
+    Read-only once made, so any number of threads may use it. Direct addressing as in Ginex (VLDB 2022), section 3.2.
     """
 
     def __init__(

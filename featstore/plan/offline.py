@@ -27,7 +27,7 @@ from featstore.graph.progress import Progress
 from featstore.partition.batcher import RandomBatcher, check_seeds
 from featstore.plan.samples import SampleFile, SampleWriter
 from featstore.sampling.batch import SampledBatch, Sampler
-from featstore.sampling.foreign import as_sampled, checked_sampler, has_own_seeds
+from featstore.sampling.foreign import adjacency_of, as_sampled, checked_sampler, has_own_seeds
 from featstore.storage.builddir import BuildDirectory
 from featstore.storage.rundir import DiskBudget
 from featstore.storage.sections import SectionFile, SectionWriter
@@ -39,7 +39,6 @@ __all__ = ["Pack", "in_order", "read_record", "sample_offline", "write_record"]
 
 PACK_VERSION = 1
 RECORD, SAMPLES = "pack", "samples"
-TOPOLOGY = "edge/"
 
 
 def write_record(path: str, kind: str, record: Mapping[str, Any], disk: DiskBudget | None = None) -> None:
@@ -162,7 +161,7 @@ class Pack:
 
     def check(self, g: OutOfCoreGraph) -> None:
         """Raise StaleError unless the pack was sampled from the graph that ``g`` is."""
-        if self.record["made_of"] != _made_of(g):
+        if self.record["made_of"] != adjacency_of(g):
             raise StaleError(
                 f"{self.path} was sampled from another graph than {g.path}, or from an earlier one in its place; "
                 "sample anew with overwrite=True (featstore pack --overwrite)"
@@ -219,10 +218,6 @@ class Pack:
 
     def __repr__(self) -> str:
         return f"Pack({self.path!r}, epochs={self.epochs}, batches={self.n_batches})"
-
-
-def _made_of(g: OutOfCoreGraph) -> dict[str, Any]:
-    return {key: file_id for key, file_id in g.identity().items() if key.startswith(TOPOLOGY)}
 
 
 def sample_offline(
@@ -326,7 +321,7 @@ def sample_offline(
             "fanouts": _fanouts(sampler, n_hops if n_batches else None),
             "seed": seed,
             "samples": file_id,
-            "made_of": _made_of(g),
+            "made_of": adjacency_of(g),
         }
         write_record(os.path.join(build.path, RECORD), "pack", record, accounts)
         build.commit()
@@ -365,7 +360,7 @@ def _finish(writer: SampleWriter) -> str:
 def _epochs(g: OutOfCoreGraph, sampler: Any, batcher: RandomBatcher | None, epochs: int, threads: int) -> Iterator[SampledBatch]:
     # Others than those with a method may not be asked for several batches at once.
     at_once = threads if hasattr(sampler, "sample") else 1
-    checked = None if batcher is None else checked_sampler(sampler, g.num_nodes)
+    checked = None if batcher is None else checked_sampler(sampler, g.num_nodes, g)
     for epoch in range(epochs):
         if batcher is None or checked is None:
             for index, sample in enumerate(sampler):

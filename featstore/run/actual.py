@@ -58,7 +58,7 @@ class Actual:
     drive_s : float
         Those of ``counted_s`` that are the drive's, reading and writing.
     epoch_s : float
-        Seconds from ``iter(loader)`` until all batches were delivered, the loop's own work included.
+        Seconds from the first ``next()`` until all batches were delivered, the loop's own work included.
     wait_s : float
         Seconds of ``epoch_s`` that the loop waited for batches.
     rows_loaded : int

@@ -13,12 +13,12 @@ from typing import Any, cast
 import torch
 from tqdm import tqdm
 
-from featstore.cache.base import StaticPolicy, available_policies, get_policy
+from featstore.cache.base import available_policies, get_policy
 from featstore.config import parse_disk, parse_size
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.plan.offline import Pack
 from featstore.plan.packgraph import PackedGraph
-from featstore.run.options import check_policy
+from featstore.run.options import TAKEN_BY, check_options, check_policy, check_superbatch
 from featstore.run.packs import check_given, check_layout, is_pack, open_pack
 from featstore.run.precache import device_rows
 from featstore.run.strategies import STRATEGIES
@@ -39,8 +39,6 @@ __all__ = [
     "spellings_of",
     "train_as_asked",
 ]
-
-AHEAD = {"superbatch": "--superbatch", "overlap": "--no-overlap", "disk": "--disk", "run_dir": "--run-dir"}
 
 
 # -- kinds of values
@@ -161,7 +159,7 @@ def add_packing(parser: argparse.ArgumentParser) -> None:
         help="hottest rows, which will stay on the training device: bytes, or a share (default: none)",
     )
     parser.add_argument(
-        "--superbatch", type=_positive_or_auto, default="auto", metavar="N", help="batches that belady plans at once"
+        "--superbatch", type=_positive_or_auto, metavar="N", help="batches that belady plans at once (default: auto)"
     )
     parser.add_argument("--disk", type=disk_size, metavar="SIZE", help="most bytes of the pack, or times the features (1.5x)")
     parser.add_argument(
@@ -231,7 +229,8 @@ def as_options(text: str, spellings: Mapping[str, str]) -> str:
         return f"{spellings[name]}{value}"
 
     pattern = r"(?<![\w/.\-'\"])(?P<name>[a-z_]+)\b(?:=(?P<quote>'?)(?P<value>[\w.]*)(?P=quote))?(?![\w/=])"
-    return re.sub(r"(--[\w-]+) \(\1\)", r"\1", re.sub(pattern, option, text))
+    found = re.sub(r"(--[\w-]+) \(\1\)", r"\1", re.sub(pattern, option, text))
+    return re.sub(rf"'({'|'.join([*STRATEGIES, 'auto'])})'", r"\1", found) if "--strategy" in found else found
 
 
 # -- what is done with them
@@ -264,35 +263,19 @@ def _loader_options(options: argparse.Namespace) -> dict[str, Any]:
     names = ["strategy", "feature_cache", "prefetch", "device"]
     if options.policy == "none" and options.strategy != "ondemand":
         raise ValueError(f"--policy none, no cache, goes with --strategy ondemand, not {options.strategy}")
-    if options.device_cache is not None:
-        if options.pack is None:
-            raise ValueError("--device-cache goes with --pack: rows stay on the device for the batches of a pack")
-        names.append("device_cache")
-    for name, option in AHEAD.items():
-        if getattr(options, name) is not None:
-            if options.strategy == "ondemand":
-                raise ValueError(f"{option} goes with --strategy superbatch")
-            names.append(name)
-    if options.strategy == "auto":
-        names.append("epochs")
+    if options.device_cache is not None and options.pack is None:
+        raise ValueError("--device-cache goes with --pack: rows stay on the device for the batches of a pack")
     if options.strategy == "packed" and options.pack is None:
         raise ValueError(
             "--strategy packed runs the samples of a pack: make one with featstore pack DATASET PACK, then give --pack PACK"
         )
-    if options.pack is not None and options.strategy not in ("packed", "auto"):
-        raise ValueError(f"--pack goes with --strategy packed or auto, not {options.strategy}: its samples are frozen")
-    if options.strategy == "packed" and options.overlap is False:
-        raise ValueError("--no-overlap goes with --strategy superbatch: nothing is sampled while a pack runs")
-    if options.strategy == "packed" and options.run_dir is not None:
-        raise ValueError("--run-dir goes with --strategy superbatch, streamed or auto: a pack needs no run files")
-    if (
-        options.strategy == "packed"
-        and options.superbatch is not None
-        and isinstance(get_policy(options.policy or "belady"), StaticPolicy)
-    ):
-        raise ValueError(
-            f"--superbatch goes with a planned policy: with --policy {options.policy} the rows in memory never change"
-        )
+    given = [name for name in TAKEN_BY if name != "epochs" and getattr(options, name) is not None]  # --epochs: of training
+    check_options(options.strategy, dict.fromkeys(given, True))
+    if options.strategy == "packed":
+        check_superbatch(options.superbatch, get_policy(options.policy or "belady"))
+    names += [name for name in given if name not in ("policy", "pack")]
+    if options.strategy == "auto":
+        names.append("epochs")
     policy = None if options.policy == "none" else options.policy
     if options.policy == "none" and options.feature_cache is not None:
         raise ValueError("--policy none is no cache; leave it out, or leave out --feature-cache")

@@ -1,4 +1,4 @@
-"""One epoch of a loader under way: its iterator."""
+"""The iterators of a loader: an epoch that is running, and the iterator that begins it with its first batch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from featstore.errors import ClosedError
 from featstore.run.batch import MiniBatch
 from featstore.run.prefetch import FINALIZER_JOIN_S, Pipeline
 from featstore.run.stages import Item, Stages
@@ -14,7 +15,7 @@ from featstore.run.strategy import EpochRun
 from featstore.sampling.batch import Sampler
 from featstore.storage.rundir import finalize_here
 
-__all__ = ["EpochIterator", "Progress", "most_rows"]
+__all__ = ["EpochIterator", "Progress", "RunningEpoch", "most_rows"]
 
 
 @dataclass
@@ -25,7 +26,7 @@ class Progress:
     batch: int
 
 
-class EpochIterator(Iterator[MiniBatch]):
+class RunningEpoch(Iterator[MiniBatch]):
     """Deliver batches ``progress.batch … stop - 1`` of an epoch.
 
     Owns its threads, and stops them when it is exhausted, closed, fails or is collected.
@@ -104,6 +105,46 @@ class EpochIterator(Iterator[MiniBatch]):
     def close(self) -> None:
         """Stop the threads; may be called again."""
         self._finalizer()
+
+
+class EpochIterator(Iterator[MiniBatch]):
+    """Begin an epoch with the first ``next()``, and deliver its batches.
+
+    Until then the iterator holds nothing but its loader, and the loader knows nothing of it.
+
+    Parameters
+    ----------
+    begin : callable () -> RunningEpoch
+        Begins the loader's next epoch. Where it raises, no epoch has begun, and the next ``next()`` calls it again.
+    """
+
+    def __init__(self, begin: Callable[[], RunningEpoch]) -> None:
+        self._begin: Callable[[], RunningEpoch] | None = begin
+        self._running: RunningEpoch | None = None
+
+    def begin(self) -> RunningEpoch:
+        """Return the epoch; begin it, unless it has begun.
+
+        Raises
+        ------
+        ClosedError
+            The iterator was closed before its epoch had begun.
+        """
+        if self._running is None:
+            if self._begin is None:
+                raise ClosedError("this iterator was closed")
+            self._running = self._begin()
+            self._begin = None
+        return self._running
+
+    def __next__(self) -> MiniBatch:
+        return next(self.begin())
+
+    def close(self) -> None:
+        """Stop the epoch's threads; may be called again. An epoch that has not begun never begins."""
+        self._begin = None
+        if self._running is not None:
+            self._running.close()
 
 
 def _end(pipeline: Pipeline[Any, Any, Any], run: EpochRun, stages: Stages, owner: object) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -26,9 +27,18 @@ from featstore.plan.packgraph import PackedGraph
 from featstore.run.actual import Epochs
 from featstore.run.auto import Decision, decide, look_ahead, rows_in_memory
 from featstore.run.batch import MiniBatch
-from featstore.run.epoch import EpochIterator, Progress, most_rows
+from featstore.run.epoch import EpochIterator, Progress, RunningEpoch, most_rows
 from featstore.run.needs import Needs, extrapolate, guess, is_tight, measure, too_small
-from featstore.run.options import BATCH_SIZE, LABELS, check_names, check_pack, check_strategy, parse_planning, parse_share
+from featstore.run.options import (
+    BATCH_SIZE,
+    LABELS,
+    check_flag,
+    check_names,
+    check_pack,
+    check_strategy,
+    parse_planning,
+    parse_share,
+)
 from featstore.run.owncaches import make_room, row_bytes
 from featstore.run.packed import Packed
 from featstore.run.precache import AccessCounts, cache_bytes, device_rows, size_for_pack, spare_bytes
@@ -62,7 +72,8 @@ class Loader:
     sampler : Sampler
         :class:`~featstore.NeighborSampler`, or anything with its ``sample(seeds, epoch=, index=)``, thread-safe and a pure
         function of its arguments, or a callable that is given the seeds. It may return any form of ``(input_ids, blocks)``, see
-        :mod:`featstore.sampling.foreign`; each batch of another's sampler is checked.
+        :mod:`featstore.sampling.foreign`; each batch of another's sampler is checked. A sampler of another graph is refused, as
+        far as its attributes ``graph`` and ``num_nodes`` tell; a dataset that was opened twice is one graph.
     seeds : integer array or tensor, shape (n,), or boolean mask, shape (num_nodes,)
         Distinct nodes that losses are taken over.
     batch_size : int, optional
@@ -79,7 +90,7 @@ class Loader:
         whichever of them, and which policy, is estimated to take least for ``epochs``; ``stats()["auto"]`` says which, and why.
     policy : str, Policy or class, optional
         Policy of the feature cache; ``"degree"`` where only ``feature_cache`` is given. ``"frequency"`` samples the first epoch
-        once to count. ``"superbatch"`` takes a planned policy, by default ``"belady"``.
+        once to count. ``"superbatch"`` takes a planned policy, by default ``"belady"``. ``"auto"`` chooses the policy itself.
     memory : int or str, optional
         Most bytes that batches in flight, those handed out, and the cache that this loader makes may take: a share of the graph's
         budget. By default what the graph has left. The size of a sample is known once it is drawn: one a thread may lie beyond
@@ -88,14 +99,14 @@ class Loader:
         Make a host cache for the features, as ``g.cache`` does: bytes (``"1GiB"``; 0: none), or a share of the rows as a float
         (``0.1``), the same rows for all features; ``"auto"`` (the default where ``policy`` is given): what batches leave of the
         memory.
-    superbatch : int or "auto"
-        Batches a superbatch; by default as many as the disk and an eighth of the memory allow, 200 at most. Not with a static
-        policy, which plans nothing.
-    overlap : bool
-        For ``"superbatch"``: sample and plan the next superbatches beside the loop, the cache surviving from one to the next.
-        False is the paper's serial schedule: each superbatch is sampled and planned when the one before has run, with a neighbour
-        cache in the memory of the feature cache, which is then filled with the rows that are used first. It needs less memory
-        (one cache or the other, half the plans), and the loop waits meanwhile.
+    superbatch : int or "auto", optional
+        Batches a superbatch. The default, ``"auto"``, takes as many as the disk and an eighth of the memory allow, 200 at most.
+        Static policies, which plan nothing, have none.
+    overlap : bool, optional
+        For ``"superbatch"``. True, the default: sample and plan the next superbatches beside the loop, the cache surviving from
+        one to the next. False is the paper's serial schedule: each superbatch is sampled and planned when the one before has run,
+        with a neighbour cache in the memory of the feature cache, which is then filled with the rows that are used first. It
+        needs less memory (one cache or the other, half the plans), and the loop waits meanwhile.
     disk : int or str, optional
         Most bytes of run files at once (about four superbatches' samples and plans, two's extents), or a multiple of the features
         that are loaded (``"1.5x"``); a quarter of the free disk if absent. For ``"packed"``: most bytes of the layout that is
@@ -107,11 +118,12 @@ class Loader:
         Without ``feature_cache`` the one it has is taken; ``"auto"`` takes the largest host tier of its layouts that fits, or,
         where it has none, half of the memory that batches leave. Epoch ``e`` runs the pack's epoch ``e`` modulo how many it has.
         With ``shuffle`` batches run in a new order each epoch, with a planned policy those of a superbatch together.
-    epochs : int
-        How many epochs are to come, for ``"auto"``: what is done once is spread over them.
+    epochs : int, optional
+        How many epochs are to come, for ``"auto"``; 1 by default. What is done once is spread over them.
     run_dir : path-like, optional
         Where run files go, in a directory of their own that is removed afterwards, and after a crash by the next run;
-        ``<dataset>.runs`` beside the dataset by default.
+        ``<dataset>.runs`` beside the dataset by default. A relative path counts from the working directory in which the loader is
+        made.
     prefetch : int or "auto"
         Batches made ahead of the one that the loop holds; less where memory is short. 0: everything runs in the caller's thread.
     threads : int, optional
@@ -130,6 +142,11 @@ class Loader:
 
     Raises
     ------
+    ValueError
+        An option was given that the strategy does not take (``featstore.run.options.TAKEN_BY``), or a value out of range;
+        the sampler is of another graph.
+    TypeError
+        A value is of the wrong type.
     BusyError
         Another loader is in the middle of an epoch of plans for these features.
     BudgetError
@@ -142,7 +159,8 @@ class Loader:
     -----
     Batches are the same, bit for bit, whatever the threads, the prefetch, the cache, the strategy and the budget. Leaving the
     loop early, an exception, Ctrl-C or the garbage collector stops the threads and frees what was made ahead. Every iterator is
-    one epoch: several may run at once, each with its own threads; they share the cache. But plans have the features' cache to
+    one epoch, which begins with its first batch: ``iter(loader)`` alone takes neither an epoch's number nor memory nor caches.
+    Several epochs may run at once, each with its own threads; they share the cache. But plans have the features' cache to
     themselves: while an epoch of any strategy but ``"ondemand"`` runs, another such epoch on the same features, of this loader
     or of another one of the graph, raises BusyError; in turn they run, and each makes its cache anew where the other's is. Not
     for use across a fork: make the loader in the child.
@@ -160,11 +178,11 @@ class Loader:
         policy: str | Policy | type[Policy] | None = None,
         memory: int | str | None = None,
         feature_cache: int | float | str | None = None,
-        superbatch: int | str = "auto",
-        overlap: bool = True,
+        superbatch: int | str | None = None,
+        overlap: bool | None = None,
         disk: int | str | None = None,
         pack: Pack | str | os.PathLike[str] | None = None,
-        epochs: int = 1,
+        epochs: int | None = None,
         run_dir: str | os.PathLike[str] | None = None,
         prefetch: int | str = 2,
         threads: int | None = None,
@@ -176,11 +194,16 @@ class Loader:
     ) -> None:
         if isinstance(g, PackedGraph):
             pack, labels = g.path if pack is None else pack, None if labels is LABELS and "y" not in g.node_data else labels
-        check_strategy(strategy, sampler=sampler, seeds=seeds, pack=pack, device_cache=device_cache)
+        given: dict[str, object] = {"policy": policy, "superbatch": superbatch, "overlap": overlap, "disk": disk}
+        given |= {"run_dir": run_dir, "pack": pack, "device_cache": device_cache, "epochs": epochs}
+        check_strategy(strategy, sampler=sampler, seeds=seeds, is_packed_graph=isinstance(g, PackedGraph), given=given)
         is_auto = strategy == "auto"
-        if is_auto and (isinstance(g, PackedGraph) or policy is not None or not overlap):
-            raise ValueError("strategy 'auto' takes a dataset, chooses the policy itself, and overlaps")
+        epochs = 1 if epochs is None else epochs
         check_at_least("epochs", epochs, 1)
+        check_flag("shuffle", shuffle)
+        check_flag("drop_last", drop_last)
+        if feature_cache is not None and feature_cache != "auto":
+            cache_bytes(feature_cache, 0, {}, get_policy("belady"), g.budget, 0)  # is it a size? Without features, too
         if threads is None:
             threads = g.options.threads
         check_at_least("threads", threads, 1)
@@ -226,7 +249,8 @@ class Loader:
         self._next_epoch = 0
         self._next_start = 0
         self._progress = Progress(0, 0)
-        self._iterators: weakref.WeakSet[EpochIterator] = weakref.WeakSet()
+        self._iterators: weakref.WeakSet[RunningEpoch] = weakref.WeakSet()  # of epochs that have begun
+        self._beginning = threading.RLock()
         self._closed = False
         self._pid = os.getpid()
         self._is_auto_size = feature_cache == "auto" or (is_auto and feature_cache is None)
@@ -245,7 +269,7 @@ class Loader:
             is_auto=is_auto,
         )
         try:
-            sampler = None if sampler is None else checked_sampler(sampler, g.num_nodes)
+            sampler = None if sampler is None else checked_sampler(sampler, g.num_nodes, g)
             n_device = None if device_cache is None else device_rows(device_cache, g.num_nodes, self._row_bytes)
             setup = Setup(
                 g,
@@ -298,7 +322,7 @@ class Loader:
                 elif self._profile is not None:
                     asked = replace(asked, sampler=self._profile)
                 setup = replace(setup, needs=self._needs(asked, strategy, feature_cache, policy, refused, more))
-            if not is_auto and strategy == "streamed" and superbatch == "auto":
+            if not is_auto and strategy == "streamed" and cast(Planning, planning).superbatch == "auto":
                 self._profile, miss_share = look_ahead(setup, cast(Planning, planning), self._capacity(setup, feature_cache))
             if self._profile is not None:
                 sampler = self._profile
@@ -426,22 +450,38 @@ class Loader:
         return len(self._batcher)
 
     def __iter__(self) -> Iterator[MiniBatch]:
-        """Begin the next epoch (or go on in the one that :meth:`load_state_dict` restored)."""
+        """Return an iterator over the next epoch (or the rest of the one that :meth:`load_state_dict` restored).
+
+        The epoch begins with the first ``next()``: only then the iterator takes the epoch's number, memory, threads and the
+        features' caches.
+        """
+        self._check_open()
+        return EpochIterator(self._begin_epoch)
+
+    def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("the loader is closed")
-        epoch, start = self._next_epoch, self._next_start
-        run = self._strategy.prepare(epoch, start)
-        progress = Progress(epoch, start)
-        on_end = None if self._epochs is None else self._epochs.begin(self.stats)
-        try:
-            iterator = EpochIterator(run, self._stages, progress, len(self), self._prefetch, self, on_end)
-        except BaseException:
-            run.close()
-            raise
-        self._next_epoch, self._next_start = epoch + 1, 0
-        self._progress = progress
-        self._iterators.add(iterator)
-        return iterator
+        if os.getpid() != self._pid:
+            raise ClosedError("the loader belongs to the parent process: make one in this process")
+
+    def _begin_epoch(self) -> RunningEpoch:
+        """Begin the next epoch; BusyError and the like leave it the next one."""
+        self._check_open()  # before the lock, which another thread may have held at a fork
+        with self._beginning:  # of two iterators that begin at once each has an epoch of its own
+            self._check_open()
+            epoch, start = self._next_epoch, self._next_start
+            run = self._strategy.prepare(epoch, start)
+            progress = Progress(epoch, start)
+            on_end = None if self._epochs is None else self._epochs.begin(self.stats)
+            try:
+                running = RunningEpoch(run, self._stages, progress, len(self), self._prefetch, self, on_end)
+            except BaseException:
+                run.close()
+                raise
+            self._next_epoch, self._next_start = epoch + 1, 0
+            self._progress = progress
+            self._iterators.add(running)
+            return running
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next ``for`` loop run ``epoch``, from its first batch; without it epochs count up from 0."""
@@ -453,8 +493,8 @@ class Loader:
         """Return where training stands: the batch after the last one that was delivered.
 
         A loader with the same seeds and options goes on there after :meth:`load_state_dict`; its next ``for`` loop runs the
-        rest of the epoch. Batches that were only made ahead do not count. Of several iterators at once the last one begun is
-        meant.
+        rest of the epoch. Batches that were only made ahead do not count, nor does an iterator whose first batch was not asked
+        for. Of several iterators at once the last one begun is meant.
         """
         epoch, batch = self._progress.epoch, self._progress.batch
         if batch >= len(self) > 0:
@@ -510,7 +550,7 @@ class Loader:
         back; ``read`` is the part of ``gather`` that waits for extents. Stages run beside each other and beside the loop, so
         their seconds may add up to more than the clock's.
         """
-        depths = [iterator.depth for iterator in list(self._iterators)]
+        depths = [epoch.depth for epoch in list(self._iterators)]
         actual = None if self._epochs is None or self._epochs.last is None else self._epochs.last.to_dict()
         return {
             **self._stages.counts(),
@@ -536,8 +576,10 @@ class Loader:
         self._closed = True
         if os.getpid() != self._pid:
             return  # threads and run files are the parent's, who goes on with them
-        for iterator in list(self._iterators):
-            iterator.close()
+        with self._beginning:  # an epoch that is beginning is closed, too
+            running = list(self._iterators)
+        for epoch in running:
+            epoch.close()
         self._release_all()
         if self._epochs is not None:
             self._epochs.keep(self._g)

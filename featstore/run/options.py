@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from featstore.cache.base import Policy, StaticPolicy, get_policy
 from featstore.cache.planned import PlannedPolicy
 from featstore.config import Budget, check_at_least, parse_disk, parse_size
@@ -14,7 +16,20 @@ from featstore.plan.offline import Pack
 from featstore.run.strategies import STRATEGIES
 from featstore.run.strategy import Planning
 
-__all__ = ["BATCH_SIZE", "LABELS", "check_names", "check_pack", "check_policy", "check_strategy", "parse_planning", "parse_share"]
+__all__ = [
+    "BATCH_SIZE",
+    "LABELS",
+    "TAKEN_BY",
+    "check_flag",
+    "check_names",
+    "check_options",
+    "check_pack",
+    "check_policy",
+    "check_strategy",
+    "check_superbatch",
+    "parse_planning",
+    "parse_share",
+]
 
 
 class _Unasked(str):
@@ -23,6 +38,18 @@ class _Unasked(str):
 
 LABELS = _Unasked("y")
 BATCH_SIZE = 1000
+
+# The strategies that take an option; options that are not listed are taken by every strategy. None means: not given.
+TAKEN_BY: Mapping[str, tuple[str, ...]] = {
+    "policy": ("ondemand", "superbatch", "streamed", "packed"),
+    "superbatch": ("superbatch", "streamed", "packed", "auto"),
+    "overlap": ("superbatch",),
+    "disk": ("superbatch", "streamed", "packed", "auto"),
+    "run_dir": ("superbatch", "streamed", "auto"),
+    "pack": ("packed", "auto"),
+    "device_cache": ("packed", "auto"),
+    "epochs": ("auto",),
+}
 
 
 def check_names(what: str, names: Sequence[str], there: Mapping[str, Any]) -> tuple[str, ...]:
@@ -36,18 +63,45 @@ def check_names(what: str, names: Sequence[str], there: Mapping[str, Any]) -> tu
     return tuple(names)
 
 
-def check_strategy(strategy: str, *, sampler: object, seeds: object, pack: object, device_cache: object) -> None:
-    """Raise ValueError where a strategy, or ``"auto"``, is given what it cannot take, or not what it needs."""
-    is_auto = strategy == "auto"
-    if strategy not in STRATEGIES and not is_auto:
+def check_flag(name: str, value: object) -> None:
+    """Raise TypeError unless ``value`` is True or False."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name} must be True or False, not {value!r}")
+
+
+def check_options(strategy: str, given: Mapping[str, object]) -> None:
+    """Raise ValueError where an option was given that the strategy would ignore.
+
+    Parameters
+    ----------
+    strategy : str
+    given : mapping of str to object
+        Values of options that :data:`TAKEN_BY` lists; None: not given.
+    """
+    for name, value in given.items():
+        if value is not None and strategy not in TAKEN_BY[name]:
+            *others, last = [repr(each) for each in TAKEN_BY[name]]
+            those = f"{', '.join(others)} or {last}" if others else last
+            raise ValueError(f"{name}= goes with strategy={those}, not {strategy!r}")
+
+
+def check_strategy(strategy: str, *, sampler: object, seeds: object, is_packed_graph: bool, given: Mapping[str, object]) -> None:
+    """Raise ValueError where a strategy, or ``"auto"``, is given what it does not take, or not what it needs.
+
+    ``given`` is as for :func:`check_options`, with the pack of a PackedGraph.
+    """
+    if strategy not in STRATEGIES and strategy != "auto":
         raise ValueError(f"strategy must be one of {sorted([*STRATEGIES, 'auto'])}, not {strategy!r}")
-    if strategy == "packed" or (is_auto and pack is not None):
-        if sampler is not None or seeds is not None or pack is None:
+    if is_packed_graph and strategy != "packed":
+        raise ValueError(f"a PackedGraph goes with strategy='packed', not {strategy!r}: the others need its dataset")
+    check_options(strategy, given)
+    if strategy == "packed" or given["pack"] is not None:
+        if sampler is not None or seeds is not None or given["pack"] is None:
             raise ValueError("strategy 'packed' runs the samples of pack=, and takes no sampler and no seeds")
-    elif sampler is None or seeds is None or pack is not None:
-        raise ValueError(f"strategy {strategy!r} needs a sampler and seeds; pack= goes with strategy='packed'")
-    if device_cache is not None and strategy != "packed" and not (is_auto and pack is not None):
-        raise ValueError(f"device_cache= goes with strategy='packed', or 'auto' with pack=, not {strategy!r}")
+    elif sampler is None or seeds is None:
+        raise ValueError(f"strategy {strategy!r} needs a sampler and seeds{', or pack=' * (strategy == 'auto')}")
+    elif given["device_cache"] is not None:
+        raise ValueError("device_cache= goes with pack=: rows stay on the device for the batches of a pack")
 
 
 def check_pack(pack: Pack, batch_size: int | None, drop_last: bool) -> None:
@@ -89,14 +143,20 @@ def check_policy(strategy: str, policy: str | Policy | type[Policy] | None) -> P
     return chosen
 
 
+def check_superbatch(superbatch: int | str | None, policy: Policy) -> None:
+    """Raise ValueError where superbatches are asked for of a policy that plans nothing."""
+    if superbatch is not None and isinstance(policy, StaticPolicy):
+        raise ValueError(f"superbatch= goes with a planned policy: with policy {policy.name!r} the rows in memory never change")
+
+
 def parse_planning(
     graph: Any,
     row_bytes: int,
     strategy: str,
     policy: str | Policy | type[Policy] | None,
     *,
-    superbatch: int | str,
-    overlap: bool,
+    superbatch: int | str | None,
+    overlap: bool | None,
     disk: int | str | None,
     run_dir: str | os.PathLike[str] | None,
     is_auto: bool = False,
@@ -123,16 +183,18 @@ def parse_planning(
             raise ValueError(f"policy {chosen.name!r} plans ahead: use it with strategy='superbatch'")
         return None
     chosen = check_policy(strategy, policy)
+    if not is_auto:
+        check_superbatch(superbatch, chosen)
+    superbatch = "auto" if superbatch is None else superbatch
     if superbatch != "auto":
         if isinstance(superbatch, str):
             raise ValueError(f"superbatch must be a number of batches or 'auto', not {superbatch!r}")
         check_at_least("superbatch", superbatch, 1)
-        if isinstance(chosen, StaticPolicy) and not is_auto:
-            raise ValueError(
-                f"superbatch={superbatch} goes with a planned policy: with policy {chosen.name!r} the rows in memory never change"
-            )
     n_bytes = None if disk is None else parse_disk(disk, graph.num_nodes * row_bytes)
-    where = f"{graph.path}.runs" if run_dir is None else os.fspath(run_dir)
-    if not isinstance(overlap, bool):
-        raise TypeError(f"overlap must be True or False, not {overlap!r}")
-    return Planning(chosen, superbatch, n_bytes, where, overlap)
+    where = f"{graph.path}.runs" if run_dir is None else os.fsdecode(run_dir)
+    if not where:
+        raise ValueError("run_dir= is empty: name a directory, or leave it out")
+    overlap = True if overlap is None else overlap
+    check_flag("overlap", overlap)
+    where = os.path.abspath(where)  # whatever the working directory is later
+    return Planning(chosen, superbatch, n_bytes, where, bool(overlap))

@@ -117,7 +117,7 @@ def _check_packing(g: OutOfCoreGraph, options: argparse.Namespace) -> None:
     """Raise what the packing would raise about its options, before epochs are sampled for it."""
     store = g.features[options.feature]
     width = {options.feature: store.nbytes // max(1, len(store))}
-    asked: dict[str, Any] = {"superbatch": options.superbatch, "overlap": True, "disk": None, "run_dir": None}
+    asked: dict[str, Any] = {"superbatch": options.superbatch, "overlap": None, "disk": None, "run_dir": None}
     parse_planning(g, store.nbytes, "packed", options.policy, **asked)
     if g.num_nodes:
         cache_bytes(options.feature_cache, g.num_nodes, width, get_policy("belady"), g.budget, g.budget.available)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from featstore.errors import PluginError
 from featstore.sampling.batch import Block, SampledBatch, Sampler
 from featstore.sampling.neighbor import NeighborSampler
 
-__all__ = ["as_sampled", "checked_sampler", "has_own_seeds"]
+__all__ = ["adjacency_of", "as_sampled", "checked_sampler", "has_own_seeds"]
 
 
 def _ids(values: Any) -> torch.Tensor:
@@ -175,7 +176,7 @@ class _CheckedSampler:
     """Another's sampler, whose batches are brought into the library's form."""
 
     def __init__(self, sampler: Any, num_nodes: int) -> None:
-        self._sampler, self._num_nodes = sampler, num_nodes
+        self._sampler, self.num_nodes = sampler, num_nodes
         self._method = getattr(sampler, "sample", None)
         if hasattr(sampler, "fanouts"):  # from which the largest batch is reckoned
             self.fanouts = sampler.fanouts
@@ -183,7 +184,7 @@ class _CheckedSampler:
     def sample(self, seeds: torch.Tensor, epoch: int = 0, index: int = 0) -> SampledBatch:
         """Sample one batch and check it."""
         sample = self._sampler(seeds) if self._method is None else self._method(seeds, epoch=epoch, index=index)
-        return as_sampled(sample, self._num_nodes, epoch, index)
+        return as_sampled(sample, self.num_nodes, epoch, index)
 
 
 def has_own_seeds(sampler: Any) -> bool:
@@ -193,7 +194,33 @@ def has_own_seeds(sampler: Any) -> bool:
     return isinstance(sampler, Iterable) and not callable(getattr(sampler, "sample", sampler))
 
 
-def checked_sampler(sampler: Any, num_nodes: int) -> Sampler:
+def adjacency_of(graph: Any) -> dict[str, str]:
+    """Return the ids of the files that hold a graph's adjacency, by field."""
+    return {key: file_id for key, file_id in graph.identity().items() if key.startswith("edge/")}
+
+
+def _check_graph(sampler: Any, num_nodes: int, graph: Any) -> None:
+    """Raise ValueError where a sampler says that it is of another graph, or of another number of nodes."""
+    own: Any = getattr(sampler, "graph", None)
+    n_own = getattr(sampler if own is None else own, "num_nodes", None)
+    there, here = _named(own), _named(graph)
+    if isinstance(n_own, Integral) and n_own != num_nodes:
+        raise ValueError(f"the sampler samples {there} of {n_own} nodes, and the batches are for {here} of {num_nodes} nodes")
+    if graph is None or own is graph or not (hasattr(own, "identity") and hasattr(graph, "identity")):
+        return
+    if adjacency_of(own) != adjacency_of(graph):
+        replaced = ", which was replaced between the two openings" * (there == here)
+        raise ValueError(
+            f"the sampler samples {there}, and the batches are for {here}: the adjacency is another{replaced}; make the sampler "
+            "of the graph that its batches are for"
+        )
+
+
+def _named(graph: Any) -> str:
+    return str(getattr(graph, "path", "a graph"))
+
+
+def checked_sampler(sampler: Any, num_nodes: int, graph: Any = None) -> Sampler:
     """Return a sampler whose batches are checked ones: the library's own as it is.
 
     Parameters
@@ -201,16 +228,22 @@ def checked_sampler(sampler: Any, num_nodes: int) -> Sampler:
     sampler : object
         With ``sample(seeds, epoch=…, index=…)``, or a callable that is given the seeds; it may return any of the forms above.
     num_nodes : int
+    graph : OutOfCoreGraph, optional
+        Whose nodes are sampled.
 
     Raises
     ------
     TypeError
         It is neither, or an iterable of batches of its own.
+    ValueError
+        Its attribute ``graph`` has another adjacency than ``graph``, or it, or the sampler itself, another ``num_nodes``.
 
     Notes
     -----
-    Checking a batch takes about as long as sorting its ids.
+    Checking a batch takes about as long as sorting its ids. Graphs are compared by the ids of the files that hold the adjacency:
+    a dataset that was opened twice, and a copy of its directory, are one graph.
     """
+    _check_graph(sampler, num_nodes, graph)
     if type(sampler) is NeighborSampler or isinstance(sampler, _CheckedSampler):
         return sampler
     if has_own_seeds(sampler):

@@ -146,7 +146,8 @@ class NeighborSampler:
     Parameters
     ----------
     g : Graph
-        The graph; an open :class:`~featstore.OutOfCoreGraph`.
+        The graph; an open :class:`~featstore.OutOfCoreGraph`. A loader takes the sampler for this graph alone, or for the same
+        dataset opened again; samples then count in the budget of the one that is given here.
     fanouts : sequence of int
         Neighbours a node draws in each hop, the seeds' own first; -1 takes all.
     replace : bool
@@ -192,6 +193,11 @@ class NeighborSampler:
         self._idle: deque[_Scratch] = deque()
         self._all: deque[_Scratch] = deque()
         self._room = _LEAST_ROOM
+
+    @property
+    def graph(self) -> Graph:
+        """The graph that it samples from."""
+        return self._g
 
     def __repr__(self) -> str:
         return f"NeighborSampler(fanouts={list(self.fanouts)}, replace={self.replace}, seed={self.seed})"

@@ -118,7 +118,8 @@ class RunDirectory:
     Parameters
     ----------
     parent : path-like
-        Made if absent; directories that dead processes left in it are removed.
+        Made if absent; directories that dead processes left in it are removed. A relative path counts from the working directory
+        of now.
 
     Attributes
     ----------
@@ -126,7 +127,7 @@ class RunDirectory:
     """
 
     def __init__(self, parent: str | os.PathLike[str]) -> None:
-        base = os.fspath(parent)
+        base = os.path.abspath(os.fspath(parent))
         os.makedirs(base, exist_ok=True)
         _sweep(base)
         while True:

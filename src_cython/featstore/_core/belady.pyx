@@ -3,7 +3,7 @@
 Trace positions are numbered. A backward pass gives each access the position of its row's next one. "In the cache until its next
 use" is then one bit a future position: a hit test reads the next bit in order, and eviction clears set bits from the far end. A
 third pass turns the bits, which by then say which rows are really used again, into slots; so a row is admitted only if it will
-be hit, and leaves at its last hit. Belady 1966; at batch granularity Ginex (VLDB 2022), section 4.3.
+be hit, and leaves at its last hit. Belady 1966; at batch granularity Ginex (VLDB 2022), section 3.4.
 
 The inner loops hold no branch that depends on the data: what is used "never", or too far ahead to stay, goes to a position
 behind the last, whose bit is cleared after each batch.
