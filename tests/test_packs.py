@@ -221,11 +221,9 @@ def test_training_on_a_copy_without_its_dataset(data: Path, tmp_path: Path, caps
         assert text in fails(capsys, *train, *wrong), wrong
     before = sorted(path.relative_to(there) for path in there.rglob("*"))
     assert not [path for path in before if "partial" in str(path)]
-    for path in there.glob("data-*"):
-        path.unlink()
-    error = fails(capsys, *train)
-    assert "labels: the pack has no 'y'; it has []" in error
-    assert "--add-layout --labels y" in error
+    (labels,) = there.glob("data-*")
+    labels.unlink()
+    assert f"{labels}: no such file or directory" in fails(capsys, *train)
     (tmp_path / "elsewhere").rename(data)
     run(capsys, "pack", data, there, "--add-layout", "--labels", "y", "--feature-cache", "0.2")
     assert run(capsys, *train)["losses"] == want["losses"]
@@ -291,9 +289,8 @@ def test_loaders_are_not_asked_for_other_batches(data: Path, tmp_path: Path) -> 
                 featstore.Loader(g, pack=pack, batch_size=1000, **options)
             with pytest.raises(ValueError, match="drop_last=True"):
                 featstore.Loader(g, pack=pack, drop_last=True, **options)
-            featstore.Loader(g, pack=pack, batch_size=100, **options).close()
-        for path in (tmp_path / "p").glob("data-*"):
-            path.unlink()
+            featstore.Loader(g, pack=pack, batch_size=100, labels=None, **options).close()
+        assert not list((tmp_path / "p").glob("data-*"))
         with featstore.PackedGraph(tmp_path / "p", memory="64MB") as there:
             with pytest.raises(ValueError, match="labels: the graph has no 'y'"):
                 featstore.Loader(there, strategy="packed", labels="y")

@@ -29,7 +29,7 @@ from featstore.plan.layout import (
     extent_map,
     layout_bytes,
 )
-from featstore.plan.nodedata import NodeData, carry, is_carried
+from featstore.plan.nodedata import Carrier, NodeData, is_carried
 from featstore.plan.offline import Pack, read_record, write_record
 from featstore.plan.packing import fill_extents
 from featstore.plan.segments import Stored
@@ -113,7 +113,8 @@ def make_layout(
         Not enough memory.
     OSError
         The disk, or ``disk``, is full, or failed; the pack and the dataset are as they were, and what an earlier maker of this
-        layout had left is removed. ENOSPC also where the layout that is there takes more than ``disk``.
+        layout had left is removed. Only where the last step failed, which names ``node_data`` in the pack's record, the layout is
+        there. ENOSPC also where the layout that is there takes more than ``disk``.
 
     References
     ----------
@@ -130,18 +131,15 @@ def make_layout(
         if os.path.exists(target):  # others made it meanwhile
             check_disk(target, disk)
             return False
-        accounts, written = DiskBudget(disk, "the layout", target), []
+        accounts = DiskBudget(disk, "the layout", target)
         ordered = {name: sources[name] for name in sorted(sources)}  # the same files in every order of the features
-        try:
+        with Carrier(pack, accounts) as carrier:
             for data in node_data:
                 if not is_carried(pack, data):
-                    written.append(carry(pack, data, accounts))
+                    carrier.write(data)
             job = _Job(pack, options, policy, scores_of, ordered, reader, budget, accounts, progress, target + PARTIAL)
             _make_whole(job, target)
-        except BaseException:
-            for path in written:
-                os.unlink(path)
-            raise
+            carrier.commit()
     return True
 
 
@@ -157,9 +155,11 @@ def _carry_where_possible(pack: Pack, node_data: Sequence[NodeData], target: str
         pack.check_in_place()
         accounts = DiskBudget(disk, "the layout and what copies of the pack have besides", pack.path)
         accounts.take(layout_bytes(target), target)
-        for data in node_data:
-            if not is_carried(pack, data):
-                carry(pack, data, accounts)
+        with Carrier(pack, accounts) as carrier:
+            for data in node_data:
+                if not is_carried(pack, data):
+                    carrier.write(data)
+            carrier.commit()
 
 
 def _locked(pack: Pack, progress: bool) -> FileLock:

@@ -16,7 +16,7 @@ from featstore.graph.dataset import OutOfCoreGraph
 from featstore.plan.layout import PREFIX as LAYOUT
 from featstore.plan.layout import Layout, LayoutOptions, find_layouts, unfinished_bytes
 from featstore.plan.nodedata import PREFIX as NODE_DATA
-from featstore.plan.nodedata import carried
+from featstore.plan.nodedata import named
 from featstore.plan.offline import RECORD, SAMPLES, Pack, sample_offline
 from featstore.run.loader import Loader
 from featstore.run.options import parse_planning
@@ -218,7 +218,7 @@ def pack_dataset(
                 }
                 for each in find_layouts(pack)
             ],
-            "node_data": sorted(carried(pack)),
+            "node_data": sorted(named(pack)),
             "disk_bytes": _size_of(target),
             "unfinished_bytes": unfinished_bytes(pack),
             "sample_s": round(sampled_s, 3),
@@ -282,5 +282,6 @@ def advice_on_damage(error: BaseException) -> str:
     if name.startswith(LAYOUT):
         return f"; remove {os.path.join(path, name)}, and featstore pack DATASET {path} --add-layout makes it anew"
     if name.startswith(NODE_DATA):
-        return f"; remove this file, and featstore pack DATASET {path} --add-layout writes it anew"
+        first = "remove this file, and " if os.path.lexists(found) else ""
+        return f"; {first}featstore pack DATASET {path} --add-layout writes it anew"
     return f"; take another copy of the pack, or sample anew: featstore pack DATASET {path} --overwrite"
