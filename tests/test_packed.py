@@ -185,7 +185,7 @@ def test_any_width_dtype_and_budget(tmp_path_factory: pytest.TempPathFactory, da
             if options["policy"] == "belady":
                 options["superbatch"] = data.draw(st.integers(1, 9))
             if options["feature_cache"] == 1:
-                options["feature_cache"] = 4 * len(raw) + 8 + raw.shape[1]  # one row
+                options["feature_cache"] = f"{4 * len(raw) + 8 + raw.shape[1]}B"  # one row
             try:
                 with featstore.Loader(tight, strategy="packed", pack=pack, labels=None, **options) as loader:
                     seen = {batch.index: batch.x.clone().view(torch.uint8).reshape(len(batch.x), -1) for batch in loader}

@@ -154,7 +154,7 @@ def test_packing_for_a_device(data: Path, tmp_path: Path, capsys: pytest.Capture
     assert "no such layout" in missing
     assert "--add-layout --policy belady --device-cache 0.2" in missing
     before = sum_of(pack)
-    for wrong, text in (("1.5", "must lie in (0, 1]"), (10, "one row takes 96 bytes, not 10")):
+    for wrong, text in (("1.5", "must lie in (0, 1]"), ("10B", "one row takes 96 bytes, not 10")):
         assert text in fails(capsys, "pack", data, pack, "--add-layout", "--device-cache", wrong)
     assert sum_of(pack) == before
 

@@ -313,7 +313,7 @@ def test_a_device_tier_is_counted(dataset: Path, pack: Path, tmp_path: Path) -> 
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
         with pytest.raises(ValueError, match="device_cache= goes with strategy='packed'"):
             featstore.Loader(g, sampler, g.node_data["train_idx"], device_cache=0.1)
-        for size, error in ((1.5, ValueError), ("fast", ValueError), (10, featstore.BudgetError)):
+        for size, error in ((1.5, ValueError), ("fast", ValueError), ("10B", featstore.BudgetError)):
             with pytest.raises(error):
                 featstore.Loader(g, strategy="packed", pack=mine, feature_cache=0.1, device_cache=size, features=["x", "z"])
         options: dict[str, Any] = {"strategy": "packed", "pack": mine, "feature_cache": 0, "features": ["x", "z"], **STATIC}

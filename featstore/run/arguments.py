@@ -14,7 +14,7 @@ import torch
 from tqdm import tqdm
 
 from featstore.cache.base import StaticPolicy, available_policies, get_policy
-from featstore.config import parse_disk, parse_size
+from featstore.config import parse_cache_size, parse_disk, parse_size
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.plan.offline import Pack
 from featstore.plan.packgraph import PackedGraph
@@ -63,13 +63,18 @@ def disk_size(text: str) -> int | str:
     return text if text.strip().lower().endswith("x") else size(text)
 
 
-def _share_or_size(text: str) -> int | float:
+def _share_or_size(text: str) -> float | str:
+    """Check the size of a cache, whose unit stays; on a command line 0.1 is a share, as the float is in Python."""
     if "." in text and text.replace(".", "", 1).isdigit():
         return float(text)
-    return size(text)
+    try:
+        found = parse_cache_size(text, of="what is cached")
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return found if isinstance(found, float) else text
 
 
-def _share_size_or_auto(text: str) -> int | float | str:
+def _share_size_or_auto(text: str) -> float | str:
     return text if text == "auto" else _share_or_size(text)
 
 
@@ -131,7 +136,7 @@ def add_sampling(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *, m
             "--neighbor-cache",
             type=_share_or_size,
             metavar="SIZE",
-            help="cache of neighbour lists: bytes, or a share of the memory (0.125)",
+            help="cache of neighbour lists: bytes (1GiB), or a share of the memory (0.125, 12.5%%)",
         ),
     ]
     if max_batches:
@@ -152,13 +157,13 @@ def add_packing(parser: argparse.ArgumentParser) -> None:
         type=_share_or_size,
         default=0.1,
         metavar="SIZE",
-        help="rows in memory: bytes, or a share (default: 0.1)",
+        help="rows in memory: bytes (1GiB), or a share (10%%, 0.1; default: 0.1)",
     )
     parser.add_argument(
         "--device-cache",
         type=_share_or_size,
         metavar="SIZE",
-        help="hottest rows, which will stay on the training device: bytes, or a share (default: none)",
+        help="hottest rows, which will stay on the training device: bytes (1GiB), or a share (10%%; default: none)",
     )
     parser.add_argument(
         "--superbatch", type=_positive_or_auto, default="auto", metavar="N", help="batches that belady plans at once"
@@ -188,7 +193,7 @@ def add_training(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--policy", help=f"policy of the feature cache, none or one of {', '.join(available_policies())}")
     parser.add_argument(
-        "--feature-cache", type=_share_size_or_auto, metavar="SIZE", help="bytes, a share of the rows (0.1), or auto"
+        "--feature-cache", type=_share_size_or_auto, metavar="SIZE", help="bytes (1GiB), a share of the rows (10%%, 0.1), or auto"
     )
     parser.add_argument("--prefetch", type=int, default=2, help="batches made ahead (default: 2)")
     parser.add_argument("--pack", metavar="PACK", help="train on the samples of a pack, in its batches (--strategy packed, auto)")
@@ -197,7 +202,7 @@ def add_training(parser: argparse.ArgumentParser) -> None:
         "--device-cache",
         type=_share_or_size,
         metavar="SIZE",
-        help="rows of a pack that stay on the device: bytes, or a share of the rows (with --pack)",
+        help="rows of a pack that stay on the device: bytes (1GiB), or a share of the rows (10%%; with --pack)",
     )
     ahead = parser.add_argument_group("looking ahead (--strategy superbatch, streamed)")
     ahead.add_argument("--superbatch", type=_positive_or_auto, metavar="N", help="batches a superbatch (default: auto)")
@@ -256,7 +261,7 @@ def make_sampler(graph: OutOfCoreGraph, options: argparse.Namespace) -> Neighbor
             raise ValueError(f"--neighbor-cache as a share of the memory must lie between 0 and 1, not {wanted}")
         wanted = int(wanted * graph.budget.total)
     if wanted is not None:
-        graph.cache_neighbors(min(wanted, graph.budget.available))
+        graph.cache_neighbors(f"{min(parse_size(wanted), graph.budget.available)}B")
     return NeighborSampler(graph, options.fanouts, seed=options.seed)
 
 

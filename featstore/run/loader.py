@@ -18,7 +18,7 @@ import torch
 from featstore.cache.base import Policy, get_policy
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
-from featstore.config import Budget, Reservation, check_at_least
+from featstore.config import Budget, Reservation, check_at_least, parse_cache_size
 from featstore.errors import BudgetError, ClosedError
 from featstore.partition.batcher import RandomBatcher, check_seeds
 from featstore.plan.offline import Pack
@@ -90,9 +90,9 @@ class Loader:
         budget. By default what the graph has left. The size of a sample is known once it is drawn: one a thread may lie beyond
         the share until it is counted or dropped, never beyond the graph's budget.
     feature_cache : int, str, float or "auto", optional
-        Make a host cache for the features, as ``g.cache`` does: bytes (``"1GiB"``; 0: none), or a share of the rows as a float
-        (``0.1``), the same rows for all features; ``"auto"`` (the default where ``policy`` is given): what batches leave of the
-        memory.
+        Make a host cache for the features, as ``g.cache`` does: bytes (``"1GiB"``; 0: none), or a share of the rows (``"10%"`` or
+        ``0.1``), the same rows for all features; ``"auto"`` (the default where ``policy`` is given): what batches leave of the
+        memory. A number below 4,096 without a unit is refused.
     superbatch : int or "auto"
         Batches a superbatch; by default as many as the disk and an eighth of the memory allow, 200 at most. Not with a static
         policy, which plans nothing.
@@ -129,7 +129,7 @@ class Loader:
     device_cache : int, str or float, optional
         For ``"packed"``, and ``"auto"`` with a pack: the rows that most batches need, or that a static ``policy`` scores highest,
         stay on ``device``, and the others alone cross to it: bytes for all features together (``"8GiB"``), or a share of the
-        rows. The host's cache has the next ones. With ``device="cpu"`` they are counted in the budget.
+        rows (``"10%"`` or ``0.1``). The host's cache has the next ones. With ``device="cpu"`` they are counted in the budget.
     drop_last : bool
         Leave out a last batch that is not full.
 
@@ -186,6 +186,10 @@ class Loader:
         if is_auto and (isinstance(g, PackedGraph) or policy is not None or not overlap):
             raise ValueError("strategy 'auto' takes a dataset, chooses the policy itself, and overlaps")
         check_at_least("epochs", epochs, 1)
+        if feature_cache is not None and feature_cache != "auto":
+            feature_cache = parse_cache_size(feature_cache, "feature_cache")
+        if device_cache is not None:
+            device_cache = parse_cache_size(device_cache, "device_cache")
         if threads is None:
             threads = g.options.threads
         check_at_least("threads", threads, 1)

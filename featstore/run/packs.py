@@ -87,7 +87,7 @@ def check_layout(
     policy: str,
     dataset: str,
     n_device: int | None = None,
-    device_cache: int | float | None = None,
+    device_cache: float | str | None = None,
 ) -> None:
     """Raise ValueError, which says what to do, unless the pack has exactly one layout of these features and this policy.
 

@@ -199,7 +199,7 @@ class OnDemand:
     def make_caches(self, sizes: Mapping[str, int], policy: str | Policy | type[Policy], counts: Given) -> None:
         """See :class:`Strategy`."""
         for name, n_bytes in sizes.items():
-            self._setup.graph.cache(name, budget=n_bytes, policy=policy, counts=counts)
+            self._setup.graph.cache(name, budget=f"{n_bytes}B", policy=policy, counts=counts)
 
     def prepare(self, epoch: int, start: int) -> EpochRun:
         """Begin ``epoch``; nothing is done ahead."""
