@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from featstore.cache.base import StaticPolicy, available_policies, get_policy
 from featstore.config import parse_cache_size, parse_disk, parse_size
+from featstore.gather.device import check_device
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.plan.offline import Pack
 from featstore.plan.packgraph import PackedGraph
@@ -80,9 +81,9 @@ def _share_size_or_auto(text: str) -> float | str:
 
 def _device(text: str) -> str:
     try:
-        torch.empty(0, device=text)
-    except (RuntimeError, AssertionError) as error:
-        raise argparse.ArgumentTypeError(f"no device {text!r}: {str(error).splitlines()[0]}") from None
+        check_device(text)
+    except (RuntimeError, ValueError) as error:
+        raise argparse.ArgumentTypeError(str(error).replace("device='cpu'", "--device cpu")) from None
     return text
 
 

@@ -20,6 +20,7 @@ from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
 from featstore.config import Budget, Reservation, check_at_least, parse_cache_size
 from featstore.errors import BudgetError, ClosedError
+from featstore.gather.device import check_device
 from featstore.partition.batcher import RandomBatcher, check_seeds
 from featstore.plan.offline import Pack
 from featstore.plan.packgraph import PackedGraph
@@ -125,7 +126,8 @@ class Loader:
         A new order of the seeds each epoch, a function of ``seed`` and the epoch.
     seed : int
     device : str or torch.device
-        Where batches are delivered: to others than the CPU by a thread of its own, while the next batch is gathered.
+        Where batches are delivered: to others than the CPU by a thread of its own, while the next batch is gathered. RuntimeError
+        where it is not available.
     device_cache : int, str or float, optional
         For ``"packed"``, and ``"auto"`` with a pack: the rows that most batches need, or that a static ``policy`` scores highest,
         stay on ``device``, and the others alone cross to it: bytes for all features together (``"8GiB"``), or a share of the
@@ -204,7 +206,7 @@ class Loader:
         self._g = cast(Any, g)
         self._features = check_names("features", [features] if isinstance(features, str) else features, g.features)
         self._labels = None if labels is None else check_names("labels", [labels], g.node_data)[0]
-        self._device = torch.device(device)
+        self._device = check_device(device)
         self._threads = threads
         self._prefetch = prefetch
         self._row_bytes = {name: _row_bytes(g.features[name]) for name in self._features}

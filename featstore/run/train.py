@@ -12,6 +12,7 @@ import torch
 from tqdm import tqdm
 
 from featstore.config import format_size
+from featstore.gather.device import check_device
 from featstore.plan.packgraph import PackedGraph
 from featstore.run.batch import MiniBatch
 from featstore.run.loader import Loader
@@ -185,6 +186,8 @@ def train(
     show = sys.stderr.isatty() if progress is None else progress
     is_pack = isinstance(g, PackedGraph)
     check_fields(g, feature, labels)
+    options = dict(loader_options or {})
+    device = check_device(options.get("device", "cpu"))
     store = g.features[feature]
     if store.ndim != 2:
         raise ValueError(f"feature {feature!r} has shape {tuple(store.shape)}; GraphSAGE wants one row of numbers a node")
@@ -193,8 +196,7 @@ def train(
         raise ValueError(no_seeds(seeds["train"], g.node_data))
     n_classes = int(g.node_data[labels].max()) + 1
     torch.manual_seed(seed)
-    options = dict(loader_options or {})
-    model = GraphSAGE(store.shape[1], hidden, n_classes, n_layers, dropout).to(options.get("device", "cpu"))
+    model = GraphSAGE(store.shape[1], hidden, n_classes, n_layers, dropout).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=lr, weight_decay=weight_decay)
     common: dict[str, Any] = {"batch_size": batch_size, "features": [feature], "labels": labels, "seed": seed}
     # The training loader makes the cache; evaluation reads through it, on demand.
