@@ -23,7 +23,7 @@ from featstore.run.options import check_policy
 from featstore.run.packs import check_given, check_layout, is_pack, open_pack
 from featstore.run.precache import device_rows
 from featstore.run.strategies import STRATEGIES
-from featstore.run.train import Epoch, TrainResult, check_fields, describe_epoch, train
+from featstore.run.train import SPLITS, Epoch, TrainResult, check_fields, describe_epoch, train, unknown_splits
 from featstore.sampling.neighbor import NeighborSampler
 
 __all__ = [
@@ -338,6 +338,7 @@ def train_as_asked(path: str | os.PathLike[str], options: argparse.Namespace, *,
         if options.pack is not None:
             loader_options["pack"] = _checked_pack(stack, graph, options)
         sampler = None if isinstance(graph, PackedGraph) else make_sampler(graph, options)
+        _say_unused_splits(graph)
         if options.device.startswith("cuda"):
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it deterministic products are refused there
         torch.use_deterministic_algorithms(True)
@@ -384,6 +385,15 @@ def _checked_pack(stack: ExitStack, graph: OutOfCoreGraph | PackedGraph, options
         policy = check_policy("packed", options.policy).name
         check_layout(pack, [options.feature], policy, dataset, n_device, wanted)
     return pack
+
+
+def _say_unused_splits(graph: OutOfCoreGraph | PackedGraph) -> None:
+    """Print a line about node data that looks like a split and has no name of one: nothing is trained or measured on it."""
+    unused = unknown_splits(graph.node_data)
+    if unused:
+        names = "; ".join(f"{split}: {', '.join(names)}" for split, names in SPLITS.items())
+        text = f"featstore: node data not used as a split: {', '.join(unused)}. Names of splits are {names}"
+        print(text, file=sys.stderr, flush=True)
 
 
 def _say(epoch: Epoch) -> None:

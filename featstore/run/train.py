@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph
 
 __all__ = [
+    "SPLITS",
     "Epoch",
     "TrainResult",
     "check_fields",
@@ -33,9 +34,15 @@ __all__ = [
     "split_seeds",
     "stage_table",
     "train",
+    "unknown_splits",
 ]
 
-SPLITS = ("train", "val", "test")
+# The names that node data of a split may have; the first one that is there counts. OGB says valid.
+SPLITS = {
+    "train": ("train_idx", "train_mask"),
+    "val": ("val_idx", "valid_idx", "val_mask", "valid_mask"),
+    "test": ("test_idx", "test_mask"),
+}
 N_LOSSES = 50
 
 
@@ -72,8 +79,8 @@ class TrainResult:
 
 
 def split_seeds(g: OutOfCoreGraph, split: str, labels: str) -> torch.Tensor | None:
-    """Return the labelled nodes of a split from node data ``<split>_idx`` or ``<split>_mask``; None where neither is there."""
-    for name in (f"{split}_idx", f"{split}_mask"):
+    """Return the labelled nodes of a split, from the first of its names in :data:`SPLITS`; None where there is none of them."""
+    for name in SPLITS.get(split, ()):
         if name in g.node_data:
             chosen = g.node_data[name]
             ids = (
@@ -81,6 +88,12 @@ def split_seeds(g: OutOfCoreGraph, split: str, labels: str) -> torch.Tensor | No
             )
             return ids[g.node_data[labels][ids] >= 0]
     return None
+
+
+def unknown_splits(names: Iterable[str]) -> list[str]:
+    """Return the names that end as a split's do, ``_idx`` or ``_mask``, and are no split's."""
+    known = {name for names in SPLITS.values() for name in names}
+    return sorted(name for name in names if name.endswith(("_idx", "_mask")) and name not in known)
 
 
 def no_seeds(seeds: torch.Tensor | None, there: Iterable[str]) -> str:
@@ -141,9 +154,10 @@ def train(
     Parameters
     ----------
     g : OutOfCoreGraph or PackedGraph
-        With features (float, one row of numbers a node), integer labels (negative: none), and node data ``train_idx`` or
-        ``train_mask``; likewise ``val`` and ``test``, which may be missing. A pack in place of its dataset trains in its own
-        batches, with the labels that it carries; accuracy is not measured, for which nodes would have to be sampled.
+        With features (float, one row of numbers a node), integer labels (negative: none), and node data ``train_idx`` (ids) or
+        ``train_mask``; likewise ``val`` (or ``valid``) and ``test``, which may be missing: :data:`SPLITS`. A pack in place of its
+        dataset trains in its own batches, with the labels that it carries; accuracy is not measured, for which nodes would have
+        to be sampled.
     sampler : Sampler or None
         None with a PackedGraph.
     n_layers : int
