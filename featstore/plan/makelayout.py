@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from featstore.cache.base import Policy
-from featstore.config import Budget, Reservation
+from featstore.config import Budget, Reservation, format_size
 from featstore.errors import BusyError, CorruptionError, FormatError
 from featstore.graph.progress import Progress, note
 from featstore.plan.layout import (
@@ -39,7 +39,7 @@ from featstore.storage.lock import WRITER_LOCK, FileLock
 from featstore.storage.ordered import piece_layout
 from featstore.storage.reader import Reader
 from featstore.storage.rundir import DiskBudget
-from featstore.storage.writer import fsync_directory
+from featstore.storage.writer import free_bytes, fsync_directory
 
 __all__ = ["layout_sizes", "make_layout"]
 
@@ -236,6 +236,7 @@ def _make(job: _Job) -> None:
         write_record(os.path.join(folder, BEGUN), BEGUN, _origin(job), disk)
     tables = TierTables(folder, pack, len(job.sources))
     try:
+        _check_drive(job, tables)
         record = {
             "format": 1,
             "policy": options.policy,
@@ -250,6 +251,25 @@ def _make(job: _Job) -> None:
         write_record(os.path.join(folder, "layout"), "layout", record, disk)
     finally:
         tables.close()
+
+
+def _check_drive(job: _Job, tables: TierTables) -> None:
+    """Raise OSError (ENOSPC) before anything is copied where the drive has no room for the files that are not whole yet."""
+    needed = 0
+    names = os.listdir(job.folder)
+    for number, source in enumerate(job.sources.values()):
+        if f"done.{number}" not in names:
+            extents = FeatureExtents(tables, number, source.file.row_bytes).extents
+            mine = [os.path.join(job.folder, name) for name in names if name.startswith(f"extents.{number}.")]
+            there = 512 * sum(os.stat(path).st_blocks for path in mine)  # of an earlier maker
+            needed += max(0, extents.disk_bytes + extents.progress_bytes - there)
+    free = free_bytes(job.folder)
+    if free is not None and needed > free:
+        raise OSError(
+            errno.ENOSPC,
+            f"{os.strerror(errno.ENOSPC)}: the layout takes {format_size(needed)} more, and {format_size(free)} are free",
+            job.folder,
+        )
 
 
 def layout_sizes(options: LayoutOptions, widths: Sequence[int], budget: Budget) -> Sizes:
