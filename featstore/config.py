@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
-from numbers import Integral
+from numbers import Integral, Real
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, cast, get_args
@@ -27,6 +27,7 @@ __all__ = [
     "available_memory",
     "check_at_least",
     "format_size",
+    "parse_cache_size",
     "parse_disk",
     "parse_size",
 ]
@@ -35,6 +36,9 @@ Backend = Literal["auto", "io_uring", "pread"]
 Verify = Literal["always", "open", "off"]
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+_PERCENT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
+_NUMBER = re.compile(r"\s*\d+(?:\.\d+)?\s*")
+_LEAST_WITHOUT_UNIT = 4096  # bytes: fewer are no cache that anybody wants, but a share or a unit that was forgotten
 _MULTIPLE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*x\s*", re.IGNORECASE)
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?\s*", re.IGNORECASE)
 
@@ -68,6 +72,47 @@ def parse_size(size: int | str) -> int:
     if match is None or match[2].upper() not in _UNITS:
         raise ValueError(f"not a size: {size!r}; write a number of bytes or a number with KB, MB, GB, KiB, MiB, GiB …")
     return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def parse_cache_size(size: Any, name: str = "", of: str = "the rows") -> int | float:
+    """Return the size of a cache: bytes as an int, or a share as a float in (0, 1].
+
+    Parameters
+    ----------
+    size : int, float or str
+        A share as a float (``0.1``) or in percent (``"10%"``); bytes as an int, or as text that :func:`parse_size` takes. 0: no
+        cache.
+    name, of : str
+        The argument, and what a share is one of, for messages.
+
+    Raises
+    ------
+    ValueError
+        No size, a share beyond 0 … 1, or a number below 4,096 without a unit, which is no cache; says what was probably meant.
+    TypeError
+        No number and no text.
+    """
+    percent = _PERCENT.fullmatch(size) if isinstance(size, str) else None
+    if percent is not None or (isinstance(size, Real) and not isinstance(size, Integral)):
+        share = float(percent[1]) / 100 if percent is not None else float(size)
+        if share == 0:
+            return 0
+        if not 0 < share <= 1:
+            what = f"{name} as a share" if name else "a share"
+            raise ValueError(f"{what} of {of} must lie in (0, 1], not {size}; bytes are an int or '1GiB'")
+        return share
+    n_bytes = parse_size(size)
+    has_unit = isinstance(size, str) and not _NUMBER.fullmatch(size)
+    number = n_bytes if has_unit else float(size)
+    if not has_unit and 0 < number < _LEAST_WITHOUT_UNIT:
+        shown = f"{name}={size!r}" if name else repr(size)
+        percents, bytes_ = f"'{100 * number if number <= 1 else number:g}%'", f"'{number:g}MiB'"
+        meant = percents if number <= 1 else f"{percents} or {bytes_}" if number <= 100 else bytes_
+        raise ValueError(
+            f"{shown} has no unit and would be a cache of {n_bytes} bytes: probably {meant} is meant; write a share of {of} as "
+            f"'10%' or as a float, bytes with a unit ('{n_bytes}B')"
+        )
+    return n_bytes
 
 
 def parse_disk(size: int | str, features_bytes: int) -> int:

@@ -69,7 +69,7 @@ def store(request: pytest.FixtureRequest, dataset: Path) -> Any:
         elif request.param == "lru":
             g.cache("x", budget="6KB", policy="lru")
         elif request.param == "one row":
-            g.cache("x", budget=4 * N + 80, policy="sieve")
+            g.cache("x", budget=f"{4 * N + 80}B", policy="sieve")
         yield g.features["x"]
 
 

@@ -111,7 +111,7 @@ def test_wrong_caches_are_refused_and_leave_none(small: SimpleNamespace) -> None
             (lambda: g.cache("x", "10KB", "nonesuch"), ValueError, "nonesuch"),
             (lambda: g.cache("x", "10KB", 3), TypeError, "policy"),
             (lambda: g.cache("x", "many"), ValueError, "not a size"),
-            (lambda: g.cache("x", 4000), BudgetError, "one row"),
+            (lambda: g.cache("x", "4000B"), BudgetError, "one row"),
             (lambda: g.cache("x", "10KB", "frequency"), ValueError, "the policy needs counts: pass counts="),
             (lambda: g.cache("x", "10KB", "frequency", counts=np.zeros(3)), ValueError, "counts must have shape"),
             (lambda: g.cache("x", "10KB", Wrong), PluginError, "Wrong"),
@@ -122,7 +122,7 @@ def test_wrong_caches_are_refused_and_leave_none(small: SimpleNamespace) -> None
             (lambda: g.cache_neighbors("16KiB", Raises), PluginError, "no idea"),
             (lambda: g.cache_neighbors("16KiB", Text), PluginError, "real numbers"),
             (lambda: g.cache_neighbors("16KiB", "frequency"), ValueError, "pass counts="),
-            (lambda: g.cache_neighbors(100), BudgetError, "at least"),
+            (lambda: g.cache_neighbors("100B"), BudgetError, "at least"),
         ):
             with pytest.raises(error, match=match):
                 call()

@@ -371,6 +371,8 @@ def test_a_child_after_fork_leaves_the_parents_locks(runtime: Runtime) -> None:
 
 def test_a_loader_for_cuda_locks_its_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: SimpleNamespace(device=torch.device("cuda", device.index or 3)))
     g = graph()
     g.pool.page_lock = asked.append

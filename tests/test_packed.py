@@ -19,6 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import featstore
+from featstore.plan.nodedata import named
+from featstore.plan.offline import read_record, write_record
 from featstore.plan.simulate import simulate
 from featstore.plan.trace import Trace
 from featstore.testing.faults import random_flips, run_in_child, sweep
@@ -183,7 +185,7 @@ def test_any_width_dtype_and_budget(tmp_path_factory: pytest.TempPathFactory, da
             if options["policy"] == "belady":
                 options["superbatch"] = data.draw(st.integers(1, 9))
             if options["feature_cache"] == 1:
-                options["feature_cache"] = 4 * len(raw) + 8 + raw.shape[1]  # one row
+                options["feature_cache"] = f"{4 * len(raw) + 8 + raw.shape[1]}B"  # one row
             try:
                 with featstore.Loader(tight, strategy="packed", pack=pack, labels=None, **options) as loader:
                     seen = {batch.index: batch.x.clone().view(torch.uint8).reshape(len(batch.x), -1) for batch in loader}
@@ -195,11 +197,11 @@ def test_any_width_dtype_and_budget(tmp_path_factory: pytest.TempPathFactory, da
 
 
 def copied(pack: Path, tmp_path: Path) -> Path:
-    """A copy of the pack's samples elsewhere, without its layouts."""
+    """A copy of the pack's samples elsewhere, without its layouts and the labels that were brought with them."""
     target = tmp_path / "copy"
     target.mkdir(parents=True)
-    for name in ("pack", "samples"):
-        shutil.copy(pack / name, target / name)
+    shutil.copy(pack / "samples", target / "samples")
+    write_record(str(target / "pack"), "pack", {**read_record(str(pack / "pack"), "pack"), "node_data": {}})
     return target
 
 
@@ -283,10 +285,13 @@ def _failing(folder: str, dataset: str, policy: str, disk: str | None) -> None:
             with fault:
                 try:
                     run(Path(dataset), mine, feature_cache=0.01, epochs=0, policy=policy, disk=disk)
-                    for path in mine.glob("data-*"):
-                        path.unlink()
                 except OSError:
                     assert fault.fired
+            with featstore.Pack(mine) as opened:
+                data = [mine / entry["file"] for entry in named(opened).values()]
+            assert sorted(mine.glob("data-*")) == [path for path in data if path.exists()]
+            for path in data:  # without the record, as the next fault shall find it
+                path.unlink(missing_ok=True)
             for path in mine.glob("layout-*"):
                 assert not path.name.endswith(".partial")
                 shutil.rmtree(path)

@@ -131,7 +131,7 @@ def test_a_device_cache_in_training(data: Path, tmp_path: Path, capsys: pytest.C
     assert "--device-cache goes with --pack" in fails(capsys, "train", data, "--device-cache", "0.1")
     with pytest.raises(SystemExit):
         main(["train", str(data), "--device", "abacus"])
-    assert "no device 'abacus'" in capsys.readouterr().err
+    assert "device='abacus' is no device" in capsys.readouterr().err
 
 
 def test_packing_for_a_device(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,7 +154,7 @@ def test_packing_for_a_device(data: Path, tmp_path: Path, capsys: pytest.Capture
     assert "no such layout" in missing
     assert "--add-layout --policy belady --device-cache 0.2" in missing
     before = sum_of(pack)
-    for wrong, text in (("1.5", "must lie in (0, 1]"), (10, "one row takes 96 bytes, not 10")):
+    for wrong, text in (("1.5", "must lie in (0, 1]"), ("10B", "one row takes 96 bytes, not 10")):
         assert text in fails(capsys, "pack", data, pack, "--add-layout", "--device-cache", wrong)
     assert sum_of(pack) == before
 
@@ -221,11 +221,9 @@ def test_training_on_a_copy_without_its_dataset(data: Path, tmp_path: Path, caps
         assert text in fails(capsys, *train, *wrong), wrong
     before = sorted(path.relative_to(there) for path in there.rglob("*"))
     assert not [path for path in before if "partial" in str(path)]
-    for path in there.glob("data-*"):
-        path.unlink()
-    error = fails(capsys, *train)
-    assert "labels: the pack has no 'y'; it has []" in error
-    assert "--add-layout --labels y" in error
+    (labels,) = there.glob("data-*")
+    labels.unlink()
+    assert f"{labels}: no such file or directory" in fails(capsys, *train)
     (tmp_path / "elsewhere").rename(data)
     run(capsys, "pack", data, there, "--add-layout", "--labels", "y", "--feature-cache", "0.2")
     assert run(capsys, *train)["losses"] == want["losses"]
@@ -291,9 +289,8 @@ def test_loaders_are_not_asked_for_other_batches(data: Path, tmp_path: Path) -> 
                 featstore.Loader(g, pack=pack, batch_size=1000, **options)
             with pytest.raises(ValueError, match="drop_last=True"):
                 featstore.Loader(g, pack=pack, drop_last=True, **options)
-            featstore.Loader(g, pack=pack, batch_size=100, **options).close()
-        for path in (tmp_path / "p").glob("data-*"):
-            path.unlink()
+            featstore.Loader(g, pack=pack, batch_size=100, labels=None, **options).close()
+        assert not list((tmp_path / "p").glob("data-*"))
         with featstore.PackedGraph(tmp_path / "p", memory="64MB") as there:
             with pytest.raises(ValueError, match="labels: the graph has no 'y'"):
                 featstore.Loader(there, strategy="packed", labels="y")

@@ -169,7 +169,7 @@ def test_losses_are_those_of_a_tensor_in_memory(planted):
         assert run(planted.path, {**with_policy(policy), "feature_cache": 0.1}).losses == want, policy
     for backend in ("io_uring", "pread"):
         assert run(planted.path, backend=backend).losses == want
-    for options in ({"threads": 1, "prefetch": 0}, {"threads": 4, "prefetch": 5}, {"policy": "lru", "feature_cache": 4000}):
+    for options in ({"threads": 1, "prefetch": 0}, {"threads": 4, "prefetch": 5}, {"policy": "lru", "feature_cache": "4000B"}):
         assert run(planted.path, options).losses == want
     assert run(planted.path, sampler_seed=1).losses != want
 
@@ -270,7 +270,7 @@ def test_cache_sizes(small):
         assert both[0] == both[1] == (80_000 - 2 * 4000) // 700
         assert rows(features=["x", "h"], feature_cache="10MB") == [1000, 1000]
         with pytest.raises(BudgetError) as caught:
-            rows(feature_cache=100)
+            rows(feature_cache="100B")
         assert caught.value.needed == 4100
         with pytest.raises(BudgetError):
             rows(memory=100_000, feature_cache=1.0)

@@ -15,10 +15,42 @@ from featstore.config import Budget
 from featstore.gather.buffers import BufferPool
 from featstore.gather.plan import DeviceRows
 
-__all__ = ["Apart", "DeviceTier"]
+__all__ = ["Apart", "DeviceTier", "check_device"]
 
 Int64s = npt.NDArray[np.int64]
 Read = Callable[[Int64s, npt.NDArray[np.uint8]], None]
+
+
+def check_device(device: torch.device | str) -> torch.device:
+    """Return a device that batches can be delivered to.
+
+    Raises
+    ------
+    ValueError
+        The text names no device.
+    RuntimeError
+        The device is not available in this process; says why, and what to do.
+    """
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"device={str(device)!r} is no device: {str(error).splitlines()[0]}") from None
+    shown = f"device={str(found)!r}"
+    if found.type == "cuda":
+        if not torch.cuda.is_available():
+            why = "torch finds no GPU that it can use; check the driver (nvidia-smi) and CUDA_VISIBLE_DEVICES"
+            if torch.version.cuda is None and torch.version.hip is None:
+                why = f"this torch ({torch.__version__}) was built without it; install a CUDA build of torch"
+            raise RuntimeError(f"{shown}: CUDA is not available: {why}, or use device='cpu'")
+        n_devices = torch.cuda.device_count()
+        if found.index is not None and found.index >= n_devices:
+            raise RuntimeError(f"{shown}: the highest number of a CUDA device here is {n_devices - 1}")
+        return found
+    try:
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise RuntimeError(f"{shown} is not available: {str(error).splitlines()[0]}; use device='cpu'") from None
+    return found
 
 
 class DeviceTier:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from featstore.cache.base import Policy, StaticPolicy, get_policy
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
-from featstore.config import Budget, Options, parse_size
+from featstore.config import Budget, Options, parse_cache_size
 from featstore.errors import FormatError
 from featstore.graph.opened import Opened
 from featstore.graph.policyinputs import Given, PolicyInputs
@@ -68,7 +68,7 @@ class Kept(Opened):
     def cache(
         self,
         name: str,
-        budget: int | str,
+        budget: int | float | str,
         policy: str | Policy | type[Policy] = "degree",
         *,
         counts: Given = None,
@@ -81,9 +81,10 @@ class Kept(Opened):
         ----------
         name : str
             The feature.
-        budget : int or str
+        budget : int, float or str
             What the cache may take of the graph's budget, its row map of 4 bytes a node included: bytes or text such as
-            ``"1GiB"``. Never more than all rows take; 0: no cache.
+            ``"1GiB"``, or as many bytes as a share of the rows takes (``"10%"`` or ``0.1``). Never more than all rows take; 0: no
+            cache.
         policy : str, Policy or class
             A registered name (``featstore.available_policies()``), an instance for this cache alone, or a class.
         counts : integer array, shape (num_nodes,), or callable that returns it, optional
@@ -102,7 +103,7 @@ class Kept(Opened):
         PluginError
             The policy failed.
         KeyError, ValueError, TypeError
-            No such feature; no such policy, or an array of the wrong shape.
+            No such feature; no such policy, or an array of the wrong shape; a number of bytes below 4,096 without a unit.
         CorruptionError, OSError
             Filling a static cache failed.
 
@@ -110,12 +111,12 @@ class Kept(Opened):
         -----
         A static policy's rows are read now, in one ascending pass. On an error the feature has no cache.
         """
-        self.make_cache(name, parse_size(budget), get_policy(policy), counts=counts, parts=parts, seed=seed)
+        self.make_cache(name, parse_cache_size(budget, "budget"), get_policy(policy), counts=counts, parts=parts, seed=seed)
 
     def make_cache(
         self,
         name: str,
-        n_bytes: int,
+        size: int | float,
         chosen: Policy,
         *,
         counts: Given = None,
@@ -130,11 +131,13 @@ class Kept(Opened):
         with self.locked():
             self._drop_cache(store)
         # Not under the lock: a provider of counts samples an epoch, on threads that ask for the topology.
-        if n_bytes == 0:
+        if size == 0:
             return
         file = self._snapshot.file_of(self._snapshot.catalog.by_role("feature")[name])
         with self.policy_inputs(file.row_bytes, counts, parts, seed, self.budget) as inputs:
-            capacity = FeatureCache.capacity_for(n_bytes, file.row_bytes, self.num_nodes, chosen)
+            if isinstance(size, float):
+                size = FeatureCache.least_bytes(max(1, round(size * self.num_nodes)), file.row_bytes, self.num_nodes, chosen)
+            capacity = FeatureCache.capacity_for(size, file.row_bytes, self.num_nodes, chosen)
             cache = FeatureCache(
                 capacity, file.row_bytes, self.num_nodes, chosen, inputs.context, self.budget, name=f"cache of {name!r}"
             )
@@ -174,7 +177,7 @@ class Kept(Opened):
 
     def cache_neighbors(
         self,
-        budget: int | str | None = None,
+        budget: int | float | str | None = None,
         policy: str | Policy | type[Policy] = "in_out_ratio",
         *,
         counts: Given = None,
@@ -186,9 +189,9 @@ class Kept(Opened):
 
         Parameters
         ----------
-        budget : int or str, optional
-            What the cache may take of the graph's budget: bytes or text; all that is left by default. With room for the whole
-            adjacency nothing is read from disk while sampling; 0: no cache.
+        budget : int, float or str, optional
+            What the cache may take of the graph's budget: bytes or text, or a share of the whole budget (``"10%"`` or ``0.1``);
+            all that is left by default. With room for the whole adjacency nothing is read from disk while sampling; 0: no cache.
         policy : str, Policy or class
             A static policy, which scores the nodes whose lists stay.
         counts, parts, seed
@@ -215,10 +218,11 @@ class Kept(Opened):
         usual = isinstance(policy, str) and counts is None and parts is None
         if save and (not usual or budget is None):
             raise ValueError("a cache is saved for a policy's name and a stated budget, without counts= and parts=")
+        size = None if budget is None else parse_cache_size(budget, "budget", "the memory")
         self._check_open()
         self._drop_neighbor_cache()
         topology = self.topology
-        n_bytes = self.budget.available if budget is None else parse_size(budget)
+        n_bytes = self.budget.available if size is None else int(size * self.budget.total) if isinstance(size, float) else size
         if n_bytes == 0:
             return
         recipe = {"policy": chosen.name, "bytes": n_bytes, "seed": seed}

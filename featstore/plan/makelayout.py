@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from featstore.cache.base import Policy
-from featstore.config import Budget, Reservation
+from featstore.config import Budget, Reservation, format_size
 from featstore.errors import BusyError, CorruptionError, FormatError
 from featstore.graph.progress import Progress, note
 from featstore.plan.layout import (
@@ -29,7 +29,7 @@ from featstore.plan.layout import (
     extent_map,
     layout_bytes,
 )
-from featstore.plan.nodedata import NodeData, carry, is_carried
+from featstore.plan.nodedata import Carrier, NodeData, is_carried
 from featstore.plan.offline import Pack, read_record, write_record
 from featstore.plan.packing import fill_extents
 from featstore.plan.segments import Stored
@@ -39,7 +39,7 @@ from featstore.storage.lock import WRITER_LOCK, FileLock
 from featstore.storage.ordered import piece_layout
 from featstore.storage.reader import Reader
 from featstore.storage.rundir import DiskBudget
-from featstore.storage.writer import fsync_directory
+from featstore.storage.writer import free_bytes, fsync_directory
 
 __all__ = ["layout_sizes", "make_layout"]
 
@@ -113,7 +113,8 @@ def make_layout(
         Not enough memory.
     OSError
         The disk, or ``disk``, is full, or failed; the pack and the dataset are as they were, and what an earlier maker of this
-        layout had left is removed. ENOSPC also where the layout that is there takes more than ``disk``.
+        layout had left is removed. Only where the last step failed, which names ``node_data`` in the pack's record, the layout is
+        there. ENOSPC also where the layout that is there takes more than ``disk``.
 
     References
     ----------
@@ -130,18 +131,15 @@ def make_layout(
         if os.path.exists(target):  # others made it meanwhile
             check_disk(target, disk)
             return False
-        accounts, written = DiskBudget(disk, "the layout", target), []
+        accounts = DiskBudget(disk, "the layout", target)
         ordered = {name: sources[name] for name in sorted(sources)}  # the same files in every order of the features
-        try:
+        with Carrier(pack, accounts) as carrier:
             for data in node_data:
                 if not is_carried(pack, data):
-                    written.append(carry(pack, data, accounts))
+                    carrier.write(data)
             job = _Job(pack, options, policy, scores_of, ordered, reader, budget, accounts, progress, target + PARTIAL)
             _make_whole(job, target)
-        except BaseException:
-            for path in written:
-                os.unlink(path)
-            raise
+            carrier.commit()
     return True
 
 
@@ -157,9 +155,11 @@ def _carry_where_possible(pack: Pack, node_data: Sequence[NodeData], target: str
         pack.check_in_place()
         accounts = DiskBudget(disk, "the layout and what copies of the pack have besides", pack.path)
         accounts.take(layout_bytes(target), target)
-        for data in node_data:
-            if not is_carried(pack, data):
-                carry(pack, data, accounts)
+        with Carrier(pack, accounts) as carrier:
+            for data in node_data:
+                if not is_carried(pack, data):
+                    carrier.write(data)
+            carrier.commit()
 
 
 def _locked(pack: Pack, progress: bool) -> FileLock:
@@ -236,6 +236,7 @@ def _make(job: _Job) -> None:
         write_record(os.path.join(folder, BEGUN), BEGUN, _origin(job), disk)
     tables = TierTables(folder, pack, len(job.sources))
     try:
+        _check_drive(job, tables)
         record = {
             "format": 1,
             "policy": options.policy,
@@ -250,6 +251,25 @@ def _make(job: _Job) -> None:
         write_record(os.path.join(folder, "layout"), "layout", record, disk)
     finally:
         tables.close()
+
+
+def _check_drive(job: _Job, tables: TierTables) -> None:
+    """Raise OSError (ENOSPC) before anything is copied where the drive has no room for the files that are not whole yet."""
+    needed = 0
+    names = os.listdir(job.folder)
+    for number, source in enumerate(job.sources.values()):
+        if f"done.{number}" not in names:
+            extents = FeatureExtents(tables, number, source.file.row_bytes).extents
+            mine = [os.path.join(job.folder, name) for name in names if name.startswith(f"extents.{number}.")]
+            there = 512 * sum(os.stat(path).st_blocks for path in mine)  # of an earlier maker
+            needed += max(0, extents.disk_bytes + extents.progress_bytes - there)
+    free = free_bytes(job.folder)
+    if free is not None and needed > free:
+        raise OSError(
+            errno.ENOSPC,
+            f"{os.strerror(errno.ENOSPC)}: the layout takes {format_size(needed)} more, and {format_size(free)} are free",
+            job.folder,
+        )
 
 
 def layout_sizes(options: LayoutOptions, widths: Sequence[int], budget: Budget) -> Sizes:

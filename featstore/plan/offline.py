@@ -39,6 +39,7 @@ __all__ = ["Pack", "in_order", "read_record", "sample_offline", "write_record"]
 
 PACK_VERSION = 1
 RECORD, SAMPLES = "pack", "samples"
+NODE_DATA = "node_data"  # what the record calls the files of node data that the pack carries
 
 
 def write_record(path: str, kind: str, record: Mapping[str, Any], disk: DiskBudget | None = None) -> None:
@@ -87,7 +88,8 @@ class Pack:
     path : str
     record : dict
         What it was made with: ``num_nodes``, ``epochs``, ``batches`` (of an epoch), ``batch_size``, ``drop_last``,
-        ``seed``, ``fanouts`` (None where the sampler does not say), ``made_of``.
+        ``seed``, ``fanouts`` (None where the sampler does not say), ``made_of``; ``node_data``, the files of node data that it
+        carried when it was opened.
 
     Raises
     ------
@@ -167,12 +169,14 @@ class Pack:
                 "sample anew with overwrite=True (featstore pack --overwrite)"
             )
 
-    def check_in_place(self) -> None:
-        """Raise StaleError where another pack was made in the place of this one since it was opened."""
-        if read_record(self.file(RECORD), "pack")["samples"] != self.record["samples"]:
+    def check_in_place(self) -> dict[str, Any]:
+        """Return the record on disk now; raise StaleError where another pack was made in the place of this one since."""
+        record = read_record(self.file(RECORD), RECORD)
+        if record["samples"] != self.record["samples"]:
             raise StaleError(
                 f"{self.path}: another pack was made here since this one was opened; open the new one with featstore.Pack(path)"
             )
+        return record
 
     def verify(self, progress: bool = True) -> dict[str, Any]:
         """Check the whole pack as it is on disk now: every byte of its files, and what samples and plans say.
@@ -322,6 +326,7 @@ def sample_offline(
             "seed": seed,
             "samples": file_id,
             "made_of": adjacency_of(g),
+            NODE_DATA: {},
         }
         write_record(os.path.join(build.path, RECORD), "pack", record, accounts)
         build.commit()

@@ -17,9 +17,10 @@ from featstore.sampling.batch import Block, SampledBatch
 from featstore.storage.rundir import DiskBudget
 from featstore.storage.sections import SectionFile, SectionWriter
 
-__all__ = ["SampleFile", "SampleWriter"]
+__all__ = ["SampleFile", "SampleWriter", "sample_bytes"]
 
 KIND = "samples"
+SECTION_BYTES = 32  # of an array's entry in the index
 HEAD = 5  # index, epoch, seeds, hops, arrays of a block; then n_src, n_dst of each block
 
 Int64s = npt.NDArray[np.int64]
@@ -29,6 +30,16 @@ def _to32(values: Int64s) -> npt.NDArray[np.int32]:
     out = np.empty(len(values), np.int32)
     narrow(values, out)
     return out
+
+
+def sample_bytes(batch: SampledBatch, num_nodes: int) -> int:
+    """Return the bytes that a batch takes in a file of samples."""
+    with_positions = any(block.edge_pos is not None for block in batch.blocks)
+    n_sections = 2 + (3 if with_positions else 2) * len(batch.blocks)
+    found = 8 * (HEAD + 2 * len(batch.blocks)) + (4 if num_nodes < 2**31 else 8) * len(batch.input_ids)
+    for block in batch.blocks:
+        found += 4 * block.n_dst + (12 if with_positions else 4) * len(block.src)
+    return found + SECTION_BYTES * n_sections
 
 
 class SampleWriter(SectionWriter):

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore.config import Budget, available_memory
-from featstore.errors import CorruptionError, FormatError, PluginError
+from featstore.errors import CorruptionError, FormatError, PluginError, StaleError
 from featstore.gather.buffers import BufferPool
 from featstore.gather.plan import BatchPlan, Tier
 from featstore.graph.progress import Progress
@@ -27,8 +27,8 @@ from featstore.plan.layout import (
 )
 from featstore.plan.makelayout import BEGUN
 from featstore.plan.nodedata import KIND as NODE_DATA
-from featstore.plan.nodedata import PREFIX as NODE_DATA_PREFIX
-from featstore.plan.nodedata import carried
+from featstore.plan.nodedata import carried, named
+from featstore.plan.offline import NODE_DATA as NAMED
 from featstore.plan.offline import RECORD, SAMPLES, Pack, read_record
 from featstore.plan.tiers import PLAN, TierTables
 from featstore.sampling.foreign import as_sampled
@@ -44,18 +44,21 @@ TEMPORARY = ".tmp"
 
 def verify_pack(pack: Pack, progress: bool = True) -> dict[str, Any]:
     """Check a pack as it is on disk now; see :meth:`featstore.Pack.verify`."""
+    before = named(pack)
     try:
-        return _Check(pack, progress).run()
+        return _Check(pack, before, progress).run()
     except (CorruptionError, FormatError, FileNotFoundError):
-        pack.check_in_place()  # or files of two packs were compared
+        # Or files of two packs, or of two versions of its node data, were compared.
+        if named(pack) != before:
+            raise StaleError(f"{pack.path}: the node data that the pack carries was replaced meanwhile; check it again") from None
         raise
 
 
 class _Check:
     """One check of a pack; counts what was checked."""
 
-    def __init__(self, pack: Pack, progress: bool) -> None:
-        self._pack, self._show = pack, progress
+    def __init__(self, pack: Pack, node_data: dict[str, dict[str, str]], progress: bool) -> None:
+        self._pack, self._node_data, self._show = pack, node_data, progress
         self._known: set[str] = {pack.file(WRITER_LOCK), pack.file(READERS_LOCK)}
         self.n_files = self.n_bytes = 0
         self._bar = Progress("verify", 0, False)
@@ -69,14 +72,12 @@ class _Check:
         # Samples and plans are read once more, for what they say.
         read = [pack.path, *folders, pack.file(SAMPLES), *(os.path.join(folder, PLAN) for folder in folders)]
         with Progress("verify", sum(_size(path) for path in read), self._show) as self._bar:
-            self._record(pack.file(RECORD), "pack", pack.record)
+            self._record(pack.file(RECORD), RECORD, {**pack.record, NAMED: self._node_data})
             if self._sections(pack.file(SAMPLES), "samples") != pack.record["samples"]:
                 raise CorruptionError("these are not the samples that the pack was made with", pack.file(SAMPLES))
             self._check_samples()
-            data = [name for name in names if name.startswith(NODE_DATA_PREFIX) and not name.endswith(TEMPORARY)]
-            for name in data:
-                self._sections(pack.file(name), NODE_DATA)
-            node_data = sorted(carried(pack))
+            for each in carried(pack).values():
+                self._sections(pack.file(each["file"]), NODE_DATA)
             for options, record in layouts:
                 self._layout(options, record)
         left = [pack.file(name) for name in partial]
@@ -86,7 +87,7 @@ class _Check:
             "files": self.n_files,
             "bytes": self.n_bytes,
             "layouts": len(layouts),
-            "node_data": node_data,
+            "node_data": sorted(self._node_data),
             "unfinished_bytes": sum(layout_bytes(path) if os.path.isdir(path) else os.path.getsize(path) for path in left),
             "others": sorted(os.path.relpath(path, pack.path) for path in {*there} - {*left} - {*folders} - self._known),
         }

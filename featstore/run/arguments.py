@@ -14,7 +14,8 @@ import torch
 from tqdm import tqdm
 
 from featstore.cache.base import available_policies, get_policy
-from featstore.config import parse_disk, parse_size
+from featstore.config import parse_cache_size, parse_disk, parse_size
+from featstore.gather.device import check_device
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.plan.offline import Pack
 from featstore.plan.packgraph import PackedGraph
@@ -22,7 +23,7 @@ from featstore.run.options import TAKEN_BY, check_options, check_policy, check_s
 from featstore.run.packs import check_given, check_layout, is_pack, open_pack
 from featstore.run.precache import device_rows
 from featstore.run.strategies import STRATEGIES
-from featstore.run.train import Epoch, TrainResult, check_fields, describe_epoch, train
+from featstore.run.train import SPLITS, Epoch, TrainResult, check_fields, describe_epoch, train, unknown_splits
 from featstore.sampling.neighbor import NeighborSampler
 
 __all__ = [
@@ -61,21 +62,26 @@ def disk_size(text: str) -> int | str:
     return text if text.strip().lower().endswith("x") else size(text)
 
 
-def _share_or_size(text: str) -> int | float:
+def _share_or_size(text: str) -> float | str:
+    """Check the size of a cache, whose unit stays; on a command line 0.1 is a share, as the float is in Python."""
     if "." in text and text.replace(".", "", 1).isdigit():
         return float(text)
-    return size(text)
+    try:
+        found = parse_cache_size(text, of="what is cached")
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return found if isinstance(found, float) else text
 
 
-def _share_size_or_auto(text: str) -> int | float | str:
+def _share_size_or_auto(text: str) -> float | str:
     return text if text == "auto" else _share_or_size(text)
 
 
 def _device(text: str) -> str:
     try:
-        torch.empty(0, device=text)
-    except (RuntimeError, AssertionError) as error:
-        raise argparse.ArgumentTypeError(f"no device {text!r}: {str(error).splitlines()[0]}") from None
+        check_device(text)
+    except (RuntimeError, ValueError) as error:
+        raise argparse.ArgumentTypeError(str(error).replace("device='cpu'", "--device cpu")) from None
     return text
 
 
@@ -129,7 +135,7 @@ def add_sampling(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *, m
             "--neighbor-cache",
             type=_share_or_size,
             metavar="SIZE",
-            help="cache of neighbour lists: bytes, or a share of the memory (0.125)",
+            help="cache of neighbour lists: bytes (1GiB), or a share of the memory (0.125, 12.5%%)",
         ),
     ]
     if max_batches:
@@ -150,13 +156,13 @@ def add_packing(parser: argparse.ArgumentParser) -> None:
         type=_share_or_size,
         default=0.1,
         metavar="SIZE",
-        help="rows in memory: bytes, or a share (default: 0.1)",
+        help="rows in memory: bytes (1GiB), or a share (10%%, 0.1; default: 0.1)",
     )
     parser.add_argument(
         "--device-cache",
         type=_share_or_size,
         metavar="SIZE",
-        help="hottest rows, which will stay on the training device: bytes, or a share (default: none)",
+        help="hottest rows, which will stay on the training device: bytes (1GiB), or a share (10%%; default: none)",
     )
     parser.add_argument(
         "--superbatch", type=_positive_or_auto, metavar="N", help="batches that belady plans at once (default: auto)"
@@ -186,7 +192,7 @@ def add_training(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--policy", help=f"policy of the feature cache, none or one of {', '.join(available_policies())}")
     parser.add_argument(
-        "--feature-cache", type=_share_size_or_auto, metavar="SIZE", help="bytes, a share of the rows (0.1), or auto"
+        "--feature-cache", type=_share_size_or_auto, metavar="SIZE", help="bytes (1GiB), a share of the rows (10%%, 0.1), or auto"
     )
     parser.add_argument("--prefetch", type=int, default=2, help="batches made ahead (default: 2)")
     parser.add_argument("--pack", metavar="PACK", help="train on the samples of a pack, in its batches (--strategy packed, auto)")
@@ -195,7 +201,7 @@ def add_training(parser: argparse.ArgumentParser) -> None:
         "--device-cache",
         type=_share_or_size,
         metavar="SIZE",
-        help="rows of a pack that stay on the device: bytes, or a share of the rows (with --pack)",
+        help="rows of a pack that stay on the device: bytes (1GiB), or a share of the rows (10%%; with --pack)",
     )
     ahead = parser.add_argument_group("looking ahead (--strategy superbatch, streamed)")
     ahead.add_argument("--superbatch", type=_positive_or_auto, metavar="N", help="batches a superbatch (default: auto)")
@@ -255,7 +261,7 @@ def make_sampler(graph: OutOfCoreGraph, options: argparse.Namespace) -> Neighbor
             raise ValueError(f"--neighbor-cache as a share of the memory must lie between 0 and 1, not {wanted}")
         wanted = int(wanted * graph.budget.total)
     if wanted is not None:
-        graph.cache_neighbors(min(wanted, graph.budget.available))
+        graph.cache_neighbors(f"{min(parse_size(wanted), graph.budget.available)}B")
     return NeighborSampler(graph, options.fanouts, seed=options.seed)
 
 
@@ -315,6 +321,7 @@ def train_as_asked(path: str | os.PathLike[str], options: argparse.Namespace, *,
         if options.pack is not None:
             loader_options["pack"] = _checked_pack(stack, graph, options)
         sampler = None if isinstance(graph, PackedGraph) else make_sampler(graph, options)
+        _say_unused_splits(graph)
         if options.device.startswith("cuda"):
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it deterministic products are refused there
         torch.use_deterministic_algorithms(True)
@@ -361,6 +368,15 @@ def _checked_pack(stack: ExitStack, graph: OutOfCoreGraph | PackedGraph, options
         policy = check_policy("packed", options.policy).name
         check_layout(pack, [options.feature], policy, dataset, n_device, wanted)
     return pack
+
+
+def _say_unused_splits(graph: OutOfCoreGraph | PackedGraph) -> None:
+    """Print a line about node data that looks like a split and has no name of one: nothing is trained or measured on it."""
+    unused = unknown_splits(graph.node_data)
+    if unused:
+        names = "; ".join(f"{split}: {', '.join(names)}" for split, names in SPLITS.items())
+        text = f"featstore: node data not used as a split: {', '.join(unused)}. Names of splits are {names}"
+        print(text, file=sys.stderr, flush=True)
 
 
 def _say(epoch: Epoch) -> None:

@@ -19,8 +19,9 @@ import torch
 from featstore.cache.base import Policy, get_policy
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
-from featstore.config import Budget, Reservation, check_at_least
+from featstore.config import Budget, Reservation, check_at_least, parse_cache_size
 from featstore.errors import BudgetError, ClosedError
+from featstore.gather.device import check_device
 from featstore.partition.batcher import RandomBatcher, check_seeds
 from featstore.plan.offline import Pack
 from featstore.plan.packgraph import PackedGraph
@@ -96,9 +97,9 @@ class Loader:
         budget. By default what the graph has left. The size of a sample is known once it is drawn: one a thread may lie beyond
         the share until it is counted or dropped, never beyond the graph's budget.
     feature_cache : int, str, float or "auto", optional
-        Make a host cache for the features, as ``g.cache`` does: bytes (``"1GiB"``; 0: none), or a share of the rows as a float
-        (``0.1``), the same rows for all features; ``"auto"`` (the default where ``policy`` is given): what batches leave of the
-        memory.
+        Make a host cache for the features, as ``g.cache`` does: bytes (``"1GiB"``; 0: none), or a share of the rows (``"10%"`` or
+        ``0.1``), the same rows for all features; ``"auto"`` (the default where ``policy`` is given): what batches leave of the
+        memory. A number below 4,096 without a unit is refused.
     superbatch : int or "auto", optional
         Batches a superbatch. The default, ``"auto"``, takes as many as the disk and an eighth of the memory allow, 200 at most.
         Static policies, which plan nothing, have none.
@@ -132,11 +133,12 @@ class Loader:
         A new order of the seeds each epoch, a function of ``seed`` and the epoch.
     seed : int
     device : str or torch.device
-        Where batches are delivered: to others than the CPU by a thread of its own, while the next batch is gathered.
+        Where batches are delivered: to others than the CPU by a thread of its own, while the next batch is gathered. RuntimeError
+        where it is not available.
     device_cache : int, str or float, optional
         For ``"packed"``, and ``"auto"`` with a pack: the rows that most batches need, or that a static ``policy`` scores highest,
         stay on ``device``, and the others alone cross to it: bytes for all features together (``"8GiB"``), or a share of the
-        rows. The host's cache has the next ones. With ``device="cpu"`` they are counted in the budget.
+        rows (``"10%"`` or ``0.1``). The host's cache has the next ones. With ``device="cpu"`` they are counted in the budget.
     drop_last : bool
         Leave out a last batch that is not full.
 
@@ -203,7 +205,9 @@ class Loader:
         check_flag("shuffle", shuffle)
         check_flag("drop_last", drop_last)
         if feature_cache is not None and feature_cache != "auto":
-            cache_bytes(feature_cache, 0, {}, get_policy("belady"), g.budget, 0)  # is it a size? Without features, too
+            feature_cache = parse_cache_size(feature_cache, "feature_cache")
+        if device_cache is not None:
+            device_cache = parse_cache_size(device_cache, "device_cache")
         if threads is None:
             threads = g.options.threads
         check_at_least("threads", threads, 1)
@@ -218,7 +222,7 @@ class Loader:
         self._g = cast(Any, g)
         self._features = check_names("features", [features] if isinstance(features, str) else features, g.features)
         self._labels = None if labels is None else check_names("labels", [labels], g.node_data)[0]
-        self._device = torch.device(device)
+        self._device = check_device(device)
         self._threads = threads
         self._prefetch = prefetch
         self._row_bytes = {name: row_bytes(g.features[name]) for name in self._features}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import errno
 import os
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -16,10 +17,11 @@ from featstore.graph.dataset import OutOfCoreGraph
 from featstore.plan.layout import PREFIX as LAYOUT
 from featstore.plan.layout import Layout, LayoutOptions, find_layouts, unfinished_bytes
 from featstore.plan.nodedata import PREFIX as NODE_DATA
-from featstore.plan.nodedata import carried
+from featstore.plan.nodedata import named
 from featstore.plan.offline import RECORD, SAMPLES, Pack, sample_offline
 from featstore.run.loader import Loader
 from featstore.run.options import parse_planning
+from featstore.run.packsize import PackEstimate, estimate_layout, estimate_pack
 from featstore.run.precache import cache_bytes
 from featstore.run.recording import seeds_of
 from featstore.sampling.batch import Sampler
@@ -87,7 +89,7 @@ def check_layout(
     policy: str,
     dataset: str,
     n_device: int | None = None,
-    device_cache: int | float | None = None,
+    device_cache: float | str | None = None,
 ) -> None:
     """Raise ValueError, which says what to do, unless the pack has exactly one layout of these features and this policy.
 
@@ -123,6 +125,17 @@ def _check_packing(g: OutOfCoreGraph, options: argparse.Namespace) -> None:
         cache_bytes(options.feature_cache, g.num_nodes, width, get_policy("belady"), g.budget, g.budget.available)
 
 
+def _asked(options: argparse.Namespace, labels: str | None) -> dict[str, Any]:
+    """Return the arguments of the estimates that the options of the command line come to."""
+    names = ["feature_cache", "device_cache", "policy", "superbatch"]
+    return {"features": [options.feature], "labels": labels, **{name: getattr(options, name) for name in names}}
+
+
+def _say(estimate: PackEstimate, show: bool) -> None:
+    """Print what will be written: where the result is JSON, which has stdout for itself, on stderr."""
+    print(estimate, file=sys.stdout if show else sys.stderr, flush=True)
+
+
 def pack_dataset(
     g: OutOfCoreGraph,
     path: str | os.PathLike[str],
@@ -138,9 +151,10 @@ def pack_dataset(
     FileExistsError
         Something is there, and neither ``--add-layout`` nor ``--overwrite`` was given.
     OSError
-        The disk, or ``--disk``, is full; what was there before is as it was.
+        The disk, or ``--disk``, is full, or an estimate says that it cannot suffice; what was there before is as it was.
     """
     begin = time.perf_counter()
+    estimate: PackEstimate | None = None
     disk = None if options.disk is None else parse_disk(options.disk, g.features[options.feature].nbytes)
     target = os.path.abspath(os.fspath(path))
     if options.add_layout and options.overwrite:
@@ -161,6 +175,10 @@ def pack_dataset(
     else:
         _check_packing(g, options)
         seeds = seeds_of(g, options.labels, options.seeds)
+        asked = {**_asked(options, labels), "seed": options.seed}
+        estimate = estimate_pack(g, sampler, seeds, options.batch_size, options.epochs, target, disk=disk, **asked)
+        _say(estimate, show)
+        estimate.check()
         pack = sample_offline(
             g,
             sampler,
@@ -182,6 +200,10 @@ def pack_dataset(
             raise OSError(
                 errno.ENOSPC, f"the samples take {format_size(n_bytes)} of a --disk of {format_size(disk)}: give more", target
             )
+        if estimate is None:
+            estimate = estimate_layout(g, pack, disk=None if disk is None else disk - n_bytes, **_asked(options, labels))
+            _say(estimate, show)
+            estimate.check()
         given: dict[str, Any] = {"features": [options.feature], "labels": labels, "feature_cache": options.feature_cache}
         left = None if disk is None else disk - n_bytes
         given |= {"policy": options.policy, "superbatch": options.superbatch, "disk": left}
@@ -218,7 +240,8 @@ def pack_dataset(
                 }
                 for each in find_layouts(pack)
             ],
-            "node_data": sorted(carried(pack)),
+            "node_data": sorted(named(pack)),
+            "estimate": estimate.to_dict(),
             "disk_bytes": _size_of(target),
             "unfinished_bytes": unfinished_bytes(pack),
             "sample_s": round(sampled_s, 3),
@@ -282,5 +305,6 @@ def advice_on_damage(error: BaseException) -> str:
     if name.startswith(LAYOUT):
         return f"; remove {os.path.join(path, name)}, and featstore pack DATASET {path} --add-layout makes it anew"
     if name.startswith(NODE_DATA):
-        return f"; remove this file, and featstore pack DATASET {path} --add-layout writes it anew"
+        first = "remove this file, and " if os.path.lexists(found) else ""
+        return f"; {first}featstore pack DATASET {path} --add-layout writes it anew"
     return f"; take another copy of the pack, or sample anew: featstore pack DATASET {path} --overwrite"

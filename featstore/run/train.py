@@ -12,6 +12,7 @@ import torch
 from tqdm import tqdm
 
 from featstore.config import format_size
+from featstore.gather.device import check_device
 from featstore.plan.packgraph import PackedGraph
 from featstore.run.batch import MiniBatch
 from featstore.run.loader import Loader
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph
 
 __all__ = [
+    "SPLITS",
     "Epoch",
     "TrainResult",
     "check_fields",
@@ -32,9 +34,15 @@ __all__ = [
     "split_seeds",
     "stage_table",
     "train",
+    "unknown_splits",
 ]
 
-SPLITS = ("train", "val", "test")
+# The names that node data of a split may have; the first one that is there counts. OGB says valid.
+SPLITS = {
+    "train": ("train_idx", "train_mask"),
+    "val": ("val_idx", "valid_idx", "val_mask", "valid_mask"),
+    "test": ("test_idx", "test_mask"),
+}
 N_LOSSES = 50
 
 
@@ -71,8 +79,8 @@ class TrainResult:
 
 
 def split_seeds(g: OutOfCoreGraph, split: str, labels: str) -> torch.Tensor | None:
-    """Return the labelled nodes of a split from node data ``<split>_idx`` or ``<split>_mask``; None where neither is there."""
-    for name in (f"{split}_idx", f"{split}_mask"):
+    """Return the labelled nodes of a split, from the first of its names in :data:`SPLITS`; None where there is none of them."""
+    for name in SPLITS.get(split, ()):
         if name in g.node_data:
             chosen = g.node_data[name]
             ids = (
@@ -80,6 +88,12 @@ def split_seeds(g: OutOfCoreGraph, split: str, labels: str) -> torch.Tensor | No
             )
             return ids[g.node_data[labels][ids] >= 0]
     return None
+
+
+def unknown_splits(names: Iterable[str]) -> list[str]:
+    """Return the names that end as a split's do, ``_idx`` or ``_mask``, and are no split's."""
+    known = {name for names in SPLITS.values() for name in names}
+    return sorted(name for name in names if name.endswith(("_idx", "_mask")) and name not in known)
 
 
 def no_seeds(seeds: torch.Tensor | None, there: Iterable[str]) -> str:
@@ -140,9 +154,10 @@ def train(
     Parameters
     ----------
     g : OutOfCoreGraph or PackedGraph
-        With features (float, one row of numbers a node), integer labels (negative: none), and node data ``train_idx`` or
-        ``train_mask``; likewise ``val`` and ``test``, which may be missing. A pack in place of its dataset trains in its own
-        batches, with the labels that it carries; accuracy is not measured, for which nodes would have to be sampled.
+        With features (float, one row of numbers a node), integer labels (negative: none), and node data ``train_idx`` (ids) or
+        ``train_mask``; likewise ``val`` (or ``valid``) and ``test``, which may be missing: :data:`SPLITS`. A pack in place of its
+        dataset trains in its own batches, with the labels that it carries; accuracy is not measured, for which nodes would have
+        to be sampled.
     sampler : Sampler or None
         None with a PackedGraph.
     n_layers : int
@@ -185,6 +200,8 @@ def train(
     show = sys.stderr.isatty() if progress is None else progress
     is_pack = isinstance(g, PackedGraph)
     check_fields(g, feature, labels)
+    options = dict(loader_options or {})
+    device = check_device(options.get("device", "cpu"))
     store = g.features[feature]
     if store.ndim != 2:
         raise ValueError(f"feature {feature!r} has shape {tuple(store.shape)}; GraphSAGE wants one row of numbers a node")
@@ -193,8 +210,7 @@ def train(
         raise ValueError(no_seeds(seeds["train"], g.node_data))
     n_classes = int(g.node_data[labels].max()) + 1
     torch.manual_seed(seed)
-    options = dict(loader_options or {})
-    model = GraphSAGE(store.shape[1], hidden, n_classes, n_layers, dropout).to(options.get("device", "cpu"))
+    model = GraphSAGE(store.shape[1], hidden, n_classes, n_layers, dropout).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=lr, weight_decay=weight_decay)
     common: dict[str, Any] = {"batch_size": batch_size, "features": [feature], "labels": labels, "seed": seed}
     # The training loader makes the cache; evaluation reads through it, on demand.
