@@ -17,6 +17,7 @@ __all__ = [
     "BudgetError",
     "BusyError",
     "ClosedError",
+    "CommittedError",
     "CorruptionError",
     "FeatstoreError",
     "FeatureStore",

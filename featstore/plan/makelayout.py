@@ -39,7 +39,7 @@ from featstore.storage.lock import WRITER_LOCK, FileLock
 from featstore.storage.ordered import piece_layout
 from featstore.storage.reader import Reader
 from featstore.storage.rundir import DiskBudget
-from featstore.storage.writer import fsync_directory
+from featstore.storage.writer import fsync_directory, make_durable
 
 __all__ = ["layout_sizes", "make_layout"]
 
@@ -111,6 +111,8 @@ def make_layout(
         Another pack was made in the place of this one since it was opened.
     BudgetError
         Not enough memory.
+    CommittedError
+        The layout is whole and in place, but making its name durable failed.
     OSError
         The disk, or ``disk``, is full, or failed; the pack and the dataset are as they were, and what an earlier maker of this
         layout had left is removed. ENOSPC also where the layout that is there takes more than ``disk``.
@@ -139,8 +141,9 @@ def make_layout(
             job = _Job(pack, options, policy, scores_of, ordered, reader, budget, accounts, progress, target + PARTIAL)
             _make_whole(job, target)
         except BaseException:
-            for path in written:
-                os.unlink(path)
+            if not os.path.exists(target):  # else it is in place, and its loaders need what it carries
+                for path in written:
+                    os.unlink(path)
             raise
     return True
 
@@ -197,7 +200,6 @@ def _make_whole(job: _Job, target: str) -> None:
         _make(job)
         fsync_directory(folder)
         os.rename(folder, target)
-        fsync_directory(pack.path)
     except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)
         job.disk.give(job.disk.used - before)
@@ -208,6 +210,7 @@ def _make_whole(job: _Job, target: str) -> None:
         if not _can_go_on(job):
             shutil.rmtree(folder, ignore_errors=True)
         raise
+    make_durable(pack.path, target)
 
 
 def _origin(job: _Job) -> dict[str, Any]:
