@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
+import fcntl
 import mmap
 import os
 import signal
@@ -29,10 +31,13 @@ from featstore.testing.limits import memory_group
 
 
 def write_then_read(folder: Path) -> bytes:
-    """One call of each operation on a file (two of open: the file and its directory)."""
+    """One call of each operation on a file, or a directory."""
     name = folder / "file"
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(folder / "made")
     fd = os.open(folder / "new", os.O_RDWR | os.O_CREAT | os.O_TRUNC)
     try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.ftruncate(fd, 8192)
         done = 0
         while done < 8192:

@@ -25,8 +25,8 @@
 #define EXPORT __attribute__((visibility("default")))
 #define MIN_ALLOC 32768
 
-enum { OPEN, READ, WRITE, FSYNC, RENAME, TRUNCATE, MMAP, UNLINK, ALLOC, N_OPS };
-enum { PASS = 0, SHORT = -1, KILL = -2 }; /* what fire() says; above 0: the errno to fail with */
+enum { OPEN, READ, WRITE, FSYNC, RENAME, TRUNCATE, MMAP, UNLINK, ALLOC, CLOSE, FLOCK, MKDIR, N_OPS };
+enum { PASS = 0, SHORT = -1, KILL = -2, END = -3 }; /* what fire() says; above 0: the errno to fail with */
 
 static char directory[PATH_MAX];
 static size_t directory_len;
@@ -146,12 +146,18 @@ EXPORT int unlinkat(int at, const char *path, int flags) {
     FAIL_IF(fire_path(UNLINK, at, path), -1);
     return (int)syscall(SYS_unlinkat, at, path, flags);
 }
+EXPORT int mkdirat(int at, const char *path, mode_t mode) {
+    FAIL_IF(fire_path(MKDIR, at, path), -1);
+    return (int)syscall(SYS_mkdirat, at, path, mode);
+}
+EXPORT int mkdir(const char *path, mode_t mode) { return mkdirat(AT_FDCWD, path, mode); }
+
 EXPORT int unlink(const char *path) { return unlinkat(AT_FDCWD, path, 0); }
 EXPORT int rmdir(const char *path) { return unlinkat(AT_FDCWD, path, AT_REMOVEDIR); }
 
 /* -- reading and writing -- */
 
-static size_t cut(int what, size_t n) { return what == SHORT && n > 1 ? n / 2 : n; }
+static size_t cut(int what, size_t n) { return what == END ? 0 : what == SHORT && n > 1 ? n / 2 : n; }
 
 static ssize_t transfer(int op, long number, int fd, uintptr_t data, size_t n, off64_t offset) {
     int what = fire_fd(op, fd);
@@ -163,7 +169,7 @@ static ssize_t transfer(int op, long number, int fd, uintptr_t data, size_t n, o
 static ssize_t transfer_vector(int op, long number, int fd, const struct iovec *vector, int n, off64_t offset) {
     int what = fire_fd(op, fd);
     FAIL_IF(what, -1);
-    return syscall(number, fd, vector, what == SHORT && n > 1 ? 1 : n, offset, 0L);
+    return syscall(number, fd, vector, what == END ? 0 : what == SHORT && n > 1 ? 1 : n, offset, 0L);
 }
 
 EXPORT ssize_t read(int fd, void *data, size_t n) { return transfer(READ, SYS_read, fd, (uintptr_t)data, n, 0); }
@@ -188,6 +194,18 @@ EXPORT int fsync(int fd) {
 EXPORT int fdatasync(int fd) {
     FAIL_IF(fire_fd(FSYNC, fd), -1);
     return (int)syscall(SYS_fdatasync, fd);
+}
+
+/* As the kernel does, a close that fails closes all the same. */
+EXPORT int close(int fd) {
+    int what = fire_fd(CLOSE, fd);
+    int result = (int)syscall(SYS_close, fd);
+    FAIL_IF(what, -1);
+    return result;
+}
+EXPORT int flock(int fd, int how) {
+    FAIL_IF(fire_fd(FLOCK, fd), -1);
+    return (int)syscall(SYS_flock, fd, how);
 }
 
 EXPORT int ftruncate(int fd, off64_t size) {
