@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from featstore.storage.calls import close_fd
+from featstore.storage.calls import close_fd, close_quietly
 from featstore.storage.format import pread_exactly
 from featstore.storage.writer import pwrite_all
 
@@ -167,7 +167,7 @@ class PairSorter:
         try:
             data = pread_exactly(fd, n * pair_bytes, first * pair_bytes, bucket.path)
         finally:
-            close_fd(fd, bucket.path)
+            close_quietly(fd)
         return np.frombuffer(data, dtype=self._dtype).reshape(n, 2)
 
     def _drain(self, spill: _Spill) -> Iterator[tuple[Int64s, Int64s]]:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from featstore.errors import BusyError, CommittedError
-from featstore.storage.calls import close_fd, flock_fd
+from featstore.storage.calls import close_quietly, flock_fd
 from featstore.storage.catalog import CATALOG_DIRECTORY
 from featstore.storage.directory import remove_replaced
 from featstore.storage.lock import OPENING_LOCK, READERS_LOCK, WRITER_LOCK, FileLock, lock_directory
@@ -74,7 +74,7 @@ def sweep_builds(target: str) -> None:
             else:
                 remove_replaced(path, 0.0)
         finally:
-            close_fd(fd, path)
+            close_quietly(fd)
 
 
 def restore_moved(target: str) -> bool:
@@ -138,7 +138,7 @@ class BuildDirectory:
             self._make()
             for name in (WRITER_LOCK, READERS_LOCK, OPENING_LOCK):
                 path = os.path.join(self.path, name)
-                close_fd(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), path)
+                close_quietly(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))  # nothing is written
         except BaseException:
             with contextlib.suppress(OSError):
                 self._leave()
@@ -257,7 +257,7 @@ class BuildDirectory:
             if self._writer is not None:
                 stack.callback(self._writer.release)
             for fd, name in fds:
-                stack.callback(close_fd, fd, name)
+                stack.callback(close_quietly, fd)
                 # A forked child may hold a duplicate of the descriptor.
                 stack.callback(flock_fd, fd, fcntl.LOCK_UN, name)
             if path:

@@ -28,13 +28,19 @@ def fsync_fd(fd: int, path: str) -> None:
 
 
 def close_fd(fd: int, path: str) -> None:
-    """Close a descriptor. It is closed even where this raises: the number may be another file's by then."""
+    """Close a descriptor that was written through, which may report a write that failed.
+
+    It is closed even where this raises: the number may be another file's by then.
+    """
     with naming(path):
         os.close(fd)
 
 
 def close_quietly(fd: int) -> None:
-    """Close a descriptor on the way out of an error, which is the one to be raised."""
+    """Close a descriptor that was only read through, or on the way out of an error, which is the one to be raised.
+
+    An error of close(2) is of writes that were held back; it says nothing of what was read.
+    """
     with contextlib.suppress(OSError):
         os.close(fd)
 

@@ -26,7 +26,7 @@ import lmdb
 import xxhash
 
 from featstore.errors import CorruptionError, FormatError, VersionError
-from featstore.storage.calls import close_fd, close_quietly, naming
+from featstore.storage.calls import close_quietly, naming
 from featstore.storage.directory import OpenDirectory, Root, open_inside, with_directory
 from featstore.storage.format import DTYPES, FORMAT_VERSION, check_layout, pread_exactly, resolve_inside
 from featstore.storage.layout import PAGE_BYTES, RowLayout
@@ -330,7 +330,7 @@ class _Environment:
 
     def __exit__(self, *_: object) -> None:
         self.env.close()
-        close_fd(self._fd, self._path)
+        close_quietly(self._fd)  # memory
 
 
 def _translate(error: lmdb.Error, path: str) -> OSError:
@@ -403,7 +403,7 @@ def read_catalog(root: Root) -> Catalog:
             raise FormatError(f"{path}: a catalog of {n_bytes} bytes")
         data = bytes(pread_exactly(fd, n_bytes, 0, path))
     finally:
-        close_fd(fd, path)
+        close_quietly(fd)
     entries: dict[str, dict[str, Any]] = {}
     with _Environment(_unseal(data, path), path) as environment:
         try:

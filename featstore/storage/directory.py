@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Final, TypeVar
 
 from featstore.errors import BusyError, FormatError
-from featstore.storage.calls import close_fd, close_quietly, naming
+from featstore.storage.calls import close_quietly, naming
 from featstore.storage.format import open_regular, resolve_inside
 from featstore.storage.lock import OPENING_LOCK, FileLock
 
@@ -92,7 +92,7 @@ class OpenDirectory:
                 lock.release()
         finally:
             if fd >= 0:
-                close_fd(fd, self.path)
+                close_quietly(fd)
 
     def __enter__(self) -> OpenDirectory:
         return self
@@ -234,7 +234,8 @@ def remove_replaced(path: str, patience_s: float = _PATIENCE_S) -> bool:
         except OSError:
             continue
         try:
-            shutil.rmtree(path, ignore_errors=True)
+            with contextlib.suppress(OSError):  # of closing a folder, which is not ignored
+                shutil.rmtree(path, ignore_errors=True)
         finally:
             with contextlib.suppress(OSError):
                 lock.release()

@@ -15,7 +15,7 @@ import time
 from types import TracebackType
 
 from featstore.errors import BusyError
-from featstore.storage.calls import close_fd, close_quietly, flock_fd
+from featstore.storage.calls import close_quietly, flock_fd
 
 __all__ = ["OPENING_LOCK", "READERS_LOCK", "WRITER_LOCK", "FileLock", "lock_directory"]
 
@@ -108,7 +108,13 @@ class FileLock:
         return (held.st_dev, held.st_ino) == (named.st_dev, named.st_ino)
 
     def release(self) -> None:
-        """Unlock; may be called again."""
+        """Unlock; may be called again.
+
+        Raises
+        ------
+        OSError
+            An exclusive lock could not be given up; a process that was forked meanwhile may go on holding it.
+        """
         fd, self._fd = self._fd, -1
         if fd < 0:
             return
@@ -116,8 +122,11 @@ class FileLock:
             if os.getpid() == self._pid:
                 # Unlock rather than only close: a forked child may still hold a duplicate of the descriptor.
                 flock_fd(fd, fcntl.LOCK_UN, self.path)
+        except OSError:
+            if self.exclusive:
+                raise
         finally:
-            close_fd(fd, self.path)
+            close_quietly(fd)
 
     def __enter__(self) -> FileLock:
         return self
@@ -153,5 +162,5 @@ def lock_directory(path: str | os.PathLike[str]) -> int | None:
     except BaseException:
         close_quietly(fd)
         raise
-    close_fd(fd, name)
+    close_quietly(fd)
     return None

@@ -321,7 +321,7 @@ class SectionFile:
         """Close the file; may be called again."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            close_fd(fd, self.path)
+            close_quietly(fd)
 
     def remove(self) -> None:
         """Close the file and delete it; its bytes go back to the disk budget."""

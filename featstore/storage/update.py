@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from featstore.errors import BusyError, CommittedError, CorruptionError, FormatError
-from featstore.storage.calls import close_fd, close_quietly
+from featstore.storage.calls import close_quietly
 from featstore.storage.catalog import CATALOG_DIRECTORY, CATALOG_FILE, Catalog, FieldRecord, read_catalog, write_catalog
 from featstore.storage.directory import OpenDirectory, Root, open_inside
 from featstore.storage.format import HEADER_BYTES, Header, pread_exactly, resolve_inside
@@ -45,9 +45,9 @@ class OpenFile:
 
     def close(self) -> None:
         """Close what nobody took; may be called again."""
-        for fd, path in zip(self.take(), (self.path, f"{self.path}.sums"), strict=True):
+        for fd in self.take():
             if fd >= 0:
-                close_fd(fd, path)
+                close_quietly(fd)
 
 
 def open_file(root: Root, record: FileRecord) -> OpenFile:
@@ -89,9 +89,7 @@ def open_file(root: Root, record: FileRecord) -> OpenFile:
                 0,
             )
     except BaseException:
-        for fd in found.take():
-            if fd >= 0:
-                close_quietly(fd)
+        found.close()
         raise
     return found
 

@@ -208,8 +208,8 @@ cdef class File:
         if fd >= 0:
             try:
                 os.close(fd)
-            except OSError as error:
-                raise OSError(error.errno, error.strerror, self.path) from None
+            except OSError:
+                pass  # of writes, and it was only read
 
     def __dealloc__(self):
         free(self.sums)
