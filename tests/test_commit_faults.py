@@ -151,7 +151,7 @@ def leftovers(root: Path, before: Path) -> set[str]:
 class Scenario:
     """A call that is to fail, and what is there before.
 
-    ``commits``: the state is another one afterwards. ``goes_on``: the call does more than commit, and its other errors are its own.
+    ``commits``: the state is another one afterwards. ``goes_on``: the call does more than commit, which fails in its own way.
     """
 
     before: Callable[[Path], None]
