@@ -18,6 +18,7 @@ __all__ = [
     "BusyError",
     "Changeset",
     "ClosedError",
+    "CommittedError",
     "CorruptionError",
     "FeatstoreError",
     "FeatureStore",

@@ -20,6 +20,7 @@ from featstore.errors import (
     BudgetError as BudgetError,
     BusyError as BusyError,
     ClosedError as ClosedError,
+    CommittedError as CommittedError,
     CorruptionError as CorruptionError,
     FeatstoreError as FeatstoreError,
     FormatError as FormatError,

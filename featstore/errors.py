@@ -13,6 +13,7 @@ __all__ = [
     "BudgetError",
     "BusyError",
     "ClosedError",
+    "CommittedError",
     "CorruptionError",
     "FeatstoreError",
     "FormatError",
@@ -55,6 +56,30 @@ class CorruptionError(FeatstoreError, OSError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.message, self.filename, self.offset)
+
+
+class CommittedError(FeatstoreError, OSError):
+    """What was asked for is done and in place; a later step failed, such as opening what was made. Nothing need be made again.
+
+    Parameters
+    ----------
+    message : str
+        What is in place, and which step failed.
+    path : path-like
+        What is in place: a dataset, a pack or a layout.
+    error : OSError
+        Why the step failed. This error has its ``errno`` and ``filename``.
+    """
+
+    def __init__(self, message: str, path: str | os.PathLike[str], error: OSError) -> None:
+        where = os.fspath(path)
+        super().__init__(error.errno, f"{message}: {error.strerror}", where if error.filename is None else error.filename)
+        self.message = message
+        self.path = where
+        self.error = error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.message, self.path, self.error)
 
 
 class FormatError(FeatstoreError, ValueError):

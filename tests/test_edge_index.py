@@ -90,7 +90,13 @@ def test_every_form_of_input(tmp_path: Path, form: str, monkeypatch: pytest.Monk
     edges = random_edges(300, 20_000)
     from_edge_index(tmp_path / "g", FORMS[form](edges, tmp_path), 300, memory=1000)  # blocks of 1,024 pairs, spilled
     check(tmp_path / "g", edges, 300)
-    assert sorted({entry.split(".")[0] for entry in os.listdir(tmp_path / "g")}) == ["catalog", "edge", "readers", "writer"]
+    assert sorted({entry.split(".")[0] for entry in os.listdir(tmp_path / "g")}) == [
+        "catalog",
+        "edge",
+        "opening",
+        "readers",
+        "writer",
+    ]
 
 
 @given(st.integers(1, 50), st.integers(0, 300), st.integers(0, 2**32), st.integers(1, 40), st.integers(2, 5))

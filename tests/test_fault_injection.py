@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
+import fcntl
 import mmap
 import os
 import signal
@@ -29,10 +31,13 @@ from featstore.testing.limits import memory_group
 
 
 def write_then_read(folder: Path) -> bytes:
-    """One call of each operation on a file (two of open: the file and its directory)."""
+    """One call of each operation on a file, or a directory."""
     name = folder / "file"
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(folder / "made")
     fd = os.open(folder / "new", os.O_RDWR | os.O_CREAT | os.O_TRUNC)
     try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.ftruncate(fd, 8192)
         done = 0
         while done < 8192:
@@ -50,7 +55,8 @@ def write_then_read(folder: Path) -> bytes:
         os.close(fd)
 
 
-OF_WRITE_THEN_READ = [name for name in OPERATIONS if name != "alloc"]
+# Not close: mapping a file closes a duplicate of its descriptor, and ignores what comes of it.
+OF_WRITE_THEN_READ = [name for name in OPERATIONS if name not in ("alloc", "close")]
 
 
 def every_operation_fails_once(folder: str) -> None:
@@ -84,6 +90,32 @@ def short_transfers_and_interrupts(folder: str) -> None:
     with Fault(folder, ("read", "write", "open", "truncate", "fsync"), "EINTR", times=9) as fault:
         assert write_then_read(Path(folder)) == b"a" * 8192  # Python itself tries again
     assert fault.fired == 9
+
+
+def a_close_that_fails_closes(folder: str) -> None:
+    fd = os.open(folder, os.O_RDONLY)
+    with Fault(folder, "close", "EIO") as fault, pytest.raises(OSError, match="Input/output error"):
+        os.close(fd)
+    assert fault.fired == 1
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+
+
+def reads_end(folder: str) -> None:
+    path = Path(folder) / "file"
+    path.write_bytes(b"abc")
+    fd = os.open(path, os.O_RDONLY)
+    into = bytearray(3)
+    calls = (lambda: len(os.read(fd, 3)), lambda: len(os.pread(fd, 3, 0)), lambda: os.preadv(fd, [into], 0))
+    for call in calls:
+        for action, expected in (("end", 0), ("short", 1)):
+            with Fault(folder, "read", action) as fault:
+                assert call() == expected
+            assert fault.fired == 1
+        os.lseek(fd, 0, os.SEEK_SET)
+        assert call() == 3
+        os.lseek(fd, 0, os.SEEK_SET)
+    os.close(fd)
 
 
 def kills(folder: str) -> None:
@@ -143,6 +175,8 @@ def counts_are_exact_across_threads(folder: str) -> None:
     [
         every_operation_fails_once,
         short_transfers_and_interrupts,
+        a_close_that_fails_closes,
+        reads_end,
         kills,
         allocations,
         unused_sweeps_are_errors,

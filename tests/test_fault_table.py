@@ -79,6 +79,8 @@ COVERAGE: dict[str, list[str]] = {
         "test_reader::test_an_unlinked_file_goes_on",
         "test_reader::test_a_file_shrunk_while_open_is_an_error_not_a_loop",
         "test_dataset::test_a_replaced_dataset_goes_on_until_it_is_opened_again",
+        "test_replacing::test_some_hundred_opens_of_a_dataset_that_is_replaced_without_pause",
+        "test_replacing::test_ten_thousand_opens_of_a_dataset_that_is_replaced_without_pause",
         "test_faults_storage::test_files_that_shrink_while_they_are_open",
     ],
     "files: a pickle anywhere": [
@@ -90,6 +92,9 @@ COVERAGE: dict[str, list[str]] = {
         "test_faults::test_create_fails_whole_everywhere",
         "test_faults::test_replace_keeps_old_or_new",
         "test_faults::test_create_under_a_file_size_limit",
+        "test_commit_faults::test_some_failing_calls",
+        "test_commit_faults::test_every_failing_call",
+        "test_commit_faults::test_what_follows_the_catalogs_rename_removes_nothing_that_it_names",
         "test_faults_storage::test_failing_calls_of_a_builder",
         "test_faults_storage::test_every_failing_call_of_a_reader",
         "test_edge_index::test_a_full_disk_while_spilling",
@@ -102,6 +107,7 @@ COVERAGE: dict[str, list[str]] = {
         "test_faults::test_pread_gather_meets_errors_and_short_reads",
         "test_reader::test_distorted_completions_are_continued",
         "test_reader::test_endless_end_of_file_ends",
+        "test_commit_faults::test_reads_of_nothing_end",
         "test_format::test_short_writes_go_on_at_the_exact_byte",
     ],
     "system: EMFILE; no memory at the k-th allocation; memory cgroup": [
@@ -155,6 +161,7 @@ COVERAGE: dict[str, list[str]] = {
         "test_loader::test_ctrl_c_while_waiting",
         "test_train::test_ctrl_c_ends_a_training_loop",
         "test_train::test_ctrl_c_at_any_moment",
+        "test_commit_faults::test_ctrl_c_after_any_step_leaves_the_old_or_the_new",
     ],
     "process: a copy to a device fails, or is interrupted, under way; memory that cannot be page-locked": [
         "test_handover::test_host_memory_goes_back_once_the_copy_is_complete",

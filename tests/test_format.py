@@ -394,6 +394,6 @@ def test_open_regular_refuses_what_turned_into_a_link(tmp_path: Path, monkeypatc
     (tmp_path / "file").write_bytes(b"abc")
     (tmp_path / "link").symlink_to(tmp_path / "file")
     regular = os.lstat(tmp_path / "file")
-    monkeypatch.setattr(fmt.os, "lstat", lambda path: regular)
+    monkeypatch.setattr(fmt.os, "lstat", lambda path, dir_fd=None: regular)
     with pytest.raises(FormatError, match="symbolic link"):
         open_regular(tmp_path / "link")

@@ -22,6 +22,7 @@ from featstore.graph.extsort import PairSorter
 from featstore.graph.progress import Progress
 from featstore.graph.source import ArrayLike, NpySource, Source, dtype_name, open_source
 from featstore.storage.builddir import BuildDirectory
+from featstore.storage.calls import close_quietly
 from featstore.storage.catalog import EDGE, NODE, Catalog, FieldRecord, Part, write_catalog
 from featstore.storage.format import HEADER_BYTES, pread_exactly
 from featstore.storage.layout import RowLayout, choose_layout
@@ -169,7 +170,7 @@ class _TopologyWriter:
                 data = pread_exactly(fd, k * width, HEADER_BYTES + first * width, path)
                 yield np.frombuffer(data, dtype=f"<i{width}").astype(np.int64)
         finally:
-            os.close(fd)
+            close_quietly(fd)
 
     def close(self) -> None:
         for writer in self._writers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import weakref
@@ -11,17 +12,16 @@ from typing import Any
 import torch
 
 from featstore.config import Options
-from featstore.errors import ClosedError, FormatError
+from featstore.errors import BudgetError, ClosedError, CommittedError, FormatError
 from featstore.graph import build
 from featstore.graph.feature import FeatureStore
 from featstore.graph.fields import Fields
 from featstore.graph.kept import Kept
 from featstore.graph.progress import Progress
-from featstore.graph.snapshot import open_snapshot
+from featstore.graph.snapshot import Snapshot, open_files
 from featstore.graph.source import ArrayLike, torch_dtype
 from featstore.graph.verify import verify_files, verify_topology
-from featstore.storage.builddir import restore_moved
-from featstore.storage.catalog import EDGE, Catalog, read_catalog
+from featstore.storage.catalog import EDGE, Catalog, current_catalog
 
 __all__ = ["OutOfCoreGraph"]
 
@@ -59,22 +59,20 @@ class OutOfCoreGraph(Kept):
 
     def __init__(self, path: str | os.PathLike[str], options: Options) -> None:
         path = os.path.abspath(os.fspath(path))
-        # Before a thread or a ring is made for it.
-        if not os.path.lexists(path):
-            restore_moved(path)
-        os.stat(path)
-        super().__init__(path, options)
-        try:
-            self._snapshot = open_snapshot(self.path, self.reader)
+        with open_files(path) as opened:  # before a thread or a ring is made for it
+            super().__init__(path, options)
             try:
-                self._open_fields()
+                self._snapshot = Snapshot(self.path, opened, self.reader)
+                try:
+                    self._open_fields()
+                except BaseException:
+                    with contextlib.suppress(OSError):
+                        self._snapshot.close()
+                    raise
             except BaseException:
-                self._snapshot.close()
+                self.pool.close()
+                self.reader.close()
                 raise
-        except BaseException:
-            self.pool.close()
-            self.reader.close()
-            raise
 
     def _open_fields(self) -> None:
         catalog = self._snapshot.catalog
@@ -141,6 +139,9 @@ class OutOfCoreGraph(Kept):
             An input of the wrong dtype, shape or name; a file that is no ``.npy`` file.
         BudgetError
             ``memory`` is too little.
+        CommittedError
+            The new dataset is complete and in place, and a later step failed: opening it, or making its name durable. It has
+            ``errno`` and ``filename`` of that failure; :func:`featstore.open` opens the dataset.
         OSError
             The disk is full or failed. Nothing is left, and what was at ``path`` is as it was.
 
@@ -161,7 +162,7 @@ class OutOfCoreGraph(Kept):
         build.create(
             path, indptr, indices, features, node_data, topology=topology, overwrite=overwrite, progress=progress, memory=memory
         )
-        return cls.open(path, memory=memory)
+        return cls._open_made(path, memory)
 
     @classmethod
     def from_edge_index(
@@ -195,7 +196,7 @@ class OutOfCoreGraph(Kept):
         ------
         IndexError
             An id is not in ``[0, num_nodes)``; names it and its position.
-        FileExistsError, BusyError, TypeError, ValueError, FormatError, CorruptionError, BudgetError, OSError
+        FileExistsError, BusyError, TypeError, ValueError, FormatError, CorruptionError, BudgetError, CommittedError, OSError
             See :meth:`create`.
 
         Notes
@@ -214,7 +215,22 @@ class OutOfCoreGraph(Kept):
             progress=progress,
             memory=memory,
         )
-        return cls.open(path, memory=memory)
+        return cls._open_made(path, memory)
+
+    @classmethod
+    def _open_made(cls, path: str | os.PathLike[str], memory: int | str | None) -> OutOfCoreGraph:
+        """Open a dataset that was just made; an error says that it need not be made again."""
+        try:
+            return cls.open(path, memory=memory)
+        except OSError as error:
+            where = os.path.abspath(os.fspath(path))
+            raise CommittedError(
+                f"the dataset at {where} is complete and in place, but opening it failed", where, error
+            ) from error
+        except BudgetError as error:
+            raise BudgetError(
+                f"the dataset is complete and in place, but opening it failed: {error.message}", error.needed
+            ) from error
 
     @classmethod
     def open(
@@ -313,18 +329,22 @@ class OutOfCoreGraph(Kept):
         Reads every file once and the neighbour ids twice, whatever ``verify`` the dataset was opened with, in about 20 MB.
         """
         with self.locked():
-            catalog = read_catalog(self.path)
-        total = sum(record.n_bytes for record in catalog.files.values())
-        with Progress("verify", total + _topology_bytes(catalog), progress) as bar:
-            n_pages = verify_files(self.path, catalog, bar.add)
-            verify_topology(self.path, catalog, bar.add)
+            opened = open_files(self.path)
+        with opened:
+            catalog = opened.catalog
+            total = sum(record.n_bytes for record in catalog.files.values())
+            with Progress("verify", total + _topology_bytes(catalog), progress) as bar:
+                n_pages = verify_files(opened, bar.add)
+                verify_topology(opened, bar.add)
         return {"files": len(catalog.files), "pages": n_pages, "bytes": total}
 
     # -- life --------------------------------------------------------------------------------------------------------------------
 
     def _close_files(self) -> None:
-        super()._close_files()
-        self._snapshot.close()
+        try:
+            super()._close_files()
+        finally:
+            self._snapshot.close()
 
     def __reduce__(self) -> tuple[Callable[..., OutOfCoreGraph], tuple[Any, ...]]:
         if self._closed:
@@ -366,7 +386,7 @@ class _Reopen:
 def _is_current(graph: OutOfCoreGraph) -> bool:
     """Return whether the dataset at a graph's path is still the one that it has open."""
     try:
-        return _identity_of(read_catalog(graph.path)) == graph.identity()
+        return _identity_of(current_catalog(graph.path)) == graph.identity()
     except (OSError, ValueError):
         return False  # opening it anew says what is wrong, or waits for whoever is replacing it
 

@@ -15,7 +15,8 @@ import numpy as np
 
 from featstore._core.io import direct_mode
 from featstore.errors import BusyError
-from featstore.storage.catalog import Catalog, read_catalog
+from featstore.storage.calls import close_fd, naming
+from featstore.storage.catalog import Catalog, current_catalog
 from featstore.storage.extents import WRITERS
 from featstore.storage.layout import PAGE_BYTES, RowLayout
 from featstore.storage.pagestream import MOST_WINDOW_BYTES, PageStream, least_window
@@ -78,7 +79,7 @@ def device_speed(
     known = g.reader.device
     if known is not None and known.write_bandwidth and not again:
         return known
-    kept = read_catalog(g.path).extra.get(KEY)
+    kept = current_catalog(g.path).extra.get(KEY)
     found = None if again else _saved(kept, where)
     if found is None:
         found = _measure(g, f"{g.path}.runs" if run_dir is None else os.fspath(run_dir), disk)
@@ -197,7 +198,8 @@ def _time_writes(path: str, n_bytes: int) -> float:
     """Write a file as packing does, past the page cache where that can be, and return bytes a second."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        os.posix_fallocate(fd, 0, n_bytes)
+        with naming(path):
+            os.posix_fallocate(fd, 0, n_bytes)
         direct_mode(fd)
         with mmap.mmap(-1, CHUNK_BYTES) as chunk:  # aligned as direct writes want it
             chunk.write(os.urandom(PAGE_BYTES) * (CHUNK_BYTES // PAGE_BYTES))
@@ -206,13 +208,14 @@ def _time_writes(path: str, n_bytes: int) -> float:
                 done = 0
                 with memoryview(chunk) as view:
                     while done < CHUNK_BYTES:
-                        with view[done:] as rest:
+                        with view[done:] as rest, naming(path):
                             done += os.pwrite(fd, rest, offset + done)
 
             start = time.perf_counter()
             with ThreadPoolExecutor(WRITERS, thread_name_prefix="featstore-measure") as pool:
                 list(pool.map(write, range(0, n_bytes, CHUNK_BYTES)))
-            os.fdatasync(fd)
+            with naming(path):
+                os.fdatasync(fd)
             return n_bytes / (time.perf_counter() - start)
     finally:
-        os.close(fd)
+        close_fd(fd, path)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from featstore.storage.calls import close_fd, close_quietly
 from featstore.storage.format import pread_exactly
 from featstore.storage.writer import pwrite_all
 
@@ -156,7 +157,7 @@ class PairSorter:
         try:
             pwrite_all(fd, pairs.data.cast("B"), bucket.n_pairs * 2 * self._dtype.itemsize, bucket.path)
         finally:
-            os.close(fd)
+            close_fd(fd, bucket.path)
         bucket.n_pairs += len(pairs)
         self.bytes_spilled += pairs.nbytes
 
@@ -166,7 +167,7 @@ class PairSorter:
         try:
             data = pread_exactly(fd, n * pair_bytes, first * pair_bytes, bucket.path)
         finally:
-            os.close(fd)
+            close_quietly(fd)
         return np.frombuffer(data, dtype=self._dtype).reshape(n, 2)
 
     def _drain(self, spill: _Spill) -> Iterator[tuple[Int64s, Int64s]]:

@@ -209,10 +209,12 @@ class Kept(Opened):
             node; reading or saving failed.
         BusyError
             It cannot be saved: somebody is writing the dataset, or has replaced it. The cache is in use all the same.
+        CommittedError
+            It is saved, but making that durable failed: a power cut may undo it. The cache is in use all the same.
 
         Notes
         -----
-        Reads the adjacency once, sequentially. On an error there is no cache.
+        Reads the adjacency once, sequentially. On an error there is no cache, unless only saving failed.
         """
         chosen = _static(policy)
         usual = isinstance(policy, str) and counts is None and parts is None

@@ -162,17 +162,18 @@ class Opened(ABC):
                 self._closed = True
         except ClosedError:
             return
-        for store in self._stores.values():
-            store.close()
-            if store.cache is not None:
-                store.cache.release()
-            self._drop_cache(store)
-        self._close_files()
-        for _, reservation in self._data.values():
-            reservation.release()
-        self._data.clear()
-        self.pool.close()
-        self.reader.close()
+        with contextlib.ExitStack() as stack:  # all of it, from the last line up, whichever fails
+            stack.callback(self.reader.close)
+            stack.callback(self.pool.close)
+            for _, reservation in self._data.values():
+                stack.callback(reservation.release)
+            stack.callback(self._data.clear)
+            stack.callback(self._close_files)
+            for store in self._stores.values():
+                stack.callback(self._drop_cache, store)
+                if store.cache is not None:
+                    stack.callback(store.cache.release)
+                stack.callback(store.close)
 
     def __enter__(self: Self) -> Self:
         return self

@@ -49,6 +49,8 @@ def save_neighbor_cache(root: str, catalog: Catalog, cache: NeighborCache, recip
     ------
     BusyError
         Somebody else is writing, or has replaced the dataset since it was opened.
+    CommittedError
+        The cache is in the dataset, but making that durable failed.
     OSError
         The dataset is as it was.
     """

@@ -4,45 +4,116 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
+from types import TracebackType
 
 from featstore.errors import FormatError, VersionError
 from featstore.storage.builddir import restore_moved
-from featstore.storage.catalog import EDGE, FieldRecord, read_catalog
+from featstore.storage.catalog import EDGE, Catalog, FieldRecord, read_catalog
+from featstore.storage.directory import OpenDirectory, with_directory
 from featstore.storage.format import sums_seed
 from featstore.storage.lock import READERS_LOCK, FileLock
 from featstore.storage.reader import Reader
 from featstore.storage.rowfile import RowFile
-from featstore.storage.update import check_file
+from featstore.storage.update import OpenFile, open_file
 
-__all__ = ["Snapshot", "open_snapshot"]
+__all__ = ["DatasetFiles", "Snapshot", "open_files"]
 
 SWEEP_PATIENCE_S = 2.0  # a writer that removes leftovers keeps readers out for a moment
-OPEN_ATTEMPTS = 5  # a dataset that is replaced while it is being opened is opened again
 
 
-class Snapshot:
-    """One commit of a dataset: its catalog, and every file that it names, open."""
+class DatasetFiles:
+    """Every file of one commit, open and not read yet but for the headers; a context manager. Made by :func:`open_files`.
 
-    def __init__(self, root: str, reader: Reader) -> None:
-        self.root = root
-        self.files: dict[str, RowFile] = {}
+    Attributes
+    ----------
+    path : str
+        The dataset's directory.
+    catalog : Catalog
+    lock : FileLock or None
+        Keeps these files from being swept; None where the dataset has no lock file.
+    files : dict of str to OpenFile
+        By name, as in the catalog.
+    """
+
+    catalog: Catalog
+
+    def __init__(self, directory: OpenDirectory) -> None:
+        self.path = directory.path
+        self.files: dict[str, OpenFile] = {}
         self.lock: FileLock | None = None
         try:
             # A dataset without the lock file can be read, but not swept: its media are read-only, or somebody tidied up.
             with contextlib.suppress(FileNotFoundError):
-                self.lock = FileLock(os.path.join(root, READERS_LOCK), exclusive=False, patience_s=SWEEP_PATIENCE_S)
-            self.catalog = read_catalog(root)
+                self.lock = directory.lock(READERS_LOCK, SWEEP_PATIENCE_S)
+            self.catalog = read_catalog(directory)
             for name, record in self.catalog.files.items():
+                self.files[name] = open_file(directory, record)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self.close()
+            raise
+
+    def close(self) -> None:
+        """Close what nobody took over; may be called again."""
+        lock, self.lock = self.lock, None
+        with contextlib.ExitStack() as stack:  # all of it, whichever fails
+            if lock is not None:
+                stack.callback(lock.release)
+            for file in self.files.values():
+                stack.callback(file.close)
+
+    def __enter__(self) -> DatasetFiles:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def open_files(root: str) -> DatasetFiles:
+    """Open the files of a dataset's last commit, all of the same one, however often it is replaced meanwhile.
+
+    Raises
+    ------
+    FileNotFoundError, PermissionError, CorruptionError, FormatError, VersionError, BusyError, OSError
+        As :meth:`featstore.OutOfCoreGraph.open`.
+    """
+    if not os.path.lexists(root):
+        # Of a dead builder. What a living one has moved aside is opened where it is, and so it is on read-only media.
+        with contextlib.suppress(OSError):
+            restore_moved(root)
+    return with_directory(root, DatasetFiles)
+
+
+class Snapshot:
+    """One commit of a dataset: its catalog, and every file that it names, ready to be read.
+
+    Parameters
+    ----------
+    root : str
+    opened : DatasetFiles
+        What is in it is taken over.
+    reader : Reader
+    """
+
+    def __init__(self, root: str, opened: DatasetFiles, reader: Reader) -> None:
+        self.root = root
+        self.catalog = opened.catalog
+        self.files: dict[str, RowFile] = {}
+        self._lock, opened.lock = opened.lock, None
+        try:
+            for name, file in opened.files.items():
+                record = file.record
                 self.files[name] = reader.open(
-                    check_file(root, record),
+                    file.path,
                     layout=record.layout,
                     n_rows=record.n_rows,
                     seed=record.seed,
                     sums_seed=sums_seed(record.seed),
+                    fds=file.take(),
                 )
         except BaseException:
-            self.close()
+            with contextlib.suppress(OSError):
+                self.close()
             raise
 
     def file_of(self, record: FieldRecord) -> RowFile:
@@ -59,36 +130,9 @@ class Snapshot:
         return self.file_of(record), record.row_bytes
 
     def close(self) -> None:
-        for file in self.files.values():
-            file.close()
-        if self.lock is not None:
-            self.lock.release()
-
-
-def open_snapshot(root: str, reader: Reader) -> Snapshot:
-    """Open a dataset's last commit, all of it from the same directory though another may be put in its place meanwhile."""
-    for attempt in range(OPEN_ATTEMPTS):
-        if attempt == 0 and not os.path.lexists(root):
-            restore_moved(root)
-        before = os.stat(root)
-        if not stat.S_ISDIR(before.st_mode):
-            raise FormatError(f"{root} is no dataset: it is not a directory")
-        snapshot, failure = None, None
-        try:
-            snapshot = Snapshot(root, reader)
-        except (OSError, ValueError) as error:
-            failure = error
-        try:
-            after = os.stat(root)
-        except BaseException:
-            if snapshot is not None:
-                snapshot.close()
-            raise
-        if (before.st_dev, before.st_ino) == (after.st_dev, after.st_ino) or attempt == OPEN_ATTEMPTS - 1:
-            if snapshot is None:
-                assert failure is not None
-                raise failure
-            return snapshot
-        if snapshot is not None:
-            snapshot.close()
-    raise AssertionError("the last attempt returns or raises")
+        """Close all files; may be called again."""
+        with contextlib.ExitStack() as stack:  # all of them, whichever fails
+            if self._lock is not None:
+                stack.callback(self._lock.release)
+            for file in self.files.values():
+                stack.callback(file.close)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from featstore.errors import CorruptionError, FormatError
+from featstore.storage.calls import close_quietly
 from featstore.storage.format import DTYPES, open_regular, pread_exactly
 
 __all__ = ["ArrayLike", "NpySource", "Source", "dtype_name", "numpy_dtype", "open_source", "torch_dtype"]
@@ -186,7 +187,7 @@ class NpySource(Source):
         try:
             dtype, shape, self._fortran, self._start = _npy_header(fd, n_bytes, path)
         finally:
-            os.close(fd)
+            close_quietly(fd)
         self._native = dtype
         super().__init__(name, dtype_name(dtype, wider=wider), shape)
         # One-dimensional Fortran order is C order.
@@ -201,7 +202,7 @@ class NpySource(Source):
                 block = self._fortran_rows(fd, first, k) if self._fortran else self._rows(fd, first, k)
                 yield _array_bytes(block)
         finally:
-            os.close(fd)
+            close_quietly(fd)
 
     def columns(self, max_bytes: int) -> Iterator[npt.NDArray[Any]]:
         """Yield a two-dimensional array in blocks of columns, ``[n_rows, k]``."""
@@ -220,7 +221,7 @@ class NpySource(Source):
                 pieces = [pread_exactly(fd, k * itemsize, start, self._path) for start in starts]
                 yield np.frombuffer(b"".join(pieces), dtype=self._native).reshape(n_rows, k)
         finally:
-            os.close(fd)
+            close_quietly(fd)
 
     def _rows(self, fd: int, first: int, k: int) -> npt.NDArray[Any]:
         data = pread_exactly(fd, k * self.row_bytes, self._start + first * self.row_bytes, self._path)

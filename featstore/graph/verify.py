@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,17 +10,11 @@ import numpy.typing as npt
 
 from featstore._core.checksum import page_sums
 from featstore.errors import CorruptionError, FormatError
-from featstore.storage.catalog import EDGE, Catalog
-from featstore.storage.format import (
-    HEADER_BYTES,
-    SUMS_PER_PAGE,
-    open_regular,
-    pread_exactly,
-    resolve_inside,
-    sums_page,
-)
+from featstore.graph.snapshot import DatasetFiles
+from featstore.storage.catalog import EDGE
+from featstore.storage.format import HEADER_BYTES, SUMS_PER_PAGE, pread_exactly, sums_page
 from featstore.storage.layout import PAGE_BYTES
-from featstore.storage.update import check_file
+from featstore.storage.update import OpenFile, open_file
 from featstore.storage.writer import FileRecord
 
 __all__ = ["verify_file", "verify_files", "verify_topology"]
@@ -33,14 +26,12 @@ _BLOCK_NODES = 1 << 18
 _BLOCK_EDGES = 1 << 20
 
 
-def verify_files(root: str, catalog: Catalog, progress: Progress) -> int:
+def verify_files(opened: DatasetFiles, progress: Progress) -> int:
     """Check every page of every file, header, padding and checksums included; return the number of pages.
 
     Parameters
     ----------
-    root : str
-        The dataset's directory.
-    catalog : Catalog
+    opened : DatasetFiles
     progress : callable
         Called with the number of bytes checked since the last call.
 
@@ -48,66 +39,62 @@ def verify_files(root: str, catalog: Catalog, progress: Progress) -> int:
     ------
     CorruptionError
         Names the file and the first byte of the first damaged page.
-    FormatError, VersionError, OSError
-        A file is missing or none of ours.
+    OSError
+        A file cannot be read.
 
     Notes
     -----
     Reads all files once, sequentially, in about 2 MiB of memory.
     """
-    return sum(verify_file(root, record, progress) for record in catalog.files.values())
+    return sum(_verify_open(file, progress) for file in opened.files.values())
 
 
 def verify_file(root: str, record: FileRecord, progress: Progress) -> int:
     """Check every page of one file, as :func:`verify_files` does; return their number."""
-    path = check_file(root, record)
-    seed, n_pages = record.seed, record.n_bytes // PAGE_BYTES
-    fd, _ = open_regular(path)
+    file = open_file(root, record)
     try:
-        sums_fd, _ = open_regular(path + ".sums")
-        try:
-            for index in range(record.n_sums_bytes // PAGE_BYTES):
-                first = index * SUMS_PER_PAGE
-                k = min(SUMS_PER_PAGE, n_pages - first)
-                stored = pread_exactly(sums_fd, PAGE_BYTES, index * PAGE_BYTES, path + ".sums")
-                sums = np.frombuffer(stored, dtype="<u8", count=k)
-                # The page must be the one that would be written for these sums: its own checksum and its unused entries, too.
-                if sums_page(sums, index, seed) != stored:
-                    raise CorruptionError("the table of checksums is damaged", path + ".sums", index * PAGE_BYTES)
-                found = np.empty(k, dtype=np.uint64)
-                page_sums(pread_exactly(fd, k * PAGE_BYTES, first * PAGE_BYTES, path), seed, found)
-                if (bad := np.flatnonzero(found != sums)).size:
-                    raise CorruptionError("a page is damaged: its checksum differs", path, (first + int(bad[0])) * PAGE_BYTES)
-                progress(k * PAGE_BYTES)
-        finally:
-            os.close(sums_fd)
+        return _verify_open(file, progress)
     finally:
-        os.close(fd)
+        file.close()
+
+
+def _verify_open(file: OpenFile, progress: Progress) -> int:
+    record, path = file.record, file.path
+    seed, n_pages = record.seed, record.n_bytes // PAGE_BYTES
+    for index in range(record.n_sums_bytes // PAGE_BYTES):
+        first = index * SUMS_PER_PAGE
+        k = min(SUMS_PER_PAGE, n_pages - first)
+        stored = pread_exactly(file.sums_fd, PAGE_BYTES, index * PAGE_BYTES, path + ".sums")
+        sums = np.frombuffer(stored, dtype="<u8", count=k)
+        # The page must be the one that would be written for these sums: its own checksum and its unused entries, too.
+        if sums_page(sums, index, seed) != stored:
+            raise CorruptionError("the table of checksums is damaged", path + ".sums", index * PAGE_BYTES)
+        found = np.empty(k, dtype=np.uint64)
+        page_sums(pread_exactly(file.fd, k * PAGE_BYTES, first * PAGE_BYTES, path), seed, found)
+        if (bad := np.flatnonzero(found != sums)).size:
+            raise CorruptionError("a page is damaged: its checksum differs", path, (first + int(bad[0])) * PAGE_BYTES)
+        progress(k * PAGE_BYTES)
     return n_pages
 
 
 class _Column:
     """A one-dimensional integer field of the topology, read in runs of dense rows."""
 
-    def __init__(self, root: str, catalog: Catalog, name: str, n_rows: int) -> None:
-        record = catalog.fields.get(f"{EDGE}/{name}")
+    def __init__(self, opened: DatasetFiles, name: str, n_rows: int) -> None:
+        record = opened.catalog.fields.get(f"{EDGE}/{name}")
         if record is None or len(record.parts) != 1 or record.shape != (n_rows,) or record.dtype not in ("int32", "int64"):
-            raise FormatError(f"{root}: the catalog has no {name} of {n_rows} rows")
-        self.record = catalog.files[record.parts[0].file]
-        self.path = resolve_inside(root, self.record.name)
+            raise FormatError(f"{opened.path}: the catalog has no {name} of {n_rows} rows")
+        self._file = opened.files[record.parts[0].file]
+        self.record, self.path = self._file.record, self._file.path
         self.width = self.record.layout.row_bytes
 
     def blocks(self, step: int) -> Iterator[Int64s]:
         """Yield all values in order, ``step`` at a time."""
-        fd, _ = open_regular(self.path)
-        try:
-            for first in range(0, self.record.n_rows, step):
-                yield self._read(fd, first, min(step, self.record.n_rows - first))
-        finally:
-            os.close(fd)
+        for first in range(0, self.record.n_rows, step):
+            yield self._read(first, min(step, self.record.n_rows - first))
 
-    def _read(self, fd: int, first: int, n: int) -> Int64s:
-        data = pread_exactly(fd, n * self.width, HEADER_BYTES + first * self.width, self.path)
+    def _read(self, first: int, n: int) -> Int64s:
+        data = pread_exactly(self._file.fd, n * self.width, HEADER_BYTES + first * self.width, self.path)
         return np.frombuffer(data, dtype=f"<i{self.width}").astype(np.int64)
 
     def damage(self, message: str, row: int) -> CorruptionError:
@@ -116,7 +103,7 @@ class _Column:
         return CorruptionError(message, self.path, offset)
 
 
-def verify_topology(root: str, catalog: Catalog, progress: Progress) -> None:
+def verify_topology(opened: DatasetFiles, progress: Progress) -> None:
     """Check that offsets ascend from 0 to the number of edges, ids are nodes, lists ascend, and out-degrees are theirs.
 
     Raises
@@ -128,10 +115,10 @@ def verify_topology(root: str, catalog: Catalog, progress: Progress) -> None:
     -----
     Reads offsets and ids once, and the ids once more for every 2 million nodes, to recount their out-degrees in bounded memory.
     """
-    n, n_edges = catalog.num_nodes, catalog.num_edges
-    indptr = _Column(root, catalog, "indptr", n + 1)
-    indices = _Column(root, catalog, "indices", n_edges)
-    degrees = _Column(root, catalog, "out_degree", n)
+    n, n_edges = opened.catalog.num_nodes, opened.catalog.num_edges
+    indptr = _Column(opened, "indptr", n + 1)
+    indices = _Column(opened, "indices", n_edges)
+    degrees = _Column(opened, "out_degree", n)
     starts = _check_offsets(indptr, n_edges, progress)
     _check_lists(indices, n, starts, progress)
     low = 0

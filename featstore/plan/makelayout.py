@@ -17,7 +17,7 @@ from typing import Any
 
 from featstore.cache.base import Policy
 from featstore.config import Budget, Reservation, format_size
-from featstore.errors import BusyError, CorruptionError, FormatError
+from featstore.errors import BusyError, CommittedError, CorruptionError, FormatError
 from featstore.graph.progress import Progress, note
 from featstore.plan.layout import (
     PARTIAL,
@@ -39,7 +39,7 @@ from featstore.storage.lock import WRITER_LOCK, FileLock
 from featstore.storage.ordered import piece_layout
 from featstore.storage.reader import Reader
 from featstore.storage.rundir import DiskBudget
-from featstore.storage.writer import free_bytes, fsync_directory
+from featstore.storage.writer import free_bytes, fsync_directory, make_durable
 
 __all__ = ["layout_sizes", "make_layout"]
 
@@ -111,6 +111,8 @@ def make_layout(
         Another pack was made in the place of this one since it was opened.
     BudgetError
         Not enough memory.
+    CommittedError
+        The layout is whole and in place, but making its name durable failed.
     OSError
         The disk, or ``disk``, is full, or failed; the pack and the dataset are as they were, and what an earlier maker of this
         layout had left is removed. Only where the last step failed, which names ``node_data`` in the pack's record, the layout is
@@ -138,7 +140,11 @@ def make_layout(
                 if not is_carried(pack, data):
                     carrier.write(data)
             job = _Job(pack, options, policy, scores_of, ordered, reader, budget, accounts, progress, target + PARTIAL)
-            _make_whole(job, target)
+            try:
+                _make_whole(job, target)
+            except CommittedError:
+                carrier.commit()  # the layout is in place, and its loaders need what it carries
+                raise
             carrier.commit()
     return True
 
@@ -197,7 +203,6 @@ def _make_whole(job: _Job, target: str) -> None:
         _make(job)
         fsync_directory(folder)
         os.rename(folder, target)
-        fsync_directory(pack.path)
     except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)
         job.disk.give(job.disk.used - before)
@@ -208,6 +213,7 @@ def _make_whole(job: _Job, target: str) -> None:
         if not _can_go_on(job):
             shutil.rmtree(folder, ignore_errors=True)
         raise
+    make_durable(pack.path, target)
 
 
 def _origin(job: _Job) -> dict[str, Any]:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 
 from featstore.config import check_at_least, parse_disk
-from featstore.errors import BudgetError, CorruptionError, FormatError, StaleError, VersionError
+from featstore.errors import BudgetError, CommittedError, CorruptionError, FormatError, StaleError, VersionError
 from featstore.gather.buffers import BufferPool
 from featstore.graph.progress import Progress
 from featstore.partition.batcher import RandomBatcher, check_seeds
@@ -29,6 +29,7 @@ from featstore.plan.samples import SampleFile, SampleWriter
 from featstore.sampling.batch import SampledBatch, Sampler
 from featstore.sampling.foreign import adjacency_of, as_sampled, checked_sampler, has_own_seeds
 from featstore.storage.builddir import BuildDirectory
+from featstore.storage.directory import OpenDirectory, with_directory
 from featstore.storage.rundir import DiskBudget
 from featstore.storage.sections import SectionFile, SectionWriter
 
@@ -49,8 +50,8 @@ def write_record(path: str, kind: str, record: Mapping[str, Any], disk: DiskBudg
         writer.finish(durable=True).close()
 
 
-def read_record(path: str, kind: str) -> dict[str, Any]:
-    """Read what :func:`write_record` wrote.
+def read_record(path: str, kind: str, directory: OpenDirectory | None = None) -> dict[str, Any]:
+    """Read what :func:`write_record` wrote; where ``directory`` is given, it is looked up there.
 
     Raises
     ------
@@ -60,7 +61,7 @@ def read_record(path: str, kind: str) -> dict[str, Any]:
         Of a newer release.
     FileNotFoundError
     """
-    file = SectionFile(path, kind)
+    file = SectionFile(path, kind, directory=directory)
     try:
         record: dict[str, Any] = json.loads(file[0].tobytes())
     except (ValueError, IndexError) as error:
@@ -101,17 +102,21 @@ class Pack:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.path.abspath(os.fspath(path))
-        os.stat(self.path)
-        if not os.path.lexists(self.file(RECORD)):
-            raise FormatError(f"{self.path} is no pack: it has no record; featstore.sample_offline makes packs")
-        self.record = read_record(self.file(RECORD), "pack")
-        file = SectionFile(self.file(SAMPLES), "samples")
+        self.record, file = with_directory(self.path, self._open, "pack")
         self._finalizer = weakref.finalize(self, file.close)
-        if file.file_id != self.record["samples"]:
-            raise CorruptionError("these are not the samples that the pack was made with", file.path)
         self.samples = SampleFile(file)
         if len(self.samples) != self.epochs * self.n_batches:
             raise CorruptionError(f"{len(self.samples)} batches instead of {self.epochs * self.n_batches}", file.path)
+
+    def _open(self, directory: OpenDirectory) -> tuple[dict[str, Any], SectionFile]:
+        if not directory.has(RECORD):
+            raise FormatError(f"{self.path} is no pack: it has no record; featstore.sample_offline makes packs")
+        record = read_record(self.file(RECORD), "pack", directory)
+        file = SectionFile(self.file(SAMPLES), "samples", directory=directory)
+        if file.file_id != record["samples"]:
+            file.close()
+            raise CorruptionError("these are not the samples that the pack was made with", file.path)
+        return record, file
 
     @property
     def n_hops(self) -> int:
@@ -275,6 +280,8 @@ def sample_offline(
     ------
     FileExistsError
         Something is at ``path``.
+    CommittedError
+        The pack is complete and in place, and a later step failed: opening it, or making its name durable.
     OSError
         The disk, or ``disk``, is full (ENOSPC). Nothing is left, and what was at ``path`` is as it was.
     PluginError
@@ -330,7 +337,10 @@ def sample_offline(
         }
         write_record(os.path.join(build.path, RECORD), "pack", record, accounts)
         build.commit()
-    return Pack(target)
+    try:
+        return Pack(target)
+    except OSError as error:
+        raise CommittedError(f"the pack at {target} is complete and in place, but opening it failed", target, error) from error
 
 
 def _fanouts(sampler: Any, n_hops: int | None) -> list[int] | None:

@@ -33,7 +33,7 @@ from featstore.plan.offline import RECORD, SAMPLES, Pack, read_record
 from featstore.plan.tiers import PLAN, TierTables
 from featstore.sampling.foreign import as_sampled
 from featstore.storage.format import DTYPES
-from featstore.storage.lock import READERS_LOCK, WRITER_LOCK
+from featstore.storage.lock import OPENING_LOCK, READERS_LOCK, WRITER_LOCK
 from featstore.storage.sections import SectionFile
 
 __all__ = ["verify_pack"]
@@ -59,7 +59,7 @@ class _Check:
 
     def __init__(self, pack: Pack, node_data: dict[str, dict[str, str]], progress: bool) -> None:
         self._pack, self._node_data, self._show = pack, node_data, progress
-        self._known: set[str] = {pack.file(WRITER_LOCK), pack.file(READERS_LOCK)}
+        self._known: set[str] = {pack.file(name) for name in (WRITER_LOCK, READERS_LOCK, OPENING_LOCK)}
         self.n_files = self.n_bytes = 0
         self._bar = Progress("verify", 0, False)
 

@@ -17,7 +17,7 @@ from featstore.errors import BusyError
 from featstore.graph.device import doubted, forget_speed
 from featstore.plan.auto import Choice
 from featstore.plan.cost import CANDIDATES, STATIC, Estimate, Workload
-from featstore.storage.catalog import read_catalog
+from featstore.storage.catalog import current_catalog
 from featstore.storage.update import Update
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ class Epochs:
 def kept_runs(path: str) -> list[Actual]:
     """Return the last epoch of each strategy that a dataset's catalog has, the latest first; what is no record is left out."""
     names = {each.name for each in fields(Actual)}
-    entries = read_catalog(path).extra.get(KEY, {}).values()
+    entries = current_catalog(path).extra.get(KEY, {}).values()
     found = []
     for entry in entries:
         numbers = [] if not isinstance(entry, dict) else [entry.get(name) for name in names - {"strategy", "policy"}]

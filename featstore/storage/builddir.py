@@ -2,7 +2,8 @@
 
 The builder holds a flock on the build directory itself; one whose lock can be taken was left by a dead builder and is removed.
 Replacing a dataset exchanges the two directories in one step where the kernel can (``renameat2``), so that ``X`` is never
-absent.
+absent. Elsewhere ``X`` is ``X.old-<uuid>`` between two renames, where readers find it. The old directory is locked from before
+the exchange, so that no sweeper takes it for garbage before the exchange is durable.
 """
 
 from __future__ import annotations
@@ -10,15 +11,19 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import os
 import re
-import shutil
 import uuid
+from collections.abc import Callable
 from types import TracebackType
 
-from featstore.errors import BusyError
+from featstore.errors import BusyError, CommittedError
+from featstore.storage.calls import close_quietly, flock_fd
 from featstore.storage.catalog import CATALOG_DIRECTORY
-from featstore.storage.lock import READERS_LOCK, WRITER_LOCK, FileLock, lock_directory
+from featstore.storage.directory import remove_replaced
+from featstore.storage.lock import OPENING_LOCK, READERS_LOCK, WRITER_LOCK, FileLock, lock_directory
+from featstore.storage.update import writer_lock
 from featstore.storage.writer import fsync_directory
 
 __all__ = ["BuildDirectory", "restore_moved", "sweep_builds"]
@@ -67,9 +72,9 @@ def sweep_builds(target: str) -> None:
                 os.rename(path, target)
                 fsync_directory(parent)
             else:
-                shutil.rmtree(path, ignore_errors=True)
+                remove_replaced(path, 0.0)
         finally:
-            os.close(fd)
+            close_quietly(fd)
 
 
 def restore_moved(target: str) -> bool:
@@ -122,18 +127,21 @@ class BuildDirectory:
         self.path = ""
         self._marker, self._what = marker, what
         self._parent = os.path.dirname(self.target)
-        self._fd = -1
+        self._fds: list[tuple[int, str]] = []  # directories that are locked
         self._writer: FileLock | None = None
+        self._is_committed = False
         sweep_builds(self.target)
         self._replaces = self._check_target(overwrite)
         try:
             if self._replaces:
-                self._writer = FileLock(os.path.join(self.target, WRITER_LOCK), exclusive=True)
+                self._writer = writer_lock(self.target)
             self._make()
-            for name in (WRITER_LOCK, READERS_LOCK):
-                os.close(os.open(os.path.join(self.path, name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
+            for name in (WRITER_LOCK, READERS_LOCK, OPENING_LOCK):
+                path = os.path.join(self.path, name)
+                close_quietly(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))  # nothing is written
         except BaseException:
-            self._leave()
+            with contextlib.suppress(OSError):
+                self._leave()
             raise
 
     def _check_target(self, overwrite: bool) -> bool:
@@ -162,7 +170,8 @@ class BuildDirectory:
                     os.rmdir(path)
                 raise
             if fd is not None:
-                self.path, self._fd = path, fd
+                self.path = path
+                self._fds.append((fd, path))
                 return
             # A sweeper took it for garbage between the two calls, and removes it.
 
@@ -173,22 +182,43 @@ class BuildDirectory:
         ------
         FileExistsError
             Another builder was faster.
+        CommittedError
+            The dataset is in place, but the drive did not confirm it, and it could not be taken back.
         OSError
             ``target`` is as it was.
         """
         fsync_directory(self.path)
         if not self._replaces:
             self._appear()
-            return
-        if not _renameat2(self.path, self.target, _RENAME_EXCHANGE):
-            self._replace_in_two_steps()
-            return
+        else:
+            fd = lock_directory(self.target)
+            if fd is None:
+                raise BusyError("somebody has locked the directory", self.target)
+            self._fds.append((fd, self.target))
+            if not _renameat2(self.path, self.target, _RENAME_EXCHANGE):
+                self._replace_in_two_steps()
+            else:
+                self._confirm(lambda: _renameat2(self.path, self.target, _RENAME_EXCHANGE))
+                # What is at self.path now is the old dataset, which leaving removes.
+        self._is_committed = True
+
+    def _confirm(self, undo: Callable[[], object]) -> None:
+        """Make the names beside the target durable; where that fails, ``undo`` takes back what was renamed."""
         try:
             fsync_directory(self._parent)
-        except BaseException:
-            _renameat2(self.path, self.target, _RENAME_EXCHANGE)
+        except BaseException as error:
+            try:
+                undo()
+            except OSError:
+                self.path = ""  # which of the two a power cut would leave is not known, so both stay
+                if not isinstance(error, OSError):
+                    raise error from None
+                raise CommittedError(
+                    f"the {self._what} at {self.target} is the new one, but a power cut may undo that, as flushing failed",
+                    self.target,
+                    error,
+                ) from error
             raise
-        # What is at self.path now is the old dataset, which leaving removes.
 
     def _appear(self) -> None:
         # rename(2) replaces an empty directory, which NOREPLACE would refuse; it refuses one that is not empty.
@@ -198,42 +228,52 @@ class BuildDirectory:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
                 raise FileExistsError(errno.EEXIST, "another process made a dataset here meanwhile", self.target) from None
             raise
-        try:
-            fsync_directory(self._parent)
-        except BaseException:
-            os.rename(self.target, self.path)
-            raise
+        self._confirm(lambda: os.rename(self.target, self.path))
         self.path = ""
 
     def _replace_in_two_steps(self) -> None:
-        """For file systems that cannot exchange; a crash between the two renames is mended by :func:`sweep_builds`."""
+        """For file systems that cannot exchange; a crash between the two renames is mended by :func:`sweep_builds`.
+
+        Readers that find no target open what was moved aside, see :mod:`.directory`.
+        """
         aside = f"{self.target}.old-{uuid.uuid4().hex}"
-        os.rename(self.target, aside)
         try:
+            os.rename(self.target, aside)
             os.rename(self.path, self.target)
-            try:
-                fsync_directory(self._parent)
-            except BaseException:
-                os.rename(self.target, self.path)
-                raise
+            self._confirm(lambda: os.rename(self.target, self.path))
+        except CommittedError:
+            raise
         except BaseException:
-            os.rename(aside, self.target)
+            if os.path.lexists(aside):
+                os.rename(aside, self.target)
             raise
         self.path = aside
 
     def _leave(self) -> None:
-        if self.path:
-            shutil.rmtree(self.path, ignore_errors=True)
-            self.path = ""
-        if self._writer is not None:
-            self._writer.release()
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            with contextlib.suppress(OSError):
-                os.close(fd)
+        """Remove what is not the dataset, and let the locks go, all of them whichever fails."""
+        path, self.path = self.path, ""
+        fds, self._fds = self._fds, []
+        with contextlib.ExitStack() as stack:
+            if self._writer is not None:
+                stack.callback(self._writer.release)
+            for fd, name in fds:
+                stack.callback(close_quietly, fd)
+                # A forked child may hold a duplicate of the descriptor.
+                stack.callback(flock_fd, fd, fcntl.LOCK_UN, name)
+            if path:
+                remove_replaced(path)
 
     def __enter__(self) -> BuildDirectory:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._leave()
+        try:
+            self._leave()
+        except OSError as failure:
+            if kind is None and self._is_committed:
+                what = f"the {self._what} is complete and in place at {self.target}, but its builder's locks were not released"
+                raise CommittedError(what, self.target, failure) from failure
+            if kind is None:
+                raise
+        if isinstance(error, CommittedError) and error.path != self.target:
+            raise error.error from None  # a file was in its place in the build directory, which is gone

@@ -26,12 +26,25 @@ import lmdb
 import xxhash
 
 from featstore.errors import CorruptionError, FormatError, VersionError
-from featstore.storage.format import DTYPES, FORMAT_VERSION, check_layout, open_regular, pread_exactly, resolve_inside
+from featstore.storage.calls import close_quietly, naming
+from featstore.storage.directory import OpenDirectory, Root, open_inside, with_directory
+from featstore.storage.format import DTYPES, FORMAT_VERSION, check_layout, pread_exactly, resolve_inside
 from featstore.storage.layout import PAGE_BYTES, RowLayout
 from featstore.storage.lmdbcheck import check_environment
 from featstore.storage.writer import FileRecord, write_file
 
-__all__ = ["CATALOG_DIRECTORY", "CATALOG_FILE", "EDGE", "NODE", "Catalog", "FieldRecord", "Part", "read_catalog", "write_catalog"]
+__all__ = [
+    "CATALOG_DIRECTORY",
+    "CATALOG_FILE",
+    "EDGE",
+    "NODE",
+    "Catalog",
+    "FieldRecord",
+    "Part",
+    "current_catalog",
+    "read_catalog",
+    "write_catalog",
+]
 
 CATALOG_DIRECTORY: Final = "catalog.lmdb"
 CATALOG_FILE: Final = "catalog.lmdb/data.mdb"
@@ -286,9 +299,10 @@ class _Environment:
 
     def __init__(self, body: bytes, path: str, *, map_bytes: int | None = None) -> None:
         self._path = path
-        self._fd = os.memfd_create("featstore-catalog", os.MFD_CLOEXEC)
+        with naming(path):
+            self._fd = os.memfd_create("featstore-catalog", os.MFD_CLOEXEC)
         try:
-            with open(self._fd, "wb", closefd=False) as file:
+            with naming(path), open(self._fd, "wb", closefd=False) as file:
                 file.write(body)
             # Never writemap: LMDB would grow the file by truncation, and a full device would be a fault.
             self.env = lmdb.open(
@@ -300,10 +314,10 @@ class _Environment:
                 max_dbs=0,
             )
         except lmdb.Error as error:
-            os.close(self._fd)
+            close_quietly(self._fd)
             raise _translate(error, path) from None
         except BaseException:
-            os.close(self._fd)
+            close_quietly(self._fd)
             raise
 
     def body(self) -> bytes:
@@ -316,7 +330,7 @@ class _Environment:
 
     def __exit__(self, *_: object) -> None:
         self.env.close()
-        os.close(self._fd)
+        close_quietly(self._fd)  # memory
 
 
 def _translate(error: lmdb.Error, path: str) -> OSError:
@@ -357,13 +371,13 @@ def _unseal(data: bytes, path: str) -> bytes:
     return body
 
 
-def read_catalog(root: str | os.PathLike[str]) -> Catalog:
+def read_catalog(root: Root) -> Catalog:
     """Read a dataset's catalog in one transaction; nothing stays open.
 
     Parameters
     ----------
-    root : path-like
-        The dataset's directory.
+    root : path-like or OpenDirectory
+        The dataset's directory. Along a path it may be replaced meanwhile: :func:`current_catalog` copes with that.
 
     Raises
     ------
@@ -375,17 +389,21 @@ def read_catalog(root: str | os.PathLike[str]) -> Catalog:
         The directory is no dataset; it is not a catalog, claims what cannot be, names a file outside the dataset, or needs a
         newer release.
     """
-    path = os.path.join(os.fspath(root), CATALOG_FILE)
-    resolve_inside(root, CATALOG_FILE)
-    if os.path.isdir(root) and not os.path.lexists(os.path.join(os.fspath(root), CATALOG_DIRECTORY)):
-        raise FormatError(f"{os.fspath(root)} is no dataset: it has no catalog")
-    fd, n_bytes = open_regular(path)
+    if isinstance(root, OpenDirectory):
+        where, is_missing = root.path, not root.has(CATALOG_DIRECTORY)
+    else:
+        where = os.fspath(root)
+        is_missing = os.path.isdir(where) and not os.path.lexists(os.path.join(where, CATALOG_DIRECTORY))
+    if is_missing:
+        raise FormatError(f"{where} is no dataset: it has no catalog")
+    path = os.path.join(where, CATALOG_FILE)
+    fd, n_bytes = open_inside(root, CATALOG_FILE)
     try:
         if n_bytes > _MAX_BYTES:
             raise FormatError(f"{path}: a catalog of {n_bytes} bytes")
         data = bytes(pread_exactly(fd, n_bytes, 0, path))
     finally:
-        os.close(fd)
+        close_quietly(fd)
     entries: dict[str, dict[str, Any]] = {}
     with _Environment(_unseal(data, path), path) as environment:
         try:
@@ -400,6 +418,14 @@ def read_catalog(root: str | os.PathLike[str]) -> Catalog:
             raise FormatError(f"{path}: a key is not text: {key!r}") from None
         entries[name] = _unpack_value(key, value, path)
     return _parse(entries, path)
+
+
+def current_catalog(path: str | os.PathLike[str]) -> Catalog:
+    """Read the catalog of the dataset at ``path``, the old or the new one where it is replaced meanwhile.
+
+    Raises as :func:`read_catalog`.
+    """
+    return with_directory(path, read_catalog)
 
 
 def _parse(entries: dict[str, dict[str, Any]], path: str) -> Catalog:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from featstore._core.buffers import Block
 from featstore._core.io import direct_mode
+from featstore.storage.calls import naming
 from featstore.storage.format import pread_into
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.writer import pwrite_all
@@ -109,7 +110,8 @@ class DirectWriter:
         self._flush(padded)
         self._wait()
         self._worker.shutdown()
-        os.ftruncate(self._fd, size)
+        with naming(self._path):
+            os.ftruncate(self._fd, size)
         set_direct(self._fd, False)
 
     def abort(self) -> None:

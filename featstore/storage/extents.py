@@ -23,6 +23,7 @@ import xxhash
 from featstore._core.io import direct_mode
 from featstore._core.stream import Packer
 from featstore.config import format_size
+from featstore.storage.calls import close_fd, close_quietly, fsync_fd, naming
 from featstore.storage.checkpoint import Checkpoint, forget_checkpoint, read_checkpoint, write_checkpoint
 from featstore.storage.extentmap import (
     PAGES,
@@ -131,7 +132,8 @@ class ExtentWriter:
                 self._paid = needed
             self._fd = os.open(self._temporary[0], os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
             if resumed is None:
-                os.ftruncate(self._fd, n_bytes if is_spare else 0)
+                with naming(self._temporary[0]):
+                    os.ftruncate(self._fd, n_bytes if is_spare else 0)
                 page = header.pack()
                 pwrite_all(self._fd, page, 0, self._temporary[0])
                 self._sums[0, 0] = page_sum(page, header.seed)
@@ -159,7 +161,7 @@ class ExtentWriter:
         """Record that the extents before ``end`` are filled, and what is of the others, once it is on the device."""
         if self._progress is None or end == len(self.extents.n_rows):
             return
-        _fsync(self._fd, self._temporary[0])
+        fsync_fd(self._fd, self._temporary[0])
         write_checkpoint(self._progress, Checkpoint(end, self._rows, bytes.fromhex(self.record.file_id), self._sums))
 
     def _checkpoint(self, packer: Packer, episode: Episode) -> None:
@@ -190,14 +192,16 @@ class ExtentWriter:
             os.posix_fallocate(self._fd, 0, n_bytes)  # a full disk shows now, and the extents lie together
         except OSError as error:
             if error.errno == errno.ENOSPC:
-                os.ftruncate(self._fd, 0)  # some of it may have been had
+                with naming(self._temporary[0]):
+                    os.ftruncate(self._fd, 0)  # some of it may have been had
                 text = f"{error.strerror}: the extents take {format_size(n_bytes)}"
                 free = free_bytes(self._temporary[0])
                 text += "" if free is None else f", {format_size(free)} are free"
                 raise OSError(error.errno, text, self._temporary[0]) from None
             if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
                 raise OSError(error.errno, error.strerror, self._temporary[0]) from None
-            os.ftruncate(self._fd, n_bytes)
+            with naming(self._temporary[0]):
+                os.ftruncate(self._fd, n_bytes)
 
     @property
     def nbytes(self) -> int:
@@ -349,11 +353,13 @@ class ExtentWriter:
                 pwrite_all(side, memoryview(self._sums).cast("B"), 0, self._temporary[1])
                 if durable:
                     for fd, path in ((self._fd, self._temporary[0]), (side, self._temporary[1])):
-                        _fsync(fd, path)
-            finally:
-                os.close(side)
+                        fsync_fd(fd, path)
+            except BaseException:
+                close_quietly(side)
+                raise
+            close_fd(side, self._temporary[1])
             fd, self._fd = self._fd, -1
-            os.close(fd)
+            close_fd(fd, self._temporary[0])
             for temporary, name in zip(self._temporary, (self.path, f"{self.path}.sums"), strict=True):
                 os.rename(temporary, name)
             if durable:
@@ -378,7 +384,7 @@ class ExtentWriter:
             return
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            os.close(fd)
+            close_quietly(fd)  # what it would have flushed is removed
         for temporary, name in zip(self._temporary, (self.path, f"{self.path}.sums"), strict=True):
             for path in (temporary, name):
                 with contextlib.suppress(FileNotFoundError):
@@ -395,7 +401,7 @@ class ExtentWriter:
             self.abort()
             return
         fd, self._fd = self._fd, -1
-        os.close(fd)
+        close_fd(fd, self._temporary[0])
         self._temporary = []
         if self._disk is not None:
             self._disk.give(self._paid)
@@ -409,13 +415,6 @@ class ExtentWriter:
             self.abort()
         else:
             self.suspend()
-
-
-def _fsync(fd: int, path: str) -> None:
-    try:
-        os.fsync(fd)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, path) from None
 
 
 @contextlib.contextmanager

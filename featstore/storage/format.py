@@ -19,6 +19,7 @@ import numpy.typing as npt
 import xxhash
 
 from featstore.errors import CorruptionError, FormatError, VersionError
+from featstore.storage.calls import close_quietly, naming
 from featstore.storage.layout import PAGE_BYTES, RowLayout
 
 __all__ = [
@@ -255,8 +256,10 @@ def check_layout(layout: RowLayout, n_rows: int, itemsize: int, name: str) -> No
         raise FormatError(f"{name}: {n_rows} rows of {row_bytes} bytes are more than a file can hold")
 
 
-def resolve_inside(root: str | os.PathLike[str], name: str) -> str:
+def resolve_inside(root: str | os.PathLike[str], name: str, dir_fd: int | None = None) -> str:
     """Return the path of the file that a catalog calls ``name``, which must lie inside ``root`` by plain folders.
+
+    ``dir_fd`` is a descriptor of ``root``; where it is given, the folders are looked up in it.
 
     Raises
     ------
@@ -267,15 +270,32 @@ def resolve_inside(root: str | os.PathLike[str], name: str) -> str:
     if not name or "\0" in name or any(part in ("", ".", "..") for part in parts):
         raise FormatError(f"{os.fspath(root)}: the catalog names a file outside the dataset: {name!r}")
     path = os.fspath(root)
-    for part in parts[:-1]:
-        path = os.path.join(path, part)
-        if os.path.islink(path):
-            raise FormatError(f"{path}: a symbolic link within a dataset")
-    return os.path.join(path, parts[-1])
+    for depth in range(1, len(parts)):
+        folder = "/".join(parts[:depth])
+        if _is_link(os.path.join(path, folder) if dir_fd is None else folder, dir_fd):
+            raise FormatError(f"{os.path.join(path, folder)}: a symbolic link within a dataset")
+    return os.path.join(path, name)
 
 
-def open_regular(path: str | os.PathLike[str], flags: int = 0) -> tuple[int, int]:
+def _is_link(path: str, dir_fd: int | None) -> bool:
+    try:
+        return stat.S_ISLNK(os.lstat(path, dir_fd=dir_fd).st_mode)
+    except (OSError, ValueError):
+        return False  # what opens the file says what is wrong
+
+
+def open_regular(
+    path: str | os.PathLike[str], flags: int = 0, *, dir_fd: int | None = None, name_inside: str | None = None
+) -> tuple[int, int]:
     """Open a regular file for reading, never following a link nor waiting for a FIFO's writer.
+
+    Parameters
+    ----------
+    path : path-like
+    flags : int
+        Of open(2), on top.
+    dir_fd, name_inside : int, str, optional
+        Open this name within this directory; ``path`` is what errors call it.
 
     Returns
     -------
@@ -290,19 +310,23 @@ def open_regular(path: str | os.PathLike[str], flags: int = 0) -> tuple[int, int
         Missing, no permission, or too many open files.
     """
     name = os.fspath(path)
-    # Opening a device can act on it, so look first; the open descriptor is checked again.
-    _check_regular(os.lstat(name).st_mode, name)
+    target = name if name_inside is None else name_inside
     try:
-        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | flags)
+        # Opening a device can act on it, so look first; the open descriptor is checked again.
+        _check_regular(os.lstat(target, dir_fd=dir_fd).st_mode, name)
+        fd = os.open(target, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | flags, dir_fd=dir_fd)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise FormatError(f"{name}: a symbolic link in place of a file") from None
-        raise
+        if error.filename == name:
+            raise
+        raise OSError(error.errno, error.strerror, name) from None
     try:
-        status = os.fstat(fd)
+        with naming(name):
+            status = os.fstat(fd)
         _check_regular(status.st_mode, name)
     except BaseException:
-        os.close(fd)
+        close_quietly(fd)
         raise
     return fd, status.st_size
 

@@ -2,6 +2,8 @@
 
 ``writer.lock`` is held exclusively by whoever commits. ``readers.lock`` is held shared by every open dataset and exclusively only
 while files that no catalog names any more are swept, so that a snapshot's files stay as long as somebody reads it.
+``opening.lock`` is held shared while the files of a dataset are being opened, and exclusively by whoever removes a directory that
+was replaced: an open file survives its removal, a name does not.
 """
 
 from __future__ import annotations
@@ -13,11 +15,13 @@ import time
 from types import TracebackType
 
 from featstore.errors import BusyError
+from featstore.storage.calls import close_quietly, flock_fd
 
-__all__ = ["READERS_LOCK", "WRITER_LOCK", "FileLock", "lock_directory"]
+__all__ = ["OPENING_LOCK", "READERS_LOCK", "WRITER_LOCK", "FileLock", "lock_directory"]
 
 WRITER_LOCK = "writer.lock"
 READERS_LOCK = "readers.lock"
+OPENING_LOCK = "opening.lock"
 
 # A file system without locks (some network ones) refuses with these.
 _UNSUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
@@ -34,6 +38,8 @@ class FileLock:
         Exclusive, or shared with other shared holders.
     patience_s : float
         Seconds to try again where it is held.
+    dir_fd : int, optional
+        Descriptor of the directory in which the file is looked up, whatever the path leads to by now.
 
     Raises
     ------
@@ -47,7 +53,9 @@ class FileLock:
     After a fork the lock is the parent's alone: the child closes its descriptor without unlocking.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, exclusive: bool, patience_s: float = 0.0) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], *, exclusive: bool, patience_s: float = 0.0, dir_fd: int | None = None
+    ) -> None:
         self.path = os.fspath(path)
         self.exclusive = exclusive
         self._fd = -1
@@ -55,32 +63,40 @@ class FileLock:
         flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         # A shared lock needs no write permission: datasets on read-only media can be read.
         flags |= os.O_RDWR | os.O_CREAT if exclusive else os.O_RDONLY
-        fd = os.open(self.path, flags, 0o666)
+        if dir_fd is None:
+            fd = os.open(self.path, flags, 0o666)
+        else:
+            try:
+                fd = os.open(os.path.basename(self.path), flags, 0o666, dir_fd=dir_fd)
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, self.path) from None
         deadline = time.monotonic() + patience_s
         try:
             while not self._try(fd):
                 if time.monotonic() >= deadline:
                     raise BusyError("held by another process or handle", self.path)
                 time.sleep(0.01)
-        except BusyError:
-            os.close(fd)
-            raise
         except OSError as error:
-            os.close(fd)
-            if exclusive or error.errno not in _UNSUPPORTED:
-                raise OSError(error.errno, error.strerror, self.path) from None
+            close_quietly(fd)
+            if exclusive or isinstance(error, BusyError) or error.errno not in _UNSUPPORTED:
+                raise
             return
         except BaseException:
-            os.close(fd)
+            close_quietly(fd)
             raise
         self._fd = fd
 
     def _try(self, fd: int) -> bool:
         try:
-            fcntl.flock(fd, (fcntl.LOCK_EX if self.exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+            flock_fd(fd, (fcntl.LOCK_EX if self.exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB, self.path)
         except BlockingIOError:
             return False
         return True
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the lock is held: False after :meth:`release`, and where the file system has no locks."""
+        return self._fd >= 0
 
     @property
     def in_place(self) -> bool:
@@ -92,16 +108,25 @@ class FileLock:
         return (held.st_dev, held.st_ino) == (named.st_dev, named.st_ino)
 
     def release(self) -> None:
-        """Unlock; may be called again."""
+        """Unlock; may be called again.
+
+        Raises
+        ------
+        OSError
+            An exclusive lock could not be given up; a process that was forked meanwhile may go on holding it.
+        """
         fd, self._fd = self._fd, -1
         if fd < 0:
             return
         try:
             if os.getpid() == self._pid:
                 # Unlock rather than only close: a forked child may still hold a duplicate of the descriptor.
-                fcntl.flock(fd, fcntl.LOCK_UN)
+                flock_fd(fd, fcntl.LOCK_UN, self.path)
+        except OSError:
+            if self.exclusive:
+                raise
         finally:
-            os.close(fd)
+            close_quietly(fd)
 
     def __enter__(self) -> FileLock:
         return self
@@ -127,7 +152,7 @@ def lock_directory(path: str | os.PathLike[str]) -> int | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        flock_fd(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, name)
         # Between the open and the lock a sweeper may have removed it, and another may have made one of the same name.
         held, named = os.fstat(fd), os.stat(name, follow_symlinks=False)
         if (held.st_dev, held.st_ino) == (named.st_dev, named.st_ino):
@@ -135,7 +160,7 @@ def lock_directory(path: str | os.PathLike[str]) -> int | None:
     except (BlockingIOError, FileNotFoundError):
         pass
     except BaseException:
-        os.close(fd)
+        close_quietly(fd)
         raise
-    os.close(fd)
+    close_quietly(fd)
     return None

@@ -221,17 +221,19 @@ class Reader:
         sums_seed: int = 0,
         verify: str | None = None,
         n_bytes: int | None = None,
+        fds: tuple[int, int] = (-1, -1),
     ) -> RowFile:
         """Open a row file and, unless ``verify`` is ``"off"``, its table of checksums (``<path>.sums``).
 
-        ``n_bytes`` is the file's size where more follows the rows.
+        ``n_bytes`` is the file's size where more follows the rows. ``fds`` are descriptors of both, which are taken over, also
+        where this raises; by default they are opened.
 
         Raises
         ------
         CorruptionError
             A file is not as long as it must be, or the table is damaged; with ``verify="open"``, any page is.
         """
-        file = RowFile(self, path, layout, n_rows, seed, sums_seed, verify or self.options.verify, n_bytes)
+        file = RowFile(self, path, layout, n_rows, seed, sums_seed, verify or self.options.verify, n_bytes, fds)
         self._files.add(file)
         return file
 

@@ -16,6 +16,7 @@ import xxhash
 from featstore._core.io import PAGE_BYTES, SUMS_PER_PAGE, File
 from featstore.config import Reservation
 from featstore.errors import ClosedError, CorruptionError
+from featstore.storage.calls import close_quietly, duplicate_fd
 from featstore.storage.layout import RowLayout
 from featstore.storage.pagedsums import PagedSums
 
@@ -69,6 +70,7 @@ class RowFile:
         sums_seed: int,
         verify: str,
         n_bytes: int | None = None,
+        fds: tuple[int, int] = (-1, -1),
     ) -> None:
         self._reader = reader
         self.layout = layout
@@ -85,10 +87,16 @@ class RowFile:
         self._paged: PagedSums | None = None
         self._sums_pages: npt.NDArray[np.uint8] | None = None
         size = PAGE_BYTES + layout.data_bytes(n_rows) if n_bytes is None else n_bytes
-        self._file = File(path, layout.row_bytes, layout.group_rows, layout.group_bytes, n_rows, PAGE_BYTES, size)
+        fd, self._sums_fd = fds
+        try:
+            self._file = File(path, layout.row_bytes, layout.group_rows, layout.group_bytes, n_rows, PAGE_BYTES, size, fd=fd)
+        except BaseException:
+            self._drop_sums_fd()
+            raise
         try:
             if verify != "off":
                 self._load_sums(seed, sums_seed)
+            self._drop_sums_fd()
             if verify == "open":
                 self._scan()
                 self._forget_sums()
@@ -144,7 +152,7 @@ class RowFile:
     def duplicate(self) -> int:
         """Return another descriptor of the open file, the caller's to close."""
         with self._in_use():
-            return os.dup(self._file.fd_number)
+            return duplicate_fd(self._file.fd_number, self.path)
 
     def sums_pages(self, first: int, n: int) -> list[npt.NDArray[np.uint64]]:
         """Return pages of the table of checksums, checked, each uint64 [512]; from memory where the table is there.
@@ -166,7 +174,8 @@ class RowFile:
 
     def _load_sums(self, seed: int, sums_seed: int) -> None:
         n_pages = -(-(self._file.size // PAGE_BYTES) // SUMS_PER_PAGE)
-        table = File(f"{self.path}.sums", PAGE_BYTES, 1, PAGE_BYTES, n_pages, 0, n_pages * PAGE_BYTES)
+        fd, self._sums_fd = self._sums_fd, -1
+        table = File(f"{self.path}.sums", PAGE_BYTES, 1, PAGE_BYTES, n_pages, 0, n_pages * PAGE_BYTES, fd=fd)
         self._file.use_sums(seed)
         budget = self._reader.budget
         if n_pages * PAGE_BYTES > max(16 * PAGE_BYTES, RESIDENT_SUMS_SHARE * budget.total):
@@ -189,6 +198,11 @@ class RowFile:
         self._sums_pages = pages  # the core keeps pointers into it
         for number in range(n_pages):
             self._set_sums_page(number, pages[number], sums_seed)
+
+    def _drop_sums_fd(self) -> None:
+        fd, self._sums_fd = self._sums_fd, -1
+        if fd >= 0:
+            close_quietly(fd)  # nothing was read from it
 
     def _check_sums_page(self, number: int, page: npt.NDArray[np.uint8], sums_seed: int) -> None:
         words = page.view(np.uint64)
@@ -332,8 +346,11 @@ class RowFile:
     def close(self) -> None:
         """Wait for reads under way and close the file; may be called again."""
         self._leave_parent()
-        with self._lock:
-            self._is_closing = True  # or readers that come while others go would keep it open
-            self._changed.wait_for(lambda: self._users == 0)
-            self._file.close()
-        self._forget_sums()
+        try:
+            with self._lock:
+                self._is_closing = True  # or readers that come while others go would keep it open
+                self._changed.wait_for(lambda: self._users == 0)
+                self._file.close()
+        finally:
+            self._drop_sums_fd()
+            self._forget_sums()

@@ -19,7 +19,9 @@ import numpy.typing as npt
 import xxhash
 
 from featstore.errors import ClosedError, CorruptionError, FormatError, VersionError
+from featstore.storage.calls import close_fd, close_quietly, fsync_fd
 from featstore.storage.direct import DirectWriter, pread_direct, set_direct
+from featstore.storage.directory import OpenDirectory
 from featstore.storage.format import DTYPES, file_seed, open_regular, pread_exactly, pread_into
 from featstore.storage.rundir import DiskBudget
 from featstore.storage.writer import fsync_directory, pwrite_all
@@ -127,9 +129,10 @@ class SectionWriter:
             if self._direct is not None:
                 self._direct.finish()
             if durable:
-                os.fsync(self._fd)
+                fsync_fd(self._fd, self._temporary)
             self._close()
             os.rename(self._temporary, self.path)
+            self._temporary = self.path  # what an error removes
             if durable:
                 fsync_directory(os.path.dirname(self.path) or ".")
             return SectionFile(self.path, self._kind.decode(), disk=self._disk, paid=self._paid, direct=self._direct is not None)
@@ -142,7 +145,8 @@ class SectionWriter:
         if self._direct is not None:
             self._direct.abort()
         try:
-            self._close()
+            with contextlib.suppress(OSError):  # what it would have flushed is removed
+                self._close()
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._temporary)
@@ -153,7 +157,7 @@ class SectionWriter:
     def _close(self) -> None:
         fd, self._fd = self._fd, -1  # first: a close that failed has closed, and the number may be another file's by then
         if fd >= 0:
-            os.close(fd)
+            close_fd(fd, self._temporary)
 
     def __enter__(self: Writer) -> Writer:
         return self
@@ -166,7 +170,7 @@ class SectionWriter:
 class SectionFile:
     """Arrays by number. Thread-safe but for :meth:`close`.
 
-    ``file_id`` is the file's UUID, 32 hexadecimal digits.
+    ``file_id`` is the file's UUID, 32 hexadecimal digits. Where ``directory`` is given, the file is looked up in it.
 
     Raises
     ------
@@ -177,17 +181,24 @@ class SectionFile:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], kind: str, *, disk: DiskBudget | None = None, paid: int = 0, direct: bool = False
+        self,
+        path: str | os.PathLike[str],
+        kind: str,
+        *,
+        disk: DiskBudget | None = None,
+        paid: int = 0,
+        direct: bool = False,
+        directory: OpenDirectory | None = None,
     ) -> None:
         self.path = os.fspath(path)
         self._disk = disk
         self._paid = paid
-        self._fd, size = open_regular(self.path)
+        self._fd, size = open_regular(self.path) if directory is None else directory.open_regular(os.path.basename(self.path))
         try:
             self._read_index(kind, size)
             self._is_direct = direct and set_direct(self._fd, True)
         except BaseException:
-            os.close(self._fd)
+            close_quietly(self._fd)
             raise
 
     def _read_index(self, kind: str, size: int) -> None:
@@ -310,7 +321,7 @@ class SectionFile:
         """Close the file; may be called again."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            os.close(fd)
+            close_quietly(fd)
 
     def remove(self) -> None:
         """Close the file and delete it; its bytes go back to the disk budget."""

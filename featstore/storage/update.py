@@ -5,32 +5,59 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from featstore.errors import BusyError, CorruptionError, FormatError
-from featstore.storage.catalog import CATALOG_DIRECTORY, Catalog, FieldRecord, read_catalog, write_catalog
-from featstore.storage.format import HEADER_BYTES, Header, open_regular, pread_exactly, resolve_inside
+from featstore.errors import BusyError, CommittedError, CorruptionError, FormatError
+from featstore.storage.calls import close_quietly
+from featstore.storage.catalog import CATALOG_DIRECTORY, CATALOG_FILE, Catalog, FieldRecord, read_catalog, write_catalog
+from featstore.storage.directory import OpenDirectory, Root, open_inside
+from featstore.storage.format import HEADER_BYTES, Header, pread_exactly, resolve_inside
 from featstore.storage.layout import RowLayout
 from featstore.storage.lock import READERS_LOCK, WRITER_LOCK, FileLock
 from featstore.storage.writer import FileRecord, RowFileWriter
 
-__all__ = ["Update", "check_file", "sweep"]
+__all__ = ["OpenFile", "Update", "check_file", "open_file", "sweep"]
 
 
-def check_file(root: str | os.PathLike[str], record: FileRecord) -> str:
-    """Check that a catalogued file and its side file are there, regular, of the right size, and that the header is this file's.
+@dataclass
+class OpenFile:
+    """A catalogued file and its side file, checked by :func:`open_file`.
 
     Parameters
     ----------
-    root : path-like
+    record : FileRecord
+    path : str
+    fd, sums_fd : int
+        Descriptors; :meth:`take` hands them on, :meth:`close` closes those that nobody took.
+    """
+
+    record: FileRecord
+    path: str
+    fd: int
+    sums_fd: int
+
+    def take(self) -> tuple[int, int]:
+        """Return both descriptors, which are the caller's from now on."""
+        found, self.fd, self.sums_fd = (self.fd, self.sums_fd), -1, -1
+        return found
+
+    def close(self) -> None:
+        """Close what nobody took; may be called again."""
+        for fd in self.take():
+            if fd >= 0:
+                close_quietly(fd)
+
+
+def open_file(root: Root, record: FileRecord) -> OpenFile:
+    """Open a catalogued file and its side file: regular, of the right size, and with the header that is this file's.
+
+    Parameters
+    ----------
+    root : path-like or OpenDirectory
         The dataset's directory.
     record : FileRecord
-
-    Returns
-    -------
-    str
-        The file's path.
 
     Raises
     ------
@@ -45,29 +72,41 @@ def check_file(root: str | os.PathLike[str], record: FileRecord) -> str:
     -----
     Reads one page; neither blocks nor follows links.
     """
-    path = resolve_inside(root, record.name)
-    for name, expected in ((path + ".sums", record.n_sums_bytes), (path, record.n_bytes)):
-        fd, n_bytes = open_regular(name)
-        try:
-            if n_bytes != expected:
-                what = "shorter" if n_bytes < expected else "longer"
-                raise CorruptionError(
-                    f"the file is {what} than it was written: {n_bytes} instead of {expected} bytes",
-                    name,
-                    min(n_bytes, expected),
-                )
-            page = bytes(pread_exactly(fd, HEADER_BYTES, 0, name)) if name == path else b""
-        finally:
-            os.close(fd)
-    if page != record.header().pack():
-        found = Header.unpack(page, path)
+    where = root.path if isinstance(root, OpenDirectory) else root
+    found = OpenFile(record, os.path.join(where, record.name), -1, -1)
+    try:
+        found.sums_fd, n_bytes = open_inside(root, record.sums_name)
+        _check_size(n_bytes, record.n_sums_bytes, f"{found.path}.sums")
+        found.fd, n_bytes = open_inside(root, record.name)
+        _check_size(n_bytes, record.n_bytes, found.path)
+        page = bytes(pread_exactly(found.fd, HEADER_BYTES, 0, found.path))
+        if page != record.header().pack():
+            header = Header.unpack(page, found.path)
+            raise CorruptionError(
+                f"another file, or an older copy, is in its place: {header.kind} {header.file_id.hex()}, generation "
+                f"{header.generation}, not {record.kind} {record.file_id}, generation {record.generation}",
+                found.path,
+                0,
+            )
+    except BaseException:
+        found.close()
+        raise
+    return found
+
+
+def _check_size(n_bytes: int, expected: int, path: str) -> None:
+    if n_bytes != expected:
+        what = "shorter" if n_bytes < expected else "longer"
         raise CorruptionError(
-            f"another file, or an older copy, is in its place: {found.kind} {found.file_id.hex()}, generation {found.generation},"
-            f" not {record.kind} {record.file_id}, generation {record.generation}",
-            path,
-            0,
+            f"the file is {what} than it was written: {n_bytes} instead of {expected} bytes", path, min(n_bytes, expected)
         )
-    return path
+
+
+def check_file(root: Root, record: FileRecord) -> str:
+    """Check a catalogued file as :func:`open_file` does, which says what it raises; return its path."""
+    found = open_file(root, record)
+    found.close()
+    return found.path
 
 
 def sweep(root: str | os.PathLike[str], catalog: Catalog) -> list[str]:
@@ -124,8 +163,11 @@ class Update:
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = os.fspath(root)
-        self._lock = FileLock(os.path.join(self.root, WRITER_LOCK), exclusive=True)
+        self._lock = writer_lock(self.root)
         self._writers: list[RowFileWriter] = []
+        self._names: list[str] = []  # of files that no commit has named yet
+        self._before: tuple[int, int] | None = None
+        self._is_committing = self._is_committed = False
         self._files: dict[str, FileRecord] = {}
         self._fields: dict[str, FieldRecord] = {}
         self._extra: dict[str, dict[str, Any]] = {}
@@ -150,6 +192,7 @@ class Update:
             raise FormatError(f"{self.root}: a file's name has no folders: {name!r}")
         writer = RowFileWriter(self.root, name, layout, kind=kind, dtype=dtype, generation=self.generation)
         self._writers.append(writer)
+        self._names += [name, f"{name}.sums"]
         return writer
 
     def add(
@@ -182,6 +225,8 @@ class Update:
 
         Raises
         ------
+        CommittedError
+            The dataset is the new one, but the drive did not confirm it: a power cut may bring the old one back.
         OSError
             The dataset is as it was.
         """
@@ -197,10 +242,27 @@ class Update:
             fields=fields,
             extra={**old.extra, **self._extra},
         )
+        self._before, self._is_committing = self._catalog_id(), True
         write_catalog(self.root, catalog)
-        self.catalog = catalog
+        self.catalog, self._is_committed = catalog, True
+        self._names, self._is_committing = [], False
         self._files, self._fields, self._extra, self._dropped = {}, {}, {}, set()
         return catalog
+
+    def _catalog_id(self) -> tuple[int, int] | None:
+        """Identify the file that is the catalog, without opening it; None where that fails."""
+        with contextlib.suppress(OSError):
+            found = os.stat(os.path.join(self.root, CATALOG_FILE))
+            return found.st_dev, found.st_ino
+        return None
+
+    def _may_be_committed(self) -> bool:
+        """Whether a commit that an error or an interrupt ended may have replaced the catalog, which then names our files.
+
+        A new catalog is a file made while the old one was there, so it is another one. Where the look fails nothing is removed:
+        the next writer sweeps what no catalog names.
+        """
+        return self._is_committing and (self._before is None or self._catalog_id() != self._before)
 
     def __enter__(self) -> Update:
         return self
@@ -209,10 +271,37 @@ class Update:
         try:
             for writer in self._writers:
                 writer.abort()
-            # Files that were finished but not committed.
-            for record in self._files.values():
-                for name in (record.name, record.sums_name):
+            if not self._may_be_committed():
+                added = {name for record in self._files.values() for name in (record.name, record.sums_name)}
+                named = {name for record in self.catalog.files.values() for name in (record.name, record.sums_name)}
+                for name in {*self._names, *added} - named:
                     with contextlib.suppress(OSError):
                         os.unlink(os.path.join(self.root, name))
         finally:
-            self._lock.release()
+            try:
+                self._lock.release()
+            except OSError as failure:
+                if kind is None and self._is_committed:
+                    what = f"the commit to {self.root} is in place, but its lock was not released"
+                    raise CommittedError(what, self.root, failure) from failure
+                raise
+
+
+def writer_lock(root: str, patience_s: float = 0.0) -> FileLock:
+    """Take the exclusive right to change the dataset, or pack, at ``root``.
+
+    Raises
+    ------
+    BusyError
+        Somebody else is changing or replacing it.
+    """
+    while True:
+        lock = FileLock(os.path.join(root, WRITER_LOCK), exclusive=True, patience_s=patience_s)
+        # While it was waited for, the directory may have been replaced: then it is the lock of one that is gone.
+        try:
+            if lock.in_place:
+                return lock
+        except BaseException:
+            lock.release()
+            raise
+        lock.release()

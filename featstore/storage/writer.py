@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore._core.checksum import page_sums
-from featstore.errors import FormatError
+from featstore.errors import CommittedError, FormatError
+from featstore.storage.calls import close_fd, close_quietly, fsync_fd
 from featstore.storage.format import (
     HEADER_BYTES,
     SUMS_PER_PAGE,
@@ -30,7 +31,16 @@ from featstore.storage.format import (
 )
 from featstore.storage.layout import PAGE_BYTES, RowLayout
 
-__all__ = ["FileRecord", "RowFileWriter", "free_bytes", "fsync_directory", "is_drive_full", "pwrite_all", "write_file"]
+__all__ = [
+    "FileRecord",
+    "RowFileWriter",
+    "free_bytes",
+    "fsync_directory",
+    "is_drive_full",
+    "make_durable",
+    "pwrite_all",
+    "write_file",
+]
 
 UInt8s = npt.NDArray[np.uint8]
 
@@ -69,21 +79,16 @@ def free_bytes(path: str) -> int | None:
     return None
 
 
-def _fsync(fd: int, path: str) -> None:
-    try:
-        os.fsync(fd)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, path) from None
-
-
 def fsync_directory(path: str | os.PathLike[str]) -> None:
     """Make the names in a directory durable."""
     name = os.fspath(path)
     fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        _fsync(fd, name)
-    finally:
-        os.close(fd)
+        fsync_fd(fd, name)
+    except BaseException:
+        close_quietly(fd)
+        raise
+    close_quietly(fd)  # nothing was written through it, and its names are durable
 
 
 def _create(path: str) -> int:
@@ -91,22 +96,46 @@ def _create(path: str) -> int:
 
 
 def write_file(path: str | os.PathLike[str], data: bytes) -> None:
-    """Replace a small file atomically and durably; on any error the old one stays and no temporary file does."""
+    """Replace a small file atomically and durably.
+
+    Raises
+    ------
+    CommittedError
+        The new file is in place, but its directory could not be flushed: a power cut may bring the old one back.
+    OSError
+        The old file stays, and no temporary one.
+    """
     name = os.fspath(path)
     temporary = f"{name}.{uuid.uuid4().hex}.tmp"
     fd = _create(temporary)
     try:
         try:
             pwrite_all(fd, data, 0, temporary)
-            _fsync(fd, temporary)
-        finally:
-            os.close(fd)
+            fsync_fd(fd, temporary)
+        except BaseException:
+            close_quietly(fd)
+            raise
+        close_fd(fd, temporary)
         os.rename(temporary, name)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
-    fsync_directory(os.path.dirname(name) or ".")
+    make_durable(os.path.dirname(name) or ".", name)
+
+
+def make_durable(directory: str, path: str) -> None:
+    """Make the name ``path``, which a rename has just given, durable.
+
+    Raises
+    ------
+    CommittedError
+        The directory could not be flushed: what is at ``path`` is new, but may not outlast a power cut.
+    """
+    try:
+        fsync_directory(directory)
+    except OSError as error:
+        raise CommittedError(f"{path} is in place, but a power cut may undo that, as flushing it failed", path, error) from error
 
 
 @dataclass(frozen=True)
@@ -338,7 +367,7 @@ class RowFileWriter:
             first[0] = page_sum(page, self._seed)
             pwrite_all(self._fds[1], sums_page(first, 0, self._seed), 0, self._temporary[1])
             for fd, path in zip(self._fds, self._temporary, strict=True):
-                _fsync(fd, path)
+                fsync_fd(fd, path)
             self._close_fds()
             for source, target in zip(self._temporary, final, strict=True):
                 os.rename(source, target)
@@ -363,9 +392,10 @@ class RowFileWriter:
         )
 
     def _close_fds(self) -> None:
-        fds, self._fds = self._fds, []
-        for fd in fds:
-            os.close(fd)
+        with contextlib.ExitStack() as stack:  # all of them, whichever fails
+            for fd, path in zip(self._fds, self._temporary, strict=False):
+                stack.callback(close_fd, fd, path)
+            self._fds = []
 
     def abort(self) -> None:
         """Close and remove the temporary files; may be called again, and does nothing after :meth:`commit`."""

@@ -25,8 +25,8 @@
 #define EXPORT __attribute__((visibility("default")))
 #define MIN_ALLOC 32768
 
-enum { OPEN, READ, WRITE, FSYNC, RENAME, TRUNCATE, MMAP, UNLINK, ALLOC, N_OPS };
-enum { PASS = 0, SHORT = -1, KILL = -2 }; /* what fire() says; above 0: the errno to fail with */
+enum { OPEN, READ, WRITE, FSYNC, RENAME, TRUNCATE, MMAP, UNLINK, ALLOC, CLOSE, FLOCK, MKDIR, N_OPS };
+enum { PASS = 0, SHORT = -1, KILL = -2, END = -3 }; /* what fire() says; above 0: the errno to fail with */
 
 static char directory[PATH_MAX];
 static size_t directory_len;
@@ -146,12 +146,18 @@ EXPORT int unlinkat(int at, const char *path, int flags) {
     FAIL_IF(fire_path(UNLINK, at, path), -1);
     return (int)syscall(SYS_unlinkat, at, path, flags);
 }
+EXPORT int mkdirat(int at, const char *path, mode_t mode) {
+    FAIL_IF(fire_path(MKDIR, at, path), -1);
+    return (int)syscall(SYS_mkdirat, at, path, mode);
+}
+EXPORT int mkdir(const char *path, mode_t mode) { return mkdirat(AT_FDCWD, path, mode); }
+
 EXPORT int unlink(const char *path) { return unlinkat(AT_FDCWD, path, 0); }
 EXPORT int rmdir(const char *path) { return unlinkat(AT_FDCWD, path, AT_REMOVEDIR); }
 
 /* -- reading and writing -- */
 
-static size_t cut(int what, size_t n) { return what == SHORT && n > 1 ? n / 2 : n; }
+static size_t cut(int what, size_t n) { return what == END ? 0 : what == SHORT && n > 1 ? n / 2 : n; }
 
 static ssize_t transfer(int op, long number, int fd, uintptr_t data, size_t n, off64_t offset) {
     int what = fire_fd(op, fd);
@@ -159,11 +165,15 @@ static ssize_t transfer(int op, long number, int fd, uintptr_t data, size_t n, o
     return syscall(number, fd, data, cut(what, n), offset);
 }
 
-/* A vector is cut to its first element: short wherever there is more than one. */
-static ssize_t transfer_vector(int op, long number, int fd, const struct iovec *vector, int n, off64_t offset) {
+/* A short vector is its first element; half of that where there is no other. */
+static ssize_t transfer_vector(int op, long number, int fd, const struct iovec *vector, int n, off64_t offset, int flags) {
     int what = fire_fd(op, fd);
     FAIL_IF(what, -1);
-    return syscall(number, fd, vector, what == SHORT && n > 1 ? 1 : n, offset, 0L);
+    if (what == SHORT && n == 1) {
+        const struct iovec half = {vector->iov_base, cut(what, vector->iov_len)};
+        return syscall(number, fd, &half, 1, offset, 0L, (long)flags);
+    }
+    return syscall(number, fd, vector, what == END ? 0 : what == SHORT && n > 1 ? 1 : n, offset, 0L, (long)flags);
 }
 
 EXPORT ssize_t read(int fd, void *data, size_t n) { return transfer(READ, SYS_read, fd, (uintptr_t)data, n, 0); }
@@ -174,12 +184,22 @@ EXPORT ssize_t pwrite(int fd, const void *data, size_t n, off64_t at) { return t
 EXPORT ssize_t pwrite64(int fd, const void *data, size_t n, off64_t at) { return transfer(WRITE, SYS_pwrite64, fd, (uintptr_t)data, n, at); }
 
 typedef const struct iovec *vec;
-EXPORT ssize_t readv(int fd, vec v, int n) { return transfer_vector(READ, SYS_readv, fd, v, n, 0); }
-EXPORT ssize_t writev(int fd, vec v, int n) { return transfer_vector(WRITE, SYS_writev, fd, v, n, 0); }
-EXPORT ssize_t preadv(int fd, vec v, int n, off64_t at) { return transfer_vector(READ, SYS_preadv, fd, v, n, at); }
-EXPORT ssize_t preadv64(int fd, vec v, int n, off64_t at) { return transfer_vector(READ, SYS_preadv, fd, v, n, at); }
-EXPORT ssize_t pwritev(int fd, vec v, int n, off64_t at) { return transfer_vector(WRITE, SYS_pwritev, fd, v, n, at); }
-EXPORT ssize_t pwritev64(int fd, vec v, int n, off64_t at) { return transfer_vector(WRITE, SYS_pwritev, fd, v, n, at); }
+EXPORT ssize_t readv(int fd, vec v, int n) { return transfer_vector(READ, SYS_readv, fd, v, n, 0, 0); }
+EXPORT ssize_t writev(int fd, vec v, int n) { return transfer_vector(WRITE, SYS_writev, fd, v, n, 0, 0); }
+EXPORT ssize_t preadv(int fd, vec v, int n, off64_t at) { return transfer_vector(READ, SYS_preadv, fd, v, n, at, 0); }
+EXPORT ssize_t preadv64(int fd, vec v, int n, off64_t at) { return transfer_vector(READ, SYS_preadv, fd, v, n, at, 0); }
+EXPORT ssize_t pwritev(int fd, vec v, int n, off64_t at) { return transfer_vector(WRITE, SYS_pwritev, fd, v, n, at, 0); }
+EXPORT ssize_t pwritev64(int fd, vec v, int n, off64_t at) { return transfer_vector(WRITE, SYS_pwritev, fd, v, n, at, 0); }
+
+/* Python's os.preadv and os.pwritev come here. */
+#define VECTOR2(name, op, number)                                                      \
+    EXPORT ssize_t name(int fd, vec v, int n, off64_t at, int flags) {                 \
+        return transfer_vector(op, number, fd, v, n, at, flags);                       \
+    }
+VECTOR2(preadv2, READ, SYS_preadv2)
+VECTOR2(preadv64v2, READ, SYS_preadv2)
+VECTOR2(pwritev2, WRITE, SYS_pwritev2)
+VECTOR2(pwritev64v2, WRITE, SYS_pwritev2)
 
 EXPORT int fsync(int fd) {
     FAIL_IF(fire_fd(FSYNC, fd), -1);
@@ -188,6 +208,18 @@ EXPORT int fsync(int fd) {
 EXPORT int fdatasync(int fd) {
     FAIL_IF(fire_fd(FSYNC, fd), -1);
     return (int)syscall(SYS_fdatasync, fd);
+}
+
+/* As the kernel does, a close that fails closes all the same. */
+EXPORT int close(int fd) {
+    int what = fire_fd(CLOSE, fd);
+    int result = (int)syscall(SYS_close, fd);
+    FAIL_IF(what, -1);
+    return result;
+}
+EXPORT int flock(int fd, int how) {
+    FAIL_IF(fire_fd(FLOCK, fd), -1);
+    return (int)syscall(SYS_flock, fd, how);
 }
 
 EXPORT int ftruncate(int fd, off64_t size) {

@@ -54,8 +54,8 @@ __all__ = [
 ]
 
 # In the order of the enumeration in faultlib.c. "alloc": malloc and its kin and anonymous mmap, from 32 KiB up.
-OPERATIONS = ("open", "read", "write", "fsync", "rename", "truncate", "mmap", "unlink", "alloc")
-_SHORT, _KILL = -1, -2
+OPERATIONS = ("open", "read", "write", "fsync", "rename", "truncate", "mmap", "unlink", "alloc", "close", "flock", "mkdir")
+_ACTIONS = {"short": -1, "kill": -2, "end": -3}
 _LOADED = "FEATSTORE_FAULT_LIBRARY"
 
 
@@ -99,7 +99,8 @@ class Fault:
     operations : str or sequence of str
         Which of :data:`OPERATIONS` count.
     action : str
-        An errno's name such as ``"EIO"``, ``"short"`` (half of what was asked for), or ``"kill"`` (SIGKILL before the call).
+        An errno's name such as ``"EIO"``, ``"short"`` (half of what was asked for), ``"end"`` (0 bytes, as at a file's end), or
+        ``"kill"`` (SIGKILL before the call).
     k : int
         The call that fails, from 1.
     times : int
@@ -117,7 +118,7 @@ class Fault:
         self.directory = os.path.realpath(directory)
         names = (operations,) if isinstance(operations, str) else tuple(operations)
         self._mask = sum(1 << OPERATIONS.index(name) for name in set(names))
-        self._action = {"short": _SHORT, "kill": _KILL}.get(action) or int(getattr(errno, action))
+        self._action = _ACTIONS.get(action) or int(getattr(errno, action))
         self.k = k
         self.times = times
         self._counts: tuple[int, int] | None = None

@@ -123,8 +123,9 @@ cdef class File:
         self.sums = NULL
 
     def __init__(self, path, uint64_t row_bytes, uint64_t group_rows, uint64_t group_bytes, uint64_t n_rows,
-                 uint64_t data_offset, uint64_t expected_bytes, bint direct=True):
-        """Open ``path``; ``expected_bytes`` is what its size must be."""
+                 uint64_t data_offset, uint64_t expected_bytes, bint direct=True, int fd=-1):
+        """Open ``path``, or take over ``fd``, which is open; ``expected_bytes`` is what its size must be."""
+        self.fd = fd
         if row_bytes < 1 or group_rows < 1 or group_bytes // group_rows < row_bytes:
             raise ValueError("impossible row geometry")
         if n_rows > MAX_ROWS:
@@ -136,8 +137,9 @@ cdef class File:
         self.n_rows = n_rows
         self.data_offset = data_offset
         try:
-            # O_NONBLOCK: a FIFO in the file's place must not block the open.
-            self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            if fd < 0:
+                # O_NONBLOCK: a FIFO in the file's place must not block the open.
+                self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError as error:
             if error.errno == errno.ELOOP:
                 raise FormatError(f"{self.path} is a symbolic link; data files must be regular files") from None
@@ -169,7 +171,10 @@ cdef class File:
         other.size = self.size
         other.mode = self.mode
         other.direct = self.direct
-        other.fd = os.dup(self.fd)
+        try:
+            other.fd = os.dup(self.fd)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, self.path) from None
         return other
 
     def use_sums(self, uint64_t seed):
@@ -201,7 +206,10 @@ cdef class File:
         cdef int fd = self.fd
         self.fd = -1  # first: a close that failed has closed, and the number may be another file's by then
         if fd >= 0:
-            os.close(fd)
+            try:
+                os.close(fd)
+            except OSError:
+                pass  # of writes, and it was only read
 
     def __dealloc__(self):
         free(self.sums)

@@ -1,0 +1,244 @@
+"""The directory of a dataset or pack, opened so that all of it can be opened, whatever is put in its place meanwhile.
+
+Replacing a dataset exchanges its directory for another and removes the old one. Whoever opens its files holds ``opening.lock``
+shared meanwhile, and looks names up in the directory's descriptor, not along its path. Whoever removes a replaced directory holds
+that lock exclusively. So a directory that was locked while it was in its place stays whole until the lock is released.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final, TypeVar
+
+from featstore.errors import BusyError, FormatError
+from featstore.storage.calls import close_quietly, naming
+from featstore.storage.format import open_regular, resolve_inside
+from featstore.storage.lock import OPENING_LOCK, FileLock
+
+__all__ = ["OpenDirectory", "Root", "open_directory", "open_inside", "remove_replaced", "with_directory"]
+
+_PATIENCE_S: Final = 2.0  # for whoever is opening files, or removing a directory; both take milliseconds
+_POLL_S: Final = 0.001
+
+Result = TypeVar("Result")
+
+
+class OpenDirectory:
+    """A directory by its descriptor; a context manager. Made by :func:`open_directory`.
+
+    Attributes
+    ----------
+    path : str
+        Where it was found; what errors call it.
+    """
+
+    def __init__(self, path: str, fd: int) -> None:
+        self.path = path
+        self._fd = fd
+        self._lock: FileLock | None = None
+
+    def _try_lock(self) -> bool:
+        """Keep its files from being removed; return False where somebody is removing them."""
+        with contextlib.suppress(FileNotFoundError):  # read-only media, or somebody tidied up: it is read without
+            try:
+                self._lock = self.lock(OPENING_LOCK)
+            except BusyError:
+                return False
+        return True
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether its files are kept from being removed: False where it, or its file system, has no locks."""
+        return self._lock is not None and self._lock.is_held
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the path still leads to this directory."""
+        try:
+            held, named = os.fstat(self._fd), os.stat(self.path)
+        except FileNotFoundError:
+            return False
+        return (held.st_dev, held.st_ino) == (named.st_dev, named.st_ino)
+
+    def lock(self, name: str, patience_s: float = 0.0) -> FileLock:
+        """Take a shared lock on one of its files; raises as :class:`FileLock`."""
+        return FileLock(os.path.join(self.path, name), exclusive=False, patience_s=patience_s, dir_fd=self._fd)
+
+    def open_regular(self, name: str) -> tuple[int, int]:
+        """Open one of its files; as :func:`~featstore.storage.format.open_regular`, and a name that leads outside is refused."""
+        return open_regular(resolve_inside(self.path, name, self._fd), dir_fd=self._fd, name_inside=name)
+
+    def has(self, name: str) -> bool:
+        """Whether there is something of this name in it."""
+        try:
+            with naming(os.path.join(self.path, name)):
+                os.lstat(name, dir_fd=self._fd)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Let go of the directory; may be called again. Files that were opened stay open."""
+        lock, self._lock = self._lock, None
+        fd, self._fd = self._fd, -1
+        try:
+            if lock is not None:
+                lock.release()
+        finally:
+            if fd >= 0:
+                close_quietly(fd)
+
+    def __enter__(self) -> OpenDirectory:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if self._fd >= 0:
+            close_quietly(self._fd)
+
+
+Root = str | os.PathLike[str] | OpenDirectory
+
+
+def open_inside(root: Root, name: str) -> tuple[int, int]:
+    """Open a regular file of a directory for reading; return its descriptor, the caller's to close, and its size.
+
+    Raises
+    ------
+    FormatError
+        The name leads outside, or to something that is no regular file.
+    OSError
+        Missing, no permission, or too many open files.
+    """
+    if isinstance(root, OpenDirectory):
+        return root.open_regular(name)
+    return open_regular(resolve_inside(root, name))
+
+
+def _moved_aside(path: str) -> list[str] | None:
+    """Return the directories that a builder has moved aside to replace ``path``; None where ``path`` is there by now.
+
+    One listing tells both: between the two renames that stand in for an exchange, one of the two names is always there.
+    """
+    parent, name = os.path.split(path)
+    entries = os.listdir(parent)
+    if name in entries:
+        return None
+    pattern = re.compile(re.escape(name) + r"\.old-[0-9a-f]{32}")
+    return [os.path.join(parent, entry) for entry in sorted(entries) if pattern.fullmatch(entry)]
+
+
+def _open(path: str, what: str) -> OpenDirectory | None:
+    """Open what is at ``path``, or what was moved aside from there; None: it changed meanwhile."""
+    try:
+        return _open_there(path, what)
+    except FileNotFoundError as error:
+        try:
+            aside = _moved_aside(os.path.realpath(path))
+        except OSError:
+            raise error from None
+        if aside == []:
+            raise
+    for each in aside or ():
+        with contextlib.suppress(FileNotFoundError):
+            return _open_there(each, what)
+    return None
+
+
+def _open_there(path: str, what: str) -> OpenDirectory:
+    try:
+        return OpenDirectory(path, os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+    except NotADirectoryError:
+        if not os.path.lexists(path):
+            raise  # it is a part of the path that is no directory
+        raise FormatError(f"{path} is no {what}: it is not a directory") from None
+
+
+def open_directory(path: str | os.PathLike[str], what: str = "dataset") -> OpenDirectory:
+    """Open the directory at ``path`` and keep its files from being removed until it is closed.
+
+    Parameters
+    ----------
+    path : path-like
+    what : str
+        What messages call it.
+
+    Raises
+    ------
+    FileNotFoundError, PermissionError
+        It is not there, or may not be used.
+    FormatError
+        It is no directory.
+    BusyError
+        Somebody is removing it.
+
+    Notes
+    -----
+    It is tried again whenever the directory was replaced between two of the calls that open it, however often that happens.
+    """
+    name = os.path.abspath(os.fspath(path))
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        directory = _open(name, what)
+        if directory is None:
+            continue
+        try:
+            is_whole = directory._try_lock()
+            if directory.in_place:
+                if is_whole:
+                    return directory
+                if time.monotonic() >= deadline:
+                    raise BusyError("somebody is removing it", directory.path)
+                time.sleep(_POLL_S)
+        except BaseException:
+            directory.close()
+            raise
+        directory.close()
+
+
+def with_directory(path: str | os.PathLike[str], use: Callable[[OpenDirectory], Result], what: str = "dataset") -> Result:
+    """Call ``use`` with the directory at ``path``, open; it is called again where that was replaced and could not be locked.
+
+    What ``use`` raises propagates, and it then leaves nothing open.
+    """
+    while True:
+        with open_directory(path, what) as directory:
+            try:
+                return use(directory)
+            except (OSError, ValueError):
+                if directory.is_locked or directory.in_place:
+                    raise
+
+
+def remove_replaced(path: str, patience_s: float = _PATIENCE_S) -> bool:
+    """Remove a directory that nothing names any more; return whether it is gone.
+
+    It stays where somebody is opening its files for longer than ``patience_s``, and where it cannot be removed: the next builder
+    removes it.
+    """
+    for _ in range(2):  # a call that failed once (too many open files, a signal) need not fail again
+        try:
+            lock = FileLock(os.path.join(path, OPENING_LOCK), exclusive=True, patience_s=patience_s)
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        except BusyError:
+            return False
+        except OSError:
+            continue
+        try:
+            with contextlib.suppress(OSError):  # of closing a folder, which is not ignored
+                shutil.rmtree(path, ignore_errors=True)
+        finally:
+            with contextlib.suppress(OSError):
+                lock.release()
+        if not os.path.lexists(path):
+            return True
+    return False
