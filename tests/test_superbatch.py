@@ -146,7 +146,7 @@ def test_the_next_superbatch_is_planned_while_one_runs(dataset: Path, strategy: 
                 next(iterator)  # the first batch of a superbatch
                 with policy.changed:
                     # The limit on the wait is for a loader that is broken.
-                    assert policy.changed.wait_for(lambda n=size: len(policy.windows) >= min(n + 1, 7), timeout=120)
+                    assert policy.changed.wait_for(lambda n=size: len(policy.windows) >= min(n + 1, 7), timeout=60)
                     # Superbatch 7 is a single batch. Each window looks ahead to the superbatch that follows it.
                     assert policy.windows == [(4, 4)] * min(size + 1, 5) + [(4, 1), (1, 0)][: max(0, size - 4)]
                 assert sampled == set(range(min(25, 4 * (size + 2))))
