@@ -127,7 +127,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         CORE + "rowio.h",
         "if (a - p1 > job->gap_pages || end > limit || j < k) break;",
         "if (a - p1 > 0 || end > limit || j < k) break;",
-        ("tests/test_reader.py::test_no_page_is_read_twice",),
+        ("tests/test_reader.py::test_gaps_up_to_the_stated_one_are_read_over",),
     ),
     Mutation(
         "gaps always read over",
@@ -135,7 +135,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         CORE + "rowio.h",
         "if (a - p1 > job->gap_pages || end > limit || j < k) break;",
         "if (end > limit || j < k) break;",
-        ("tests/test_reader.py::test_no_page_is_read_twice",),
+        ("tests/test_reader.py::test_gaps_up_to_the_stated_one_are_read_over",),
     ),
     Mutation(
         "ring refilled when empty",
@@ -158,8 +158,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "short reads",
         CORE + "backends.h",
         "            done += (uint64_t)res;\n",
-        "            done = len;\n",
-        ("tests/test_reader.py::test_distorted_completions_are_continued",),
+        "            done = res > 0 ? len : done;\n",
+        ("tests/test_faults.py::test_pread_gather_meets_errors_and_short_reads",),
     ),
     # -- checksums
     Mutation(

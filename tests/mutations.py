@@ -19,7 +19,17 @@ from tests.mutation_table import MUTATIONS, Mutation
 __all__ = ["copy_tree", "main", "mutate", "run_tests"]
 
 ROOT = Path(__file__).resolve().parent.parent
-PARTS = ("Makefile", "benchmarks", "build/cython-release", "docs", "examples", "featstore", "pyproject.toml", "setup.py")
+PARTS = (
+    "Makefile",
+    "benchmarks",
+    "build/cython-release",
+    "build/release",
+    "docs",
+    "examples",
+    "featstore",
+    "pyproject.toml",
+    "setup.py",
+)
 PARTS += ("src_cython", "tests", "README.md", ".ci")
 LIMIT_S = 900  # of the tests of one mutation; one that hangs was noticed
 
