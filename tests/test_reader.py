@@ -196,6 +196,22 @@ def test_a_flipped_bit_is_found(tmp_path: Path, backend: str) -> None:
         assert (out[1] != rows[55]).sum() == 1
 
 
+@pytest.mark.parametrize("at", [0, 8 * 7 + 3, 8 * 511 - 1, 8 * 511, PAGE_BYTES - 1])
+def test_a_flipped_bit_in_the_table_of_checksums_is_the_tables(tmp_path: Path, at: int) -> None:
+    """It is found when the file is opened, in entries of pages, unused ones and the table's own sum; no page is blamed for it."""
+    rows = np.random.default_rng(0).integers(0, 256, (100, 400), dtype=np.uint8)
+    record = write_rows(tmp_path, rows)
+    path = tmp_path / "rows.bin.sums"
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+    for verify in ("always", "open"):
+        with pytest.raises(CorruptionError, match="table of checksums") as caught:
+            with opened(tmp_path, record, verify=verify):
+                pass
+        assert (caught.value.path, caught.value.offset) == (str(path), 0)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_what_is_not_the_file(tmp_path: Path, backend: str) -> None:
     rows = np.zeros((100, 512), np.uint8)
