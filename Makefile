@@ -58,8 +58,9 @@ format: $(VENV)/.installed ## let ruff format and mend what it can
 test: $(VENV)/.built ## the test suite, with samples of the long campaigns
 	$(PY) -m pytest $(PYTEST_ARGS)
 
-stress: $(VENV)/.built ## the long campaigns, whole: faults, kills, bit flips, races
+stress: $(VENV)/.built ## the long campaigns, whole: faults, kills, bit flips, races, mutations; and the demo
 	$(PY) -m pytest -m stress --timeout 3600 -o faulthandler_timeout=0 $(PYTEST_ARGS)
+	$(PY) examples/demo.py
 
 demo: $(VENV)/.built ## generate a graph, train within a quarter of its size, plot where time goes
 	$(PY) examples/demo.py $(DEMO_ARGS)

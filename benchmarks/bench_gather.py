@@ -1,6 +1,7 @@
 """Gathers: cold against fio, hot against torch, in one run each.
 
-``python benchmarks/bench_gather.py`` needs fio and about 9 GB of scratch; ``--only hot`` needs neither.
+``python benchmarks/bench_gather.py`` needs about 9 GB of scratch, and fio for the ratios of cold gathers. ``--only hot`` needs
+neither.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from harness import (
     drop_from_page_cache,
     fio_random_iops,
     fio_scan_bandwidth,
+    have_fio,
     main,
     scratch,
 )
@@ -102,7 +104,9 @@ def cold(args: argparse.Namespace, report: Report, folder: Path) -> None:
     path = make(folder, n_rows, 512)
     with featstore.open(path, memory="512MiB") as g:
         gather = Gather(g.features["x"], n_ids, 2, coalesce_gap=0)
-        sides = {"ours": gather, "fio": lambda: fio_random_iops(data_file(path), 2 * n_ids)}
+        sides: dict[str, Callable[[], float]] = {"ours": gather}
+        if have_fio():
+            sides["fio"] = lambda: fio_random_iops(data_file(path), 2 * n_ids)
         results = alternate(max(args.runs, 7), sides, warm_up=1)
         note = {"backend": g.features["x"].stats()["backend"]}
     report.figure(
@@ -110,7 +114,7 @@ def cold(args: argparse.Namespace, report: Report, folder: Path) -> None:
         results["ours"],
         "blocks/s",
         reference="fio randread 4 KiB, io_uring, O_DIRECT, depth 256",
-        references=results["fio"],
+        references=results.get("fio"),
         target=">= 0.95",
         **note,
     )
@@ -141,13 +145,14 @@ def scan(args: argparse.Namespace, report: Report, folder: Path) -> None:
             random_s = gather.n_blocks[-1] / fio_random_iops(file, n_ids)
             return min(random_s, file.stat().st_size / fio_scan_bandwidth(file))
 
-        results = alternate(args.runs, {"ours": seconds, "fio": best}, warm_up=1)
+        sides = {"ours": seconds, "fio": best} if have_fio() else {"ours": seconds}
+        results = alternate(args.runs, sides, warm_up=1)
     report.figure(
         "gather of 200,000 rows, default coalescing",
         results["ours"],
         "s",
         reference="lesser of random reads and a scan, by fio",
-        references=results["fio"],
+        references=results.get("fio"),
         target="<= 1.1",
         bytes_read=gather.bytes_read,
     )
@@ -170,7 +175,8 @@ def gaps(args: argparse.Namespace, report: Report, folder: Path) -> None:
 
             sides: dict[str, Callable[[], float]] = {"default": partial(seconds, None)}
             sides |= {f"{gap} KiB": partial(seconds, gap << 10) for gap in GAPS_KIB}
-            sides["fio's scan"] = lambda: file.stat().st_size / fio_scan_bandwidth(file, 2)
+            if have_fio():
+                sides["fio's scan"] = lambda: file.stat().st_size / fio_scan_bandwidth(file, 2)
             seconds(None)  # measures the device
             device = g.reader.device
             results = alternate(args.runs, sides)

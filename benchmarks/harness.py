@@ -2,7 +2,8 @@
 
 A figure is one line ``{"name", "value", "unit", "reference", "ratio", "runs", "machine"}``: the median of at least three runs, in
 which both sides took turns in one process, and the median of the ratios of those pairs, because a shared machine drifts more than
-the sides differ. ``target`` and ``met`` stand beside it where the project promises something.
+the sides differ. ``target`` and ``met`` stand beside it where the project promises something. fio is optional: without it, a
+figure that refers to fio has no ratio, and ``missing`` names its reference.
 """
 
 from __future__ import annotations
@@ -101,7 +102,8 @@ class Report:
         values : list of float
             One a run; the median is the figure.
         reference : str, optional
-            What the ratio is to.
+            What the ratio is to. Where it could not be measured (neither ``references`` nor ``ratio`` is given), the line has no
+            reference, no ratio and no target, and ``missing`` names the reference.
         references : list of float, optional
             The reference's runs, each paired with one of ``values``; the ratio is ``values / references``.
         ratio : float, optional
@@ -114,17 +116,20 @@ class Report:
         series = values if isinstance(values, list) else [values]
         if references is not None:
             ratio = median_ratio(series, references)
+        is_missing = reference is not None and ratio is None
         line: dict[str, Any] = {
             "name": name,
             "value": _short(statistics.median(series)),
             "unit": unit,
-            "reference": reference,
+            "reference": None if is_missing else reference,
             "ratio": None if ratio is None else _short(ratio),
             "runs": [_short(value) for value in series],
         }
         if references is not None:
             line["reference_runs"] = [_short(value) for value in references]
-        if target is not None:
+        if is_missing:
+            line["missing"] = reference
+        elif target is not None:
             relation, bound = target.split()
             found = statistics.median(series) if ratio is None else ratio
             line["target"] = target
@@ -214,9 +219,13 @@ def drop_from_page_cache(path: Path) -> None:
 # -- fio -----------------------------------------------------------------------------------------------------------------------
 
 
+@functools.cache
 def have_fio() -> bool:
-    """Whether fio is installed."""
-    return shutil.which("fio") is not None
+    """Whether fio is installed; the first call says on stderr that it is not."""
+    if shutil.which("fio") is None:
+        print("fio is not installed: figures that refer to fio have no ratio", file=sys.stderr)
+        return False
+    return True
 
 
 def fio(

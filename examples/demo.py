@@ -148,8 +148,8 @@ def run(kind: str, options: argparse.Namespace, budget: int) -> dict[str, Any]:
     return dict(json.loads(out.read_text()))
 
 
-def report(results: dict[str, dict[str, Any]]) -> None:
-    """Print what the runs came to."""
+def report(results: dict[str, dict[str, Any]]) -> bool:
+    """Print what the runs came to; return whether their losses are the same to the last bit."""
     for kind, result in results.items():
         print(f"\n== {TITLES[kind]}: {result['seconds']:.1f} s")
         print(stage_table(result["stats"]))
@@ -162,10 +162,11 @@ def report(results: dict[str, dict[str, Any]]) -> None:
     if done < of:
         print(f"np.memmap was stopped after {done} of {of} batches (--seconds)")
     n = min(len(ours["losses"]), len(theirs["losses"]))
-    same = ours["losses"][:n] == theirs["losses"][:n]
+    same = n > 0 and ours["losses"][:n] == theirs["losses"][:n]
     print(f"\nlosses of the first {n} batches are {'identical to the last bit' if same else 'NOT IDENTICAL'}")
     mine, other = (1e3 * r["stats"]["seconds"]["gather"] / max(1, r["stats"]["batches"]) for r in (ours, theirs))
-    print(f"gather: {mine:.0f} ms a batch; np.memmap {other:.0f} ms, {other / mine:.1f} times")
+    print(f"gather: {mine:.0f} ms a batch; np.memmap {other:.0f} ms, {other / max(mine, 1e-9):.1f} times")
+    return same
 
 
 def draw(results: dict[str, dict[str, Any]], path: Path) -> None:
@@ -237,13 +238,15 @@ def main(argv: list[str] | None = None) -> None:
         print(f"{planted.n:,} nodes, {edges:,} edges, {size / 1e9:.2f} GB of features: {time.perf_counter() - begin:.1f} s")
         print(f"budget: {budget / 1e6:.0f} MB; both runs in {(budget + OVERHEAD) / 1e6:.0f} MB, page cache included", flush=True)
         results = {kind: run(kind, options, budget) for kind in TITLES}
-        report(results)
+        same = report(results)
         draw(results, options.folder / "demo.png")
     finally:
         if not options.keep:
             shutil.rmtree(options.folder / "graph", ignore_errors=True)
             (options.folder / "x.npy").unlink(missing_ok=True)
     print(f"{time.perf_counter() - begin:.0f} s in all")
+    if not same:
+        raise SystemExit("the losses of the two runs differ, or there are none")
 
 
 if __name__ == "__main__":

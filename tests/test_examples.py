@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -100,6 +101,12 @@ def test_cora_where_it_is(tmp_path):
 def test_demo(tmp_path):
     printed = run("demo.py", "--folder", tmp_path / "demo", "--nodes", 20_000, "--memory", 48 << 20, cwd=tmp_path)
     assert "identical to the last bit" in printed
+    # What continuous integration looks for in the demo's output, which it runs after the tests.
+    ci = (ROOT / ".ci" / "run").read_text()
+    assert ci.index("make test") < ci.index("make demo") < ci.index("grep")
+    pattern = ci.split("grep -q '")[1].split("'")[0]
+    assert re.search(pattern, printed)
+    assert not re.search(pattern, printed.replace("are identical", "are NOT IDENTICAL"))
     assert (tmp_path / "demo" / "demo.png").read_bytes().startswith(b"\x89PNG")
     left = {path.name for path in (tmp_path / "demo").iterdir()}
     assert left == {"demo.png", "featstore.json", "memmap.json"}
@@ -107,6 +114,31 @@ def test_demo(tmp_path):
     assert ours["losses"] == theirs["losses"]
     assert ours["peak_bytes"] <= 48 << 20
     assert ours["epochs"][-1]["test_accuracy"] > 0.15  # guessing: 0.06
+
+
+@pytest.mark.parametrize("losses", [[2.5, 1.75, 1.5], [2.5, 1.75], [2.5, 1.5], []])
+def test_the_demo_fails_where_losses_differ(tmp_path, monkeypatch, capsys, losses):
+    """What both runs have must be identical, and there must be something: else the exit status says so."""
+    monkeypatch.syspath_prepend(os.fspath(ROOT / "examples"))
+    import demo
+
+    def run(kind, *_):
+        stats = {"batches": 3, "seconds": {"gather": 0.1}, "hits": {"host": 1, "base": 1}, "rows": 2, "epochs": 1}
+        found = [2.5, 1.75, 1.5] if kind == "featstore" else losses
+        return {"seconds": 1.0, "stats": stats, "epochs": [], "losses": found}
+
+    monkeypatch.setattr(demo, "run", run)
+    monkeypatch.setattr(demo, "stage_table", lambda stats: "")
+    monkeypatch.setattr(demo, "draw", lambda *_: None)
+    arguments = ["--folder", os.fspath(tmp_path / "demo"), "--nodes", "2000"]
+    is_same = bool(losses) and losses == [2.5, 1.75, 1.5][: len(losses)]
+    if is_same:
+        demo.main(arguments)
+    else:
+        with pytest.raises(SystemExit, match="differ") as caught:
+            demo.main(arguments)
+        assert caught.value.code != 0
+    assert ("identical to the last bit" in capsys.readouterr().out) == is_same
 
 
 @pytest.mark.parametrize("scale", [2, 11, 12])

@@ -13,6 +13,8 @@ import torch
 
 import featstore
 from featstore.sampling.batch import SampledBatch
+from featstore.sampling.foreign import as_sampled
+from tests import pyg
 
 STRATEGIES: dict[str, dict[str, Any]] = {
     "ondemand": {},
@@ -55,12 +57,23 @@ def forms(sampler: featstore.NeighborSampler) -> dict[str, Any]:
     return {name: SimpleNamespace(sample=method) for name, method in methods.items()}
 
 
-@pytest.mark.parametrize("form", ["pairs", "edge positions", "no blocks", "a callable"])
+def pyg_forms(small: SimpleNamespace) -> dict[str, Any]:
+    """Callables that return what PyG's samplers and its loaders return."""
+    sampler = pyg.HopSampler(small.indptr, small.indices, [4, 3])
+    loader = pyg.NodeLoader(pyg.data_of(small.indptr, small.indices), sampler, batch_size=40)  # of all nodes: positions are ids
+    return {
+        "PyG output": lambda seeds: sampler.sample_from_nodes(pyg.NodeSamplerInput(None, seeds)),
+        "PyG batch": lambda seeds: loader(seeds),
+    }
+
+
+@pytest.mark.parametrize("form", ["pairs", "edge positions", "no blocks", "a callable", "PyG output", "PyG batch"])
 def test_every_strategy(small: SimpleNamespace, tmp_path: Path, form: str) -> None:
     with featstore.open(small.path, memory="64MB") as g:
         own = featstore.NeighborSampler(g, [4, 3], seed=1)
         # One that is only called cannot know the batch's number: the seeds are all that its draws depend on.
-        sampler = (lambda seeds: own.sample(seeds)) if form == "a callable" else forms(own)[form]
+        callables = {"a callable": lambda seeds: own.sample(seeds), **pyg_forms(small)}
+        sampler = callables[form] if form in callables else forms(own)[form]
         found = {}
         for name, options in STRATEGIES.items():
             options = {"strategy": name, "seed": 5, "batch_size": 40, "features": "x", **options}
@@ -80,6 +93,57 @@ def test_every_strategy(small: SimpleNamespace, tmp_path: Path, form: str) -> No
                 expected[:8],
             )
         assert [name for name, batches in found.items() if not same(batches, expected)] == []
+
+
+def test_pyg_layers_see_what_pyg_would_leave_them(small: SimpleNamespace) -> None:
+    """A block is what PyG's ``trim_to_layer`` leaves a layer; a PyG convolution gives the same rows either way."""
+    seeds = torch.from_numpy(small.train_idx[:60])
+    x = torch.from_numpy(small.x)
+    torch.manual_seed(0)
+    convolutions = [pyg.SAGEConv(25, 16), pyg.SAGEConv(16, 8), pyg.SAGEConv(8, 4)]
+    sampler = pyg.HopSampler(small.indptr, small.indices, [4, 3, 2])
+    for name, sample in {
+        "output": sampler.sample_from_nodes(pyg.NodeSamplerInput(None, seeds)),
+        "batch": next(iter(pyg.NodeLoader(pyg.data_of(small.indptr, small.indices), sampler, seeds, batch_size=60))),
+    }.items():
+        batch = as_sampled(sample, small.num_nodes, 0, 0)
+        nodes = sample.node if name == "output" else sample.n_id
+        assert torch.equal(batch.input_ids, nodes)
+        assert torch.equal(batch.seeds, seeds)
+        edges = torch.stack([sample.row, sample.col]) if name == "output" else sample.edge_index
+        trimmed, rows = x[nodes], x[batch.input_ids]
+        for layer, (convolution, block) in enumerate(zip(convolutions, batch.blocks, strict=True)):
+            counts = sample.num_sampled_nodes, sample.num_sampled_edges
+            trimmed, edges, _ = pyg.trim_to_layer(layer, *counts, trimmed, edges)
+            assert len(trimmed) == block.n_src
+            assert sorted(edges.T.tolist()) == sorted(torch.stack([block.src, block.dst]).T.tolist())
+            trimmed = convolution(trimmed, edges).relu()
+            rows = convolution((rows, rows[: block.n_dst]), torch.stack([block.src, block.dst])).relu()
+            torch.testing.assert_close(trimmed[: block.n_dst], rows)
+
+
+def test_subgraphs_of_pyg_without_counts_are_refused(small: SimpleNamespace) -> None:
+    """Blocks cannot be told from a k-hop subgraph, whose hops are not counted; nor from samples of several node types."""
+    seeds = torch.from_numpy(small.train_idx[:5])
+    edges = pyg.data_of(small.indptr, small.indices).edge_index
+    nodes, local, _, _ = pyg.k_hop_subgraph(seeds, 2, edges, relabel_nodes=True)
+    with pytest.raises(featstore.PluginError, match="Data without num_sampled_nodes"):
+        as_sampled(pyg.Data(n_id=nodes, edge_index=local), small.num_nodes, 0, 0)
+    typed = pyg.HeteroSamplerOutput({"paper": nodes}, {}, {}, {}, num_sampled_nodes={"paper": [5]}, num_sampled_edges={})
+    for sample in (typed, pyg.HeteroData(paper={"n_id": nodes})):
+        with pytest.raises(featstore.PluginError):
+            as_sampled(sample, small.num_nodes, 0, 0)
+
+
+def test_pyg_has_no_sampler_of_its_own_interface(small: SimpleNamespace) -> None:
+    """PyG's samplers are asked by another method, and its loaders have seeds of their own: both are refused by name."""
+    sampler = pyg.HopSampler(small.indptr, small.indices, [4, 3])
+    with featstore.open(small.path, memory="64MB") as g:
+        with pytest.raises(TypeError, match="HopSampler does neither"):
+            featstore.Loader(g, sampler, small.train_idx, batch_size=40)
+        loader = pyg.NodeLoader(pyg.data_of(small.indptr, small.indices), sampler, batch_size=40)
+        with pytest.raises(TypeError, match="NodeLoader has seeds and batches of its own"):
+            featstore.Loader(g, loader, small.train_idx, batch_size=40)
 
 
 @pytest.mark.parametrize("strategy", ["superbatch", "streamed"])

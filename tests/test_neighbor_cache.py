@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import featstore
 from featstore.config import Budget
 from featstore.errors import BudgetError
 from featstore.graph.topology import NeighborCache, _Prefix, huge_bytes
+from featstore.sampling.batch import SampledBatch
 from featstore.sampling.neighbor import NeighborSampler
 from tests.array_graphs import ArrayGraph, graph_of, graphs, random_graph
 
@@ -89,6 +92,47 @@ def test_lists_longer_than_a_block_are_cached_whole(monkeypatch: pytest.MonkeyPa
             cache.records[offset : offset + 1 + int(cache.records[offset])],
             np.r_[g.indptr[node + 1] - g.indptr[node], g.indices[g.indptr[node] : g.indptr[node + 1]]],
         )
+
+
+def edges_of_absent_lists(g: Any, cache: NeighborCache | None, batch: SampledBatch) -> int:
+    """Count the sampled edges whose destination's list is not in the cache."""
+    if cache is not None and cache.offset_of_node is None:
+        return 0
+    absent = np.ones(g.num_nodes, bool) if cache is None else cache.offset_of_node < 0
+    return sum(int(absent[batch.input_ids[block.dst].numpy()].sum()) for block in batch.blocks)
+
+
+@pytest.mark.parametrize("fanouts", [[5, 5], [-1, 3]])
+@pytest.mark.parametrize("replace", [False, True])
+def test_the_sampler_reads_only_lists_that_are_not_in_the_cache(fanouts: list[int], replace: bool) -> None:
+    """The file is asked for exactly the edges of absent lists: all of them, some of them, or none."""
+    g = random_graph(5000, 15, seed=3)
+    read = []
+    for variant in (g, g.cached(len(g.indices) // 2), g.cached()):
+        sampler = NeighborSampler(variant, fanouts, replace)
+        before = variant.file.n_gathered
+        expected = 0
+        for index in range(5):
+            batch = sampler.sample(torch.arange(100 * index, 100 * index + 100), index=index)
+            expected += edges_of_absent_lists(variant, variant.neighbor_cache, batch)
+        assert variant.file.n_gathered - before == sampler.stats()["edge_rows_read"] == expected
+        read.append(expected)
+    assert read[0] == sampler.stats()["edges"] > read[1] > read[2] == 0
+
+
+def test_a_loader_samples_from_the_graphs_neighbor_cache(small: SimpleNamespace) -> None:
+    """In an epoch too: fewer ids are read with a partial cache, and none with a whole one."""
+    read = []
+    with featstore.open(small.path, memory="64MiB") as g:
+        for n_bytes in (None, huge_bytes(8 * small.num_nodes) + 8192, "1MB"):
+            if n_bytes is not None:
+                g.cache_neighbors(n_bytes)
+            sampler = featstore.NeighborSampler(g, [4, 3])
+            with featstore.Loader(g, sampler, small.train_idx, batch_size=40, features=[]) as loader:
+                expected = sum(edges_of_absent_lists(g, g.neighbor_cache, batch) for batch in loader)
+            assert sampler.stats()["edge_rows_read"] == expected
+            read.append(expected)
+        assert sampler.stats()["edges"] == read[0] > read[1] > read[2] == 0
 
 
 def test_a_node_without_neighbours_is_never_read() -> None:

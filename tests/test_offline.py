@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ import featstore
 from featstore.sampling.batch import Block, SampledBatch
 from featstore.sampling.foreign import as_sampled
 from featstore.testing.faults import random_flips, run_in_child, sweep
+from tests import pyg
 
 
 def fields(batch: Any) -> list[Any]:
@@ -71,14 +73,12 @@ def test_samples_of_other_makes(small: SimpleNamespace, tmp_path: Path) -> None:
     """Two hops written by hand: seeds 5 and 7; 5 ← 9, 7 ← 5; then 9 ← 3."""
     ids = torch.tensor([5, 7, 9, 3])
     inner, outer = (torch.tensor([0, 2]), torch.tensor([1, 0])), (torch.tensor([0, 2, 3]), torch.tensor([1, 0, 2]))
-    pyg = SimpleNamespace(node=ids, row=outer[0], col=outer[1], num_sampled_nodes=[2, 1, 1], num_sampled_edges=[2, 1])
+    sampled = pyg.SamplerOutput(ids, *outer, edge=None, num_sampled_nodes=[2, 1, 1], num_sampled_edges=[2, 1])
     forms = {
         "pairs": (ids, [(*outer, 4, 3), (*inner, 3, 2)]),
         "dgl": (ids, ids[:2], [DGLBlock(*outer, 4, 3), DGLBlock(*inner, 3, 2)]),
-        "pyg": pyg,
-        "pyg batch": SimpleNamespace(
-            n_id=ids, edge_index=torch.stack(outer), num_sampled_nodes=[2, 1, 1], num_sampled_edges=[2, 1]
-        ),
+        "pyg": sampled,
+        "pyg batch": pyg.Data(n_id=ids, edge_index=torch.stack(outer), num_sampled_nodes=[2, 1, 1], num_sampled_edges=[2, 1]),
     }
     with featstore.open(small.path, memory="64MB") as g:
         for name, form in forms.items():
@@ -102,50 +102,44 @@ def test_samples_of_other_makes(small: SimpleNamespace, tmp_path: Path) -> None:
             (ids, [(outer[0], torch.tensor([1, 0, 3]), 4, 3), (*inner, 3, 2)]),
             (ids, [(outer[0][:2], outer[1], 4, 3), (*inner, 3, 2)]),
             (ids, []),
-            SimpleNamespace(**{**vars(pyg), "num_sampled_edges": [2, 2]}),
+            replace(sampled, num_sampled_edges=[2, 2]),
+            pyg.HeteroSamplerOutput({"paper": ids}, {}, {}, {}, num_sampled_nodes={}, num_sampled_edges={}),
+            pyg.HeteroData(paper={"n_id": ids}),
+            pyg.Data(n_id=ids, num_sampled_nodes=[2, 1, 1], num_sampled_edges=[2, 1]),  # of a graph without edge_index
             ids,
         ]
         for sample in wrong:
             with pytest.raises(featstore.PluginError):
                 featstore.sample_offline(g, [sample], path=tmp_path / "wrong")
         with pytest.raises(ValueError, match="only an iterable"):
-            featstore.sample_offline(g, lambda seeds: pyg, path=tmp_path / "wrong")
+            featstore.sample_offline(g, lambda seeds: sampled, path=tmp_path / "wrong")
         with pytest.raises(ValueError, match="epochs"):
-            featstore.sample_offline(g, [pyg], epochs=0, path=tmp_path / "wrong")
+            featstore.sample_offline(g, [sampled], epochs=0, path=tmp_path / "wrong")
     assert not list(tmp_path.glob("wrong*"))
 
 
-class CallableLoader(torch.utils.data.DataLoader):
-    """As PyG's loaders: iterated over for their batches, and called with positions among their own seeds."""
-
-    def __init__(self, seeds: list[int]) -> None:
-        super().__init__(seeds, batch_size=2, collate_fn=self)
-
-    def __call__(self, index: list[int]) -> Any:
-        ids = torch.tensor(index)
-        none = torch.zeros(0, dtype=torch.int64)
-        return SimpleNamespace(n_id=ids, edge_index=(none, none), num_sampled_nodes=[2, 0], num_sampled_edges=[0])
-
-
 def test_loaders_of_other_makes(small: SimpleNamespace, tmp_path: Path) -> None:
-    """A loader is run through, though it can be called; it does not sample what others ask for."""
-    loader = CallableLoader([5, 7, 11, 2])
+    """PyG's loader is run through, though it can be called with positions among its seeds; it does not sample for others."""
+    sampler = pyg.HopSampler(small.indptr, small.indices, [3])
+    loader = pyg.NodeLoader(pyg.data_of(small.indptr, small.indices), sampler, torch.tensor([5, 7, 11, 2]), batch_size=2)
     with featstore.open(small.path, memory="64MB") as g:
         with featstore.sample_offline(g, loader, epochs=2, path=tmp_path / "p") as pack:
-            assert [pack.ids(number).tolist() for number in range(len(pack))] == [[5, 7], [11, 2]] * 2
+            ids = [batch.n_id.tolist() for batch in loader]
+            assert [nodes[:2] for nodes in ids] == [[5, 7], [11, 2]]
+            assert [pack.ids(number).tolist() for number in range(len(pack))] == ids * 2
         for given in [{"seeds": [5, 7], "batch_size": 2}, {"seeds": [5, 7]}, {"batch_size": 2}]:
-            for iterable in (loader, [loader([5, 7])]):
+            for iterable in (loader, [loader([0, 1])]):
                 with pytest.raises(ValueError, match="has seeds and batches of its own"):
                     featstore.sample_offline(g, iterable, path=tmp_path / "wrong", **given)
-        for iterable in (loader, [loader([5, 7])]):
+        for iterable in (loader, [loader([0, 1])]):
             with pytest.raises(TypeError, match=r"has seeds and batches of its own.*sample_offline"):
                 featstore.Loader(g, iterable, [5, 7], 2)
-        uncounted = loader([5, 7])
+        uncounted = loader([0, 1])
         for name in ("num_sampled_nodes", "num_sampled_edges"):
-            vars(uncounted)[name] = None  # as PyG's without pyg-lib
+            uncounted[name] = None  # as PyG's without pyg-lib
             with pytest.raises(featstore.PluginError, match="without num_sampled_nodes"):
                 featstore.sample_offline(g, [uncounted], path=tmp_path / "wrong")
-            del vars(uncounted)[name]
+            del uncounted[name]
             with pytest.raises(featstore.PluginError, match="without num_sampled_nodes"):
                 featstore.sample_offline(g, [uncounted], path=tmp_path / "wrong")
     assert not list(tmp_path.glob("wrong*"))

@@ -97,6 +97,25 @@ def test_no_page_is_read_twice(tmp_path_factory: pytest.TempPathFactory, data: s
         assert file.stats.bytes_read - before == pages_of(layout, ids) * PAGE_BYTES
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("gap", [0, 1, 2, 7])
+def test_gaps_up_to_the_stated_one_are_read_over(tmp_path: Path, backend: str, gap: int) -> None:
+    """Reads and bytes are those of runs of pages, joined wherever no more than the gap lies between them."""
+    rows = np.random.default_rng(0).integers(0, 256, (3000, PAGE_BYTES), dtype=np.uint8)
+    record = write_rows(tmp_path, rows)
+    # The steps between wanted pages: gaps of 0, 1, 2 … pages, and at most a few pages a read, well below its limit.
+    pages = np.cumsum(np.tile([1, 2, 1, 3, 4, 8, 9, 150], 14))
+    with opened(tmp_path, record, backend=backend) as (file, _):
+        before = file.stats.reads, file.stats.bytes_read
+        out = np.zeros((len(pages), PAGE_BYTES), np.uint8)
+        ids = np.random.default_rng(1).permutation(pages)
+        file.gather(ids, out, None, gap * PAGE_BYTES)
+        assert np.array_equal(out, rows[ids])
+        between = np.diff(pages) - 1
+        assert file.stats.reads - before[0] == 1 + np.count_nonzero(between > gap)
+        assert file.stats.bytes_read - before[1] == (len(pages) + int(between[between <= gap].sum())) * PAGE_BYTES
+
+
 def agree_with_the_kernel(file: RowFile, ids: np.ndarray, out: np.ndarray) -> int:
     """Gather, and return the bytes that were read: as many as the kernel says.
 
@@ -175,6 +194,22 @@ def test_a_flipped_bit_is_found(tmp_path: Path, backend: str) -> None:
     with opened(tmp_path, record, backend=backend, verify="off") as (file, _):  # the control: unverified, it is not found
         file.gather(ids, out)
         assert (out[1] != rows[55]).sum() == 1
+
+
+@pytest.mark.parametrize("at", [0, 8 * 7 + 3, 8 * 511 - 1, 8 * 511, PAGE_BYTES - 1])
+def test_a_flipped_bit_in_the_table_of_checksums_is_the_tables(tmp_path: Path, at: int) -> None:
+    """It is found when the file is opened, in entries of pages, unused ones and the table's own sum; no page is blamed for it."""
+    rows = np.random.default_rng(0).integers(0, 256, (100, 400), dtype=np.uint8)
+    record = write_rows(tmp_path, rows)
+    path = tmp_path / "rows.bin.sums"
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+    for verify in ("always", "open"):
+        with pytest.raises(CorruptionError, match="table of checksums") as caught:
+            with opened(tmp_path, record, verify=verify):
+                pass
+        assert (caught.value.path, caught.value.offset) == (str(path), 0)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

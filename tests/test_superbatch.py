@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import featstore
+from featstore.cache.belady import Belady
+from featstore.cache.planned import PlannedBatch, Window
 from featstore.plan import superbatch
 from featstore.plan.simulate import simulate
 from featstore.plan.trace import record
@@ -103,6 +107,53 @@ def test_loads_are_beladys(dataset: Path) -> None:
     assert best < stats["rows_loaded"] / 2 + round(0.1 * N)  # its fill counted
     seconds = batches(dataset, epochs=1, strategy="superbatch")[1]["seconds"]
     assert {"sample", "plan", "load", "gather", "update"} <= seconds.keys()
+
+
+class Noting(Belady):
+    """Belady, which notes each window that it has planned: batches planned, batches looked ahead to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.windows: list[tuple[int, int]] = []
+        self.changed = threading.Condition()
+
+    def plan(self, window: Window) -> Iterator[PlannedBatch]:
+        yield from super().plan(window)
+        with self.changed:
+            self.windows.append((window.n_planned, window.n_batches - window.n_planned))
+            self.changed.notify_all()
+
+
+@pytest.mark.parametrize("strategy", ["superbatch", "streamed"])
+def test_the_next_superbatch_is_planned_while_one_runs(dataset: Path, strategy: str) -> None:
+    """While the loop holds the first batch, two superbatches get planned and three sampled; no more, whatever time passes."""
+    policy, sampled = Noting(), set()
+    with featstore.open(dataset, memory="64MB") as g:
+        inner = featstore.NeighborSampler(g, [4, 3], seed=1)
+
+        class Sampling:
+            fanouts = (4, 3)
+
+            def sample(self, seeds: torch.Tensor, epoch: int = 0, index: int = 0) -> Any:
+                sampled.add(index)
+                return inner.sample(seeds, epoch, index)
+
+        with featstore.Loader(
+            g, Sampling(), g.node_data["train_idx"], 40, strategy=strategy, superbatch=4, policy=policy, prefetch=0, threads=1
+        ) as loader:
+            iterator = iter(loader)
+            for size in range(1, 7):
+                next(iterator)  # the first batch of a superbatch
+                with policy.changed:
+                    # The limit on the wait is for a loader that is broken.
+                    assert policy.changed.wait_for(lambda n=size: len(policy.windows) >= min(n + 1, 7), timeout=60)
+                    # Superbatch 7 is a single batch. Each window looks ahead to the superbatch that follows it.
+                    assert policy.windows == [(4, 4)] * min(size + 1, 5) + [(4, 1), (1, 0)][: max(0, size - 4)]
+                assert sampled == set(range(min(25, 4 * (size + 2))))
+                for _ in range(3):
+                    next(iterator)
+            next(iterator)
+            assert next(iterator, None) is None
 
 
 @pytest.mark.parametrize("overlap", [True, False])

@@ -97,8 +97,10 @@ def _pyg_blocks(sample: Any) -> tuple[torch.Tensor, tuple[Block, ...]]:
             "blocks of each hop are made: PyG's neighbour samplers count them with pyg-lib, those of subgraphs never do"
         )
     nodes = _ids(sample.node if getattr(sample, "node", None) is not None else sample.n_id)
-    row, col = sample.edge_index if getattr(sample, "row", None) is None else (sample.row, sample.col)
-    row, col = _ids(row), _ids(col)
+    edges = sample.edge_index if getattr(sample, "row", None) is None else (sample.row, sample.col)
+    if edges is None:
+        raise PluginError(f"a sampler returned {type(sample).__name__} without row and col, and without edge_index")
+    row, col = _ids(edges[0]), _ids(edges[1])
     n_nodes = [int(n) for n in sample.num_sampled_nodes]  # of the seeds, then of each hop
     n_edges = [int(n) for n in sample.num_sampled_edges]
     if len(n_nodes) != len(n_edges) + 1 or sum(n_nodes) != len(nodes) or sum(n_edges) != len(row):
