@@ -293,12 +293,12 @@ def fail_some(folder: str, cases: list[list[Any]]) -> None:
 SAMPLE = [
     ("save", "rename", "ENOSPC", 1),
     ("save", "fsync", "EIO", 1),
-    ("save again", "open", "EMFILE", 7),
-    ("replace", "rename", "EIO", 5),
-    ("replace", "flock", "EIO", 3),
-    ("create", "close", "EIO", 9),
+    ("save again", "open", "EMFILE", 15),
+    ("replace", "rename", "EIO", 7),
+    ("replace", "flock", "EIO", 4),
+    ("create", "close", "EIO", 13),
     ("keep", "fsync", "EIO", 1),
-    ("pack again", "fsync", "EIO", 2),
+    ("pack again", "fsync", "EIO", 4),
     ("layout", "rename", "EIO", 3),
 ]
 

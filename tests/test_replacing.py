@@ -86,13 +86,13 @@ def open_often(path: Path, n_opens: int, n_rows: int, verify: str) -> None:
 @pytest.mark.parametrize("verify", ["always", "open", "off"])
 def test_some_hundred_opens_of_a_dataset_that_is_replaced_without_pause(tmp_path: Path, verify: str, how: str) -> None:
     with replaced_without_pause(tmp_path, 20, how) as path:
-        open_often(path, 150, 20, verify)
+        open_often(path, 100, 20, verify)
 
 
 def test_opening_takes_longer_than_replacing(tmp_path: Path) -> None:
     """9 MiB are checked by each open, and many replacements happen meanwhile."""
     with replaced_without_pause(tmp_path, 8000) as path:
-        open_often(path, 40, 8000, "open")
+        open_often(path, 30, 8000, "open")
 
 
 @pytest.mark.stress

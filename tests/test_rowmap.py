@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from featstore._core import cache as _core
 from featstore.cache.table import RowMap
 from featstore.testing.strategies import row_ids
 
@@ -87,3 +88,25 @@ def test_claim_equals_a_walk(data: st.DataObject) -> None:
     assert list(zip(*(array.tolist() for array in got[:2]), strict=True)) == new
     assert list(zip(*(array.tolist() for array in got[2:]), strict=True)) == held
     assert (rows.slot_of_row == before).all()
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.int64])
+@pytest.mark.parametrize("held", [np.int32, np.int64])
+def test_check_hits_against_numpy(kind: type, held: type) -> None:
+    """The first slot that is not -1 and does not hold its row, whatever the numbers."""
+    rng = np.random.default_rng(6)
+    for n_slots in (0, 1, 5, 300):
+        table = rng.permutation(1000)[:n_slots].astype(held)
+        table[rng.random(n_slots) < 0.2] = -1
+        for k in (0, 1, 4, 70):
+            for n_wrong in (0, 0, 1, 3):
+                slots = rng.integers(0, max(1, n_slots), k).astype(np.int32)
+                slots[rng.random(k) < 0.3 if n_slots else slice(None)] = -1
+                slots[(slots >= 0) & (table[slots] < 0) if n_slots else slice(0)] = -1
+                rows = np.where(slots >= 0, table[slots] if n_slots else 0, 2000).astype(kind)
+                for at in rng.integers(0, max(1, k), n_wrong if k else 0):
+                    slots[at] = rng.choice([-2, -(2**31), n_slots, 2**31 - 1, rng.integers(0, max(1, n_slots))])
+                wrong = [i for i, s in enumerate(slots) if s != -1 and not (0 <= s < n_slots and table[s] == rows[i])]
+                assert _core.check_hits(rows, slots, table) == (wrong[0] if wrong else -1)
+    with pytest.raises(ValueError, match="length"):
+        _core.check_hits(np.zeros(2, kind), np.zeros(1, np.int32), np.zeros(1, held))
