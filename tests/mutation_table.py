@@ -116,8 +116,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "static cache filled by half",
         "initial fill",
         "featstore/cache/table.py",
-        "            rows = self._choose(policy)\n",
-        "            rows = self._choose(policy)[: self.capacity // 2]\n",
+        "            rows = top_rows(scores, self.capacity)\n",
+        "            rows = top_rows(scores, self.capacity // 2)\n",
         ("tests/test_cache_table.py::test_static_rows_are_the_best_of_equals_the_lowest",),
     ),
     # -- reads
@@ -441,7 +441,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "featstore/storage/rowfile.py",
         'budget.reserve("checksum tables", n_pages * PAGE_BYTES)',
         'budget.reserve("checksum tables", 0)',
-        ("tests/test_reader.py", "tests/test_dataset.py"),
+        ("tests/test_reader.py::test_the_table_of_checksums_is_counted",),
     ),
     Mutation(
         "feature cache not counted",
@@ -449,7 +449,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "featstore/cache/table.py",
         "budget.reserve(name, self.least_bytes(capacity, row_bytes, n, policy))",
         "budget.reserve(name, 0)",
-        ("tests/test_cache_table.py::test_the_budget_is_kept",),
+        ("tests/test_cache_table.py::test_memory_is_reserved_before_it_is_taken",),
     ),
     Mutation(
         "sampler's scratch not counted",
@@ -481,7 +481,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "featstore/graph/topology.py",
         'budget.reserve("neighbor cache", whole_bytes)',
         'budget.reserve("neighbor cache", 0)',
-        ("tests/test_neighbor_cache.py", "tests/test_graph_caches.py::test_neighbour_caches_of_every_size"),
+        ("tests/test_neighbor_cache.py::test_a_whole_cache_is_counted",),
     ),
     # -- draws
     Mutation(

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from featstore.cache import table
 from featstore.cache.base import Int64s, PolicyContext, StaticPolicy, get_policy
 from featstore.cache.table import FeatureCache
 from featstore.config import Budget
@@ -409,6 +410,15 @@ def test_the_budget_is_kept(policy: str | None) -> None:
     with pytest.raises(BudgetError) as caught:
         FeatureCache.capacity_for(4 * n, row_bytes, n, made)
     assert FeatureCache.capacity_for(caught.value.needed or 0, row_bytes, n, made) == 1
+
+
+def test_memory_is_reserved_before_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    budget, counted = Budget(10**6), []
+    take = table.huge_array
+    monkeypatch.setattr(table, "huge_array", lambda n_bytes: (counted.append(budget.used - n_bytes), take(n_bytes))[1])
+    FeatureCache(100, 100, 1000, get_policy("lru"), budget=budget).close()
+    assert counted
+    assert min(counted) >= 4 * 1000  # the row map is reserved too
 
 
 def test_scores_count_while_they_are_used() -> None:

@@ -135,6 +135,16 @@ def test_a_loader_samples_from_the_graphs_neighbor_cache(small: SimpleNamespace)
         assert sampler.stats()["edges"] == read[0] > read[1] > read[2] == 0
 
 
+def test_a_whole_cache_is_counted() -> None:
+    g = random_graph(3000, 10, seed=1)
+    budget = Budget(1 << 20)
+    cache = NeighborCache.build(g.topology, budget)
+    assert cache.whole
+    assert budget.report() == {"neighbor cache": huge_bytes(g.topology.nbytes)}
+    cache.close()
+    assert budget.used == 0
+
+
 def test_a_node_without_neighbours_is_never_read() -> None:
     g = graph_of([[], [], [0, 1]])
     NeighborSampler(g, [2, 2]).sample(torch.tensor([0, 1]))

@@ -212,6 +212,13 @@ def test_a_flipped_bit_in_the_table_of_checksums_is_the_tables(tmp_path: Path, a
         assert (caught.value.path, caught.value.offset) == (str(path), 0)
 
 
+def test_the_table_of_checksums_is_counted(tmp_path: Path) -> None:
+    record = write_rows(tmp_path, np.zeros((5000, 4096), np.uint8))
+    for verify, n_pages in (("always", 10), ("open", 0), ("off", 0)):
+        with opened(tmp_path, record, verify=verify) as (_, reader):
+            assert reader.budget.report().get("checksum tables", 0) == n_pages * PAGE_BYTES
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_what_is_not_the_file(tmp_path: Path, backend: str) -> None:
     rows = np.zeros((100, 512), np.uint8)

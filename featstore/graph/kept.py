@@ -173,6 +173,15 @@ class Kept(Opened):
             self.num_nodes, row_bytes, self.budget if budget is None else budget, in_degree, out_degree, counts, parts, seed
         )
 
+    def degree_pieces(self, n_nodes: int) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+        """Yield the in- and out-degrees of ``n_nodes`` nodes after the other, read from the files in sequence."""
+        indptr, width = self._snapshot.topology_file("indptr", self.num_nodes + 1)
+        out_degree, _ = self._snapshot.topology_file("out_degree", self.num_nodes)
+        for first in range(0, self.num_nodes, n_nodes):
+            n = min(n_nodes, self.num_nodes - first)
+            offsets = indptr.read(first, n + 1).reshape(-1).view(np.int32 if width == 4 else np.int64)
+            yield np.diff(offsets).astype(np.int64), out_degree.read(first, n).reshape(-1).view(np.int64)
+
     # -- neighbour lists ---------------------------------------------------------------------------------------------------------
 
     def cache_neighbors(

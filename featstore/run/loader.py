@@ -29,7 +29,7 @@ from featstore.run.actual import Epochs
 from featstore.run.auto import Decision, decide, look_ahead, rows_in_memory
 from featstore.run.batch import MiniBatch
 from featstore.run.epoch import EpochIterator, Progress, RunningEpoch, most_rows
-from featstore.run.needs import Needs, extrapolate, guess, is_tight, measure, too_small
+from featstore.run.needs import Needs, foresee, guess, is_tight, measure, too_small
 from featstore.run.options import (
     BATCH_SIZE,
     LABELS,
@@ -374,9 +374,9 @@ class Loader:
             sizes = cache_bytes(size, n, self._row_bytes, chosen, self._g.budget, 1 << 62)
         capacity = min((FeatureCache.capacity_for(sizes[name], self._row_bytes[name], n, chosen) for name in sizes), default=0)
         try:
-            batch = measure(setup) if refused is None else extrapolate(setup)
+            batch = measure(setup) if refused is None else foresee(setup)
         except BudgetError as error:
-            batch, refused = extrapolate(setup), error
+            batch, refused = foresee(setup), error
         made = SAMPLING[strategy]
         needs = Needs(
             setup, self._row_bytes, batch, made.least_bytes(setup, batch), sum(sizes.values()), capacity, plans=made.plans

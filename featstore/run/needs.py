@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,12 +9,13 @@ from typing import Any
 from featstore.config import format_size
 from featstore.errors import BudgetError
 from featstore.gather.buffers import HOLDER, SMALL_BYTES, block_bytes
+from featstore.run.expected import expected_edges
 from featstore.run.held import BATCHES
 from featstore.run.strategy import Setup
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.neighbor import SCRATCH, scratch_bytes
 
-__all__ = ["BatchSize", "Needs", "extrapolate", "guess", "is_tight", "larger", "least_total", "measure", "too_small", "would_do"]
+__all__ = ["BatchSize", "Needs", "foresee", "guess", "is_tight", "larger", "least_total", "measure", "too_small", "would_do"]
 
 ROW_BYTES = 64  # of a row of a batch, beside its features: ids, edges and what sampling takes
 REUSE = 9  # idle blocks are used again for somewhat smaller arrays
@@ -61,16 +61,8 @@ class BatchSize:
         return BatchSize(by, self.n_stored * by // n, self.sample_bytes * by // n, self.sampling_bytes * by // n)
 
 
-def measure(setup: Setup, position: int = 0, n_seeds: int | None = None) -> BatchSize:
+def measure(setup: Setup, position: int = 0) -> BatchSize:
     """Sample a batch of epoch 0, and return what it comes to; idle buffers go back to the system before and after.
-
-    Parameters
-    ----------
-    setup : Setup
-    position : int
-        Of the batch.
-    n_seeds : int, optional
-        Only so many of its seeds.
 
     Raises
     ------
@@ -83,7 +75,7 @@ def measure(setup: Setup, position: int = 0, n_seeds: int | None = None) -> Batc
     pool = graph.pool
     pool.trim()
     before = graph.budget.report().get(HOLDER, 0)
-    sampled: SampledBatch = setup.sampler.sample(order.seeds(position)[:n_seeds], epoch=0, index=position)
+    sampled: SampledBatch = setup.sampler.sample(order.seeds(position), epoch=0, index=position)
     drawn = graph.budget.report().get(HOLDER, 0) - before
     tensors = [sampled.input_ids, *(tensor for block in sampled.blocks for tensor in block.tensors)]
     held = sum(_pooled(tensor.numel() * tensor.element_size()) for tensor in tensors)
@@ -94,24 +86,15 @@ def measure(setup: Setup, position: int = 0, n_seeds: int | None = None) -> Batc
     return BatchSize(n_rows, stored, held, max(held, drawn))
 
 
-def extrapolate(setup: Setup) -> BatchSize:
-    """Return what the first batch may come to, where there is no memory for it: from the largest parts of it that fit.
-
-    Twice the seeds need at most as many times the rows as the last doubling that fitted did.
-    """
-    batch_size = setup.batcher.batch_size
-    n_seeds = batch_size // 2
-    while n_seeds:
-        try:
-            part = measure(setup, n_seeds=n_seeds)
-            half = measure(setup, n_seeds=max(1, n_seeds // 2))
-        except BudgetError:
-            n_seeds //= 2
-            continue
-        growth = part.n_rows / max(1, half.n_rows) if n_seeds > 1 else 2.0
-        rows = min(setup.graph.num_nodes, math.ceil(part.n_rows * growth ** math.log2(batch_size / n_seeds)))
-        return part.of(max(part.n_rows, rows))
-    return BatchSize(0)
+def foresee(setup: Setup) -> BatchSize:
+    """Return what a batch comes to, expected from the degrees; no rows where the sampler does not say its fan-outs."""
+    graph, fanouts = setup.graph, getattr(setup.sampler, "fanouts", None)
+    if fanouts is None or not hasattr(graph, "degree_pieces"):
+        return BatchSize(0)
+    rows, edges = expected_edges(graph, fanouts, setup.batcher.batch_size)
+    held = _pooled(8 * rows) + sum(2 * _pooled(8 * n) for n in edges)
+    drawing = max((3 * _pooled(8 * n) for n in edges), default=0)  # places of drawn ids, and the ids, before they are numbered
+    return BatchSize(rows, sum(edges) + rows, held, held + drawing)
 
 
 def largest(setup: Setup, batch: BatchSize, n: int = 8) -> BatchSize:
@@ -254,7 +237,16 @@ class Needs:
         """
         graph = self._setup.graph
         others = self._others(idle=idle)
-        return _solve(graph, self._fixed + self._beside + self._cache_bytes + self.loop_bytes(n_rows) + others)
+        return _solve(graph, self._fixed + self._unread() + self._beside + self._cache_bytes + self.loop_bytes(n_rows) + others)
+
+    def _unread(self) -> int:
+        """Return what sampling will hold once it has begun, where there was no memory to begin."""
+        graph = self._setup.graph
+        report = graph.budget.report()
+        offsets = 0 if "indptr" in report or not hasattr(graph, "num_edges") else 8 * graph.num_nodes + 4096
+        scratch = scratch_bytes(self.batch.n_rows, graph.num_nodes) if hasattr(self._setup.sampler, "trim") else 0
+        unread: int = offsets + max(0, scratch - report.get(SCRATCH, 0))
+        return unread
 
     def least(self, n_rows: int = 0) -> int:
         """Return the least that an error names: for larger batches than those that are known, beside other loaders."""

@@ -125,7 +125,7 @@ def estimate_pack(
     feature_cache: int | float | str = 0.1,
     device_cache: int | float | str | None = None,
     policy: str | Policy | type[Policy] = PLANNED,
-    superbatch: int | str = "auto",
+    superbatch: int | str | None = None,
     disk: int | None = None,
     labels: str | None = None,
     seed: int = 0,
@@ -199,7 +199,7 @@ def estimate_layout(
     feature_cache: int | float | str = 0.1,
     device_cache: int | float | str | None = None,
     policy: str | Policy | type[Policy] = PLANNED,
-    superbatch: int | str = "auto",
+    superbatch: int | str | None = None,
     disk: int | None = None,
     labels: str | None = None,
 ) -> PackEstimate:
@@ -236,10 +236,10 @@ class _Asked:
         feature_cache: int | float | str,
         device_cache: int | float | str | None,
         policy: str | Policy | type[Policy],
-        superbatch: int | str,
+        superbatch: int | str | None,
         disk: int | None,
     ) -> None:
-        self.g, self.superbatch, self.disk = g, superbatch, disk
+        self.g, self.superbatch, self.disk = g, "auto" if superbatch is None else superbatch, disk
         self.policy = get_policy(policy)
         self.features = (features,) if isinstance(features, str) else tuple(features)
         stores = [g.features[name] for name in self.features]
