@@ -379,7 +379,14 @@ class Loader:
             batch, refused = foresee(setup), error
         made = SAMPLING[strategy]
         needs = Needs(
-            setup, self._row_bytes, batch, made.least_bytes(setup, batch), sum(sizes.values()), capacity, plans=made.plans
+            setup,
+            self._row_bytes,
+            batch,
+            made.least_bytes(setup, batch),
+            sum(sizes.values()),
+            capacity,
+            plans=made.plans,
+            is_measured=refused is None,
         )
         if refused is not None:
             guessed = guess(self._g, setup.sampler, setup.batcher.batch_size, sum(self._row_bytes.values()), more)

@@ -191,6 +191,8 @@ class Needs:
         Rows of each.
     plans : bool
         Batches come with plans from a file, and others are sampled meanwhile.
+    is_measured : bool
+        The batch was sampled; otherwise its size is what is expected.
     """
 
     def __init__(
@@ -203,8 +205,10 @@ class Needs:
         capacity: int,
         *,
         plans: bool,
+        is_measured: bool = True,
     ) -> None:
         self._setup, self._row_bytes, self.batch, self._plans = setup, dict(row_bytes), batch, plans
+        self._is_measured = is_measured
         self._beside, self._cache_bytes, self._capacity = beside, cache_bytes, capacity
         self.worker: Any = None  # who has said to the budget what this loader's batches need
         # From here on the loader's own parts come on top, as they are reserved.
@@ -237,16 +241,20 @@ class Needs:
         """
         graph = self._setup.graph
         others = self._others(idle=idle)
-        return _solve(graph, self._fixed + self._unread() + self._beside + self._cache_bytes + self.loop_bytes(n_rows) + others)
+        return _solve(
+            graph, self._fixed + self._unsampled() + self._beside + self._cache_bytes + self.loop_bytes(n_rows) + others
+        )
 
-    def _unread(self) -> int:
-        """Return what sampling will hold once it has begun, where there was no memory to begin."""
+    def _unsampled(self) -> int:
+        """Return what sampling will hold once it has begun, where the batch's size is only expected."""
+        if self._is_measured:
+            return 0
         graph = self._setup.graph
         report = graph.budget.report()
         offsets = 0 if "indptr" in report or not hasattr(graph, "num_edges") else 8 * graph.num_nodes + 4096
         scratch = scratch_bytes(self.batch.n_rows, graph.num_nodes) if hasattr(self._setup.sampler, "trim") else 0
-        unread: int = offsets + max(0, scratch - report.get(SCRATCH, 0))
-        return unread
+        unsampled: int = offsets + max(0, scratch - report.get(SCRATCH, 0))
+        return unsampled
 
     def least(self, n_rows: int = 0) -> int:
         """Return the least that an error names: for larger batches than those that are known, beside other loaders."""
