@@ -125,10 +125,20 @@ def work(kind: str, folder: Path, memory: int, epochs: int, seconds: float) -> d
         graph: Any = g
         options: dict[str, Any] = {"policy": "frequency"}
         if kind == "memmap":
-            names = ("num_nodes", "num_edges", "node_data", "budget", "options", "pool", "topology", "neighbor_cache")
+            names = ("num_nodes", "num_edges", "node_data", "budget", "options", "pool", "reader", "topology", "neighbor_cache")
             graph = SimpleNamespace(**{name: getattr(g, name) for name in names}, features={"x": MapStore(folder / "x.npy")})
             options = {}
-        result = train(graph, sampler, 2, hidden=128, epochs=epochs, lr=0.01, max_seconds=seconds, loader_options=options)
+        result = train(
+            graph,
+            sampler,
+            2,
+            batch_size=min(1000, max(50, g.num_nodes // 1000)),  # two batches fit a quarter of the features, however few
+            hidden=128,
+            epochs=epochs,
+            lr=0.01,
+            max_seconds=seconds,
+            loader_options=options,
+        )
     return {**result.to_dict(), "seconds": time.perf_counter() - start}
 
 
