@@ -336,14 +336,16 @@ class Budget:
 
         ``least(worker, idle)`` returns the bytes that it needs now; with ``idle`` those that it will need, though it rests.
         """
-        self._workers[worker] = least
+        with self._lock:
+            self._workers[worker] = least
 
     def required(self, without: Any = None, *, idle: bool = False) -> int:
         """Return the bytes that all workers but one need at the least now.
 
         With ``idle``, where all of them rest: those that the largest will need.
         """
-        others = [(worker, least) for worker, least in list(self._workers.items()) if worker is not without]
+        with self._lock:
+            others = [(worker, least) for worker, least in self._workers.items() if worker is not without]
         now = sum(least(worker, False) for worker, least in others)
         return now if now or not idle else max((least(worker, True) for worker, least in others), default=0)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 
 import featstore
+from featstore.cli import main
 from featstore.config import Budget
 
 N, DIM = 60_000, 100
@@ -154,6 +157,58 @@ def test_training_beside_validation_at_twenty_budgets(graph: Path, pack: Path, n
     compare(graph, pack, name, np.linspace(0.05, 0.6, 20), tries)
 
 
+def command(graph: Path, pack: Path, name: str, memory: int, tries: list[int], capsys: pytest.CaptureFixture[str]) -> Any:
+    """Run ``featstore train`` with the options of a case; return its losses, or what its error names."""
+    line = ["train", str(graph), "--epochs", "2", "--fanouts", "5,5", "--hidden", "8", "--memory", f"{memory}B", "--json"]
+    for option, value in STRATEGIES[name].items():
+        if option == "overlap":
+            line += ["--no-overlap"]
+        else:
+            line += [f"--{option.replace('_', '-')}", str(value)]
+    line += ["--pack", str(pack)] if "packed" in name else ["--batch-size", "128"]
+    tries[0] = -MOST_TRIES  # no loader tells of its batches here
+    code = main(line)
+    out, err = capsys.readouterr()
+    if code == 0:
+        return json.loads(out)["losses"]
+    found = re.search(r"at least (\d+) bytes", err)
+    assert found is not None, err
+    return int(found[1])
+
+
+def compare_commands(
+    graph: Path, pack: Path, name: str, shares: Any, tries: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    losses = []
+    for share in [2.0, *shares]:
+        memory = int(share * BYTES)
+        for _ in range(3):
+            found = command(graph, pack, name, memory, tries, capsys)
+            if not isinstance(found, int):
+                break
+            assert found > memory
+            memory = found
+        assert isinstance(found, list), f"{memory} bytes, which an error named, do not do either"
+        losses.append(found)
+    assert losses[0]
+    assert all(each == losses[0] for each in losses)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_the_command_trains_at_some_budgets(
+    graph: Path, pack: Path, name: str, tries: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    compare_commands(graph, pack, name, [0.3], tries, capsys)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_the_command_trains_at_twenty_budgets(
+    graph: Path, pack: Path, name: str, tries: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    compare_commands(graph, pack, name, np.linspace(0.05, 0.6, 20), tries, capsys)
+
+
 def sweep(graph: Path, pack: Path, name: str, n: int, tries: list[int]) -> None:
     """Train in memories around the least."""
     options = STRATEGIES[name] | ({"pack": pack} if "packed" in name else {})
@@ -203,3 +258,12 @@ def test_a_gather_through_a_cache_ends_in_any_memory(graph: Path, policy: str, t
                 out.zero_()
                 store.take(ids, out=out)
                 assert (out == expected).all()
+
+
+def test_several_batches_that_are_held_are_said(graph: Path) -> None:
+    with featstore.open(graph, memory="5MB") as g:
+        sampler = featstore.NeighborSampler(g, [5, 5], seed=0)
+        loader = featstore.Loader(g, sampler, g.node_data["train_idx"], 128, labels="y")
+        with pytest.raises(featstore.BudgetError, match=r"does not fit while [2-9] earlier batches are held.*copies"):
+            [batch for batch in loader]  # noqa: C416 - as users write it
+        assert sum(1 for _ in loader) == len(loader)
