@@ -215,6 +215,11 @@ def prepared(folder: str, name: str) -> Iterator[tuple[Scenario, Path, Path, tup
     yield scenario, template, root, old, new
 
 
+def before_labels(name: str, new: Any) -> Any:
+    """Return the state where a layout is in place, and its labels will come with its next loader."""
+    return (*new[:-1], []) if name == "layout" else new
+
+
 def fail_calls(folder: str, name: str, operation: str, action: str, step: int) -> None:
     """Fail every ``step``-th call of one operation in turn; in the child."""
     with prepared(folder, name) as (scenario, template, root, old, new):
@@ -235,7 +240,7 @@ def fail_calls(folder: str, name: str, operation: str, action: str, step: int) -
                 assert str(error.filename).startswith(str(root)), (where, repr(error))
             found = state(root)
             if isinstance(error, CommittedError):
-                assert found == new, (where, found, old, new)
+                assert found in (new, before_labels(name, new)), (where, found, old, new)
                 assert scenario.commits
             elif error is not None:
                 assert found == old or (scenario.goes_on and found == new), (where, repr(error), found, old)
@@ -378,7 +383,7 @@ def test_ctrl_c_after_any_step_leaves_the_old_or_the_new(name: str, tmp_path: Pa
                 with contextlib.suppress(KeyboardInterrupt):
                     scenario.call(root)
             found = state(root)
-            assert found in (old, new), (k, found)
+            assert found in (old, new, before_labels(name, new)), (k, found)
             seen.add(found == new)
         assert found == new
         assert seen == {False, True}

@@ -178,8 +178,7 @@ def test_a_close_that_fails_is_the_error_and_is_not_done_again(
         with pytest.raises(OSError, match="Input/output") as caught, writer:
             writer.finish()
         assert caught.value.errno == errno.EIO
-        with pytest.raises(OSError, match="Input/output"):
-            file.close()
+        file.close()  # what was only read loses nothing
         file.close()
         with pytest.raises(ValueError, match="closed"):
             writer.append(np.arange(10))
@@ -195,8 +194,7 @@ def test_extents_and_row_files_close_once(tmp_path: Path, monkeypatch: pytest.Mo
     with opened(tmp_path, record, verify="off") as (file, _):
         with monkeypatch.context() as patched:
             closed = closing_badly(patched)
-            with pytest.raises(OSError, match="Input/output"):
-                file.close()
+            file.close()  # what was only read loses nothing
             file.close()
             assert len(closed) == 1
         with monkeypatch.context() as patched:

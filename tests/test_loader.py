@@ -496,7 +496,7 @@ def test_no_thread_keeps_memory_from_another():
         ({"seeds": [-1]}, IndexError, "seed -1 at position 0"),
         ({"seeds": np.array([3, 2**63], np.uint64)}, IndexError, f"seed {2**63} at position 1"),
         ({"seeds": torch.ones(3, dtype=torch.bool)}, ValueError, "mask"),
-        ({"device": "nowhere"}, RuntimeError, "nowhere"),
+        ({"device": "nowhere"}, ValueError, "nowhere"),
     ],
 )
 def test_bad_arguments(options, error, message):

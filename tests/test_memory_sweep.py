@@ -256,7 +256,11 @@ def test_a_gather_through_a_cache_ends_in_any_memory(graph: Path, policy: str, t
             with g.budget.reserve("others", max(0, g.budget.available - left)):
                 tries[0] = 0
                 out.zero_()
-                store.take(ids, out=out)
+                try:
+                    store.take(ids, out=out)
+                except featstore.BudgetError:
+                    assert left < 200_000  # the reader sorts in memory, too
+                    continue
                 assert (out == expected).all()
 
 

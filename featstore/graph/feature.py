@@ -421,13 +421,14 @@ class FeatureStore:
                 with cache.pinned():
                     plan, lost = cache.surviving(plan)
                     executor.execute(plan, buffer, _MEMORY, tally)
-            executor.execute(plan, buffer, _OTHERS, tally)
             if len(lost):
-                # Hits in slots that the cache has given back since the plan was made.
+                # Hits in slots that the cache has given back since the plan was made. Before an extent is read, which is read
+                # once: for lack of memory this may be tried again.
                 cost = self._file.gather(np.asarray(ids, np.int64)[lost], buffer, lost)
                 if tally is not None:
                     tally.read.add(cost)
                     tally.count(Tier.BASE, len(lost))
+            executor.execute(plan, buffer, _OTHERS, tally)
             if cache is not None:
                 cache.count(plan)
                 self._apply(cache, plan.changes, buffer, tally, time.perf_counter())

@@ -111,6 +111,7 @@ class Kept(Opened):
         -----
         A static policy's rows are read now, in one ascending pass. On an error the feature has no cache.
         """
+        self.features[name]  # a name that is none is said first
         self.make_cache(name, parse_cache_size(budget, "budget"), get_policy(policy), counts=counts, parts=parts, seed=seed)
 
     def make_cache(

@@ -25,7 +25,7 @@ def torch_function(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapp
     IndexError, CorruptionError, OSError, BudgetError, ClosedError
         As :meth:`~featstore.FeatureStore.take`.
     """
-    if func in (torch.index_select, torch.Tensor.index_select):
+    if getattr(func, "__name__", None) == "index_select":  # by name: PyG puts a function of its own in the place of torch's
         return _index_select(*args, **kwargs)
     if func is torch.nn.functional.embedding:
         return _embedding(*args, **kwargs)

@@ -142,11 +142,21 @@ def make_layout(
             job = _Job(pack, options, policy, scores_of, ordered, reader, budget, accounts, progress, target + PARTIAL)
             try:
                 _make_whole(job, target)
-            except CommittedError:
-                carrier.commit()  # the layout is in place, and its loaders need what it carries
-                raise
-            carrier.commit()
+            finally:
+                if os.path.exists(target):  # its loaders need what it carries
+                    _commit(carrier, target)
     return True
+
+
+def _commit(carrier: Carrier, target: str) -> None:
+    """Name the node data that belong to a layout that is in place."""
+    try:
+        carrier.commit()
+    except CommittedError:
+        raise
+    except OSError as error:
+        what = f"the layout {target} is in place, without the node data that it carries; they come with its next loader"
+        raise CommittedError(f"{what}: {error}", target, error) from error
 
 
 def _carry_where_possible(pack: Pack, node_data: Sequence[NodeData], target: str, disk: int | None) -> None:

@@ -6,10 +6,12 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
+from featstore.cache.table import FeatureCache
 from featstore.config import Reservation
 from featstore.errors import BudgetError
 from featstore.gather.buffers import take_pages
@@ -174,10 +176,16 @@ class _PreparingPack:
         graph = self._setup.graph
         for name in self._setup.features:
             store = graph.features[name]
-            if store.cache is not None:
-                take_pages(store.cache.array.reshape(-1), go_on)
+            cache: FeatureCache | None = store.cache
+            if cache is not None:
+                take_pages(cache.array.reshape(-1), partial(_is_whole, cache, go_on))
             # The loop's batch, one in the making, and those made ahead.
             graph.pool.prepare(self._n_rows * store.file.row_bytes, self._setup.prefetch + 2, go_on)
+
+
+def _is_whole(cache: FeatureCache, go_on: Callable[[], bool]) -> bool:
+    """Whether to go on while a cache has given no page back."""
+    return go_on() and not cache.is_cut
 
 
 def _sums_bytes(setup: Setup, name: str, n_rows: int, size: int) -> int:

@@ -195,14 +195,18 @@ class CacheSwitch:
         with self._graph.locked(), self._taking:
             check_free(self._graph, self._capacities)
             self._claim = weakref.ref(claim)
-            if not self._reservation.n_bytes and self._room is not None:
-                self._take_share(self._room)
             for name in self._capacities:
                 self._use(name, 0)
+            if self._room is not None:
+                self._take_share(self._room)
         return claim
 
     def _take_share(self, room: Callable[[], int]) -> None:
-        """Take the share again, as large as it was, or as there is room for now."""
+        """Take the share anew, as large as it was at first, or as there is room for now, beside what other loaders need.
+
+        Within an epoch a neighbour cache cannot be taken back: samplers use it.
+        """
+        self._resize(0)
         n = self._graph.num_nodes
         widths = {name: self._graph.features[name].file.row_bytes for name in self._wanted}
         rows = rows_within(min(self._most_bytes, room()), n, list(widths.values()))

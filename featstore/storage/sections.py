@@ -24,7 +24,7 @@ from featstore.storage.direct import DirectWriter, pread_direct, set_direct
 from featstore.storage.directory import OpenDirectory
 from featstore.storage.format import DTYPES, file_seed, open_regular, pread_exactly, pread_into
 from featstore.storage.rundir import DiskBudget
-from featstore.storage.writer import fsync_directory, pwrite_all
+from featstore.storage.writer import fsync_directory, make_durable, pwrite_all
 
 __all__ = ["SectionFile", "SectionWriter"]
 
@@ -131,10 +131,16 @@ class SectionWriter:
             if durable:
                 fsync_fd(self._fd, self._temporary)
             self._close()
+            replaces = os.path.lexists(self.path)
             os.rename(self._temporary, self.path)
-            self._temporary = self.path  # what an error removes
-            if durable:
-                fsync_directory(os.path.dirname(self.path) or ".")
+            folder = os.path.dirname(self.path) or "."
+            if replaces:  # what was there is gone: the new file stays, whatever fails
+                if durable:
+                    make_durable(folder, self.path)
+            else:
+                self._temporary = self.path  # what an error removes
+                if durable:
+                    fsync_directory(folder)
             return SectionFile(self.path, self._kind.decode(), disk=self._disk, paid=self._paid, direct=self._direct is not None)
         except BaseException:
             self.abort()
