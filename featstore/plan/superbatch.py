@@ -198,6 +198,10 @@ class SuperbatchInspector:
             sampled = superbatch.samples.batch(number, self._pool)
             return sampled, superbatch.plans.plan(number, sampled.input_ids.numpy(), self._pool.array)
 
+    def may_begin(self, position: int) -> bool:
+        """Whether a batch's superbatch is prepared before all earlier ones have run: not with a switch."""
+        return self._switch is None or (position - self._start) // self._size <= self._current
+
     def misses(self, position: int, wait: bool) -> Int64s | None:
         """Return the rows that a batch will miss; None where its superbatch is not planned yet and ``wait`` is false.
 

@@ -69,6 +69,7 @@ class RunningEpoch(Iterator[MiniBatch]):
             depth=depth,
             watch=stages.watch,
             spare=partial(stages.spare, run),
+            may_begin=run.may_begin,
         )
         self._finalizer = finalize_here(self, _end, self._pipeline, run, stages, owner)
         stages.begin()

@@ -359,6 +359,9 @@ class _PackedEpoch:
     def has_device_tier(self) -> bool:
         return bool(self._devices)
 
+    def may_begin(self, position: int) -> bool:
+        return True
+
     def gather(self, name: str, prepared: Prepared, tally: Tally) -> torch.Tensor | Apart:
         assert prepared.plans is not None
         position = int(self._position_of[prepared.sampled.index])

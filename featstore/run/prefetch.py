@@ -138,6 +138,9 @@ class Pipeline(Generic[A, B, C]):
         Gets ``wait``: seconds that :meth:`get` waited.
     spare : callable () -> bool, optional
         Asked for memory when there is none for an item that the loop waits for; False: there is no more.
+    may_begin : callable (int) -> bool, optional
+        Whether ``first`` may be called for an item: False where it would wait for an earlier item to be assembled, which may lack
+        the memory that others hold.
 
     Notes
     -----
@@ -156,7 +159,9 @@ class Pipeline(Generic[A, B, C]):
         depth: int,
         watch: Stopwatch,
         spare: Callable[[], bool] = lambda: False,
+        may_begin: Callable[[int], bool] = lambda item: True,
     ) -> None:
+        self._may_begin = may_begin
         self._spare = spare
         self._first = first
         self._second = second
@@ -296,7 +301,7 @@ class Pipeline(Generic[A, B, C]):
             return None
         item = self._again[0] if self._again else self._fresh
         limit = min(self._stop, self._taken + self._depth + self._ahead)
-        if item >= limit or (self._urgent is not None and item > self._urgent):
+        if item >= limit or (self._urgent is not None and item > self._urgent) or not self._may_begin(item):
             return None
         if self._again:
             heapq.heappop(self._again)

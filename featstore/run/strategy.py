@@ -132,6 +132,10 @@ class EpochRun(Protocol):
         """Return the batch that runs as number ``position``; pure, so that it may be asked for again where memory was short."""
         ...
 
+    def may_begin(self, position: int) -> bool:
+        """Whether :meth:`batch` need not wait until earlier batches were gathered; waits for nobody."""
+        ...
+
     def gather(self, name: str, prepared: Prepared, tally: Tally) -> torch.Tensor | Apart:
         """Return the rows of feature ``name`` for the batch, counted in ``tally``; called in order, by one thread.
 
@@ -239,6 +243,9 @@ class _OnDemandEpoch:
         with self._setup.watch.time("sample"):
             seeds = self._order.seeds(position)
             return Prepared(self._setup.sampler.sample(seeds, epoch=self._order.epoch, index=position))
+
+    def may_begin(self, position: int) -> bool:
+        return True
 
     def gather(self, name: str, prepared: Prepared, tally: Tally) -> torch.Tensor:
         rows: torch.Tensor = self._setup.graph.features[name].take(prepared.sampled.input_ids, tally=tally)

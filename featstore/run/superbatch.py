@@ -355,6 +355,9 @@ class _SuperbatchEpoch:
         sampled, plan = self._inspector.batch(position)
         return Prepared(sampled, dict.fromkeys(self._setup.features, plan))
 
+    def may_begin(self, position: int) -> bool:
+        return self._inspector.may_begin(position)
+
     def gather(self, name: str, prepared: Prepared, tally: Tally) -> torch.Tensor:
         assert prepared.plans is not None
         store, position = self._setup.graph.features[name], prepared.sampled.index
