@@ -335,8 +335,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "directory of extents not flushed",
         "fsync: layouts",
         "featstore/storage/extents.py",
-        "                    fsync_directory(folder)\n",
-        "                    pass\n",
+        '                fsync_directory(os.path.dirname(self.path) or ".")\n',
+        "                pass\n",
         (DURABLE,),
     ),
     Mutation(

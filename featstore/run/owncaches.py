@@ -101,7 +101,9 @@ class OwnCaches:
     def _make(self, name: str, capacity: int) -> None:
         self._mine.pop(name, None)
         self._graph.cache_for_planner(name, capacity, on_loan=self._room is not None)
-        self._mine[name] = self._graph.features[name].cache
+        cache = self._mine[name] = self._graph.features[name].cache
+        # A pack's plans are made for the whole cache; and the next epoch tries again.
+        cache.is_cut = capacity < self._capacities[name]
 
     def claim(self) -> Claim:
         """Take the caches for an epoch, all or none, until :meth:`release` or as long as what is returned lives.
