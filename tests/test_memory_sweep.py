@@ -244,7 +244,7 @@ def test_an_epoch_makes_progress_or_raises_at_two_hundred_memories(graph: Path, 
 def test_a_gather_through_a_cache_ends_in_any_memory(graph: Path, policy: str, tries: list[int]) -> None:
     rng = np.random.default_rng(0)
     ids = rng.integers(0, N, 20_000)
-    with featstore.open(graph, memory=BYTES // 2) as g:
+    with featstore.open(graph, memory=BYTES) as g:
         g.cache("x", budget=BYTES // 10, policy=policy)
         store = g.features["x"]
         expected = store[ids]
