@@ -21,6 +21,7 @@ from featstore.gather.device import Apart, DeviceTier
 from featstore.gather.executor import Source as TierSource
 from featstore.gather.executor import Tally
 from featstore.gather.plan import BatchPlan, Tier
+from featstore.graph.feature import FeatureStore
 from featstore.graph.policyinputs import Given
 from featstore.partition.batcher import RandomBatcher
 from featstore.plan.identity import digest_of, same_scores
@@ -259,6 +260,10 @@ def _fill(setup: Setup, source: ExtentSource, rows: Int64s, out: npt.NDArray[np.
     setup.reads.add(source.gather(rows, out, None))
 
 
+def _fill_from(setup: Setup, store: FeatureStore, rows: Int64s, out: npt.NDArray[np.uint8]) -> None:
+    setup.reads.add(store.read_rows(rows, out))
+
+
 def _host_ids(plan: BatchPlan, sampled: SampledBatch) -> Int64s:
     """Return the rows that the host assembles of a batch."""
     ids: Int64s = sampled.input_ids.numpy()
@@ -323,11 +328,14 @@ class _PackedEpoch:
         assert cache is not None
         if len(rows) and self._filled.get(name) is not cache:
             cache.clear()
-            source = layout.fill(name, reader, Tier.HOST, window_bytes)
-            try:
-                cache.preload(rows, partial(_fill, self._setup, source))
-            finally:
-                source.close()
+            if cache.is_lent:  # it may have fewer rows than the layout, whose extents are read whole
+                cache.preload(rows, partial(_fill_from, self._setup, store))
+            else:
+                source = layout.fill(name, reader, Tier.HOST, window_bytes)
+                try:
+                    cache.preload(rows, partial(_fill, self._setup, source))
+                finally:
+                    source.close()
             self._filled[name] = cache
         elif not len(rows):
             cache.clear()
