@@ -146,7 +146,7 @@ class Bench:
 
     def layout(self, policy: str) -> Any:
         """Make (once) and open the layout of a policy."""
-        from featstore.plan.layout import Layout, find_layouts
+        from featstore.pack.layout import Layout, find_layouts
 
         if policy not in {found.policy for found in find_layouts(self.pack)}:
             options = {"features": "x", "labels": None, "feature_cache": SHARE}
@@ -277,8 +277,8 @@ def individually(bench: Bench, layout: Any) -> tuple[float, float]:
     of a part of the batches, counted up to all by their rows.
     """
     from featstore.cache.base import get_policy
-    from featstore.plan.makelayout import layout_sizes
-    from featstore.plan.tiers import make_tables
+    from featstore.pack.makelayout import layout_sizes
+    from featstore.pack.tiers import make_tables
     from featstore.storage.extents import KIND, PAGES
     from featstore.storage.rundir import DiskBudget
     from featstore.storage.writer import RowFileWriter

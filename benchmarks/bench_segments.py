@@ -22,7 +22,7 @@ from harness import Report, alternate, arguments, main, scratch
 from r22 import generate
 
 import featstore
-from featstore.plan.segments import Traffic, segments, shortest_segments, traffic
+from featstore.pack.segments import Traffic, segments, shortest_segments, traffic
 from featstore.plan.simulate import row_counts
 from featstore.plan.trace import Trace, record
 

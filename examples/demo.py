@@ -25,9 +25,9 @@ import numpy.typing as npt
 import torch
 
 import featstore
+from featstore.cli.training import stage_table, train
 from featstore.gather.executor import Tally
 from featstore.gather.plan import Tier
-from featstore.run.train import stage_table, train
 from featstore.testing.limits import memory_group
 
 CLASSES = 16

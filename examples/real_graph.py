@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 import featstore
-from featstore.run.arguments import add_training, train_as_asked
-from featstore.run.train import TrainResult, describe_training
+from featstore.cli.train import add_arguments, train_as_asked
+from featstore.cli.training import TrainResult, describe_training
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 
@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> TrainResult:
     )
     parser.add_argument("--graph", default="linux414-calls", help="linux414-calls, cora, musae_github")
     parser.add_argument("--dataset", type=Path, help="keep the dataset here, and use it if it is there")
-    add_training(parser)  # what `featstore train` takes
+    add_arguments(parser)  # what `featstore train` takes
     parser.set_defaults(memory=400_000_000, neighbor_cache=0.125, policy="degree")
     options = parser.parse_args(argv)
     if options.dataset is not None:

@@ -31,14 +31,14 @@ from featstore.errors import (
 from featstore.gather.plan import Changeset as Changeset
 from featstore.graph.dataset import OutOfCoreGraph as OutOfCoreGraph
 from featstore.graph.feature import FeatureStore as FeatureStore
-from featstore.plan.offline import (
+from featstore.pack.offline import (
     Pack as Pack,
     sample_offline as sample_offline,
 )
-from featstore.plan.packgraph import PackedGraph as PackedGraph
+from featstore.pack.packgraph import PackedGraph as PackedGraph
 from featstore.plan.simulate import simulate as simulate
-from featstore.run.batch import MiniBatch as MiniBatch
-from featstore.run.loader import Loader as Loader
+from featstore.load.minibatch import MiniBatch as MiniBatch
+from featstore.load.loader import Loader as Loader
 from featstore.sampling.batch import (
     Block as Block,
     SampledBatch as SampledBatch,

@@ -57,7 +57,7 @@ AHEAD = "tests/test_superbatch.py::test_the_next_superbatch_is_planned_while_one
 POWER_CUT = "tests/test_faults_storage.py::test_a_power_cut_after_create_loses_nothing_and_each_fsync_is_needed"
 ORDER = "tests/test_format.py::test_order_of_a_commit"
 DURABLE = "tests/test_durability.py"
-SUPERBATCH = "featstore/plan/superbatch.py"
+SUPERBATCH = "featstore/plan/superbatches.py"
 CORE = "src_cython/featstore/_core/"
 
 MUTATIONS: tuple[Mutation, ...] = (
@@ -342,7 +342,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "pack of a layout not flushed",
         "fsync: layouts",
-        "featstore/plan/makelayout.py",
+        "featstore/pack/makelayout.py",
         "    make_durable(pack.path, target)\n",
         "",
         (DURABLE,),

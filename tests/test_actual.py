@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 import featstore
-from featstore.cli import main
+from featstore.cli.main import main
 from featstore.graph import device as device_module
 from featstore.plan.cost import CANDIDATES, Machine
-from featstore.run import actual as actual_module
-from featstore.run.actual import KEY, Actual, counted, kept_runs, runs_table
 from featstore.storage.catalog import read_catalog
 from featstore.storage.lock import WRITER_LOCK, FileLock
 from featstore.storage.reader import DeviceSpeed
 from featstore.storage.update import Update
+from featstore.strategies import actual as actual_module
+from featstore.strategies.actual import KEY, Actual, counted, kept_runs, runs_table
 from tests.test_auto import data, loader, steer
 from tests.test_auto_packs import frozen
 from tests.test_cost import SKETCH, workload

@@ -14,20 +14,20 @@ import pytest
 import torch
 
 import featstore
-from featstore.cli import main
+from featstore.cli.main import main
+from featstore.cli.plots import draw_estimates
 from featstore.graph import device as device_module
 from featstore.graph.device import device_speed
-from featstore.plan import auto as auto_module
-from featstore.plan.auto import choose
+from featstore.pack.sharing import merged_reads
+from featstore.plan import choice as choice_module
+from featstore.plan.choice import choose
 from featstore.plan.cost import TIE, Estimate, Machine
-from featstore.plan.plots import draw_estimates
-from featstore.plan.sharing import merged_reads
-from featstore.run.profile import Profile, profile_batches
-from featstore.run.strategies import STRATEGIES
 from featstore.storage.catalog import read_catalog
 from featstore.storage.lock import WRITER_LOCK, FileLock
 from featstore.storage.reader import DeviceSpeed
 from featstore.storage.rowfile import ReadStats
+from featstore.strategies.profile import Profile, profile_batches
+from featstore.strategies.registry import STRATEGIES
 from tests.conftest import skewed_dataset
 from tests.test_cost import SKETCH, N, workload
 
@@ -222,7 +222,7 @@ def steer(monkeypatch: pytest.MonkeyPatch, strategy: str, policy: str | None = N
         found = (each for each in estimates if each.strategy == strategy and policy in (None, each.policy))
         return next(found), "steered"
 
-    monkeypatch.setattr(auto_module, "cheapest", steered)
+    monkeypatch.setattr(choice_module, "cheapest", steered)
 
 
 @pytest.mark.parametrize(("n_batches", "expected"), [(0, 0), (5, 5), (40, 8), (200, 25), (10_000, 32)])

@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import featstore
-from featstore.plan import auto as auto_module
+from featstore.pack.layout import LayoutOptions
+from featstore.pack.makelayout import layout_sizes
+from featstore.pack.sharing import count_static, merged_reads, shared_there
+from featstore.plan import choice as choice_module
 from featstore.plan.cost import CANDIDATES, TIE, Estimate, Machine
-from featstore.plan.layout import LayoutOptions
-from featstore.plan.makelayout import layout_sizes
-from featstore.plan.sharing import count_static, merged_reads, shared_there
-from featstore.run.strategies import STRATEGIES
 from featstore.storage.reader import DeviceSpeed
+from featstore.strategies.registry import STRATEGIES
 from tests.test_auto import data, loader, steer
 from tests.test_cost import SKETCH
 
@@ -67,15 +67,15 @@ def test_packed_is_taken_only_with_a_pack_and_where_it_is_least(
     data: Path, frozen: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = Machine(SKETCH, 8e9)
-    monkeypatch.setattr("featstore.run.auto.device_speed", lambda *_: machine.device)
-    monkeypatch.setattr("featstore.run.auto.copy_bandwidth", lambda *_: machine.copy_bandwidth)
+    monkeypatch.setattr("featstore.strategies.auto.device_speed", lambda *_: machine.device)
+    monkeypatch.setattr("featstore.strategies.auto.copy_bandwidth", lambda *_: machine.copy_bandwidth)
     slow = DeviceSpeed(100.0, 1e6, 1e9)  # reading the base costs seconds, and extents hold a part of it
     with featstore.open(data, memory="64MiB") as g:
         with loader(g, "auto", feature_cache=0.1, epochs=10**6) as auto:
             estimates = {(e["strategy"], e["policy"]): e for e in auto.stats()["auto"]["estimates"]}
             assert auto.stats()["auto"]["taken"]["strategy"] != "packed"
             assert "needs pack=" in estimates["packed", "belady"]["impossible"]
-        monkeypatch.setattr("featstore.run.auto.device_speed", lambda *_: slow)
+        monkeypatch.setattr("featstore.strategies.auto.device_speed", lambda *_: slow)
         first: list[dict[str, Any]] = []
         for epochs in (1, 10**6):
             with featstore.Loader(g, pack=frozen, strategy="auto", feature_cache=0.1, epochs=epochs) as auto:
@@ -94,7 +94,7 @@ def test_packed_is_taken_only_with_a_pack_and_where_it_is_least(
 
 def packs_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """A drive on which extents are by far the best."""
-    monkeypatch.setattr("featstore.run.auto.device_speed", lambda *_: DeviceSpeed(100.0, 1e6, 1e9))
+    monkeypatch.setattr("featstore.strategies.auto.device_speed", lambda *_: DeviceSpeed(100.0, 1e6, 1e9))
 
 
 @pytest.mark.parametrize("policy", ["frequency", "belady"])
@@ -138,7 +138,7 @@ def test_what_fits_the_disk_is_what_can_be_made(
                 wanted = [each for each in possible if (each.strategy, each.policy) == ("packed", policy)]
                 return (wanted or possible)[0], "steered"
 
-            patched.setattr(auto_module, "cheapest", choice)
+            patched.setattr(choice_module, "cheapest", choice)
             stats = made(disk, strategy="auto", epochs=10**6)
         taken = stats["auto"]["taken"]
         found = (taken["strategy"], taken["policy"]) == ("packed", policy)
@@ -200,7 +200,7 @@ def test_without_memory_to_estimate_a_layout_that_is_there_is_run(
     def no_memory(*_: object, **__: object) -> None:
         raise featstore.BudgetError("none is left")
 
-    monkeypatch.setattr("featstore.run.auto.observe", no_memory)
+    monkeypatch.setattr("featstore.strategies.auto.observe", no_memory)
     options: dict[str, Any] = {"pack": frozen, "features": ["x"], "feature_cache": 0.1, "disk": "20x"}
     with featstore.open(data, memory="64MiB") as g:
 

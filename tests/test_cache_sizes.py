@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import featstore
-from featstore.cli import main
+from featstore.cli.main import main
 from featstore.config import parse_cache_size
 
 

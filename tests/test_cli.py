@@ -13,8 +13,9 @@ import pytest
 import torch
 
 import featstore
-from featstore.cli import commands, main
-from featstore.run.arguments import as_options
+from featstore.cli import run
+from featstore.cli.arguments import as_options
+from featstore.cli.main import main
 
 
 @pytest.fixture(autouse=True)
@@ -269,7 +270,7 @@ def test_errors_spell_options_as_on_the_command_line(said, shown):
 def test_help_and_the_release_are_there_at_once():
     """Without torch, numpy, or anything else that takes time to import; the help is what the commands' own parser prints."""
     code = (
-        "import sys\nfrom featstore.cli import main\ntry:\n    main([{!r}])\n"
+        "import sys\nfrom featstore.cli.main import main\ntry:\n    main([{!r}])\n"
         "finally:\n    print({{'torch', 'numpy'}} & {{*sys.modules}}, file=sys.stderr)"
     )
     for option in ("--help", "--version"):
@@ -278,7 +279,7 @@ def test_help_and_the_release_are_there_at_once():
         assert done.returncode == 0
         assert done.stderr == "set()\n"
         if option == "--help":
-            assert done.stdout == commands._parser().format_help()
+            assert done.stdout == run._parser().format_help()
 
 
 def test_ctrl_c_while_torch_is_imported(tmp_path):

@@ -14,8 +14,8 @@ import featstore
 from featstore.cache.select import top_rows
 from featstore.config import Budget
 from featstore.gather.executor import MemorySource
-from featstore.plan import auto as auto_module
-from featstore.plan.auto import choose, copy_bandwidth, expected_hits, extrapolated, observe, top_sum
+from featstore.plan import choice as choice_module
+from featstore.plan.choice import choose, copy_bandwidth, expected_hits, extrapolated, observe, top_sum
 from featstore.plan.cost import (
     BATCH_COPY,
     CANDIDATES,
@@ -30,8 +30,8 @@ from featstore.plan.cost import (
     random_read_s,
 )
 from featstore.plan.trace import Trace
-from featstore.run.strategies import STRATEGIES
 from featstore.storage.reader import DeviceSpeed
+from featstore.strategies.registry import STRATEGIES
 
 SKETCH = DeviceSpeed(87_000, 2.5e9, 3.2e9)  # of the design's break-even points
 FREE_COPIES = Machine(SKETCH, 1e15)
@@ -293,13 +293,13 @@ def test_expected_hits_grow_with_the_cache(counts: list[int], capacity: int, n_b
 
 def test_observing_reserves_for_the_longest_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, int]] = []
-    real = auto_module.planning_bytes
+    real = choice_module.planning_bytes
 
     def spying(*sizes: int, **more: Any) -> int:
         asked.append(more)
         return real(*sizes, **more)
 
-    monkeypatch.setattr(auto_module, "planning_bytes", spying)
+    monkeypatch.setattr(choice_module, "planning_bytes", spying)
     trace = Trace([[0], [1, 2, 3], [4, 5]], 10)
     budget = Budget(1 << 20)
     observe(trace, row_bytes=8, capacity=2, budget=budget)
@@ -375,14 +375,14 @@ def test_what_an_online_policy_loads_is_simulated() -> None:
 def test_seconds_of_planning_grow_with_the_batches_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """What planning takes however few they are is not taken once more for each."""
     clock = [0.0]
-    real = auto_module.simulate
+    real = choice_module.simulate
 
     def slow(trace: Trace, capacity: int, policy: str) -> Any:
         clock[0] += 1.0 + 0.25 * len(trace)
         return real(trace, capacity, policy)
 
-    monkeypatch.setattr(auto_module, "simulate", slow)
-    monkeypatch.setattr(auto_module.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(choice_module, "simulate", slow)
+    monkeypatch.setattr(choice_module.time, "perf_counter", lambda: clock[0])
     trace = Trace(skewed(500, 8, 100), 500)
     for total, expected in ((8, 3.0), (60, 16.0), (800, 201.0)):
         w = observe(trace, row_bytes=8, capacity=50, budget=Budget(1 << 24), n_batches=total)

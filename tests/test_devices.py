@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import featstore
-from featstore.cli import main
+from featstore.cli.main import main
+from featstore.cli.training import train
 from featstore.gather.device import check_device
-from featstore.run.train import train
 
 NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="says what is said where there is no CUDA")
 

@@ -50,7 +50,9 @@ def test_page_runs(page: Path, tmp_path: Path, tmp_path_factory: pytest.TempPath
     (tmp_path / "page.py").write_text(PRELUDE + script)
     # The command as an installation would make it, on the tree's package.
     programs = tmp_path_factory.mktemp("bin")
-    (programs / "featstore").write_text(f"#!{sys.executable}\nimport sys\nfrom featstore.cli import main\nsys.exit(main())\n")
+    (programs / "featstore").write_text(
+        f"#!{sys.executable}\nimport sys\nfrom featstore.cli.main import main\nsys.exit(main())\n"
+    )
     (programs / "featstore").chmod(0o755)
     path = os.pathsep.join([str(programs), os.environ.get("PATH", "")])
     env = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"}

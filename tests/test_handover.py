@@ -23,15 +23,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import featstore
 from featstore.config import Budget
-from featstore.gather import locked
+from featstore.gather import pinned
 from featstore.gather.buffers import BufferPool
 from featstore.gather.device import Apart, DeviceTier
 from featstore.gather.plan import DeviceRows
 from featstore.graph.feature import FeatureStore
-from featstore.run.batch import MiniBatch
-from featstore.run.handover import Assembled, HandOver
-from featstore.run.prefetch import Stopwatch
+from featstore.load.minibatch import MiniBatch
+from featstore.load.transfer import Assembled, HandOver
 from featstore.sampling.batch import Block
+from featstore.strategies.counters import Stopwatch
 from tests.test_loader import graph, loader
 from tests.test_packed import copied, pack, run
 from tests.test_superbatch import dataset, ondemand, same
@@ -335,7 +335,7 @@ def test_pooled_memory_is_locked_once_a_block(runtime: Runtime) -> None:
 
 
 def test_memory_that_cannot_be_locked_is_ordinary_and_said_once(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locked, "_warned", threading.Event())
+    monkeypatch.setattr(pinned, "_warned", threading.Event())
     budget = Budget(10**8)
     pool = BufferPool(budget)
     pool.page_lock(torch.device("cuda"))

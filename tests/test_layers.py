@@ -21,9 +21,11 @@ RANKS = [
     {"gather"},
     {"cache"},
     {"graph"},
-    {"sampling", "partition"},
+    {"sampling", "partitioning"},
     {"plan"},
-    {"run"},
+    {"pack"},
+    {"strategies"},
+    {"load"},
     {"adapters", "cli"},
 ]
 RANK = {name: rank for rank, names in enumerate(RANKS) for name in names}
@@ -91,9 +93,9 @@ def test_imports_go_down() -> None:
     [
         ("featstore.storage.x", "from featstore.gather import plan"),
         ("featstore.storage.x", "import featstore.graph.dataset"),
-        ("featstore.sampling.x", "from ..partition import fennel"),
+        ("featstore.sampling.x", "from ..partitioning import fennel"),
         ("featstore.cache.x", "from featstore import graph"),
-        ("featstore.run.x", "from featstore.testing import faults"),
+        ("featstore.load.x", "from featstore.testing import faults"),
         ("featstore.cli", "def f():\n    from featstore.adapters import pyg"),
         ("featstore.errors", "from featstore.config import Budget"),
         ("featstore._core.x", "import featstore.storage.layout"),
@@ -111,6 +113,54 @@ def test_control_right_imports_pass(tmp_path: Path) -> None:
         "from featstore.errors import FormatError\nfrom .layout import RowLayout\nfrom featstore._core import io\nimport numpy\n"
     )
     assert not violations(path, "featstore.storage.x")
+
+
+def circles(imports: dict[str, set[str]]) -> list[set[str]]:
+    """Return the groups of modules that import each other, directly or by way of others."""
+    reachable: dict[str, set[str]] = {}
+    for module in imports:
+        found: set[str] = set()
+        todo = [module]
+        while todo:
+            for other in imports.get(todo.pop(), set()) - found:
+                found.add(other)
+                todo.append(other)
+        reachable[module] = found
+    groups = [{other for other in reachable[module] if module in reachable[other]} for module in imports]
+    return [group for n, group in enumerate(groups) if group and group not in groups[:n]]
+
+
+def imports_between(paths: dict[str, Path]) -> dict[str, set[str]]:
+    """Return which of the modules each of them imports; those for type checkers, and within functions, too."""
+    found: dict[str, set[str]] = {}
+    for module, path in paths.items():
+        found[module] = set()
+        for _, name in imports_of(path, module):
+            target = name
+            while target and target not in paths:
+                target = target.rpartition(".")[0]
+            if target and target not in (module, "featstore"):
+                found[module].add(target)
+    return found
+
+
+def test_no_circles() -> None:
+    paths = {module_of(path): path for path in FILES if path.suffix == ".py"}
+    assert not circles(imports_between(paths))
+
+
+def test_control_a_circle_is_seen(tmp_path: Path) -> None:
+    texts = {
+        "one": "from featstore.x import two",
+        "two": "import featstore.x.three",
+        "three": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .one import One",
+        "four": "from featstore.x.one import One",
+    }
+    paths = {}
+    for name, text in texts.items():
+        paths[f"featstore.x.{name}"] = tmp_path / f"{name}.py"
+        paths[f"featstore.x.{name}"].write_text(text)
+    assert circles(imports_between(paths)) == [{"featstore.x.one", "featstore.x.two", "featstore.x.three"}]
 
 
 UNPICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}

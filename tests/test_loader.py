@@ -20,11 +20,11 @@ from featstore.config import Budget
 from featstore.errors import BudgetError, ClosedError
 from featstore.gather.executor import Tally
 from featstore.gather.plan import Tier
-from featstore.run.batch import MiniBatch
-from featstore.run.loader import Loader
-from featstore.run.strategies import STRATEGIES
+from featstore.load.loader import Loader
+from featstore.load.minibatch import MiniBatch
 from featstore.sampling.batch import Block, SampledBatch
 from featstore.storage.rowfile import ReadStats
+from featstore.strategies.registry import STRATEGIES
 
 N = 500
 

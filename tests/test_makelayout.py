@@ -14,9 +14,9 @@ import pytest
 
 import featstore
 from featstore.cache.belady import Belady
-from featstore.plan import makelayout
-from featstore.plan.identity import digest_of
-from featstore.plan.offline import read_record, write_record
+from featstore.pack import makelayout
+from featstore.pack.fingerprint import digest_of
+from featstore.pack.record import read_record, write_record
 from featstore.storage.lock import WRITER_LOCK, FileLock
 from tests.test_checkpoint import often
 from tests.test_packed import copied, dying_fsync, killed, pack, run
@@ -114,7 +114,7 @@ def test_waiting_is_said_and_interruptible(
 ) -> None:
     mine = copied(pack, tmp_path)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    monkeypatch.setattr("featstore.plan.makelayout.PATIENCE_S", 0.05)
+    monkeypatch.setattr("featstore.pack.makelayout.PATIENCE_S", 0.05)
     naps, sleep = [0], time.sleep
 
     def interrupted(seconds: float) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import featstore
-from featstore.cli import main
+from featstore.cli.main import main
 from featstore.config import Budget
 
 N, DIM = 60_000, 100

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 import featstore
 from featstore.cache import base
-from featstore.cli import main
+from featstore.cli.main import main
+from featstore.cli.plots import check_plot, draw_miss_curve
 from featstore.config import Budget
 from featstore.errors import MissingExtraError
 from featstore.plan.misscurve import Step, miss_curve, parse_sizes
-from featstore.plan.plots import check_plot, draw_miss_curve
 from featstore.plan.simulate import simulate
 from featstore.plan.trace import Trace
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import featstore
-from featstore.cli import main
-from featstore.run.options import TAKEN_BY
+from featstore.cli.main import main
+from featstore.strategies.options import TAKEN_BY
 from tests.conftest import skewed_dataset
 
 N, BATCH = 600, 50

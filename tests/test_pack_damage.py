@@ -20,8 +20,9 @@ import pytest
 
 import featstore
 from featstore.errors import CorruptionError, FormatError, StaleError
-from featstore.plan.nodedata import Carrier, NodeData, carried, is_carried
-from featstore.plan.offline import Pack, read_record, write_record
+from featstore.pack.nodedata import Carrier, NodeData, carried, is_carried
+from featstore.pack.offline import Pack
+from featstore.pack.record import read_record, write_record
 from featstore.testing.faults import flipped, run_in_child, sweep, truncated
 from tests.conftest import make_graph
 

@@ -100,7 +100,7 @@ def test_wheel_metadata(built: tuple[Path, Path]) -> None:
     requirements = [line for line in metadata.get_all("Requires-Dist") or [] if "extra ==" not in line]
     assert sorted(line.split(">")[0] for line in requirements) == ["lmdb", "numpy", "psutil", "torch", "tqdm", "xxhash"]
     assert not [line for line in requirements if "==" in line]  # ranges only: an application pins, a library does not
-    assert "featstore = featstore.cli:main" in entry_points
+    assert "featstore = featstore.cli.main:main" in entry_points
 
 
 def test_installed_wheel_works(installed: Path, tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import featstore
-from featstore.plan.nodedata import named
-from featstore.plan.offline import read_record, write_record
+from featstore.pack.nodedata import named
+from featstore.pack.record import read_record, write_record
 from featstore.plan.simulate import simulate
 from featstore.plan.trace import Trace
 from featstore.testing.faults import random_flips, run_in_child, sweep

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import featstore
-from featstore.cli import main
-from featstore.plan.layout import find_layouts
-from featstore.plan.makelayout import make_layout
+from featstore.cli.main import main
+from featstore.pack.layout import find_layouts
+from featstore.pack.makelayout import make_layout
 from tests.conftest import skewed_dataset
 
 FANOUTS = ["--fanouts", "4,3"]
@@ -351,13 +351,13 @@ def test_ctrl_c_in_packing_says_how_to_go_on(
 
     pack = tmp_path / "pack"
     with monkeypatch.context() as patched:
-        patched.setattr("featstore.run.packed.make_layout", interrupt)
+        patched.setattr("featstore.strategies.packed.make_layout", interrupt)
         assert main(["pack", str(data), str(pack), *FANOUTS]) == 130
     assert "interrupted; the samples" in (said := capsys.readouterr().err)
     assert "--add-layout" in said
     assert run(capsys, "pack", data, pack, "--add-layout", *FANOUTS)["layouts"][0]["new"]
     with monkeypatch.context() as patched:
-        patched.setattr("featstore.run.packs.sample_offline", interrupt)
+        patched.setattr("featstore.cli.pack.sample_offline", interrupt)
         assert main(["pack", str(data), str(tmp_path / "other"), *FANOUTS]) == 130
     assert capsys.readouterr().err == "featstore: interrupted\n"
 
@@ -370,7 +370,7 @@ def test_a_layout_that_others_made_meanwhile_was_there(
         return make_layout(*arguments, **options)
 
     with monkeypatch.context() as patched:
-        patched.setattr("featstore.run.packed.make_layout", after_another)
+        patched.setattr("featstore.strategies.packed.make_layout", after_another)
         made = run(capsys, "pack", data, tmp_path / "pack", *FANOUTS)
     assert [each["new"] for each in made["layouts"]] == [False]
     more = run(capsys, "pack", data, tmp_path / "pack", "--add-layout", "--feature-cache", "0.3")

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 import featstore
-from featstore.cli import main
+from featstore.cli.main import main
 from featstore.config import format_size
 from featstore.errors import BudgetError
 from featstore.plan.samples import SampleWriter, sample_bytes
-from featstore.run.packsize import PackEstimate, estimate_layout, estimate_pack
 from featstore.sampling.batch import Block, SampledBatch
 from featstore.storage.writer import free_bytes
+from featstore.strategies.packsize import PackEstimate, estimate_layout, estimate_pack
 from tests.conftest import skewed_dataset
 
 N = 6000
@@ -161,7 +161,7 @@ def test_the_command_says_it_before_it_samples(
     pack = tmp_path / "p"
     for quiet in ([], ["--json"]):
         with monkeypatch.context() as patched:
-            patched.setattr("featstore.run.packs.sample_offline", no_sampling)
+            patched.setattr("featstore.cli.pack.sample_offline", no_sampling)
             with pytest.raises(RuntimeError, match="sampling began"):
                 main(["pack", str(data), str(pack), *SAMPLING, *quiet])
         captured = capsys.readouterr()
@@ -183,7 +183,7 @@ def test_the_command_says_it_before_it_samples(
 def test_a_drive_that_is_too_full_is_refused_before_any_work(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, quiet: list[str]
 ) -> None:
-    monkeypatch.setattr("featstore.run.packsize.free_bytes", lambda path: 100_000)
+    monkeypatch.setattr("featstore.strategies.packsize.free_bytes", lambda path: 100_000)
     assert main(["pack", str(data), str(tmp_path / "p"), *SAMPLING, *quiet]) == 2
     captured = capsys.readouterr()
     error = captured.err.splitlines()[-1]
@@ -193,7 +193,7 @@ def test_a_drive_that_is_too_full_is_refused_before_any_work(
     monkeypatch.undo()
     assert main(["pack", str(data), str(tmp_path / "p"), *SAMPLING]) == 0
     before = sorted(os.listdir(tmp_path / "p"))
-    monkeypatch.setattr("featstore.run.packsize.free_bytes", lambda path: 100_000)
+    monkeypatch.setattr("featstore.strategies.packsize.free_bytes", lambda path: 100_000)
     adding = ["--add-layout", "--policy", "frequency"]
     assert main(["pack", str(data), str(tmp_path / "p"), *adding, *quiet]) == 2
     assert "the pack needs about" in capsys.readouterr().err
@@ -215,8 +215,8 @@ def test_a_layout_that_the_drive_cannot_hold_is_refused_before_copying(
             before = sorted(os.listdir(tmp_path / "p"))
             options: dict[str, Any] = {"strategy": "packed", "pack": pack, "feature_cache": 0.1}
             with monkeypatch.context() as patched:
-                patched.setattr("featstore.plan.makelayout.free_bytes", lambda path: 500_000)
-                patched.setattr("featstore.plan.makelayout.fill_extents", copying)
+                patched.setattr("featstore.pack.makelayout.free_bytes", lambda path: 500_000)
+                patched.setattr("featstore.pack.makelayout.fill_extents", copying)
                 with pytest.raises(OSError, match=r"the layout takes .* more, and 488.28 KiB are free") as caught:
                     featstore.Loader(g, **options)
             assert caught.value.errno == errno.ENOSPC
@@ -226,5 +226,5 @@ def test_a_layout_that_the_drive_cannot_hold_is_refused_before_copying(
         with featstore.sample_offline(
             g, sampler_of(g), g.node_data["train_idx"], 50, path=tmp_path / "q", progress=False
         ) as pack:
-            monkeypatch.setattr("featstore.plan.makelayout.free_bytes", lambda path: needed + 100_000)
+            monkeypatch.setattr("featstore.pack.makelayout.free_bytes", lambda path: needed + 100_000)
             featstore.Loader(g, strategy="packed", pack=pack, feature_cache=0.1).close()

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from featstore.config import Budget
 from featstore.errors import BudgetError, ClosedError
-from featstore.run.prefetch import Pipeline, Stopwatch
+from featstore.load.pipeline import Pipeline
+from featstore.strategies.counters import Stopwatch
 
 
 class Lump:

@@ -15,7 +15,7 @@ import torch
 
 import featstore
 from featstore.gather.plan import BatchPlan, Changeset, Part, Tier
-from featstore.plan.layout import find_layouts
+from featstore.pack.layout import find_layouts
 from tests.conftest import make_graph
 from tests.misbehaving_planners import EITHER, REFUSED, RIGHT, TABLE, Base, Misbehaviour
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import featstore
-from featstore.run.sage import GraphSAGE
+from featstore.cli.sage import GraphSAGE
 from tests.planted import CLASSES, make_planted
 
 EPOCHS = 2

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import featstore
-from featstore.run.sage import GraphSAGE
-from featstore.run.train import split_seeds, train
+from featstore.cli.sage import GraphSAGE
+from featstore.cli.training import split_seeds, train
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT.parent / "shared" / "data"

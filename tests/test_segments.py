@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from featstore.config import Budget
 from featstore.errors import BudgetError
-from featstore.plan.segments import Segment, segments, shortest_segments, stored_bytes, stored_rows, traffic
+from featstore.pack.segments import Segment, segments, shortest_segments, stored_bytes, stored_rows, traffic
 from featstore.plan.trace import Trace
 
 N = 40

@@ -17,9 +17,9 @@ import featstore
 from featstore.cache.base import PolicyContext
 from featstore.cache.belady import Belady
 from featstore.cache.planned import Window
+from featstore.load.loader import Loader
 from featstore.plan.trace import record
-from featstore.run.loader import Loader
-from featstore.run.switch import FEATURES, NEIGHBORS
+from featstore.strategies.switch import FEATURES, NEIGHBORS
 from tests.conftest import make_graph
 
 N = 4000

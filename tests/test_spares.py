@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import featstore
+from featstore.storage.reuse import SpareFiles
 from featstore.storage.rundir import DiskBudget
-from featstore.storage.spares import SpareFiles
 from tests.test_superbatch import batches, dataset, ondemand, same
 
 __all__ = ["dataset", "ondemand"]

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import featstore
-from featstore.cli import main
-from featstore.run.train import split_seeds, unknown_splits
+from featstore.cli.main import main
+from featstore.cli.training import split_seeds, unknown_splits
 
 N = 120
 ORDER = np.random.default_rng(0).permutation(N)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import featstore
-from featstore.run import loader as loader_module
+from featstore.load import loader as loader_module
 from featstore.storage.rundir import DiskBudget
 from tests.directory_size import bytes_at_one_moment
 from tests.test_superbatch import batches, dataset, ondemand, runs_or_names_a_budget, same
@@ -122,7 +122,7 @@ def test_superbatches_are_as_long_as_what_will_be_missed_allows(
             super().__init__(total)
             accounts.append(self)
 
-    monkeypatch.setattr("featstore.run.superbatch.DiskBudget", Watched)
+    monkeypatch.setattr("featstore.strategies.superbatch.DiskBudget", Watched)
     real = loader_module.look_ahead
     disk = 400_000
     shares = []

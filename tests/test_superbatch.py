@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import featstore
 from featstore.cache.belady import Belady
 from featstore.cache.planned import PlannedBatch, Window
-from featstore.plan import superbatch
+from featstore.plan import superbatches
 from featstore.plan.simulate import simulate
 from featstore.plan.trace import record
 from tests.conftest import make_graph
@@ -274,9 +274,9 @@ def test_spilled_next_positions_give_the_same_batches(
     options = {"strategy": "superbatch", "superbatch": 7, "feature_cache": 0.05, "run_dir": tmp_path / "runs"} | options
     _, in_memory = batches(dataset, **options)
     spills = []
-    spill, decide = superbatch.Spill.__init__, superbatch.SuperbatchInspector._must_spill
-    monkeypatch.setattr(superbatch.Spill, "__init__", lambda self, *given: (spills.append(given), spill(self, *given))[1])
-    monkeypatch.setattr(superbatch.SuperbatchInspector, "_must_spill", lambda self, *given: (decide(self, *given), True)[1])
+    spill, decide = superbatches.Spill.__init__, superbatches.SuperbatchInspector._must_spill
+    monkeypatch.setattr(superbatches.Spill, "__init__", lambda self, *given: (spills.append(given), spill(self, *given))[1])
+    monkeypatch.setattr(superbatches.SuperbatchInspector, "_must_spill", lambda self, *given: (decide(self, *given), True)[1])
     found, stats = batches(dataset, **options)
     assert len(spills) == 2 * -(-25 // options["superbatch"])
     assert same(found, ondemand)
@@ -287,8 +287,8 @@ def test_spilled_next_positions_give_the_same_batches(
 def test_a_window_beyond_the_planners_share_is_spilled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where next positions would take more than the planner's share they go to disk, and the budget is kept."""
     spills = []
-    spill = superbatch.Spill.__init__
-    monkeypatch.setattr(superbatch.Spill, "__init__", lambda self, *given: (spills.append(given), spill(self, *given))[1])
+    spill = superbatches.Spill.__init__
+    monkeypatch.setattr(superbatches.Spill, "__init__", lambda self, *given: (spills.append(given), spill(self, *given))[1])
     indptr, indices = make_graph(N, 40.0)
     features = {"z": np.random.default_rng(1).integers(0, 256, (N, 7), dtype=np.uint8)}
     dataset, labels = tmp_path / "dense", {"train_idx": np.arange(1000)}
@@ -311,10 +311,10 @@ def test_a_window_beyond_the_planners_share_is_spilled(tmp_path: Path, monkeypat
                 found[memory] = [(batch.input_ids.clone(), batch.features["z"].clone()) for batch in loader]
                 lengths = np.array([len(ids) for ids, _ in found[memory]])
                 size = (N, int(lengths.sum()), int(lengths[:50].sum()), int(lengths.max()))
-                is_spilled = superbatch.planning_bytes(*size) > g.budget.total // superbatch.PLANNER_SHARE
+                is_spilled = superbatches.planning_bytes(*size) > g.budget.total // superbatches.PLANNER_SHARE
                 held = g.memory_report()["planner"]
-                assert (held < superbatch.planning_bytes(*size)) == is_spilled
-                assert held >= superbatch.planning_bytes(*size, spilled=is_spilled)
+                assert (held < superbatches.planning_bytes(*size)) == is_spilled
+                assert held >= superbatches.planning_bytes(*size, spilled=is_spilled)
             assert g.budget.peak <= g.budget.total
         assert len(spills) == (0 if memory == "8MB" else 2)
     assert is_spilled
@@ -324,8 +324,8 @@ def test_a_window_beyond_the_planners_share_is_spilled(tmp_path: Path, monkeypat
 
 
 def test_a_full_disk_in_a_spill_is_the_loops_error(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(superbatch.SuperbatchInspector, "_must_spill", lambda *_: True)
-    append = superbatch.SectionWriter.append
+    monkeypatch.setattr(superbatches.SuperbatchInspector, "_must_spill", lambda *_: True)
+    append = superbatches.SectionWriter.append
 
     def full(self: Any, array: Any) -> int:
         if self.path.endswith("next-1"):
@@ -333,7 +333,7 @@ def test_a_full_disk_in_a_spill_is_the_loops_error(dataset: Path, tmp_path: Path
             raise OSError(28, "No space left on device", self.path)
         return append(self, array)
 
-    monkeypatch.setattr(superbatch.SectionWriter, "append", full)
+    monkeypatch.setattr(superbatches.SectionWriter, "append", full)
     with featstore.open(dataset, memory="64MB") as g:
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
         with featstore.Loader(

@@ -16,9 +16,9 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 import featstore
-from featstore.plan.layout import Layout, find_layouts
-from featstore.plan.nodedata import NodeData, is_carried
-from featstore.plan.segments import traffic
+from featstore.pack.layout import Layout, find_layouts
+from featstore.pack.nodedata import NodeData, is_carried
+from featstore.pack.segments import traffic
 from featstore.plan.trace import Trace
 from featstore.testing.faults import random_flips
 from tests.directory_size import bytes_at_one_moment

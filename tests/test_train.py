@@ -17,9 +17,9 @@ import pytest
 import torch
 
 import featstore
+from featstore.cli.sage import GraphSAGE, mean_of_neighbors
+from featstore.cli.training import describe_epoch, split_seeds, stage_table, train
 from featstore.errors import BudgetError
-from featstore.run.sage import GraphSAGE, mean_of_neighbors
-from featstore.run.train import describe_epoch, split_seeds, stage_table, train
 from featstore.sampling.batch import Block
 from featstore.testing.faults import run_in_child
 

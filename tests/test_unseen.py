@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 import featstore
 from featstore.config import Budget
-from featstore.plan import auto as auto_module
-from featstore.plan.auto import expected_hits, observe, static_hits
+from featstore.plan import choice as choice_module
+from featstore.plan.choice import expected_hits, observe, static_hits
 from featstore.plan.rowsample import RowSample
 from featstore.plan.simulate import row_counts
 from featstore.plan.trace import Trace
@@ -104,7 +104,7 @@ def test_what_a_part_of_the_rows_tells_is_near_what_all_do(monkeypatch: pytest.M
     for capacity in (1000, 10_000):
 
         def look(most: int, capacity: int = capacity) -> featstore.plan.cost.Workload:
-            monkeypatch.setattr(auto_module, "REPLAYED", most)
+            monkeypatch.setattr(choice_module, "REPLAYED", most)
             options = {"row_bytes": 8, "n_batches": total, "online": "sieve", "out_degree": degree}
             return observe(trace, capacity=capacity, budget=Budget(1 << 26), **options)
 
@@ -116,7 +116,7 @@ def test_what_a_part_of_the_rows_tells_is_near_what_all_do(monkeypatch: pytest.M
 
 
 def test_a_part_of_the_rows_is_paid_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auto_module, "REPLAYED", 500)
+    monkeypatch.setattr(choice_module, "REPLAYED", 500)
     trace = Trace(skewed(3000, 10, 400), 3000)
     budget = Budget(1 << 22)
     observe(trace, row_bytes=8, capacity=300, budget=budget, n_batches=30)

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import featstore
-from featstore.cli import main
+from featstore.cli.main import main
 from featstore.errors import CorruptionError, FormatError, StaleError
-from featstore.plan.layout import find_layouts
-from featstore.plan.offline import read_record, write_record
+from featstore.pack.layout import find_layouts
+from featstore.pack.record import read_record, write_record
 from featstore.storage.sections import SectionFile, SectionWriter
 from featstore.testing.faults import flipped, truncated
 from tests.conftest import skewed_dataset

@@ -2,6 +2,6 @@
 
 import sys
 
-from featstore.cli import main
+from featstore.cli.main import main
 
 sys.exit(main())

@@ -17,7 +17,7 @@ import torch
 from featstore._core.buffers import Block, Lease, populate
 from featstore.config import Budget, Reservation
 from featstore.errors import BudgetError, ClosedError
-from featstore.gather.locked import locked_block
+from featstore.gather.pinned import locked_block
 
 __all__ = ["HOLDER", "BufferPool", "block_bytes", "carve", "take_pages"]
 

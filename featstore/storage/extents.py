@@ -41,9 +41,9 @@ from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.ordered import Ordered
 from featstore.storage.pagestream import Arenas, PageStream, arena_bytes, least_window
 from featstore.storage.reader import Reader
+from featstore.storage.reuse import SpareFiles
 from featstore.storage.rowfile import ReadStats, RowFile
 from featstore.storage.rundir import DiskBudget
-from featstore.storage.spares import SpareFiles
 from featstore.storage.writer import FileRecord, free_bytes, fsync_directory, pwrite_all
 
 __all__ = ["PAGES", "Episode", "ExtentMap", "ExtentSource", "ExtentWriter", "episodes", "least_memory", "most_memory"]

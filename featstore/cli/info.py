@@ -1,0 +1,69 @@
+"""``featstore info``: what a dataset holds."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any
+
+from featstore.cli.arguments import (
+    add_opening,
+    open_graph,
+)
+from featstore.cli.output import print_result
+from featstore.config import format_size
+from featstore.graph.dataset import OutOfCoreGraph
+
+__all__ = ["add_arguments", "describe", "description", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``featstore info``."""
+    add_opening(parser)
+
+
+def describe(graph: OutOfCoreGraph) -> dict[str, Any]:
+    """Return what a dataset holds."""
+    features = {
+        name: {"shape": list(store.shape), "dtype": str(store.dtype).removeprefix("torch."), "bytes": store.nbytes}
+        for name, store in graph.features.items()
+    }
+    data = {
+        name: {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")}
+        for name, tensor in graph.node_data.items()
+    }
+    disk = sum(entry.stat().st_size for entry in os.scandir(graph.path) if entry.is_file(follow_symlinks=False))
+    return {
+        "path": graph.path,
+        "num_nodes": graph.num_nodes,
+        "num_edges": graph.num_edges,
+        "features": features,
+        "node_data": data,
+        "disk_bytes": disk,
+    }
+
+
+def description(result: dict[str, Any]) -> str:
+    """Return :func:`describe`'s result as text."""
+    lines = [
+        result["path"],
+        f"  {result['num_nodes']:,} nodes, {result['num_edges']:,} edges, {format_size(result['disk_bytes'])} on disk",
+    ]
+    for what in ("features", "node_data"):
+        for name, field in result[what].items():
+            size = f", {format_size(field['bytes'])}" if "bytes" in field else ""
+            lines.append(f"  {what.replace('_', ' '):<10} {name}: {field['dtype']} {field['shape']}{size}")
+    return "\n".join(lines)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Describe the dataset, and how it is read."""
+    with open_graph(options.path, options) as graph:
+        result = describe(graph)
+        result["budget"] = graph.budget.total
+        readers = {name: store.stats() for name, store in graph.features.items()}
+        result["reader"] = {name: {key: stats[key] for key in ("backend", "reason", "mode")} for name, stats in readers.items()}
+    lines = [description(result), f"  budget     {format_size(result['budget'])}"]
+    lines += [f"  reader     {name}: {r['backend']}, {r['mode']} ({r['reason']})" for name, r in result["reader"].items()]
+    print_result(options, result, "\n".join(lines))
+    return 0

@@ -1,0 +1,57 @@
+"""The way into the command line.
+
+This file imports nothing that takes time: help on the commands and the release are there at once, and Ctrl-C ends as it does
+later, with one line.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from featstore.cli.parser import COMMANDS, make_parser
+
+__all__ = ["main"]
+
+INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line, and return its exit status.
+
+    0; 1 where a dataset or a pack is damaged; 2 where what was asked for cannot be done; 130 after Ctrl-C.
+    """
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    if not arguments or arguments[0] not in COMMANDS:
+        parser = make_parser()
+        commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+        for name, text in COMMANDS.items():
+            commands.add_parser(name, help=text)
+        parser.parse_args(arguments)  # help, the release, or an error: none of them comes back
+    with _interrupts_end():
+        from featstore.cli.run import run
+    return run(arguments)
+
+
+@contextmanager
+def _interrupts_end() -> Iterator[None]:
+    """Have Ctrl-C end the process at once, while modules are imported, which might make another error of it: nothing is begun."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
+        yield  # it is ignored, or others see to it
+        return
+
+    def end(*_: object) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would say it again
+        os.write(2, b"featstore: interrupted\n")
+        os._exit(INTERRUPTED)
+
+    signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,58 @@
+"""Results and errors as a terminal user reads them."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import json
+import os
+from typing import Any
+
+from featstore.cli.packs import may_be_pack
+from featstore.config import format_size
+from featstore.pack.layout import PREFIX as LAYOUT
+from featstore.pack.nodedata import PREFIX as NODE_DATA
+from featstore.storage.writer import free_bytes, is_drive_full
+
+__all__ = ["advice_on_damage", "one_line", "print_result"]
+
+
+def print_result(options: argparse.Namespace, result: dict[str, Any], text: str) -> None:
+    """Print ``result`` as one JSON object with ``--json``, and ``text`` otherwise."""
+    print(json.dumps(result) if options.json else text)
+
+
+def one_line(error: BaseException) -> str:
+    """Return an error's message in one line, with the file that it is about."""
+    if isinstance(error, FileNotFoundError) and error.filename is not None and error.strerror == os.strerror(errno.ENOENT):
+        return f"{os.fsdecode(error.filename)}: no such file or directory"
+    if isinstance(error, OSError) and error.errno is not None and error.filename is not None:
+        name = os.fsdecode(error.filename)
+        return f"{name}: {_drive_full(error, name) if is_drive_full(error) else error.strerror}"
+    if isinstance(error, OSError) and error.strerror:
+        return " ".join(str(error.strerror).split())
+    text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+    return " ".join(text.split()) or type(error).__name__
+
+
+def _drive_full(error: OSError, path: str) -> str:
+    """Say that the drive is full, and how much is free now that what was written is gone again."""
+    text = str(error.strerror).replace(os.strerror(errno.ENOSPC), "the drive is full")
+    free = free_bytes(path)
+    return text if free is None or "free" in text else text.replace("full", f"full ({format_size(free)} are free now)", 1)
+
+
+def advice_on_damage(error: BaseException) -> str:
+    """Return what to do about a damaged or missing file of a pack, as the end of a line; nothing where it is no pack's."""
+    found = os.fsdecode(error.filename or "") if isinstance(error, OSError) else str(error).split(": ")[0].split(" is ")[0]
+    folders = [found, os.path.dirname(found), os.path.dirname(os.path.dirname(found))]
+    path = next((folder for folder in folders if may_be_pack(folder)), None)
+    if path is None:
+        return ""
+    name = found.removeprefix(os.path.join(path, "")).split(os.sep)[0]
+    if name.startswith(LAYOUT):
+        return f"; remove {os.path.join(path, name)}, and featstore pack DATASET {path} --add-layout makes it anew"
+    if name.startswith(NODE_DATA):
+        first = "remove this file, and " if os.path.lexists(found) else ""
+        return f"; {first}featstore pack DATASET {path} --add-layout writes it anew"
+    return f"; take another copy of the pack, or sample anew: featstore pack DATASET {path} --overwrite"

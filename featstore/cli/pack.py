@@ -1,0 +1,256 @@
+"""``featstore pack``: epochs sampled offline, and the rows packed that their batches need."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import sys
+import time
+from typing import Any
+
+from featstore.cache.base import get_policy
+from featstore.cli.arguments import (
+    Given,
+    add_opening,
+    add_sampling,
+    disk_size,
+    feature_of,
+    make_sampler,
+    open_graph,
+    positive,
+    positive_or_auto,
+    share_or_size,
+)
+from featstore.cli.output import print_result
+from featstore.cli.packs import check_given, open_pack
+from featstore.cli.recording import seeds_of
+from featstore.config import format_size, parse_disk
+from featstore.errors import CorruptionError, FormatError
+from featstore.graph.dataset import OutOfCoreGraph
+from featstore.load.loader import Loader
+from featstore.pack.layout import Layout, LayoutOptions, find_layouts, unfinished_bytes
+from featstore.pack.nodedata import named
+from featstore.pack.offline import Pack, sample_offline
+from featstore.pack.record import RECORD
+from featstore.sampling.batch import Sampler
+from featstore.storage.writer import is_drive_full
+from featstore.strategies.options import parse_planning
+from featstore.strategies.packsize import PackEstimate, estimate_layout, estimate_pack
+from featstore.strategies.sizing import cache_bytes
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``featstore pack``."""
+    parser.add_argument("pack", metavar="PACK", help="directory of the pack")
+    add_opening(parser)
+    add_sampling(parser, max_batches=False)
+    parser.add_argument("--feature", default="x", help="feature (default: x)")
+    parser.add_argument(
+        "--seeds", action=Given, metavar="NAME", help="node data with the seeds (default: train_idx or train_mask)"
+    )
+    parser.add_argument("--epochs", action=Given, type=positive, default=1, help="epochs of samples (default: 1)")
+    parser.add_argument("--policy", default="belady", help="of the rows in memory: belady (default), or a static one: frequency")
+    parser.add_argument(
+        "--feature-cache",
+        type=share_or_size,
+        default=0.1,
+        metavar="SIZE",
+        help="rows in memory: bytes (1GiB), or a share (10%%, 0.1; default: 0.1)",
+    )
+    parser.add_argument(
+        "--device-cache",
+        type=share_or_size,
+        metavar="SIZE",
+        help="hottest rows, which will stay on the training device: bytes (1GiB), or a share (10%%; default: none)",
+    )
+    parser.add_argument(
+        "--superbatch", type=positive_or_auto, metavar="N", help="batches that belady plans at once (default: auto)"
+    )
+    parser.add_argument("--disk", type=disk_size, metavar="SIZE", help="most bytes of the pack, or times the features (1.5x)")
+    parser.add_argument(
+        "--add-layout", action="store_true", help="pack the samples that PACK has, or finish what was interrupted"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace a pack that is there")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Make the pack, or add to it."""
+    get_policy(options.policy)
+    with open_graph(options.path, options) as graph:
+        feature_of(options, graph)
+        result = _pack_dataset(graph, options.pack, make_sampler(graph, options), options, show=not options.json)
+    print_result(options, result, _describe_pack(result, options.path))
+    return 0
+
+
+def _size_of(pack: str) -> int:
+    return sum(os.path.getsize(os.path.join(folder, name)) for folder, _, names in os.walk(pack) for name in names)
+
+
+def _check_packing(g: OutOfCoreGraph, options: argparse.Namespace) -> None:
+    """Raise what the packing would raise about its options, before epochs are sampled for it."""
+    store = g.features[options.feature]
+    width = {options.feature: store.nbytes // max(1, len(store))}
+    asked: dict[str, Any] = {"superbatch": options.superbatch, "overlap": None, "disk": None, "run_dir": None}
+    parse_planning(g, store.nbytes, "packed", options.policy, **asked)
+    if g.num_nodes:
+        cache_bytes(options.feature_cache, g.num_nodes, width, get_policy("belady"), g.budget, g.budget.available)
+
+
+def _asked(options: argparse.Namespace, labels: str | None) -> dict[str, Any]:
+    """Return the arguments of the estimates that the options of the command line come to."""
+    names = ["feature_cache", "device_cache", "policy", "superbatch"]
+    return {"features": [options.feature], "labels": labels, **{name: getattr(options, name) for name in names}}
+
+
+def _say(estimate: PackEstimate, show: bool) -> None:
+    """Print what will be written: where the result is JSON, which has stdout for itself, on stderr."""
+    print(estimate, file=sys.stdout if show else sys.stderr, flush=True)
+
+
+def _pack_dataset(
+    g: OutOfCoreGraph,
+    path: str | os.PathLike[str],
+    sampler: Sampler,
+    options: argparse.Namespace,
+    *,
+    show: bool,
+) -> dict[str, Any]:
+    """Sample epochs, unless ``--add-layout`` takes the samples that are there, and pack them; return what was made.
+
+    Raises
+    ------
+    FileExistsError
+        Something is there, and neither ``--add-layout`` nor ``--overwrite`` was given.
+    OSError
+        The disk, or ``--disk``, is full, or an estimate says that it cannot suffice; what was there before is as it was.
+    """
+    begin = time.perf_counter()
+    estimate: PackEstimate | None = None
+    disk = None if options.disk is None else parse_disk(options.disk, g.features[options.feature].nbytes)
+    target = os.path.abspath(os.fspath(path))
+    if options.add_layout and options.overwrite:
+        raise ValueError("--add-layout keeps the samples and --overwrite replaces them: leave one out")
+    labels = options.labels if options.labels in g.node_data else None  # --seeds needs none
+    if labels is None and "labels" in getattr(options, "given", ()):
+        raise ValueError(f"--labels: the dataset has no {options.labels!r}; it has {sorted(g.node_data)}")
+    if options.add_layout:
+        pack = open_pack(target, g.path)
+        pack.check(g)
+        check_given(pack, options, ["fanouts", "batch_size", "epochs", "seed"])
+        if options.seeds is not None:
+            raise ValueError(f"--seeds {options.seeds}: --add-layout packs the samples that are there; leave one out")
+    elif os.path.lexists(target) and not options.overwrite:
+        if not os.path.lexists(os.path.join(target, RECORD)):
+            raise ValueError(f"{path} is there already, and is no pack")
+        raise ValueError(f"{path} is there already: --add-layout packs its samples, --overwrite samples anew")
+    else:
+        _check_packing(g, options)
+        seeds = seeds_of(g, options.labels, options.seeds)
+        asked = {**_asked(options, labels), "seed": options.seed}
+        estimate = estimate_pack(g, sampler, seeds, options.batch_size, options.epochs, target, disk=disk, **asked)
+        _say(estimate, show)
+        estimate.check()
+        pack = sample_offline(
+            g,
+            sampler,
+            seeds,
+            options.batch_size,
+            options.epochs,
+            target,
+            seed=options.seed,
+            overwrite=options.overwrite,
+            disk=disk,
+            progress=show,
+        )
+    sampled_s = time.perf_counter() - begin
+    with pack:
+        before = {each.name for each in find_layouts(pack)}
+        made: set[str] = set()
+        n_bytes = _size_of(target) - unfinished_bytes(pack)  # which may be what is finished now
+        if disk is not None and n_bytes >= disk:
+            raise OSError(
+                errno.ENOSPC, f"the samples take {format_size(n_bytes)} of a --disk of {format_size(disk)}: give more", target
+            )
+        if estimate is None:
+            estimate = estimate_layout(g, pack, disk=None if disk is None else disk - n_bytes, **_asked(options, labels))
+            _say(estimate, show)
+            estimate.check()
+        given: dict[str, Any] = {"features": [options.feature], "labels": labels, "feature_cache": options.feature_cache}
+        left = None if disk is None else disk - n_bytes
+        given |= {"policy": options.policy, "superbatch": options.superbatch, "disk": left}
+        # The device need not be here, nor have its rows in the memory of this machine: on "meta" a tier is shapes without rows.
+        given |= {"device_cache": options.device_cache, "device": "meta"}
+        try:
+            with Loader(g, strategy="packed", pack=pack, **given) as loader:
+                if loader.made_layout is not None:
+                    made.add(loader.made_layout)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(
+                "the samples, and what is packed of them, are kept: the same command with --add-layout goes on"
+            ) from None
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            if error.filename not in {pack.file(name) for name in before}:  # else it is there, within what the pack may take
+                more = "make room" if is_drive_full(error) else "give more --disk, or more --feature-cache,"
+                kept = f"the samples are kept: {more} and ask again with --add-layout"
+                raise OSError(error.errno, f"{error.strerror}; {kept}", error.filename) from None
+        return {
+            "path": target,
+            "epochs": pack.epochs,
+            "batches": pack.n_batches,
+            "rows": int(pack.lengths.sum()),
+            "layouts": [
+                {
+                    "features": list(each.features),
+                    "policy": each.policy,
+                    "capacity": each.capacity,
+                    "device_rows": each.device_rows,
+                    "new": each.name in made,
+                    "damage": None if each.name in made else _seen_damage(g, pack, each),
+                }
+                for each in find_layouts(pack)
+            ],
+            "node_data": sorted(named(pack)),
+            "estimate": estimate.to_dict(),
+            "disk_bytes": _size_of(target),
+            "unfinished_bytes": unfinished_bytes(pack),
+            "sample_s": round(sampled_s, 3),
+            "pack_s": round(time.perf_counter() - begin - sampled_s, 3),
+        }
+
+
+def _seen_damage(g: OutOfCoreGraph, pack: Pack, options: LayoutOptions) -> str | None:
+    """Return what opening a layout finds wrong: its files' sizes, headers, indexes, and whether they are its own."""
+    try:
+        Layout(pack, options, g.reader).close()
+    except (CorruptionError, FormatError, FileNotFoundError) as error:
+        text = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+        return f"{text}; remove {pack.file(options.name)}, and --add-layout makes it anew"
+    return None
+
+
+def _describe_pack(result: dict[str, Any], dataset: str) -> str:
+    """Return as text what was made, and how to train on it."""
+    lines = [
+        f"{result['path']}: {result['epochs']} x {result['batches']:,} batches, {result['rows']:,} rows asked for, "
+        f"{format_size(result['disk_bytes'])} on disk"
+    ]
+    for each in result["layouts"]:
+        what = "made now" if each["new"] else "was there" if each["damage"] is None else f"DAMAGED: {each['damage']}"
+        rows = f"{each['capacity']:,} rows in memory" + f", {each['device_rows']:,} on the device" * bool(each["device_rows"])
+        lines.append(f"  layout of {', '.join(each['features'])}: {each['policy']}, {rows}, {what}")
+    if not all(each["new"] for each in result["layouts"]):
+        lines.append(f"  of what was there sizes and headers were checked; every byte is by: featstore verify {result['path']}")
+    if result["unfinished_bytes"]:
+        left = format_size(result["unfinished_bytes"])
+        lines.append(f"  interrupted layouts hold {left}: ask for them again with --add-layout, or remove layout-*.partial")
+    lines.append(f"sampled in {result['sample_s']:.1f} s, packed in {result['pack_s']:.1f} s")
+    lines.append(f"train on it: featstore train {dataset} --strategy packed --pack {result['path']}")
+    if result["node_data"]:
+        lines.append("on a copy of it, where the dataset is not: featstore train COPY")
+    return "\n".join(lines)

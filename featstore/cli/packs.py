@@ -1,0 +1,85 @@
+"""Packs on the command line: recognizing and opening them, and checking what is asked of one."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from featstore.pack.layout import find_layouts
+from featstore.pack.offline import Pack
+from featstore.pack.record import RECORD, SAMPLES
+
+__all__ = ["check_given", "check_layout", "is_pack", "may_be_pack", "open_pack"]
+
+
+def is_pack(path: str | os.PathLike[str]) -> bool:
+    """Whether a directory holds a pack; a dataset is none."""
+    return os.path.lexists(os.path.join(os.fspath(path), RECORD))
+
+
+def may_be_pack(path: str) -> bool:
+    """Whether a directory holds a pack, or what is left of one whose record is missing."""
+    return is_pack(path) or os.path.lexists(os.path.join(path, SAMPLES))
+
+
+def open_pack(path: str | os.PathLike[str], dataset: str) -> Pack:
+    """Open a pack, or say how one is made.
+
+    Raises
+    ------
+    ValueError
+        There is none.
+    """
+    try:
+        return Pack(path)
+    except (FileNotFoundError, NotADirectoryError):
+        name = os.fspath(path)
+        raise ValueError(f"{name}: no pack is there; make one with: featstore pack {dataset} {name}") from None
+
+
+def check_given(pack: Pack, options: argparse.Namespace, names: Sequence[str]) -> None:
+    """Raise ValueError where an option was given that is not what the pack's record says of its samples."""
+    given = getattr(options, "given", ())
+    for name in names:
+        made, wanted = pack.record[name], getattr(options, name)
+        if name in given and made is not None and made != wanted:
+            option = f"--{name.replace('_', '-')} {_shown(wanted)}"
+            raise ValueError(f"{option}: the samples of {pack.path} were made with {_shown(made)}; leave it out")
+
+
+def _shown(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def check_layout(
+    pack: Pack,
+    features: Sequence[str],
+    policy: str,
+    dataset: str,
+    n_device: int | None = None,
+    device_cache: float | str | None = None,
+) -> None:
+    """Raise ValueError, which says what to do, unless the pack has exactly one layout of these features and this policy.
+
+    With ``n_device``: one that has so many rows on the device, as ``device_cache`` asks for.
+    """
+    found = [
+        each
+        for each in find_layouts(pack)
+        if sorted(each.features) == sorted(features) and each.policy == policy and n_device in (None, each.device_rows)
+    ]
+    if len(found) == 1:
+        return
+    which = ", ".join(
+        f"{each.capacity:,} rows in memory" + f" and {each.device_rows:,} on the device" * bool(each.device_rows)
+        for each in found
+    )
+    there = f"{len(found)} layouts of {', '.join(features)} with policy {policy} ({which})" if found else "no such layout"
+    raise ValueError(
+        f"{pack.path} has {there}: --feature-cache SIZE says which to take or to make, or make one with: "
+        f"featstore pack {dataset} {pack.path} --add-layout --policy {policy}"
+        f"{''.join(f' --feature {name}' for name in features if name != 'x')}"
+        f"{'' if device_cache is None else f' --device-cache {device_cache}'}"
+    )

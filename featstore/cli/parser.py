@@ -1,0 +1,34 @@
+"""The commands by name, and the parser without them. Imports nothing that takes time."""
+
+from __future__ import annotations
+
+import argparse
+from importlib.metadata import PackageNotFoundError, version
+
+__all__ = ["COMMANDS", "make_parser"]
+
+COMMANDS = {
+    "create": "make a dataset from .npy files",
+    "info": "print what a dataset holds",
+    "verify": "check every byte of a dataset, or of a pack, against its checksums, and its structure",
+    "plan": "find out ahead what training would load, to choose a policy and a budget",
+    "pack": "sample epochs ahead, once, and pack the rows that their batches need",
+    "train": "train a GraphSAGE on a dataset within a memory budget",
+    "bench": "measure the device under a dataset, and gathers from it",
+}
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser without its commands."""
+    parser = argparse.ArgumentParser(
+        prog="featstore", description="Features and adjacency of graphs larger than memory, on an SSD.", allow_abbrev=False
+    )
+    parser.add_argument("--version", action="version", version=f"featstore {_release()}")
+    return parser
+
+
+def _release() -> str:
+    try:
+        return version("featstore")
+    except PackageNotFoundError:
+        return "(not installed)"

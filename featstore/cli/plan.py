@@ -1,0 +1,229 @@
+"""``featstore plan``: what training would load, found out ahead."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from featstore.cache.base import available_policies, get_policy
+from featstore.cli.arguments import (
+    add_opening,
+    add_sampling,
+    disk_size,
+    feature_of,
+    make_sampler,
+    open_graph,
+    positive,
+)
+from featstore.cli.output import print_result
+from featstore.cli.plots import check_plot, draw_estimates, draw_miss_curve
+from featstore.cli.recording import record_epoch, seeds_of
+from featstore.config import format_size
+from featstore.graph.dataset import OutOfCoreGraph
+from featstore.graph.device import device_speed
+from featstore.graph.progress import Bar
+from featstore.plan.choice import choose, copy_bandwidth, observe
+from featstore.plan.cost import ONLINE, Machine
+from featstore.plan.misscurve import DEFAULT_SIZES, Step, miss_curve, parse_sizes
+from featstore.plan.trace import Trace
+from featstore.storage.rundir import DiskBudget, RunDirectory
+from featstore.strategies.actual import kept_runs, runs_table
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``featstore plan``."""
+    add_opening(parser)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--simulate", action="store_true", help="rows loaded against cache size, for all policies")
+    what.add_argument("--explain", action="store_true", help="estimated seconds of every strategy, and which strategy=auto takes")
+    parser.add_argument("--epochs", type=positive, help="with --explain: epochs to come (default: 1)")
+    parser.add_argument("--superbatch", type=positive, metavar="N", help="with --explain: batches a superbatch")
+    parser.add_argument(
+        "--measure", action="store_true", help="with --explain: measure the drive again, whatever the catalog says (once a day)"
+    )
+    parser.add_argument("--feature", default="x", help="feature (default: x)")
+    sampling = parser.add_argument_group("what is recorded: an epoch of featstore train, which takes the same options")
+    parser.set_defaults(sampling=add_sampling(sampling))
+    sampling.add_argument("--seeds", metavar="NAME", help="node data with the seeds (default: train_idx or train_mask)")
+    sampling.add_argument("--save-trace", metavar="FILE", help="keep the recorded trace")
+    sampling.add_argument("--disk", type=disk_size, metavar="SIZE", help="most bytes of trace and run files, or 0.5x the feature")
+    parser.add_argument("--trace", metavar="FILE", help="simulate a recorded trace, of featstore.plan.trace or --save-trace")
+    parser.add_argument(
+        "--sizes",
+        default=DEFAULT_SIZES,
+        help="cache sizes: shares of the rows (5%%), rows (20000) or memory (1GiB), with commas between "
+        f"(default: {DEFAULT_SIZES.replace('%', '%%')})",
+    )
+    parser.add_argument("--policies", metavar="NAMES", help=f"of {','.join(available_policies())} (default: all)")
+    parser.add_argument("--plot", metavar="FILE", help="draw them, such as curve.png (needs matplotlib)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Simulate policies, or explain what every strategy would take."""
+    if options.explain:
+        return _explain(options)
+    for name, why in _EXPLAINING.items():
+        if getattr(options, name):
+            raise ValueError(f"--{name} goes with --explain: {why}; leave it out")
+    if options.plot is not None:
+        check_plot(options.plot)
+    policies = None if options.policies is None else [name.strip() for name in options.policies.split(",")]
+    for name in policies or []:
+        get_policy(name)
+    show = sys.stderr.isatty() and not options.json
+    with open_graph(options.path, options) as graph:
+        store = feature_of(options, graph)
+        row_bytes = store.nbytes // max(1, len(store))
+        sizes = parse_sizes(options.sizes, graph.num_nodes, row_bytes)
+        with _trace(options, graph, show) as trace, graph.policy_inputs(row_bytes, seed=options.seed) as inputs:
+            with _Countdown(show) as countdown:
+                curve = miss_curve(
+                    trace,
+                    sizes,
+                    policies,
+                    in_degree=lambda: inputs.context.in_degree,
+                    out_degree=lambda: inputs.context.out_degree,
+                    seed=options.seed,
+                    budget=graph.budget,
+                    on_step=countdown.step,
+                )
+    result = {"path": os.fspath(options.path), "feature": options.feature, **curve.to_dict(row_bytes), "plot": options.plot}
+    text = f"{options.path}: feature {options.feature!r}, rows of {format_size(row_bytes)}\n{curve.table(row_bytes)}"
+    if options.plot is not None:
+        draw_miss_curve(curve, options.plot, row_bytes, f"{os.path.basename(graph.path)}, feature {options.feature!r}")
+        text += f"\ndrawn: {options.plot}"
+    print_result(options, result, text)
+    return 0
+
+
+def _explain(options: argparse.Namespace) -> int:
+    if options.policies is not None:
+        raise ValueError("--policies goes with --simulate")
+    if options.plot is not None:
+        check_plot(options.plot)
+    show = sys.stderr.isatty() and not options.json
+    with open_graph(options.path, options) as graph:
+        store = feature_of(options, graph)
+        row_bytes = store.nbytes // max(1, len(store))
+        begin = time.perf_counter()
+        with _trace(options, graph, show) as trace:
+            if not trace.n_accesses:
+                raise ValueError("the trace asks for no rows")
+            sample_s = 0.0 if options.trace is not None else (time.perf_counter() - begin) / graph.options.threads
+            ahead = min(graph.budget.total // 16, store.nbytes // 4)  # as a loader of this budget reads ahead
+            machine = Machine(
+                device_speed(graph, disk=options.disk, again=options.measure),
+                copy_bandwidth(row_bytes, graph.options.threads, graph.budget),
+            )
+            with graph.policy_inputs(row_bytes) as inputs:
+                choices = [
+                    choose(
+                        observe(
+                            trace,
+                            row_bytes=row_bytes,
+                            capacity=rows,
+                            budget=graph.budget,
+                            sample_s=sample_s,
+                            superbatch=options.superbatch,
+                            epochs=options.epochs or 1,
+                            disk_bytes=options.disk,
+                            ahead_bytes=ahead,
+                            out_degree=inputs.context.out_degree,
+                            online=ONLINE,
+                        ),
+                        machine,
+                    )
+                    for rows in parse_sizes(options.sizes, graph.num_nodes, row_bytes)
+                ]
+        runs = kept_runs(graph.path)
+    listed = [each.to_dict() for each in choices]
+    result = {"path": os.fspath(options.path), "feature": options.feature, "choices": listed, "plot": options.plot}
+    result["runs"] = [each.to_dict() for each in runs]
+    unknown = "\nseconds of sampling are not known from a trace file, and are left out" if options.trace is not None else ""
+    text = f"{options.path}: feature {options.feature!r}, rows of {format_size(row_bytes)}{unknown}\n\n"
+    text += "\n\n".join([*(each.table() for each in choices), *([runs_table(runs)] if runs else [])])
+    if options.plot is not None:
+        draw_estimates(choices, options.plot, f"{os.path.basename(os.path.abspath(options.path))}, feature {options.feature!r}")
+        text += f"\ndrawn: {options.plot}"
+    print_result(options, result, text)
+    return 0
+
+
+@contextmanager
+def _trace(options: argparse.Namespace, graph: OutOfCoreGraph, show: bool) -> Iterator[Trace]:
+    """Open the trace that was named, or record one, which is kept or goes with the run files."""
+    with ExitStack() as stack:
+        if options.trace is not None:
+            recording = [name for name in _RECORDING if name != "disk" or not options.explain]  # --explain: run files, too
+            given = [name for name in recording if getattr(options, name) is not None]
+            given += [name for name, usual in options.sampling.items() if name != "seed" and getattr(options, name) != usual]
+            if given:
+                raise ValueError(f"--{given[0].replace('_', '-')} is for recording: leave it out, or leave out --trace")
+            trace = Trace.open(options.trace)
+            stack.callback(trace.close)
+            if trace.n != graph.num_nodes:
+                raise ValueError(
+                    f"{options.trace} is a trace over {trace.n} rows, and the dataset has {graph.num_nodes}; "
+                    "record one of this dataset with --save-trace"
+                )
+        else:
+            path = options.save_trace
+            if path is None:
+                runs = RunDirectory(f"{graph.path}.runs")
+                stack.callback(runs.close)
+                path = runs.file("trace")
+            elif os.path.exists(path):
+                raise FileExistsError(errno.EEXIST, "a file is there already; use it with --trace, or remove it", path)
+            trace = record_epoch(
+                graph,
+                make_sampler(graph, options),
+                seeds_of(graph, options.labels, options.seeds),
+                path,
+                batch_size=options.batch_size,
+                seed=options.seed,
+                max_batches=options.max_batches,
+                disk=DiskBudget(options.disk, "the trace", path if options.save_trace is not None else graph.path),
+                progress=show,
+            )
+            stack.callback(trace.close)
+        yield trace
+
+
+_RECORDING = ("seeds", "save_trace", "disk")
+_EXPLAINING = {
+    "measure": "a simulation needs no drive",
+    "epochs": "one epoch is simulated",
+    "superbatch": "a simulation plans all of the trace at once",
+}
+
+
+class _Countdown:
+    """A bar over simulations that says how much time is left; nothing where it is not shown."""
+
+    def __init__(self, show: bool) -> None:
+        self._show = show
+        self._bar: Bar | None = None
+
+    def step(self, step: Step) -> None:
+        if not self._show:
+            return
+        if self._bar is None:
+            form = "{desc}: {percentage:3.0f}%|{bar}| {n}/{total} [{elapsed}{postfix}]"
+            self._bar = Bar(total=step.total, desc="simulating", bar_format=form, leave=False, file=sys.stderr)
+        self._bar.n = step.done
+        left = "" if step.left_s is None else f", about {Bar.format_interval(step.left_s)} left"
+        self._bar.set_postfix_str(f"{step.policy}, {step.capacity:,} rows{left}")
+
+    def __enter__(self) -> _Countdown:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()

@@ -1,0 +1,191 @@
+"""Pictures of what was planned; matplotlib, the extra ``plot``, is imported only here and only when a picture is asked for."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from featstore.config import format_size
+from featstore.errors import MissingExtraError
+from featstore.plan.choice import Choice
+from featstore.plan.misscurve import MissCurve
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["check_plot", "draw_estimates", "draw_miss_curve"]
+
+COLORS = ("#4c72b0", "#dd8452", "#55a868", "#c44e52", "#8172b3", "#937860", "#da8bc3", "#8c8c8c", "#ccb974", "#64b5cd")
+MARKERS = "osD^vP<>Xh"
+STYLES = {"static": "--", "online": "-", "planned": "-"}
+LEAST_TICK_GAP = 0.12  # of the axis: labels closer than that would overlap
+
+
+def check_plot(path: str | os.PathLike[str]) -> None:
+    """Make sure, before any work, that a picture can be written to ``path``.
+
+    Raises
+    ------
+    MissingExtraError
+        matplotlib is not installed.
+    ValueError
+        The name's ending is no format that matplotlib writes.
+    OSError
+        The folder is not there, or is none that may be written to.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtraError(f"a plot needs matplotlib ({error}): pip install 'featstore[plot]'") from None
+    name = os.fspath(path)
+    ending = os.path.splitext(name)[1].lstrip(".").lower()
+    formats = Figure().canvas.get_supported_filetypes()
+    if ending not in formats:
+        raise ValueError(f"plot {name!r}: the name must end in one of {', '.join('.' + each for each in sorted(formats))}")
+    folder = os.path.dirname(name) or "."
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(errno.ENOENT, f"the folder of the plot {name!r} is not there", folder)
+    if not os.access(folder, os.W_OK):
+        raise PermissionError(errno.EACCES, f"the plot {name!r} cannot be written", folder)
+
+
+def _short(number: float) -> str:
+    """Return a count as a reader wants it on an axis: 950, 12.5 k, 1.76 M."""
+    for limit, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if number >= limit:
+            return f"{number / limit:.3g}{unit}"
+    return f"{number:.3g}"
+
+
+def draw_miss_curve(curve: MissCurve, path: str | os.PathLike[str], row_bytes: int, title: str = "") -> None:
+    """Draw rows loaded against cache size, a line a policy, and write the picture.
+
+    Parameters
+    ----------
+    curve : MissCurve
+    path : path-like
+        Checked by :func:`check_plot`; the name's ending says the format.
+    row_bytes : int
+        Bytes of a row, for the memory that a cache takes.
+    title : str
+        What was recorded.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter
+
+    figure = Figure(figsize=(9.5, 5.8), layout="constrained", dpi=130)
+    axes: Axes = figure.add_subplot()
+    shares = 100 * np.array(curve.sizes) / curve.n
+    # The legend reads from top to bottom as the lines end: worst first.
+    order = {name: i for i, name in enumerate(sorted(each.policy for each in curve.curves))}
+    for each in curve.curves[::-1]:
+        i = order[each.policy]  # a policy keeps its colour, wherever it ends
+        is_planned = each.kind == "planned"
+        axes.plot(
+            shares,
+            each.rows_loaded,
+            STYLES[each.kind],
+            color="black" if each.policy == "belady" else COLORS[i % len(COLORS)],
+            marker=MARKERS[i % len(MARKERS)],
+            markersize=5,
+            linewidth=2.4 if is_planned else 1.5,
+            label=f"{each.policy} ({each.kind})",
+            zorder=3 if is_planned else 2,
+        )
+    axes.axhline(curve.n_distinct, color="0.45", linestyle=":", label=f"each row once: {_short(curve.n_distinct)}")
+    axes.set_xscale("log")
+    most = max([curve.n_distinct, *(max(each.rows_loaded) for each in curve.curves)])
+    room = most - curve.n_distinct
+    # From nothing, unless that would leave most of the picture empty below what has to be loaded in any case.
+    bottom = 0.0 if curve.n_distinct < 0.3 * most else max(0.0, curve.n_distinct - 0.08 * room)
+    axes.set_ylim(bottom, max(most + 0.04 * room, 1.02 * curve.n_distinct))
+    axes.set_xlabel("size of the cache: share of the rows, rows, memory", labelpad=8)
+    axes.set_ylabel("rows loaded in the recorded batches")
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
+    _label_sizes(axes, shares, curve, row_bytes)
+    percent = curve.n_accesses / 100
+    relative = axes.secondary_yaxis("right", functions=(lambda y: np.asarray(y) / percent, lambda y: np.asarray(y) * percent))
+    relative.set_ylabel("% of the rows asked for")
+    axes.grid(axis="both", color="0.9", linewidth=0.8)
+    axes.set_axisbelow(True)
+    asked = f"{curve.n_batches:,} batches ask for {_short(curve.n_accesses)} rows, {_short(curve.n_distinct)} distinct"
+    axes.set_title(f"{title}\n{asked}" if title else asked, fontsize=11)
+    figure.legend(loc="outside right upper", frameon=False, fontsize=9, title="in the order in which lines end")
+    figure.savefig(os.fspath(path))
+
+
+def draw_estimates(choices: Sequence[Choice], path: str | os.PathLike[str], title: str = "") -> None:
+    """Draw seconds for all epochs, and bytes moved in one, against the memory of the host tier: a line a strategy.
+
+    Parameters
+    ----------
+    choices : sequence of Choice
+        One a budget; of the same workload.
+    path : path-like
+        Checked by :func:`check_plot`; the name's ending says the format.
+    title : str
+        What was looked at.
+
+    Notes
+    -----
+    What cannot be taken, such as a packed layout without a pack, is drawn in dashes.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    choices = sorted(choices, key=lambda choice: choice.workload.capacity)
+    first = choices[0].workload
+    figure = Figure(figsize=(11.5, 5.2), layout="constrained", dpi=130)
+    panels = figure.subplots(1, 2)
+    shares = [100 * max(1, choice.workload.capacity) / max(1, choice.workload.n_rows) for choice in choices]
+    for i, each in enumerate(choices[0].estimates):
+        series = [choice.estimates[i] for choice in choices]
+        name = each.strategy if each.policy == "none" else f"{each.strategy} ({each.policy})"
+        why = next((at.impossible for at in series if at.impossible), "")
+        label = f"{name}: {why.split(',')[0].split(' of a disk')[0]}" if why else name
+        look: dict[str, Any] = {
+            "color": COLORS[i % len(COLORS)],
+            "marker": MARKERS[i % len(MARKERS)],
+            "linestyle": "--" if why else "-",
+            "linewidth": 1.8,
+            "markersize": 5,
+        }
+        panels[0].plot(shares, [at.total_s(first.epochs) for at in series], label=label, **look)
+        panels[1].plot(shares, [at.moved_bytes or np.nan for at in series], **look)
+    taken = [choice.taken.total_s(first.epochs) for choice in choices]
+    panels[0].plot(shares, taken, "o", markersize=12, markerfacecolor="none", color="black", label="taken by strategy=auto")
+    epochs = f"{first.epochs} {'epoch' if first.epochs == 1 else 'epochs'}"
+    for axes, what in zip(panels, (f"seconds for {epochs}, what is done once included", "bytes moved in an epoch"), strict=True):
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xticks(shares, [f"{share:.3g} %" for share in shares], fontsize=8.5)
+        axes.set_xticks([], minor=True)
+        axes.set_xlabel("rows in memory, share of all")
+        axes.set_title(what, fontsize=10.5)
+        axes.grid(axis="both", color="0.9", linewidth=0.8)
+        axes.set_axisbelow(True)
+    for axes, form in zip(panels, (lambda value, _: f"{value:,.4g} s", lambda value, _: f"{_short(value)}B"), strict=True):
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter(FuncFormatter(form))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    figure.suptitle(title, fontsize=11)
+    figure.legend(loc="outside lower center", frameon=False, fontsize=9, ncols=4)
+    figure.savefig(os.fspath(path))
+
+
+def _label_sizes(axes: Axes, shares: Any, curve: MissCurve, row_bytes: int) -> None:
+    """Put share, rows and memory under those sizes whose labels do not run into each other; the last one always."""
+    logs = np.log10(shares)
+    span = max(1e-9, float(logs[-1] - logs[0]))
+    chosen: list[int] = []
+    for i in range(len(shares) - 1, -1, -1):
+        if not chosen or (logs[chosen[-1]] - logs[i]) / span >= LEAST_TICK_GAP:
+            chosen.append(i)
+    n_bytes = curve.cache_bytes(row_bytes)
+    labels = [f"{shares[i]:.3g} %\n{_short(curve.sizes[i])} rows\n{format_size(n_bytes[i])}" for i in chosen]
+    axes.set_xticks(shares[chosen], labels, fontsize=8.5)
+    axes.set_xticks([], minor=True)

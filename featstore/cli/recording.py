@@ -1,0 +1,91 @@
+"""Recording what training would ask for: a trace of one epoch, without reading a feature."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import torch
+
+from featstore.cli.training import no_seeds, split_seeds
+from featstore.graph.progress import Bar
+from featstore.plan.trace import Trace, record
+from featstore.sampling.batch import Sampler
+from featstore.sampling.batches import RandomBatcher, check_seeds
+from featstore.storage.rundir import DiskBudget
+
+if TYPE_CHECKING:
+    from featstore.graph.dataset import OutOfCoreGraph
+
+__all__ = ["record_epoch", "seeds_of"]
+
+
+def seeds_of(g: OutOfCoreGraph, labels: str, name: str | None = None) -> torch.Tensor:
+    """Return the nodes that training would begin its batches with.
+
+    Parameters
+    ----------
+    g : OutOfCoreGraph
+    labels : str
+        Node data with classes; training leaves out nodes whose label is negative.
+    name : str, optional
+        Other node data with the seeds themselves, ids or a mask, whatever their labels.
+
+    Raises
+    ------
+    ValueError
+        There are none; says what there is, and what to do.
+    """
+    there = f"it has {sorted(g.node_data)}"
+    if name is not None:
+        if name not in g.node_data:
+            raise ValueError(f"--seeds: the dataset has no node data {name!r}; {there}")
+        return check_seeds(g.node_data[name], g.num_nodes)
+    if labels not in g.node_data:
+        raise ValueError(f"labels: the dataset has no {labels!r}; {there}. Name others with --labels, or nodes with --seeds")
+    seeds = split_seeds(g, "train", labels)
+    if seeds is None or not len(seeds):
+        raise ValueError(f"{no_seeds(seeds, g.node_data)}. Name other nodes with --seeds")
+    return check_seeds(seeds, g.num_nodes)
+
+
+def record_epoch(
+    g: OutOfCoreGraph,
+    sampler: Sampler,
+    seeds: torch.Tensor,
+    path: str,
+    *,
+    batch_size: int,
+    seed: int = 0,
+    max_batches: int | None = None,
+    disk: DiskBudget | None = None,
+    progress: bool = False,
+) -> Trace:
+    """Sample the first epoch as a :class:`~featstore.Loader` with these options would, and write its rows to a trace file.
+
+    Parameters
+    ----------
+    g : OutOfCoreGraph
+    sampler : Sampler
+    seeds : int64 tensor, shape (n,)
+    path : str
+        The file to make.
+    batch_size, seed : int
+        As of a loader.
+    max_batches : int, optional
+        Record so many batches at most.
+    disk : DiskBudget, optional
+    progress : bool
+        Show a bar on stderr.
+
+    Raises
+    ------
+    OSError
+        The file cannot be written, or is there already.
+    """
+    batcher = RandomBatcher(seeds, batch_size, seed=seed)
+    with g.budget.reserve("loader order", 8 * len(seeds) + batcher.order_bytes):
+        order = batcher.epoch(0)
+        numbers = range(len(order) if max_batches is None else min(len(order), max_batches))
+        shown = Bar(numbers, desc="sampling", unit="batch", leave=False, file=sys.stderr) if progress else numbers
+        return record(sampler, (order.seeds(index) for index in shown), g.num_nodes, path, disk=disk)

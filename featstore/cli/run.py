@@ -1,0 +1,71 @@
+"""Running a command: its arguments, and its errors as one line. Imports all of the library."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from featstore.cli import bench, create, info, pack, plan, train, verify
+from featstore.cli.arguments import (
+    as_options,
+    spellings_of,
+)
+from featstore.cli.output import advice_on_damage, one_line
+from featstore.cli.parser import COMMANDS, make_parser
+from featstore.errors import CorruptionError, FeatstoreError
+
+__all__ = ["run"]
+
+USER_ERROR = 2
+
+_MODULES: dict[str, Any] = {
+    "create": create,
+    "info": info,
+    "verify": verify,
+    "plan": plan,
+    "pack": pack,
+    "train": train,
+    "bench": bench,
+}
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run a command, and return its exit status: 0, 1 (a dataset is damaged), 2 (what was asked for cannot be done)."""
+    spellings: dict[str, str] = {}
+    try:
+        options = _parser().parse_args(arguments)
+        spellings = options.spellings
+        status = int(options.run(options))
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # The reader has gone; without this the interpreter complains at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt as error:
+        print(f"featstore: interrupted{f'; {error}' if error.args else ''}", file=sys.stderr)
+        return 130
+    except CorruptionError as error:
+        print(f"featstore: {one_line(error)}{advice_on_damage(error)}", file=sys.stderr)
+        return 1
+    except (FeatstoreError, OSError, ValueError, TypeError, LookupError) as error:
+        if os.environ.get("FEATSTORE_TRACEBACK"):
+            raise
+        print(f"featstore: {as_options(one_line(error), spellings)}", file=sys.stderr)
+        return USER_ERROR
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = make_parser()
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for name, module in _MODULES.items():
+        text = COMMANDS[name]
+        made = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False)
+        made.add_argument("path", metavar="DATASET", help=getattr(module, "PATH", "directory of the dataset"))
+        made.add_argument("--json", action="store_true", help="print the result as one JSON object")
+        module.add_arguments(made)
+        made.set_defaults(run=module.run, spellings=spellings_of(made))
+    return parser

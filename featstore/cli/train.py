@@ -1,0 +1,228 @@
+"""``featstore train``: a GraphSAGE trained on a dataset, or on a pack in its place."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any, cast
+
+import torch
+from tqdm import tqdm
+
+from featstore.cache.base import available_policies, get_policy
+from featstore.cli.arguments import (
+    Given,
+    add_opening,
+    add_sampling,
+    disk_size,
+    make_sampler,
+    open_graph,
+    opening,
+    positive,
+    positive_or_auto,
+    share_or_size,
+    share_size_or_auto,
+)
+from featstore.cli.output import print_result
+from featstore.cli.packs import check_given, check_layout, is_pack, open_pack
+from featstore.cli.training import (
+    SPLITS,
+    Epoch,
+    TrainResult,
+    check_fields,
+    describe_epoch,
+    describe_training,
+    train,
+    unknown_splits,
+)
+from featstore.gather.device import check_device
+from featstore.graph.dataset import OutOfCoreGraph
+from featstore.pack.offline import Pack
+from featstore.pack.packgraph import PackedGraph
+from featstore.strategies.options import TAKEN_BY, check_options, check_policy, check_superbatch
+from featstore.strategies.registry import STRATEGIES
+from featstore.strategies.sizing import device_rows
+
+__all__ = ["PATH", "add_arguments", "run", "train_as_asked"]
+
+PATH = "directory of the dataset, or of a pack in its place"
+
+
+def _device(text: str) -> str:
+    try:
+        check_device(text)
+    except (RuntimeError, ValueError) as error:
+        raise argparse.ArgumentTypeError(str(error).replace("device='cpu'", "--device cpu")) from None
+    return text
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what :func:`train_as_asked` wants to know, opening and sampling included."""
+    add_opening(parser)
+    add_sampling(parser)
+    parser.add_argument("--feature", default="x", help="feature (default: x)")
+    parser.add_argument("--hidden", type=positive, default=256, help="width of the hidden layers (default: 256)")
+    parser.add_argument("--epochs", type=positive, default=2, help="(default: 2)")
+    parser.add_argument("--lr", type=float, default=0.003, help="learning rate of Adam (default: 0.003)")
+    parser.add_argument("--dropout", type=float, default=0.5, help="(default: 0.5)")
+    parser.add_argument(
+        "--strategy",
+        action=Given,
+        choices=[*STRATEGIES, "auto"],
+        default="ondemand",
+        help="(default: ondemand; packed on a pack)",
+    )
+    parser.add_argument("--policy", help=f"policy of the feature cache, none or one of {', '.join(available_policies())}")
+    parser.add_argument(
+        "--feature-cache", type=share_size_or_auto, metavar="SIZE", help="bytes (1GiB), a share of the rows (10%%, 0.1), or auto"
+    )
+    parser.add_argument("--prefetch", type=int, default=2, help="batches made ahead (default: 2)")
+    parser.add_argument("--pack", metavar="PACK", help="train on the samples of a pack, in its batches (--strategy packed, auto)")
+    parser.add_argument("--device", type=_device, default="cpu", help="where batches go and the model is (default: cpu)")
+    parser.add_argument(
+        "--device-cache",
+        type=share_or_size,
+        metavar="SIZE",
+        help="rows of a pack that stay on the device: bytes (1GiB), or a share of the rows (10%%; with --pack)",
+    )
+    ahead = parser.add_argument_group("looking ahead (--strategy superbatch, streamed)")
+    ahead.add_argument("--superbatch", type=positive_or_auto, metavar="N", help="batches a superbatch (default: auto)")
+    ahead.add_argument(
+        "--no-overlap", dest="overlap", action="store_const", const=False, help="sample a superbatch when the one before has run"
+    )
+    ahead.add_argument(
+        "--disk",
+        type=disk_size,
+        metavar="SIZE",
+        help="most bytes of run files, or a multiple of the features (1.5x; default: a quarter of the free disk); "
+        "with --pack, of the layout (default: no bound)",
+    )
+    ahead.add_argument("--run-dir", metavar="DIR", help="where run files go (default: DATASET.runs)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Train, and print what every epoch took."""
+    result = train_as_asked(options.path, options, quiet=options.json)
+    print_result(options, result.to_dict(), f"\n{describe_training(result)}")
+    return 0
+
+
+def _loader_options(options: argparse.Namespace) -> dict[str, Any]:
+    names = ["strategy", "feature_cache", "prefetch", "device"]
+    if options.policy == "none" and options.strategy != "ondemand":
+        raise ValueError(f"--policy none, no cache, goes with --strategy ondemand, not {options.strategy}")
+    if options.device_cache is not None and options.pack is None:
+        raise ValueError("--device-cache goes with --pack: rows stay on the device for the batches of a pack")
+    if options.strategy == "packed" and options.pack is None:
+        raise ValueError(
+            "--strategy packed runs the samples of a pack: make one with featstore pack DATASET PACK, then give --pack PACK"
+        )
+    given = [name for name in TAKEN_BY if name != "epochs" and getattr(options, name) is not None]  # --epochs: of training
+    check_options(options.strategy, dict.fromkeys(given, True))
+    if options.strategy == "packed":
+        check_superbatch(options.superbatch, get_policy(options.policy or "belady"))
+    names += [name for name in given if name not in ("policy", "pack")]
+    if options.strategy == "auto":
+        names.append("epochs")
+    policy = None if options.policy == "none" else options.policy
+    if options.policy == "none" and options.feature_cache is not None:
+        raise ValueError("--policy none is no cache; leave it out, or leave out --feature-cache")
+    return {"policy": policy, **{name: getattr(options, name) for name in names}}
+
+
+def _in_place_of_its_dataset(path: str | os.PathLike[str], options: argparse.Namespace) -> None:
+    """Have the pack ``path`` trained on; ValueError where an option needs its dataset."""
+    name = os.fspath(path)
+    if options.pack is not None:
+        raise ValueError(f"--pack goes with a dataset: {name} is itself a pack; leave one out")
+    if "strategy" in getattr(options, "given", ()) and options.strategy != "packed":
+        raise ValueError(f"--strategy {options.strategy} needs a dataset: {name} is a pack, which runs its own batches")
+    if options.neighbor_cache is not None:
+        raise ValueError(f"--neighbor-cache goes with a dataset: {name} is a pack, from which nothing is sampled")
+    options.pack, options.strategy = name, "packed"
+
+
+def train_as_asked(path: str | os.PathLike[str], options: argparse.Namespace, *, quiet: bool = False) -> TrainResult:
+    """Open a dataset, or a pack in its place, and train on it as :func:`add_arguments`'s options say.
+
+    Prints a line an epoch unless ``quiet``.
+
+    Notes
+    -----
+    Makes torch use deterministic algorithms, so that losses are the same, bit for bit, whatever the cache and the strategy, and
+    with the dataset of a pack or without.
+    """
+    is_alone = is_pack(path)
+    if is_alone:
+        _in_place_of_its_dataset(path, options)
+    loader_options = _loader_options(options)
+    with ExitStack() as stack:
+        graph: OutOfCoreGraph | PackedGraph
+        graph = PackedGraph(path, **opening(options)) if is_alone else open_graph(path, options)
+        stack.enter_context(cast(AbstractContextManager[Any], graph))
+        if options.pack is not None:
+            loader_options["pack"] = _checked_pack(stack, graph, options)
+        sampler = None if isinstance(graph, PackedGraph) else make_sampler(graph, options)
+        _say_unused_splits(graph)
+        if options.device.startswith("cuda"):
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it deterministic products are refused there
+        torch.use_deterministic_algorithms(True)
+        return train(
+            graph,
+            sampler,
+            len(options.fanouts),
+            feature=options.feature,
+            labels=options.labels,
+            hidden=options.hidden,
+            dropout=options.dropout,
+            lr=options.lr,
+            epochs=options.epochs,
+            batch_size=options.batch_size,
+            seed=options.seed,
+            max_batches=options.max_batches,
+            progress=sys.stderr.isatty() and not quiet,
+            on_epoch=None if quiet else _say,
+            loader_options=loader_options,
+        )
+
+
+def _checked_pack(stack: ExitStack, graph: OutOfCoreGraph | PackedGraph, options: argparse.Namespace) -> Pack:
+    """Open ``--pack``, make sure, before training, that it is one of this dataset and model, and evaluate as it was sampled."""
+    dataset = "DATASET" if isinstance(graph, PackedGraph) else graph.path
+    pack = stack.enter_context(open_pack(options.pack, dataset))
+    if isinstance(graph, OutOfCoreGraph):
+        pack.check(graph)
+    check_given(pack, options, ["fanouts", "batch_size"])
+    check_fields(graph, options.feature, options.labels)
+    options.fanouts = pack.record["fanouts"] or options.fanouts
+    options.batch_size = pack.record["batch_size"] or options.batch_size
+    if isinstance(graph, PackedGraph) and "fanouts" not in getattr(options, "given", ()):
+        options.fanouts = options.fanouts[:1] * pack.n_hops  # how many they are is all that a model wants to know
+    if len(pack) and pack.n_hops != len(options.fanouts):
+        raise ValueError(
+            f"{options.pack} has samples of {pack.n_hops} hops, --fanouts has {len(options.fanouts)}: give {pack.n_hops} numbers"
+        )
+    if options.strategy == "packed" and options.feature_cache is None:
+        wanted, store = options.device_cache, graph.features[options.feature]
+        n_device = None
+        if wanted is not None:
+            n_device = device_rows(wanted, graph.num_nodes, {options.feature: store.nbytes // max(1, len(store))})
+        policy = check_policy("packed", options.policy).name
+        check_layout(pack, [options.feature], policy, dataset, n_device, wanted)
+    return pack
+
+
+def _say_unused_splits(graph: OutOfCoreGraph | PackedGraph) -> None:
+    """Print a line about node data that looks like a split and has no name of one: nothing is trained or measured on it."""
+    unused = unknown_splits(graph.node_data)
+    if unused:
+        names = "; ".join(f"{split}: {', '.join(names)}" for split, names in SPLITS.items())
+        text = f"featstore: node data not used as a split: {', '.join(unused)}. Names of splits are {names}"
+        print(text, file=sys.stderr, flush=True)
+
+
+def _say(epoch: Epoch) -> None:
+    tqdm.write(describe_epoch(epoch), file=sys.stdout)
+    sys.stdout.flush()

@@ -1,0 +1,361 @@
+"""Training of a GraphSAGE over a dataset, with accuracies and a table of where time and rows went (``featstore train``)."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tqdm import tqdm
+
+from featstore.cli.sage import GraphSAGE
+from featstore.config import format_size
+from featstore.gather.device import check_device
+from featstore.load.loader import Loader
+from featstore.load.minibatch import MiniBatch
+from featstore.pack.packgraph import PackedGraph
+from featstore.sampling.batch import Sampler
+
+if TYPE_CHECKING:
+    from featstore.graph.dataset import OutOfCoreGraph
+
+__all__ = [
+    "SPLITS",
+    "Epoch",
+    "TrainResult",
+    "check_fields",
+    "describe_epoch",
+    "describe_training",
+    "evaluate",
+    "no_seeds",
+    "split_seeds",
+    "stage_table",
+    "train",
+    "unknown_splits",
+]
+
+# The names that node data of a split may have; the first one that is there counts. OGB says valid.
+SPLITS = {
+    "train": ("train_idx", "train_mask"),
+    "val": ("val_idx", "valid_idx", "val_mask", "valid_mask"),
+    "test": ("test_idx", "test_mask"),
+}
+N_LOSSES = 50
+
+
+@dataclass
+class Epoch:
+    """What one epoch came to: mean loss, accuracy on the seeds of each split (None where there are none), seconds of training."""
+
+    epoch: int
+    loss: float
+    val_accuracy: float | None
+    test_accuracy: float | None
+    seconds: float
+
+
+@dataclass
+class TrainResult:
+    """Epochs, the losses of the first 50 batches, the training loader's statistics with the seconds of computing, and memory.
+
+    ``memory`` is who holds how many bytes of the budget at the end, ``peak_bytes`` the most that were ever held of
+    ``budget_bytes``.
+    """
+
+    epochs: list[Epoch] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    stats: dict[str, Any] = field(default_factory=dict)
+    compute_s: float = 0.0
+    memory: dict[str, int] = field(default_factory=dict)
+    peak_bytes: int = 0
+    budget_bytes: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain containers, for JSON."""
+        return asdict(self)
+
+
+def split_seeds(g: OutOfCoreGraph, split: str, labels: str) -> torch.Tensor | None:
+    """Return the labelled nodes of a split, from the first of its names in :data:`SPLITS`; None where there is none of them."""
+    for name in SPLITS.get(split, ()):
+        if name in g.node_data:
+            chosen = g.node_data[name]
+            ids = (
+                torch.nonzero(chosen).flatten() if chosen.dtype == torch.bool or name.endswith("mask") else chosen.to(torch.int64)
+            )
+            return ids[g.node_data[labels][ids] >= 0]
+    return None
+
+
+def unknown_splits(names: Iterable[str]) -> list[str]:
+    """Return the names that end as a split's do, ``_idx`` or ``_mask``, and are no split's."""
+    known = {name for names in SPLITS.values() for name in names}
+    return sorted(name for name in names if name.endswith(("_idx", "_mask")) and name not in known)
+
+
+def no_seeds(seeds: torch.Tensor | None, there: Iterable[str]) -> str:
+    """Return what is wrong with training seeds that :func:`split_seeds` did not find, or found to be none."""
+    if seeds is None:
+        return f"the dataset has no training seeds: node data 'train_idx' or 'train_mask' is needed; it has {sorted(there)}"
+    return "the dataset has no training seeds: its 'train_idx' or 'train_mask' names no node with a label"
+
+
+def evaluate(model: torch.nn.Module, loader: Loader, progress: bool = False) -> float:
+    """Return the share of a loader's seeds whose class is predicted right, each from its sampled neighbourhood."""
+    was_training = model.training
+    model.eval()
+    right = total = 0
+    try:
+        with torch.inference_mode():
+            for batch in _bar(loader, "evaluate") if progress else loader:
+                right += int((model(batch.x.float(), batch.blocks).argmax(1) == batch.y).sum())
+                total += len(batch.seeds)
+    finally:
+        model.train(was_training)
+    return right / total if total else float("nan")
+
+
+def check_fields(g: OutOfCoreGraph | PackedGraph, feature: str, labels: str) -> None:
+    """Raise ValueError, which says what there is, unless a graph has this feature and these labels."""
+    is_pack = isinstance(g, PackedGraph)
+    for what, name, there in (("feature", feature, g.features), ("labels", labels, g.node_data)):
+        if name not in there:
+            text = f"{what}: the {'pack' if is_pack else 'dataset'} has no {name!r}; it has {sorted(there)}"
+            more = f". Where its dataset is: featstore pack DATASET {g.path} --add-layout --{what} {name}" if is_pack else ""
+            raise ValueError(text + more)
+
+
+def train(
+    g: OutOfCoreGraph | PackedGraph,
+    sampler: Sampler | None,
+    n_layers: int,
+    *,
+    feature: str = "x",
+    labels: str = "y",
+    hidden: int = 256,
+    dropout: float = 0.5,
+    lr: float = 0.003,
+    weight_decay: float = 0.0,
+    epochs: int = 2,
+    batch_size: int = 1000,
+    seed: int = 0,
+    max_batches: int | None = None,
+    max_seconds: float | None = None,
+    held_out: Sequence[str] = ("val", "test"),
+    progress: bool | None = None,
+    on_epoch: Callable[[Epoch], None] | None = None,
+    loader_options: Mapping[str, Any] | None = None,
+) -> TrainResult:
+    """Train a :class:`GraphSAGE` on the ``train`` split, and measure accuracy on ``val`` and ``test`` after every epoch.
+
+    Parameters
+    ----------
+    g : OutOfCoreGraph or PackedGraph
+        With features (float, one row of numbers a node), integer labels (negative: none), and node data ``train_idx`` (ids) or
+        ``train_mask``; likewise ``val`` (or ``valid``) and ``test``, which may be missing: :data:`SPLITS`. A pack in place of its
+        dataset trains in its own batches, with the labels that it carries; accuracy is not measured, for which nodes would have
+        to be sampled.
+    sampler : Sampler or None
+        None with a PackedGraph.
+    n_layers : int
+        Hops of the sampler.
+    feature, labels : str
+    hidden, dropout, lr, weight_decay, epochs, batch_size : number
+        Adam; one batch of the loader a step.
+    seed : int
+        Of weights, dropout and the order of the seeds.
+    max_batches : int, optional
+        Stop an epoch after so many batches.
+    max_seconds : float, optional
+        Stop training after so long: the epoch under way is cut short, evaluated, and the last one.
+    held_out : sequence of str
+        Splits that accuracy is measured on after every epoch, of ``"val"`` and ``"test"``.
+    progress : bool, optional
+        Show bars on stderr; by default where it is a terminal.
+    on_epoch : callable, optional
+        Called with every :class:`Epoch` when it is done.
+    loader_options : mapping, optional
+        Further arguments of the training :class:`~featstore.Loader` (``feature_cache``, ``policy``, ``prefetch``, ``memory`` …);
+        the model is on its ``device``.
+
+    Returns
+    -------
+    TrainResult
+
+    Raises
+    ------
+    ValueError
+        No training seeds, labels or features as asked for.
+    BudgetError, CorruptionError, OSError
+        From loading.
+
+    Notes
+    -----
+    Sets torch's random state. With the same seed the losses are the same, bit for bit, whatever the cache, the reader, the
+    threads.
+    """
+    show = sys.stderr.isatty() if progress is None else progress
+    is_pack = isinstance(g, PackedGraph)
+    check_fields(g, feature, labels)
+    options = dict(loader_options or {})
+    device = check_device(options.get("device", "cpu"))
+    store = g.features[feature]
+    if store.ndim != 2:
+        raise ValueError(f"feature {feature!r} has shape {tuple(store.shape)}; GraphSAGE wants one row of numbers a node")
+    seeds = {} if isinstance(g, PackedGraph) else {split: split_seeds(g, split, labels) for split in SPLITS}
+    if not is_pack and (seeds["train"] is None or not len(seeds["train"])):
+        raise ValueError(no_seeds(seeds["train"], g.node_data))
+    n_classes = int(g.node_data[labels].max()) + 1
+    torch.manual_seed(seed)
+    model = GraphSAGE(store.shape[1], hidden, n_classes, n_layers, dropout).to(device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr, weight_decay=weight_decay)
+    common: dict[str, Any] = {"batch_size": batch_size, "features": [feature], "labels": labels, "seed": seed}
+    # The training loader makes the cache; evaluation reads through it, on demand.
+    kept = {name: value for name, value in options.items() if name in ("prefetch", "threads", "memory", "device")}
+    result = TrainResult()
+    evaluate_s = 0.0
+    deadline = float("inf") if max_seconds is None else time.perf_counter() + max_seconds
+    if options.get("pack") is None:
+        options |= {"sampler": sampler, "seeds": seeds["train"]}
+        of_training = common
+    else:
+        of_training = {name: value for name, value in common.items() if name != "batch_size"}  # a pack has batches of its own
+    with Loader(g, **of_training, **options) as loader:
+        for epoch in range(epochs):
+            begin = time.perf_counter()
+            loss = _train_epoch(model, optimizer, loader, result, f"epoch {epoch}" if show else None, max_batches, deadline)
+            done = Epoch(epoch, loss, None, None, time.perf_counter() - begin)
+            begin = time.perf_counter()
+            for split in held_out:
+                ids = seeds.get(split)
+                if ids is not None and len(ids):
+                    with Loader(g, sampler, ids, shuffle=False, **common, **kept) as held_out_loader:
+                        setattr(done, f"{split}_accuracy", evaluate(model, held_out_loader, show))
+            evaluate_s += time.perf_counter() - begin
+            result.epochs.append(done)
+            if on_epoch is not None:
+                on_epoch(done)
+            if time.perf_counter() > deadline:
+                break
+        stats = loader.stats()
+    stats["seconds"]["compute"] = result.compute_s
+    stats["seconds"]["evaluate"] = evaluate_s
+    stats["row_bytes"] = store.nbytes // max(1, len(store))
+    result.stats = stats
+    result.memory, result.peak_bytes, result.budget_bytes = g.budget.report(), g.budget.peak, g.budget.total
+    return result
+
+
+def _train_epoch(
+    model: GraphSAGE,
+    optimizer: torch.optim.Optimizer,
+    loader: Loader,
+    result: TrainResult,
+    title: str | None,
+    max_batches: int | None,
+    deadline: float,
+) -> float:
+    """Return the mean loss."""
+    total, count = 0.0, 0
+    bar = None if title is None else _bar(loader, title)
+    for batch in loader if bar is None else bar:
+        start = time.perf_counter()
+        assert batch.y is not None
+        loss = torch.nn.functional.cross_entropy(model(batch.x.float(), batch.blocks), batch.y.to(torch.int64))
+        optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        optimizer.step()
+        value = loss.item()
+        result.compute_s += time.perf_counter() - start
+        if len(result.losses) < N_LOSSES:
+            result.losses.append(value)
+        total += value * len(batch.seeds)
+        count += len(batch.seeds)
+        if bar is not None:
+            bar.set_postfix(loss=f"{value:.3f}", refresh=False)
+        if (max_batches is not None and batch.index + 1 >= max_batches) or time.perf_counter() > deadline:
+            break
+    if bar is not None:
+        bar.close()
+    return total / max(1, count)
+
+
+def _bar(loader: Loader, title: str) -> tqdm[MiniBatch]:
+    # Only made where it is shown: a bar that is not shown starts tqdm's thread all the same.
+    return tqdm(loader, desc=title, unit="batch", leave=False, file=sys.stderr)
+
+
+def describe_epoch(epoch: Epoch) -> str:
+    """Return one line about an epoch."""
+    parts = [f"epoch {epoch.epoch}: loss {epoch.loss:.4f}"]
+    parts += [
+        f"{name} {value:.4f}" for name, value in (("val", epoch.val_accuracy), ("test", epoch.test_accuracy)) if value is not None
+    ]
+    return ", ".join([*parts, f"{epoch.seconds:.1f} s"])
+
+
+def describe_training(result: TrainResult) -> str:
+    """Return where time, rows and memory of a training went, as text."""
+    memory = f"memory: at most {format_size(result.peak_bytes)} of {format_size(result.budget_bytes)}"
+    estimated = f"\n\n{estimate_and_actual(result)}" if "auto" in result.stats else ""
+    return f"{stage_table(result.stats)}\n{memory}{estimated}"
+
+
+def estimate_and_actual(result: TrainResult) -> str:
+    """Return what ``strategy="auto"`` took and why, and its estimate beside what an epoch was, as text."""
+    stats = result.stats
+    auto, taken, n = stats["auto"], stats["auto"]["taken"], max(1, len(result.epochs))
+    lines = [f"taken: {taken['strategy']} ({taken['policy']}): {auto['reason']}"]
+    if "epoch_s" in taken:
+        seconds = sum(epoch.seconds for epoch in result.epochs) / n
+        actual = auto.get("actual")  # None: no epoch was whole
+        prepared = "" if actual is None else f"{'' if actual['is_all_loading'] else '>= '}{actual['prepared_s']:.3g}"
+        lines += [
+            f"{'an epoch':<36}{'estimate':>14}{'actual':>14}",
+            f"{'seconds of data preparation':<36}{taken['epoch_s']:>14.3g}{prepared:>14}",
+            f"{'seconds with the model':<36}{'':>14}{seconds:>14.3g}",
+            f"{'seconds that the loop waited':<36}{'':>14}{stats['seconds'].get('wait', 0.0) / n:>14.3g}",
+            f"{'rows loaded':<36}{taken['rows_loaded']:>14,}{stats['rows_loaded'] // n:>14,}",
+        ]
+    return "\n".join(lines)
+
+
+def stage_table(stats: Mapping[str, Any]) -> str:
+    """Return two tables as text: seconds by stage, and rows, bytes and share by tier.
+
+    Stages have the names of the breakdown of training time in Ginex (VLDB 2022), figure 14: inspect, switch, data preparation,
+    cache update, transfer, compute. They overlap, so the seconds that the loop lost are those of "loop waited for a batch".
+    """
+    seconds = stats["seconds"]
+    looks_ahead = "plan" in seconds
+    names = {
+        "sample": "inspect: sampling ahead" if looks_ahead else "sampling (all threads)",
+        "plan": "inspect: planning the cache",
+        "switch": "switch: neighbour to feature cache",
+        "load": "data preparation: run files",
+        "gather": "data preparation: gather",
+        "update": "cache update",
+        "labels": "labels",
+        "transfer": "copy to the device",
+        "wait": "loop waited for a batch",
+        "compute": "compute: forward, backward, step",
+        "evaluate": "evaluation",
+        "presample": "sampling ahead for counts",
+        "cache": "filling the cache",
+        "auto": "choosing a strategy",
+    }
+    lines = [f"{'stage':<36}{'seconds':>10}"]
+    shown = {name: text for name, text in names.items() if name in seconds} | {
+        name: name for name in seconds if name not in names
+    }
+    lines += [f"{text:<36}{seconds[name]:>10.2f}" for name, text in shown.items()]
+    rows, row_bytes = max(1, stats["rows"]), stats.get("row_bytes", 0)
+    lines += ["", f"{'tier':<12}{'rows':>14}{'bytes':>14}{'share':>9}"]
+    lines += [f"{tier:<12}{n:>14,}{format_size(n * row_bytes):>14}{n / rows:>9.1%}" for tier, n in stats["hits"].items()]
+    lines.append(
+        f"{stats['reads']:,} reads of {format_size(stats['bytes_read'])} for {format_size(stats['bytes_requested'])} of rows"
+    )
+    return "\n".join(lines)

@@ -1,0 +1,168 @@
+"""The iterators of a loader: an epoch that is running, and the iterator that begins it with its first batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from featstore.errors import ClosedError
+from featstore.load.minibatch import MiniBatch
+from featstore.load.pipeline import FINALIZER_JOIN_S, Pipeline
+from featstore.load.stages import Item, Stages
+from featstore.sampling.batch import Sampler
+from featstore.storage.rundir import finalize_here
+from featstore.strategies.base import EpochRun
+
+__all__ = ["EpochIterator", "Progress", "RunningEpoch", "most_rows"]
+
+
+@dataclass
+class Progress:
+    """The batch that an iterator delivers next."""
+
+    epoch: int
+    batch: int
+
+
+class RunningEpoch(Iterator[MiniBatch]):
+    """Deliver batches ``progress.batch … stop - 1`` of an epoch.
+
+    Owns its threads, and stops them when it is exhausted, closed, fails or is collected.
+
+    Parameters
+    ----------
+    run : EpochRun
+        Closed at the end.
+    stages : Stages
+    progress : Progress
+        Follows what is delivered.
+    stop, depth : int
+        See :class:`Pipeline`.
+    owner : object
+        Kept alive until the threads have ended: what the stages use is closed with it.
+    on_end : callable, optional
+        Called when all its batches were delivered.
+    """
+
+    def __init__(
+        self,
+        run: EpochRun,
+        stages: Stages,
+        progress: Progress,
+        stop: int,
+        depth: int,
+        owner: object,
+        on_end: Callable[[], None] | None = None,
+    ) -> None:
+        self._on_end = on_end
+        self._progress = progress
+        self._over = False
+        self._stop = stop
+        self._receive = stages.receive
+        self._pipeline: Pipeline[Item, Any, MiniBatch] = Pipeline(
+            *stages.of(run),
+            start=progress.batch,
+            stop=stop,
+            threads=run.threads,
+            depth=depth,
+            watch=stages.watch,
+            spare=partial(stages.spare, run),
+            may_begin=run.may_begin,
+        )
+        self._finalizer = finalize_here(self, _end, self._pipeline, run, stages, owner)
+        stages.begin()
+        try:
+            self._pipeline.begin()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def depth(self) -> int:
+        """Batches made ahead now."""
+        return self._pipeline.depth
+
+    def __next__(self) -> MiniBatch:
+        if self._over:
+            raise StopIteration
+        if self._pipeline.position >= self._stop:
+            self._over = True
+            self.close()
+            if self._on_end is not None:
+                self._on_end()
+            raise StopIteration
+        try:
+            batch = self._pipeline.get()
+            self._receive(batch)
+            self._progress.batch = self._pipeline.position
+        except BaseException:
+            self._over = True
+            self.close()
+            raise
+        return batch
+
+    def close(self) -> None:
+        """Stop the threads; may be called again."""
+        self._finalizer()
+
+
+class EpochIterator(Iterator[MiniBatch]):
+    """Begin an epoch with the first ``next()``, and deliver its batches.
+
+    Until then the iterator holds nothing but its loader, and the loader knows nothing of it.
+
+    Parameters
+    ----------
+    begin : callable () -> RunningEpoch
+        Begins the loader's next epoch. Where it raises, no epoch has begun, and the next ``next()`` calls it again.
+    """
+
+    def __init__(self, begin: Callable[[], RunningEpoch]) -> None:
+        self._begin: Callable[[], RunningEpoch] | None = begin
+        self._running: RunningEpoch | None = None
+
+    def begin(self) -> RunningEpoch:
+        """Return the epoch; begin it, unless it has begun.
+
+        Raises
+        ------
+        ClosedError
+            The iterator was closed before its epoch had begun.
+        """
+        if self._running is None:
+            if self._begin is None:
+                raise ClosedError("this iterator was closed")
+            self._running = self._begin()
+            self._begin = None
+        return self._running
+
+    def __next__(self) -> MiniBatch:
+        return next(self.begin())
+
+    def close(self) -> None:
+        """Stop the epoch's threads; may be called again. An epoch that has not begun never begins."""
+        self._begin = None
+        if self._running is not None:
+            self._running.close()
+
+
+def _end(pipeline: Pipeline[Any, Any, Any], run: EpochRun, stages: Stages, owner: object) -> None:
+    try:
+        run.stop()  # or a thread would wait for a superbatch that comes only when batches have passed that now never will
+        pipeline.close(FINALIZER_JOIN_S)
+    except BaseException:  # Ctrl-C, while its threads come to their end; so they do
+        pipeline.close(FINALIZER_JOIN_S)
+        raise
+    finally:
+        stages.end()
+        run.close()
+
+
+def most_rows(sampler: Sampler, batch_size: int, num_nodes: int) -> int:
+    """Most distinct nodes that a batch can have."""
+    rows = batch_size
+    for fanout in getattr(sampler, "fanouts", [-1]):
+        rows = num_nodes if fanout < 0 else min(num_nodes, rows * (1 + fanout))
+    return rows

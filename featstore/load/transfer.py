@@ -1,0 +1,107 @@
+"""The last stage: a batch goes to the device that it is delivered on, and is put together with the rows that the device holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from featstore.gather.device import Apart
+from featstore.gather.plan import BatchPlan
+from featstore.load.held import Batches, Held
+from featstore.load.minibatch import MiniBatch
+from featstore.strategies.counters import Stopwatch
+
+__all__ = ["Assembled", "HandOver", "host_rows"]
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """A batch in host memory, before it is handed over.
+
+    Parameters
+    ----------
+    batch : MiniBatch
+        Of features that are ``apart`` it has the rows that the host assembled.
+    apart : mapping of str to Apart
+        Features of which the device holds rows.
+    n_bytes : int
+        What of the loader's memory the batch holds once it is whole, where it is delivered in the host's.
+    held : Held, optional
+        What it holds now.
+    """
+
+    batch: MiniBatch
+    apart: Mapping[str, Apart]
+    n_bytes: int
+    held: Held | None
+
+
+def host_rows(n_rows: int, plan: BatchPlan | None, device: torch.device) -> int:
+    """Return how many rows of a feature the host holds for a batch of ``n_rows`` until it is handed over."""
+    if plan is None or plan.device is None:
+        return n_rows
+    return len(plan.device.others) + (n_rows if device.type == "cpu" else 0)
+
+
+class HandOver:
+    """Deliver assembled batches on a device. Thread-safe; :meth:`receive` is the loop's part.
+
+    Parameters
+    ----------
+    device : torch.device
+    watch : Stopwatch
+        Gets ``transfer``.
+    batches : Batches, optional
+        The loader's memory.
+
+    Attributes
+    ----------
+    device : torch.device
+        With its number, where CUDA has several.
+
+    Notes
+    -----
+    To a CUDA device copies run in a stream of their own, from page-locked memory (:meth:`BufferPool.page_lock`), beside whatever
+    the host and other streams do. The call returns when they are complete: then host memory is not read any more, and goes back
+    to its pool with the assembled batch, and the batch may be used in any stream.
+    """
+
+    def __init__(self, device: torch.device, watch: Stopwatch, batches: Batches | None = None) -> None:
+        cuda: Any = torch.cuda
+        self._stream = cuda.Stream(device) if device.type == "cuda" else None
+        # "cuda" is the device that is current now and here, not in another thread or later.
+        self.device = device if self._stream is None else self._stream.device
+        self._watch, self._batches = watch, batches
+
+    def __call__(self, position: int, assembled: Assembled) -> MiniBatch:
+        """Return batch ``position`` on the device, with all of its rows."""
+        with self._watch.time("transfer"):
+            if self._stream is None:
+                batch = self._move(assembled)
+            else:
+                try:
+                    with torch.cuda.stream(self._stream):
+                        batch = self._move(assembled)
+                finally:  # whatever failed: what was begun reads the host's memory until it is over
+                    self._stream.synchronize()
+        if self._batches is not None and assembled.held is not None and batch.input_ids is assembled.batch.input_ids:
+            self._batches.resize(assembled.held, assembled.n_bytes)
+        return batch
+
+    def _move(self, assembled: Assembled) -> MiniBatch:
+        batch, apart = assembled.batch, assembled.apart
+        features = {
+            name: apart[name].together() if name in apart else rows.to(self.device, non_blocking=True)
+            for name, rows in batch.features.items()
+        }
+        moved = replace(batch, features={}).to(self.device, non_blocking=True)
+        return replace(moved, features=features)
+
+    def receive(self, batch: MiniBatch) -> None:
+        """Take over a delivered batch into the stream that is current in the loop's thread, which calls this."""
+        if self._stream is not None:
+            # Its memory is the copying stream's, which would else take it for a later batch while this one is still computed on.
+            batch.record_stream(torch.cuda.current_stream(self.device))

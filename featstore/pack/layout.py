@@ -1,0 +1,330 @@
+"""Frozen layouts of a pack (DiskGNN): where each row of its batches is, decided once, and the copies that this takes.
+
+A layout is a directory in the pack: the address tables of all batches (:mod:`featstore.pack.tiers`); a file of extents a feature,
+which begins with the rows that segments of batches share; ``layout``, its record, written last.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from featstore.cache.table import FILL_BYTES
+from featstore.config import format_size
+from featstore.errors import CorruptionError, FormatError, StaleError
+from featstore.gather.executor import FileSource
+from featstore.gather.plan import Tier
+from featstore.pack.packing import ExtentFile
+from featstore.pack.record import OfflineSamples, read_record
+from featstore.pack.tiers import TierTables
+from featstore.storage.extents import KIND, PAGES, ExtentMap, ExtentSource
+from featstore.storage.format import sums_seed
+from featstore.storage.layout import PAGE_BYTES, RowLayout
+from featstore.storage.ordered import Ordered
+from featstore.storage.reader import Reader
+from featstore.storage.rowfile import RowFile
+from featstore.storage.update import check_file
+from featstore.storage.writer import FileRecord
+
+__all__ = [
+    "PARTIAL",
+    "PREFIX",
+    "FeatureExtents",
+    "Layout",
+    "LayoutOptions",
+    "Source",
+    "check_disk",
+    "extent_map",
+    "file_record",
+    "find_layouts",
+    "layout_bytes",
+    "layout_records",
+    "unfinished_bytes",
+]
+
+Int64s = npt.NDArray[np.int64]
+_ANOTHER = "this is the record of another layout, or of another pack"
+PREFIX, PARTIAL = "layout-", ".partial"
+DEVICE_FILL_BYTES = 4 << 20  # of one read of what the device holds, which passes through host memory
+
+
+@dataclass(frozen=True)
+class LayoutOptions:
+    """What a layout is made for.
+
+    Parameters
+    ----------
+    features : tuple of str
+    policy : str
+        Name of the host tier's policy: a static one, which keeps the same rows for all batches, or a planned one.
+    capacity : int
+        Rows of the host tier.
+    superbatch : int
+        Batches that are planned together, from an empty cache; 0 for static policies.
+    device_rows : int
+        Rows of the device's tier.
+    digest : str
+        What else of the policy decides (:func:`featstore.pack.fingerprint.digest_of`); "" for the library's own.
+    """
+
+    features: tuple[str, ...]
+    policy: str
+    capacity: int
+    superbatch: int
+    device_rows: int = 0
+    digest: str = ""
+
+    @property
+    def name(self) -> str:
+        """The directory's name."""
+        text = repr((sorted(self.features), self.policy, self.capacity, self.superbatch, self.device_rows)) + self.digest
+        return PREFIX + hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+@dataclass(frozen=True)
+class Source:
+    """A feature to pack: its file, that file's id, and what its rows are."""
+
+    file: RowFile
+    file_id: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def find_layouts(pack: OfflineSamples) -> list[LayoutOptions]:
+    """Return the options of every layout that the pack has."""
+    return [_options(record) for record in layout_records(pack)]
+
+
+def layout_bytes(folder: str) -> int:
+    """Return the bytes of all files of the layout in ``folder``."""
+    return sum(entry.stat().st_size for entry in os.scandir(folder))
+
+
+def unfinished_bytes(pack: OfflineSamples) -> int:
+    """Return the bytes of layouts whose making was interrupted, which asking for them again finishes."""
+    names = [name for name in os.listdir(pack.path) if name.startswith(PREFIX) and name.endswith(PARTIAL)]
+    return sum(layout_bytes(pack.file(name)) for name in names)
+
+
+def check_disk(folder: str, disk: int | None) -> None:
+    """Raise OSError (ENOSPC), which says what to do, where the layout in ``folder`` takes more than ``disk`` bytes."""
+    n_bytes = layout_bytes(folder)
+    if disk is not None and n_bytes > disk:
+        raise OSError(
+            errno.ENOSPC,
+            f"this layout was made with more disk: it takes {format_size(n_bytes)} ({n_bytes} bytes) of a disk of "
+            f"{format_size(disk)}; give as much, or remove its directory, and a smaller one is made",
+            folder,
+        )
+
+
+def layout_records(pack: OfflineSamples) -> list[dict[str, Any]]:
+    """Return the record of every layout that the pack has."""
+    names = [name for name in sorted(os.listdir(pack.path)) if name.startswith(PREFIX) and not name.endswith(PARTIAL)]
+    found = {name: read_record(os.path.join(pack.path, name, "layout"), "layout") for name in names}
+    for name, record in found.items():
+        if _options(record).name != name:
+            raise CorruptionError(_ANOTHER, os.path.join(pack.path, name, "layout"))
+    return list(found.values())
+
+
+def _options(record: Mapping[str, Any]) -> LayoutOptions:
+    return LayoutOptions(
+        tuple(feature["name"] for feature in record["features"]),
+        str(record["policy"]),
+        int(record["capacity"]),
+        int(record["superbatch"]),
+        int(record["device_rows"]),
+        str(record["digest"]),
+    )
+
+
+class Layout:
+    """A layout, open.
+
+    Parameters
+    ----------
+    pack : OfflineSamples
+    options : LayoutOptions
+    reader : Reader
+
+    Attributes
+    ----------
+    tables : TierTables
+        Where each row of the pack's batches is.
+    group : int
+        Batches that run in their order, after each other, from an empty cache; 1: batches run in any order.
+
+    Raises
+    ------
+    FileNotFoundError
+        The pack has no such layout.
+    CorruptionError, FormatError, VersionError
+        It is damaged; not a layout; of a newer release.
+    StaleError
+        Another pack was made in the place of this one.
+    """
+
+    def __init__(self, pack: OfflineSamples, options: LayoutOptions, reader: Reader) -> None:
+        self.options = options
+        self.folder = pack.file(options.name)
+        path = os.path.join(self.folder, "layout")
+        self.record = read_record(path, "layout")
+        if _options(self.record).name != options.name or self.record["samples"] != pack.record["samples"]:
+            pack.check_in_place()
+            raise CorruptionError(_ANOTHER, path)
+        self.group = options.superbatch or 1
+        self._files: dict[str, ExtentFile] = {}
+        self._extents: dict[str, FeatureExtents] = {}
+        self._shared: dict[str, RowFile] = {}
+        features = self.record["features"]
+        self.tables = TierTables(self.folder, pack, len(features))
+        try:
+            if self.tables.ids != self.record["tables"]:
+                raise CorruptionError("these are not the tables that the layout was made with", self.folder)
+            for number, feature in enumerate(features):
+                plan = FeatureExtents(self.tables, number, int(feature["row_bytes"]))
+                record = file_record(feature["file"], self.folder)
+                if record.n_rows != plan.extents.total_pages:
+                    raise CorruptionError(f"{record.n_rows} pages instead of {plan.extents.total_pages}", self.folder)
+                path = check_file(self.folder, record)
+                name = str(feature["name"])
+                self._extents[name] = plan
+                self._files[name] = ExtentFile.open(reader, self.folder, record, plan.extents)
+                if plan.n_shared:
+                    self._shared[name] = reader.open(
+                        path,
+                        layout=plan.layout,
+                        n_rows=plan.n_shared,
+                        seed=record.seed,
+                        sums_seed=sums_seed(record.seed),
+                        n_bytes=record.n_bytes,
+                    )
+        except BaseException:
+            self.close()
+            raise
+
+    def batches(self, name: str, reader: Reader, order: Int64s, window_bytes: int) -> ExtentSource:
+        """Return the tier ``PACKED`` of a feature, for batches that run in ``order``."""
+        file = self._files[name]
+        return file.source(reader, self._extents[name].n_pieces + order, window_bytes)
+
+    def fill(self, name: str, reader: Reader, tier: Tier, window_bytes: int) -> ExtentSource:
+        """Return the rows that the tier ``HOST`` or ``DEVICE`` of a feature starts with, to be gathered in pieces, ascending."""
+        return self._files[name].source(reader, self._extents[name].fill(tier), window_bytes)
+
+    def shared(self, name: str) -> FileSource | None:
+        """Return the tier ``DISK_CACHE`` of a feature; None where batches share nothing."""
+        file = self._shared.get(name)
+        return None if file is None else FileSource(file)
+
+    def check(self, sources: Mapping[str, Source]) -> None:
+        """Raise StaleError unless the features are those that were packed."""
+        for feature in self.record["features"]:
+            source = sources[feature["name"]]
+            if feature["made_of"] != source.file_id:
+                raise StaleError(
+                    f"{self.folder} holds rows of another feature {feature['name']!r}, or of an earlier one; "
+                    "remove this directory, and the layout is made anew"
+                )
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes of all its files."""
+        return layout_bytes(self.folder)
+
+    def close(self) -> None:
+        """Close its files; may be called again."""
+        self.tables.close()
+        for file in self._files.values():
+            file.file.close()
+        for shared in self._shared.values():
+            shared.close()
+
+
+def fill_step(row_bytes: int, tier: Tier) -> int:
+    """Return how many rows of what a tier in memory starts with are read at once."""
+    return max(1, (FILL_BYTES if tier == Tier.HOST else DEVICE_FILL_BYTES) // row_bytes)
+
+
+class FeatureExtents:
+    """The extents of one feature's file: pieces of what batches share, every batch's, those that fill tiers in memory."""
+
+    def __init__(self, tables: TierTables, number: int, row_bytes: int) -> None:
+        self._tables = tables
+        shared = tables.shared
+        self.n_shared = 0 if shared is None else len(shared)
+        group_rows = 1 if shared is None else shared.group_rows[number]
+        self.layout = RowLayout(row_bytes, group_rows, -(-group_rows * row_bytes // PAGE_BYTES) * PAGE_BYTES)
+        self.n_batches = len(tables.n_packed)
+        fills = (len(tables.fill_rows), len(tables.device_rows))
+        self.extents = extent_map(self.n_shared, group_rows, tables.n_packed, fills, row_bytes)
+        self.n_pieces = -(-self.n_shared // group_rows)
+        self._row_bytes = row_bytes
+
+    def fill(self, tier: Tier) -> Int64s:
+        """Return the extents of the rows that a tier starts with."""
+        n_host = -(-len(self._tables.fill_rows) // fill_step(self._row_bytes, Tier.HOST))
+        first = self.n_pieces + self.n_batches
+        return np.arange(first, first + n_host) if tier == Tier.HOST else np.arange(first + n_host, len(self.extents.n_rows))
+
+    def ordered(self) -> Ordered:
+        """Return what puts shared rows in their order."""
+        size = self.layout.group_rows
+
+        def rows_of(piece: int) -> npt.NDArray[Any]:
+            assert self._tables.shared is not None
+            return self._tables.shared.rows(piece * size, min((piece + 1) * size, self.n_shared))
+
+        return Ordered(self.n_pieces, rows_of, self.layout)
+
+    def rows_of(self, pack: OfflineSamples, extent: int) -> npt.NDArray[Any]:
+        """Return the rows of an extent that no :meth:`ordered` puts in order."""
+        number = extent - self.n_pieces
+        if number < self.n_batches:
+            return self._tables.packed(number, pack.ids(number))
+        for tier, rows in ((Tier.HOST, self._tables.fill_rows), (Tier.DEVICE, self._tables.device_rows)):
+            mine, step = self.fill(tier), fill_step(self._row_bytes, tier)
+            if extent in mine:
+                first = (extent - int(mine[0])) * step
+                return rows[first : first + step]
+        raise IndexError(f"no extent {extent}")
+
+
+def extent_map(n_shared: int, group_rows: int, n_packed: Int64s, fills: Sequence[int], row_bytes: int) -> ExtentMap:
+    """Rows of every extent; tiers in memory are filled in the pieces in which a cache is."""
+    pieces = [min(group_rows, n_shared - first) for first in range(0, n_shared, group_rows)]
+    fill = [
+        min(step, n - first)
+        for n, step in zip(fills, (fill_step(row_bytes, Tier.HOST), fill_step(row_bytes, Tier.DEVICE)), strict=True)
+        for first in range(0, n, step)
+    ]
+    return ExtentMap(np.concatenate([np.array(pieces, np.int64), n_packed, np.array(fill, np.int64)]), row_bytes)
+
+
+def file_record(record: Mapping[str, Any], where: str) -> FileRecord:
+    """Return what a layout's record says of a file of extents; FormatError, which names ``where``, where it cannot be."""
+    try:
+        found = FileRecord(
+            str(record["name"]),
+            KIND,
+            str(record["id"]),
+            1,
+            int(record["pages"]),
+            "uint8",
+            PAGES,
+            int(record["bytes"]),
+            int(record["sums_bytes"]),
+        )
+    except (KeyError, TypeError) as error:
+        raise FormatError(f"{where}: a record of extents without {error}") from None
+    found.check(where)
+    return found

@@ -1,0 +1,358 @@
+"""Making a layout: its tables, then one sequential pass over each feature that fills extents, shared rows and tiers.
+
+It is made under the pack's writer lock in ``<name>.partial``; a maker that was killed or interrupted is followed by one that goes
+on from the last checkpoint (see :mod:`featstore.storage.checkpoint`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from featstore.cache.base import Policy
+from featstore.config import Budget, Reservation, format_size
+from featstore.errors import BusyError, CommittedError, CorruptionError, FormatError
+from featstore.graph.progress import Progress, note
+from featstore.pack.layout import (
+    PARTIAL,
+    PREFIX,
+    FeatureExtents,
+    LayoutOptions,
+    Source,
+    check_disk,
+    extent_map,
+    layout_bytes,
+)
+from featstore.pack.nodedata import Carrier, NodeData, is_carried
+from featstore.pack.packing import fill_extents
+from featstore.pack.record import OfflineSamples, read_record, write_record
+from featstore.pack.segments import Stored
+from featstore.pack.tiers import TABLES, ScoresOf, Sizes, TierTables, make_tables
+from featstore.storage.extents import ExtentMap, ExtentWriter, least_memory, most_memory
+from featstore.storage.lock import WRITER_LOCK, FileLock
+from featstore.storage.ordered import piece_layout
+from featstore.storage.reader import Reader
+from featstore.storage.rundir import DiskBudget
+from featstore.storage.writer import free_bytes, fsync_directory, make_durable
+
+__all__ = ["layout_sizes", "make_layout"]
+
+MOST_PIECE_BYTES, LEAST_PIECE_BYTES = 8 << 20, 64 << 10  # of shared rows that are put in order at once
+PIECE_SHARE = 32  # the part of the memory that is left which a piece may take
+PATIENCE_S = 1.0  # before it is said that others are waited for
+BEGUN = "begun"  # the record of what a layout is made of, written when its tables are whole
+_CANNOT_WRITE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+RECORD_BYTES = 2048  # of a record of a feature or of the layout, at most
+
+
+@dataclass(frozen=True)
+class _Job:
+    pack: OfflineSamples
+    options: LayoutOptions
+    policy: Policy
+    scores_of: ScoresOf
+    sources: Mapping[str, Source]
+    reader: Reader
+    budget: Budget
+    disk: DiskBudget
+    progress: bool
+    folder: str
+
+
+def make_layout(
+    pack: OfflineSamples,
+    options: LayoutOptions,
+    policy: Policy,
+    scores_of: ScoresOf,
+    sources: Mapping[str, Source],
+    reader: Reader,
+    budget: Budget,
+    *,
+    node_data: Sequence[NodeData] = (),
+    disk: int | None = None,
+    progress: bool = True,
+) -> bool:
+    """Make a layout, or finish one that a killed process began; nothing happens where it is there.
+
+    Returns whether this call made it. Where another process, or thread, is making one of this pack, it is waited for; what it
+    made is used.
+
+    Parameters
+    ----------
+    pack : OfflineSamples
+    options : LayoutOptions
+    policy : Policy
+        The one that ``options`` names.
+    scores_of : callable
+        Returns its scores, where it is a static one.
+    sources : mapping of str to Source
+        The features of ``options``.
+    reader : Reader
+    budget : Budget
+        Half of what it has left is used at most, given back afterwards.
+    node_data : sequence of NodeData
+        What copies of the pack shall have besides; written where the pack has it not. Where the layout is there and the pack
+        cannot be written, copies go without.
+    disk : int, optional
+        Most bytes that the layout and this data may take. Where copying every row into the extent of each batch would take more,
+        and ``policy`` is static, segments of batches share rows on disk (:mod:`featstore.pack.segments`).
+    progress : bool
+        Show a progress bar, of bytes read and written, where stderr is a terminal.
+
+    Raises
+    ------
+    StaleError
+        Another pack was made in the place of this one since it was opened.
+    BudgetError
+        Not enough memory.
+    CommittedError
+        The layout is whole and in place, but making its name durable failed.
+    OSError
+        The disk, or ``disk``, is full, or failed; the pack and the dataset are as they were, and what an earlier maker of this
+        layout had left is removed. Only where the last step failed, which names ``node_data`` in the pack's record, the layout is
+        there. ENOSPC also where the layout that is there takes more than ``disk``.
+
+    References
+    ----------
+    Liu et al., DiskGNN, SIGMOD 2025, sections 4 (tiers), 5.1 (segmented disk cache) and 5.2 (batched packing).
+    """
+    target = pack.file(options.name)
+    if os.path.exists(target):
+        check_disk(target, disk)
+        if not all(is_carried(pack, data) for data in node_data):
+            _carry_where_possible(pack, node_data, target, disk)
+        return False
+    with _locked(pack, progress):
+        pack.check_in_place()  # or the new pack would get a layout of samples that are not its own
+        if os.path.exists(target):  # others made it meanwhile
+            check_disk(target, disk)
+            return False
+        accounts = DiskBudget(disk, "the layout", target)
+        ordered = {name: sources[name] for name in sorted(sources)}  # the same files in every order of the features
+        with Carrier(pack, accounts) as carrier:
+            for data in node_data:
+                if not is_carried(pack, data):
+                    carrier.write(data)
+            job = _Job(pack, options, policy, scores_of, ordered, reader, budget, accounts, progress, target + PARTIAL)
+            try:
+                _make_whole(job, target)
+            finally:
+                if os.path.exists(target):  # its loaders need what it carries
+                    _commit(carrier, target)
+    return True
+
+
+def _commit(carrier: Carrier, target: str) -> None:
+    """Name the node data that belong to a layout that is in place."""
+    try:
+        carrier.commit()
+    except CommittedError:
+        raise
+    except OSError as error:
+        what = f"the layout {target} is in place, without the node data that it carries; they come with its next loader"
+        raise CommittedError(f"{what}: {error}", target, error) from error
+
+
+def _carry_where_possible(pack: OfflineSamples, node_data: Sequence[NodeData], target: str, disk: int | None) -> None:
+    """Bring node data into a pack whose layout is there; a pack that cannot be written, or is being written, runs without it."""
+    try:
+        lock = FileLock(pack.file(WRITER_LOCK), exclusive=True)
+    except OSError as error:
+        if isinstance(error, BusyError) or error.errno in _CANNOT_WRITE:
+            return
+        raise
+    with lock:
+        pack.check_in_place()
+        accounts = DiskBudget(disk, "the layout and what copies of the pack have besides", pack.path)
+        accounts.take(layout_bytes(target), target)
+        with Carrier(pack, accounts) as carrier:
+            for data in node_data:
+                if not is_carried(pack, data):
+                    carrier.write(data)
+            carrier.commit()
+
+
+def _locked(pack: OfflineSamples, progress: bool) -> FileLock:
+    """Take the pack's writer lock; wait, interruptibly, while others make a layout of it, or replace it."""
+    noted = False
+    while True:
+        try:
+            lock = FileLock(pack.file(WRITER_LOCK), exclusive=True, patience_s=PATIENCE_S)
+        except BusyError:
+            if not noted:
+                note(f"{pack.path}: another process makes a layout of this pack; waiting for it", progress)
+            noted = True
+            continue
+        if lock.in_place:
+            return lock
+        lock.release()
+
+
+def _make_whole(job: _Job, target: str) -> None:
+    """Make the layout in ``job.folder``, from where an earlier maker ended, and give it its name.
+
+    An error of the disk leaves nothing. Whatever else ends it (Ctrl-C, a kill, too little memory) leaves what a later call can go
+    on from, until the pack is removed or replaced; other layouts' makers do not touch it.
+    """
+    pack, folder, before = job.pack, job.folder, job.disk.used
+    for path in (pack.file(name) for name in os.listdir(pack.path) if name.startswith(PREFIX) and name.endswith(PARTIAL)):
+        if not (_can_go_on(job) if path == folder else os.path.exists(os.path.join(path, BEGUN))):
+            shutil.rmtree(path, ignore_errors=True)
+    goes_on = os.path.isdir(folder)
+    try:
+        os.makedirs(folder, exist_ok=True)
+        for name in os.listdir(folder):  # half-written; of extents what was recorded counts
+            if name.endswith(".tmp") and not name.startswith("extents."):
+                os.unlink(os.path.join(folder, name))
+        _make(job)
+        fsync_directory(folder)
+        os.rename(folder, target)
+    except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        job.disk.give(job.disk.used - before)
+        if not goes_on or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        _make_whole(job, target)  # the earlier maker had more disk: one that fits what there is now may be a smaller one
+    except BaseException:
+        if not _can_go_on(job):
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    make_durable(pack.path, target)
+
+
+def _origin(job: _Job) -> dict[str, Any]:
+    """Return what a partial layout is made of."""
+    features = {name: [source.file_id, source.file.row_bytes] for name, source in job.sources.items()}
+    return {"format": 1, "samples": job.pack.record["samples"], "features": features}
+
+
+def _can_go_on(job: _Job) -> bool:
+    """Whether there are whole tables, made of the same samples and features."""
+    try:
+        return read_record(os.path.join(job.folder, BEGUN), BEGUN) == _origin(job)
+    except (FormatError, CorruptionError, FileNotFoundError):
+        return False
+
+
+def _make(job: _Job) -> None:
+    pack, options, disk, folder = job.pack, job.options, job.disk, job.folder
+    if _can_go_on(job):
+        for name in (*TABLES, BEGUN):
+            with contextlib.suppress(FileNotFoundError):
+                disk.take(os.path.getsize(os.path.join(folder, name)), os.path.join(folder, name))
+    else:
+        widths = [source.file.row_bytes for source in job.sources.values()]
+        make_tables(pack, layout_sizes(options, widths, job.budget), job.policy, job.scores_of, job.budget, folder, disk)
+        write_record(os.path.join(folder, BEGUN), BEGUN, _origin(job), disk)
+    tables = TierTables(folder, pack, len(job.sources))
+    try:
+        _check_drive(job, tables)
+        record = {
+            "format": 1,
+            "policy": options.policy,
+            "digest": options.digest,
+            "capacity": options.capacity,
+            "superbatch": options.superbatch,
+            "device_rows": options.device_rows,
+            "samples": pack.record["samples"],
+            "tables": tables.ids,
+            "features": [_pack_feature(job, tables, number, name) for number, name in enumerate(job.sources)],
+        }
+        write_record(os.path.join(folder, "layout"), "layout", record, disk)
+    finally:
+        tables.close()
+
+
+def _check_drive(job: _Job, tables: TierTables) -> None:
+    """Raise OSError (ENOSPC) before anything is copied where the drive has no room for the files that are not whole yet."""
+    needed = 0
+    names = os.listdir(job.folder)
+    for number, source in enumerate(job.sources.values()):
+        if f"done.{number}" not in names:
+            extents = FeatureExtents(tables, number, source.file.row_bytes).extents
+            mine = [os.path.join(job.folder, name) for name in names if name.startswith(f"extents.{number}.")]
+            there = 512 * sum(os.stat(path).st_blocks for path in mine)  # of an earlier maker
+            needed += max(0, extents.disk_bytes + extents.progress_bytes - there)
+    free = free_bytes(job.folder)
+    if free is not None and needed > free:
+        raise OSError(
+            errno.ENOSPC,
+            f"{os.strerror(errno.ENOSPC)}: the layout takes {format_size(needed)} more, and {format_size(free)} are free",
+            job.folder,
+        )
+
+
+def layout_sizes(options: LayoutOptions, widths: Sequence[int], budget: Budget) -> Sizes:
+    """Return what a layout's tables are made for, of features whose rows have these bytes, with what is left of a budget."""
+    piece = min(MOST_PIECE_BYTES, max(LEAST_PIECE_BYTES, budget.available // PIECE_SHARE))
+    group_rows = [piece_layout(row_bytes, piece).group_rows for row_bytes in widths]
+
+    def n_bytes(n_device: int, n_host: int, stored: Stored) -> int:
+        maps = [
+            extent_map(int(stored.cached.sum()), rows, stored.packed, (n_host, n_device), row_bytes)
+            for row_bytes, rows in zip(widths, group_rows, strict=True)
+        ]
+        records = RECORD_BYTES * (2 + len(maps)) + max(extents.progress_bytes for extents in maps)
+        return records + sum(extents.disk_bytes for extents in maps)
+
+    return Sizes(options.device_rows, options.capacity, options.superbatch, sum(widths), n_bytes, group_rows)
+
+
+def _pack_feature(job: _Job, tables: TierTables, number: int, name: str) -> dict[str, Any]:
+    """Fill one feature's file; return what the record says of it."""
+    source, disk = job.sources[name], job.disk
+    row_bytes = source.file.row_bytes
+    plan = FeatureExtents(tables, number, row_bytes)
+    path = os.path.join(job.folder, f"extents.{number}.rows")
+    done_path = os.path.join(job.folder, f"done.{number}")
+    if os.path.exists(done_path):
+        disk.take(plan.extents.disk_bytes, path)
+        record = read_record(done_path, "done")
+    else:
+        ordered = plan.ordered()
+        with (
+            _packing_memory(job.budget, plan.extents, ordered.nbytes + tables.nbytes) as memory,
+            ExtentWriter(path, plan.extents, disk, resumable=True, ordered=ordered) as writer,
+        ):
+            total = source.file.n_rows * row_bytes + plan.extents.disk_bytes
+            with Progress(f"pack {name}", total, job.progress) as bar:
+                rows_of = partial(plan.rows_of, job.pack)
+                fill_extents(writer, job.reader, source.file, rows_of, memory, progress=bar.add)
+            made = writer.finish(durable=True)
+        record = {
+            "format": 1,
+            "name": made.name,
+            "id": made.file_id,
+            "pages": made.n_rows,
+            "bytes": made.n_bytes,
+            "sums_bytes": made.n_sums_bytes,
+        }
+        write_record(done_path, "done", record, disk)
+    return {
+        "name": name,
+        "dtype": source.dtype,
+        "shape": list(source.shape),
+        "row_bytes": row_bytes,
+        "made_of": source.file_id,
+        "file": record,
+    }
+
+
+@contextlib.contextmanager
+def _packing_memory(budget: Budget, extents: ExtentMap, beside: int) -> Iterator[Reservation]:
+    """Reserve what filling holds, and ``beside`` it the tables and a piece that is put in order."""
+    longest = int(extents.n_rows.max(initial=0))
+    sums = 8 * (extents.total_pages + 1024 + len(extents.n_rows))
+    most = most_memory(extents.row_bytes, longest, len(extents.n_rows)) + sums
+    least = least_memory(extents.row_bytes, longest) + sums
+    with (
+        budget.reserve("packing", beside),
+        budget.reserve("packing", max(least, min(most, budget.available // 2))) as memory,
+    ):
+        yield memory

@@ -1,0 +1,238 @@
+"""Node data that a pack carries, so that a copy of it has the labels that its batches are trained with.
+
+Each array is a file of its own. The pack's record names every one with its id: a file that the record does not name is not read,
+and another file in the place of a named one, or none, is an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+
+from featstore.errors import CorruptionError, FeatstoreError, FormatError, StaleError, VersionError
+from featstore.graph.source import dtype_name, torch_dtype
+from featstore.pack.record import NODE_DATA, RECORD, OfflineSamples, write_record
+from featstore.storage.format import DTYPES
+from featstore.storage.rundir import DiskBudget
+from featstore.storage.sections import SectionFile, SectionWriter
+
+__all__ = ["Carrier", "NodeData", "carried", "carried_bytes", "is_carried", "load_carried", "named"]
+
+KIND, PREFIX = "node_data", "data-"
+
+
+@dataclass(frozen=True)
+class NodeData:
+    """An array with an entry a node.
+
+    Parameters
+    ----------
+    name : str
+    tensor : Tensor, shape (num_nodes, …)
+    made_of : str
+        The id of the file that it is from.
+    """
+
+    name: str
+    tensor: torch.Tensor
+    made_of: str
+
+
+def named(pack: OfflineSamples) -> dict[str, dict[str, str]]:
+    """Return the ``file`` and ``id`` of all node data that a pack's record on disk names, by name.
+
+    Raises
+    ------
+    CorruptionError, FormatError
+        The record is damaged, or names what can be no file of node data.
+    StaleError
+        Another pack was made in the place of this one since it was opened.
+    """
+    record = pack.check_in_place()
+    path, found = pack.file(RECORD), record.get(NODE_DATA)
+    if not isinstance(found, dict):
+        raise FormatError(f"{path}: the record has no {NODE_DATA!r}")
+    for name, entry in found.items():
+        strings = isinstance(entry, dict) and sorted(entry) == ["file", "id"] and all(isinstance(v, str) for v in entry.values())
+        if not strings or not entry["file"].startswith(PREFIX) or os.path.basename(entry["file"]) != entry["file"]:
+            raise FormatError(f"{path}: node data {name!r} is in {entry!r}, which is no file of node data")
+    return found
+
+
+def is_carried(pack: OfflineSamples, data: NodeData) -> bool:
+    """Whether a pack has this data already: no earlier version of it, and not in a file that is missing or not its own."""
+    entry = named(pack).get(data.name)
+    if entry is None:
+        return False
+    try:
+        return bool(_described(pack, data.name, entry)["made_of"] == data.made_of)
+    except VersionError:
+        raise
+    except (CorruptionError, FormatError, FileNotFoundError):
+        return False
+
+
+def carried_bytes(pack: OfflineSamples, graph: Any, name: str | None) -> int:
+    """Return about how many bytes carrying some node data of a graph would take; 0 where a pack has it."""
+    if name is None or is_carried(pack, NodeData(name, graph.node_data[name], graph.identity()[f"node/_/{name}"])):
+        return 0
+    return int(graph.node_data[name].nbytes) + 4096
+
+
+class Carrier:
+    """Writes node data into a pack: the files first, then their names and ids in the pack's record, which is the commit.
+
+    A context manager. Leaving it without :meth:`commit` removes the files. The caller holds the pack's writer lock.
+
+    Parameters
+    ----------
+    pack : OfflineSamples
+    disk : DiskBudget, optional
+        Pays for the files, and for what the record grows by.
+
+    Raises
+    ------
+    CorruptionError, FormatError, StaleError, VersionError
+        As :func:`named`.
+    """
+
+    def __init__(self, pack: OfflineSamples, disk: DiskBudget | None = None) -> None:
+        self._pack, self._disk = pack, disk
+        self._before = named(pack)
+        self._new: dict[str, dict[str, str]] = {}
+
+    def write(self, data: NodeData) -> None:
+        """Write node data, durably, into a file that the record does not name yet.
+
+        Raises
+        ------
+        OSError
+            The disk, or ``disk``, is full, or failed.
+        """
+        pack, tensor = self._pack, data.tensor.contiguous()
+        dtype = dtype_name(tensor.dtype)
+        record = {"format": 1, "name": data.name, "dtype": dtype, "shape": list(tensor.shape), "made_of": data.made_of}
+        path = pack.file(PREFIX + uuid.uuid4().hex[:16])  # no name that the record has: its file stays until the commit
+        try:
+            with SectionWriter(path, KIND, self._disk) as writer:
+                writer.append(np.frombuffer(json.dumps(record).encode(), np.uint8))
+                writer.append(tensor.reshape(-1).view(torch.uint8).numpy())
+                file = writer.finish(durable=True)
+                file.close()
+        except BaseException:
+            _remove(path)  # the rename may have been done, and not be durable
+            raise
+        entry = {"file": os.path.basename(path), "id": file.file_id}
+        self._new[data.name] = entry
+        if self._disk is not None:
+            grown = len(json.dumps({data.name: entry})) - len(json.dumps({data.name: self._before.get(data.name, "")}))
+            self._disk.take(max(0, grown), pack.file(RECORD))
+
+    def commit(self) -> None:
+        """Name what was written in the record, then remove the files that it does not name any more.
+
+        Raises
+        ------
+        OSError
+            The record is the one before or the new one; no file that it names is removed.
+        """
+        if not self._new:
+            return
+        pack = self._pack
+        record = pack.check_in_place()
+        path = pack.file(RECORD)
+        _remove(f"{path}.tmp")
+        write_record(path, RECORD, {**record, NODE_DATA: {**self._before, **self._new}})
+        self._new = {}
+        self._remove_unnamed()
+
+    def _remove_unnamed(self) -> None:
+        files = {entry["file"] for entry in named(self._pack).values()}
+        for name in os.listdir(self._pack.path):
+            if name.startswith(PREFIX) and name not in files:
+                _remove(self._pack.file(name))
+
+    def __enter__(self) -> Carrier:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._new:
+            # A commit may have failed after its rename. A record that cannot be read may name them: the next commit removes them.
+            with contextlib.suppress(OSError, FeatstoreError):
+                self._remove_unnamed()
+
+
+def carried(pack: OfflineSamples) -> dict[str, dict[str, Any]]:
+    """Return what is known of all node data that a pack carries, by name: ``dtype``, ``shape``, ``made_of``, ``file``, ``id``.
+
+    Raises
+    ------
+    CorruptionError, FormatError, StaleError, VersionError
+    FileNotFoundError
+        A file that the record names is missing.
+    """
+    return {name: _described(pack, name, entry) for name, entry in sorted(named(pack).items())}
+
+
+def _described(pack: OfflineSamples, name: str, entry: Mapping[str, str]) -> dict[str, Any]:
+    """Return what the file of some node data says of it, once it is the one that the record names."""
+    file = _open(pack, name, entry)
+    try:
+        record = json.loads(file[0].tobytes())
+        n_items = int(np.prod(record["shape"], dtype=np.int64))
+        fits = record["shape"][0] == pack.num_nodes and n_items * DTYPES[record["dtype"]][1] == file.lengths[1]
+        fits = fits and record["name"] == name and isinstance(record["made_of"], str)
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        if isinstance(error, CorruptionError):
+            raise
+        raise CorruptionError(f"the record is none of node data: {error!r}", file.path) from None
+    finally:
+        file.close()
+    if not fits:
+        raise CorruptionError(f"{record['dtype']} of shape {record['shape']}, for {pack.num_nodes} nodes", file.path)
+    return {**record, **entry}
+
+
+def _open(pack: OfflineSamples, name: str, entry: Mapping[str, str]) -> SectionFile:
+    file = SectionFile(pack.file(entry["file"]), KIND)
+    if file.file_id != entry["id"]:
+        file.close()
+        raise CorruptionError(f"this is not the file of node data {name!r} that the pack's record names", file.path)
+    return file
+
+
+def load_carried(pack: OfflineSamples, record: Mapping[str, Any]) -> torch.Tensor:
+    """Read node data that :func:`carried` has found.
+
+    Raises
+    ------
+    CorruptionError, FormatError, OSError
+    StaleError
+        The pack carries another version of it since.
+    """
+    name, entry = record["name"], {key: record[key] for key in ("file", "id")}
+    try:
+        file = _open(pack, name, entry)
+    except (CorruptionError, FormatError, FileNotFoundError):
+        if named(pack).get(name) != entry:
+            raise StaleError(f"{pack.path}: node data {name!r} was replaced since the pack was opened; open it again") from None
+        raise
+    try:
+        data = file[1]
+    finally:
+        file.close()
+    return torch.from_numpy(data.copy()).view(torch_dtype(record["dtype"])).reshape(record["shape"])
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)

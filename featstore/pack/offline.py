@@ -1,0 +1,280 @@
+"""Offline samples (DiskGNN): batches of whole epochs sampled once, kept in a directory of their own, the *pack*.
+
+What is known of all batches before the first is trained on is what packed layouts are made from. A pack's files are sections,
+each checked whenever it is read; the record ``pack`` is written last, so a directory without it is no pack.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from featstore.config import check_at_least, parse_disk
+from featstore.errors import BudgetError, CommittedError
+from featstore.gather.buffers import BufferPool
+from featstore.graph.progress import Progress
+from featstore.pack.record import NODE_DATA, PACK_VERSION, RECORD, SAMPLES, OfflineSamples, write_record
+from featstore.pack.verify import verify_pack
+from featstore.plan.samples import SampleWriter
+from featstore.sampling.batch import SampledBatch, Sampler
+from featstore.sampling.batches import RandomBatcher, check_seeds
+from featstore.sampling.foreign import adjacency_of, as_sampled, checked_sampler, has_own_seeds
+from featstore.storage.builddir import BuildDirectory
+from featstore.storage.rundir import DiskBudget
+
+if TYPE_CHECKING:
+    from featstore.graph.dataset import OutOfCoreGraph
+
+__all__ = ["Pack", "in_order", "sample_offline"]
+
+
+class Pack(OfflineSamples):
+    """Sampled batches on disk, in the order in which they were drawn: epoch by epoch. Thread-safe but for :meth:`close`.
+
+    Made by :func:`sample_offline`; ``Pack(path)`` opens one again, wherever its directory was copied to.
+
+    Parameters
+    ----------
+    path : path-like
+
+    Attributes
+    ----------
+    path : str
+    record : dict
+        What it was made with: ``num_nodes``, ``epochs``, ``batches`` (of an epoch), ``batch_size``, ``drop_last``,
+        ``seed``, ``fanouts`` (None where the sampler does not say), ``made_of``; ``node_data``, the files of node data that it
+        carried when it was opened.
+
+    Raises
+    ------
+    FileNotFoundError
+        No pack there.
+    CorruptionError, FormatError, VersionError
+        Damaged; no pack; of a newer release.
+    """
+
+    def verify(self, progress: bool = True) -> dict[str, Any]:
+        """Check the whole pack as it is on disk now: every byte of its files, and what samples and plans say.
+
+        Parameters
+        ----------
+        progress : bool
+            Show a progress bar, of bytes and the time left, where stderr is a terminal.
+
+        Returns
+        -------
+        dict
+            ``files`` and ``bytes`` that were checked, ``layouts`` (how many), ``node_data`` (names); ``unfinished_bytes`` of
+            interrupted layouts, which are checked when they are gone on with; ``others``, files that are none of the pack's.
+
+        Raises
+        ------
+        CorruptionError
+            What is damaged, with path and offset.
+        FormatError, VersionError, OSError
+            A file is missing, or none of ours.
+        StaleError
+            Another pack was made in the place of this one meanwhile.
+
+        Notes
+        -----
+        Reads every file once, samples and plans twice, in a batch's memory and 8 bytes a row of the host tier. The dataset is not
+        needed, and that rows are still the dataset's is not checked: a loader compares the ids of both.
+        """
+        return verify_pack(self, progress)
+
+
+def sample_offline(
+    g: OutOfCoreGraph,
+    sampler: Any,
+    seeds: torch.Tensor | npt.NDArray[Any] | Sequence[int] | None = None,
+    batch_size: int | None = None,
+    epochs: int = 1,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    shuffle: bool = True,
+    seed: int = 0,
+    drop_last: bool = False,
+    overwrite: bool = False,
+    disk: int | str | None = None,
+    threads: int | None = None,
+    progress: bool = True,
+) -> Pack:
+    """Sample epochs of batches now, and keep them on disk (DiskGNN's offline sampling).
+
+    Parameters
+    ----------
+    g : OutOfCoreGraph
+    sampler : Sampler, callable, or iterable
+        :class:`~featstore.NeighborSampler` or anything with its ``sample(seeds, epoch, index)``; a callable, given each batch's
+        seeds; or an iterable (a PyG or DGL loader) that is run through once an epoch and has seeds of its own. Each may return
+        any form of ``(input_ids, blocks)``: see :mod:`featstore.sampling.foreign`.
+    seeds : integer array or tensor, shape (n,), or boolean mask, shape (num_nodes,)
+        Distinct nodes. None with an iterable only.
+    batch_size : int
+        Seeds a batch. None with an iterable only.
+    epochs : int
+    path : path-like, optional
+        The pack's directory; ``<dataset>.pack`` beside the dataset by default.
+    shuffle, seed, drop_last
+        As for :class:`~featstore.Loader`: with the same options its batches are these.
+    overwrite : bool
+        Replace a pack that is there, when the new one is whole.
+    disk : int or str, optional
+        Most bytes that the samples may take, or a multiple of all features (``"0.5x"``); layouts have a ``disk`` of their own.
+    threads : int, optional
+        Batches sampled at once, with a ``sample`` method; others are asked for one batch at a time.
+    progress : bool
+        Show a progress bar where stderr is a terminal.
+
+    Returns
+    -------
+    Pack
+
+    Raises
+    ------
+    FileExistsError
+        Something is at ``path``.
+    CommittedError
+        The pack is complete and in place, and a later step failed: opening it, or making its name durable.
+    OSError
+        The disk, or ``disk``, is full (ENOSPC). Nothing is left, and what was at ``path`` is as it was.
+    PluginError
+        The sampler returned what is no batch of this graph.
+    BudgetError
+        No memory for one batch.
+
+    Notes
+    -----
+    Holds about ``threads`` batches. When this returns the pack is durable; what a killed call left is removed by the next.
+
+    References
+    ----------
+    Liu et al., DiskGNN, SIGMOD 2025, section 3.
+    """
+    check_at_least("epochs", epochs, 1)
+    check_at_least("seed", seed, 0)
+    if batch_size is not None:
+        check_at_least("batch_size", batch_size, 1)
+    if threads is not None:
+        check_at_least("threads", threads, 1)
+    budget = None if disk is None else parse_disk(disk, sum(store.nbytes for store in g.features.values()))
+    target = f"{g.path}.pack" if path is None else os.path.abspath(os.fspath(path))
+    batcher = None
+    if has_own_seeds(sampler):
+        if seeds is not None or batch_size is not None:
+            raise ValueError(f"{type(sampler).__name__} has seeds and batches of its own: leave out seeds and batch_size")
+    elif seeds is not None and batch_size is not None:
+        batcher = RandomBatcher(check_seeds(seeds, g.num_nodes), batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last)
+    else:
+        raise ValueError("seeds and batch_size are what a sampler samples batches for; only an iterable has its own")
+    threads = g.options.threads if threads is None else threads
+    n_batches = 0
+    with BuildDirectory(target, overwrite=overwrite, marker=RECORD, what="pack") as build:
+        total = 0 if batcher is None else epochs * len(batcher)
+        accounts = DiskBudget(budget, "the samples", target)
+        with Progress("sample", total, progress, unit=" batches") as bar:
+            n_batches, n_hops, file_id = _write_samples(
+                os.path.join(build.path, SAMPLES), g, _epochs(g, sampler, batcher, epochs, threads), accounts, bar, epochs
+            )
+        record = {
+            "format": PACK_VERSION,
+            "num_nodes": g.num_nodes,
+            "epochs": epochs,
+            "batches": n_batches,
+            "batch_size": None if batcher is None else batch_size,
+            "drop_last": drop_last,
+            "fanouts": _fanouts(sampler, n_hops if n_batches else None),
+            "seed": seed,
+            "samples": file_id,
+            "made_of": adjacency_of(g),
+            NODE_DATA: {},
+        }
+        write_record(os.path.join(build.path, RECORD), "pack", record, accounts)
+        build.commit()
+    try:
+        return Pack(target)
+    except OSError as error:
+        raise CommittedError(f"the pack at {target} is complete and in place, but opening it failed", target, error) from error
+
+
+def _fanouts(sampler: Any, n_hops: int | None) -> list[int] | None:
+    """Return a sampler's fan-outs, where it says them in the library's way, one a hop."""
+    fanouts = getattr(sampler, "fanouts", None)
+    if not isinstance(fanouts, (list, tuple)) or not all(isinstance(n, (int, np.integer)) for n in fanouts):
+        return None
+    return [int(n) for n in fanouts] if n_hops in (None, len(fanouts)) else None
+
+
+def _write_samples(
+    path: str, g: OutOfCoreGraph, batches: Iterable[SampledBatch], disk: DiskBudget, bar: Progress, epochs: int
+) -> tuple[int, int, str]:
+    """Write all batches; return how many an epoch has, their hops, and the file's id."""
+    counts = [0] * epochs
+    with SampleWriter(path, g.num_nodes, disk) as writer:
+        for batch in batches:
+            writer.add(batch)
+            counts[batch.epoch] += 1
+            bar.add(1)
+        if len(set(counts)) > 1:
+            raise ValueError(f"the epochs have different numbers of batches: {counts}")
+        return counts[0], writer.n_hops, _finish(writer)
+
+
+def _finish(writer: SampleWriter) -> str:
+    file = writer.finish(durable=True)
+    file.close()
+    return file.file_id
+
+
+def _epochs(g: OutOfCoreGraph, sampler: Any, batcher: RandomBatcher | None, epochs: int, threads: int) -> Iterator[SampledBatch]:
+    # Others than those with a method may not be asked for several batches at once.
+    at_once = threads if hasattr(sampler, "sample") else 1
+    checked = None if batcher is None else checked_sampler(sampler, g.num_nodes, g)
+    for epoch in range(epochs):
+        if batcher is None or checked is None:
+            for index, sample in enumerate(sampler):
+                yield as_sampled(sample, g.num_nodes, epoch, index)
+            continue
+        order = batcher.epoch(epoch)
+
+        def one(index: int, epoch: int = epoch, order: Any = order, checked: Sampler = checked) -> SampledBatch:
+            return checked.sample(order.seeds(index), epoch=epoch, index=index)
+
+        yield from in_order(one, len(order), at_once, g.pool)
+
+
+def in_order(one: Callable[[int], SampledBatch], n: int, threads: int, pool: BufferPool) -> Generator[SampledBatch, None, None]:
+    """Yield ``one(0) … one(n - 1)``, ``threads`` at work at once; one at a time from when memory was short."""
+    if threads > 1:
+        with ThreadPoolExecutor(threads, thread_name_prefix="featstore-sample") as workers:
+            pending: deque[Future[SampledBatch]] = deque()
+            index = started = 0
+            try:
+                while index < n:
+                    while started < min(n, index + threads + 1):
+                        pending.append(workers.submit(partial(one, started)))
+                        started += 1
+                    try:
+                        sampled = pending.popleft().result()
+                    except BudgetError:
+                        break
+                    index += 1
+                    yield sampled
+                    del sampled  # or the next would have to fit beside it
+            finally:
+                while pending:
+                    pending.popleft().cancel()
+    else:
+        index = 0
+    for rest in range(index, n):
+        pool.trim()
+        yield one(rest)

@@ -1,0 +1,136 @@
+"""A pack in place of its dataset: what a loader needs of a graph, where every row of the plans is in the pack."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+from typing import Any, NoReturn, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from featstore.config import Budget, Options
+from featstore.errors import FormatError
+from featstore.graph.fields import Fields
+from featstore.graph.opened import Opened
+from featstore.graph.policyinputs import Given, PolicyInputs
+from featstore.graph.source import torch_dtype
+from featstore.pack.layout import layout_records
+from featstore.pack.nodedata import carried, load_carried
+from featstore.pack.offline import Pack
+from featstore.storage.format import DTYPES
+from featstore.storage.rowfile import ReadStats, RowFile
+
+__all__ = ["PackedGraph"]
+
+
+class _Absent:
+    """The file of a feature that is not here: its width is known, its rows are not."""
+
+    mode = "absent"
+
+    def __init__(self, path: str, n_rows: int, row_bytes: int) -> None:
+        self.path, self.n_rows, self.row_bytes = path, n_rows, row_bytes
+        self.stats = ReadStats()
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        reason = "these rows are not in the pack: to read them, or to make another layout, the dataset must be open"
+        raise FileNotFoundError(errno.ENOENT, reason, self.path)
+
+    read = gather = duplicate = _refuse
+    layout = property(_refuse)
+
+    def check_open(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class PackedGraph(Opened):
+    """A pack, opened by its own record: on a machine without the dataset, ``Loader(g, strategy="packed")`` runs from it.
+
+    Parameters
+    ----------
+    pack : Pack or path-like
+        With at least one layout.
+    memory, backend, verify, threads
+        As for :func:`featstore.open`.
+
+    Attributes
+    ----------
+    num_nodes : int
+    features : mapping of str to FeatureStore
+        Those that a layout holds. Reading a row by its number raises FileNotFoundError: the pack has batches, not rows.
+    node_data : mapping of str to Tensor
+        The labels of the loaders that made its layouts: read whole, checked and counted in the budget when first asked for.
+
+    Raises
+    ------
+    FileNotFoundError, CorruptionError, FormatError
+        No pack there, a damaged one, one without a layout.
+    """
+
+    def __init__(
+        self,
+        pack: Pack | str | os.PathLike[str],
+        memory: int | str | None = None,
+        backend: str = "auto",
+        verify: str | None = None,
+        threads: int | None = None,
+    ) -> None:
+        opened = pack if isinstance(pack, Pack) else Pack(pack)
+        try:
+            path, self.num_nodes = opened.path, opened.num_nodes
+            self._identity = dict(opened.record["made_of"])
+            fields = {str(feature["name"]): feature for record in layout_records(opened) for feature in record["features"]}
+            self._carried = carried(opened)
+        finally:
+            if opened is not pack:
+                opened.close()
+        if not fields:
+            raise FormatError(f"{path} holds samples, but no layout: make one where the dataset is")
+        for name, field in fields.items():
+            if field.get("dtype") not in DTYPES or list(field["shape"])[:1] != [self.num_nodes]:
+                raise FormatError(f"{path}: feature {name!r} of {field.get('dtype')!r}, shape {field.get('shape')}")
+            self._identity[f"node/_/{name}"] = str(field["made_of"])
+        for name, record in self._carried.items():
+            self._identity[f"node/_/{name}"] = str(record["made_of"])
+        super().__init__(path, Options.resolve(memory, backend, verify, threads))
+        for name, field in fields.items():
+            file = cast(RowFile, _Absent(path, self.num_nodes, int(field["row_bytes"])))
+            self._open_store(name, file, [int(n) for n in field["shape"]], torch_dtype(str(field["dtype"])))
+        self.features = self._stores
+        self.node_data = Fields("node data", list(self._carried), self._load_data)
+
+    def _data_bytes(self, name: str) -> int:
+        record = self._carried[name]
+        n_bytes: int = DTYPES[record["dtype"]][1] * math.prod(record["shape"])
+        return n_bytes
+
+    def _read_data(self, name: str) -> torch.Tensor:
+        with self.budget.reserve("node data", self._data_bytes(name)), Pack(self.path) as pack:  # as it is read
+            return load_carried(pack, self._carried[name])
+
+    def _close_files(self) -> None:
+        pass  # layouts are opened by the loaders that run them
+
+    def identity(self) -> dict[str, str]:
+        """See :meth:`featstore.OutOfCoreGraph.identity`: of the graph that the pack was made of."""
+        return self._identity
+
+    def policy_inputs(
+        self, row_bytes: int, counts: Given = None, parts: Given = None, seed: int = 0, budget: Budget | None = None
+    ) -> PolicyInputs:
+        """See :meth:`featstore.OutOfCoreGraph.policy_inputs`; degrees are not there."""
+
+        def absent() -> npt.NDArray[np.int64]:
+            raise FileNotFoundError(errno.ENOENT, "degrees are not in the pack, and the dataset is not open", self.path)
+
+        budget = self.budget if budget is None else budget
+        return PolicyInputs(self.num_nodes, row_bytes, budget, absent, absent, counts, parts, seed)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"a PackedGraph has no {name!r}: the dataset is not open")

@@ -1,0 +1,215 @@
+"""Packing: the rows that a plan's host cache lacks, copied next to each other, an extent a batch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from featstore.config import Reservation
+from featstore.errors import BudgetError
+from featstore.plan.missed import MissedRows
+from featstore.storage.extents import ExtentMap, ExtentSource, ExtentWriter, least_memory
+from featstore.storage.format import sums_seed
+from featstore.storage.pagestream import Arenas
+from featstore.storage.reader import Reader
+from featstore.storage.reuse import SpareFiles
+from featstore.storage.rowfile import ReadStats, RowFile
+from featstore.storage.rundir import DiskBudget, RunDirectory
+from featstore.storage.writer import FileRecord
+
+__all__ = ["ExtentFile", "PackArenas", "RowsOf", "RunPacker", "fill_extents"]
+
+Int64s = npt.NDArray[np.int64]
+RowsOf = Callable[[int], npt.NDArray[Any]]
+
+
+def fill_extents(
+    writer: ExtentWriter, reader: Reader, base: RowFile, rows_of: RowsOf, memory: Reservation, held: int = 0, **options: Any
+) -> None:
+    """Fill a file of extents within the bytes that ``memory`` holds, of which ``held`` are in use elsewhere.
+
+    ``options`` go to :meth:`ExtentWriter.fill`.
+
+    Raises
+    ------
+    BudgetError
+        They do not suffice for one batch; ``needed`` is the least budget that does.
+    """
+    id_bytes = 4 if base.n_rows < 2**31 else 8
+    try:
+        writer.fill(reader, base, rows_of, memory.n_bytes - writer.nbytes - held, id_bytes, **options)
+    except BudgetError as error:
+        if error.needed is None:
+            raise
+        needed = memory.budget.total + error.needed + writer.nbytes + held - memory.n_bytes
+        raise BudgetError(f"{error.message.split('; at least')[0]}; at least {needed} bytes in all would do", needed) from None
+
+
+@dataclass
+class ExtentFile:
+    """A file of extents, open."""
+
+    file: RowFile
+    extents: ExtentMap
+
+    @classmethod
+    def open(cls, reader: Reader, folder: str, record: FileRecord, extents: ExtentMap) -> ExtentFile:
+        """Open a file that an :class:`ExtentWriter` finished."""
+        seed = record.seed
+        path = os.path.join(folder, record.name)
+        return cls(reader.open(path, layout=record.layout, n_rows=record.n_rows, seed=seed, sums_seed=sums_seed(seed)), extents)
+
+    def source(self, reader: Reader, order: Int64s, window_bytes: int, arenas: Arenas | None = None) -> ExtentSource:
+        """Return the tier ``PACKED`` of batches that run in ``order``."""
+        return ExtentSource(reader, self.file, self.extents, order, window_bytes, arenas)
+
+
+@dataclass
+class PackArenas:
+    """Memory that packing and reading extents use superbatch after superbatch.
+
+    Parameters
+    ----------
+    packing : Arenas
+    windows : mapping of str to Arenas
+        Of each feature's extents.
+    """
+
+    packing: Arenas
+    windows: Mapping[str, Arenas]
+
+    def drop(self) -> None:
+        """Keep nothing."""
+        for arenas in (self.packing, *self.windows.values()):
+            arenas.drop()
+
+
+class RunPacker:
+    """Packs superbatches into run files.
+
+    Parameters
+    ----------
+    bases : mapping of str to RowFile
+        The features' files.
+    reader : Reader
+    runs : RunDirectory
+    disk : DiskBudget
+    memory : Reservation
+        What packing may hold.
+    window_bytes : int
+        What reading a feature's extents may hold; reserved.
+    spares : SpareFiles
+        Files whose batches have run, to be written over.
+    reads : callable
+        Told what was read while packing, and of extents in vain.
+    may_skip : bool
+        Where the disk has no room for a superbatch, pack nothing of it.
+    arenas : PackArenas
+    """
+
+    def __init__(
+        self,
+        bases: Mapping[str, RowFile],
+        reader: Reader,
+        runs: RunDirectory,
+        disk: DiskBudget,
+        memory: Reservation,
+        window_bytes: int,
+        spares: SpareFiles,
+        arenas: PackArenas,
+        reads: Callable[[ReadStats], None],
+        *,
+        may_skip: bool = False,
+    ) -> None:
+        self._may_skip, self._spares = may_skip, spares
+        self._bases, self._reader, self._runs, self._disk = bases, reader, runs, disk
+        self._memory, self._window_bytes, self._arenas, self._reads = memory, window_bytes, arenas, reads
+
+    @property
+    def most_held(self) -> int:
+        """See :class:`featstore.plan.overlapped.Pack`."""
+        return self._memory.n_bytes // 8
+
+    def fits(self, n_missed: Int64s, n_bytes: int = 0) -> bool:
+        """See :class:`featstore.plan.overlapped.Pack`."""
+        if self._disk.total is None:
+            return True
+        needed = sum(ExtentMap(n_missed, base.row_bytes).disk_bytes for base in self._bases.values())
+        return self._disk.used - self._spares.n_bytes + needed + n_bytes <= self._disk.total
+
+    def __call__(self, k: int, n_missed: Int64s, rows_of: MissedRows, check: Callable[[], None]) -> _PackedRun | None:
+        """See :class:`featstore.plan.overlapped.Pack`."""
+        if self._may_skip and not self.fits(n_missed):
+            return None
+        packed = _PackedRun(self._reader, self._disk, self._window_bytes, self._spares, self._arenas.windows, self._reads)
+        try:
+            for number, (name, base) in enumerate(self._bases.items()):
+                extents = ExtentMap(n_missed, base.row_bytes)
+                path = self._runs.file(f"extents-{k}-{number}.rows")
+                with ExtentWriter(path, extents, self._disk, spares=self._spares) as writer:
+                    least = least_memory(base.row_bytes, int(extents.n_rows.max(initial=0)))
+                    if writer.nbytes + rows_of.nbytes + least > self._memory.n_bytes:
+                        rows_of.drop()
+                    held, kept = rows_of.nbytes, self._arenas.packing
+                    try:
+                        fill_extents(writer, self._reader, base, rows_of, self._memory, held, check=check, arenas=kept)
+                    finally:
+                        self._reads(writer.read)
+                    record = writer.finish()
+                packed.add(name, self._runs.path, record, extents)
+        except BaseException:
+            packed.remove()
+            raise
+        return packed
+
+
+class _PackedRun:
+    """The extents of one superbatch in run files, a file a feature."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        disk: DiskBudget,
+        window_bytes: int,
+        spares: SpareFiles,
+        arenas: Mapping[str, Arenas],
+        reads: Callable[[ReadStats], None],
+    ) -> None:
+        self._reader, self._disk, self._window_bytes, self._spares = reader, disk, window_bytes, spares
+        self._arenas, self._reads = arenas, reads
+        self._files: dict[str, ExtentFile] = {}
+        self._made: list[tuple[str, FileRecord]] = []
+        self._sources: dict[str, ExtentSource] = {}
+
+    def add(self, name: str, folder: str, record: FileRecord, extents: ExtentMap) -> None:
+        path = os.path.join(folder, record.name)
+        self._made.append((path, record))
+        self._files[name] = ExtentFile.open(self._reader, folder, record, extents)
+
+    def source(self, name: str) -> ExtentSource:
+        if name not in self._sources:
+            file = self._files[name]
+            order = np.arange(len(file.extents.n_rows))
+            self._sources[name] = file.source(self._reader, order, self._window_bytes, self._arenas[name])
+        return self._sources[name]
+
+    def stop(self) -> None:
+        while self._sources:
+            self._reads(self._sources.popitem()[1].close())
+
+    def remove(self) -> None:
+        self.stop()
+        while self._files:
+            self._files.popitem()[1].file.close()
+        while self._made:
+            path, record = self._made.pop()
+            with contextlib.suppress(FileNotFoundError):  # whoever removed the folder took it along
+                os.unlink(f"{path}.sums")
+            self._disk.give(record.n_sums_bytes)
+            self._spares.keep(path, record.n_bytes)

@@ -1,0 +1,165 @@
+"""An opened pack: its record, and the batches that were sampled offline (DiskGNN), each checked whenever it is read."""
+
+from __future__ import annotations
+
+import json
+import os
+import weakref
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from featstore.errors import CorruptionError, FormatError, StaleError, VersionError
+from featstore.gather.buffers import BufferPool
+from featstore.plan.samples import SampleFile
+from featstore.sampling.batch import SampledBatch
+from featstore.sampling.foreign import adjacency_of
+from featstore.storage.directory import OpenDirectory, with_directory
+from featstore.storage.rundir import DiskBudget
+from featstore.storage.sections import SectionFile, SectionWriter
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from featstore.graph.dataset import OutOfCoreGraph
+
+__all__ = ["NODE_DATA", "PACK_VERSION", "RECORD", "SAMPLES", "OfflineSamples", "read_record", "write_record"]
+
+PACK_VERSION = 1
+RECORD, SAMPLES = "pack", "samples"
+NODE_DATA = "node_data"  # what the record calls the files of node data that the pack carries
+
+
+def write_record(path: str, kind: str, record: Mapping[str, Any], disk: DiskBudget | None = None) -> None:
+    """Write a JSON object as a file of one section, durably."""
+    with SectionWriter(path, kind, disk) as writer:
+        writer.append(np.frombuffer(json.dumps(record).encode(), np.uint8))
+        writer.finish(durable=True).close()
+
+
+def read_record(path: str, kind: str, directory: OpenDirectory | None = None) -> dict[str, Any]:
+    """Read what :func:`write_record` wrote; where ``directory`` is given, it is looked up there.
+
+    Raises
+    ------
+    CorruptionError, FormatError
+        Damaged, or no such file.
+    VersionError
+        Of a newer release.
+    FileNotFoundError
+    """
+    file = SectionFile(path, kind, directory=directory)
+    try:
+        record: dict[str, Any] = json.loads(file[0].tobytes())
+    except (ValueError, IndexError) as error:
+        if isinstance(error, CorruptionError):
+            raise
+        raise CorruptionError(f"the record is no JSON object: {error}", path) from None
+    finally:
+        file.close()
+    if record.get("format") != PACK_VERSION:
+        raise VersionError(f"{path}: pack format {record.get('format')}; this release reads {PACK_VERSION}")
+    return record
+
+
+class OfflineSamples:
+    """Batches of a pack; see :class:`featstore.Pack`, which is one of these and can check its layouts, too."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.path.abspath(os.fspath(path))
+        self.record, file = with_directory(self.path, self._open, "pack")
+        self._finalizer = weakref.finalize(self, file.close)
+        self.samples = SampleFile(file)
+        if len(self.samples) != self.epochs * self.n_batches:
+            raise CorruptionError(f"{len(self.samples)} batches instead of {self.epochs * self.n_batches}", file.path)
+
+    def _open(self, directory: OpenDirectory) -> tuple[dict[str, Any], SectionFile]:
+        if not directory.has(RECORD):
+            raise FormatError(f"{self.path} is no pack: it has no record; featstore.sample_offline makes packs")
+        record = read_record(self.file(RECORD), "pack", directory)
+        file = SectionFile(self.file(SAMPLES), "samples", directory=directory)
+        if file.file_id != record["samples"]:
+            file.close()
+            raise CorruptionError("these are not the samples that the pack was made with", file.path)
+        return record, file
+
+    @property
+    def n_hops(self) -> int:
+        """Blocks of a batch."""
+        return self.samples.n_hops
+
+    def file(self, name: str) -> str:
+        """Return the path of one of its files."""
+        return os.path.join(self.path, name)
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of the graph that was sampled."""
+        return int(self.record["num_nodes"])
+
+    @property
+    def epochs(self) -> int:
+        """Epochs that were sampled."""
+        return int(self.record["epochs"])
+
+    @property
+    def n_batches(self) -> int:
+        """Batches of an epoch."""
+        return int(self.record["batches"])
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """Nodes of each batch, int64 [epochs * n_batches]."""
+        return self.samples.lengths
+
+    def __len__(self) -> int:
+        """Batches of all epochs."""
+        return len(self.samples)
+
+    def ids(self, number: int) -> npt.NDArray[Any]:
+        """Return the input ids of batch ``number``, int32 (int64 from 2³¹ nodes on)."""
+        return self.samples.ids(number)
+
+    def batch(self, number: int, pool: BufferPool) -> SampledBatch:
+        """Return batch ``number`` as it was sampled; batch ``i`` of epoch ``e`` is number ``e * n_batches + i``."""
+        return self.samples.batch(number, pool)
+
+    def counts(self) -> npt.NDArray[np.int64]:
+        """Count how many batches need each node, int64 [num_nodes]; streamed, a batch in memory at a time."""
+        counts = np.zeros(self.num_nodes, np.int64)
+        for number in range(len(self)):
+            counts[self.ids(number)] += 1  # distinct within a batch
+        return counts
+
+    def check(self, g: OutOfCoreGraph) -> None:
+        """Raise StaleError unless the pack was sampled from the graph that ``g`` is."""
+        if self.record["made_of"] != adjacency_of(g):
+            raise StaleError(
+                f"{self.path} was sampled from another graph than {g.path}, or from an earlier one in its place; "
+                "sample anew with overwrite=True (featstore pack --overwrite)"
+            )
+
+    def check_in_place(self) -> dict[str, Any]:
+        """Return the record on disk now; raise StaleError where another pack was made in the place of this one since."""
+        record = read_record(self.file(RECORD), RECORD)
+        if record["samples"] != self.record["samples"]:
+            raise StaleError(
+                f"{self.path}: another pack was made here since this one was opened; open the new one with featstore.Pack(path)"
+            )
+        return record
+
+    def close(self) -> None:
+        """Close its files; may be called again."""
+        self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.path!r}, epochs={self.epochs}, batches={self.n_batches})"

@@ -1,0 +1,171 @@
+"""What a pack's layouts would take of a small disk, and what would be read of them: counted, for the cost model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from featstore.config import Budget
+from featstore.pack.record import OfflineSamples
+from featstore.pack.segments import Stored, segments
+from featstore.pack.tiers import SECTION_BYTES, DiskRows, Sizes, TierTables, assign_tiers, segmentation, windows
+from featstore.plan.cost import ADMIT_TABLE_BYTES, LOAD_TABLE_BYTES, PLANNED, ROW_TABLE_BYTES, OnDisk
+from featstore.plan.planmemory import planning_bytes
+from featstore.plan.simulate import simulate
+from featstore.storage.layout import PAGE_BYTES
+from featstore.storage.rundir import DiskBudget
+
+__all__ = ["count_planned", "count_static", "merged_reads", "shared_there"]
+
+Int64s = npt.NDArray[np.int64]
+LOOKED_AT = 8  # batches, in whole segments, whose reads are counted
+
+
+def merged_reads(places: npt.NDArray[np.integer], row_bytes: int, gap_bytes: int) -> tuple[int, int]:
+    """Return the reads, and their bytes, of rows at ``places`` of a file, where pages no further apart than a gap share one.
+
+    Parameters
+    ----------
+    places : integer array
+        Ascending.
+    row_bytes, gap_bytes : int
+    """
+    if not len(places):
+        return 0, 0
+    begin = places.astype(np.int64) * row_bytes
+    first, last = begin // PAGE_BYTES, (begin + row_bytes - 1) // PAGE_BYTES
+    starts = np.flatnonzero(np.concatenate([[True], first[1:] - last[:-1] - 1 > gap_bytes // PAGE_BYTES]))
+    ends = np.concatenate([starts[1:] - 1, [len(places) - 1]])
+    return len(starts), int((last[ends] - first[starts] + 1).sum()) * PAGE_BYTES
+
+
+class _Counted:
+    """Reads of some batches, brought to an epoch."""
+
+    def __init__(self, widths: Sequence[int], gap_bytes: int) -> None:
+        self._widths, self._gap_bytes = widths, gap_bytes
+        self._batches = self._packed = self._reads = self._n_bytes = 0
+
+    def add(self, places: npt.NDArray[np.integer], n_packed: int) -> None:
+        self._batches += 1
+        self._packed += n_packed
+        for row_bytes in self._widths:
+            reads, n_bytes = merged_reads(places, row_bytes, self._gap_bytes)
+            self._reads += reads
+            self._n_bytes += n_bytes
+
+    def on_disk(self, length: int, disk_bytes: int, rows: int, n_batches: int) -> OnDisk:
+        scale = n_batches / max(1, self._batches)
+        packed, reads, n_bytes = (round(scale * count) for count in (self._packed, self._reads, self._n_bytes))
+        return OnDisk(disk_bytes, rows, packed, length, reads, n_bytes)
+
+
+def count_static(
+    pack: OfflineSamples,
+    sizes: Sizes,
+    scores: npt.NDArray[np.generic],
+    widths: Sequence[int],
+    gap_bytes: int,
+    budget: Budget,
+    disk: int,
+) -> OnDisk:
+    """Count what a static policy's layout would take of a disk, and an epoch read of it, before it is made.
+
+    Parameters
+    ----------
+    pack : OfflineSamples
+    sizes : Sizes
+        As the layout would be made with.
+    scores : array, shape (num_nodes,)
+    widths : sequence of int
+        Bytes of a row of each feature.
+    gap_bytes : int
+        Pages no further apart share a read.
+    budget : Budget
+    disk : int
+        Most bytes.
+
+    Raises
+    ------
+    OSError
+        ENOSPC: not even one segment of all batches fits.
+    BudgetError
+        No memory to count.
+
+    Notes
+    -----
+    The length of the segments is the one that would be made; reads are those of the first segments, of eight batches at least.
+    """
+    n = pack.num_nodes
+    with budget.reserve("cost model", 16 * n):
+        tier_of_row = assign_tiers(scores, sizes.device_rows, sizes.host_rows)
+        batches = DiskRows(pack, tier_of_row)
+        found = segmentation(pack, batches, sizes, tier_of_row, budget, DiskBudget(disk))
+        counted = _Counted(widths, gap_bytes)
+        if found.length == 1:
+            for number in range(min(LOOKED_AT, len(pack))):
+                counted.add(np.empty(0, np.int64), len(batches[number]))
+        else:
+            place_of_row, before = np.full(n, -1, np.int64), 0  # of a page's rows two segments may have some
+            for segment in segments(batches, n, found.length, sizes.row_bytes, budget=budget):
+                place_of_row[segment.rows] = before + np.arange(len(segment.rows))
+                for number in range(segment.first, segment.stop):
+                    places = place_of_row[batches[number]]
+                    places = np.sort(places[places >= 0])
+                    counted.add(places, len(batches[number]) - len(places))
+                place_of_row[segment.rows] = -1
+                before += len(segment.rows)
+                if segment.stop >= LOOKED_AT:
+                    break
+        return counted.on_disk(found.length, found.disk_bytes, found.rows, pack.n_batches)
+
+
+def count_planned(pack: OfflineSamples, sizes: Sizes, budget: Budget) -> OnDisk:
+    """Count what a layout by Belady's policy would take of a disk, all windows of all epochs planned.
+
+    Parameters
+    ----------
+    pack, sizes, budget
+        As of :func:`count_static`.
+
+    Raises
+    ------
+    BudgetError
+        No memory to plan.
+    """
+    n, rows = pack.num_nodes, []
+    with budget.reserve("cost model", 12 * n if sizes.device_rows else 0):
+        tier_of_row = assign_tiers(pack.counts(), sizes.device_rows, 0) if sizes.device_rows else None
+        for window in windows(pack, sizes.superbatch, tier_of_row):
+            with budget.reserve("simulation", planning_bytes(n, window.n_accesses, longest=window.longest)):
+                rows.append(simulate(window, sizes.host_rows, PLANNED))
+    packed = np.concatenate([np.empty(0, np.int64), *rows])
+    total = int(packed.sum())
+    stored = sizes.n_bytes(min(sizes.device_rows, n), 0, Stored(1, packed, np.empty(0, np.int64), 0))
+    tables = ROW_TABLE_BYTES * int(pack.lengths.sum()) + (LOAD_TABLE_BYTES + ADMIT_TABLE_BYTES) * total
+    tables += (8 * int(pack.lengths.sum()) if sizes.device_rows else 0) + 8 * sizes.device_rows
+    return OnDisk(stored + tables + SECTION_BYTES * 7 * len(pack), total, total // max(1, pack.epochs))
+
+
+def shared_there(folder: str, pack: OfflineSamples, widths: Sequence[int], gap_bytes: int, n_bytes: int) -> OnDisk | None:
+    """Return what a layout's batches share, by its tables; None where they share nothing.
+
+    Raises
+    ------
+    CorruptionError, FormatError, OSError
+        The tables are damaged.
+    """
+    tables = TierTables(folder, pack, len(widths))
+    try:
+        if tables.shared is None:
+            return None
+        counted = _Counted(widths, gap_bytes)
+        whole = -(-LOOKED_AT // tables.shared.length) * tables.shared.length
+        for number in range(min(whole, len(pack))):
+            counted.add(tables.shared.addresses(number), int(tables.n_packed[number]))
+        rows = int(tables.n_packed.sum()) + len(tables.shared)
+        return counted.on_disk(tables.shared.length, n_bytes, rows, pack.n_batches)
+    finally:
+        tables.close()

@@ -1,0 +1,245 @@
+"""Checking a whole pack: every byte of every file, that samples are samples, and that plans find every row where they say."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from featstore.config import Budget, available_memory
+from featstore.errors import CorruptionError, FormatError, PluginError, StaleError
+from featstore.gather.buffers import BufferPool
+from featstore.gather.plan import BatchPlan, Tier
+from featstore.graph.progress import Progress
+from featstore.graph.verify import verify_file
+from featstore.pack.layout import (
+    PARTIAL,
+    PREFIX,
+    FeatureExtents,
+    LayoutOptions,
+    file_record,
+    find_layouts,
+    layout_bytes,
+    layout_records,
+)
+from featstore.pack.makelayout import BEGUN
+from featstore.pack.nodedata import KIND as NODE_DATA
+from featstore.pack.nodedata import carried, named
+from featstore.pack.record import NODE_DATA as NAMED
+from featstore.pack.record import RECORD, SAMPLES, OfflineSamples, read_record
+from featstore.pack.tiers import PLAN, TierTables
+from featstore.sampling.foreign import as_sampled
+from featstore.storage.format import DTYPES
+from featstore.storage.lock import OPENING_LOCK, READERS_LOCK, WRITER_LOCK
+from featstore.storage.sections import SectionFile
+
+__all__ = ["verify_pack"]
+
+Int64s = npt.NDArray[np.int64]
+TEMPORARY = ".tmp"
+
+
+def verify_pack(pack: OfflineSamples, progress: bool = True) -> dict[str, Any]:
+    """Check a pack as it is on disk now; see :meth:`featstore.Pack.verify`."""
+    before = named(pack)
+    try:
+        return _Check(pack, before, progress).run()
+    except (CorruptionError, FormatError, FileNotFoundError):
+        # Or files of two packs, or of two versions of its node data, were compared.
+        if named(pack) != before:
+            raise StaleError(f"{pack.path}: the node data that the pack carries was replaced meanwhile; check it again") from None
+        raise
+
+
+class _Check:
+    """One check of a pack; counts what was checked."""
+
+    def __init__(self, pack: OfflineSamples, node_data: dict[str, dict[str, str]], progress: bool) -> None:
+        self._pack, self._node_data, self._show = pack, node_data, progress
+        self._known: set[str] = {pack.file(name) for name in (WRITER_LOCK, READERS_LOCK, OPENING_LOCK)}
+        self.n_files = self.n_bytes = 0
+        self._bar = Progress("verify", 0, False)
+
+    def run(self) -> dict[str, Any]:
+        pack = self._pack
+        names = sorted(os.listdir(pack.path))
+        partial = [name for name in names if name.startswith(PREFIX) and name.endswith(PARTIAL)]
+        layouts = list(zip(find_layouts(pack), layout_records(pack), strict=True))
+        folders = [pack.file(options.name) for options, _ in layouts]
+        # Samples and plans are read once more, for what they say.
+        read = [pack.path, *folders, pack.file(SAMPLES), *(os.path.join(folder, PLAN) for folder in folders)]
+        with Progress("verify", sum(_size(path) for path in read), self._show) as self._bar:
+            self._record(pack.file(RECORD), RECORD, {**pack.record, NAMED: self._node_data})
+            if self._sections(pack.file(SAMPLES), "samples") != pack.record["samples"]:
+                raise CorruptionError("these are not the samples that the pack was made with", pack.file(SAMPLES))
+            self._check_samples()
+            for each in carried(pack).values():
+                self._sections(pack.file(each["file"]), NODE_DATA)
+            for options, record in layouts:
+                self._layout(options, record)
+        left = [pack.file(name) for name in partial]
+        left += [pack.file(name) for name in names if name.endswith(TEMPORARY)]
+        there = [*(entry.path for folder in (pack.path, *folders) for entry in os.scandir(folder))]
+        return {
+            "files": self.n_files,
+            "bytes": self.n_bytes,
+            "layouts": len(layouts),
+            "node_data": sorted(self._node_data),
+            "unfinished_bytes": sum(layout_bytes(path) if os.path.isdir(path) else os.path.getsize(path) for path in left),
+            "others": sorted(os.path.relpath(path, pack.path) for path in {*there} - {*left} - {*folders} - self._known),
+        }
+
+    def _count(self, *paths: str) -> None:
+        self._known.update(paths)
+        self.n_files += len(paths)
+        self.n_bytes += sum(os.path.getsize(path) for path in paths)
+
+    def _sections(self, path: str, kind: str) -> str:
+        """Check every byte of a file of sections; return its id."""
+        file = SectionFile(path, kind)
+        try:
+            file.verify(self._bar.add)
+        finally:
+            file.close()
+        self._bar.add(file.index_bytes)
+        self._count(path)
+        return file.file_id
+
+    def _check_samples(self) -> None:
+        """Check that every batch is one: distinct nodes, blocks that fit each other, in the order in which they were drawn."""
+        pack, path = self._pack, self._pack.file(SAMPLES)
+        pool = BufferPool(Budget(available_memory()))
+        size, n = os.path.getsize(path), len(pack)
+        for number in range(n):
+            batch = pack.batch(number, pool)
+            place = divmod(number, pack.n_batches)
+            if (batch.epoch, batch.index) != place:
+                raise CorruptionError(f"batch {number} says that it is batch {batch.index} of epoch {batch.epoch}", path)
+            try:
+                as_sampled(batch, pack.num_nodes, *place)
+            except PluginError as error:
+                raise CorruptionError(f"batch {number} is none: {error}", path) from None
+            self._bar.add(size * (number + 1) // n - size * number // n)
+
+    def _layout(self, options: LayoutOptions, record: dict[str, Any]) -> None:
+        pack, folder = self._pack, self._pack.file(options.name)
+        if record["samples"] != pack.record["samples"]:
+            raise CorruptionError("this is the record of a layout of other samples", os.path.join(folder, "layout"))
+        self._sections(os.path.join(folder, "layout"), "layout")
+        begun = {
+            "format": 1,
+            "samples": record["samples"],
+            "features": {each["name"]: [each["made_of"], each["row_bytes"]] for each in record["features"]},
+        }
+        self._record(os.path.join(folder, BEGUN), BEGUN, begun)
+        for name, file_id in record["tables"].items():
+            path = os.path.join(folder, name)
+            if self._sections(path, name) != file_id:
+                raise CorruptionError("this is the table of another layout", path)
+        tables = TierTables(folder, pack, len(record["features"]))
+        try:
+            if tables.ids != record["tables"]:
+                more = sorted(set(tables.ids) - set(record["tables"]))[0]
+                raise CorruptionError("the layout was made without this table", os.path.join(folder, more))
+            for number, feature in enumerate(record["features"]):
+                self._feature(folder, number, feature, tables)
+            self._check_plans(options, tables, os.path.join(folder, PLAN))
+        finally:
+            tables.close()
+
+    def _record(self, path: str, kind: str, expected: dict[str, Any]) -> None:
+        self._sections(path, kind)
+        if read_record(path, kind) != expected:
+            raise CorruptionError("this is not the record that was expected here", path)
+
+    def _feature(self, folder: str, number: int, feature: dict[str, Any], tables: TierTables) -> None:
+        where, shape, row_bytes = os.path.join(folder, "layout"), feature["shape"], int(feature["row_bytes"])
+        if feature["dtype"] not in DTYPES or shape[0] != self._pack.num_nodes:
+            raise CorruptionError(f"feature {feature['name']!r} of {feature['dtype']} {shape}", where)
+        if math.prod(shape[1:]) * DTYPES[feature["dtype"]][1] != row_bytes:
+            raise CorruptionError(f"rows of {row_bytes} bytes of {feature['dtype']} {shape}", where)
+        record = file_record(feature["file"], folder)
+        self._record(os.path.join(folder, f"done.{number}"), "done", feature["file"])
+        path = os.path.join(folder, record.name)
+        n_pages = FeatureExtents(tables, number, row_bytes).extents.total_pages
+        if record.n_rows != n_pages:
+            raise CorruptionError(f"{record.n_rows} pages instead of {n_pages}", path)
+        verify_file(folder, record, self._bar.add)
+        self._count(path, f"{path}.sums")
+        self._bar.add(record.n_sums_bytes)
+
+    def _check_plans(self, options: LayoutOptions, tables: TierTables, path: str) -> None:
+        """Follow the plans of all batches: every row must be where its batch is told to find it.
+
+        Holds 8 bytes a row of the host tier.
+        """
+        pack, fill = self._pack, tables.fill_rows
+        if len(fill) > options.capacity or len(tables.device_rows) > options.device_rows:
+            raise CorruptionError(f"{len(fill)} rows in a tier of {options.capacity}", path)
+        held = np.full(options.capacity, -1, np.int64)  # the row in each slot of the host tier
+        held[: len(fill)] = fill
+        size, n = os.path.getsize(path), len(pack)
+        for number in range(n):
+            if options.superbatch and number % pack.n_batches % options.superbatch == 0:
+                held[:] = -1
+            ids = pack.ids(number).astype(np.int64)
+            plan = tables.plan(number, ids)
+            if not _places_rows(plan, ids, held, tables, number):
+                raise CorruptionError(f"the plan of batch {number} does not find its rows", path)
+            self._bar.add(size * (number + 1) // n - size * number // n)
+
+
+def _places_rows(plan: BatchPlan, ids: Int64s, held: Int64s, tables: TierTables, number: int) -> bool:
+    """Whether a plan finds each of a batch's rows once, and where it is; ``held`` is then what the host's cache holds next."""
+    device = plan.device
+    if device is not None:
+        found = _at(tables.device_rows, device.slots)
+        if found is None or len(device.positions) + len(device.others) != len(ids) or (found != ids[device.positions]).any():
+            return False
+        ids = ids[device.others]
+    times = np.zeros(len(ids), np.int64)
+    for part in plan.parts:
+        positions = np.arange(len(ids)) if part.positions is None else part.positions
+        wanted = _at(ids, positions)
+        if wanted is None or len(wanted) != len(part.addresses):
+            return False
+        np.add.at(times, positions, 1)
+        if part.tier == Tier.PACKED:  # extents are filled ascending
+            right = bool((np.diff(wanted) > 0).all())
+        else:
+            found = _at(held, np.asarray(part.addresses)) if part.tier == Tier.HOST else _shared(tables, part.addresses, number)
+            right = found is not None and bool((found == wanted).all())
+        if not right:
+            return False
+    if plan.changes is not None:
+        rows, slots = _at(ids, plan.changes.in_positions), plan.changes.in_slots
+        if rows is None or _at(held, slots) is None or len(rows) != len(slots):
+            return False
+        held[slots] = rows
+    return bool((times == 1).all())
+
+
+def _at(values: Int64s, places: npt.NDArray[Any]) -> Int64s | None:
+    """Return ``values[places]``; None where one of them is no place."""
+    if len(places) and not 0 <= int(places.min()) <= int(places.max()) < len(values):
+        return None
+    found: Int64s = values[places]
+    return found
+
+
+def _shared(tables: TierTables, addresses: Any, number: int) -> Int64s | None:
+    """Return the shared rows at ``addresses``; None where a batch's are not those of its segment."""
+    if tables.shared is None:
+        return None
+    begin, end = tables.shared.segment(number)
+    return _at(tables.shared.rows(begin, end).astype(np.int64), np.asarray(addresses) - begin)
+
+
+def _size(path: str) -> int:
+    """Return the bytes of a file, or of the files that lie in a folder."""
+    if not os.path.isdir(path):
+        return os.path.getsize(path)
+    return sum(entry.stat().st_size for entry in os.scandir(path) if entry.is_file(follow_symlinks=False))

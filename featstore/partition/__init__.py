@@ -1,1 +1,0 @@
-"""Partitions of the nodes, and the batches cut from them."""

@@ -1,0 +1,499 @@
+"""Superbatches (Ginex): sample many batches ahead, plan the cache over them, and keep looking one superbatch further.
+
+A background thread samples superbatch ``k + 1`` before it plans ``k``, so that next uses in ``k + 1`` count and the cache
+survives from one to the next; both happen while the batches of ``k - 1`` and ``k`` are gathered and trained on.
+
+With a :class:`Switch` it is the paper's serial schedule instead: the same thread waits until superbatch ``k - 1`` has run, takes
+the feature cache's memory for the neighbour cache, samples and plans ``k`` alone, and gives the memory back, filled with the rows
+that are used first.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from featstore.cache.base import PolicyContext
+from featstore.cache.checkedplans import CheckedPolicy
+from featstore.cache.planned import NO_ROWS, PlannedPolicy, Window
+from featstore.config import Reservation
+from featstore.errors import BudgetError, ClosedError
+from featstore.gather.buffers import BufferPool
+from featstore.gather.plan import BatchPlan, Tier
+from featstore.plan.missed import MissedRows
+from featstore.plan.overlapped import Pack, PackBeside, Packed
+from featstore.plan.planfile import PlanFile, most_bytes, write_bytes, write_plan
+from featstore.plan.planmemory import PLANNER_SHARE, Spill, planning_bytes
+from featstore.plan.samples import SampleFile, SampleWriter
+from featstore.sampling.batch import SampledBatch
+from featstore.storage.extents import ExtentSource
+from featstore.storage.rundir import DiskBudget, RunDirectory
+from featstore.storage.sections import SectionWriter
+
+__all__ = ["SuperbatchInspector", "Switch"]
+
+Ints = npt.NDArray[np.int32 | np.int64]
+Int64s = npt.NDArray[np.int64]
+
+
+class Switch(Protocol):
+    """What is done between sampling and running a superbatch where both use one memory, one after the other.
+
+    ``check`` is called now and then; what it raises (the epoch is over) is passed on.
+    """
+
+    def to_neighbors(self, check: Callable[[], None]) -> None:
+        """Before sampling: no batch of an earlier superbatch is still to run."""
+        ...
+
+    def to_features(self, rows: Int64s, check: Callable[[], None]) -> None:
+        """Before running: the plans begin with ``rows`` in the cache, the i-th in slot i."""
+        ...
+
+
+@dataclass
+class _Superbatch:
+    samples: SampleFile
+    plans: PlanFile | None = None
+    packed: Packed | None = None
+
+    def missed(self, number: int) -> Ints:
+        """Return the rows that a batch misses, in the plan's order."""
+        assert self.plans is not None
+        rows: Ints = self.samples.ids(number)[self.plans.missed(number)]
+        return rows
+
+    def remove(self) -> None:
+        self.samples.remove()
+        if self.plans is not None:
+            self.plans.remove()
+        if self.packed is not None:
+            self.packed.remove()
+
+
+class SuperbatchInspector:
+    """One epoch's superbatches: sampled, planned, handed out by batch number. Thread-safe.
+
+    Parameters
+    ----------
+    sample : callable
+        ``sample(position)`` samples the batch that runs as number ``position``; called from several threads.
+    start, stop : int
+        Batch numbers.
+    size : int
+        Batches a superbatch.
+    n_rows : int
+        Rows of the features.
+    policy : PlannedPolicy
+        Plans window after window.
+    capacity : int
+        Rows of the cache that is planned.
+    runs : RunDirectory
+    disk : DiskBudget
+    memory : Reservation
+        What planning may hold; grown where a window is larger than was expected. Where that would be more than an eighth of the
+        memory, or more than there is, next positions are spilled to ``runs``.
+    pool : BufferPool
+    threads : int
+        Batches sampled at once.
+    time : callable
+        ``time(stage)`` is a context manager that measures ``"sample"``, ``"plan"``, ``"switch"``, ``"pack"`` and ``"load"``
+        (reading samples and plans back).
+    switch : Switch, optional
+        The serial schedule: one superbatch after the other, each planned alone.
+    pack : Pack, optional
+        Copy what the cache will lack into extents: batches then read those and not the base file.
+    """
+
+    def __init__(
+        self,
+        sample: Callable[[int], SampledBatch],
+        *,
+        start: int,
+        stop: int,
+        size: int,
+        n_rows: int,
+        policy: PlannedPolicy,
+        capacity: int,
+        runs: RunDirectory,
+        disk: DiskBudget,
+        memory: Reservation,
+        pool: BufferPool,
+        threads: int,
+        time: Callable[[str], AbstractContextManager[None]],
+        switch: Switch | None = None,
+        pack: Pack | None = None,
+    ) -> None:
+        self._sample = sample
+        self._start, self._stop, self._size = start, stop, size
+        self._n_rows = n_rows
+        self._policy, self._runs, self._disk, self._memory, self._pool = CheckedPolicy(policy), runs, disk, memory, pool
+        self._threads = threads
+        self._time = time
+        self._switch = switch
+        self._pack = pack
+        self._capacity = capacity
+        self._policy.keep_memory(switch is None)  # where it is not another's between epochs
+        self._policy.start(capacity, PolicyContext(n_rows, 1))
+        self._n = -(-(stop - start) // size)
+        self._ready: dict[int, _Superbatch] = {}
+        self._n_alive = 0  # samples being made or not yet written
+        self._n_sampling = 0  # of them, those being made
+        self._is_paused = False
+        self._awaited: Future[SampledBatch] | None = None  # to be written next
+        self._shortage: BudgetError | None = None
+        self._reached = 0  # superbatch that is being consumed
+        self._n_passed = start  # batches before this one have run
+        self._error: BaseException | None = None
+        self._closed = False
+        # Taken itself, not by way of the condition: Ctrl-C may leave Condition.__enter__ with the lock taken for good.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._thread = threading.Thread(target=self._inspect, name="featstore-inspect", daemon=True)
+
+    def begin(self) -> None:
+        """Start the thread; apart from the constructor, so that what closes the inspector can be in place before."""
+        self._thread.start()
+
+    @property
+    def _current(self) -> int:
+        """The superbatch of the next batch to run."""
+        return (self._n_passed - self._start) // self._size
+
+    # The consumer's side.
+
+    def batch(self, position: int) -> tuple[SampledBatch, BatchPlan]:
+        """Return a batch and its plan, waiting until its superbatch is planned.
+
+        Raises
+        ------
+        BudgetError
+            No memory, for the batch or for sampling its superbatch; may be called again when some came free.
+        """
+        k, number = divmod(position - self._start, self._size)
+        with self._lock:
+            self._reached = max(self._reached, k)
+            if k == self._current and k not in self._ready:
+                self._is_paused = False
+                self._shortage = None  # of before: the batch that ran last may have been let go of since
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: k in self._ready or self._error or self._shortage or self._closed)
+            if k not in self._ready:
+                if self._error is not None:
+                    raise self._error
+                if self._shortage is not None:  # the caller may free memory and ask again; sampling goes on meanwhile
+                    raise BudgetError(self._shortage.message, self._shortage.needed)
+                raise ClosedError("the epoch is over")
+            superbatch = self._ready[k]
+        assert superbatch.plans is not None
+        with self._time("load"):
+            sampled = superbatch.samples.batch(number, self._pool)
+            return sampled, superbatch.plans.plan(number, sampled.input_ids.numpy(), self._pool.array)
+
+    def may_begin(self, position: int) -> bool:
+        """Whether a batch's superbatch is prepared before all earlier ones have run: not with a switch."""
+        return self._switch is None or (position - self._start) // self._size <= self._current
+
+    def misses(self, position: int, wait: bool) -> Int64s | None:
+        """Return the rows that a batch will miss; None where its superbatch is not planned yet and ``wait`` is false.
+
+        Waiting for it does not hasten it, as :meth:`batch` does; None also where it never will be planned.
+        """
+        k, number = divmod(position - self._start, self._size)
+        with self._lock:
+            if wait:
+                self._changed.wait_for(lambda: k in self._ready or self._error is not None or self._closed)
+            superbatch = None if self._closed else self._ready.get(k)
+        if superbatch is None or superbatch.plans is None:
+            return None
+        array = self._pool.array
+        return superbatch.plans.misses(number, superbatch.samples.ids(number, array), array)
+
+    def source(self, position: int, name: str) -> ExtentSource | None:
+        """Return the tier ``PACKED`` for a batch that :meth:`batch` has returned; None where nothing is packed."""
+        k = (position - self._start) // self._size
+        with self._lock:
+            for old, earlier in self._ready.items():
+                if old < k and earlier.packed is not None:
+                    earlier.packed.stop()
+            superbatch = self._ready.get(k)
+            if superbatch is None:
+                raise ClosedError("the epoch is over")
+            return None if superbatch.packed is None else superbatch.packed.source(name)
+
+    def passed(self, position: int) -> None:
+        """Say that the batch has run, and all before it: run files of earlier superbatches are removed."""
+        k = (position - self._start) // self._size
+        with self._lock:
+            self._n_passed = max(self._n_passed, position + 1)
+            self._is_paused = False
+            done = [old for old in self._ready if old < k]
+            for old in done:
+                self._ready.pop(old).remove()
+            self._changed.notify_all()
+
+    def freed(self) -> None:
+        """Say that memory came free: sampling is tried again before :meth:`batch` complains of it."""
+        with self._lock:
+            self._shortage = None
+
+    def pause(self) -> bool:
+        """Begin no samples until a batch has run; wait for those being made, and give back what they used.
+
+        For whoever lacks memory for a batch. Returns whether that may help: False where it was asked for that batch before, or
+        where its superbatch has to be sampled first.
+        """
+        with self._lock:
+            if self._is_paused or self._closed or self._current not in self._ready:
+                return False
+            self._is_paused = True
+            # An error leaves samples behind that nobody writes any more.
+            self._changed.wait_for(lambda: (not self._n_sampling and self._is_written()) or self._error or self._closed)
+        self._pool.trim()
+        return True
+
+    def _is_written(self) -> bool:
+        """Whether all samples are, but for those behind one that is not made yet; the lock is held."""
+        return not self._n_alive or (self._awaited is not None and not self._awaited.done())
+
+    def stop(self) -> None:
+        """Tell the thread, and whoever waits in :meth:`misses`, that the epoch is over; does not wait for them."""
+        with self._lock:
+            self._closed = True
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Stop the thread and remove the run files; may be called again. Nobody may be reading them."""
+        self.stop()
+        if self._thread is not threading.current_thread() and self._thread.is_alive():  # else it never began, or ends by itself
+            self._thread.join()
+        with self._lock:
+            for superbatch in self._ready.values():
+                superbatch.remove()
+            self._ready.clear()
+
+    # The inspector's side.
+
+    def _inspect(self) -> None:
+        sampled: dict[int, _Superbatch] = {}
+        try:
+            with ThreadPoolExecutor(self._threads, thread_name_prefix="featstore-sample") as workers:
+                for k in range(self._n):
+                    self._wait_for(k)
+                    for ahead in (k, k + 1) if self._switch is None else (k,):
+                        if ahead < self._n and ahead not in sampled:
+                            sampled[ahead] = self._sample_superbatch(ahead, workers)
+                    superbatch = sampled.pop(k)
+                    try:
+                        self._plan_and_pack(k, superbatch, sampled.get(k + 1))
+                    except BaseException:
+                        superbatch.remove()
+                        raise
+                    with self._lock:
+                        self._ready[k] = superbatch
+                        self._changed.notify_all()
+        except _Stopped:
+            pass
+        except BaseException as error:
+            with self._lock:
+                self._error = error
+                self._changed.notify_all()
+        finally:
+            for left in sampled.values():
+                left.remove()
+
+    def _wait_for(self, k: int) -> None:
+        """Wait until superbatch ``k`` may be sampled: no more than two lie ahead, or, with a switch, all before it have run."""
+        first = self._start + k * self._size
+
+        def may() -> bool:
+            return self._reached >= k - 1 if self._switch is None else self._reached >= k and self._n_passed >= first
+
+        with self._lock:
+            self._changed.wait_for(lambda: may() or self._closed)
+            self._check()
+            if self._switch is not None:
+                for old in list(self._ready):
+                    self._ready.pop(old).remove()
+        if self._switch is not None:
+            with self._time("switch"):
+                self._switch.to_neighbors(self._check)
+
+    def _check(self) -> None:
+        if self._closed:
+            raise _Stopped
+
+    def _sample_superbatch(self, k: int, workers: ThreadPoolExecutor) -> _Superbatch:
+        first = self._start + k * self._size
+        positions = range(first, min(first + self._size, self._stop))
+        pending: deque[Future[SampledBatch]] = deque()
+        with (
+            self._time("sample"),
+            SampleWriter(self._runs.file(f"samples-{k}"), self._n_rows, self._disk) as writer,
+        ):
+            try:
+                for position in positions:
+                    pending.append(workers.submit(self._sample_patiently, position))
+                    if len(pending) > self._threads:
+                        self._store(pending.popleft(), writer)
+                while pending:
+                    self._store(pending.popleft(), writer)
+            finally:
+                for future in pending:
+                    future.cancel()
+            return _Superbatch(writer.finish_samples())
+
+    def _store(self, future: Future[SampledBatch], writer: SampleWriter) -> None:
+        with self._lock:
+            self._awaited = future
+            self._changed.notify_all()
+        try:
+            writer.add(future.result())
+        except BaseException as error:
+            # Said before the workers are waited for, of whom some may wait themselves, for whoever waits in pause().
+            with self._lock:
+                if not isinstance(error, _Stopped):
+                    self._error = error
+                self._changed.notify_all()
+            raise
+        with self._lock:
+            self._n_alive -= 1
+            self._awaited = None
+            self._changed.notify_all()
+            self._check()
+
+    def _sample_patiently(self, position: int) -> SampledBatch:
+        """Sample; where memory is short, try again as batches are let go of. Where not even one batch fits, say so meanwhile."""
+        while True:
+            with self._lock:
+                self._changed.wait_for(lambda: not self._is_paused or self._error or self._closed)
+                self._check()
+                if self._error is not None:
+                    raise _Stopped
+                self._n_alive += 1
+                self._n_sampling += 1
+            try:
+                sampled = self._sample(position)
+            except BaseException as error:
+                with self._lock:
+                    self._n_alive -= 1
+                    self._n_sampling -= 1
+                    self._changed.notify_all()
+                    if not isinstance(error, BudgetError):
+                        raise
+                    if not self._n_alive:
+                        self._shortage = error
+                        self._changed.notify_all()
+                self._pool.trim()
+                self._pool.wait(0.02)
+            else:
+                with self._lock:
+                    self._n_sampling -= 1
+                    self._shortage = None
+                    self._changed.notify_all()
+                return sampled
+
+    def _plan_and_pack(self, k: int, superbatch: _Superbatch, ahead: _Superbatch | None) -> None:
+        samples, pack = superbatch.samples, self._pack
+        if pack is None:
+            superbatch.plans = self._plan(k, samples, ahead, None)
+            return
+
+        def may_begin(n_missed: Int64s) -> bool:
+            plans = most_bytes(len(samples), int(samples.lengths.sum()), int(n_missed.sum()), self._capacity)
+            return pack.fits(n_missed, plans)
+
+        def run(n_missed: Int64s, rows_of: MissedRows, check: Callable[[], None]) -> Packed | None:
+            with self._time("pack"):
+                return pack(k, n_missed, rows_of, check)
+
+        with PackBeside(len(samples), samples.ids, superbatch.missed, pack.most_held, run, may_begin, self._check) as packing:
+            superbatch.plans = self._plan(k, samples, ahead, packing)
+            superbatch.packed = packing.finish()
+        if superbatch.packed is None:
+            superbatch.plans.tier = Tier.BASE
+
+    def _plan(self, k: int, samples: SampleFile, ahead: _Superbatch | None, packing: PackBeside | None) -> PlanFile:
+        lengths = samples.lengths if ahead is None else np.concatenate([samples.lengths, ahead.samples.lengths])
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        n = len(samples)
+
+        last: tuple[int, Ints] = (-1, NO_ROWS)
+
+        def ids(b: int) -> Ints:
+            nonlocal last
+            if b >= n:
+                assert ahead is not None
+                return ahead.samples.ids(b - n)
+            if last[0] != b:  # asked for by the policy, then here
+                last = b, samples.ids(b)
+            return last[1]
+
+        removed_after = ExitStack()
+
+        def spill(_: int) -> Spill:
+            positions = Spill(self._runs.file(f"next-{k}"), self._disk)
+            removed_after.callback(positions.remove)
+            return positions
+
+        foresee = None if packing is None else packing.foresee
+        window = Window(self._n_rows, offsets, ids, n, spill if self._must_spill(lengths, n) else None, foresee)
+        rows = NO_ROWS
+        with (
+            self._time("plan"),
+            removed_after,
+            SectionWriter(self._runs.file(f"plan-{k}"), "plan", self._disk, write_bytes(int(lengths.max(initial=0)))) as writer,
+        ):
+            if self._switch is not None:
+                rows = window.first_rows(self._capacity)
+                self._policy.start(self._capacity, PolicyContext(self._n_rows, 1), rows)
+            for number, planned in enumerate(self._policy.plan(window, self._start + k * self._size)):
+                positions = write_plan(writer, planned, None if packing is None else ids(number))
+                if packing is not None:
+                    packing.planned(number, ids(number)[positions])
+                self._check()
+            plans = PlanFile(writer.finish(), Tier.BASE if self._pack is None else Tier.PACKED)
+        if self._switch is not None:
+            try:
+                with self._time("switch"):
+                    self._switch.to_features(rows, self._check)
+            except BaseException:
+                plans.remove()
+                raise
+        return plans
+
+    def _must_spill(self, lengths: Int64s, n_planned: int) -> bool:
+        """Reserve what planning a window of batches of these lengths holds; return whether next positions must go to disk.
+
+        Raises
+        ------
+        BudgetError
+            Planning does not fit the memory even so.
+        """
+        size = (self._n_rows, int(lengths.sum()), int(lengths[:n_planned].sum()), int(lengths.max(initial=0)))
+        checked = self._policy.is_checked
+        needed = planning_bytes(*size, checked=checked)
+        if needed <= self._memory.n_bytes:
+            return False
+        self._pool.trim()
+        if needed <= self._memory.budget.total // PLANNER_SHARE:
+            try:
+                self._memory.resize(needed)
+            except BudgetError:
+                pass
+            else:
+                return False
+        self._memory.resize(max(self._memory.n_bytes, planning_bytes(*size, spilled=True, checked=checked)))
+        return True
+
+
+class _Stopped(Exception):
+    """The consumer closed the epoch."""

@@ -1,0 +1,1 @@
+"""Strategies: how the batches of an epoch come about, and where their rows are found."""

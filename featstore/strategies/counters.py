@@ -1,0 +1,69 @@
+"""Counters that strategies and the loader share: seconds of each stage, and what was read."""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import TracebackType
+
+from featstore.storage.rowfile import ReadStats
+
+__all__ = ["ReadCounts", "Stopwatch"]
+
+
+class Stopwatch:
+    """Seconds by name, added up from any thread."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def add(self, name: str, seconds: float) -> None:
+        """Add ``seconds`` to ``name``."""
+        with self._lock:
+            self._seconds[name] = self._seconds.get(name, 0.0) + seconds
+
+    def time(self, name: str) -> _Timer:
+        """Context manager that adds the time spent inside to ``name``."""
+        return _Timer(self, name)
+
+    def seconds(self) -> dict[str, float]:
+        """Return seconds by name."""
+        with self._lock:
+            return dict(self._seconds)
+
+
+class ReadCounts:
+    """What was read so far, added up from any thread."""
+
+    def __init__(self) -> None:
+        self._total = ReadStats()
+        self._lock = threading.RLock()  # an epoch that a finalizer ends, within a call of this thread, counts here too
+
+    def add(self, cost: ReadStats) -> None:
+        """Add what a read cost."""
+        with self._lock:
+            self._total.add(cost)
+
+    def total(self) -> dict[str, int]:
+        """Return ``rows_loaded``, ``reads``, ``bytes_requested`` and ``bytes_read``."""
+        with self._lock:
+            n = self._total
+            return {
+                "rows_loaded": n.rows,
+                "reads": n.reads,
+                "bytes_requested": n.bytes_requested,
+                "bytes_read": n.bytes_read,
+            }
+
+
+class _Timer:
+    def __init__(self, watch: Stopwatch, name: str) -> None:
+        self._watch = watch
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._watch.add(self._name, time.perf_counter() - self._start)

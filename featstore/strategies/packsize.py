@@ -1,0 +1,331 @@
+"""An estimate of what a pack will take on disk, before any of it is written."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from featstore.cache.base import Policy, StaticPolicy, get_policy
+from featstore.cache.table import FeatureCache
+from featstore.config import format_size, parse_cache_size
+from featstore.errors import BudgetError
+from featstore.pack.layout import PARTIAL, LayoutOptions, find_layouts, layout_bytes
+from featstore.pack.makelayout import layout_sizes
+from featstore.pack.nodedata import carried_bytes
+from featstore.pack.offline import Pack
+from featstore.pack.segments import Stored
+from featstore.pack.tiers import SECTION_BYTES, assign_tiers
+from featstore.plan.choice import observe
+from featstore.plan.cost import ADMIT_TABLE_BYTES, LOAD_TABLE_BYTES, PLANNED, ROW_TABLE_BYTES, STATIC, Workload
+from featstore.plan.samples import sample_bytes
+from featstore.plan.trace import Trace
+from featstore.sampling.batches import RandomBatcher, check_seeds
+from featstore.sampling.foreign import checked_sampler, has_own_seeds
+from featstore.storage.writer import free_bytes
+from featstore.strategies.packed import MOST_AUTO_BATCHES
+from featstore.strategies.profile import pack_trace, profile_batches
+from featstore.strategies.sizing import cache_bytes, device_rows
+
+if TYPE_CHECKING:
+    from featstore.graph.dataset import OutOfCoreGraph
+
+__all__ = ["PackEstimate", "estimate_layout", "estimate_pack"]
+
+MARGIN = 0.5  # of an estimate, by which it may be too high: within it the drive may have room, and is tried
+RECORD_BYTES = 4096  # of the pack's record, or of a file of node data beside its array, at most
+SECTIONS = 7  # a batch, of a layout's tables
+
+
+@dataclass(frozen=True)
+class PackEstimate:
+    """What a pack, or one more layout of it, will take on disk.
+
+    Parameters
+    ----------
+    path : str
+        The pack's directory.
+    samples_bytes, node_data_bytes : int
+        Of the samples, and of the labels that are brought into the pack; 0 where they are there.
+    layout_bytes : int or None
+        Of the layout; None where there is no memory to estimate it.
+    features_bytes : int
+        Of the features that are packed, as the dataset has them.
+    n_batches : int
+        Of all epochs.
+    n_looked_at : int
+        Batches that the estimate is made from.
+    free_bytes : int or None
+        What the drive has free; None where that is unknown.
+    """
+
+    path: str
+    samples_bytes: int
+    layout_bytes: int | None
+    node_data_bytes: int
+    features_bytes: int
+    n_batches: int
+    n_looked_at: int
+    free_bytes: int | None
+
+    @property
+    def total_bytes(self) -> int:
+        """All that will be written, as far as it could be estimated."""
+        return self.samples_bytes + (self.layout_bytes or 0) + self.node_data_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether the drive may have room: False where even half of the estimate is more than it has free."""
+        return self.free_bytes is None or (1 - MARGIN) * self.total_bytes <= self.free_bytes
+
+    def check(self) -> None:
+        """Raise OSError (ENOSPC), which says what is needed and what is free, unless the drive may have room."""
+        if not self.fits:
+            raise OSError(
+                errno.ENOSPC,
+                f"the pack needs about {self._parts()}, and {format_size(self.free_bytes or 0)} are free on the drive: make "
+                "room, take another drive, a larger cache, fewer epochs, or a static policy with a bound for the disk",
+                self.path,
+            )
+
+    def _parts(self) -> str:
+        parts = [f"{format_size(self.samples_bytes)} of samples"] if self.samples_bytes else []
+        parts.append("a layout of unknown size" if self.layout_bytes is None else f"{format_size(self.layout_bytes)} of layout")
+        parts += [f"{format_size(self.node_data_bytes)} of labels"] if self.node_data_bytes else []
+        return f"{format_size(self.total_bytes)} ({', '.join(parts)})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain containers, for JSON."""
+        return {**asdict(self), "total_bytes": self.total_bytes}
+
+    def __str__(self) -> str:
+        free = "" if self.free_bytes is None else f"; {format_size(self.free_bytes)} are free on the drive"
+        tight = ", which may not suffice" * (self.free_bytes is not None and self.free_bytes < self.total_bytes)
+        return (
+            f"{self.path}: will write about {self._parts()} for {format_size(self.features_bytes)} of features and "
+            f"{self.n_batches:,} batches, estimated from {self.n_looked_at:,} of them{free}{tight}"
+        )
+
+
+def estimate_pack(
+    g: OutOfCoreGraph,
+    sampler: Any,
+    seeds: torch.Tensor | npt.NDArray[Any] | Sequence[int],
+    batch_size: int,
+    epochs: int = 1,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    features: str | Sequence[str] = ("x",),
+    feature_cache: int | float | str = 0.1,
+    device_cache: int | float | str | None = None,
+    policy: str | Policy | type[Policy] = PLANNED,
+    superbatch: int | str | None = None,
+    disk: int | None = None,
+    labels: str | None = None,
+    seed: int = 0,
+) -> PackEstimate:
+    """Estimate what :func:`~featstore.sample_offline` and the layout of a first loader will take on disk.
+
+    Parameters
+    ----------
+    g, sampler, seeds, batch_size, epochs, path, seed
+        As of :func:`~featstore.sample_offline`; the sampler has no seeds of its own.
+    features, feature_cache, device_cache, policy, superbatch, labels
+        As of a :class:`~featstore.Loader` with ``strategy="packed"``.
+    disk : int, optional
+        Most bytes that the layout may take; with a static policy it is made to fit.
+
+    Raises
+    ------
+    ValueError, TypeError, BudgetError
+        Options that the loader would refuse, too.
+
+    Notes
+    -----
+    Samples an eighth of the batches of the first epoch, eight at least and 32 at most, fewer where memory is short. Samples are
+    taken to be as large in all others. Rows in extents are those that a cache of this size misses. For ``belady`` the cache is
+    simulated on these batches, and its misses are brought to a superbatch by Good and Toulmin's estimate of the rows that were
+    not seen yet; other planned policies are taken to miss as many. For ``frequency`` each batch is judged by the rows that the
+    other batches choose; other static policies score the rows. On the graphs of the tests the estimate is 0.6 to 1.3 times what
+    is written, with a device cache up to 1.7 times. Nothing is written.
+    """
+    if has_own_seeds(sampler):
+        raise ValueError(f"{type(sampler).__name__} has seeds of its own: batches cannot be taken from it ahead")
+    batcher = RandomBatcher(check_seeds(seeds, g.num_nodes), batch_size, seed=seed)
+    order, checked = batcher.epoch(0), checked_sampler(sampler, g.num_nodes)
+    batches: list[npt.NDArray[Any]] = []
+    n_bytes = n_seeds = 0
+    with g.budget.reserve("cost model", 0) as held:
+        for index in range(profile_batches(len(order))):
+            try:
+                sampled = checked.sample(order.seeds(index), epoch=0, index=index)
+                held.resize(held.n_bytes + 8 * len(sampled.input_ids))
+            except BudgetError:
+                if not batches:
+                    raise
+                break
+            n_bytes += sample_bytes(sampled, g.num_nodes)
+            n_seeds += sampled.n_seeds
+            batches.append(sampled.input_ids.numpy().astype(np.int32 if g.num_nodes < 2**31 else np.int64))
+            del sampled
+        trace = Trace.reading(batches.__getitem__, np.array([len(ids) for ids in batches], np.int64), g.num_nodes)
+        per_seed = n_bytes / max(1, n_seeds)
+        target = f"{g.path}.pack" if path is None else os.path.abspath(os.fspath(path))
+        estimate = PackEstimate(
+            path=target,
+            samples_bytes=round(per_seed * epochs * sum(len(order.seeds(index)) for index in range(len(order)))) + RECORD_BYTES,
+            layout_bytes=0,
+            node_data_bytes=0 if labels is None else int(g.node_data[labels].nbytes) + RECORD_BYTES,
+            features_bytes=0,
+            n_batches=epochs * len(order),
+            n_looked_at=len(batches),
+            free_bytes=free_bytes(target),
+        )
+        asked = _Asked(g, features, feature_cache, device_cache, policy, superbatch, disk)
+        return _with_layout(estimate, asked, trace, len(order), epochs)
+
+
+def estimate_layout(
+    g: OutOfCoreGraph,
+    pack: Pack,
+    *,
+    features: str | Sequence[str] = ("x",),
+    feature_cache: int | float | str = 0.1,
+    device_cache: int | float | str | None = None,
+    policy: str | Policy | type[Policy] = PLANNED,
+    superbatch: int | str | None = None,
+    disk: int | None = None,
+    labels: str | None = None,
+) -> PackEstimate:
+    """Estimate what one more layout of a pack will take on disk; see :func:`estimate_pack`. 0 bytes where it is there."""
+    asked = _Asked(g, features, feature_cache, device_cache, policy, superbatch, disk)
+    options = asked.options(pack.n_batches)
+    trace = pack_trace(pack)
+    estimate = PackEstimate(
+        path=pack.path,
+        samples_bytes=0,
+        layout_bytes=0,
+        node_data_bytes=carried_bytes(pack, g, labels),
+        features_bytes=asked.features_bytes,
+        n_batches=len(pack),
+        n_looked_at=len(trace),
+        free_bytes=free_bytes(pack.path),
+    )
+    if any(replace(each, digest="") == options for each in find_layouts(pack)):
+        return estimate
+    estimate = _with_layout(estimate, asked, trace, pack.n_batches, pack.epochs)
+    partial = pack.file(options.name) + PARTIAL
+    if estimate.layout_bytes is not None and os.path.isdir(partial):
+        estimate = replace(estimate, layout_bytes=max(0, estimate.layout_bytes - layout_bytes(partial)))
+    return estimate
+
+
+class _Asked:
+    """A layout that is asked for: its options, once the graph has told what the sizes are in rows."""
+
+    def __init__(
+        self,
+        g: OutOfCoreGraph,
+        features: str | Sequence[str],
+        feature_cache: int | float | str,
+        device_cache: int | float | str | None,
+        policy: str | Policy | type[Policy],
+        superbatch: int | str | None,
+        disk: int | None,
+    ) -> None:
+        self.g, self.superbatch, self.disk = g, "auto" if superbatch is None else superbatch, disk
+        self.policy = get_policy(policy)
+        self.features = (features,) if isinstance(features, str) else tuple(features)
+        stores = [g.features[name] for name in self.features]
+        self.widths = {name: store.nbytes // max(1, len(store)) for name, store in zip(self.features, stores, strict=True)}
+        self.features_bytes = sum(store.nbytes for store in stores)
+        n = g.num_nodes
+        self.capacity = self.device_rows = 0
+        if n and self.features:
+            size = parse_cache_size(feature_cache, "feature_cache")
+            n_bytes = cache_bytes(size, n, self.widths, get_policy(PLANNED), g.budget, g.budget.available)
+            self.capacity = min(FeatureCache.capacity_for(n_bytes[name], self.widths[name], n, None) for name in self.features)
+            if device_cache is not None:
+                self.device_rows = device_rows(parse_cache_size(device_cache, "device_cache"), n, self.widths)
+
+    def options(self, n_batches: int) -> LayoutOptions:
+        """Return the options of the layout of a pack whose epochs have so many batches."""
+        together = 0
+        if not isinstance(self.policy, StaticPolicy):
+            together = max(1, min(MOST_AUTO_BATCHES if isinstance(self.superbatch, str) else self.superbatch, n_batches))
+        return LayoutOptions(self.features, self.policy.name, self.capacity, together, self.device_rows)
+
+
+def _with_layout(estimate: PackEstimate, asked: _Asked, trace: Trace, n_batches: int, epochs: int) -> PackEstimate:
+    """Add what the layout will take, and the features that it is of."""
+    estimate = replace(estimate, features_bytes=asked.features_bytes)
+    if not len(trace) or not asked.features:
+        return estimate
+    try:
+        return replace(estimate, layout_bytes=_layout_bytes(asked, trace, n_batches, epochs))
+    except BudgetError:
+        return replace(estimate, layout_bytes=None)
+
+
+def _layout_bytes(asked: _Asked, trace: Trace, n_batches: int, epochs: int) -> int:
+    g, options, total = asked.g, asked.options(n_batches), epochs * n_batches
+    n_accesses = trace.n_accesses / len(trace) * total
+    loads: float
+    n_device: float
+    updates: float
+    if options.superbatch:
+        whole, rest = divmod(n_batches, options.superbatch)
+        seen = [(_seen(asked, trace, length), times) for length, times in ((options.superbatch, whole), (rest, 1)) if length]
+        loads = epochs * sum(times * each.loads for each, times in seen)
+        n_device = epochs * sum(times * each.n_device for each, times in seen)
+        n_host, updates = 0, loads  # what is loaded may all be admitted
+    else:
+        loads, n_device = _static(asked, trace, total)
+        n_host, updates = options.capacity, 0.0
+    sizes = layout_sizes(options, list(asked.widths.values()), g.budget)
+    packed = np.full(total, round(loads / max(1, total)), np.int64)
+    stored = sizes.n_bytes(min(options.device_rows, g.num_nodes), n_host, Stored(1, packed, np.empty(0, np.int64), 0))
+    tables = ROW_TABLE_BYTES * (n_accesses - n_device) + LOAD_TABLE_BYTES * loads + ADMIT_TABLE_BYTES * updates
+    tables += 8 * (n_host + options.device_rows + n_device)
+    found = stored + round(tables) + SECTION_BYTES * SECTIONS * total
+    return found if asked.disk is None or options.superbatch else min(found, asked.disk)
+
+
+def _seen(asked: _Asked, trace: Trace, n_batches: int) -> Workload:
+    """Return what so many batches, from an empty cache, come to, of which the trace has the first."""
+    g, n = asked.g, min(len(trace), n_batches)
+    part = Trace.reading(lambda number: trace[number], trace.lengths[:n], trace.n)
+    sizes: dict[str, Any] = {"row_bytes": 1, "capacity": asked.capacity, "device_rows": asked.device_rows}
+    if asked.policy.name != STATIC:
+        return observe(part, n_batches=n_batches, budget=g.budget, **sizes)
+    with g.policy_inputs(sum(asked.widths.values())) as inputs:
+        return observe(part, n_batches=n_batches, budget=g.budget, out_degree=inputs.context.out_degree, **sizes)
+
+
+def _static(asked: _Asked, trace: Trace, n_batches: int) -> tuple[float, float]:
+    """Return how many rows of so many batches neither host nor device holds, and how many the device does."""
+    g, policy = asked.g, asked.policy
+    if policy.name == STATIC:
+        seen = _seen(asked, trace, n_batches)
+        return seen.n_accesses - seen.n_device - seen.n_top, seen.n_device
+    assert isinstance(policy, StaticPolicy)
+
+    def counts() -> npt.NDArray[np.int64]:
+        found = np.zeros(trace.n, np.int64)
+        for ids in trace:
+            found[ids] += 1
+        return found
+
+    with g.budget.reserve("cost model", (24 + policy.score_bytes) * trace.n):
+        with g.policy_inputs(sum(asked.widths.values()), counts=counts) as inputs:
+            tier_of_row = assign_tiers(inputs.scores(policy), asked.device_rows, asked.capacity)
+        tiers = [tier_of_row[ids] for ids in trace]
+    scale = n_batches / len(trace)
+    missed = sum(int(np.count_nonzero(each == -1)) for each in tiers)
+    return scale * missed, scale * sum(int(np.count_nonzero(each <= -2)) for each in tiers)

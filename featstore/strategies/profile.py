@@ -1,0 +1,182 @@
+"""Batches that are known before an epoch begins: the first ones, sampled ahead to judge an epoch by, and those of a pack."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from featstore.gather.buffers import BufferPool
+from featstore.pack.offline import Pack, in_order
+from featstore.plan.samples import SampleFile, SampleWriter
+from featstore.plan.trace import Trace
+from featstore.sampling.batch import SampledBatch
+from featstore.storage.rundir import DiskBudget, RunDirectory, finalize_here
+from featstore.strategies.setup import Setup
+
+__all__ = ["LEAST_BATCHES", "FrozenSampler", "Profile", "pack_trace", "profile_batches"]
+
+LEAST_BATCHES, MOST_BATCHES = 8, 32
+EPOCH_SHARE = 8  # one batch of so many
+DISK_SHARE = 8  # of the disk: the rest is the strategy's
+
+
+def profile_batches(n_batches: int) -> int:
+    """Return how many batches of an epoch are looked at: an eighth, eight at least and 32 at most."""
+    return min(n_batches, MOST_BATCHES, max(LEAST_BATCHES, n_batches // EPOCH_SHARE))
+
+
+class Profile:
+    """The first batches of epoch 0, sampled into a run file; a sampler that returns those, and samples all others.
+
+    Parameters
+    ----------
+    setup : Setup
+    run_dir : str
+    disk : int, optional
+        Most bytes of all run files; an eighth of them is used at most.
+    most : int, optional
+        Batches; as many as :func:`profile_batches` says by default.
+
+    Attributes
+    ----------
+    sample_s : float
+        Seconds that sampling took.
+    n_bytes : int
+        On disk until epoch 0 is over.
+
+    Raises
+    ------
+    OSError
+        The disk is full; ENOSPC also where not even one batch fits the eighth.
+    BudgetError
+        No memory for one batch.
+    ValueError
+        The batches cannot be stored: they carry positions of edges.
+
+    Notes
+    -----
+    A pure function of its arguments, as the sampler is: a batch may be asked for again. Thread-safe but for :meth:`close`.
+    """
+
+    def __init__(self, setup: Setup, run_dir: str, disk: int | None, most: int | None = None) -> None:
+        self._sampler, self._pool, self._n_nodes = setup.sampler, setup.graph.pool, setup.graph.num_nodes
+        order = setup.batcher.epoch(0)
+        self._runs = RunDirectory(run_dir)
+        # Taken itself, not by way of the condition: Ctrl-C may leave Condition.__enter__ with the lock taken for good.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._n_reading = 0
+        self._file: SampleFile | None = None
+        accounts = DiskBudget(None if disk is None else disk // DISK_SHARE)
+        try:
+            begin = time.perf_counter()
+            most = min(len(order), most or profile_batches(len(order)))
+            batches = in_order(lambda k: self._sampler.sample(order.seeds(k), epoch=0, index=k), most, setup.threads, self._pool)
+            first = next(batches)
+            with SampleWriter(self._runs.file("profile"), self._n_nodes, accounts) as writer:
+                writer.add(first)
+                # Batches differ in size by a few percent.
+                room = most if accounts.total is None else int(accounts.total / (1.25 * max(1, accounts.used)))
+                del first
+                for count, sampled in enumerate(batches, 2):
+                    if count > room:
+                        break
+                    writer.add(sampled)
+                batches.close()
+                self._file = writer.finish_samples()
+            self.sample_s = time.perf_counter() - begin
+        except BaseException:
+            self._runs.close()
+            raise
+        self.n_bytes = accounts.used
+        self._finalizer = finalize_here(self, _forget, self._file, self._runs)
+        self._n = len(self._file)
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __getattr__(self, name: str) -> Any:
+        """Whatever else is known of the sampler, such as its fan-outs."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._sampler, name)
+
+    def trace(self) -> Trace:
+        """Return the rows of its batches; until it is closed."""
+        assert self._file is not None
+        return Trace.reading(self._file.ids, self._file.lengths, self._n_nodes)
+
+    def sample(self, seeds: torch.Tensor, epoch: int = 0, index: int = 0) -> SampledBatch:
+        """Return the batch that was sampled, or sample it."""
+        if epoch > 0:
+            self._forget()
+        elif index < self._n:
+            with self._reading() as file:
+                if file is not None:
+                    return file.batch(index, self._pool)
+        sampled: SampledBatch = self._sampler.sample(seeds, epoch=epoch, index=index)
+        return sampled
+
+    @contextmanager
+    def _reading(self) -> Iterator[SampleFile | None]:
+        readers = 0
+        try:
+            with self._lock:
+                self._n_reading += 1
+                readers = 1
+                file = self._file
+            yield file
+        finally:
+            with self._lock:
+                self._n_reading -= readers
+                self._changed.notify_all()
+
+    def _forget(self) -> None:
+        """Remove the file, when nobody reads it: a later epoch has begun. Its batches would be sampled again."""
+        with self._lock:
+            if self._file is not None and not self._n_reading:
+                self._file = None
+                self._finalizer()
+
+    def close(self) -> None:
+        """Remove the file; may be called again."""
+        with self._lock:
+            self._changed.wait_for(lambda: not self._n_reading)
+            self._file = None
+        self._finalizer()
+
+
+def _forget(file: SampleFile, runs: RunDirectory) -> None:
+    file.remove()
+    runs.close()
+
+
+class FrozenSampler:
+    """A pack's batches for strategies that ask a sampler: the batch that is asked for by the number that is its seed.
+
+    Parameters
+    ----------
+    pack : Pack
+    pool : BufferPool
+    """
+
+    def __init__(self, pack: Pack, pool: BufferPool) -> None:
+        self._pack, self._pool = pack, pool
+        self.fanouts = [-1] * pack.n_hops
+
+    def sample(self, seeds: torch.Tensor, epoch: int = 0, index: int = 0) -> SampledBatch:
+        """Return batch ``seeds[0]`` of the pack's epoch ``epoch`` modulo how many it has, as the one that runs as ``index``."""
+        number = epoch % self._pack.epochs * self._pack.n_batches + int(seeds[0])
+        return replace(self._pack.batch(number, self._pool), epoch=epoch, index=index)
+
+
+def pack_trace(pack: Pack) -> Trace:
+    """Return the rows of a pack's first batches, as many as are looked at of an epoch."""
+    n = profile_batches(pack.n_batches)
+    return Trace.reading(pack.ids, pack.lengths[:n], pack.num_nodes)
