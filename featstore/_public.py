@@ -24,6 +24,7 @@ from featstore.errors import (
     CorruptionError as CorruptionError,
     FeatstoreError as FeatstoreError,
     FormatError as FormatError,
+    OptionError as OptionError,
     PluginError as PluginError,
     StaleError as StaleError,
     VersionError as VersionError,
@@ -44,6 +45,26 @@ from featstore.sampling.batch import (
     SampledBatch as SampledBatch,
     Sampler as Sampler,
 )
+from featstore.sampling.batches import (
+    Batches as Batches,
+    RandomBatches as RandomBatches,
+)
 from featstore.sampling.neighbor import NeighborSampler as NeighborSampler
+from featstore.strategies.auto import Auto as Auto
+from featstore.strategies.base import (
+    EpochRun as EpochRun,
+    Prepared as Prepared,
+    Runner as Runner,
+    Strategy as Strategy,
+)
+from featstore.strategies.ginex import Ginex as Ginex
+from featstore.strategies.ondemand import OnDemand as OnDemand
+from featstore.strategies.packed import Packed as Packed
+from featstore.strategies.registry import (
+    available_strategies as available_strategies,
+    register_strategy as register_strategy,
+)
+from featstore.strategies.streamed import Streamed as Streamed
+from featstore.strategies.superbatch import Superbatch as Superbatch
 
 open = OutOfCoreGraph.open

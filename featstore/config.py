@@ -26,6 +26,7 @@ __all__ = [
     "Reservation",
     "available_memory",
     "check_at_least",
+    "check_flag",
     "format_size",
     "parse_cache_size",
     "parse_disk",
@@ -49,6 +50,12 @@ def check_at_least(name: str, value: Any, least: int) -> None:
         raise TypeError(f"{name} must be an integer, not {value!r}")
     if value < least:
         raise ValueError(f"{name} must be at least {least}, not {value}")
+
+
+def check_flag(name: str, value: object) -> None:
+    """Raise TypeError unless ``value`` is True or False."""
+    if type(value).__name__ not in ("bool", "bool_"):  # NumPy's, too
+        raise TypeError(f"{name} must be True or False, not {value!r}")
 
 
 def parse_size(size: int | str) -> int:

@@ -18,6 +18,7 @@ __all__ = [
     "FeatstoreError",
     "FormatError",
     "MissingExtraError",
+    "OptionError",
     "PluginError",
     "StaleError",
     "VersionError",
@@ -111,6 +112,26 @@ class BusyError(FeatstoreError, BlockingIOError):
 
 class PluginError(FeatstoreError, RuntimeError):
     """A policy or other plug-in raised, or returned what its contract forbids."""
+
+
+class OptionError(FeatstoreError, ValueError):
+    """An option's value cannot be used, or an option does not go with others.
+
+    Parameters
+    ----------
+    option : str
+        Its name in Python; the command line writes it as ``--its-name``.
+    reason : str
+        What is wrong, and what would do.
+    """
+
+    def __init__(self, option: str, reason: str) -> None:
+        super().__init__(f"{option}: {reason}")
+        self.option = option
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.option, self.reason)
 
 
 class MissingExtraError(FeatstoreError, ImportError):

@@ -49,7 +49,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> None:
             super().start(capacity, context)
 
     for name, cls in (("needs-parts", NeedsParts), ("wrong", Wrong), ("late", Late)):
-        monkeypatch.setitem(base._policies, name, cls)
+        monkeypatch.setitem(base.POLICIES.known, name, cls)
 
 
 @pytest.fixture(scope="module", autouse=True)

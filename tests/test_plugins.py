@@ -34,7 +34,7 @@ BUILTIN = ["clock", "degree", "frequency", "in_out_ratio", "lru", "random", "s3f
 def _registry(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test registers is forgotten after it."""
     available_policies()
-    monkeypatch.setattr(base, "_policies", dict(base._policies))
+    monkeypatch.setattr(base.POLICIES, "known", dict(base.POLICIES.known))
 
 
 class Rows(StaticPolicy):
@@ -233,7 +233,7 @@ def test_an_entry_point_whose_module_registers_itself(tmp_path: Path, monkeypatc
     )
     monkeypatch.syspath_prepend(tmp_path)
     assert get_policy("own").name == "own"
-    del base._policies["own"], base._policies["clash"]
+    del base.POLICIES.known["own"], base.POLICIES.known["clash"]
     sys.modules.pop("plug_d")
     with pytest.raises(PluginError, match="registers another class"):
         get_policy("clash")

@@ -3,28 +3,21 @@
 A policy decides, over arrays and once a batch; the cache table holds the rows. ``row`` is a row of the field, ``slot`` an index
 into the cache array. To add a policy: subclass one of the three kinds, decorate with :func:`register_policy` (or name the class
 in the entry-point group ``featstore.policies``), and run the kind's contract suite of ``featstore.testing`` over it.
-
-Names resolve in this order: what this process registered (built-in policies are the modules of this package, imported at the
-first look-up), then the entry point of that name, which alone is imported: a broken plug-in disturbs nobody who does not ask for
-it.
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.metadata
-import pkgutil
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from featstore.errors import PluginError
+from featstore.registry import Registry
 
 __all__ = [
     "OnlinePolicy",
@@ -35,8 +28,6 @@ __all__ = [
     "get_policy",
     "register_policy",
 ]
-
-ENTRY_POINT_GROUP = "featstore.policies"
 
 Int64s = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
@@ -160,21 +151,7 @@ class OnlinePolicy(Policy):
 
 PolicyType = TypeVar("PolicyType", bound=type[Policy])
 
-_lock = threading.RLock()
-_policies: dict[str, type[Policy]] = {}
-_builtins_loaded = False
-
-
-def _load_builtins() -> None:
-    """Import the modules of this package once: each registers the policies that it defines."""
-    global _builtins_loaded
-    if _builtins_loaded:
-        return
-    # Not under _lock: another thread may hold one of these modules' import locks and wait for _lock to register.
-    package = importlib.import_module("featstore.cache")
-    for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"featstore.cache.{module.name}")
-    _builtins_loaded = True
+POLICIES = Registry("policy", Policy, "featstore.cache", "policies", "StaticPolicy or OnlinePolicy")
 
 
 def register_policy(name: str) -> Callable[[PolicyType], PolicyType]:
@@ -195,71 +172,12 @@ def register_policy(name: str) -> Callable[[PolicyType], PolicyType]:
     ...     def scores(self, context):
     ...         return -np.arange(context.n)
     """
-    if not isinstance(name, str):
-        raise TypeError(f"a policy's name is a string, not {type(name).__name__}; write @register_policy('name')")
-    if not name:
-        raise ValueError("a policy's name cannot be empty")
-
-    def decorate(cls: PolicyType) -> PolicyType:
-        if not (isinstance(cls, type) and issubclass(cls, Policy)):
-            raise TypeError(f"{cls!r} is not a subclass of StaticPolicy or OnlinePolicy")
-        if not cls.__module__.startswith("featstore.cache."):
-            _load_builtins()  # so that a clash with a built-in name shows here, where it is made
-        with _lock:
-            known = _policies.get(name)
-            redefined = (
-                known is not None and known.__module__ == cls.__module__ == "__main__" and known.__qualname__ == cls.__qualname__
-            )
-            if known is not None and known is not cls and not redefined:
-                raise ValueError(f"a policy named {name!r} is registered already: {known.__module__}.{known.__qualname__}")
-            if known is cls:
-                raise ValueError(f"{cls.__qualname__} is registered under {name!r} already")
-            _policies[name] = cls
-            cls._registered = name
-        return cls
-
-    return decorate
-
-
-def _entry_points() -> dict[str, list[importlib.metadata.EntryPoint]]:
-    found: dict[str, list[importlib.metadata.EntryPoint]] = {}
-    for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
-        points = found.setdefault(point.name, [])
-        if all(point.value != other.value for other in points):  # a distribution may be found twice on sys.path
-            points.append(point)
-    return found
+    return cast(Callable[[PolicyType], PolicyType], POLICIES.register(name))
 
 
 def available_policies() -> list[str]:
     """Return the names that :func:`get_policy` knows, sorted; imports no plug-in."""
-    _load_builtins()
-    with _lock:
-        return sorted({*_policies, *_entry_points()})
-
-
-def _load_entry_point(name: str) -> type[Policy]:
-    points = _entry_points().get(name, [])
-    if not points:
-        raise ValueError(f"no policy is named {name!r}; there are {', '.join(map(repr, available_policies()))}")
-    described = " and ".join(
-        f"{point.name} = {point.value}" + (f" of {point.dist.name} {point.dist.version}" if point.dist is not None else "")
-        for point in points
-    )
-    where = f"entry point {ENTRY_POINT_GROUP}: {described}"
-    if len(points) > 1:
-        raise PluginError(f"several installed packages provide the policy {name!r}: {where}; uninstall all but one")
-    try:
-        cls = points[0].load()
-    except Exception as error:
-        raise PluginError(f"{where} cannot be loaded: {type(error).__name__}: {error}") from error
-    if not (isinstance(cls, type) and issubclass(cls, Policy)):
-        raise PluginError(f"{where} is not a subclass of StaticPolicy or OnlinePolicy, but {cls!r}")
-    with _lock:
-        if _policies.get(name) is not cls:  # loading it may have run its own @register_policy
-            if name in _policies:
-                raise PluginError(f"{where} registers another class under its name: {_policies[name]!r}")
-            register_policy(name)(cls)
-    return cls
+    return POLICIES.names()
 
 
 def get_policy(policy: str | Policy | type[Policy]) -> Policy:
@@ -284,8 +202,7 @@ def get_policy(policy: str | Policy | type[Policy]) -> Policy:
     if isinstance(policy, Policy):
         return _named(policy)
     if isinstance(policy, str):
-        _load_builtins()
-        cls = _policies.get(policy) or _load_entry_point(policy)
+        cls = POLICIES.find(policy)
     elif isinstance(policy, type) and issubclass(policy, Policy):
         cls = policy
     else:

@@ -4,34 +4,49 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from featstore.cli.packs import is_pack
-from featstore.config import parse_cache_size, parse_disk, parse_size
+from featstore.config import parse_disk, parse_size
+from featstore.errors import OptionError
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.feature import FeatureStore
 from featstore.sampling.neighbor import NeighborSampler
-from featstore.strategies.registry import STRATEGIES
+from featstore.strategies.base import Strategy
+from featstore.strategies.options import CACHE, DISK, options_of
+from featstore.strategies.registry import available_strategies, find_strategy
 
 __all__ = [
     "Given",
     "add_opening",
     "add_sampling",
-    "as_options",
+    "add_strategy_options",
     "disk_size",
     "feature_of",
     "make_sampler",
     "open_graph",
     "opening",
     "positive",
-    "positive_or_auto",
     "share_or_size",
-    "share_size_or_auto",
     "size",
-    "spellings_of",
+    "strategy_of",
+    "typed",
 ]
+
+BUILT_IN = ("ondemand", "superbatch", "ginex", "streamed", "packed", "auto")
+
+
+def typed(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return ``parse`` with its ValueError as what an argument parser reports."""
+
+    def read(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return read
 
 
 def size(text: str) -> int:
@@ -42,28 +57,10 @@ def size(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def disk_size(text: str) -> int | str:
-    """Parse bytes of disk; a multiple of the features, such as ``1.5x``, stays text."""
-    try:
-        parse_disk(text, 0)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    return text if text.strip().lower().endswith("x") else size(text)
+disk_size = typed(DISK.parse)
 
 
-def share_or_size(text: str) -> float | str:
-    """Check the size of a cache, whose unit stays; on a command line 0.1 is a share, as the float is in Python."""
-    if "." in text and text.replace(".", "", 1).isdigit():
-        return float(text)
-    try:
-        found = parse_cache_size(text, of="what is cached")
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    return found if isinstance(found, float) else text
-
-
-def share_size_or_auto(text: str) -> float | str:
-    return text if text == "auto" else share_or_size(text)
+share_or_size = typed(CACHE.parse)
 
 
 def positive(text: str) -> int:
@@ -71,10 +68,6 @@ def positive(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
     return int(text)
-
-
-def positive_or_auto(text: str) -> int | str:
-    return text if text == "auto" else positive(text)
 
 
 def _fanouts(text: str) -> list[int]:
@@ -121,25 +114,65 @@ def add_sampling(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *, m
     return {action.dest: action.default for action in actions}
 
 
-def spellings_of(parser: argparse.ArgumentParser) -> dict[str, str]:
-    """Return a command's options by the names that they have in Python."""
-    named = {action.dest: action.option_strings[-1] for action in parser._actions if action.option_strings}
-    return {name: option for name, option in named.items() if name not in ("help", "json")}
+def add_strategy_options(
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup, names: Sequence[str], **defaults: Any
+) -> None:
+    """Add the options of some strategies, as their fields declare them; one that is not given is None, or its default here.
+
+    Parameters
+    ----------
+    parser : ArgumentParser
+    names : sequence of str
+        Strategies.
+    defaults : optional
+        Other defaults than the strategies'.
+    """
+    taken: dict[str, list[str]] = {}
+    for name in names:
+        for option in options_of(find_strategy(name)):
+            taken.setdefault(option, []).append(name)
+    for option, by in taken.items():
+        if option == "epochs":
+            continue  # as many as are trained
+        kind, help, default = options_of(find_strategy(by[0]))[option]
+        default = defaults.get(option, default)
+        shown = "" if default is None else f"; default: {default}"
+        goes_with = f"{', '.join(by)}{shown}" if len(names) > 1 else shown.removeprefix("; ")
+        text = f"{help} ({goes_with})" if goes_with else help
+        parser.add_argument(
+            f"--{option.replace('_', '-')}",
+            type=typed(kind.parse),
+            metavar=kind.metavar,
+            default=defaults.get(option),
+            help=text.replace("%", "%%"),
+        )
 
 
-def as_options(text: str, spellings: Mapping[str, str]) -> str:
-    """Return a message in which ``name=``, ``name='value'`` and names with an underscore are options, as on a command line."""
+def strategy_of(options: argparse.Namespace, name: str, **given: Any) -> Strategy:
+    """Return the strategy that the options of :func:`add_strategy_options` describe; ``given`` come on top.
 
-    def option(found: re.Match[str]) -> str:
-        name, value = found["name"], found["value"]
-        if name not in spellings or (value is None and "_" not in name):
-            return found[0]
-        value = "" if value in (None, "", "True", "False") else f" {value}"
-        return f"{spellings[name]}{value}"
-
-    pattern = r"(?<![\w/.\-'\"])(?P<name>[a-z_]+)\b(?:=(?P<quote>'?)(?P<value>[\w.]*)(?P=quote))?(?![\w/=])"
-    found = re.sub(r"(--[\w-]+) \(\1\)", r"\1", re.sub(pattern, option, text))
-    return re.sub(rf"'({'|'.join([*STRATEGIES, 'auto'])})'", r"\1", found) if "--strategy" in found else found
+    Raises
+    ------
+    OptionError
+        An option was given that the strategy does not take.
+    """
+    cls = find_strategy(name)
+    names = available_strategies()
+    takers: dict[str, list[str]] = {}
+    for each in names:
+        if each in BUILT_IN or each == name:
+            for option in options_of(find_strategy(each)):
+                takers.setdefault(option, []).append(each)
+    for option, by in takers.items():
+        value = getattr(options, option, None)
+        if value is None or option == "epochs":
+            continue
+        if name not in by:
+            *others, last = by
+            those = f"{', '.join(others)} or {last}" if others else last
+            raise OptionError(option, f"goes with --strategy {those}, not {name}")
+        given[option] = value
+    return cls(**given)
 
 
 def open_graph(path: str | os.PathLike[str], options: argparse.Namespace) -> OutOfCoreGraph:

@@ -10,6 +10,7 @@ from typing import Any
 
 from featstore.cli.packs import may_be_pack
 from featstore.config import format_size
+from featstore.errors import OptionError
 from featstore.pack.layout import PREFIX as LAYOUT
 from featstore.pack.nodedata import PREFIX as NODE_DATA
 from featstore.storage.writer import free_bytes, is_drive_full
@@ -24,6 +25,8 @@ def print_result(options: argparse.Namespace, result: dict[str, Any], text: str)
 
 def one_line(error: BaseException) -> str:
     """Return an error's message in one line, with the file that it is about."""
+    if isinstance(error, OptionError):
+        return f"--{error.option.replace('_', '-')}: {error.reason}"
     if isinstance(error, FileNotFoundError) and error.filename is not None and error.strerror == os.strerror(errno.ENOENT):
         return f"{os.fsdecode(error.filename)}: no such file or directory"
     if isinstance(error, OSError) and error.errno is not None and error.filename is not None:

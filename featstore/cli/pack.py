@@ -19,8 +19,8 @@ from featstore.cli.arguments import (
     make_sampler,
     open_graph,
     positive,
-    positive_or_auto,
     share_or_size,
+    typed,
 )
 from featstore.cli.output import print_result
 from featstore.cli.packs import check_given, open_pack
@@ -35,7 +35,8 @@ from featstore.pack.offline import Pack, sample_offline
 from featstore.pack.record import RECORD
 from featstore.sampling.batch import Sampler
 from featstore.storage.writer import is_drive_full
-from featstore.strategies.options import parse_planning
+from featstore.strategies.options import LENGTH
+from featstore.strategies.packed import Packed
 from featstore.strategies.packsize import PackEstimate, estimate_layout, estimate_pack
 from featstore.strategies.sizing import cache_bytes
 
@@ -52,14 +53,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seeds", action=Given, metavar="NAME", help="node data with the seeds (default: train_idx or train_mask)"
     )
     parser.add_argument("--epochs", action=Given, type=positive, default=1, help="epochs of samples (default: 1)")
-    parser.add_argument("--policy", default="belady", help="of the rows in memory: belady (default), or a static one: frequency")
-    parser.add_argument(
-        "--feature-cache",
-        type=share_or_size,
-        default=0.1,
-        metavar="SIZE",
-        help="rows in memory: bytes (1GiB), or a share (10%%, 0.1; default: 0.1)",
-    )
     parser.add_argument(
         "--device-cache",
         type=share_or_size,
@@ -67,7 +60,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="hottest rows, which will stay on the training device: bytes (1GiB), or a share (10%%; default: none)",
     )
     parser.add_argument(
-        "--superbatch", type=positive_or_auto, metavar="N", help="batches that belady plans at once (default: auto)"
+        "--cache",
+        type=share_or_size,
+        default=0.1,
+        metavar="SIZE",
+        help="rows in memory: bytes (1GiB), or a share (10%%; default: 0.1)",
+    )
+    parser.add_argument(
+        "--policy", default="belady", help="which rows stay in memory: belady (default), or a static one: frequency"
+    )
+    parser.add_argument(
+        "--length", type=typed(LENGTH.parse), default="auto", metavar="N", help="batches that are planned together"
     )
     parser.add_argument("--disk", type=disk_size, metavar="SIZE", help="most bytes of the pack, or times the features (1.5x)")
     parser.add_argument(
@@ -90,20 +93,27 @@ def _size_of(pack: str) -> int:
     return sum(os.path.getsize(os.path.join(folder, name)) for folder, _, names in os.walk(pack) for name in names)
 
 
+def _packed(options: argparse.Namespace, pack: Pack | None = None, disk: int | None = None) -> Packed:
+    """Return the strategy that runs what is to be packed."""
+    return Packed(pack, options.cache, options.policy, options.length, disk)
+
+
 def _check_packing(g: OutOfCoreGraph, options: argparse.Namespace) -> None:
     """Raise what the packing would raise about its options, before epochs are sampled for it."""
     store = g.features[options.feature]
     width = {options.feature: store.nbytes // max(1, len(store))}
-    asked: dict[str, Any] = {"superbatch": options.superbatch, "overlap": None, "disk": None, "run_dir": None}
-    parse_planning(g, store.nbytes, "packed", options.policy, **asked)
     if g.num_nodes:
-        cache_bytes(options.feature_cache, g.num_nodes, width, get_policy("belady"), g.budget, g.budget.available)
+        cache_bytes(_packed(options).cache or 0, g.num_nodes, width, get_policy("belady"), g.budget, g.budget.available)
 
 
 def _asked(options: argparse.Namespace, labels: str | None) -> dict[str, Any]:
     """Return the arguments of the estimates that the options of the command line come to."""
-    names = ["feature_cache", "device_cache", "policy", "superbatch"]
-    return {"features": [options.feature], "labels": labels, **{name: getattr(options, name) for name in names}}
+    return {
+        "packed": _packed(options),
+        "features": [options.feature],
+        "labels": labels,
+        "device_cache": options.device_cache,
+    }
 
 
 def _say(estimate: PackEstimate, show: bool) -> None:
@@ -179,15 +189,14 @@ def _pack_dataset(
             estimate = estimate_layout(g, pack, disk=None if disk is None else disk - n_bytes, **_asked(options, labels))
             _say(estimate, show)
             estimate.check()
-        given: dict[str, Any] = {"features": [options.feature], "labels": labels, "feature_cache": options.feature_cache}
-        left = None if disk is None else disk - n_bytes
-        given |= {"policy": options.policy, "superbatch": options.superbatch, "disk": left}
         # The device need not be here, nor have its rows in the memory of this machine: on "meta" a tier is shapes without rows.
-        given |= {"device_cache": options.device_cache, "device": "meta"}
+        given: dict[str, Any] = {"features": [options.feature], "labels": labels, "device": "meta"}
+        given |= {"device_cache": options.device_cache}
         try:
-            with Loader(g, strategy="packed", pack=pack, **given) as loader:
-                if loader.made_layout is not None:
-                    made.add(loader.made_layout)
+            with Loader(g, strategy=_packed(options, pack, None if disk is None else disk - n_bytes), **given) as loader:
+                layout = loader.stats().get("layout", {})
+                if layout.get("made"):
+                    made.add(layout["name"])
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
                 "the samples, and what is packed of them, are kept: the same command with --add-layout goes on"
@@ -196,7 +205,7 @@ def _pack_dataset(
             if error.errno != errno.ENOSPC:
                 raise
             if error.filename not in {pack.file(name) for name in before}:  # else it is there, within what the pack may take
-                more = "make room" if is_drive_full(error) else "give more --disk, or more --feature-cache,"
+                more = "make room" if is_drive_full(error) else "give more --disk, or more --cache,"
                 kept = f"the samples are kept: {more} and ask again with --add-layout"
                 raise OSError(error.errno, f"{error.strerror}; {kept}", error.filename) from None
         return {

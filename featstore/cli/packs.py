@@ -78,7 +78,7 @@ def check_layout(
     )
     there = f"{len(found)} layouts of {', '.join(features)} with policy {policy} ({which})" if found else "no such layout"
     raise ValueError(
-        f"{pack.path} has {there}: --feature-cache SIZE says which to take or to make, or make one with: "
+        f"{pack.path} has {there}: --cache SIZE says which to take or to make, or make one with: "
         f"featstore pack {dataset} {pack.path} --add-layout --policy {policy}"
         f"{''.join(f' --feature {name}' for name in features if name != 'x')}"
         f"{'' if device_cache is None else f' --device-cache {device_cache}'}"

@@ -11,7 +11,7 @@ from featstore.cli.training import no_seeds, split_seeds
 from featstore.graph.progress import Bar
 from featstore.plan.trace import Trace, record
 from featstore.sampling.batch import Sampler
-from featstore.sampling.batches import RandomBatcher, check_seeds
+from featstore.sampling.batches import RandomBatches, check_seeds
 from featstore.storage.rundir import DiskBudget
 
 if TYPE_CHECKING:
@@ -83,9 +83,9 @@ def record_epoch(
     OSError
         The file cannot be written, or is there already.
     """
-    batcher = RandomBatcher(seeds, batch_size, seed=seed)
-    with g.budget.reserve("loader order", 8 * len(seeds) + batcher.order_bytes):
-        order = batcher.epoch(0)
+    batches = RandomBatches(seeds, batch_size, seed=seed)
+    with g.budget.reserve("loader order", batches.nbytes):
+        order = batches.epoch(0)
         numbers = range(len(order) if max_batches is None else min(len(order), max_batches))
         shown = Bar(numbers, desc="sampling", unit="batch", leave=False, file=sys.stderr) if progress else numbers
         return record(sampler, (order.seeds(index) for index in shown), g.num_nodes, path, disk=disk)

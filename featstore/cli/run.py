@@ -9,10 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from featstore.cli import bench, create, info, pack, plan, train, verify
-from featstore.cli.arguments import (
-    as_options,
-    spellings_of,
-)
 from featstore.cli.output import advice_on_damage, one_line
 from featstore.cli.parser import COMMANDS, make_parser
 from featstore.errors import CorruptionError, FeatstoreError
@@ -34,10 +30,8 @@ _MODULES: dict[str, Any] = {
 
 def run(arguments: Sequence[str]) -> int:
     """Run a command, and return its exit status: 0, 1 (a dataset is damaged), 2 (what was asked for cannot be done)."""
-    spellings: dict[str, str] = {}
     try:
         options = _parser().parse_args(arguments)
-        spellings = options.spellings
         status = int(options.run(options))
         sys.stdout.flush()
         return status
@@ -54,7 +48,7 @@ def run(arguments: Sequence[str]) -> int:
     except (FeatstoreError, OSError, ValueError, TypeError, LookupError) as error:
         if os.environ.get("FEATSTORE_TRACEBACK"):
             raise
-        print(f"featstore: {as_options(one_line(error), spellings)}", file=sys.stderr)
+        print(f"featstore: {one_line(error)}", file=sys.stderr)
         return USER_ERROR
 
 
@@ -67,5 +61,5 @@ def _parser() -> argparse.ArgumentParser:
         made.add_argument("path", metavar="DATASET", help=getattr(module, "PATH", "directory of the dataset"))
         made.add_argument("--json", action="store_true", help="print the result as one JSON object")
         module.add_arguments(made)
-        made.set_defaults(run=module.run, spellings=spellings_of(made))
+        made.set_defaults(run=module.run)
     return parser

@@ -6,24 +6,25 @@ import argparse
 import os
 import sys
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
 from tqdm import tqdm
 
-from featstore.cache.base import available_policies, get_policy
+from featstore.cache.base import get_policy
 from featstore.cli.arguments import (
+    BUILT_IN,
     Given,
     add_opening,
     add_sampling,
-    disk_size,
+    add_strategy_options,
     make_sampler,
     open_graph,
     opening,
     positive,
-    positive_or_auto,
     share_or_size,
-    share_size_or_auto,
+    strategy_of,
 )
 from featstore.cli.output import print_result
 from featstore.cli.packs import check_given, check_layout, is_pack, open_pack
@@ -37,12 +38,13 @@ from featstore.cli.training import (
     train,
     unknown_splits,
 )
+from featstore.errors import OptionError
 from featstore.gather.device import check_device
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.pack.offline import Pack
 from featstore.pack.packgraph import PackedGraph
-from featstore.strategies.options import TAKEN_BY, check_options, check_policy, check_superbatch
-from featstore.strategies.registry import STRATEGIES
+from featstore.strategies.options import options_of
+from featstore.strategies.registry import available_strategies, find_strategy
 from featstore.strategies.sizing import device_rows
 
 __all__ = ["PATH", "add_arguments", "run", "train_as_asked"]
@@ -70,16 +72,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--strategy",
         action=Given,
-        choices=[*STRATEGIES, "auto"],
+        choices=available_strategies(),
         default="ondemand",
         help="(default: ondemand; packed on a pack)",
     )
-    parser.add_argument("--policy", help=f"policy of the feature cache, none or one of {', '.join(available_policies())}")
-    parser.add_argument(
-        "--feature-cache", type=share_size_or_auto, metavar="SIZE", help="bytes (1GiB), a share of the rows (10%%, 0.1), or auto"
-    )
+    add_strategy_options(parser.add_argument_group("the strategy's options, and which take them"), _listed())
     parser.add_argument("--prefetch", type=int, default=2, help="batches made ahead (default: 2)")
-    parser.add_argument("--pack", metavar="PACK", help="train on the samples of a pack, in its batches (--strategy packed, auto)")
     parser.add_argument("--device", type=_device, default="cpu", help="where batches go and the model is (default: cpu)")
     parser.add_argument(
         "--device-cache",
@@ -87,19 +85,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="rows of a pack that stay on the device: bytes (1GiB), or a share of the rows (10%%; with --pack)",
     )
-    ahead = parser.add_argument_group("looking ahead (--strategy superbatch, streamed)")
-    ahead.add_argument("--superbatch", type=positive_or_auto, metavar="N", help="batches a superbatch (default: auto)")
-    ahead.add_argument(
-        "--no-overlap", dest="overlap", action="store_const", const=False, help="sample a superbatch when the one before has run"
-    )
-    ahead.add_argument(
-        "--disk",
-        type=disk_size,
-        metavar="SIZE",
-        help="most bytes of run files, or a multiple of the features (1.5x; default: a quarter of the free disk); "
-        "with --pack, of the layout (default: no bound)",
-    )
-    ahead.add_argument("--run-dir", metavar="DIR", help="where run files go (default: DATASET.runs)")
+
+
+def _listed() -> list[str]:
+    """Return the strategies whose options are listed: those of the library, and a plug-in that the command line names."""
+    named = [name for before, name in zip(sys.argv, sys.argv[1:], strict=False) if before == "--strategy"]
+    return [*BUILT_IN, *(name for name in available_strategies() if name in named and name not in BUILT_IN)]
 
 
 def run(options: argparse.Namespace) -> int:
@@ -110,26 +101,15 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _loader_options(options: argparse.Namespace) -> dict[str, Any]:
-    names = ["strategy", "feature_cache", "prefetch", "device"]
-    if options.policy == "none" and options.strategy != "ondemand":
-        raise ValueError(f"--policy none, no cache, goes with --strategy ondemand, not {options.strategy}")
-    if options.device_cache is not None and options.pack is None:
-        raise ValueError("--device-cache goes with --pack: rows stay on the device for the batches of a pack")
     if options.strategy == "packed" and options.pack is None:
         raise ValueError(
             "--strategy packed runs the samples of a pack: make one with featstore pack DATASET PACK, then give --pack PACK"
         )
-    given = [name for name in TAKEN_BY if name != "epochs" and getattr(options, name) is not None]  # --epochs: of training
-    check_options(options.strategy, dict.fromkeys(given, True))
-    if options.strategy == "packed":
-        check_superbatch(options.superbatch, get_policy(options.policy or "belady"))
-    names += [name for name in given if name not in ("policy", "pack")]
-    if options.strategy == "auto":
-        names.append("epochs")
-    policy = None if options.policy == "none" else options.policy
-    if options.policy == "none" and options.feature_cache is not None:
-        raise ValueError("--policy none is no cache; leave it out, or leave out --feature-cache")
-    return {"policy": policy, **{name: getattr(options, name) for name in names}}
+    given = {"epochs": options.epochs} if "epochs" in options_of(find_strategy(options.strategy)) else {}
+    strategy = strategy_of(options, options.strategy, **given)
+    if options.device_cache is not None and not strategy.has_device_tier:
+        raise OptionError("device_cache", "goes with --pack: rows stay on the device for the batches of a pack")
+    return {"strategy": strategy, **{name: getattr(options, name) for name in ("prefetch", "device", "device_cache")}}
 
 
 def _in_place_of_its_dataset(path: str | os.PathLike[str], options: argparse.Namespace) -> None:
@@ -163,7 +143,8 @@ def train_as_asked(path: str | os.PathLike[str], options: argparse.Namespace, *,
         graph = PackedGraph(path, **opening(options)) if is_alone else open_graph(path, options)
         stack.enter_context(cast(AbstractContextManager[Any], graph))
         if options.pack is not None:
-            loader_options["pack"] = _checked_pack(stack, graph, options)
+            pack = _checked_pack(stack, graph, options)
+            loader_options["strategy"] = replace(loader_options["strategy"], pack=pack)
         sampler = None if isinstance(graph, PackedGraph) else make_sampler(graph, options)
         _say_unused_splits(graph)
         if options.device.startswith("cuda"):
@@ -204,12 +185,12 @@ def _checked_pack(stack: ExitStack, graph: OutOfCoreGraph | PackedGraph, options
         raise ValueError(
             f"{options.pack} has samples of {pack.n_hops} hops, --fanouts has {len(options.fanouts)}: give {pack.n_hops} numbers"
         )
-    if options.strategy == "packed" and options.feature_cache is None:
+    if options.strategy == "packed" and options.cache is None:
         wanted, store = options.device_cache, graph.features[options.feature]
         n_device = None
         if wanted is not None:
             n_device = device_rows(wanted, graph.num_nodes, {options.feature: store.nbytes // max(1, len(store))})
-        policy = check_policy("packed", options.policy).name
+        policy = get_policy(options.policy or "belady").name
         check_layout(pack, [options.feature], policy, dataset, n_device, wanted)
     return pack
 

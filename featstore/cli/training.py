@@ -18,6 +18,7 @@ from featstore.load.loader import Loader
 from featstore.load.minibatch import MiniBatch
 from featstore.pack.packgraph import PackedGraph
 from featstore.sampling.batch import Sampler
+from featstore.strategies.registry import get_strategy
 
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph
@@ -178,7 +179,7 @@ def train(
     on_epoch : callable, optional
         Called with every :class:`Epoch` when it is done.
     loader_options : mapping, optional
-        Further arguments of the training :class:`~featstore.Loader` (``feature_cache``, ``policy``, ``prefetch``, ``memory`` …);
+        Further arguments of the training :class:`~featstore.Loader` (``strategy``, ``prefetch``, ``memory`` …);
         the model is on its ``device``.
 
     Returns
@@ -218,7 +219,8 @@ def train(
     result = TrainResult()
     evaluate_s = 0.0
     deadline = float("inf") if max_seconds is None else time.perf_counter() + max_seconds
-    if options.get("pack") is None:
+    strategy = get_strategy(options.get("strategy", "ondemand"))
+    if not is_pack and getattr(strategy, "pack", None) is None:
         options |= {"sampler": sampler, "seeds": seeds["train"]}
         of_training = common
     else:

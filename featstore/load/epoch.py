@@ -11,15 +11,14 @@ from featstore.errors import ClosedError
 from featstore.load.minibatch import MiniBatch
 from featstore.load.pipeline import FINALIZER_JOIN_S, Pipeline
 from featstore.load.stages import Item, Stages
-from featstore.sampling.batch import Sampler
 from featstore.storage.rundir import finalize_here
 from featstore.strategies.base import EpochRun
 
-__all__ = ["EpochIterator", "Progress", "RunningEpoch", "most_rows"]
+__all__ = ["EpochIterator", "Position", "RunningEpoch"]
 
 
 @dataclass
-class Progress:
+class Position:
     """The batch that an iterator delivers next."""
 
     epoch: int
@@ -27,7 +26,7 @@ class Progress:
 
 
 class RunningEpoch(Iterator[MiniBatch]):
-    """Deliver batches ``progress.batch … stop - 1`` of an epoch.
+    """Deliver batches ``position.batch … stop - 1`` of an epoch.
 
     Owns its threads, and stops them when it is exhausted, closed, fails or is collected.
 
@@ -36,34 +35,31 @@ class RunningEpoch(Iterator[MiniBatch]):
     run : EpochRun
         Closed at the end.
     stages : Stages
-    progress : Progress
+    position : Position
         Follows what is delivered.
     stop, depth : int
         See :class:`Pipeline`.
     owner : object
         Kept alive until the threads have ended: what the stages use is closed with it.
-    on_end : callable, optional
-        Called when all its batches were delivered.
     """
 
     def __init__(
         self,
         run: EpochRun,
         stages: Stages,
-        progress: Progress,
+        position: Position,
         stop: int,
         depth: int,
         owner: object,
-        on_end: Callable[[], None] | None = None,
     ) -> None:
-        self._on_end = on_end
-        self._progress = progress
+        self._run = run
+        self._position = position
         self._over = False
         self._stop = stop
         self._receive = stages.receive
         self._pipeline: Pipeline[Item, Any, MiniBatch] = Pipeline(
             *stages.of(run),
-            start=progress.batch,
+            start=position.batch,
             stop=stop,
             threads=run.threads,
             depth=depth,
@@ -90,13 +86,13 @@ class RunningEpoch(Iterator[MiniBatch]):
         if self._pipeline.position >= self._stop:
             self._over = True
             self.close()
-            if self._on_end is not None:
-                self._on_end()
+            if self._run.on_delivered is not None:
+                self._run.on_delivered()
             raise StopIteration
         try:
             batch = self._pipeline.get()
             self._receive(batch)
-            self._progress.batch = self._pipeline.position
+            self._position.batch = self._pipeline.position
         except BaseException:
             self._over = True
             self.close()
@@ -158,11 +154,3 @@ def _end(pipeline: Pipeline[Any, Any, Any], run: EpochRun, stages: Stages, owner
     finally:
         stages.end()
         run.close()
-
-
-def most_rows(sampler: Sampler, batch_size: int, num_nodes: int) -> int:
-    """Most distinct nodes that a batch can have."""
-    rows = batch_size
-    for fanout in getattr(sampler, "fanouts", [-1]):
-        rows = num_nodes if fanout < 0 else min(num_nodes, rows * (1 + fanout))
-    return rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,12 +17,10 @@ from featstore.errors import BudgetError
 from featstore.gather.buffers import block_bytes
 from featstore.gather.device import Apart
 from featstore.gather.executor import Tally
-from featstore.gather.plan import Tier
 from featstore.load.held import Batches, Held
 from featstore.load.minibatch import MiniBatch
 from featstore.load.transfer import Assembled, HandOver, host_rows
 from featstore.strategies.base import EpochRun, Prepared
-from featstore.strategies.profile import FrozenSampler
 from featstore.strategies.requests import BATCHES, guess, larger, least_total, would_do
 from featstore.strategies.setup import Setup
 
@@ -44,24 +42,14 @@ class Stages:
     Parameters
     ----------
     setup : Setup
-    row_bytes : mapping of str to int
-        Of each feature.
-    share : Budget, optional
-        The loader's memory, where it has a share of the graph's.
-    most_rows : int
-        Most nodes that a batch can have.
-    frozen : FrozenSampler, optional
-        The setup's sampler, where its batches are a pack's: they have the numbers that they have there.
+        The runner's.
     """
 
-    def __init__(
-        self, setup: Setup, row_bytes: Mapping[str, int], share: Budget | None, most_rows: int, frozen: FrozenSampler | None
-    ) -> None:
+    def __init__(self, setup: Setup) -> None:
         self.watch = setup.watch
-        self.batches = None if share is None else Batches(share)
-        self._g, self._setup, self._row_bytes, self._frozen = setup.graph, setup, dict(row_bytes), frozen
-        self._limit: Budget = self._g.budget if share is None else share
-        self._most_rows = most_rows
+        self.batches = None if setup.share is None else Batches(setup.share)
+        self._g, self._setup, self._row_bytes = setup.graph, setup, setup.row_bytes
+        self._limit: Budget = setup.limit
         self._hand_over = HandOver(setup.device, self.watch, self.batches)
         self._delivered: list[tuple[weakref.ref[MiniBatch], int]] = []
         self._n_running = 0
@@ -71,12 +59,9 @@ class Stages:
         if setup.device.type == "cuda":
             self._g.pool.page_lock(self._hand_over.device)
         self._lock = threading.Lock()
-        self._n_rows = 0
-        self._hits = {Tier.HOST: 0, Tier.BASE: 0}
-        self._n_batches = 0
         self._trimmed_for = -1
         self._largest_bytes = 0
-        self._largest_rows = most_rows if setup.pack is not None or frozen is not None else 0
+        self._largest_rows = setup.batches.most_rows or 0
 
     def receive(self, batch: MiniBatch) -> None:
         """Take note of a batch, in the loop's thread, before the loop has it."""
@@ -126,25 +111,16 @@ class Stages:
     def spare(self, run: EpochRun) -> bool:
         """Give back memory as :meth:`EpochRun.spare` does; first, once a batch, what nobody uses now."""
         with self._lock:
-            trimmed, self._trimmed_for = self._trimmed_for == self._n_batches, self._n_batches
+            n_batches = self._setup.counts.n_batches
+            trimmed, self._trimmed_for = self._trimmed_for == n_batches, n_batches
         if trimmed:
             return run.spare()
         before = self._g.budget.used
-        for idle in (self._setup.sampler, self._g.pool, self._g.reader):
+        for idle in (self._setup.batches, self._g.pool, self._g.reader):
             trim = getattr(idle, "trim", None)
             if trim is not None:
                 trim()
         return self._g.budget.used < before or run.spare()
-
-    def counts(self) -> dict[str, Any]:
-        """Return ``batches``, ``rows``, what was read, and ``hits`` by tier, as of now."""
-        with self._lock:
-            return {
-                "batches": self._n_batches,
-                "rows": self._n_rows,
-                **self._setup.reads.total(),
-                "hits": {tier.name.lower(): n for tier, n in sorted(self._hits.items())},
-            }
 
     def _sample(self, run: EpochRun, position: int) -> Item:
         try:
@@ -157,10 +133,8 @@ class Stages:
             needed = error.needed
             if needed is not None and rows:
                 needed = max(needed, self._needed(rows, self._largest_bytes, self._g.budget))
-            elif needed is not None and self._setup.needs is None and self._setup.pack is None:
-                needed = max(
-                    needed, guess(self._g, self._setup.sampler, self._setup.batcher.batch_size, sum(self._row_bytes.values()))
-                )
+            elif needed is not None and self._setup.needs is None and self._setup.batches.most_rows is None:
+                needed = max(needed, guess(self._setup, sum(self._row_bytes.values())))
             elif needed is not None:
                 needed = max(needed, self._by_needs(0, needed))
             raise self._too_small(position, error, needed) from None
@@ -183,15 +157,11 @@ class Stages:
             raise self._too_small(position, error, max(self._needed(n_rows, item.n_bytes, budget), error.needed or 0)) from None
         with self.watch.time("labels"):
             y = None if self._setup.labels is None else self._g.node_data[self._setup.labels][sampled.seeds]
-        index = sampled.index if self._frozen is None else int(self._setup.batcher.epoch(sampled.epoch).seeds(sampled.index)[0])
-        batch = MiniBatch(sampled.seeds, sampled.input_ids, sampled.blocks, features, y, index, item.held)
+        batch = MiniBatch(sampled.seeds, sampled.input_ids, sampled.blocks, features, y, sampled.index, item.held)
         with self._lock:
             if n_rows > self._largest_rows:
                 self._largest_rows, self._largest_bytes = n_rows, item.n_bytes
-            self._n_batches += 1
-            self._n_rows += n_rows * len(self._setup.features)
-            for tier, n in tally.rows.items():
-                self._hits[tier] = self._hits.get(tier, 0) + n
+        self._setup.counts.add(n_rows * len(self._setup.features), tally.rows)
         return Assembled(batch, apart, item.n_bytes + n_rows * sum(self._row_bytes.values()), item.held)
 
     def _assemble_whole(self, run: EpochRun, position: int, item: Item) -> MiniBatch:
@@ -209,7 +179,7 @@ class Stages:
                 if isinstance(rows, Apart):
                     apart[name], rows = rows, rows.others
                 features[name] = rows
-            run.passed(item.prepared.sampled.index)
+            run.passed(item.prepared.position)
         finally:
             self.watch.add("gather", time.perf_counter() - begin - tally.update_s)
             if tally.update_s:

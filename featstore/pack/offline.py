@@ -25,7 +25,7 @@ from featstore.pack.record import NODE_DATA, PACK_VERSION, RECORD, SAMPLES, Offl
 from featstore.pack.verify import verify_pack
 from featstore.plan.samples import SampleWriter
 from featstore.sampling.batch import SampledBatch, Sampler
-from featstore.sampling.batches import RandomBatcher, check_seeds
+from featstore.sampling.batches import RandomBatches
 from featstore.sampling.foreign import adjacency_of, as_sampled, checked_sampler, has_own_seeds
 from featstore.storage.builddir import BuildDirectory
 from featstore.storage.rundir import DiskBudget
@@ -173,7 +173,8 @@ def sample_offline(
         if seeds is not None or batch_size is not None:
             raise ValueError(f"{type(sampler).__name__} has seeds and batches of its own: leave out seeds and batch_size")
     elif seeds is not None and batch_size is not None:
-        batcher = RandomBatcher(check_seeds(seeds, g.num_nodes), batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last)
+        batcher = RandomBatches(seeds, batch_size, shuffle, seed, drop_last)
+        batcher.check(g.num_nodes)
     else:
         raise ValueError("seeds and batch_size are what a sampler samples batches for; only an iterable has its own")
     threads = g.options.threads if threads is None else threads
@@ -235,7 +236,7 @@ def _finish(writer: SampleWriter) -> str:
     return file.file_id
 
 
-def _epochs(g: OutOfCoreGraph, sampler: Any, batcher: RandomBatcher | None, epochs: int, threads: int) -> Iterator[SampledBatch]:
+def _epochs(g: OutOfCoreGraph, sampler: Any, batcher: RandomBatches | None, epochs: int, threads: int) -> Iterator[SampledBatch]:
     # Others than those with a method may not be asked for several batches at once.
     at_once = threads if hasattr(sampler, "sample") else 1
     checked = None if batcher is None else checked_sampler(sampler, g.num_nodes, g)

@@ -1,19 +1,28 @@
-"""Which seeds form which batch of an epoch: a pure function of (seeds, options, epoch), whatever strategy runs the batches."""
+"""Batches of seeds: which seeds form which batch of an epoch, whatever strategy runs the batches."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["EpochOrder", "RandomBatcher", "check_seeds"]
+from featstore.config import check_at_least, check_flag
+
+__all__ = ["Batches", "EpochSeeds", "RandomBatches", "check_seeds"]
 
 
-def check_seeds(seeds: torch.Tensor | npt.NDArray[Any] | Sequence[int], num_nodes: int) -> torch.Tensor:
+def check_seeds(seeds: torch.Tensor | npt.NDArray[Any] | Sequence[int], num_nodes: int | None = None) -> torch.Tensor:
     """Return ``seeds`` as a one-dimensional int64 CPU tensor of distinct nodes; a mask over all nodes gives its true nodes.
+
+    Parameters
+    ----------
+    seeds : integer array or tensor, shape (n,), or boolean mask, shape (num_nodes,)
+    num_nodes : int, optional
+        Nodes of the graph; without it neither the seeds' upper bound nor a mask's length is checked.
 
     Raises
     ------
@@ -28,14 +37,15 @@ def check_seeds(seeds: torch.Tensor | npt.NDArray[Any] | Sequence[int], num_node
     if given.ndim != 1:
         raise ValueError(f"seeds must be one-dimensional, not of shape {given.shape}")
     if given.dtype.kind == "b":
-        if len(given) != num_nodes:
+        if num_nodes is not None and len(given) != num_nodes:
             raise ValueError(f"a mask of seeds must have one entry a node ({num_nodes}), not {len(given)}")
         return torch.from_numpy(np.flatnonzero(given))
     if given.dtype.kind not in "iu" and len(given):
         raise TypeError(f"seeds must be integers, not {given.dtype}")
-    bad = np.flatnonzero((given < 0) | (given >= num_nodes))
+    bad = np.flatnonzero(given < 0 if num_nodes is None else (given < 0) | (given >= num_nodes))
     if len(bad):
-        raise IndexError(f"seed {given[bad[0]]} at position {bad[0]} is not a node: the graph has nodes 0 … {num_nodes - 1}")
+        there = "negative" if num_nodes is None else f"not a node: the graph has nodes 0 … {num_nodes - 1}"
+        raise IndexError(f"seed {given[bad[0]]} at position {bad[0]} is {there}")
     checked = given.astype(np.int64)
     ordered = np.sort(checked)
     twice = np.flatnonzero(ordered[1:] == ordered[:-1])
@@ -44,70 +54,136 @@ def check_seeds(seeds: torch.Tensor | npt.NDArray[Any] | Sequence[int], num_node
     return torch.from_numpy(checked)
 
 
-class EpochOrder:
+class EpochSeeds(Protocol):
     """The batches of one epoch; immutable."""
 
-    def __init__(self, seeds: torch.Tensor, order: torch.Tensor | None, batch_size: int, n_batches: int, epoch: int) -> None:
-        self.epoch = epoch
-        self.n_batches = n_batches
-        self._seeds = seeds
-        self._order = order
-        self._batch_size = batch_size
-
     def __len__(self) -> int:
-        return self.n_batches
+        """Batches."""
+        ...
 
     def seeds(self, index: int) -> torch.Tensor:
-        """Return the seeds of batch ``index``, int64 [≤ batch_size], in memory of their own: samplers may change them."""
-        first = index * self._batch_size
-        last = min(first + self._batch_size, len(self._seeds))
-        if self._order is None:
-            return self._seeds[first:last].clone()
-        return self._seeds[self._order[first:last]]
+        """Return the seeds of batch ``index``: int64, distinct, in memory of their own."""
+        ...
 
 
-class RandomBatcher:
-    """Cut seeds into batches, shuffled anew each epoch.
+class Batches(Protocol):
+    """Which seeds form which batch of every epoch: a pure function of its options and the epoch.
+
+    Attributes
+    ----------
+    batch_size : int
+        Most seeds that a batch has.
+    nbytes : int
+        Memory that the batches take, one epoch's order included; counted in the budget.
+    """
+
+    @property
+    def batch_size(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def __len__(self) -> int:
+        """Batches of an epoch."""
+        ...
+
+    def check(self, num_nodes: int) -> None:
+        """Raise ValueError or IndexError where the seeds are not of a graph of ``num_nodes`` nodes."""
+        ...
+
+    def digest(self) -> str:
+        """Return a text that differs for batches that differ."""
+        ...
+
+    def epoch(self, epoch: int) -> EpochSeeds:
+        """Return the batches of ``epoch``; the same for the same arguments, in any process."""
+        ...
+
+
+class RandomBatches:
+    """Seeds cut into batches, shuffled anew each epoch.
 
     Parameters
     ----------
-    seeds : int64 tensor, shape (n,)
+    ids : integer array or tensor, shape (n,), or boolean mask, shape (num_nodes,)
         Distinct nodes.
     batch_size : int
+        Seeds a batch; at least 1.
     shuffle : bool
-        Order by a generator keyed with (``seed``, epoch); otherwise as given.
+        A new order each epoch, drawn by a generator keyed with (``seed``, epoch); otherwise the order of ``ids``.
     seed : int
-        Non-negative.
+        Not negative.
     drop_last : bool
         Leave out a last batch that is not full.
+
+    Raises
+    ------
+    TypeError, ValueError, IndexError
+        See :func:`check_seeds`; ``batch_size`` or ``seed`` out of range.
     """
 
     def __init__(
-        self, seeds: torch.Tensor, batch_size: int, *, shuffle: bool = True, seed: int = 0, drop_last: bool = False
+        self,
+        ids: torch.Tensor | npt.NDArray[Any] | Sequence[int],
+        batch_size: int,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
     ) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, not {batch_size}")
-        if seed < 0:
-            raise ValueError(f"seed must not be negative, not {seed}")
-        self.seeds = seeds
+        check_at_least("batch_size", batch_size, 1)
+        check_at_least("seed", seed, 0)
+        check_flag("shuffle", shuffle)
+        check_flag("drop_last", drop_last)
+        self.seeds = check_seeds(ids)
+        is_mask = getattr(ids, "dtype", None) in (torch.bool, np.dtype(bool))
+        self._mask_length = len(ids) if is_mask else None
         self.batch_size = batch_size
-        self.shuffle = shuffle
+        self.shuffle = bool(shuffle)
         self.seed = seed
-        self.drop_last = drop_last
+        self.drop_last = bool(drop_last)
 
     def __len__(self) -> int:
         n = len(self.seeds)
         return n // self.batch_size if self.drop_last else -(-n // self.batch_size)
 
     @property
-    def order_bytes(self) -> int:
-        """Bytes that the order of one epoch takes."""
-        return 8 * len(self.seeds) if self.shuffle else 0
+    def nbytes(self) -> int:
+        """Bytes of the seeds, and of one epoch's order."""
+        return 8 * len(self.seeds) * (2 if self.shuffle else 1)
 
-    def epoch(self, epoch: int) -> EpochOrder:
-        """Return the batches of ``epoch``; the same for the same arguments, in any process."""
+    def check(self, num_nodes: int) -> None:
+        """See :class:`Batches`."""
+        if self._mask_length not in (None, num_nodes):
+            raise ValueError(f"a mask of seeds must have one entry a node ({num_nodes}), not {self._mask_length}")
+        if len(self.seeds) and int(self.seeds.max()) >= num_nodes:
+            check_seeds(self.seeds, num_nodes)
+
+    def digest(self) -> str:
+        """See :class:`Batches`."""
+        text = f"{self.batch_size} {self.shuffle} {self.seed} {self.drop_last} {len(self.seeds)} "
+        return hashlib.blake2b(text.encode() + self.seeds.numpy().tobytes(), digest_size=16).hexdigest()
+
+    def epoch(self, epoch: int) -> EpochSeeds:
+        """See :class:`Batches`."""
         order = None
         if self.shuffle:
             generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(self.seed, spawn_key=(epoch,))))
             order = torch.from_numpy(generator.permutation(len(self.seeds)))
-        return EpochOrder(self.seeds, order, self.batch_size, len(self), epoch)
+        return _Cut(self.seeds, order, self.batch_size, len(self))
+
+
+class _Cut:
+    """Seeds in an order, cut into batches."""
+
+    def __init__(self, seeds: torch.Tensor, order: torch.Tensor | None, batch_size: int, n_batches: int) -> None:
+        self._seeds, self._order, self._batch_size, self._n_batches = seeds, order, batch_size, n_batches
+
+    def __len__(self) -> int:
+        return self._n_batches
+
+    def seeds(self, index: int) -> torch.Tensor:
+        first = index * self._batch_size
+        last = min(first + self._batch_size, len(self._seeds))
+        if self._order is None:
+            return self._seeds[first:last].clone()  # samplers may change them
+        return self._seeds[self._order[first:last]]

@@ -1,47 +1,151 @@
-"""``strategy="auto"``: record an epoch's accesses, measure the machine, take the strategy that is estimated to be cheapest."""
+"""``Auto``: record an epoch's accesses, measure the machine, take the strategy that is estimated to be cheapest."""
 
 from __future__ import annotations
 
 import errno
+import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from featstore.cache.base import get_policy
-from featstore.cache.table import FeatureCache
-from featstore.config import Budget
 from featstore.errors import BudgetError
 from featstore.graph.device import device_speed
 from featstore.pack.layout import LayoutOptions, find_layouts, layout_bytes
 from featstore.pack.makelayout import layout_sizes
 from featstore.pack.nodedata import carried_bytes
+from featstore.pack.offline import Pack
 from featstore.pack.sharing import count_planned, count_static, shared_there
 from featstore.plan.choice import Choice, choose, copy_bandwidth, observe
 from featstore.plan.cost import ONLINE, PLANNED, STATIC, Machine, OnDisk, Workload
-from featstore.strategies.packed import packed_superbatch
-from featstore.strategies.profile import LEAST_BATCHES, Profile, pack_trace
+from featstore.sampling.drawn import SampledBatches
+from featstore.strategies.actual import Epochs
+from featstore.strategies.base import EpochRun, Runner, Strategy
+from featstore.strategies.leases import make_room
+from featstore.strategies.lookahead import rows_in_memory
+from featstore.strategies.ondemand import OnDemand
+from featstore.strategies.options import CACHE, DISK, EPOCHS, PACK, RUN_DIR, option
+from featstore.strategies.packed import Packed, batches_of, packed_length
+from featstore.strategies.profile import Profile, pack_trace
+from featstore.strategies.registry import register_strategy
+from featstore.strategies.requests import guess, too_small
 from featstore.strategies.setup import Planning, Setup
-from featstore.strategies.sizing import cache_bytes, spare_bytes
-from featstore.strategies.superbatch import ahead_bytes, choose_size
+from featstore.strategies.sizing import size_for_pack
+from featstore.strategies.streamed import Streamed
+from featstore.strategies.superbatch import Superbatch, ahead_bytes, choose_size, plan_ahead
 
-__all__ = ["Decision", "decide", "look_ahead", "rows_in_memory"]
+__all__ = ["Auto"]
 
 
-def rows_in_memory(
-    setup: Setup, size: int | float | str | None, row_bytes: dict[str, int], budget: Budget, room: int, prefetch: int
-) -> int:
-    """Return how many rows of each feature a loader's cache of ``size`` would hold."""
-    n = setup.graph.num_nodes
-    if not row_bytes or not n:
-        return 0
-    if size is None or size == "auto":
-        spare, _ = spare_bytes(setup, setup.graph.budget, room, sum(row_bytes.values()), prefetch)
-        if spare < sum(FeatureCache.least_bytes(1, width, n, None) for width in row_bytes.values()):
-            return 0
-        size = spare
-    sizes = cache_bytes(size, n, row_bytes, get_policy("belady"), budget, room)
-    return min(FeatureCache.capacity_for(n_bytes, row_bytes[name], n, None) for name, n_bytes in sizes.items())
+@register_strategy("auto")
+@dataclass(frozen=True)
+class Auto(Strategy):
+    """Take whichever strategy, with whichever policy, is estimated to take least time for the epochs to come.
+
+    ``loader.stats()["auto"]`` says which was taken, and why.
+
+    Parameters
+    ----------
+    epochs : int
+        Epochs to come: what is done once is spread over them.
+    cache : int, str, float or None
+        As of :class:`~featstore.OnDemand`.
+    pack : Pack, path-like or None
+        Run the batches of a pack, packed or as if they were sampled anew.
+    disk, run_dir
+        As of :class:`~featstore.Superbatch`; with a pack also most bytes of a layout.
+    """
+
+    epochs: int = option(1, EPOCHS, "epochs to come: what is done once is spread over them")
+    cache: int | float | str | None = option("auto", CACHE, "rows in memory: bytes (1GiB), a share (10%, 0.1) or auto")
+    pack: Pack | str | os.PathLike[str] | None = option(None, PACK, "run the samples of a pack, in its batches")
+    disk: int | str | None = option(None, DISK, "most bytes of run files, or a multiple of the features (1.5x)")
+    run_dir: str | os.PathLike[str] | None = option(None, RUN_DIR, "where run files go")
+
+    @property
+    def has_device_tier(self) -> bool:
+        """With a pack."""
+        return self.pack is not None
+
+    def batches(self, graph: Any, *, batch_size: int | None, shuffle: bool, seed: int, drop_last: bool) -> SampledBatches | None:
+        """See :class:`~featstore.Strategy`."""
+        if self.pack is None:
+            return None
+        return batches_of(self.pack, graph, batch_size=batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last)
+
+    def run(self, setup: Setup) -> Runner:
+        """See :class:`~featstore.Strategy`."""
+        row_bytes, pack, cache = setup.row_bytes, setup.pack, self.cache
+        if setup.refused is not None:
+            needed = guess(setup, sum(row_bytes.values()), setup.refused_bytes)
+            raise too_small(setup.refused, needed) from None
+        make_room(setup.graph, setup.features)
+        if pack is not None and cache == "auto":
+            cache = size_for_pack(setup, pack, setup.device_rows or 0)
+        planning = plan_ahead(setup, PLANNED, "auto", self.disk, self.run_dir)
+        with setup.watch.time("auto"):
+            capacity = rows_in_memory(setup, cache)
+            decision = decide(setup, planning, capacity=capacity, epochs=self.epochs)
+        profile = decision.profile
+        try:
+            chosen = self._chosen(decision, cache, pack)
+            given = replace(setup, miss_share=decision.miss_share, lends_caches=self.cache == "auto")
+            if profile is not None:
+                given = replace(given, batches=profile, profile_bytes=profile.n_bytes)
+            return AutoRunner(chosen.run(given), decision)
+        except BaseException:
+            if profile is not None:
+                profile.close()
+            raise
+
+    def _chosen(self, decision: Decision, cache: int | float | str | None, pack: Pack | None) -> Strategy:
+        """Return the strategy that was decided on, with this one's options."""
+        cache = None if decision.policy is None else cache
+        files: dict[str, Any] = {"disk": self.disk, "run_dir": self.run_dir}
+        if decision.strategy == "packed":
+            return Packed(pack, cache=cache, policy=decision.policy or "belady", disk=self.disk)
+        if decision.strategy == "ondemand":
+            return OnDemand(cache) if decision.policy is None else OnDemand(cache, decision.policy)
+        made = {"superbatch": Superbatch, "streamed": Streamed}[decision.strategy]
+        return made(cache=cache, policy=decision.policy or PLANNED, **files)
+
+
+class AutoRunner:
+    """The runner of the strategy that was decided on, and its epochs beside their estimates."""
+
+    def __init__(self, chosen: Runner, decision: Decision) -> None:
+        self._chosen, self._decision = chosen, decision
+        self.setup, self.prefetch = chosen.setup, chosen.prefetch
+        self._epochs: Epochs | None = None
+        if decision.choice is not None:
+            self._epochs = Epochs(decision.choice, len(self.setup.features), len(self.setup.batches))
+
+    def prepare(self, epoch: int, start: int) -> EpochRun:
+        """See :class:`~featstore.strategies.base.Runner`."""
+        run = self._chosen.prepare(epoch, start)
+        if self._epochs is not None:
+            run.on_delivered = self._epochs.begin(self._counters)
+        return run
+
+    def _counters(self) -> dict[str, Any]:
+        return {**self.setup.counts.total(), "seconds": self.setup.watch.seconds()}
+
+    def stats(self) -> dict[str, Any]:
+        """Return ``auto``: what was taken, why, all estimates, and the last whole epoch."""
+        record = dict(self._decision.record)
+        if self._epochs is not None and self._epochs.last is not None:
+            record["actual"] = self._epochs.last.to_dict()
+        return {**self._chosen.stats(), "auto": record}
+
+    def close(self, failed: bool = False) -> None:
+        """Close the strategy; keep the last whole epoch in the dataset's catalog, unless the loop failed."""
+        self._chosen.close(failed)
+        if self._decision.profile is not None:
+            self._decision.profile.close()
+        if self._epochs is not None:
+            if failed:
+                self._epochs.drop()  # the error is what matters
+            self._epochs.keep(self.setup.graph)
 
 
 @dataclass(frozen=True)
@@ -71,7 +175,7 @@ class Decision:
     choice: Choice | None = None
 
 
-def decide(setup: Setup, planning: Planning, *, row_bytes: Mapping[str, int], capacity: int, epochs: int) -> Decision:
+def decide(setup: Setup, planning: Planning, *, capacity: int, epochs: int) -> Decision:
     """Choose strategy and policy for a loader.
 
     Notes
@@ -79,8 +183,9 @@ def decide(setup: Setup, planning: Planning, *, row_bytes: Mapping[str, int], ca
     Looks at an eighth of the batches of epoch 0, eight at least and 32 at most: samples them, for the run to use, and simulates
     their cache. Where the memory or the disk does not suffice for that, rows are read on demand.
     """
-    graph, pack, width = setup.graph, setup.pack, sum(row_bytes.values())
-    if not len(setup.batcher) or not setup.features:
+    graph, pack, row_bytes = setup.graph, setup.pack, setup.row_bytes
+    width = sum(row_bytes.values())
+    if not len(setup.batches) or not setup.features:
         return _default(setup, planning, capacity, "nothing is to be gathered")
     profile = None
     try:
@@ -105,7 +210,7 @@ def decide(setup: Setup, planning: Planning, *, row_bytes: Mapping[str, int], ca
                 row_bytes=width,
                 capacity=capacity,
                 budget=graph.budget,
-                n_batches=len(setup.batcher),
+                n_batches=len(setup.batches),
                 sample_s=sample_s,
                 epochs=epochs,
                 disk_bytes=planning.disk,
@@ -118,7 +223,7 @@ def decide(setup: Setup, planning: Planning, *, row_bytes: Mapping[str, int], ca
                 ahead_bytes=ahead_bytes(setup, graph.budget.total // 16),
                 out_degree=inputs.context.out_degree if capacity else None,
             )
-        stored = 0 if profile is None else profile.n_bytes // len(profile)
+        stored = 0 if profile is None else profile.n_bytes // profile.n_sampled
         workload = replace(workload, superbatch=_streamed_size(setup, planning, workload, stored), on_disk=counted)
         choice = choose(workload, Machine(speed, copy_bandwidth(width, graph.options.threads, graph.budget)))
     except BaseException as error:
@@ -151,7 +256,7 @@ def _fits(folder: str, disk: int | None) -> bool:
 def _layout(setup: Setup, planning: Planning, policy: str, capacity: int) -> LayoutOptions:
     """Return the options of the layout that strategy ``"packed"`` would run."""
     assert setup.pack is not None
-    superbatch = packed_superbatch(planning, setup.pack) if policy == PLANNED else 0
+    superbatch = packed_length(planning.superbatch, setup.pack.n_batches) if policy == PLANNED else 0
     return LayoutOptions(setup.features, policy, capacity, superbatch, setup.device_rows or 0)
 
 
@@ -200,24 +305,4 @@ def _streamed_size(setup: Setup, planning: Planning, w: Workload, stored: int) -
     n_accesses = w.n_accesses // max(1, w.n_batches)
     plan = 12 * n_accesses
     packed = int(n_accesses * w.row_bytes * w.miss_share) // 2
-    return choose_size(planning, setup.graph, len(setup.batcher), n_accesses, stored + plan + packed)
-
-
-def look_ahead(setup: Setup, planning: Planning, capacity: int) -> tuple[Profile | None, float]:
-    """Sample a few batches for the run to use, and return them and the share of their rows that a cache will lack, with a margin.
-
-    Where the memory or the disk does not suffice: none, and all of them.
-    """
-    if not len(setup.batcher) or not setup.features or not capacity:
-        return None, 1.0
-    profile = None
-    try:
-        profile = Profile(setup, planning.run_dir, planning.disk, LEAST_BATCHES)
-        trace, n_batches = profile.trace(), len(setup.batcher)
-        return profile, observe(trace, row_bytes=1, capacity=capacity, budget=setup.graph.budget, n_batches=n_batches).miss_share
-    except BaseException as error:
-        if profile is not None:
-            profile.close()
-        if isinstance(error, BudgetError) or (isinstance(error, OSError) and error.errno == errno.ENOSPC):
-            return None, 1.0
-        raise
+    return choose_size(planning, setup.graph, len(setup.batches), n_accesses, stored + plan + packed)

@@ -1,107 +1,168 @@
-"""How an epoch's batches come about: the seam where inspectors plug in.
+"""The contract of strategies: how the batches of an epoch come about, and where their rows are.
 
-A strategy says what each batch of an epoch holds and where its rows are; the loader owns threads, order, memory and statistics,
-the same for all. ``ondemand`` samples when asked and lets the store plan each gather. A strategy that looks ahead samples in
-:meth:`prepare` (or in a thread of its own), plans, and answers :meth:`EpochRun.batch` from its run files, with a plan a
-feature.
+A :class:`Strategy` is its options. It makes a :class:`Runner` for each loader, which begins epochs; an :class:`EpochRun` says
+what each batch holds and where its rows are. The loader owns threads, order and statistics, the same for all. A strategy that
+looks ahead samples in threads of its own, plans, and answers :meth:`EpochRun.batch` from its run files, with a plan a feature.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 
-from featstore.cache.base import Policy
 from featstore.gather.device import Apart
 from featstore.gather.executor import Tally
 from featstore.gather.plan import BatchPlan
-from featstore.graph.policyinputs import Given
 from featstore.sampling.batch import SampledBatch
+from featstore.sampling.drawn import SampledBatches
+from featstore.strategies.options import check_fields
+from featstore.strategies.setup import Setup
 
-__all__ = ["EpochRun", "Prepared", "Strategy"]
+__all__ = ["EpochRun", "Prepared", "Runner", "Strategy"]
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A batch before its gather: its sample, and a plan a feature; without plans the store plans on the fly."""
+    """A batch before its gather.
 
+    Parameters
+    ----------
+    position : int
+        When it runs in its epoch.
+    sampled : SampledBatch
+    plans : mapping of str to BatchPlan, optional
+        A plan a feature; without plans the store plans on the fly.
+    """
+
+    position: int
     sampled: SampledBatch
     plans: Mapping[str, BatchPlan] | None = None
 
 
-class EpochRun(Protocol):
-    """One epoch under way."""
+class EpochRun(ABC):
+    """One epoch under way. What is not overridden does nothing, or reads on demand."""
+
+    on_delivered: Callable[[], None] | None = None  # called when the loop has had all batches
 
     @property
+    @abstractmethod
     def threads(self) -> int:
         """How many threads may call :meth:`batch` at once."""
-        ...
 
-    @property
-    def has_device_tier(self) -> bool:
-        """Whether the device holds rows, so that batches are still put together when they are handed over."""
-        ...
-
+    @abstractmethod
     def batch(self, position: int) -> Prepared:
         """Return the batch that runs as number ``position``; pure, so that it may be asked for again where memory was short."""
-        ...
 
-    def may_begin(self, position: int) -> bool:
-        """Whether :meth:`batch` need not wait until earlier batches were gathered; waits for nobody."""
-        ...
-
+    @abstractmethod
     def gather(self, name: str, prepared: Prepared, tally: Tally) -> torch.Tensor | Apart:
         """Return the rows of feature ``name`` for the batch, counted in ``tally``; called in order, by one thread.
 
         Where the device holds some of them: what another thread then puts together there.
         """
-        ...
+
+    @property
+    def has_device_tier(self) -> bool:
+        """Whether the device holds rows, so that batches are still put together when they are handed over."""
+        return False
+
+    def may_begin(self, position: int) -> bool:
+        """Whether :meth:`batch` need not wait until earlier batches were gathered; waits for nobody."""
+        return True
 
     def passed(self, position: int) -> None:
         """Hear that batch ``position`` has all its features, as have those before it."""
-        ...
 
     def spare(self) -> bool:
         """Give back memory that only makes the epoch faster, as a batch does not fit; return whether there was some.
 
         Called by the thread that works on the batch, while nothing else is gathered.
         """
-        ...
+        return False
 
     def stop(self) -> None:
         """Hear that the epoch is over: whoever waits in :meth:`batch` or :meth:`gather` is sent away. Waits for nobody."""
-        ...
 
     def close(self) -> None:
         """Let go of threads, files and memory; may be called again."""
-        ...
 
 
-class Strategy(Protocol):
-    """Made once a loader."""
+class Runner(Protocol):
+    """What a strategy has made for one loader: its caches, its memory, its files.
 
-    def make_caches(self, sizes: Mapping[str, int], policy: str | Policy | type[Policy], counts: Given, *, on_loan: bool) -> None:
-        """Make the host caches that the loader was asked for; called once at most, before the first epoch.
+    Attributes
+    ----------
+    setup : Setup
+        What the loader goes by from now on: the batches as they will run, and what all stages need.
+    prefetch : int
+        Batches made ahead; fewer than were asked for where memory is short.
+    """
 
-        Parameters
-        ----------
-        sizes : mapping of str to int
-            Bytes of each feature's cache, for the same rows of all.
-        policy : str, Policy or class
-        counts : Given
-            Accesses of each row, for policies that ask for them.
-        on_loan : bool
-            The loader chose the sizes itself: the budget may take the memory back.
-        """
-        ...
+    setup: Setup
+    prefetch: int
 
     def prepare(self, epoch: int, start: int) -> EpochRun:
         """Begin ``epoch`` at batch number ``start``."""
         ...
 
-    def close(self) -> None:
-        """Give back what the strategy holds between epochs; may be called again."""
+    def stats(self) -> dict[str, Any]:
+        """Return what :meth:`featstore.Loader.stats` says of this strategy beside what it says of all."""
         ...
+
+    def close(self, failed: bool = False) -> None:
+        """Give back what is held between epochs; may be called again. ``failed``: the loop ended with an error."""
+        ...
+
+
+@dataclass(frozen=True)
+class Strategy(ABC):
+    """Options of one strategy: a frozen dataclass, whose fields :func:`~featstore.strategies.options.option` declares.
+
+    Examples
+    --------
+    >>> @featstore.register_strategy("mine")
+    ... @dataclass(frozen=True)
+    ... class Mine(featstore.Strategy):
+    ...     length: int | str = option("auto", LENGTH, "batches that are looked at together")
+    ...
+    ...     def run(self, setup):
+    ...         return MyRunner(self, setup)
+    """
+
+    _registered: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @property
+    def name(self) -> str:
+        """The name that it is registered under, or its class's."""
+        return str(type(self).__dict__.get("_registered") or type(self).__qualname__)
+
+    @property
+    def has_device_tier(self) -> bool:
+        """Whether rows can stay on the device that batches go to."""
+        return False
+
+    def batches(self, graph: Any, *, batch_size: int | None, shuffle: bool, seed: int, drop_last: bool) -> SampledBatches | None:
+        """Return the batches that the strategy brings, those of a pack; None: the loader's sampler draws them.
+
+        Raises
+        ------
+        ValueError
+            Other batches are asked for than those.
+        """
+        return None
+
+    @abstractmethod
+    def run(self, setup: Setup) -> Runner:
+        """Make what a loader runs.
+
+        Raises
+        ------
+        BudgetError
+            The memory does not suffice; names the least that does.
+        """

@@ -1,14 +1,17 @@
-"""Counters that strategies and the loader share: seconds of each stage, and what was read."""
+"""Counters that strategies and the loader share: seconds of each stage, what was read, what was delivered."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from types import TracebackType
+from typing import Any
 
+from featstore.gather.plan import Tier
 from featstore.storage.rowfile import ReadStats
 
-__all__ = ["ReadCounts", "Stopwatch"]
+__all__ = ["BatchCounts", "ReadCounts", "Stopwatch"]
 
 
 class Stopwatch:
@@ -67,3 +70,31 @@ class _Timer:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._watch.add(self._name, time.perf_counter() - self._start)
+
+
+class BatchCounts:
+    """Batches that were assembled, and their rows by the tier that had them, added up from any thread."""
+
+    def __init__(self) -> None:
+        self._n_batches = self._n_rows = 0
+        self._hits = {Tier.HOST: 0, Tier.BASE: 0}
+        self._lock = threading.Lock()
+
+    def add(self, n_rows: int, hits: Mapping[Tier, int]) -> None:
+        """Add a batch of ``n_rows`` rows, of all features together."""
+        with self._lock:
+            self._n_batches += 1
+            self._n_rows += n_rows
+            for tier, n in hits.items():
+                self._hits[tier] = self._hits.get(tier, 0) + n
+
+    @property
+    def n_batches(self) -> int:
+        """Batches so far."""
+        return self._n_batches
+
+    def total(self) -> dict[str, Any]:
+        """Return ``batches``, ``rows`` and ``hits`` (rows by tier)."""
+        with self._lock:
+            hits = {tier.name.lower(): n for tier, n in sorted(self._hits.items())}
+            return {"batches": self._n_batches, "rows": self._n_rows, "hits": hits}

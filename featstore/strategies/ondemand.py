@@ -1,92 +1,123 @@
-"""``strategy="ondemand"``: sample a batch when its turn comes, and read the rows that the host cache lacks."""
+"""``OnDemand``: sample a batch when its turn comes, and read the rows that the host cache lacks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from featstore.cache.base import Policy, get_policy
-from featstore.errors import BudgetError
+from featstore.cache.base import OnlinePolicy, Policy, StaticPolicy, get_policy
+from featstore.errors import BudgetError, OptionError
 from featstore.gather.executor import Tally
-from featstore.graph.policyinputs import Given
-from featstore.sampling.batches import EpochOrder
-from featstore.strategies.base import EpochRun, Prepared
-from featstore.strategies.requests import BatchSize
+from featstore.sampling.drawn import SampledEpoch
+from featstore.strategies.base import EpochRun, Prepared, Runner, Strategy
+from featstore.strategies.leases import make_room
+from featstore.strategies.options import CACHE, option, policy_of
+from featstore.strategies.registry import register_strategy
+from featstore.strategies.requests import BatchSize, is_tight, most_rows
 from featstore.strategies.setup import Setup
+from featstore.strategies.sizing import AccessCounts, ask, check_instances, hold_share, size_caches
 
 __all__ = ["OnDemand"]
 
 
-class OnDemand:
-    """Sample when a batch is asked for, read what the host cache lacks."""
+@register_strategy("ondemand")
+@dataclass(frozen=True)
+class OnDemand(Strategy):
+    """Sample a batch when its turn comes, and read the rows that the host cache lacks.
+
+    Parameters
+    ----------
+    cache : int, str, float or None
+        Host cache of the features: bytes (``"1GiB"``), a share of the rows (``"10%"`` or ``0.1``), ``"auto"`` for what batches
+        leave of the memory, None for the cache that ``g.cache`` made, if any.
+    policy : str, Policy or class
+        A static or an online one. ``"frequency"`` samples the first epoch once to count.
+
+    Raises
+    ------
+    OptionError
+        A value that cannot be used; a policy without a cache.
+    """
+
+    cache: int | float | str | None = option(None, CACHE, "rows in memory: bytes (1GiB), a share (10%, 0.1) or auto")
+    policy: str | Policy | type[Policy] = option("degree", policy_of(StaticPolicy, OnlinePolicy), "which rows stay in memory")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.cache is None and self.policy != "degree":
+            raise OptionError("policy", "there is no cache that it could manage: give its size, too, such as cache='auto'")
+
+    def run(self, setup: Setup) -> Runner:
+        """See :class:`~featstore.Strategy`."""
+        row_bytes = sum(setup.row_bytes.values())
+        if self.cache is not None:
+            make_room(setup.graph, setup.features)  # this cache comes in the place of those that are there
+        if self.cache is not None or setup.refused is not None or is_tight(setup.graph, most_rows(setup), row_bytes):
+            setup = ask(setup, OnDemandRunner, self.cache, get_policy(self.policy))
+        return OnDemandRunner(setup, self.cache, self.policy)
+
+
+class OnDemandRunner:
+    """Batches sampled when they are asked for."""
 
     plans = False
 
-    @staticmethod
-    def least_bytes(setup: Setup, batch: BatchSize) -> int:
+    @classmethod
+    def least_bytes(cls, setup: Setup, batch: BatchSize) -> int:
         """Nothing is held."""
         return 0
 
-    def __init__(self, setup: Setup) -> None:
-        self._setup = setup
+    def __init__(self, setup: Setup, cache: int | float | str | None, policy: str | Policy | type[Policy]) -> None:
+        self.setup, self.prefetch = setup, setup.prefetch
+        if cache is None:
+            return
+        check_instances(policy, len(setup.features))
+        sizes, self.prefetch = size_caches(setup, cache, get_policy(policy))
+        self._make_caches(sizes, policy, on_loan=cache == "auto" or setup.lends_caches)
+        hold_share(setup, sizes)
 
-    def make_caches(self, sizes: Mapping[str, int], policy: str | Policy | type[Policy], counts: Given, *, on_loan: bool) -> None:
-        """See :class:`Strategy`."""
-        graph = self._setup.graph
-        for name, n_bytes in sizes.items():
-            left = n_bytes
-            while left > 0:
-                try:
-                    graph.make_cache(name, left, get_policy(policy), counts=counts, on_loan=on_loan)
-                    break
-                except BudgetError as error:
-                    # Choosing the rows takes memory, too: less for a cache whose size is the loader's choice, or none.
-                    if not on_loan:
-                        raise
-                    left -= max(n_bytes // 8, (error.needed or 0) - graph.budget.total)
+    def _make_caches(self, sizes: Mapping[str, int], policy: str | Policy | type[Policy], *, on_loan: bool) -> None:
+        graph, watch = self.setup.graph, self.setup.watch
+        with watch.time("cache"), AccessCounts(self.setup, watch) as counts:
+            for name, n_bytes in sizes.items():
+                left = n_bytes
+                while left > 0:
+                    try:
+                        graph.make_cache(name, left, get_policy(policy), counts=counts, on_loan=on_loan)
+                        break
+                    except BudgetError as error:
+                        # Choosing the rows takes memory, too: less for a cache whose size is the loader's choice, or none.
+                        if not on_loan:
+                            raise
+                        left -= max(n_bytes // 8, (error.needed or 0) - graph.budget.total)
 
     def prepare(self, epoch: int, start: int) -> EpochRun:
         """Begin ``epoch``; nothing is done ahead."""
-        return _OnDemandEpoch(self._setup, self._setup.batcher.epoch(epoch))
+        return _OnDemandEpoch(self.setup, self.setup.batches.epoch(epoch))
 
-    def close(self) -> None:
+    def stats(self) -> dict[str, Any]:
+        """Nothing beyond what a loader says."""
+        return {}
+
+    def close(self, failed: bool = False) -> None:
         """Nothing is held."""
 
 
-class _OnDemandEpoch:
-    def __init__(self, setup: Setup, order: EpochOrder) -> None:
-        self._setup = setup
-        self._order = order
+class _OnDemandEpoch(EpochRun):
+    def __init__(self, setup: Setup, order: SampledEpoch) -> None:
+        self._setup, self._order = setup, order
 
     @property
     def threads(self) -> int:
         return self._setup.threads
 
-    @property
-    def has_device_tier(self) -> bool:
-        return False
-
     def batch(self, position: int) -> Prepared:
         with self._setup.watch.time("sample"):
-            seeds = self._order.seeds(position)
-            return Prepared(self._setup.sampler.sample(seeds, epoch=self._order.epoch, index=position))
-
-    def may_begin(self, position: int) -> bool:
-        return True
+            return Prepared(position, self._order.sample(position))
 
     def gather(self, name: str, prepared: Prepared, tally: Tally) -> torch.Tensor:
         rows: torch.Tensor = self._setup.graph.features[name].take(prepared.sampled.input_ids, tally=tally)
         return rows
-
-    def passed(self, position: int) -> None:
-        pass
-
-    def spare(self) -> bool:
-        return False
-
-    def stop(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass

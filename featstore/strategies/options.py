@@ -1,200 +1,158 @@
-"""What a loader is asked for, checked before anything is made of it."""
+"""Options of strategies: a field of a dataclass that says how its values are checked, and how they are written as text."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from featstore.cache.base import Policy, StaticPolicy, get_policy
+from featstore.cache.base import OnlinePolicy, Policy, StaticPolicy, get_policy
 from featstore.cache.planned import PlannedPolicy
-from featstore.config import Budget, check_at_least, parse_disk, parse_size
-from featstore.errors import BudgetError
-from featstore.pack.offline import Pack
-from featstore.strategies.registry import STRATEGIES
-from featstore.strategies.setup import Planning
+from featstore.config import check_at_least, parse_cache_size, parse_disk, parse_size
+from featstore.errors import OptionError
 
-__all__ = [
-    "BATCH_SIZE",
-    "LABELS",
-    "TAKEN_BY",
-    "check_flag",
-    "check_names",
-    "check_options",
-    "check_pack",
-    "check_policy",
-    "check_strategy",
-    "check_superbatch",
-    "parse_planning",
-    "parse_share",
-]
+__all__ = ["CACHE", "DISK", "EPOCHS", "LENGTH", "PACK", "RUN_DIR", "Kind", "option", "options_of", "policy_of"]
+
+_KEY = "featstore"
 
 
-class _Unasked(str):
-    """A default, which is not the same text given."""
-
-
-LABELS = _Unasked("y")
-BATCH_SIZE = 1000
-
-# The strategies that take an option; options that are not listed are taken by every strategy. None means: not given.
-TAKEN_BY: Mapping[str, tuple[str, ...]] = {
-    "policy": ("ondemand", "superbatch", "streamed", "packed"),
-    "superbatch": ("superbatch", "streamed", "packed", "auto"),
-    "overlap": ("superbatch",),
-    "disk": ("superbatch", "streamed", "packed", "auto"),
-    "run_dir": ("superbatch", "streamed", "auto"),
-    "pack": ("packed", "auto"),
-    "device_cache": ("packed", "auto"),
-    "epochs": ("auto",),
-}
-
-
-def check_names(what: str, names: Sequence[str], there: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return names, distinct and all of them ``there``; else ValueError."""
-    for name in names:
-        if name not in there:
-            hint = "; pass labels=None for batches without" if what == "labels" else ""
-            raise ValueError(f"{what}: the graph has no {name!r}; it has {sorted(there)}{hint}")
-    if len(set(names)) < len(names):
-        raise ValueError(f"{what}: a name occurs twice in {list(names)}")
-    return tuple(names)
-
-
-def check_flag(name: str, value: object) -> None:
-    """Raise TypeError unless ``value`` is True or False."""
-    if not isinstance(value, (bool, np.bool_)):
-        raise TypeError(f"{name} must be True or False, not {value!r}")
-
-
-def check_options(strategy: str, given: Mapping[str, object]) -> None:
-    """Raise ValueError where an option was given that the strategy would ignore.
+@dataclass(frozen=True)
+class Kind:
+    """A kind of values.
 
     Parameters
     ----------
-    strategy : str
-    given : mapping of str to object
-        Values of options that :data:`TAKEN_BY` lists; None: not given.
+    check : callable (value) -> value
+        Returns the value that is kept, or raises ValueError or TypeError; never called with the default.
+    parse : callable (str) -> value
+        Reads a value from text, as a command line gives it; raises ValueError.
+    metavar : str
+        What stands for a value in a list of options.
     """
-    for name, value in given.items():
-        if value is not None and strategy not in TAKEN_BY[name]:
-            *others, last = [repr(each) for each in TAKEN_BY[name]]
-            those = f"{', '.join(others)} or {last}" if others else last
-            raise ValueError(f"{name}= goes with strategy={those}, not {strategy!r}")
+
+    check: Callable[[Any], Any]
+    parse: Callable[[str], Any]
+    metavar: str
 
 
-def check_strategy(strategy: str, *, sampler: object, seeds: object, is_packed_graph: bool, given: Mapping[str, object]) -> None:
-    """Raise ValueError where a strategy, or ``"auto"``, is given what it does not take, or not what it needs.
-
-    ``given`` is as for :func:`check_options`, with the pack of a PackedGraph.
-    """
-    if strategy not in STRATEGIES and strategy != "auto":
-        raise ValueError(f"strategy must be one of {sorted([*STRATEGIES, 'auto'])}, not {strategy!r}")
-    if is_packed_graph and strategy != "packed":
-        raise ValueError(f"a PackedGraph goes with strategy='packed', not {strategy!r}: the others need its dataset")
-    check_options(strategy, given)
-    if strategy == "packed" or given["pack"] is not None:
-        if sampler is not None or seeds is not None or given["pack"] is None:
-            raise ValueError("strategy 'packed' runs the samples of pack=, and takes no sampler and no seeds")
-    elif sampler is None or seeds is None:
-        raise ValueError(f"strategy {strategy!r} needs a sampler and seeds{', or pack=' * (strategy == 'auto')}")
-    elif given["device_cache"] is not None:
-        raise ValueError("device_cache= goes with pack=: rows stay on the device for the batches of a pack")
-
-
-def check_pack(pack: Pack, batch_size: int | None, drop_last: bool) -> None:
-    """Raise ValueError where a loader is asked for other batches than those of its pack."""
-    made = pack.record["batch_size"]
-    if batch_size not in (None, made):
-        what = "those of the sampler that it was made with" if made is None else f"of {made} seeds"
-        raise ValueError(f"batch_size={batch_size}: the batches of {pack.path} are {what}; leave batch_size out")
-    if drop_last and not pack.record["drop_last"]:
-        raise ValueError(f"drop_last=True: {pack.path} has its last batches; make it with sample_offline(..., drop_last=True)")
-
-
-def parse_share(memory: int | str | None, budget: Budget) -> Budget | None:
-    """Return a loader's share of a graph's budget, none where ``memory`` is None.
-
-    Raises
-    ------
-    BudgetError
-        It is more than the budget.
-    """
-    if memory is None:
-        return None
-    share = parse_size(memory)
-    if share > budget.total:
-        raise BudgetError(
-            f"memory={memory!r} is more than the graph's budget of {budget.total} bytes; open it with memory={share}", share
-        )
-    return Budget(share, "loader")
-
-
-def check_policy(strategy: str, policy: str | Policy | type[Policy] | None) -> Policy:
-    """Return the policy of a strategy that looks ahead, which must be one that it can follow; else ValueError."""
-    chosen = get_policy("belady" if policy is None else policy)
-    if not isinstance(chosen, PlannedPolicy) and (strategy != "packed" or not isinstance(chosen, StaticPolicy)):
-        raise ValueError(
-            f"strategy {strategy!r} needs a planned policy such as 'belady'{' or a static one' * (strategy == 'packed')}, "
-            f"not {chosen.name!r}"
-        )
-    return chosen
-
-
-def check_superbatch(superbatch: int | str | None, policy: Policy) -> None:
-    """Raise ValueError where superbatches are asked for of a policy that plans nothing."""
-    if superbatch is not None and isinstance(policy, StaticPolicy):
-        raise ValueError(f"superbatch= goes with a planned policy: with policy {policy.name!r} the rows in memory never change")
-
-
-def parse_planning(
-    graph: Any,
-    row_bytes: int,
-    strategy: str,
-    policy: str | Policy | type[Policy] | None,
-    *,
-    superbatch: int | str | None,
-    overlap: bool | None,
-    disk: int | str | None,
-    run_dir: str | os.PathLike[str] | None,
-    is_auto: bool = False,
-) -> Planning | None:
-    """Check the options of strategies that look ahead; None for the others.
+def option(default: Any, kind: Kind, help: str) -> Any:
+    """Declare a strategy's option: a dataclass field.
 
     Parameters
     ----------
-    graph : OutOfCoreGraph or PackedGraph
-    row_bytes : int
-        Of all the loader's features: ``disk`` may be a multiple of what they take.
-    strategy, policy, superbatch, overlap, disk, run_dir
-        As of :class:`~featstore.Loader`.
-    is_auto : bool
-        Strategy and policy were not asked for, but decided on; options are for whatever strategy they fit.
+    default : object
+    kind : Kind
+    help : str
+        One line; the command line shows it.
+    """
+    return dataclasses.field(default=default, metadata={_KEY: (kind, help)})
+
+
+def options_of(cls: type) -> dict[str, tuple[Kind, str, Any]]:
+    """Return kind, help and default of each option of a strategy's class, by name."""
+    return {each.name: (*each.metadata[_KEY], each.default) for each in dataclasses.fields(cls) if _KEY in each.metadata}
+
+
+def check_fields(strategy: Any) -> None:
+    """Check every option of a strategy, and keep the checked values.
 
     Raises
     ------
-    ValueError, TypeError
+    OptionError, TypeError
+        A value is out of range; of the wrong type. Both name the option.
     """
-    if strategy == "ondemand":
-        chosen = None if policy is None else get_policy(policy)
-        if isinstance(chosen, PlannedPolicy):
-            raise ValueError(f"policy {chosen.name!r} plans ahead: use it with strategy='superbatch'")
+    for name, (kind, _, default) in options_of(type(strategy)).items():
+        value = getattr(strategy, name)
+        if value is default:
+            continue
+        try:
+            object.__setattr__(strategy, name, kind.check(value))
+        except OptionError:
+            raise
+        except ValueError as error:
+            raise OptionError(name, str(error)) from None
+        except TypeError as error:
+            raise TypeError(f"{name}: {error}") from None
+
+
+def _cache(size: Any) -> int | float | str | None:
+    return size if size is None or (isinstance(size, str) and size == "auto") else parse_cache_size(size)
+
+
+def _cache_text(text: str) -> int | float | str:
+    if text == "auto":
+        return text
+    if "." in text and text.replace(".", "", 1).isdigit():
+        text = f"{100 * float(text)}%"  # on a command line 0.1 is a share, as the float is in Python
+    return parse_cache_size(text)
+
+
+def _length(length: Any) -> int | str:
+    if isinstance(length, str):
+        if length != "auto":
+            raise ValueError(f"a number of batches, or 'auto', not {length!r}")
+        return length
+    check_at_least("the number of batches", length, 1)
+    return int(length)
+
+
+def _positive_text(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise ValueError(f"{text!r} is not a positive number")
+    return int(text)
+
+
+def _disk(size: Any) -> int | str | None:
+    if size is not None:
+        parse_disk(size, 0)
+    return size if size is None or isinstance(size, str) else int(size)
+
+
+def _disk_text(text: str) -> int | str:
+    parse_disk(text, 0)
+    return text if text.strip().lower().endswith("x") else parse_size(int(text) if text.isdigit() else text)
+
+
+def _run_dir(path: Any) -> str | None:
+    if path is None:
         return None
-    chosen = check_policy(strategy, policy)
-    if not is_auto:
-        check_superbatch(superbatch, chosen)
-    superbatch = "auto" if superbatch is None else superbatch
-    if superbatch != "auto":
-        if isinstance(superbatch, str):
-            raise ValueError(f"superbatch must be a number of batches or 'auto', not {superbatch!r}")
-        check_at_least("superbatch", superbatch, 1)
-    n_bytes = None if disk is None else parse_disk(disk, graph.num_nodes * row_bytes)
-    where = f"{graph.path}.runs" if run_dir is None else os.fsdecode(run_dir)
-    if not where:
-        raise ValueError("run_dir= is empty: name a directory, or leave it out")
-    overlap = True if overlap is None else overlap
-    check_flag("overlap", overlap)
-    where = os.path.abspath(where)  # whatever the working directory is later
-    return Planning(chosen, superbatch, n_bytes, where, bool(overlap))
+    if not os.fsdecode(path):
+        raise ValueError("an empty name: name a directory, or leave it out")
+    return os.path.abspath(os.fsdecode(path))  # whatever the working directory is later
+
+
+def _epochs(epochs: Any) -> int:
+    check_at_least("the number of epochs", epochs, 1)
+    return int(epochs)
+
+
+def _pack(pack: Any) -> Any:
+    if isinstance(pack, (str, os.PathLike)):
+        if not os.fsdecode(pack):
+            raise ValueError("an empty name: name the directory of a pack")
+        return os.path.abspath(os.fsdecode(pack))
+    return pack
+
+
+CACHE = Kind(_cache, _cache_text, "SIZE")
+LENGTH = Kind(_length, lambda text: text if text == "auto" else _positive_text(text), "N")
+DISK = Kind(_disk, _disk_text, "SIZE")
+RUN_DIR = Kind(_run_dir, _run_dir, "DIR")
+EPOCHS = Kind(_epochs, _positive_text, "N")
+PACK = Kind(_pack, str, "PACK")
+
+_WORDS = {StaticPolicy: "a static one", OnlinePolicy: "an online one", PlannedPolicy: "a planned one such as 'belady'"}
+
+
+def policy_of(*kinds: type[Policy]) -> Kind:
+    """Return the kind of values that are policies of some kinds: a name, a class or an instance."""
+
+    def check(policy: Any) -> Any:
+        chosen = get_policy(policy)
+        if not isinstance(chosen, kinds):
+            raise ValueError(f"{chosen.name!r} cannot be used here: it must be {' or '.join(_WORDS[each] for each in kinds)}")
+        return policy
+
+    return Kind(check, str, "NAME")

@@ -1,10 +1,11 @@
-"""``strategy="packed"``: frozen samples and extents of a pack, run as often as wanted."""
+"""``Packed``: frozen samples and extents of a pack, run as often as wanted (DiskGNN)."""
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,13 +17,13 @@ from featstore.cache.base import Policy, StaticPolicy, get_policy
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
 from featstore.config import Reservation
-from featstore.errors import BusyError
+from featstore.errors import BusyError, OptionError
 from featstore.gather.device import Apart, DeviceTier
 from featstore.gather.executor import Source as TierSource
 from featstore.gather.executor import Tally
 from featstore.gather.plan import BatchPlan, Tier
 from featstore.graph.feature import FeatureStore
-from featstore.graph.policyinputs import Given
+from featstore.pack.batches import PackBatches, PackEpoch
 from featstore.pack.fingerprint import digest_of, same_scores
 from featstore.pack.layout import Layout, LayoutOptions, Source, check_disk, fill_step, find_layouts
 from featstore.pack.makelayout import make_layout
@@ -30,35 +31,130 @@ from featstore.pack.nodedata import NodeData
 from featstore.pack.offline import Pack
 from featstore.pack.packgraph import PackedGraph
 from featstore.sampling.batch import SampledBatch
-from featstore.sampling.batches import RandomBatcher
+from featstore.sampling.drawn import SampledBatches
 from featstore.storage.extents import ExtentSource
 from featstore.storage.pagestream import least_window
-from featstore.strategies.base import EpochRun, Prepared
-from featstore.strategies.leases import Claim, OwnCaches
-from featstore.strategies.setup import Planning, Setup
+from featstore.strategies.base import EpochRun, Prepared, Runner, Strategy
+from featstore.strategies.leases import Claim, OwnCaches, make_room
+from featstore.strategies.options import CACHE, DISK, LENGTH, PACK, option, policy_of
+from featstore.strategies.registry import register_strategy
+from featstore.strategies.requests import guess, too_small
+from featstore.strategies.setup import Setup
+from featstore.strategies.sizing import hold_share, size_caches, size_for_pack
 from featstore.strategies.streamed import window_for
+from featstore.strategies.superbatch import plan_ahead
 
-__all__ = ["Packed", "packed_superbatch"]
+__all__ = ["Packed", "PackedRunner", "batches_of", "packed_length"]
 
 Int64s = npt.NDArray[np.int64]
 MOST_AUTO_BATCHES = 200
 SAMPLE_BYTES = 128  # a row of a batch, of its sample and plan: a generous guess
 
 
-def packed_superbatch(planning: Planning, pack: Pack) -> int:
-    """Return how many batches of a pack a planned policy plans together."""
-    size = planning.superbatch
-    return max(1, min(MOST_AUTO_BATCHES if isinstance(size, str) else size, pack.n_batches))
+def packed_length(length: int | str, n_batches: int) -> int:
+    """Return how many of an epoch's batches a planned policy plans together."""
+    return max(1, min(MOST_AUTO_BATCHES if isinstance(length, str) else length, n_batches))
 
 
-class Packed:
+def batches_of(
+    pack: Pack | str | os.PathLike[str], graph: Any, *, batch_size: int | None, shuffle: bool, seed: int, drop_last: bool
+) -> PackBatches:
+    """Return a pack's batches for a loader; ValueError where it asks for others."""
+    found = PackBatches(pack, graph.pool, shuffle, seed)
+    try:
+        made = found.pack.record["batch_size"]
+        if batch_size not in (None, made):
+            what = "those of the sampler that it was made with" if made is None else f"of {made} seeds"
+            raise ValueError(f"batch_size={batch_size}: the batches of {found.pack.path} are {what}; leave batch_size out")
+        if drop_last and not found.pack.record["drop_last"]:
+            raise ValueError(
+                f"drop_last=True: {found.pack.path} has its last batches; make it with sample_offline(..., drop_last=True)"
+            )
+    except BaseException:
+        found.close()
+        raise
+    return found
+
+
+@register_strategy("packed")
+@dataclass(frozen=True)
+class Packed(Strategy):
+    """Run the samples of a pack from extents that are made once (DiskGNN with ``policy="frequency"``).
+
+    The sampler and the seeds are the pack's; epoch ``e`` runs the pack's epoch ``e`` modulo how many it has. With ``shuffle``
+    batches run in a new order each epoch, with a planned policy those of a superbatch together.
+
+    Parameters
+    ----------
+    pack : Pack, path-like or None
+        What :func:`~featstore.sample_offline` made; None with a :class:`~featstore.PackedGraph`, which is one.
+    cache : int, str, float or None
+        Host tier: bytes (``"1GiB"``), a share of the rows (``"10%"`` or ``0.1``); None takes that of the one layout that the pack
+        has; ``"auto"`` the largest of its layouts that fits, or, where it has none, half of the memory that batches leave.
+    policy : str, Policy or class
+        A planned one, or a static one.
+    length : int or "auto"
+        Batches that a planned policy plans together; 200 at most, by default.
+    disk : int, str or None
+        Most bytes of the layout that is made, or run, with the labels that are brought beside it; None: no bound. With a static
+        policy, segments of batches share rows where it is too small for an extent a batch.
+
+    References
+    ----------
+    Liu et al., DiskGNN, SIGMOD 2025, sections 3 to 5.
+    """
+
+    pack: Pack | str | os.PathLike[str] | None = option(None, PACK, "run the samples of a pack, in its batches")
+    cache: int | float | str | None = option(None, CACHE, "rows in memory: bytes (1GiB), a share (10%, 0.1) or auto")
+    policy: str | Policy | type[Policy] = option("belady", policy_of(PlannedPolicy, StaticPolicy), "which rows stay in memory")
+    length: int | str = option("auto", LENGTH, "batches that are planned together")
+    disk: int | str | None = option(None, DISK, "most bytes of the layout, or a multiple of the features (1.5x)")
+
+    has_device_tier = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        policy = get_policy(self.policy)
+        if self.length != "auto" and isinstance(policy, StaticPolicy):
+            raise OptionError(
+                "length", f"goes with a planned policy: with policy {policy.name!r} the rows in memory never change"
+            )
+
+    def batches(self, graph: Any, *, batch_size: int | None, shuffle: bool, seed: int, drop_last: bool) -> SampledBatches | None:
+        """See :class:`~featstore.Strategy`."""
+        pack = self.pack if self.pack is not None else getattr(graph, "path", None) if isinstance(graph, PackedGraph) else None
+        if pack is None:
+            raise OptionError("pack", "needed: what sample_offline made (featstore pack on the command line)")
+        return batches_of(pack, graph, batch_size=batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last)
+
+    def run(self, setup: Setup) -> Runner:
+        """See :class:`~featstore.Strategy`."""
+        if setup.refused is not None:
+            needed = guess(setup, sum(setup.row_bytes.values()), setup.refused_bytes)
+            raise too_small(setup.refused, needed) from None
+        make_room(setup.graph, setup.features)
+        planning = plan_ahead(setup, self.policy, self.length, self.disk, None)
+        runner = PackedRunner(replace(setup, planning=planning))
+        try:
+            if self.cache is None:
+                runner.use_existing()
+            else:
+                runner.make_caches(self.cache, self.policy)
+        except BaseException:
+            runner.close()
+            raise
+        return runner
+
+
+class PackedRunner:
     """Run a pack's batches from the layout that fits the loader's options; the first run makes it."""
 
     def __init__(self, setup: Setup) -> None:
         planning, pack = setup.planning, setup.pack
         if planning is None or pack is None:
-            raise ValueError("strategy 'packed' needs pack=, the offline samples to run")
-        self._setup, self._planning, self._pack = setup, planning, pack
+            raise ValueError("strategy 'packed' runs the samples of a pack")
+        self.setup = self._setup = setup
+        self._planning, self._pack, self.prefetch = planning, pack, setup.prefetch
         graph = setup.graph
         pack.check(graph)
         identity = graph.identity()
@@ -82,20 +178,28 @@ class Packed:
         self._is_lent = False
         weakref.finalize(self, _release, self._held, self._devices)
 
-    @property
-    def group(self) -> int:
-        """How many consecutive batches run together, whatever the order of the others."""
-        return 1 if self._layout is None else self._layout.group
-
-    def make_caches(self, sizes: Mapping[str, int], policy: str | Policy | type[Policy], counts: Given, *, on_loan: bool) -> None:
-        """See :class:`~featstore.strategies.base.Strategy`; makes the layout first, where the pack has none for these caches."""
-        n = self._setup.graph.num_nodes
+    def make_caches(self, size: int | float | str, policy: str | Policy | type[Policy]) -> None:
+        """Make the host tier, and first the layout, where the pack has none for it."""
+        setup, n = self._setup, self._setup.graph.num_nodes
+        if not setup.features or not n:
+            return
+        on_loan = size == "auto" or setup.lends_caches
+        if size == "auto":
+            size = size_for_pack(setup, self._pack, setup.device_rows or 0)
+        sizes, self.prefetch = size_caches(setup, size, get_policy("belady"))  # caches that follow plans, in any case
         capacity = min(
             FeatureCache.capacity_for(n_bytes, self._sources[name].file.row_bytes, n, None) for name, n_bytes in sizes.items()
         )
         # What a cache has given back is read from the features' own file, which a pack without its dataset lacks.
-        self._is_lent = on_loan and not isinstance(self._setup.graph, PackedGraph)
-        self._use(get_policy(policy), capacity)
+        self._is_lent = on_loan and not isinstance(setup.graph, PackedGraph)
+        with setup.watch.time("cache"):
+            self._use(get_policy(policy), capacity)
+        hold_share(setup, sizes)
+
+    def stats(self) -> dict[str, Any]:
+        """Return ``layout``: its name, and whether it was made for this loader."""
+        made = self.made_layout is not None
+        return {} if self._layout is None else {"layout": {"name": self._layout.options.name, "made": made}}
 
     def use_existing(self) -> None:
         """Take the one layout of the pack that has these features and this policy."""
@@ -105,7 +209,7 @@ class Packed:
         digest = self._digest(policy)
         size = None  # of superbatches, where it was asked for
         if isinstance(policy, PlannedPolicy) and self._planning.superbatch != "auto":
-            size = packed_superbatch(self._planning, self._pack)
+            size = packed_length(self._planning.superbatch, self._pack.n_batches)
         fitting = [
             found
             for found in self._layouts(policy, digest)
@@ -114,7 +218,7 @@ class Packed:
         if len(fitting) != 1:
             raise ValueError(
                 f"{self._pack.path} has {len(fitting)} layouts of {list(setup.features)} with policy {policy.name!r}"
-                f"{' that decides as this one' if digest else ''}; feature_cache= says which to take, or to make"
+                f"{' that decides as this one' if digest else ''}; cache says which to take, or to make"
             )
         check_disk(self._pack.file(fitting[0].name), self._planning.disk)
         self._open(fitting[0])
@@ -138,7 +242,7 @@ class Packed:
 
     def _use(self, policy: Policy, capacity: int) -> None:
         setup, pack = self._setup, self._pack
-        superbatch = packed_superbatch(self._planning, pack) if isinstance(policy, PlannedPolicy) else 0
+        superbatch = packed_length(self._planning.superbatch, pack.n_batches) if isinstance(policy, PlannedPolicy) else 0
         digest = self._digest(policy)
         options = LayoutOptions(setup.features, policy.name, capacity, superbatch, setup.device_rows or 0, digest or "")
         if digest is None:
@@ -175,6 +279,8 @@ class Packed:
     def _open(self, options: LayoutOptions) -> None:
         graph = self._setup.graph
         layout = self._layout = Layout(self._pack, options, graph.reader)
+        assert isinstance(self._setup.batches, PackBatches)
+        self.setup = self._setup = replace(self._setup, batches=self._setup.batches.grouped(layout.group))
         weakref.finalize(self, layout.close)
         layout.check(self._sources)
         self._held.append(graph.budget.reserve("layout tables", layout.tables.nbytes))
@@ -219,7 +325,7 @@ class Packed:
         """Give back what the window has become less by, once no stream has it any more."""
         self._ahead.resize(self._window_bytes * len(self._setup.features))
 
-    def close(self) -> None:
+    def close(self, failed: bool = False) -> None:
         """Close the layout and give the memory back; may be called again."""
         _release(self._held, self._devices)
         if self._layout is not None:
@@ -271,16 +377,7 @@ def _host_ids(plan: BatchPlan, sampled: SampledBatch) -> Int64s:
     return ids if plan.device is None else ids[plan.device.others]
 
 
-def _order(n: int, group: int, batcher: RandomBatcher, epoch: int) -> Int64s:
-    """Order the batches of an epoch: groups of consecutive batches shuffled, each in its order."""
-    groups = [np.arange(first, min(first + group, n)) for first in range(0, n, group)]
-    if batcher.shuffle and len(groups) > 1:
-        shuffled = RandomBatcher(torch.arange(len(groups)), 1, seed=batcher.seed).epoch(epoch)
-        groups = [groups[int(shuffled.seeds(k)[0])] for k in range(len(groups))]
-    return np.concatenate(groups) if groups else np.empty(0, np.int64)
-
-
-class _PackedEpoch:
+class _PackedEpoch(EpochRun):
     def __init__(
         self,
         setup: Setup,
@@ -292,15 +389,14 @@ class _PackedEpoch:
         claim: Claim,
         filled: dict[str, FeatureCache],
         devices: Mapping[str, DeviceTier],
-        strategy: Packed,
+        strategy: PackedRunner,
     ) -> None:
         self._setup, self._pack, self._layout, self._filled, self._devices = setup, pack, layout, filled, devices
         self._caches, self._claim, self._strategy, self.closed = caches, claim, strategy, False
-        n = pack.n_batches
-        self._group = n or 1 if layout is None else layout.group
-        self._order = _order(n, self._group, setup.batcher, epoch)
-        self._position_of = np.argsort(self._order)
-        self._base = epoch % pack.epochs * n
+        self._group = 1 if layout is None else layout.group
+        batches = setup.batches.epoch(epoch)
+        assert isinstance(batches, PackEpoch)
+        self._batches, self._order, self._base = batches, batches.order, batches.base
         # Plans change a cache that others of the group filled: a run that begins within a group begins with the group.
         self._start = start
         self._first = start if layout is None or not layout.options.superbatch else self._group_begin(start)
@@ -358,22 +454,19 @@ class _PackedEpoch:
     def batch(self, position: int) -> Prepared:
         index = int(self._order[position])
         with self._setup.watch.time("load"):
-            sampled = self._pack.batch(self._base + index, self._setup.graph.pool)
+            sampled = self._batches.sample(position)
             if self._layout is None:
-                return Prepared(sampled, {})
+                return Prepared(position, sampled, {})
             plan = self._layout.tables.plan(self._base + index, sampled.input_ids.numpy(), self._setup.graph.pool.array)
-            return Prepared(sampled, dict.fromkeys(self._setup.features, plan))
+            return Prepared(position, sampled, dict.fromkeys(self._setup.features, plan))
 
     @property
     def has_device_tier(self) -> bool:
         return bool(self._devices)
 
-    def may_begin(self, position: int) -> bool:
-        return True
-
     def gather(self, name: str, prepared: Prepared, tally: Tally) -> torch.Tensor | Apart:
         assert prepared.plans is not None
-        position = int(self._position_of[prepared.sampled.index])
+        position = prepared.position
         if self._first < self._start and self._ran.get(name, -1) < self._first:
             self._catch_up(name, tally)
         if self._ran.get(name, -1) < position:  # else asked again, because memory was short for another feature
@@ -419,9 +512,6 @@ class _PackedEpoch:
             self._read(name, self._ran.get(name, self._first - 1) + 1, self._strategy.window_bytes)
         self._strategy.give_window_back()
         return True
-
-    def stop(self) -> None:
-        pass  # reads of extents end by themselves
 
     def close(self) -> None:
         if not self.closed:

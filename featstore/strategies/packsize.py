@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from featstore.cache.base import Policy, StaticPolicy, get_policy
+from featstore.cache.base import StaticPolicy, get_policy
 from featstore.cache.table import FeatureCache
 from featstore.config import format_size, parse_cache_size
-from featstore.errors import BudgetError
+from featstore.errors import BudgetError, OptionError
 from featstore.pack.layout import PARTIAL, LayoutOptions, find_layouts, layout_bytes
 from featstore.pack.makelayout import layout_sizes
 from featstore.pack.nodedata import carried_bytes
@@ -26,10 +26,11 @@ from featstore.plan.choice import observe
 from featstore.plan.cost import ADMIT_TABLE_BYTES, LOAD_TABLE_BYTES, PLANNED, ROW_TABLE_BYTES, STATIC, Workload
 from featstore.plan.samples import sample_bytes
 from featstore.plan.trace import Trace
-from featstore.sampling.batches import RandomBatcher, check_seeds
+from featstore.sampling.batches import RandomBatches
+from featstore.sampling.drawn import Drawn
 from featstore.sampling.foreign import checked_sampler, has_own_seeds
 from featstore.storage.writer import free_bytes
-from featstore.strategies.packed import MOST_AUTO_BATCHES
+from featstore.strategies.packed import Packed, packed_length
 from featstore.strategies.profile import pack_trace, profile_batches
 from featstore.strategies.sizing import cache_bytes, device_rows
 
@@ -121,11 +122,9 @@ def estimate_pack(
     epochs: int = 1,
     path: str | os.PathLike[str] | None = None,
     *,
+    packed: Packed,
     features: str | Sequence[str] = ("x",),
-    feature_cache: int | float | str = 0.1,
     device_cache: int | float | str | None = None,
-    policy: str | Policy | type[Policy] = PLANNED,
-    superbatch: int | str | None = None,
     disk: int | None = None,
     labels: str | None = None,
     seed: int = 0,
@@ -136,8 +135,10 @@ def estimate_pack(
     ----------
     g, sampler, seeds, batch_size, epochs, path, seed
         As of :func:`~featstore.sample_offline`; the sampler has no seeds of its own.
-    features, feature_cache, device_cache, policy, superbatch, labels
-        As of a :class:`~featstore.Loader` with ``strategy="packed"``.
+    packed : Packed
+        Its ``cache`` is a size: what is to be made.
+    features, device_cache, labels
+        As of a :class:`~featstore.Loader`.
     disk : int, optional
         Most bytes that the layout may take; with a static policy it is made to fit.
 
@@ -157,14 +158,16 @@ def estimate_pack(
     """
     if has_own_seeds(sampler):
         raise ValueError(f"{type(sampler).__name__} has seeds of its own: batches cannot be taken from it ahead")
-    batcher = RandomBatcher(check_seeds(seeds, g.num_nodes), batch_size, seed=seed)
-    order, checked = batcher.epoch(0), checked_sampler(sampler, g.num_nodes)
+    seed_batches = RandomBatches(seeds, batch_size, seed=seed)
+    seed_batches.check(g.num_nodes)
+    order = seed_batches.epoch(0)
+    checked = Drawn(checked_sampler(sampler, g.num_nodes), seed_batches).epoch(0)
     batches: list[npt.NDArray[Any]] = []
     n_bytes = n_seeds = 0
     with g.budget.reserve("cost model", 0) as held:
         for index in range(profile_batches(len(order))):
             try:
-                sampled = checked.sample(order.seeds(index), epoch=0, index=index)
+                sampled = checked.sample(index)
                 held.resize(held.n_bytes + 8 * len(sampled.input_ids))
             except BudgetError:
                 if not batches:
@@ -187,7 +190,7 @@ def estimate_pack(
             n_looked_at=len(batches),
             free_bytes=free_bytes(target),
         )
-        asked = _Asked(g, features, feature_cache, device_cache, policy, superbatch, disk)
+        asked = _Asked(g, features, packed, device_cache, disk)
         return _with_layout(estimate, asked, trace, len(order), epochs)
 
 
@@ -195,16 +198,14 @@ def estimate_layout(
     g: OutOfCoreGraph,
     pack: Pack,
     *,
+    packed: Packed,
     features: str | Sequence[str] = ("x",),
-    feature_cache: int | float | str = 0.1,
     device_cache: int | float | str | None = None,
-    policy: str | Policy | type[Policy] = PLANNED,
-    superbatch: int | str | None = None,
     disk: int | None = None,
     labels: str | None = None,
 ) -> PackEstimate:
     """Estimate what one more layout of a pack will take on disk; see :func:`estimate_pack`. 0 bytes where it is there."""
-    asked = _Asked(g, features, feature_cache, device_cache, policy, superbatch, disk)
+    asked = _Asked(g, features, packed, device_cache, disk)
     options = asked.options(pack.n_batches)
     trace = pack_trace(pack)
     estimate = PackEstimate(
@@ -233,14 +234,12 @@ class _Asked:
         self,
         g: OutOfCoreGraph,
         features: str | Sequence[str],
-        feature_cache: int | float | str,
+        packed: Packed,
         device_cache: int | float | str | None,
-        policy: str | Policy | type[Policy],
-        superbatch: int | str | None,
         disk: int | None,
     ) -> None:
-        self.g, self.superbatch, self.disk = g, "auto" if superbatch is None else superbatch, disk
-        self.policy = get_policy(policy)
+        self.g, self.length, self.disk = g, packed.length, disk
+        self.policy = get_policy(packed.policy)
         self.features = (features,) if isinstance(features, str) else tuple(features)
         stores = [g.features[name] for name in self.features]
         self.widths = {name: store.nbytes // max(1, len(store)) for name, store in zip(self.features, stores, strict=True)}
@@ -248,7 +247,9 @@ class _Asked:
         n = g.num_nodes
         self.capacity = self.device_rows = 0
         if n and self.features:
-            size = parse_cache_size(feature_cache, "feature_cache")
+            size = packed.cache
+            if size is None or size == "auto":
+                raise OptionError("cache", "the size that is to be packed for is needed here: bytes, or a share of the rows")
             n_bytes = cache_bytes(size, n, self.widths, get_policy(PLANNED), g.budget, g.budget.available)
             self.capacity = min(FeatureCache.capacity_for(n_bytes[name], self.widths[name], n, None) for name in self.features)
             if device_cache is not None:
@@ -258,7 +259,7 @@ class _Asked:
         """Return the options of the layout of a pack whose epochs have so many batches."""
         together = 0
         if not isinstance(self.policy, StaticPolicy):
-            together = max(1, min(MOST_AUTO_BATCHES if isinstance(self.superbatch, str) else self.superbatch, n_batches))
+            together = packed_length(self.length, n_batches)
         return LayoutOptions(self.features, self.policy.name, self.capacity, together, self.device_rows)
 
 

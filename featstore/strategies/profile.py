@@ -1,25 +1,21 @@
-"""Batches that are known before an epoch begins: the first ones, sampled ahead to judge an epoch by, and those of a pack."""
+"""Profiles: the first batches of an epoch, sampled ahead to judge the epoch by."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any
 
-import torch
-
-from featstore.gather.buffers import BufferPool
 from featstore.pack.offline import Pack, in_order
 from featstore.plan.samples import SampleFile, SampleWriter
 from featstore.plan.trace import Trace
 from featstore.sampling.batch import SampledBatch
+from featstore.sampling.drawn import SampledEpoch
 from featstore.storage.rundir import DiskBudget, RunDirectory, finalize_here
-from featstore.strategies.setup import Setup
+from featstore.strategies.requests import Sampling
 
-__all__ = ["LEAST_BATCHES", "FrozenSampler", "Profile", "pack_trace", "profile_batches"]
+__all__ = ["LEAST_BATCHES", "Profile", "pack_trace", "profile_batches"]
 
 LEAST_BATCHES, MOST_BATCHES = 8, 32
 EPOCH_SHARE = 8  # one batch of so many
@@ -32,11 +28,11 @@ def profile_batches(n_batches: int) -> int:
 
 
 class Profile:
-    """The first batches of epoch 0, sampled into a run file; a sampler that returns those, and samples all others.
+    """Sampled batches whose first ones, of epoch 0, are in a run file already; the others are sampled when they are asked for.
 
     Parameters
     ----------
-    setup : Setup
+    setup : Sampling
     run_dir : str
     disk : int, optional
         Most bytes of all run files; an eighth of them is used at most.
@@ -61,12 +57,12 @@ class Profile:
 
     Notes
     -----
-    A pure function of its arguments, as the sampler is: a batch may be asked for again. Thread-safe but for :meth:`close`.
+    A batch may be asked for again. Thread-safe but for :meth:`close`.
     """
 
-    def __init__(self, setup: Setup, run_dir: str, disk: int | None, most: int | None = None) -> None:
-        self._sampler, self._pool, self._n_nodes = setup.sampler, setup.graph.pool, setup.graph.num_nodes
-        order = setup.batcher.epoch(0)
+    def __init__(self, setup: Sampling, run_dir: str, disk: int | None, most: int | None = None) -> None:
+        self._batches, self._pool, self._n_nodes = setup.batches, setup.graph.pool, setup.graph.num_nodes
+        order = self._batches.epoch(0)
         self._runs = RunDirectory(run_dir)
         # Taken itself, not by way of the condition: Ctrl-C may leave Condition.__enter__ with the lock taken for good.
         self._lock = threading.RLock()
@@ -77,7 +73,7 @@ class Profile:
         try:
             begin = time.perf_counter()
             most = min(len(order), most or profile_batches(len(order)))
-            batches = in_order(lambda k: self._sampler.sample(order.seeds(k), epoch=0, index=k), most, setup.threads, self._pool)
+            batches = in_order(order.sample, most, setup.threads, self._pool)
             first = next(batches)
             with SampleWriter(self._runs.file("profile"), self._n_nodes, accounts) as writer:
                 writer.add(first)
@@ -98,30 +94,60 @@ class Profile:
         self._finalizer = finalize_here(self, _forget, self._file, self._runs)
         self._n = len(self._file)
 
-    def __len__(self) -> int:
+    @property
+    def n_sampled(self) -> int:
+        """Batches that were sampled."""
         return self._n
 
-    def __getattr__(self, name: str) -> Any:
-        """Whatever else is known of the sampler, such as its fan-outs."""
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._sampler, name)
+    @property
+    def batch_size(self) -> int:
+        """See :class:`~featstore.sampling.drawn.SampledBatches`."""
+        return self._batches.batch_size
+
+    @property
+    def fanouts(self) -> Sequence[int] | None:
+        """See :class:`~featstore.sampling.drawn.SampledBatches`."""
+        return self._batches.fanouts
+
+    @property
+    def most_rows(self) -> int | None:
+        """See :class:`~featstore.sampling.drawn.SampledBatches`."""
+        return self._batches.most_rows
+
+    @property
+    def scratch_is_counted(self) -> bool:
+        """See :class:`~featstore.sampling.drawn.SampledBatches`."""
+        return self._batches.scratch_is_counted
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def digest(self) -> str:
+        """See :class:`~featstore.sampling.drawn.SampledBatches`."""
+        return self._batches.digest()
+
+    def trim(self) -> None:
+        """See :class:`~featstore.sampling.drawn.SampledBatches`."""
+        self._batches.trim()
+
+    def epoch(self, epoch: int) -> SampledEpoch:
+        """Return the batches of ``epoch``, those that were sampled among them."""
+        if epoch > 0:
+            self._forget()
+            return self._batches.epoch(epoch)
+        return _ProfiledEpoch(self, self._batches.epoch(0))
 
     def trace(self) -> Trace:
         """Return the rows of its batches; until it is closed."""
         assert self._file is not None
         return Trace.reading(self._file.ids, self._file.lengths, self._n_nodes)
 
-    def sample(self, seeds: torch.Tensor, epoch: int = 0, index: int = 0) -> SampledBatch:
-        """Return the batch that was sampled, or sample it."""
-        if epoch > 0:
-            self._forget()
-        elif index < self._n:
-            with self._reading() as file:
-                if file is not None:
-                    return file.batch(index, self._pool)
-        sampled: SampledBatch = self._sampler.sample(seeds, epoch=epoch, index=index)
-        return sampled
+    def sampled(self, position: int) -> SampledBatch | None:
+        """Return the batch that was sampled, if it was and is still kept."""
+        if position >= self._n:
+            return None
+        with self._reading() as file:
+            return None if file is None else file.batch(position, self._pool)
 
     @contextmanager
     def _reading(self) -> Iterator[SampleFile | None]:
@@ -152,28 +178,21 @@ class Profile:
         self._finalizer()
 
 
+class _ProfiledEpoch:
+    def __init__(self, profile: Profile, order: SampledEpoch) -> None:
+        self._profile, self._order = profile, order
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def sample(self, position: int) -> SampledBatch:
+        found = self._profile.sampled(position)
+        return self._order.sample(position) if found is None else found
+
+
 def _forget(file: SampleFile, runs: RunDirectory) -> None:
     file.remove()
     runs.close()
-
-
-class FrozenSampler:
-    """A pack's batches for strategies that ask a sampler: the batch that is asked for by the number that is its seed.
-
-    Parameters
-    ----------
-    pack : Pack
-    pool : BufferPool
-    """
-
-    def __init__(self, pack: Pack, pool: BufferPool) -> None:
-        self._pack, self._pool = pack, pool
-        self.fanouts = [-1] * pack.n_hops
-
-    def sample(self, seeds: torch.Tensor, epoch: int = 0, index: int = 0) -> SampledBatch:
-        """Return batch ``seeds[0]`` of the pack's epoch ``epoch`` modulo how many it has, as the one that runs as ``index``."""
-        number = epoch % self._pack.epochs * self._pack.n_batches + int(seeds[0])
-        return replace(self._pack.batch(number, self._pool), epoch=epoch, index=index)
 
 
 def pack_trace(pack: Pack) -> Trace:

@@ -1,26 +1,71 @@
-"""The loader's strategies by name."""
+"""Strategies by name, those of installed packages among them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from typing import TypeVar, cast
 
+from featstore.errors import PluginError
+from featstore.registry import Registry
 from featstore.strategies.base import Strategy
-from featstore.strategies.ondemand import OnDemand
-from featstore.strategies.packed import Packed
-from featstore.strategies.setup import Setup
-from featstore.strategies.streamed import Streamed
-from featstore.strategies.superbatch import Superbatch
 
-__all__ = ["SAMPLING", "STRATEGIES"]
+__all__ = ["available_strategies", "find_strategy", "get_strategy", "register_strategy"]
 
-STRATEGIES: Mapping[str, Callable[[Setup], Strategy]] = {
-    "ondemand": OnDemand,
-    "superbatch": Superbatch,
-    "streamed": Streamed,
-    "packed": Packed,
-}
-SAMPLING: Mapping[str, type[OnDemand] | type[Superbatch]] = {
-    "ondemand": OnDemand,
-    "superbatch": Superbatch,
-    "streamed": Streamed,
-}  # those that sample, and can say before they are made what they need
+StrategyType = TypeVar("StrategyType", bound=type[Strategy])
+
+STRATEGIES = Registry("strategy", Strategy, "featstore.strategies", "strategies", "Strategy")  # type: ignore[type-abstract]
+
+
+def register_strategy(name: str) -> Callable[[StrategyType], StrategyType]:
+    """Class decorator: make a strategy known under ``name``.
+
+    Raises
+    ------
+    TypeError
+        The class is not a subclass of Strategy, or the name is not a string.
+    ValueError
+        The name is empty or taken.
+    """
+    return cast(Callable[[StrategyType], StrategyType], STRATEGIES.register(name))
+
+
+def available_strategies() -> list[str]:
+    """Return the names that a loader knows, sorted; imports no plug-in."""
+    return STRATEGIES.names()
+
+
+def find_strategy(name: str) -> type[Strategy]:
+    """Return the strategy of that name, a registered one, or that of an entry point of the group ``featstore.strategies``.
+
+    Raises
+    ------
+    ValueError
+        No strategy has that name; lists all that have one.
+    PluginError
+        The entry point cannot be loaded, is ambiguous or is no strategy.
+    """
+    return STRATEGIES.find(name)
+
+
+def get_strategy(strategy: str | Strategy | type[Strategy]) -> Strategy:
+    """Return an instance of a strategy: that of a name or of a class with its defaults, an instance as it is.
+
+    Raises
+    ------
+    ValueError, PluginError
+        See :func:`find_strategy`; the class cannot be instantiated.
+    TypeError
+        Neither a name, a strategy nor a strategy class.
+    """
+    if isinstance(strategy, Strategy):
+        return strategy
+    if isinstance(strategy, str):
+        cls = find_strategy(strategy)
+    elif isinstance(strategy, type) and issubclass(strategy, Strategy):
+        cls = strategy
+    else:
+        raise TypeError(f"a strategy is a name, a strategy instance or a strategy class, not {strategy!r}")
+    try:
+        return cls()
+    except TypeError as error:
+        raise PluginError(f"strategy {cls.__module__}.{cls.__qualname__} cannot be made with its defaults: {error}") from error

@@ -10,7 +10,7 @@ from featstore.config import format_size
 from featstore.errors import BudgetError
 from featstore.gather.buffers import HOLDER, SMALL_BYTES, block_bytes
 from featstore.sampling.batch import SampledBatch
-from featstore.sampling.batches import RandomBatcher
+from featstore.sampling.drawn import SampledBatches
 from featstore.sampling.neighbor import SCRATCH, scratch_bytes
 from featstore.strategies.expected import expected_edges
 
@@ -25,6 +25,7 @@ __all__ = [
     "larger",
     "least_total",
     "measure",
+    "most_rows",
     "too_small",
     "would_do",
 ]
@@ -81,15 +82,13 @@ class Sampling:
     Parameters
     ----------
     graph : OutOfCoreGraph
-    sampler : Sampler
-    batcher : RandomBatcher
-        Which seeds form which batch.
+    batches : SampledBatches
     threads : int
+        Batches sampled at once.
     """
 
     graph: Any
-    sampler: Any
-    batcher: RandomBatcher
+    batches: SampledBatches
     threads: int
 
 
@@ -101,13 +100,13 @@ def measure(setup: Sampling, position: int = 0) -> BatchSize:
     BudgetError
         There is no memory for it.
     """
-    graph, order = setup.graph, setup.batcher.epoch(0)
+    graph, order = setup.graph, setup.batches.epoch(0)
     if not len(order):
         return BatchSize(0)
     pool = graph.pool
     pool.trim()
     before = graph.budget.report().get(HOLDER, 0)
-    sampled: SampledBatch = setup.sampler.sample(order.seeds(position), epoch=0, index=position)
+    sampled: SampledBatch = order.sample(position)
     drawn = graph.budget.report().get(HOLDER, 0) - before
     tensors = [sampled.input_ids, *(tensor for block in sampled.blocks for tensor in block.tensors)]
     held = sum(_pooled(tensor.numel() * tensor.element_size()) for tensor in tensors)
@@ -120,10 +119,13 @@ def measure(setup: Sampling, position: int = 0) -> BatchSize:
 
 def foresee(setup: Sampling) -> BatchSize:
     """Return what a batch comes to, expected from the degrees; no rows where the sampler does not say its fan-outs."""
-    graph, fanouts = setup.graph, getattr(setup.sampler, "fanouts", None)
+    graph, fanouts = setup.graph, setup.batches.fanouts
+    if setup.batches.most_rows is not None:
+        held = _pooled(8 * setup.batches.most_rows)
+        return BatchSize(setup.batches.most_rows, 0, held, held)
     if fanouts is None or not hasattr(graph, "degree_pieces"):
         return BatchSize(0)
-    rows, edges = expected_edges(graph, fanouts, setup.batcher.batch_size)
+    rows, edges = expected_edges(graph, fanouts, setup.batches.batch_size)
     held = _pooled(8 * rows) + sum(2 * _pooled(8 * n) for n in edges)
     drawing = max((3 * _pooled(8 * n) for n in edges), default=0)  # places of drawn ids, and the ids, before they are numbered
     return BatchSize(rows, sum(edges) + rows, held, held + drawing)
@@ -131,7 +133,7 @@ def foresee(setup: Sampling) -> BatchSize:
 
 def largest(setup: Sampling, batch: BatchSize, n: int = 8) -> BatchSize:
     """Return ``batch``, or what the largest of some others comes to, as far as there is memory to sample them."""
-    order = setup.batcher.epoch(0)
+    order = setup.batches.epoch(0)
     for position in sorted({k * (len(order) - 1) // n for k in range(1, n + 1)} - {0}):
         try:
             other = measure(setup, position)
@@ -147,21 +149,22 @@ def too_small(error: BudgetError, needed: int) -> BudgetError:
     return BudgetError(error.message.split("; at least")[0] + would_do(needed), needed)
 
 
-def guess(graph: Any, sampler: Any, batch_size: int, row_bytes: int, more: int = 0) -> int:
-    """Return the memory in which an epoch runs, from the sampler's fan-outs and the mean degree, where nothing can be sampled.
+def guess(setup: Sampling, row_bytes: int, more: int = 0) -> int:
+    """Return the memory in which an epoch runs, from the fan-outs and the mean degree, where nothing can be sampled.
 
     ``more``: bytes that the loader is about to take beside.
     """
+    graph, batches = setup.graph, setup.batches
     n = graph.num_nodes
     mean = -(-int(getattr(graph, "num_edges", 0)) // max(1, n))
-    n_bytes, last, rows = 0, 0, batch_size
-    for fanout in getattr(sampler, "fanouts", []):
+    n_bytes, last, rows = 0, 0, batches.batch_size
+    for fanout in batches.fanouts or ():
         edges = min(rows, n) * (mean if fanout < 0 else min(fanout, mean))
         rows = min(n, rows + edges)
         n_bytes += 2 * _pooled(8 * edges)
         last = 2 * _pooled(8 * edges) + _pooled(8 * edges)  # places of drawn ids, and the ids, before they are numbered
     n_bytes = 2 * (n_bytes + _pooled(8 * rows) + _pooled(rows * row_bytes)) + last
-    if hasattr(sampler, "trim"):  # else another's, whose memory is not counted
+    if batches.scratch_is_counted:
         n_bytes += scratch_bytes(rows, n)
     report = graph.budget.report()
     offsets = 0 if "indptr" in report or not hasattr(graph, "num_edges") else 8 * n + 4096
@@ -172,6 +175,17 @@ def guess(graph: Any, sampler: Any, batch_size: int, row_bytes: int, more: int =
 def is_tight(graph: Any, n_rows: int, row_bytes: int) -> bool:
     """Whether two batches of up to ``n_rows`` rows may need more than half of what is left: then they are measured first."""
     return bool(2 * n_rows * (row_bytes + ROW_BYTES) > (graph.budget.available + graph.budget.on_loan) // 2)
+
+
+def most_rows(setup: Sampling) -> int:
+    """Most distinct nodes that a batch can have."""
+    n, batches = int(setup.graph.num_nodes), setup.batches
+    if batches.most_rows is not None:
+        return batches.most_rows
+    rows = batches.batch_size
+    for fanout in batches.fanouts if batches.fanouts is not None else [-1]:
+        rows = n if fanout < 0 else min(n, rows * (1 + fanout))
+    return rows
 
 
 def would_do(needed: int) -> str:
@@ -284,7 +298,7 @@ class Needs:
         graph = self._setup.graph
         report = graph.budget.report()
         offsets = 0 if "indptr" in report or not hasattr(graph, "num_edges") else 8 * graph.num_nodes + 4096
-        scratch = scratch_bytes(self.batch.n_rows, graph.num_nodes) if hasattr(self._setup.sampler, "trim") else 0
+        scratch = scratch_bytes(self.batch.n_rows, graph.num_nodes) if self._setup.batches.scratch_is_counted else 0
         unsampled: int = offsets + max(0, scratch - report.get(SCRATCH, 0))
         return unsampled
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from featstore.cache.base import Policy
+from featstore.config import Budget
+from featstore.errors import BudgetError
+from featstore.pack.batches import PackBatches
 from featstore.pack.offline import Pack
-from featstore.strategies.counters import ReadCounts, Stopwatch
+from featstore.strategies.counters import BatchCounts, ReadCounts, Stopwatch
+from featstore.strategies.leases import row_bytes
 from featstore.strategies.requests import Needs, Sampling
 
 __all__ = ["Planning", "Setup"]
@@ -48,36 +52,80 @@ class Setup(Sampling):
 
     Parameters
     ----------
-    graph, sampler, batcher, threads
+    graph, batches, threads
         See :class:`~featstore.strategies.requests.Sampling`.
     features : tuple of str
-    watch : Stopwatch
-        Measures the stages.
-    reads : ReadCounts
-        Gets what is read of features outside :meth:`EpochRun.gather`.
-    planning : Planning, optional
-        For strategies that look ahead.
-    pack : Pack, optional
-        For those that run offline samples; there are then no sampler and no seeds, and ``batcher`` orders batch numbers.
     device : torch.device
         Where batches are delivered.
-    device_rows : int, optional
-        Rows of the device's tier; None: as many as a layout that is there has.
+    device_rows : int or None
+        Rows that are to stay on the device; None: as many as a layout that is there has.
     labels : str, optional
         Node data that the loader delivers.
     prefetch : int
         Batches made ahead of the one that the loop holds, while memory suffices.
+    share : Budget, optional
+        The loader's part of the graph's budget, where it has one.
+    watch : Stopwatch
+        Measures the stages.
+    reads : ReadCounts
+        Gets what is read of features outside :meth:`EpochRun.gather`.
+    counts : BatchCounts
+        Gets what is delivered.
+    planning : Planning, optional
+        For strategies that look ahead.
     needs : Needs, optional
         What all stages need at the least: what a strategy takes beyond its part must not be another's.
+    refused : BudgetError, optional
+        There was no memory for the order of an epoch; ``refused_bytes`` more were asked for.
+    lends_caches : bool
+        Caches are on loan although their size is given: another strategy chose it.
+    miss_share : float
+        Of a batch's rows, those that the cache will lack, as far as is known.
+    profile_bytes : int
+        Bytes of run files that hold batches sampled ahead.
     """
 
-    features: tuple[str, ...]
-    watch: Stopwatch
-    reads: ReadCounts
-    planning: Planning | None = None
-    pack: Pack | None = None
+    features: tuple[str, ...] = ()
     device: torch.device = torch.device("cpu")  # noqa: RUF009 - immutable
     device_rows: int | None = None
     labels: str | None = None
     prefetch: int = 0
+    share: Budget | None = None
+    watch: Stopwatch = field(default_factory=Stopwatch)
+    reads: ReadCounts = field(default_factory=ReadCounts)
+    counts: BatchCounts = field(default_factory=BatchCounts)
+    planning: Planning | None = None
     needs: Needs | None = None
+    refused: BudgetError | None = None
+    refused_bytes: int = 0
+    lends_caches: bool = False
+    miss_share: float = 1.0
+    profile_bytes: int = 0
+
+    @property
+    def pack(self) -> Pack | None:
+        """The pack whose batches these are, if they are a pack's."""
+        return self.batches.pack if isinstance(self.batches, PackBatches) else None
+
+    @property
+    def row_bytes(self) -> dict[str, int]:
+        """Bytes of each feature's row."""
+        return {name: row_bytes(self.graph.features[name]) for name in self.features}
+
+    @property
+    def limit(self) -> Budget:
+        """What this loader's batches and caches are held to: its share, or the graph's budget."""
+        limit: Budget = self.graph.budget if self.share is None else self.share
+        return limit
+
+    @property
+    def room(self) -> int:
+        """Bytes that are left to this loader."""
+        left: int = min(self.graph.budget.available, self.limit.available)
+        return left
+
+    @property
+    def room_with_loans(self) -> int:
+        """Bytes that this loader may have, what others give back included."""
+        left: int = min(self.graph.budget.available + self.graph.budget.on_loan, self.limit.available)
+        return left

@@ -1,21 +1,37 @@
-"""The feature cache that a loader makes: its size, and the counts of a sampled epoch that policies may ask for."""
+"""Cache sizing: how large a loader's feature caches are, and the counts of a sampled epoch that policies may ask for."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from featstore.cache.base import Policy
+from featstore.cache.base import Policy, get_policy
+from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
 from featstore.config import Budget, parse_size
 from featstore.errors import BudgetError
 from featstore.pack.layout import find_layouts
+from featstore.pack.offline import Pack
 from featstore.strategies.counters import Stopwatch
+from featstore.strategies.requests import BatchSize, Needs, foresee, guess, measure, too_small
 from featstore.strategies.setup import Setup
 
-__all__ = ["AccessCounts", "cache_bytes", "device_rows", "size_for_pack", "spare_bytes"]
+__all__ = [
+    "AccessCounts",
+    "Asking",
+    "ask",
+    "cache_bytes",
+    "check_instances",
+    "device_rows",
+    "hold_share",
+    "size_caches",
+    "size_for_pack",
+    "spare_bytes",
+]
 
 
 class AccessCounts:
@@ -38,12 +54,12 @@ class AccessCounts:
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[np.int64]:
         if self._counts is None:
-            n, sampler, order = self._setup.graph.num_nodes, self._setup.sampler, self._setup.batcher.epoch(self._epoch)
+            n, order = self._setup.graph.num_nodes, self._setup.batches.epoch(self._epoch)
             self._held.resize(8 * n)
             counts = np.zeros(n, np.int64)
             with self._watch.time("presample"):
                 for index in range(len(order)):
-                    counts[sampler.sample(order.seeds(index), epoch=self._epoch, index=index).input_ids.numpy()] += 1
+                    counts[order.sample(index).input_ids.numpy()] += 1
             self._counts = counts
         return self._counts
 
@@ -60,14 +76,14 @@ def spare_bytes(setup: Setup, budget: Budget, available: int, row_bytes: int, pr
 
     Where less than half would be left for the cache, fewer batches are made ahead.
     """
-    order = setup.batcher.epoch(0)
+    order = setup.batches.epoch(0)
     if not len(order):
         return available, prefetch
     if setup.needs is not None:
         return setup.needs.left_for_cache(available, prefetch)
     setup.graph.pool.trim()  # or what is idle would not count
     before, offsets = budget.used, budget.report().get("indptr", 0)
-    sampled = setup.sampler.sample(order.seeds(0), epoch=0, index=0)
+    sampled = order.sample(0)
     offsets = budget.report().get("indptr", 0) - offsets  # read at first use, once for all
     available -= offsets
     sample_bytes = budget.used - before - offsets  # with the sampler's scratch, which every thread needs
@@ -83,25 +99,22 @@ def spare_bytes(setup: Setup, budget: Budget, available: int, row_bytes: int, pr
     return max(0, available - need(max(1, prefetch))), prefetch
 
 
-def size_for_pack(setup: Setup, row_bytes: Mapping[str, int], room: int, prefetch: int) -> int | float:
+def size_for_pack(setup: Setup, pack: Pack, n_device: int) -> int | float:
     """Return a feature cache's size, as a share of the rows or in bytes, for the layouts that a pack has, or for its first.
 
     Parameters
     ----------
     setup : Setup
-        Its sampler returns the pack's batches.
-    row_bytes : mapping of str to int
-    room : int
-        Bytes that are left.
-    prefetch : int
+    pack : Pack
+    n_device : int
+        Rows that stay on the device.
     """
-    assert setup.pack is not None
-    n, width = setup.graph.num_nodes, sum(row_bytes.values())
-    spare, _ = spare_bytes(setup, setup.graph.budget, room, width, prefetch)
+    n, row_bytes = setup.graph.num_nodes, setup.row_bytes
+    spare, _ = spare_bytes(setup, setup.graph.budget, setup.room, sum(row_bytes.values()), setup.prefetch)
     there = [
         each.capacity
-        for each in find_layouts(setup.pack)
-        if sorted(each.features) == sorted(setup.features) and each.device_rows == (setup.device_rows or 0)
+        for each in find_layouts(pack)
+        if sorted(each.features) == sorted(setup.features) and each.device_rows == n_device
     ]
     least = {rows: sum(FeatureCache.least_bytes(rows, each, n, None) for each in row_bytes.values()) for rows in {1, *there}}
     fitting = [rows for rows in there if rows == 0 or least[rows] <= spare]
@@ -129,7 +142,7 @@ def cache_bytes(
 
     if isinstance(size, float):
         if not 0 < size <= 1:
-            raise ValueError(f"feature_cache as a share of the rows must lie in (0, 1], not {size}; bytes are an int or '1GiB'")
+            raise ValueError(f"a cache as a share of the rows must lie in (0, 1], not {size}; bytes are an int or '1GiB'")
         rows = max(1, round(size * num_nodes))
         total = sum(least(rows).values())
     else:
@@ -169,3 +182,100 @@ def device_rows(size: int | float | str, num_nodes: int, row_bytes: Mapping[str,
     if 0 < n_bytes < width:
         raise BudgetError(f"a device cache of one row takes {width} bytes, not {n_bytes}", width)
     return min(num_nodes, n_bytes // width)
+
+
+class Asking(Protocol):
+    """What says how much a strategy's runner needs, before it is made."""
+
+    plans: bool  # batches come with plans from a file, and others are sampled meanwhile
+
+    @classmethod
+    def least_bytes(cls, setup: Setup, batch: BatchSize) -> int:
+        """Return what the runner holds at the least for as long as it runs, by the size of one batch."""
+        ...
+
+
+def ask(setup: Setup, runner: type[Asking], size: int | float | str | None, policy: Policy) -> Setup:
+    """Return the setup with what all stages need at the least, asked for before any of them begins.
+
+    Parameters
+    ----------
+    setup : Setup
+    runner : Asking
+    size : int, float, "auto" or None
+        Of the feature caches.
+    policy : Policy
+        Of the caches.
+
+    Raises
+    ------
+    BudgetError
+        The memory does not suffice for two batches; names what does.
+    """
+    sizes: dict[str, int] = {}
+    row_bytes, n, refused = setup.row_bytes, setup.graph.num_nodes, setup.refused
+    if size is not None and size != "auto" and row_bytes and n:
+        sizes = cache_bytes(size, n, row_bytes, policy, setup.graph.budget, 1 << 62)
+    capacity = min((FeatureCache.capacity_for(sizes[name], row_bytes[name], n, policy) for name in sizes), default=0)
+    try:
+        batch = measure(setup) if refused is None else foresee(setup)
+    except BudgetError as error:
+        batch, refused = foresee(setup), error
+    needs = Needs(
+        setup,
+        row_bytes,
+        batch,
+        runner.least_bytes(setup, batch),
+        sum(sizes.values()),
+        capacity,
+        plans=runner.plans,
+        is_measured=refused is None,
+    )
+    if refused is not None:
+        more = setup.refused_bytes
+        raise too_small(refused, needs.least() + more if batch.n_rows else guess(setup, sum(row_bytes.values()), more)) from None
+    needs.check()
+    return replace(setup, needs=needs)
+
+
+def size_caches(setup: Setup, size: int | float | str, policy: Policy) -> tuple[dict[str, int], int]:
+    """Return the bytes of each feature's cache, and the batches that are made ahead beside them.
+
+    Parameters
+    ----------
+    setup : Setup
+    size : int, float or "auto"
+    policy : Policy
+
+    Returns
+    -------
+    sizes : dict
+        Empty where there is nothing to cache, and where ``"auto"`` leaves no room for one row.
+    prefetch : int
+
+    Raises
+    ------
+    BudgetError
+        More than is left.
+    """
+    n, row_bytes, prefetch = setup.graph.num_nodes, setup.row_bytes, setup.prefetch
+    if not row_bytes or not n:
+        return {}, prefetch
+    if size != "auto":
+        return cache_bytes(size, n, row_bytes, policy, setup.limit, setup.room_with_loans), prefetch
+    spare, prefetch = spare_bytes(setup, setup.graph.budget, setup.room, sum(row_bytes.values()), prefetch)
+    if spare < sum(FeatureCache.least_bytes(1, width, n, policy) for width in row_bytes.values()):
+        return {}, prefetch  # what is left may be nothing; the loader then goes without
+    return cache_bytes(spare, n, row_bytes, policy, setup.limit, setup.room), prefetch
+
+
+def check_instances(policy: str | Policy | type[Policy], n_features: int) -> None:
+    """Raise ValueError where one policy instance would serve the caches of several features."""
+    if isinstance(policy, Policy) and n_features > 1 and not isinstance(get_policy(policy), PlannedPolicy):
+        raise ValueError("a policy instance serves one cache: give its name or class for several features")
+
+
+def hold_share(setup: Setup, sizes: Mapping[str, int]) -> None:
+    """Count caches in the loader's share of the budget, which ends with the loader."""
+    if setup.share is not None:
+        setup.share.reserve("feature cache", sum(sizes.values()))

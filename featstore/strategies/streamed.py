@@ -1,16 +1,20 @@
-"""``strategy="streamed"``: Belady packs made superbatch by superbatch: fresh samples, read at sequential speed."""
+"""``Streamed``: Belady packs made superbatch by superbatch: fresh samples, read at sequential speed."""
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
+from featstore.cache.base import Policy
+from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
 from featstore.config import Reservation
 from featstore.errors import BudgetError
@@ -24,11 +28,18 @@ from featstore.storage.pagestream import MOST_WINDOW_BYTES, Arenas, least_window
 from featstore.storage.reuse import SpareFiles
 from featstore.storage.rowfile import RowFile
 from featstore.storage.rundir import DiskBudget, RunDirectory, finalize_here
+from featstore.strategies.base import Runner, Strategy
+from featstore.strategies.leases import make_room
+from featstore.strategies.lookahead import look_ahead, rows_in_memory
+from featstore.strategies.options import CACHE, DISK, LENGTH, RUN_DIR, option, policy_of
+from featstore.strategies.profile import Profile
+from featstore.strategies.registry import register_strategy
 from featstore.strategies.requests import BatchSize, larger
 from featstore.strategies.setup import Setup
-from featstore.strategies.superbatch import Superbatch, least_size
+from featstore.strategies.sizing import ask
+from featstore.strategies.superbatch import SuperbatchRunner, least_size, plan_ahead, run_planned
 
-__all__ = ["Streamed", "window_for"]
+__all__ = ["Streamed", "StreamedRunner", "window_for"]
 
 Int64s = npt.NDArray[np.int64]
 
@@ -41,14 +52,56 @@ def window_for(available: int, n_features: int) -> int:
     return max(least_window(), min(MOST_WINDOW_BYTES, available // (16 * max(1, n_features))))
 
 
-class Streamed(Superbatch):
-    """As :class:`Superbatch`; then one pass over the features copies what the cache will lack into an extent a batch."""
+@register_strategy("streamed")
+@dataclass(frozen=True)
+class Streamed(Strategy):
+    """As :class:`~featstore.Superbatch`, and copy what the cache will lack into extents that are read sequentially.
+
+    One pass over the features copies the rows of a whole superbatch, beside the rest of its planning.
+
+    Parameters
+    ----------
+    cache, policy, length, run_dir
+        As of :class:`~featstore.Superbatch`.
+    disk : int, str or None
+        As of :class:`~featstore.Superbatch`; extents of two superbatches lie on disk, too.
+    """
+
+    cache: int | float | str | None = option("auto", CACHE, "rows in memory: bytes (1GiB), a share (10%, 0.1) or auto")
+    policy: str | Policy | type[Policy] = option("belady", policy_of(PlannedPolicy), "which rows stay in memory")
+    length: int | str = option("auto", LENGTH, "batches a superbatch")
+    disk: int | str | None = option(None, DISK, "most bytes of run files, or a multiple of the features (1.5x)")
+    run_dir: str | os.PathLike[str] | None = option(None, RUN_DIR, "where run files go")
+
+    def run(self, setup: Setup) -> Runner:
+        """See :class:`~featstore.Strategy`."""
+        planning = plan_ahead(setup, self.policy, self.length, self.disk, self.run_dir)
+        setup = replace(setup, planning=planning)
+        if self.length != "auto" or isinstance(setup.batches, Profile):
+            return run_planned(setup, StreamedRunner, self.cache)
+        make_room(setup.graph, setup.features)
+        setup = ask(setup, StreamedRunner, self.cache, planning.policy)
+        profile, miss_share = look_ahead(setup, planning, rows_in_memory(setup, self.cache))
+        if profile is None:
+            return run_planned(setup, StreamedRunner, self.cache)
+        left = None if planning.disk is None else planning.disk - profile.n_bytes
+        planning = replace(planning, disk=left, miss_share=miss_share)
+        try:
+            runner = run_planned(replace(setup, batches=profile, planning=planning), StreamedRunner, self.cache)
+        except BaseException:
+            profile.close()
+            raise
+        runner.profile = profile
+        return runner
+
+
+class StreamedRunner(SuperbatchRunner):
+    """As :class:`SuperbatchRunner`; then one pass over the features copies what the cache will lack into an extent a batch."""
 
     def __init__(self, setup: Setup) -> None:
-        if setup.planning is not None and not setup.planning.overlap:
-            raise ValueError("strategy 'streamed' packs beside the loop; overlap=False goes with 'superbatch'")
         self._packing = Reservation(setup.graph.budget, "packing")
         self._least_packing = self._useful_packing = 0
+        self.profile: Profile | None = None  # closed with this
         super().__init__(setup)
         self._ahead.resize(0)  # nothing is read of the features' own files while batches run
         graph = setup.graph
@@ -85,7 +138,7 @@ class Streamed(Superbatch):
 
     @classmethod
     def least_bytes(cls, setup: Setup, batch: BatchSize) -> int:
-        """See :class:`Superbatch`; and what one batch is packed in, and each feature's extents are read into."""
+        """See :class:`SuperbatchRunner`; and what one batch is packed in, and each feature's extents are read into."""
         windows = len(setup.features) * least_window()
         size = least_size(setup)
         tables = OPEN_FILES * sum(_sums_bytes(setup, name, larger(batch.n_rows), size) for name in setup.features)
@@ -110,12 +163,14 @@ class Streamed(Superbatch):
                 self._packing.resize(self._useful_packing)
                 self._arenas.packing = Arenas(self._packing.n_bytes // 4 * 3)
 
-    def close(self) -> None:
+    def close(self, failed: bool = False) -> None:
         """Give the memory back; may be called again."""
         self._arenas.drop()
         _release(self._held)
         self._spares.close()
-        super().close()
+        super().close(failed)
+        if self.profile is not None:
+            self.profile.close()
 
     def _packed_bytes(self, n_accesses: int) -> int:
         planning = self._setup.planning

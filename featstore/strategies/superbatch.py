@@ -1,4 +1,4 @@
-"""``strategy="superbatch"``: Ginex, with look-ahead into the next superbatch, or in the paper's serial schedule."""
+"""``Superbatch``: many batches sampled ahead, the cache planned over them (Ginex), with look-ahead into the next superbatch."""
 
 from __future__ import annotations
 
@@ -8,34 +8,36 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 
-from featstore.cache.base import Policy
+from featstore.cache.base import Policy, get_policy
 from featstore.cache.checkedplans import CheckedPolicy
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
-from featstore.config import Reservation
+from featstore.config import Reservation, parse_disk
 from featstore.errors import BudgetError, BusyError
 from featstore.gather.ahead import ReadAhead
 from featstore.gather.executor import Tally
 from featstore.gather.plan import Tier
-from featstore.graph.policyinputs import Given
 from featstore.graph.topology import NeighborCache
 from featstore.plan.overlapped import Pack
 from featstore.plan.planmemory import PLANNER_SHARE, planning_bytes
 from featstore.plan.superbatches import SuperbatchInspector
-from featstore.sampling.batches import EpochOrder
+from featstore.sampling.drawn import SampledEpoch
 from featstore.storage.rundir import DiskBudget, RunDirectory, finalize_here
-from featstore.strategies.base import EpochRun, Prepared
-from featstore.strategies.leases import Claim, OwnCaches
+from featstore.strategies.base import EpochRun, Prepared, Runner, Strategy
+from featstore.strategies.leases import Claim, OwnCaches, make_room
+from featstore.strategies.options import CACHE, DISK, LENGTH, RUN_DIR, option, policy_of
+from featstore.strategies.registry import register_strategy
 from featstore.strategies.requests import BatchSize
 from featstore.strategies.setup import Planning, Setup
+from featstore.strategies.sizing import ask, hold_share, size_caches
 from featstore.strategies.switch import CacheSwitch, NoSwitch
 
-__all__ = ["Superbatch", "ahead_bytes", "choose_size", "least_size"]
+__all__ = ["Superbatch", "SuperbatchRunner", "ahead_bytes", "choose_size", "least_size", "plan_ahead", "run_planned"]
 
 MOST_AUTO_BATCHES = 200
 MOST_AHEAD_BYTES = 1 << 30
@@ -43,7 +45,82 @@ IDLE_COST = 10  # what rests between epochs is taken back before a cache is
 SCORING_BYTES = 24  # a node: two degrees and a score, while a neighbour cache is chosen
 
 
-class Superbatch:
+@register_strategy("superbatch")
+@dataclass(frozen=True)
+class Superbatch(Strategy):
+    """Sample many batches ahead to disk, plan the cache over them, then gather (Ginex), and look one superbatch further.
+
+    The next superbatch is sampled before one is planned, both beside the loop, and the cache survives from one to the next.
+
+    Parameters
+    ----------
+    cache : int, str, float or None
+        Host cache of the features: bytes (``"1GiB"``), a share of the rows (``"10%"`` or ``0.1``), ``"auto"`` for what batches
+        leave of the memory, None for no cache.
+    policy : str, Policy or class
+        A planned one.
+    length : int or "auto"
+        Batches a superbatch; ``"auto"`` takes as many as the disk and an eighth of the memory allow, 200 at most.
+    disk : int, str or None
+        Most bytes of run files at once (about four superbatches' samples and plans), or a multiple of the features that are
+        loaded (``"1.5x"``); None: a quarter of the free disk.
+    run_dir : path-like or None
+        Where run files go, in a directory of their own that is removed afterwards, and after a crash by the next run; None:
+        ``<dataset>.runs`` beside the dataset.
+
+    References
+    ----------
+    Park et al., Ginex, VLDB 2022, sections 3 and 4.
+    """
+
+    cache: int | float | str | None = option("auto", CACHE, "rows in memory: bytes (1GiB), a share (10%, 0.1) or auto")
+    policy: str | Policy | type[Policy] = option("belady", policy_of(PlannedPolicy), "which rows stay in memory")
+    length: int | str = option("auto", LENGTH, "batches a superbatch")
+    disk: int | str | None = option(None, DISK, "most bytes of run files, or a multiple of the features (1.5x)")
+    run_dir: str | os.PathLike[str] | None = option(None, RUN_DIR, "where run files go")
+
+    def run(self, setup: Setup) -> Runner:
+        """See :class:`~featstore.Strategy`."""
+        planning = plan_ahead(setup, self.policy, self.length, self.disk, self.run_dir)
+        return run_planned(replace(setup, planning=planning), SuperbatchRunner, self.cache)
+
+
+def plan_ahead(
+    setup: Setup,
+    policy: str | Policy | type[Policy],
+    length: int | str,
+    disk: int | str | None,
+    run_dir: str | os.PathLike[str] | None,
+    *,
+    overlap: bool = True,
+) -> Planning:
+    """Return what a strategy that looks ahead may use; arguments as of :class:`Superbatch`."""
+    graph = setup.graph
+    n_bytes = None if disk is None else parse_disk(disk, graph.num_nodes * sum(setup.row_bytes.values()))
+    left = None if n_bytes is None else n_bytes - setup.profile_bytes
+    where = f"{graph.path}.runs" if run_dir is None else os.fsdecode(run_dir)
+    return Planning(get_policy(policy), length, left, where, overlap, setup.miss_share)
+
+
+RunnerType = TypeVar("RunnerType", bound="SuperbatchRunner")
+
+
+def run_planned(setup: Setup, kind: type[RunnerType], cache: int | float | str | None) -> RunnerType:
+    """Make a runner and its caches, in the place of the caches that the features have."""
+    assert setup.planning is not None
+    make_room(setup.graph, setup.features)
+    if setup.needs is None:
+        setup = ask(setup, kind, cache, setup.planning.policy)
+    runner = kind(setup)
+    try:
+        runner.make_caches(cache)
+    except BaseException:
+        runner.close()
+        raise
+    return runner
+
+
+class SuperbatchRunner:
     """Sample many batches ahead, plan the cache over them, run the plans.
 
     Rolling: the next superbatch is sampled before one is planned, both beside the loop. Serial (``overlap=False``): one
@@ -53,16 +130,17 @@ class Superbatch:
     def __init__(self, setup: Setup) -> None:
         if setup.planning is None:
             raise ValueError("superbatches need a planned policy")
-        self._setup = setup
+        self.setup = self._setup = setup
+        self.prefetch = setup.prefetch
         self._running: weakref.ref[_SuperbatchEpoch] | None = None
-        graph, order = setup.graph, setup.batcher.epoch(0)
+        graph, n_batches = setup.graph, len(setup.batches)
         needs = setup.needs
         assert needs is not None
         batch = needs.batch
         n_accesses = self._n_accesses = batch.n_rows
         width = 4 if graph.num_nodes < 2**31 else 8
         stored = n_accesses * (width + 12) + 4 * batch.n_stored + self._packed_bytes(n_accesses)
-        self._planning = replace(setup.planning, superbatch=choose_size(setup.planning, graph, len(order), n_accesses, stored))
+        self._planning = replace(setup.planning, superbatch=choose_size(setup.planning, graph, n_batches, n_accesses, stored))
         planned = _planner_bytes(setup, n_accesses, int(self._planning.superbatch), spilled=False)
         spilled = _planner_bytes(setup, n_accesses, int(self._planning.superbatch), spilled=True)
         beside = self.least_bytes(setup, batch)
@@ -135,8 +213,18 @@ class Superbatch:
         """Return what copies the rows that an epoch's caches will lack into extents."""
         return None
 
-    def make_caches(self, sizes: Mapping[str, int], policy: str | Policy | type[Policy], counts: Given, *, on_loan: bool) -> None:
-        """See :class:`~featstore.strategies.base.Strategy`. In the serial schedule the neighbour cache has the same bytes."""
+    def make_caches(self, size: int | float | str | None) -> None:
+        """Make the host caches, empty; in the serial schedule the neighbour cache has the same bytes."""
+        setup = self._setup
+        if size is None:
+            return
+        sizes, self.prefetch = size_caches(setup, size, self._planning.policy)
+        if sizes:
+            with setup.watch.time("cache"):
+                self._make_caches(sizes, on_loan=size == "auto" or setup.lends_caches)
+            hold_share(setup, sizes)
+
+    def _make_caches(self, sizes: Mapping[str, int], *, on_loan: bool) -> None:
         setup = self._setup
         widths = {name: store.nbytes // len(store) for name, store in setup.graph.features.items()}
         n = setup.graph.num_nodes
@@ -156,7 +244,11 @@ class Superbatch:
         setup.graph.pool.trim()
         return setup.needs.left_for_cache(setup.graph.budget.available, setup.prefetch)[0]
 
-    def close(self) -> None:
+    def stats(self) -> dict[str, Any]:
+        """Nothing beyond what a loader says."""
+        return {}
+
+    def close(self, failed: bool = False) -> None:
         """Give the planner's memory back, that of reading ahead, and in the serial schedule the caches'; may be called again."""
         self._loan.end()
         if self._switch is not None:
@@ -180,7 +272,7 @@ class Superbatch:
 
     def _begin(self, epoch: int, start: int) -> EpochRun:
         self._grow()
-        order = self._setup.batcher.epoch(epoch)
+        order = self._setup.batches.epoch(epoch)
         caches = self._caches if self._switch is None else self._switch
         claim = caches.claim()
         try:
@@ -211,7 +303,7 @@ def least_size(setup: Setup) -> int:
     """Return the batches of the smallest superbatch that the loader allows."""
     assert setup.planning is not None
     size = setup.planning.superbatch
-    return 1 if isinstance(size, str) else min(size, max(1, len(setup.batcher)))
+    return 1 if isinstance(size, str) else min(size, max(1, len(setup.batches)))
 
 
 def _planner_bytes(setup: Setup, n_accesses: int, size: int, *, spilled: bool) -> int:
@@ -259,12 +351,12 @@ def choose_size(planning: Planning, graph: Any, n_batches: int, n_accesses: int,
     return int(max(1, min(by_disk, by_memory, MOST_AUTO_BATCHES, n_batches)))
 
 
-class _SuperbatchEpoch:
+class _SuperbatchEpoch(EpochRun):
     def __init__(
         self,
         setup: Setup,
         planning: Planning,
-        order: EpochOrder,
+        order: SampledEpoch,
         start: int,
         *,
         memory: Reservation,
@@ -300,7 +392,7 @@ class _SuperbatchEpoch:
                 switch.begin(self._runs, disk)
             pack = packer(self._runs, disk)
             self._inspector = SuperbatchInspector(
-                lambda position: setup.sampler.sample(order.seeds(position), epoch=order.epoch, index=position),
+                order.sample,
                 start=start,
                 stop=len(order),
                 size=int(planning.superbatch),
@@ -338,10 +430,6 @@ class _SuperbatchEpoch:
     def threads(self) -> int:
         return self._setup.threads  # a read of samples or plans waits behind those of features
 
-    @property
-    def has_device_tier(self) -> bool:
-        return False
-
     def _begin(self) -> None:
         """Start the threads, with the first batch asked for: whoever asks then closes this epoch, whatever Ctrl-C interrupts."""
         with self._beginning:
@@ -354,14 +442,14 @@ class _SuperbatchEpoch:
     def batch(self, position: int) -> Prepared:
         self._begin()
         sampled, plan = self._inspector.batch(position)
-        return Prepared(sampled, dict.fromkeys(self._setup.features, plan))
+        return Prepared(position, sampled, dict.fromkeys(self._setup.features, plan))
 
     def may_begin(self, position: int) -> bool:
         return self._inspector.may_begin(position)
 
     def gather(self, name: str, prepared: Prepared, tally: Tally) -> torch.Tensor:
         assert prepared.plans is not None
-        store, position = self._setup.graph.features[name], prepared.sampled.index
+        store, position = self._setup.graph.features[name], prepared.position
         rows: torch.Tensor
         if self._ran.get(name, -1) < position:
             ahead = None if self._ahead is None else self._ahead.take(position, name)

@@ -1,0 +1,145 @@
+"""Registries of plug-ins: classes by name, those of installed packages' entry points among them.
+
+Names resolve in this order: what this process registered (built-in classes are the modules of one package, imported at the first
+look-up), then the entry point of that name, which alone is imported: a broken plug-in disturbs nobody who does not ask for it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import pkgutil
+import threading
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from featstore.errors import PluginError
+
+__all__ = ["Registry"]
+
+Plugin = TypeVar("Plugin")
+
+
+class Registry(Generic[Plugin]):
+    """Classes of one kind by name. Thread-safe.
+
+    Parameters
+    ----------
+    kind : str
+        What they are, such as ``"policy"``.
+    base : type
+        What they must be subclasses of.
+    package : str
+        Its modules register the built-in ones.
+    plural : str
+        Of ``kind``: the entry points' group is ``featstore.<plural>``.
+    described : str
+        What a class must be, for messages.
+    """
+
+    def __init__(self, kind: str, base: type[Plugin], package: str, plural: str, described: str) -> None:
+        self.kind, self.base, self.group = kind, base, f"featstore.{plural}"
+        self.known: dict[str, type[Plugin]] = {}
+        self._package, self._described = package, described
+        self._lock = threading.RLock()
+        self._is_loaded = False
+
+    def _load_builtins(self) -> None:
+        if self._is_loaded:
+            return
+        # Not under the lock: another thread may hold one of these modules' import locks and wait for it to register.
+        package = importlib.import_module(self._package)
+        for module in pkgutil.iter_modules(package.__path__):
+            importlib.import_module(f"{self._package}.{module.name}")
+        self._is_loaded = True
+
+    def register(self, name: str) -> Callable[[type[Plugin]], type[Plugin]]:
+        """Return a class decorator that makes a class known under ``name``.
+
+        Raises
+        ------
+        TypeError
+            The class is not a subclass of the kind's base, or the name is not a string.
+        ValueError
+            The name is empty or taken. (Running a notebook cell again, which defines the same class of ``__main__`` anew, is no
+            clash.)
+        """
+        if not isinstance(name, str):
+            raise TypeError(f"a {self.kind}'s name is a string, not {type(name).__name__}; write @register_{self.kind}('name')")
+        if not name:
+            raise ValueError(f"a {self.kind}'s name cannot be empty")
+
+        def decorate(cls: type[Plugin]) -> type[Plugin]:
+            if not (isinstance(cls, type) and issubclass(cls, self.base)):
+                raise TypeError(f"{cls!r} is not a subclass of {self._described}")
+            if not cls.__module__.startswith(f"{self._package}."):
+                self._load_builtins()  # so that a clash with a built-in name shows here, where it is made
+            with self._lock:
+                known = self.known.get(name)
+                redefined = (
+                    known is not None
+                    and known.__module__ == cls.__module__ == "__main__"
+                    and known.__qualname__ == cls.__qualname__
+                )
+                if known is not None and known is not cls and not redefined:
+                    raise ValueError(
+                        f"a {self.kind} named {name!r} is registered already: {known.__module__}.{known.__qualname__}"
+                    )
+                if known is cls:
+                    raise ValueError(f"{cls.__qualname__} is registered under {name!r} already")
+                self.known[name] = cls
+                cls._registered = name  # type: ignore[attr-defined]
+            return cls
+
+        return decorate
+
+    def _entry_points(self) -> dict[str, list[importlib.metadata.EntryPoint]]:
+        found: dict[str, list[importlib.metadata.EntryPoint]] = {}
+        for point in importlib.metadata.entry_points(group=self.group):
+            points = found.setdefault(point.name, [])
+            if all(point.value != other.value for other in points):  # a distribution may be found twice on sys.path
+                points.append(point)
+        return found
+
+    def names(self) -> list[str]:
+        """Return all names, sorted; imports no plug-in."""
+        self._load_builtins()
+        with self._lock:
+            return sorted({*self.known, *self._entry_points()})
+
+    def find(self, name: str) -> type[Plugin]:
+        """Return the class of that name; that of an entry point is imported now.
+
+        Raises
+        ------
+        ValueError
+            No class has that name; lists all that have one.
+        PluginError
+            The entry point cannot be loaded, is ambiguous, or is none of this kind; names it.
+        """
+        self._load_builtins()
+        return self.known.get(name) or self._load_entry_point(name)
+
+    def _load_entry_point(self, name: str) -> type[Plugin]:
+        points = self._entry_points().get(name, [])
+        if not points:
+            raise ValueError(f"no {self.kind} is named {name!r}; there are {', '.join(map(repr, self.names()))}")
+        described = " and ".join(
+            f"{point.name} = {point.value}" + (f" of {point.dist.name} {point.dist.version}" if point.dist is not None else "")
+            for point in points
+        )
+        where = f"entry point {self.group}: {described}"
+        if len(points) > 1:
+            raise PluginError(f"several installed packages provide the {self.kind} {name!r}: {where}; uninstall all but one")
+        try:
+            cls: Any = points[0].load()
+        except Exception as error:
+            raise PluginError(f"{where} cannot be loaded: {type(error).__name__}: {error}") from error
+        if not (isinstance(cls, type) and issubclass(cls, self.base)):
+            raise PluginError(f"{where} is not a subclass of {self._described}, but {cls!r}")
+        with self._lock:
+            if self.known.get(name) is not cls:  # loading it may have run its own decorator
+                if name in self.known:
+                    raise PluginError(f"{where} registers another class under its name: {self.known[name]!r}")
+                self.register(name)(cls)
+        return cls

@@ -1,0 +1,126 @@
+"""Sampled batches: what a strategy runs, drawn by a sampler when asked for, or found where they were kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from featstore.sampling.batch import SampledBatch, Sampler
+from featstore.sampling.batches import Batches, EpochSeeds
+
+__all__ = ["Drawn", "SampledBatches", "SampledEpoch"]
+
+
+class SampledEpoch(Protocol):
+    """The sampled batches of one epoch, by the position at which they run."""
+
+    def __len__(self) -> int:
+        """Batches."""
+        ...
+
+    def sample(self, position: int) -> SampledBatch:
+        """Return the batch that runs as number ``position``; a pure function, thread-safe."""
+        ...
+
+
+class SampledBatches(Protocol):
+    """The sampled batches of every epoch; thread-safe.
+
+    Attributes
+    ----------
+    batch_size : int
+        Most seeds that a batch has.
+    fanouts : sequence of int or None
+        Neighbours a hop, where they are known.
+    most_rows : int or None
+        Nodes of the largest batch, where all of them are known.
+    scratch_is_counted : bool
+        Sampling takes memory that the budget counts.
+    """
+
+    @property
+    def batch_size(self) -> int: ...
+
+    @property
+    def fanouts(self) -> Sequence[int] | None: ...
+
+    @property
+    def most_rows(self) -> int | None: ...
+
+    @property
+    def scratch_is_counted(self) -> bool: ...
+
+    def __len__(self) -> int:
+        """Batches of an epoch."""
+        ...
+
+    def digest(self) -> str:
+        """Return a text that differs for batches that differ, or run in another order."""
+        ...
+
+    def epoch(self, epoch: int) -> SampledEpoch:
+        """Return the batches of ``epoch``."""
+        ...
+
+    def trim(self) -> None:
+        """Give back memory that sampling keeps between batches."""
+        ...
+
+
+class Drawn:
+    """Batches that a sampler draws when they are asked for.
+
+    Parameters
+    ----------
+    sampler : Sampler
+    batches : Batches
+    """
+
+    most_rows = None
+
+    def __init__(self, sampler: Sampler, batches: Batches) -> None:
+        self.sampler, self.batches = sampler, batches
+
+    @property
+    def batch_size(self) -> int:
+        """See :class:`SampledBatches`."""
+        return self.batches.batch_size
+
+    @property
+    def fanouts(self) -> Sequence[int] | None:
+        """See :class:`SampledBatches`."""
+        fanouts: Any = getattr(self.sampler, "fanouts", None)
+        return fanouts if isinstance(fanouts, (list, tuple)) else None
+
+    @property
+    def scratch_is_counted(self) -> bool:
+        """See :class:`SampledBatches`: another library's sampler counts nothing."""
+        return hasattr(self.sampler, "trim")
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def digest(self) -> str:
+        """See :class:`SampledBatches`."""
+        return self.batches.digest()
+
+    def epoch(self, epoch: int) -> SampledEpoch:
+        """See :class:`SampledBatches`."""
+        return _DrawnEpoch(self.sampler, self.batches.epoch(epoch), epoch)
+
+    def trim(self) -> None:
+        """See :class:`SampledBatches`."""
+        trim = getattr(self.sampler, "trim", None)
+        if trim is not None:
+            trim()
+
+
+class _DrawnEpoch:
+    def __init__(self, sampler: Sampler, seeds: EpochSeeds, epoch: int) -> None:
+        self._sampler, self._seeds, self._epoch = sampler, seeds, epoch
+
+    def __len__(self) -> int:
+        return len(self._seeds)
+
+    def sample(self, position: int) -> SampledBatch:
+        return self._sampler.sample(self._seeds.seeds(position), epoch=self._epoch, index=position)

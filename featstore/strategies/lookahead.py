@@ -1,0 +1,44 @@
+"""A look ahead: a few batches sampled, to tell how many rows a cache will lack before its superbatches are sized."""
+
+from __future__ import annotations
+
+import errno
+
+from featstore.cache.base import get_policy
+from featstore.cache.table import FeatureCache
+from featstore.errors import BudgetError
+from featstore.plan.choice import observe
+from featstore.strategies.profile import LEAST_BATCHES, Profile
+from featstore.strategies.setup import Planning, Setup
+from featstore.strategies.sizing import size_caches
+
+__all__ = ["look_ahead", "rows_in_memory"]
+
+
+def rows_in_memory(setup: Setup, size: int | float | str | None) -> int:
+    """Return how many rows of each feature a loader's cache of ``size`` would hold."""
+    n, row_bytes = setup.graph.num_nodes, setup.row_bytes
+    if size is None:
+        return 0
+    sizes, _ = size_caches(setup, size, get_policy("belady"))
+    return min((FeatureCache.capacity_for(n_bytes, row_bytes[name], n, None) for name, n_bytes in sizes.items()), default=0)
+
+
+def look_ahead(setup: Setup, planning: Planning, capacity: int) -> tuple[Profile | None, float]:
+    """Sample a few batches for the run to use, and return them and the share of their rows that a cache will lack, with a margin.
+
+    Where the memory or the disk does not suffice: none, and all of them.
+    """
+    if not len(setup.batches) or not setup.features or not capacity:
+        return None, 1.0
+    profile = None
+    try:
+        profile = Profile(setup, planning.run_dir, planning.disk, LEAST_BATCHES)
+        trace, n_batches = profile.trace(), len(setup.batches)
+        return profile, observe(trace, row_bytes=1, capacity=capacity, budget=setup.graph.budget, n_batches=n_batches).miss_share
+    except BaseException as error:
+        if profile is not None:
+            profile.close()
+        if isinstance(error, BudgetError) or (isinstance(error, OSError) and error.errno == errno.ENOSPC):
+            return None, 1.0
+        raise
