@@ -20,6 +20,7 @@ from featstore.storage.reader import DeviceSpeed
 from featstore.storage.update import Update
 from featstore.strategies import actual as actual_module
 from featstore.strategies.actual import KEY, Actual, counted, kept_runs, runs_table
+from tests.loaders import make_loader
 from tests.test_auto import data, loader, steer
 from tests.test_auto_packs import frozen
 from tests.test_cost import SKETCH, workload
@@ -75,7 +76,7 @@ def test_explain_prints_estimate_and_actual_of_every_strategy(
     with featstore.open(data, memory="64MiB") as g:
         options: dict[str, Any] = {"feature_cache": 0 if policy == "none" else 0.1, "epochs": 2}
         given = {"pack": frozen, "features": ["x", "z"], **options}
-        with featstore.Loader(g, strategy="auto", **given) if strategy == "packed" else loader(g, "auto", **options) as ours:
+        with make_loader(g, strategy="auto", **given) if strategy == "packed" else loader(g, "auto", **options) as ours:
             assert "actual" not in ours.stats()["auto"]
             seen = []
             for epoch in range(2):

@@ -20,6 +20,7 @@ from featstore.errors import BudgetError
 from featstore.gather.ahead import AheadSource, ReadAhead
 from featstore.storage.rowfile import ReadStats
 from tests.conftest import make_graph
+from tests.loaders import make_loader
 
 N = 500
 DATA = {
@@ -156,7 +157,7 @@ def test_a_loader_reads_ahead(tmp_path: Path, overlap: bool, monkeypatch: pytest
             return inner(rows, out)
 
         monkeypatch.setattr(store, "read_rows", read)
-        with featstore.Loader(g, sampler, g.node_data["train_idx"], strategy="superbatch", **options) as loader:
+        with make_loader(g, sampler, g.node_data["train_idx"], strategy="superbatch", **options) as loader:
             assert g.memory_report().get("read ahead", 0) > 0 or not overlap  # else it is the planner's
             before = store.stats()["rows_loaded"]
             for batch in loader:
@@ -249,7 +250,7 @@ def test_reading_ahead_makes_room_for_a_batch(tmp_path: Path, prefetch: int) -> 
     with featstore.open(tmp_path / "g", memory="64MB") as g:
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
         options: dict[str, Any] = {"batch_size": 40, "labels": None, "superbatch": 5, "feature_cache": 0.1, "prefetch": prefetch}
-        with featstore.Loader(g, sampler, g.node_data["train_idx"], strategy="superbatch", **options) as loader:
+        with make_loader(g, sampler, g.node_data["train_idx"], strategy="superbatch", **options) as loader:
             had = g.memory_report()["read ahead"]
             assert had > 0
             for _ in range(2):

@@ -19,6 +19,7 @@ from featstore.cache.planned import Window
 from featstore.plan.planmemory import planning_bytes
 from featstore.storage import pagestream
 from featstore.storage.pagestream import Arenas, PageStream, arena_bytes
+from tests.loaders import make_loader
 from tests.test_superbatch import dataset, ondemand
 from tests.written_rows import opened, write_rows
 
@@ -66,7 +67,7 @@ def test_epochs_take_no_new_memory(dataset: Path, tmp_path: Path, ondemand: list
         sampler, seeds = featstore.NeighborSampler(g, [4, 3], seed=1), g.node_data["train_idx"]
         options: dict[str, Any] = {"features": "x", "feature_cache": 0.05, "strategy": "streamed", "superbatch": 40}
         options |= {"batch_size": 40, "seed": 3, "run_dir": tmp_path / "runs"}
-        with featstore.Loader(g, sampler, seeds, **options) as loader:
+        with make_loader(g, sampler, seeds, **options) as loader:
             counts = []
             for _ in range(3):
                 for batch in loader:

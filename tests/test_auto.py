@@ -27,8 +27,9 @@ from featstore.storage.lock import WRITER_LOCK, FileLock
 from featstore.storage.reader import DeviceSpeed
 from featstore.storage.rowfile import ReadStats
 from featstore.strategies.profile import Profile, profile_batches
-from featstore.strategies.registry import STRATEGIES
 from tests.conftest import skewed_dataset
+from tests.loaders import ESTIMATED as STRATEGIES
+from tests.loaders import make_loader
 from tests.test_cost import SKETCH, N, workload
 
 
@@ -182,9 +183,7 @@ def test_a_full_disk_is_said(data: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def loader(g: featstore.OutOfCoreGraph, strategy: str, **options: Any) -> featstore.Loader:
     sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
-    return featstore.Loader(
-        g, sampler, g.node_data["train_idx"], batch_size=100, features=["x", "z"], strategy=strategy, **options
-    )
+    return make_loader(g, sampler, g.node_data["train_idx"], batch_size=100, features=["x", "z"], strategy=strategy, **options)
 
 
 @pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name != "packed"])
@@ -247,13 +246,13 @@ def test_batches_sampled_to_choose_are_used_by_the_run(data: Path, strategy: str
 
     with featstore.open(data, memory="64MiB") as g:
         options: dict[str, Any] = {"batch_size": 50, "features": ["x"], "feature_cache": 0.1, "disk": "64MiB"}
-        with featstore.Loader(g, Counting(g), g.node_data["train_idx"], strategy="auto", **options) as ours:
+        with make_loader(g, Counting(g), g.node_data["train_idx"], strategy="auto", **options) as ours:
             ahead = sorted(sampled)
             assert ahead == [(0, index) for index in range(8)]  # of twenty
             for _ in range(2):
                 assert sum(1 for _ in ours) == 20
             assert sorted(sampled) == [(epoch, index) for epoch in range(2) for index in range(20)]  # each once
-            profile = ours._profile
+            profile = ours._runner._decision.profile
             assert profile is not None
             assert not (Path(profile._runs.path) / "profile").exists()  # gone with the epoch that it belonged to
     assert not (data.parent / "g.runs").exists()
@@ -262,7 +261,7 @@ def test_batches_sampled_to_choose_are_used_by_the_run(data: Path, strategy: str
 def test_a_small_disk_bounds_the_profile(data: Path) -> None:
     with featstore.open(data, memory="64MiB") as g:
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
-        setup = loader(g, "ondemand")._setup
+        setup = loader(g, "ondemand")._runner.setup
         whole = Profile(setup, f"{g.path}.runs", None)
         assert len(whole) == 8
         part = Profile(setup, f"{g.path}.runs", whole.n_bytes * 4)
@@ -351,7 +350,7 @@ def test_a_picture_shows_every_estimate(data: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_training_prints_estimate_and_actual(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--strategy", "auto", "--feature-cache", "0.1", "--epochs", "1", "--hidden", "8", "--batch-size", "200"]
+    options = ["--strategy", "auto", "--cache", "0.1", "--epochs", "1", "--hidden", "8", "--batch-size", "200"]
     assert main(["train", str(data), *options]) == 0
     text = capsys.readouterr().out
     assert "taken: " in text

@@ -20,7 +20,8 @@ from featstore.pack.sharing import count_static, merged_reads, shared_there
 from featstore.plan import choice as choice_module
 from featstore.plan.cost import CANDIDATES, TIE, Estimate, Machine
 from featstore.storage.reader import DeviceSpeed
-from featstore.strategies.registry import STRATEGIES
+from tests.loaders import ESTIMATED as STRATEGIES
+from tests.loaders import make_loader
 from tests.test_auto import data, loader, steer
 from tests.test_cost import SKETCH
 
@@ -44,7 +45,7 @@ def test_a_packs_batches_are_the_same_whatever_is_taken(
     steer(monkeypatch, strategy, policy)
     with featstore.open(data, memory="64MiB") as g, featstore.Pack(frozen) as pack:
         options: dict[str, Any] = {"features": ["x", "z"], "feature_cache": 0.1, "shuffle": True, "seed": 3, "epochs": 3}
-        with featstore.Loader(g, pack=frozen, strategy="auto", **options) as ours:
+        with make_loader(g, pack=frozen, strategy="auto", **options) as ours:
             for epoch in range(3):
                 seen = []
                 for batch in ours:
@@ -78,14 +79,14 @@ def test_packed_is_taken_only_with_a_pack_and_where_it_is_least(
         monkeypatch.setattr("featstore.strategies.auto.device_speed", lambda *_: slow)
         first: list[dict[str, Any]] = []
         for epochs in (1, 10**6):
-            with featstore.Loader(g, pack=frozen, strategy="auto", feature_cache=0.1, epochs=epochs) as auto:
+            with make_loader(g, pack=frozen, strategy="auto", feature_cache=0.1, epochs=epochs) as auto:
                 found = auto.stats()["auto"]
                 first = first or found["estimates"]
                 possible = [each for each in found["estimates"] if not each["impossible"]]
                 assert {each["strategy"] for each in possible} == set(STRATEGIES)
                 assert found["taken"]["total_s"] <= (1 + TIE) * min(each["total_s"] for each in possible)
         assert found["taken"]["strategy"] == "packed"  # many epochs: what packing costs is spread over them
-        with featstore.Loader(g, pack=frozen, strategy="auto", feature_cache=0.1, epochs=1) as auto:
+        with make_loader(g, pack=frozen, strategy="auto", feature_cache=0.1, epochs=1) as auto:
             there = {(e["strategy"], e["policy"]): e for e in auto.stats()["auto"]["estimates"]}
         policy = found["taken"]["policy"]
         before = next(e for e in first if (e["strategy"], e["policy"]) == ("packed", policy))
@@ -113,7 +114,7 @@ def test_what_fits_the_disk_is_what_can_be_made(
             file.unlink()
 
     def made(disk: int | None, **more: Any) -> dict[str, Any]:
-        with featstore.open(data, memory="64MiB") as g, featstore.Loader(g, disk=disk, **options, **more) as loader:
+        with featstore.open(data, memory="64MiB") as g, make_loader(g, disk=disk, **options, **more) as loader:
             assert sum(1 for _ in loader) == 10
             return loader.stats()
 
@@ -161,10 +162,10 @@ def test_a_layout_that_is_there_is_judged_by_what_it_takes(data: Path, frozen: P
     packs_slow(monkeypatch)
     options: dict[str, Any] = {"pack": frozen, "features": ["x"], "feature_cache": 0.1}
     with featstore.open(data, memory="64MiB") as g:
-        featstore.Loader(g, strategy="packed", policy="frequency", **options).close()
+        make_loader(g, strategy="packed", policy="frequency", **options).close()
         n_bytes = sum(path.stat().st_size for path in frozen.glob("layout-*/*"))
         for disk, fits in ((n_bytes, True), (n_bytes - 1, False)):
-            with featstore.Loader(g, strategy="auto", epochs=5, disk=disk, **options) as auto:
+            with make_loader(g, strategy="auto", epochs=5, disk=disk, **options) as auto:
                 estimates = {(e["strategy"], e["policy"]): e for e in auto.stats()["auto"]["estimates"]}
             found = estimates["packed", "frequency"]
             assert found["disk_bytes"] == n_bytes
@@ -181,7 +182,7 @@ def test_what_is_counted_before_is_what_is_read(data: Path, frozen: Path) -> Non
         counted = count_static(pack, layout_sizes(options, widths, g.budget), pack.counts(), widths, gap, g.budget, disk)
         assert counted.length > 1
         given: dict[str, Any] = {"pack": pack, "features": ["x", "z"], "feature_cache": 0.1, "labels": None, "shuffle": False}
-        with featstore.Loader(g, strategy="packed", policy="frequency", disk=disk, **given) as loader:
+        with make_loader(g, strategy="packed", policy="frequency", disk=disk, **given) as loader:
             folder = next(frozen.glob("layout-*"))
             actual = sum(path.stat().st_size for path in folder.iterdir())
             there = shared_there(str(folder), pack, widths, gap, actual)
@@ -205,7 +206,7 @@ def test_without_memory_to_estimate_a_layout_that_is_there_is_run(
     with featstore.open(data, memory="64MiB") as g:
 
         def taken(**more: Any) -> tuple[str, str]:
-            with featstore.Loader(g, strategy="auto", **{**options, **more}) as auto:
+            with make_loader(g, strategy="auto", **{**options, **more}) as auto:
                 assert sum(1 for _ in auto) == 10
                 found = auto.stats()["auto"]
             assert "none is left" in found["reason"]
@@ -214,7 +215,7 @@ def test_without_memory_to_estimate_a_layout_that_is_there_is_run(
         assert taken() == ("ondemand", "frequency")
         assert taken(feature_cache=0) == ("ondemand", "none")
         assert taken(device_cache=0.1) == ("packed", "frequency")
-        featstore.Loader(g, strategy="packed", **options).close()
+        make_loader(g, strategy="packed", **options).close()
         assert taken() == ("packed", "belady")
         assert taken(disk=1000) == ("ondemand", "frequency")
 
@@ -239,13 +240,13 @@ def test_merged_reads(places: set[int], row_bytes: int, gap: int) -> None:
 def test_a_device_cache_is_kept_whatever_is_taken(data: Path, frozen: Path, policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options: dict[str, Any] = {"pack": frozen, "features": ["x", "z"], "feature_cache": 0.1, "device_cache": 0.05, "epochs": 2}
     with featstore.open(data, memory="64MiB") as g, featstore.Pack(frozen) as pack:
-        with featstore.Loader(g, strategy="auto", **options) as free:
+        with make_loader(g, strategy="auto", **options) as free:
             found = free.stats()["auto"]
             assert found["taken"]["strategy"] == "packed"
             for each in found["estimates"]:
                 assert each["impossible"] == ("" if each["strategy"] == "packed" else "has no rows on the device")
         steer(monkeypatch, "packed", policy)
-        with featstore.Loader(g, strategy="auto", **options) as ours:
+        with make_loader(g, strategy="auto", **options) as ours:
             for epoch in range(2):
                 for batch in ours:
                     assert torch.equal(batch.input_ids, pack.batch(epoch * 10 + batch.index, g.pool).input_ids)

@@ -12,6 +12,7 @@ import pytest
 import featstore
 from featstore.cli.main import main
 from featstore.config import parse_cache_size
+from tests.loaders import make_loader
 
 
 @pytest.mark.parametrize(
@@ -89,21 +90,21 @@ def test_shares_and_forgotten_units_everywhere(small: SimpleNamespace, tmp_path:
         assert g.neighbor_cache is None
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
         options: dict[str, Any] = {"batch_size": 40, "features": "x", "strategy": "superbatch", "superbatch": 3}
-        with featstore.Loader(g, sampler, small.train_idx, feature_cache="10%", **options) as loader:
+        with make_loader(g, sampler, small.train_idx, feature_cache="10%", **options) as loader:
             next(iter(loader))
             assert g.features["x"].cache.capacity == 100
         pack = featstore.sample_offline(g, sampler, small.train_idx, 40, path=tmp_path / "p", progress=False)
         packed: dict[str, Any] = {"strategy": "packed", "pack": pack, "features": "x"}
-        with pack, featstore.Loader(g, feature_cache="10%", device_cache="5%", **packed) as loader:
+        with pack, make_loader(g, feature_cache="10%", device_cache="5%", **packed) as loader:
             next(iter(loader))
             assert g.memory_report()["device cache"] == 50 * 100
             assert len(loader.stats()["hits"]) > 1
             for call in (
                 lambda size: g.cache("x", size),
                 lambda size: g.cache_neighbors(size),
-                lambda size: featstore.Loader(g, sampler, small.train_idx, 40, feature_cache=size),
-                lambda size: featstore.Loader(g, sampler, small.train_idx, strategy="auto", feature_cache=size),
-                lambda size: featstore.Loader(g, feature_cache=0.1, device_cache=size, **packed),
+                lambda size: make_loader(g, sampler, small.train_idx, 40, feature_cache=size),
+                lambda size: make_loader(g, sampler, small.train_idx, strategy="auto", feature_cache=size),
+                lambda size: make_loader(g, feature_cache=0.1, device_cache=size, **packed),
             ):
                 for size in ("0.1", 10):
                     with pytest.raises(ValueError, match=r"has no unit and would be a cache of .*probably '10%'"):
@@ -112,12 +113,12 @@ def test_shares_and_forgotten_units_everywhere(small: SimpleNamespace, tmp_path:
 
 def test_the_command_line_takes_percent(small: SimpleNamespace, tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     training = ["--epochs", "1", "--hidden", "8", "--batch-size", "100", "--fanouts", "3,2", "--max-batches", "2"]
-    sizes = ["--feature-cache", "10%", "--neighbor-cache", "10%"]
+    sizes = ["--cache", "10%", "--neighbor-cache", "10%"]
     assert main(["train", str(small.path), *training, *sizes, "--policy", "lru"]) == 0
-    packing = ["--batch-size", "100", "--fanouts", "3,2", "--feature-cache", "10%", "--device-cache", "5%"]
+    packing = ["--batch-size", "100", "--fanouts", "3,2", "--cache", "10%", "--device-cache", "5%"]
     assert main(["pack", str(small.path), str(tmp_path / "p"), *packing]) == 0
     assert "100 rows in memory, 50 on the device" in capsys.readouterr().out
-    for option in ("--feature-cache", "--neighbor-cache", "--device-cache"):
+    for option in ("--cache", "--neighbor-cache", "--device-cache"):
         with pytest.raises(SystemExit):
             main(["train", str(small.path), option, "10"])
         assert f"argument {option}: '10' has no unit" in capsys.readouterr().err

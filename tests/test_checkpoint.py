@@ -19,6 +19,7 @@ from featstore.storage.reader import Reader
 from featstore.storage.rowfile import RowFile
 from featstore.storage.writer import FileRecord
 from featstore.testing.faults import Fault, run_in_child
+from tests.loaders import make_loader
 from tests.test_extents import make_reader, open_file, write_base
 from tests.test_packed import copied, pack
 from tests.test_reader import kernel_bytes, pages_of
@@ -165,9 +166,9 @@ def test_a_loader_of_a_pack_reads_what_it_says(dataset: Path, pack: Path, tmp_pa
     mine = copied(pack, tmp_path)
     options: dict[str, Any] = {"strategy": "packed", "pack": mine, "policy": policy, "features": "x"}
     with featstore.open(dataset, memory="64MB") as g:
-        featstore.Loader(g, feature_cache=0.1, **options).close()
+        make_loader(g, feature_cache=0.1, **options).close()
         blocks = sum(path.stat().st_size for path in (mine / "samples", *mine.glob("layout-*/plan"), *mine.glob("layout-*/fill")))
-        with featstore.Loader(g, **options) as loader:
+        with make_loader(g, **options) as loader:
             before = kernel_bytes()
             for _ in loader:
                 pass
@@ -185,7 +186,7 @@ def test_a_streamed_loader_counts_what_it_reads_to_pack(dataset: Path, tmp_path:
         sampler = featstore.NeighborSampler(g, [4, 4], seed=1)
         seeds = g.node_data["train_idx"]
         options: dict[str, Any] = {"strategy": "streamed", "features": "x", "feature_cache": 0.05, "superbatch": 100}
-        with featstore.Loader(g, sampler, seeds, batch_size=32, run_dir=tmp_path, **options) as loader:
+        with make_loader(g, sampler, seeds, batch_size=32, run_dir=tmp_path, **options) as loader:
             before = kernel_bytes()
             used = [batch.input_ids.numpy() for batch in loader]
             taken, stats = kernel_bytes() - before, loader.stats()

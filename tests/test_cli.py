@@ -14,7 +14,6 @@ import torch
 
 import featstore
 from featstore.cli import run
-from featstore.cli.arguments import as_options
 from featstore.cli.main import main
 
 
@@ -116,12 +115,12 @@ def test_train(small, capsys):
     assert len(first["epochs"]) == 2
     assert len(first["losses"]) == 12
     assert first["epochs"][0]["test_accuracy"] is None
-    more = ["--policy", "lru", "--feature-cache", "0.1", "--neighbor-cache", "1MiB", "--prefetch", "1", "--threads", "1"]
+    more = ["--policy", "lru", "--cache", "0.1", "--neighbor-cache", "1MiB", "--prefetch", "1", "--threads", "1"]
     assert main(["train", str(small.path), *options, *more, "--json"]) == 0
     second = result(capsys)
     assert second["losses"] == first["losses"]
     assert second["stats"]["hits"]["host"] > 0 == first["stats"]["hits"]["host"]
-    assert main(["train", str(small.path), *options, "--max-batches", "2", "--feature-cache", "40KB"]) == 0
+    assert main(["train", str(small.path), *options, "--max-batches", "2", "--cache", "40KB"]) == 0
     captured = capsys.readouterr()
     for text in ("epoch 1: loss", "gather", "host", "memory: at most"):
         assert text in captured.out
@@ -136,7 +135,7 @@ def test_train_looking_ahead(small, tmp_path, capsys):
     plain = result(capsys)
     assert "plan" not in plain["stats"]["seconds"]
     assert 0 < plain["peak_bytes"] <= plain["budget_bytes"] == 64 << 20
-    ahead = ["--strategy", "superbatch", "--feature-cache", "0.2", "--superbatch", "2", "--run-dir", str(tmp_path / "runs")]
+    ahead = ["--strategy", "superbatch", "--cache", "0.2", "--length", "2", "--run-dir", str(tmp_path / "runs")]
     assert main([*command, *ahead, "--disk", "10MB", "--json"]) == 0
     planned = result(capsys)
     assert planned["losses"] == plain["losses"]
@@ -182,18 +181,18 @@ def test_bench(small, capsys):
         (["train", "{small}", "--labels", "z"], "labels: the dataset has no 'z'"),
         (["train", "{small}", "--feature", "z"], "feature: the dataset has no 'z'"),
         (["train", "{small}", "--memory", "100KB"], "budget"),
-        (["train", "{small}", "--feature-cache", "5.0"], "share of the rows"),
-        (["train", "{small}", "--feature-cache", "0.1", "--policy", "none"], "--policy none is no cache"),
-        (["train", "{small}", "--feature-cache", "0.1", "--policy", "belady"], "use it with --strategy superbatch"),
+        (["train", "{small}", "--cache", "5.0"], "share of the rows"),
+        (["train", "{small}", "--cache", "0.1", "--policy", "none"], "--policy none is no cache"),
+        (["train", "{small}", "--cache", "0.1", "--policy", "belady"], "use it with --strategy superbatch"),
         (["train", "{small}", "--strategy", "superbatch", "--policy", "none"], "--policy none, no cache, goes with"),
-        (["train", "{small}", "--strategy", "superbatch", "--feature-cache", "7.5"], "--feature-cache as a share"),
+        (["train", "{small}", "--strategy", "superbatch", "--cache", "7.5"], "--cache as a share"),
         (["create", "{small}", "--edge-index", "{small}.npy", "--num-nodes", "3"], "here; --overwrite replaces it"),
         (["plan", "{small}", "--simulate", "--epochs", "1"], "--epochs goes with --explain"),
-        (["plan", "{small}", "--simulate", "--superbatch", "4"], "--superbatch goes with --explain"),
+        (["plan", "{small}", "--simulate", "--length", "4"], "--superbatch goes with --explain"),
         (["plan", "{small}", "--simulate", "--measure"], "--measure goes with --explain"),
         (["plan", "{small}", "--explain", "--policies", "lru"], "--policies goes with --simulate"),
         (["train", "{small}", "--strategy", "superbatch", "--policy", "lru"], "needs a planned policy"),
-        (["train", "{small}", "--superbatch", "5"], "--superbatch goes with --strategy superbatch"),
+        (["train", "{small}", "--length", "5"], "--superbatch goes with --strategy superbatch"),
         (["train", "{small}", "--run-dir", "{tmp}"], "--run-dir goes with --strategy superbatch"),
         (["train", "{small}", "--neighbor-cache", "1.5"], "--neighbor-cache as a share of the memory"),
         (["bench", "{small}", "--feature", "z"], "no feature 'z'"),
@@ -225,7 +224,7 @@ def test_errors_are_one_line(small, tmp_path, capsys, arguments, message):
         (["info", "g", "--memory", "lots"], "not a size"),
         (["info", "g", "--threads", "0"], "not a positive number"),
         (["train", "g", "--fanouts", "a"], "not a list of numbers"),
-        (["train", "g", "--superbatch", "0"], "not a positive number"),
+        (["train", "g", "--length", "0"], "not a positive number"),
         (["create", "g", "--features", "x.npy"], "NAME=FILE.npy"),
     ],
 )
@@ -246,25 +245,6 @@ def test_help_and_version(capsys):
             main(arguments)
         assert caught.value.code == 0
     assert "DATASET" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("said", "shown"),
-    [
-        ("feature_cache= says which to take", "--feature-cache says which to take"),
-        ("use it with strategy='superbatch'; or not", "use it with --strategy superbatch; or not"),
-        ("batch_size=100: the batches", "--batch-size 100: the batches"),
-        ("feature_cache must lie in (0, 1]", "--feature-cache must lie in (0, 1]"),
-        ("open it with memory=1000", "open it with --memory 1000"),
-        ("overwrite=True (--overwrite) replaces it", "--overwrite replaces it"),
-        ("the policy and the memory, seed=", "the policy and the memory, seed="),
-        ("/tmp/memory=1/feature_cache: no such file", "/tmp/memory=1/feature_cache: no such file"),
-        ("node data 'batch_size'", "node data 'batch_size'"),
-    ],
-)
-def test_errors_spell_options_as_on_the_command_line(said, shown):
-    names = ("strategy", "feature_cache", "batch_size", "memory", "overwrite", "policy")
-    assert as_options(said, {name: f"--{name.replace('_', '-')}" for name in names}) == shown
 
 
 def test_help_and_the_release_are_there_at_once():

@@ -27,6 +27,7 @@ from featstore.storage.catalog import read_catalog
 from featstore.storage.lock import OPENING_LOCK, READERS_LOCK, WRITER_LOCK
 from featstore.storage.update import Update
 from featstore.testing.faults import Fault, run_in_child, sweep, truncated
+from tests.loaders import make_loader
 
 LOCKS = {OPENING_LOCK, READERS_LOCK, WRITER_LOCK}
 CACHE_BYTES = "20KB"
@@ -83,7 +84,7 @@ def pack(root: Path, seed: int, overwrite: bool) -> None:
 
 def layout(root: Path) -> None:
     with opened(root) as g:
-        featstore.Loader(g, strategy="packed", pack=root / "p", features="x", labels="y", feature_cache=0.1).close()
+        make_loader(g, strategy="packed", pack=root / "p", features="x", labels="y", feature_cache=0.1).close()
 
 
 def read(root: Path) -> None:

@@ -31,7 +31,7 @@ from featstore.plan.cost import (
 )
 from featstore.plan.trace import Trace
 from featstore.storage.reader import DeviceSpeed
-from featstore.strategies.registry import STRATEGIES
+from tests.loaders import ESTIMATED as STRATEGIES
 
 SKETCH = DeviceSpeed(87_000, 2.5e9, 3.2e9)  # of the design's break-even points
 FREE_COPIES = Machine(SKETCH, 1e15)

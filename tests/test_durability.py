@@ -22,6 +22,7 @@ from featstore.storage import builddir, extents
 from featstore.storage.catalog import CATALOG_FILE
 from featstore.storage.extents import ExtentMap, ExtentWriter
 from featstore.storage.sections import SectionWriter
+from tests.loaders import make_loader
 from tests.test_extents import make_reader, open_file, write_base
 
 
@@ -135,7 +136,7 @@ def test_a_pack_and_its_layouts(small: SimpleNamespace, tmp_path: Path, policy: 
                 featstore.sample_offline(g, sampler, small.train_idx, 40, path=path, overwrite=overwrite, progress=False).close()
         with (
             journal(tmp_path),
-            featstore.Loader(g, pack=tmp_path / "p", strategy="packed", policy=policy, feature_cache=0.1, features="x"),
+            make_loader(g, pack=tmp_path / "p", strategy="packed", policy=policy, feature_cache=0.1, features="x"),
         ):
             pass
 

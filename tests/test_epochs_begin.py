@@ -15,6 +15,7 @@ import torch
 
 import featstore
 from tests.conftest import make_graph
+from tests.loaders import make_loader
 from tests.test_forked_loops import in_child
 
 N, BATCH, SEED = 1200, 40, 3
@@ -60,9 +61,9 @@ def make(dataset: Path) -> Iterator[Make]:
             if strategy == "on demand":
                 del options["feature_cache"]
             if options.get("strategy") == "packed":
-                loader = featstore.Loader(g, pack=f"{dataset}.pack", shuffle=False, **options)
+                loader = make_loader(g, pack=f"{dataset}.pack", shuffle=False, **options)
             else:
-                loader = featstore.Loader(g, sampler, g.node_data["train_idx"], BATCH, **options)
+                loader = make_loader(g, sampler, g.node_data["train_idx"], BATCH, **options)
             loaders.append(loader)
             return loader
 
@@ -211,14 +212,14 @@ class Attempts:
 def test_iterators_that_begin_at_once_have_an_epoch_each(make: Make, epochs: list[list[list[int]]]) -> None:
     loader = make("on demand")
     loader._beginning = attempts = Attempts()  # type: ignore[assignment]
-    prepare, both = loader._strategy.prepare, []
+    prepare, both = loader._runner.prepare, []
 
     def slowly(epoch: int, start: int) -> Any:
         if not both:
             both.append(attempts.wait_for(2))  # the other thread is beginning, too
         return prepare(epoch, start)
 
-    loader._strategy.prepare = slowly  # type: ignore[method-assign]
+    loader._runner.prepare = slowly  # type: ignore[method-assign]
     found: list[list[list[int]]] = []
     threads = [threading.Thread(target=lambda: found.append(ids(iter(loader)))) for _ in range(2)]
     for thread in threads:

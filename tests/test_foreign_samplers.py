@@ -15,6 +15,7 @@ import featstore
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.foreign import as_sampled
 from tests import pyg
+from tests.loaders import make_loader
 
 STRATEGIES: dict[str, dict[str, Any]] = {
     "ondemand": {},
@@ -77,11 +78,11 @@ def test_every_strategy(small: SimpleNamespace, tmp_path: Path, form: str) -> No
         found = {}
         for name, options in STRATEGIES.items():
             options = {"strategy": name, "seed": 5, "batch_size": 40, "features": "x", **options}
-            with featstore.Loader(g, sampler, small.train_idx, **options) as loader:
+            with make_loader(g, sampler, small.train_idx, **options) as loader:
                 found[name] = [tensors(batch) for _ in range(2) for batch in loader]
         with featstore.sample_offline(g, sampler, small.train_idx, 40, 2, tmp_path / "p", seed=5) as pack:
             options = {"strategy": "packed", "feature_cache": 0.1, "features": "x", "shuffle": False}
-            with featstore.Loader(g, pack=pack, **options) as loader:
+            with make_loader(g, pack=pack, **options) as loader:
                 found["packed"] = [tensors(batch) for _ in range(2) for batch in loader]
         expected = found.pop("ondemand")
         assert len(expected) == 16
@@ -89,7 +90,7 @@ def test_every_strategy(small: SimpleNamespace, tmp_path: Path, form: str) -> No
         if form == "pairs":
             options = {"seed": 5, "batch_size": 40, "features": "x"}
             assert same(
-                [tensors(batch) for _ in range(2) for batch in featstore.Loader(g, own, small.train_idx, **options)][:8],
+                [tensors(batch) for _ in range(2) for batch in make_loader(g, own, small.train_idx, **options)][:8],
                 expected[:8],
             )
         assert [name for name, batches in found.items() if not same(batches, expected)] == []
@@ -158,7 +159,7 @@ def test_batches_of_different_shapes_are_refused(small: SimpleNamespace, strateg
 
         options: dict[str, Any] = {"strategy": strategy, "superbatch": 8, "batch_size": 40, "features": "x", "feature_cache": 0.1}
         with (
-            featstore.Loader(g, SimpleNamespace(sample=sample), small.train_idx, **options) as loader,
+            make_loader(g, SimpleNamespace(sample=sample), small.train_idx, **options) as loader,
             pytest.raises(featstore.PluginError, match="a batch of 2 blocks"),
         ):
             list(loader)
@@ -180,10 +181,10 @@ def test_memory_that_a_sampler_uses_again(small: SimpleNamespace, strategy: str)
         usual: dict[str, Any] = {"seed": 5, "batch_size": 40, "features": "x", "threads": 1}
         options = {"strategy": strategy, **usual, **STRATEGIES[strategy]}
         for shuffle in (True, False):
-            with featstore.Loader(g, own, small.train_idx, shuffle=shuffle, **usual) as loader:
+            with make_loader(g, own, small.train_idx, shuffle=shuffle, **usual) as loader:
                 expected = [tensors(batch) for _ in range(2) for batch in loader]
             again = SimpleNamespace(sample=sample)
-            with featstore.Loader(g, again, small.train_idx, shuffle=shuffle, **options) as loader:
+            with make_loader(g, again, small.train_idx, shuffle=shuffle, **options) as loader:
                 assert same([tensors(batch) for _ in range(2) for batch in loader], expected)
 
 

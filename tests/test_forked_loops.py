@@ -16,6 +16,7 @@ import torch
 
 import featstore
 from tests.conftest import make_graph
+from tests.loaders import make_loader
 
 N, BATCH = 1500, 40
 X = torch.from_numpy(np.random.default_rng(3).standard_normal((N, 17)).astype(np.float32))
@@ -86,10 +87,10 @@ def test_the_parent_goes_on(dataset: Path, strategy: str, way: str) -> None:
     with featstore.open(dataset, memory="64MB") as held["g"]:
         options = {"labels": None, "feature_cache": 0.1, **STRATEGIES[strategy]}
         if strategy == "packed":
-            held["loader"] = featstore.Loader(held["g"], pack=f"{dataset}.pack", **options)
+            held["loader"] = make_loader(held["g"], pack=f"{dataset}.pack", **options)
         else:
             sampler = featstore.NeighborSampler(held["g"], [4, 3], seed=1)
-            held["loader"] = featstore.Loader(held["g"], sampler, held["g"].node_data["train_idx"], BATCH, **options)
+            held["loader"] = make_loader(held["g"], sampler, held["g"].node_data["train_idx"], BATCH, **options)
         for epoch in range(2):
             held["running"], n = iter(held["loader"]), 0
             for batch in held["running"]:

@@ -32,6 +32,7 @@ from featstore.load.minibatch import MiniBatch
 from featstore.load.transfer import Assembled, HandOver
 from featstore.sampling.batch import Block
 from featstore.strategies.counters import Stopwatch
+from tests.loaders import make_loader
 from tests.test_loader import graph, loader
 from tests.test_packed import copied, pack, run
 from tests.test_superbatch import dataset, ondemand, same
@@ -102,9 +103,7 @@ def test_what_waits_to_be_handed_over_is_counted(
     together = Apart.together
     monkeypatch.setattr(Apart, "together", lambda apart: together(apart) if go.wait(30) else None)
     with featstore.open(dataset, memory="64MB") as g:
-        loader = featstore.Loader(
-            g, strategy="packed", pack=mine, policy="frequency", memory="16MB", features=["x", "z"], **TIERS
-        )
+        loader = make_loader(g, strategy="packed", pack=mine, policy="frequency", memory="16MB", features=["x", "z"], **TIERS)
         with loader, featstore.Pack(mine) as opened:
             top = np.argsort(-opened.counts(), kind="stable")[: round(0.05 * g.num_nodes)]
             resting = loader._share.used
@@ -113,7 +112,7 @@ def test_what_waits_to_be_handed_over_is_counted(
             deadline = threading.Event()
             while not (len(run_._assembled) == 1 and run_._finishing == 2 and len(run_._ready) == 2):
                 assert not deadline.wait(0.001)
-            order = loader._batcher.epoch(0)
+            order = loader._runner.setup.batches.batches.epoch(0)
             first = [int(order.seeds(k)[0]) for k in range(4)]
 
             def sample_bytes(batch: int) -> int:

@@ -16,6 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import featstore
 from featstore.config import Budget
 from featstore.errors import BudgetError, ClosedError
 from featstore.gather.executor import Tally
@@ -24,7 +25,7 @@ from featstore.load.loader import Loader
 from featstore.load.minibatch import MiniBatch
 from featstore.sampling.batch import Block, SampledBatch
 from featstore.storage.rowfile import ReadStats
-from featstore.strategies.registry import STRATEGIES
+from tests.loaders import make_loader
 
 N = 500
 
@@ -107,7 +108,7 @@ def graph(memory: int = 10**8) -> SimpleNamespace:
 def loader(g: SimpleNamespace, **options) -> Loader:
     options = {"seeds": torch.arange(0, N, 2), "batch_size": 20, **options}
     sampler = options.pop("sampler", None) or Sampler(g.pool)
-    return Loader(g, sampler, **options)
+    return make_loader(g, sampler, **options)
 
 
 def content(batch: MiniBatch) -> tuple:
@@ -550,4 +551,4 @@ def test_stats():
 
 
 def test_strategies_are_listed():
-    assert list(STRATEGIES) == ["ondemand", "superbatch", "streamed", "packed"]
+    assert featstore.available_strategies() == ["auto", "ginex", "ondemand", "packed", "streamed", "superbatch"]

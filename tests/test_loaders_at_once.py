@@ -19,6 +19,7 @@ import featstore
 from featstore.gather.executor import Tally
 from featstore.gather.plan import Tier
 from tests.conftest import make_graph
+from tests.loaders import make_loader
 
 ROOT = Path(__file__).resolve().parent.parent
 N, BATCH = 2000, 40
@@ -39,7 +40,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def loader(g: featstore.OutOfCoreGraph, seed: int, **options: Any) -> featstore.Loader:
     sampler = featstore.NeighborSampler(g, [4, 3], seed=seed)
-    return featstore.Loader(g, sampler, g.node_data["train_idx"], BATCH, seed=seed, **options)
+    return make_loader(g, sampler, g.node_data["train_idx"], BATCH, seed=seed, **options)
 
 
 def rows_of(batch: featstore.MiniBatch) -> tuple[int, bytes, bytes, bytes]:

@@ -18,6 +18,7 @@ from featstore.cache.table import FeatureCache
 from featstore.config import Budget
 from featstore.errors import BudgetError, PluginError
 from featstore.gather.plan import Tier
+from tests.loaders import make_loader
 
 ONLINE = ["lru", "clock", "sieve", "s3fifo"]
 
@@ -240,7 +241,7 @@ def test_rows_are_right_while_another_thread_takes_memory_back(small: SimpleName
     with featstore.open(small.path, memory="64MB") as g:
         sampler = featstore.NeighborSampler(g, [5, 5], seed=1)
         options: dict[str, Any] = {"policy": "degree"} if strategy == "ondemand" else {"superbatch": 3}
-        loader = featstore.Loader(
+        loader = make_loader(
             g,
             sampler,
             np.arange(0, small.num_nodes, 3),

@@ -18,6 +18,7 @@ from featstore.pack import makelayout
 from featstore.pack.fingerprint import digest_of
 from featstore.pack.record import read_record, write_record
 from featstore.storage.lock import WRITER_LOCK, FileLock
+from tests.loaders import make_loader
 from tests.test_checkpoint import often
 from tests.test_packed import copied, dying_fsync, killed, pack, run
 from tests.test_superbatch import N, dataset, ondemand, same
@@ -37,14 +38,14 @@ def test_an_old_pack_does_not_spoil_one_made_in_its_place(dataset: Path, tmp_pat
         offline(g, path, overwrite=True, seed=1).close()
         options: dict[str, Any] = {"strategy": "packed", "features": "x", "feature_cache": 0.1}
         with pytest.raises(featstore.StaleError, match=r"open the new one with featstore\.Pack"):
-            featstore.Loader(g, pack=old, **options)
+            make_loader(g, pack=old, **options)
         assert not list(path.glob("layout-*"))
         x = g.features["x"][:]
-        with featstore.Loader(g, pack=path, **options) as loader:
+        with make_loader(g, pack=path, **options) as loader:
             assert all((batch.x == x[batch.input_ids]).all() for batch in loader)
         for size in (0.1, None):  # the layout is there
             with pytest.raises(featstore.StaleError, match="open the new one"):
-                featstore.Loader(g, pack=old, **{**options, "feature_cache": size})
+                make_loader(g, pack=old, **{**options, "feature_cache": size})
 
 
 def _replace(dataset: str, path: str, held: Any) -> None:
@@ -70,7 +71,7 @@ def test_a_pack_that_is_replaced_while_it_is_waited_for(dataset: Path, tmp_path:
         process.start()
         assert held.wait(240)  # a fresh interpreter, on a busy machine
         with pytest.raises(featstore.StaleError, match="open the new one"):
-            featstore.Loader(g, strategy="packed", features="x", pack=old, feature_cache=0.1)
+            make_loader(g, strategy="packed", features="x", pack=old, feature_cache=0.1)
         process.join(240)
         assert process.exitcode == 0
         process.close()
@@ -138,7 +139,7 @@ def test_a_layout_in_a_pack_that_cannot_be_written(
     mine = copied(pack, tmp_path)
     with featstore.open(dataset, memory="64MB") as g:
         options: dict[str, Any] = {"strategy": "packed", "pack": mine, "features": ["x", "z"], "feature_cache": 0.1}
-        featstore.Loader(g, labels=None, **options).close()
+        make_loader(g, labels=None, **options).close()
     before = sorted(os.listdir(mine))
     really = os.open
 
@@ -202,10 +203,10 @@ def test_other_scores_are_another_layout(dataset: Path, pack: Path, tmp_path: Pa
     with featstore.PackedGraph(mine, memory="64MB") as there:  # by its scores, where they are known; else by its name
         for policy, size in ((Scored(np.arange(N)), None), (Scored(np.arange(N)), 0.1), (ByDegree, None), (ByDegree, 0.1)):
             options: dict[str, Any] = {"strategy": "packed", "policy": policy, "features": ["x", "z"], "feature_cache": size}
-            with featstore.Loader(there, **options) as loader:
+            with make_loader(there, **options) as loader:
                 assert len(list(loader)) == 25
         with pytest.raises(OSError, match="degrees are not in the pack"):
-            featstore.Loader(there, strategy="packed", policy=ByDegree, features=["x", "z"], feature_cache=0.3)
+            make_loader(there, strategy="packed", policy=ByDegree, features=["x", "z"], feature_cache=0.3)
 
 
 class Planned(Belady):
@@ -347,12 +348,12 @@ def test_packs_of_no_batches(dataset: Path, tmp_path: Path, policy: str) -> None
         featstore.sample_offline(g, sampler, [], 100, epochs=2, path=tmp_path / "p").close()
         options: dict[str, Any] = {"features": ["x", "z"], "pack": tmp_path / "p", "feature_cache": 0.1}
         for more in ({}, {"device_cache": 0.1}, {"disk": "3x"}):
-            with featstore.Loader(g, strategy="packed", policy=policy, **options, **more) as loader:
+            with make_loader(g, strategy="packed", policy=policy, **options, **more) as loader:
                 assert [len(loader), len(list(loader)), len(list(loader))] == [0, 0, 0]
-        with featstore.Loader(g, strategy="auto", **options) as loader:
+        with make_loader(g, strategy="auto", **options) as loader:
             assert list(loader) == []
     with featstore.PackedGraph(tmp_path / "p", memory="64MB") as there:
-        with featstore.Loader(there, strategy="packed", policy=policy, features=["x", "z"], feature_cache=0.1) as loader:
+        with make_loader(there, strategy="packed", policy=policy, features=["x", "z"], feature_cache=0.1) as loader:
             assert list(loader) == []
 
 
@@ -366,14 +367,14 @@ def test_a_planned_layout_says_how_much_disk_it_takes(dataset: Path, pack: Path,
         patched.setattr(makelayout, "fill_extents", None)
         for disk in (40_000, 200_000, 600_000):
             with pytest.raises(OSError, match=r"take .* \(\d+ bytes\) on disk, of which .* may be used") as caught:
-                featstore.Loader(g, disk=disk, **given, **options)
+                make_loader(g, disk=disk, **given, **options)
             assert caught.value.errno == errno.ENOSPC
             least.add(least_in(caught.value))
         assert len(least) == 1
         with pytest.raises(OSError, match="may be used"):
-            featstore.Loader(g, disk=min(least) - 1, **given, **options)
+            make_loader(g, disk=min(least) - 1, **given, **options)
     with featstore.open(dataset, memory="64MB") as g:
-        featstore.Loader(g, disk=min(least), **given, **options).close()
+        make_loader(g, disk=min(least), **given, **options).close()
     assert min(least) - 20_000 < layout_bytes(mine) <= min(least)
 
 

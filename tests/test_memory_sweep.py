@@ -15,6 +15,7 @@ import pytest
 import featstore
 from featstore.cli.main import main
 from featstore.config import Budget
+from tests.loaders import make_loader
 
 N, DIM = 60_000, 100
 BYTES = 4 * N * DIM
@@ -99,11 +100,11 @@ def train(path: Path, memory: int, options: dict[str, Any], order: str, held_out
         for split in order.split():
             common: dict[str, Any] = {"labels": "y", "shuffle": False}
             if split == "train" and "pack" in options:
-                loaders[split] = featstore.Loader(g, **common, **options)
+                loaders[split] = make_loader(g, **common, **options)
             elif split == "train":
-                loaders[split] = featstore.Loader(g, sampler, g.node_data["train_idx"], 128, **common, **options)
+                loaders[split] = make_loader(g, sampler, g.node_data["train_idx"], 128, **common, **options)
             else:
-                loaders[split] = featstore.Loader(g, sampler, g.node_data[f"{split}_idx"], held_out, **common)
+                loaders[split] = make_loader(g, sampler, g.node_data[f"{split}_idx"], held_out, **common)
         sums: Sums = []
 
         def run(split: str, between: str | None = None) -> None:

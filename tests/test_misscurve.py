@@ -241,9 +241,9 @@ def test_training_loads_what_was_planned(small: Any, capsys: pytest.CaptureFixtu
     torch.set_num_threads(1)
     try:
         for policy in ("lru", "sieve", "belady"):
-            strategy = ["--strategy", "superbatch", "--superbatch", "50"] if policy == "belady" else []
+            strategy = ["--strategy", "superbatch", "--length", "50"] if policy == "belady" else []
             for size, planned in zip(curve["sizes"], curve["policies"][policy]["rows_loaded"], strict=True):
-                assert main([*train, "--policy", policy, "--feature-cache", str(size["share"]), *strategy]) == 0
+                assert main([*train, "--policy", policy, "--cache", str(size["share"]), *strategy]) == 0
                 stats = json.loads(capsys.readouterr().out)["stats"]
                 assert stats["rows"] == curve["rows_asked_for"]
                 assert stats["rows_loaded"] == planned, (policy, size)

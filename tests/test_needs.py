@@ -10,6 +10,7 @@ import pytest
 
 import featstore
 from featstore.sampling.neighbor import NeighborSampler, scratch_bytes
+from tests.loaders import make_loader
 
 N = 30_000
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -45,7 +46,7 @@ def epoch(dataset: Path, memory: int, options: dict[str, Any]) -> int | None:
     try:
         with featstore.open(dataset, memory=memory) as g:
             sampler = NeighborSampler(g, [10, 5], seed=1)
-            with featstore.Loader(g, sampler, g.node_data["train_idx"], 200, **{"labels": None, **options}) as loader:
+            with make_loader(g, sampler, g.node_data["train_idx"], 200, **{"labels": None, **options}) as loader:
                 batch = None
                 assert [batch.index for batch in loader] == list(range(12))
                 del batch

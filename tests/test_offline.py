@@ -18,6 +18,7 @@ from featstore.sampling.batch import Block, SampledBatch
 from featstore.sampling.foreign import as_sampled
 from featstore.testing.faults import random_flips, run_in_child, sweep
 from tests import pyg
+from tests.loaders import make_loader
 
 
 def fields(batch: Any) -> list[Any]:
@@ -207,7 +208,7 @@ def test_what_is_no_batch_is_refused(small: SimpleNamespace, tmp_path: Path, wha
             sampler = SimpleNamespace(sample=lambda *_, **__: WRONG[what])
             options |= {"batch_size": 2, "features": "x", "shuffle": False}
             # A superbatch's loader samples a batch when it is made, to see how large they are.
-            with pytest.raises(featstore.PluginError), featstore.Loader(g, sampler, [5, 7], **options) as loader:
+            with pytest.raises(featstore.PluginError), make_loader(g, sampler, [5, 7], **options) as loader:
                 list(loader)
     assert os.listdir(tmp_path) == ["p"]
     with featstore.Pack(tmp_path / "p") as pack:

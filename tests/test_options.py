@@ -1,7 +1,8 @@
-"""A loader's options: every option under every strategy, in Python and on the command line; and values that none takes."""
+"""Options: every one under every strategy, in Python and on the command line; and values that none takes."""
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 from collections.abc import Iterator
@@ -13,47 +14,46 @@ import torch
 
 import featstore
 from featstore.cli.main import main
-from featstore.strategies.options import TAKEN_BY
+from featstore.strategies.options import options_of
 from tests.conftest import skewed_dataset
 
 N, BATCH = 600, 50
-STRATEGIES = ("ondemand", "superbatch", "streamed", "packed", "auto")
-# An option, a value of it, what the command line calls it, and whether a strategy takes it.
+STRATEGIES: dict[str, type[featstore.Strategy]] = {
+    "ondemand": featstore.OnDemand,
+    "superbatch": featstore.Superbatch,
+    "ginex": featstore.Ginex,
+    "streamed": featstore.Streamed,
+    "packed": featstore.Packed,
+    "auto": featstore.Auto,
+}
+# An option, and whether a strategy takes it.
 TABLE = """
-    option        ondemand  superbatch  streamed  packed  auto
-    policy        yes       yes         yes       yes     no
-    superbatch    no        yes         yes       yes     yes
-    overlap       no        yes         no        no      no
-    disk          no        yes         yes       yes     yes
-    run_dir       no        yes         yes       no      yes
-    pack          no        no          no        yes     yes
-    device_cache  no        no          no        yes     yes
-    epochs        no        no          no        no      yes
+    option    ondemand  superbatch  ginex  streamed  packed  auto
+    cache     yes       yes         yes    yes       yes     yes
+    policy    yes       yes         no     yes       yes     no
+    length    no        yes         yes    yes       yes     no
+    disk      no        yes         yes    yes       yes     yes
+    run_dir   no        yes         yes    yes       no      yes
+    pack      no        no          no     no        yes     yes
+    epochs    no        no          no     no        no      yes
 """
 _ROWS = [line.split() for line in TABLE.strip().splitlines()]
 TAKES = {(row[0], name): word == "yes" for row in _ROWS[1:] for name, word in zip(_ROWS[0][1:], row[1:], strict=True)}
-VALUES: dict[str, Any] = {
-    "superbatch": 3,
-    "overlap": True,
-    "disk": "50MB",
-    "device_cache": 0.05,
-    "epochs": 2,
-}
+OPTIONS = sorted({option for option, _ in TAKES})
+VALUES: dict[str, Any] = {"cache": 0.1, "length": 3, "disk": "50MB", "epochs": 2}
 COMMAND = {
+    "cache": ["--cache", "10%"],
     "policy": ["--policy", "belady"],
-    "superbatch": ["--superbatch", "3"],
-    "overlap": ["--no-overlap"],
+    "length": ["--length", "3"],
     "disk": ["--disk", "50MB"],
     "run_dir": ["--run-dir", "runs"],
     "pack": ["--pack", "some.pack"],
-    "device_cache": ["--device-cache", "0.05"],
 }
 EVERYBODYS: dict[str, Any] = {
     "batch_size": BATCH,
     "features": ["x"],
     "labels": "y",
     "memory": "32MB",
-    "feature_cache": 0.1,
     "prefetch": 1,
     "threads": 1,
     "shuffle": False,
@@ -61,7 +61,7 @@ EVERYBODYS: dict[str, Any] = {
     "device": "cpu",
     "drop_last": False,
 }
-POLICIES = {"ondemand": "lru", "packed": "belady"}
+POLICIES = {"ondemand": "lru"}
 
 
 @pytest.fixture(scope="module")
@@ -80,19 +80,19 @@ def g(dataset: Path) -> Iterator[featstore.OutOfCoreGraph]:
         yield g
 
 
-def made(g: featstore.OutOfCoreGraph, strategy: str, **options: Any) -> featstore.Loader:
-    """A loader of a strategy with its samples: a pack's where it runs one, or where one is given to ``"auto"``."""
-    options = {"strategy": strategy, "feature_cache": 0.1, **options}
+def made(g: featstore.OutOfCoreGraph, strategy: str, options: dict[str, Any], **loader: Any) -> featstore.Loader:
+    """A loader of a strategy with its samples: a pack's where it runs one."""
+    options = {"cache": 0.1, **options}
     if strategy == "packed":
         options.setdefault("pack", f"{g.path}.pack")
-    if "pack" not in options or strategy not in ("packed", "auto"):
-        options = {
+    if "pack" not in options:
+        loader = {
             "sampler": featstore.NeighborSampler(g, [4, 3], seed=1),
             "seeds": g.node_data["train_idx"],
             "batch_size": BATCH,
-            **options,
+            **loader,
         }
-    return featstore.Loader(g, **options)
+    return featstore.Loader(g, strategy=STRATEGIES[strategy](**options), **loader)
 
 
 def value_of(option: str, strategy: str, g: featstore.OutOfCoreGraph, tmp_path: Path) -> Any:
@@ -101,33 +101,27 @@ def value_of(option: str, strategy: str, g: featstore.OutOfCoreGraph, tmp_path: 
     return {"policy": POLICIES.get(strategy, "belady"), "run_dir": tmp_path / "runs", "pack": f"{g.path}.pack"}[option]
 
 
+def test_the_table_is_that_of_the_fields() -> None:
+    taken = {(option, name) for name, cls in STRATEGIES.items() for option in options_of(cls)}
+    assert taken == {key for key, takes in TAKES.items() if takes}
+    assert all({each.name for each in dataclasses.fields(cls)} == set(options_of(cls)) for cls in STRATEGIES.values())
+    assert sorted(STRATEGIES) == featstore.available_strategies()
+    assert {name: cls(**({"pack": "p"} if name == "packed" else {})).name for name, cls in STRATEGIES.items()} == {
+        name: name for name in STRATEGIES
+    }
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("option", sorted(TAKEN_BY))
+@pytest.mark.parametrize("option", OPTIONS)
 def test_an_option_is_taken_or_refused_by_name(g: featstore.OutOfCoreGraph, tmp_path: Path, option: str, strategy: str) -> None:
     given = {option: value_of(option, strategy, g, tmp_path)}
     if TAKES[option, strategy]:
-        if (option, strategy) == ("device_cache", "auto"):
-            with pytest.raises(ValueError, match="device_cache= goes with pack="):
-                made(g, strategy, **given)
-            given["pack"] = f"{g.path}.pack"
-        with made(g, strategy, **given) as loader:
+        with made(g, strategy, given) as loader:
             for batch in loader:
                 assert torch.equal(batch.x, g.features["x"][batch.input_ids])
     else:
-        before = g.memory_report()
-        with pytest.raises(ValueError, match=rf"^{option}= goes with strategy='.*, not '{strategy}'$"):
-            made(g, strategy, **given)
-        assert g.memory_report() == before
-
-
-@pytest.mark.parametrize("option", sorted(TAKEN_BY))
-def test_a_default_that_is_given_is_given(g: featstore.OutOfCoreGraph, option: str) -> None:
-    """The default itself is refused where the strategy would ignore it, and None is the same as nothing."""
-    defaults = {"superbatch": "auto", "overlap": True, "epochs": 1}
-    if option in defaults:
-        with pytest.raises(ValueError, match=f"^{option}= goes with"):
-            made(g, "ondemand", **{option: defaults[option]})
-    made(g, "ondemand", **{option: None}).close()
+        with pytest.raises(TypeError, match=option):
+            STRATEGIES[strategy](**given)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -136,84 +130,103 @@ def test_the_command_line_refuses_the_same(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, strategy: str
 ) -> None:
     """Before the dataset is opened: there is none."""
-    pack = ["--pack", "some.pack"] if strategy == "packed" or option == "device_cache" else []
-    arguments = ["train", str(tmp_path / "none"), "--strategy", strategy, *pack, *COMMAND[option]]
-    assert main(arguments) == 2
+    pack = ["--pack", "some.pack"] if strategy == "packed" else []
+    value = ["--policy", "lru", "--cache", "10%"] if (option, strategy) == ("policy", "ondemand") else COMMAND[option]
+    assert main(["train", str(tmp_path / "none"), "--strategy", strategy, *pack, *value]) == 2
     said = capsys.readouterr().err
     if TAKES[option, strategy]:
         assert "no such file" in said
-    elif option == "device_cache":
-        assert re.search(rf"^featstore: --(pack|device-cache) goes with --strategy packed or auto, not {strategy}$", said, re.M)
     else:
         name = re.escape(COMMAND[option][0])
-        assert re.search(rf"^featstore: {name} goes with --strategy [\w, ]+, not {strategy}$", said, re.M)
+        assert re.search(rf"^featstore: {name}: goes with --strategy [\w, ]+, not {strategy}$", said, re.M)
 
 
-def test_every_option_is_in_one_table() -> None:
+@pytest.mark.parametrize("strategy", ["ondemand", "superbatch", "ginex", "streamed", "auto"])
+def test_rows_stay_on_a_device_for_packs_alone(g: featstore.OutOfCoreGraph, strategy: str) -> None:
+    before = g.memory_report()
+    with pytest.raises(featstore.OptionError, match=r"^device_cache: ") as caught:
+        made(g, strategy, {}, device_cache=0.05)
+    assert caught.value.option == "device_cache"
+    assert {**g.memory_report(), "indptr": 0} == {**before, "indptr": 0}
+
+
+def test_every_argument_is_tried_with_wrong_values() -> None:
     parameters = set(inspect.signature(featstore.Loader).parameters)
-    assert parameters == {"g", "sampler", "seeds", "strategy", *EVERYBODYS, *TAKEN_BY}
-    assert not EVERYBODYS.keys() & TAKEN_BY.keys()
-    assert {key for key, takes in TAKES.items() if takes} == {(option, each) for option in TAKEN_BY for each in TAKEN_BY[option]}
-
-
-def test_the_guide_has_the_table() -> None:
-    text = (Path(__file__).parent.parent / "docs" / "guide.md").read_text()
-    lines = re.findall(r"^\| `(\w+)` \|((?: (?:yes|no)[^|]*\|){5})$", text, re.M)
-    found = {
-        (name, each): word.strip().startswith("yes")
-        for name, cells in lines
-        for each, word in zip(STRATEGIES, cells.split("|"), strict=False)
-    }
-    assert found == TAKES
+    assert parameters == {"g", "sampler", "seeds", "strategy", "device_cache", *EVERYBODYS}
+    assert WRONG.keys() == EVERYBODYS.keys() | {"strategy", "device_cache"}
+    assert WRONG_OPTIONS.keys() == set(OPTIONS)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_options_of_every_strategy(g: featstore.OutOfCoreGraph, strategy: str) -> None:
-    options = EVERYBODYS.copy()
-    with made(g, strategy, **options) as loader:
+def test_arguments_with_every_strategy(g: featstore.OutOfCoreGraph, strategy: str) -> None:
+    with made(g, strategy, {}, **EVERYBODYS) as loader:
         assert sum(len(batch.seeds) for batch in loader) == len(g.node_data["train_idx"])
 
 
-WRONG: dict[str, list[Any]] = {
+def test_options_of_a_strategy_are_frozen_and_kept_as_they_were_checked(tmp_path: Path) -> None:
+    strategy = featstore.Superbatch(cache="10%", length=torch.tensor(3).item(), run_dir=tmp_path / "r")
+    assert strategy == featstore.Superbatch(cache=0.1, length=3, run_dir=str(tmp_path / "r"))
+    assert hash(strategy) == hash(featstore.Superbatch(cache=0.1, length=3, run_dir=str(tmp_path / "r")))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        strategy.length = 4  # type: ignore[misc]
+    with pytest.raises(featstore.OptionError, match="no cache that it could manage"):
+        featstore.OnDemand(policy="lru")
+    with pytest.raises(featstore.OptionError, match=r"^length: goes with a planned policy"):
+        featstore.Packed("p", policy="frequency", length=3)
+
+
+WRONG_OPTIONS: dict[str, list[Any]] = {
     "policy": [5, "nope", object, ""],
-    "superbatch": [0, -3, 1.5, True, "three"],
-    "overlap": [1, 0, "no", 1.0],
+    "length": [0, -3, 1.5, True, "three"],
     "disk": ["garbage", -1, 1.5, True, "-1x", [1]],
     "run_dir": ["", 5, ["runs"]],
     "pack": [5, "/nope", ["p"]],
-    "device_cache": ["fast", -1, 1.5, -0.1, float("nan"), True],
     "epochs": [0, -1, 1.5, True, "2"],
+    "cache": ["garbage", -1, 1.5, -0.1, float("nan"), True, [1]],
+}
+WRONG: dict[str, list[Any]] = {
+    "device_cache": ["fast", -1, 1.5, -0.1, float("nan"), True],
     "batch_size": [0, -1, 1.5, True, "7"],
     "features": ["nope", ["x", "x"], [5]],
     "labels": ["nope", 5],
     "memory": ["garbage", -1, 1.5, True],
-    "feature_cache": ["garbage", -1, 1.5, -0.1, float("nan"), True, [1]],
     "prefetch": [-1, 1.5, "many", True, None],
     "threads": [0, -1, 1.5, True, "2"],
     "shuffle": ["no", 1, None],
     "seed": [-1, 0.5, True, "3"],
     "device": ["nowhere"],
     "drop_last": ["no", 1, None],
-    "strategy": ["", "on demand", "Auto"],
+    "strategy": ["", "on demand", "Auto", 5, object],
 }
-
-
-def test_wrong_values_are_listed_for_every_option() -> None:
-    assert WRONG.keys() == EVERYBODYS.keys() | TAKEN_BY.keys() | {"strategy"}
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("option", sorted(WRONG))
-def test_wrong_values(g: featstore.OutOfCoreGraph, option: str, strategy: str) -> None:
-    """Of whatever options a strategy takes; without features, for which nothing would be made of them, too."""
+def test_wrong_arguments(g: featstore.OutOfCoreGraph, option: str, strategy: str) -> None:
+    """Without features, for which nothing would be made of them, too."""
     before = g.memory_report()
     for value in WRONG[option]:
         for features in (["x"], []):
-            given = {"features": features, **({"pack": f"{g.path}.pack"} if option == "device_cache" else {}), option: value}
-            errors = (ValueError, TypeError, *([FileNotFoundError] if option == "pack" else []))
-            errors += (RuntimeError,) * (option == "device")  # torch's own
+            errors = (ValueError, TypeError) + (RuntimeError,) * (option == "device")  # torch's own
             with pytest.raises(errors):
-                made(g, strategy, **given)
-    assert {name: n for name, n in g.memory_report().items() if name not in ("indptr", "node data")} == {
-        name: n for name, n in before.items() if name not in ("indptr", "node data")
-    }
+                if option == "strategy":
+                    featstore.Loader(g, featstore.NeighborSampler(g, [4]), [1], strategy=value, features=features)
+                else:
+                    given = {"pack": f"{g.path}.pack"} if option == "device_cache" and TAKES["pack", strategy] else {}
+                    made(g, strategy, given, **{"features": features, option: value})
+    kept = {name: n for name, n in g.memory_report().items() if name not in ("indptr", "node data")}
+    assert kept == {name: n for name, n in before.items() if name not in ("indptr", "node data")}
+
+
+@pytest.mark.parametrize(("option", "strategy"), sorted(key for key, takes in TAKES.items() if takes))
+def test_wrong_options(g: featstore.OutOfCoreGraph, option: str, strategy: str) -> None:
+    before = g.memory_report()
+    for value in WRONG_OPTIONS[option]:
+        errors = (ValueError, TypeError, *([FileNotFoundError] if option == "pack" else []))
+        with pytest.raises(errors) as caught:
+            made(g, strategy, {option: value})
+        if isinstance(caught.value, featstore.OptionError):
+            assert caught.value.option == option
+        elif option != "pack":
+            assert option in str(caught.value) or "polic" in str(caught.value)
+    assert g.memory_report() == before

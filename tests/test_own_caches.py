@@ -14,6 +14,7 @@ import torch
 
 import featstore
 from tests.conftest import make_graph
+from tests.loaders import make_loader
 
 pytestmark = pytest.mark.shares_resources  # one graph for all tests: its rings stay
 
@@ -39,12 +40,12 @@ class Graph:
 
     def packed(self, name: str, **options: Any) -> featstore.Loader:
         options = {"feature_cache": 0.1, "disk": "50MB", **options}
-        return featstore.Loader(self.g, labels=None, strategy="packed", pack=self.packs[name], **options)
+        return make_loader(self.g, labels=None, strategy="packed", pack=self.packs[name], **options)
 
     def fresh(self, name: str, **options: Any) -> featstore.Loader:
         seeds = self.g.node_data[f"{name}_idx"]
         options = {"feature_cache": 0.1, **options}
-        return featstore.Loader(self.g, self.sampler, seeds, BATCH, labels=None, **options)
+        return make_loader(self.g, self.sampler, seeds, BATCH, labels=None, **options)
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +171,7 @@ def test_caches_made_at_once_leave_one(graph: Graph) -> None:
 def test_an_epoch_that_is_lost_gives_its_caches_free(graph: Graph, lost: str) -> None:
     """Ctrl-C may lose an epoch between its making and whoever would close it."""
     with PLANNING[lost](graph, "train") as loader, PLANNING["superbatch"](graph, "val") as other:
-        run = loader._strategy.prepare(0, 0)
+        run = loader._runner.prepare(0, 0)
         with pytest.raises(featstore.BusyError, match="follows the plans"):
             next(iter(other))
         del run
@@ -183,11 +184,11 @@ def test_an_epoch_that_is_lost_gives_its_caches_free(graph: Graph, lost: str) ->
 def test_an_epoch_that_comes_too_late_frees_no_caches(graph: Graph, name: str) -> None:
     """Two threads may begin an epoch of one loader at once: the one that is refused leaves the other its caches."""
     with PLANNING[name](graph, "train") as loader:
-        run = loader._strategy.prepare(0, 0)
-        loader._strategy._running = None  # as the second thread finds it
+        run = loader._runner.prepare(0, 0)
+        loader._runner._running = None  # as the second thread finds it
         for _ in range(2):
             with pytest.raises(featstore.BusyError, match="follows the plans"):
-                loader._strategy.prepare(0, 0)
+                loader._runner.prepare(0, 0)
         assert graph.g.features["x"].cache.in_use
         run.close()
 
@@ -280,7 +281,7 @@ def test_a_loaders_cache_comes_in_the_place_of_the_last_ones(tmp_path: Path) -> 
             {"strategy": "superbatch", "disk": "20MB"},
             {"policy": "degree"},
         ):
-            with featstore.Loader(
+            with make_loader(
                 g, sampler, g.node_data["train_idx"], BATCH, labels=None, prefetch=0, feature_cache=1.0, **options
             ) as made:
                 for batch in made:

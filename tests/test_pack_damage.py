@@ -25,6 +25,7 @@ from featstore.pack.offline import Pack
 from featstore.pack.record import read_record, write_record
 from featstore.testing.faults import flipped, run_in_child, sweep, truncated
 from tests.conftest import make_graph
+from tests.loaders import make_loader
 
 N = 300
 DAMAGE = (CorruptionError, FormatError, FileNotFoundError)
@@ -46,7 +47,7 @@ def make_pack(folder: Path, seed: int) -> Path:
         sampler = featstore.NeighborSampler(g, [3, 2], seed=1)
         with featstore.sample_offline(g, sampler, np.arange(N), 20, 2, folder / "p", seed=seed, progress=False) as pack:
             for name, options in LAYOUTS.items():
-                featstore.Loader(g, strategy="packed", pack=pack, labels=name, **options).close()
+                make_loader(g, strategy="packed", pack=pack, labels=name, **options).close()
     return folder / "p"
 
 
@@ -71,7 +72,7 @@ def delivered(pack: Path) -> list[bytes]:
     with featstore.PackedGraph(pack, memory="64MB") as g:
         for name, options in LAYOUTS.items():
             given = {key: value for key, value in options.items() if key in ("features", "policy")}
-            with featstore.Loader(g, strategy="packed", labels=name, shuffle=False, prefetch=0, **given) as loader:
+            with make_loader(g, strategy="packed", labels=name, shuffle=False, prefetch=0, **given) as loader:
                 for batch in loader:
                     found += [batch.input_ids.numpy().tobytes(), batch.y.numpy().tobytes()]
                     found += [each.numpy().tobytes() for block in batch.blocks for each in (block.src, block.dst)]
@@ -198,7 +199,7 @@ def test_labels_that_are_lost_are_written_anew(packs: tuple[Path, Path], tmp_pat
         if by is not None:
             shutil.copyfile(by, mine)
         with featstore.open(packs[0].parent / "g", memory="64MB") as g:
-            featstore.Loader(g, strategy="packed", pack=pack, labels="y", **LAYOUTS["y"]).close()
+            make_loader(g, strategy="packed", pack=pack, labels="y", **LAYOUTS["y"]).close()
         verify(pack)
         assert delivered(pack) == whole
 
@@ -234,7 +235,7 @@ def test_an_old_record_carries_no_labels(packs: tuple[Path, Path], tmp_path: Pat
     write_record(str(tmp_path / "p" / "pack"), "pack", record)
     with featstore.PackedGraph(tmp_path / "p", memory="64MB") as copy:
         with pytest.raises(ValueError, match="labels: the graph has no 'y'"):
-            featstore.Loader(copy, strategy="packed", labels="y", features=["x", "z"])
+            make_loader(copy, strategy="packed", labels="y", features=["x", "z"])
 
 
 def carry(pack: Pack, data: NodeData) -> None:

@@ -25,6 +25,7 @@ from featstore.plan.simulate import simulate
 from featstore.plan.trace import Trace
 from featstore.testing.faults import random_flips, run_in_child, sweep
 from tests.conftest import make_graph
+from tests.loaders import make_loader
 from tests.test_superbatch import N, dataset, ondemand, same
 
 __all__ = ["dataset", "ondemand"]  # fixtures
@@ -44,7 +45,7 @@ def run(
 ) -> tuple[list[Any], Any]:
     """Run epochs; batches in the order of (epoch, index)."""
     with featstore.open(dataset, memory=memory, backend=backend) as g:
-        with featstore.Loader(g, strategy="packed", pack=pack, **{"features": ["x", "z"], "seed": 3, **options}) as loader:
+        with make_loader(g, strategy="packed", pack=pack, **{"features": ["x", "z"], "seed": 3, **options}) as loader:
             found = []
             for _ in range(epochs):
                 epoch = []
@@ -100,7 +101,7 @@ def test_a_loader_lives_as_long_as_its_loop(dataset: Path, pack: Path, tmp_path:
     with featstore.open(dataset, memory="64MB") as g:
         options: dict[str, Any] = {"pack": copied(pack, tmp_path), "feature_cache": 0.1, "prefetch": 1}
         indices = []
-        for batch in featstore.Loader(g, strategy="packed", **options):
+        for batch in make_loader(g, strategy="packed", **options):
             gc.collect()
             indices.append(batch.index)
         del batch
@@ -131,19 +132,19 @@ def test_resume_and_state(dataset: Path, pack: Path) -> None:
         if policy == "belady":
             options["superbatch"] = 7
         with featstore.open(dataset, memory="64MB") as g:
-            with featstore.Loader(g, features=["x"], **options) as loader:
+            with make_loader(g, features=["x"], **options) as loader:
                 whole = [(batch.index, batch.x.clone()) for batch in loader]
                 loader.set_epoch(0)
                 for position, _ in enumerate(loader):
                     if position == 9:
                         break
                 state = loader.state_dict()
-            with featstore.Loader(g, features=["x"], **options) as loader:
+            with make_loader(g, features=["x"], **options) as loader:
                 loader.load_state_dict(state)
                 rest = list(loader)
             assert [batch.index for batch in rest] == [index for index, _ in whole[10:]]
             assert all(torch.equal(batch.x, x) for batch, (_, x) in zip(rest, whole[10:], strict=True))
-            with featstore.Loader(g, features=["x"], **{**options, "shuffle": False}) as loader:
+            with make_loader(g, features=["x"], **{**options, "shuffle": False}) as loader:
                 with pytest.raises(ValueError, match="other seeds"):
                     loader.load_state_dict(state)
 
@@ -187,7 +188,7 @@ def test_any_width_dtype_and_budget(tmp_path_factory: pytest.TempPathFactory, da
             if options["feature_cache"] == 1:
                 options["feature_cache"] = f"{4 * len(raw) + 8 + raw.shape[1]}B"  # one row
             try:
-                with featstore.Loader(tight, strategy="packed", pack=pack, labels=None, **options) as loader:
+                with make_loader(tight, strategy="packed", pack=pack, labels=None, **options) as loader:
                     seen = {batch.index: batch.x.clone().view(torch.uint8).reshape(len(batch.x), -1) for batch in loader}
             except featstore.BudgetError:
                 assert memory == "6MB"
@@ -243,11 +244,11 @@ def test_arguments(dataset: Path, pack: Path) -> None:
         ]
         for options, words in wrong:
             with pytest.raises(ValueError, match=words):
-                featstore.Loader(g, **options)
+                make_loader(g, **options)
         with pytest.raises(FileNotFoundError):
-            featstore.Loader(g, strategy="packed", pack=pack.parent / "none")
+            make_loader(g, strategy="packed", pack=pack.parent / "none")
         with pytest.raises(featstore.FormatError, match="no pack"):
-            featstore.Loader(g, strategy="packed", pack=dataset)
+            make_loader(g, strategy="packed", pack=dataset)
 
 
 def test_damage_is_found(dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any]) -> None:
@@ -380,7 +381,7 @@ def test_a_pack_in_place_of_the_dataset(dataset: Path, pack: Path, tmp_path: Pat
             with pytest.raises(AttributeError, match="topology"):
                 _ = g.topology
             for policy in ("belady", "frequency"):
-                with featstore.Loader(g, features=["x", "z"], strategy="packed", policy=policy) as loader:
+                with make_loader(g, features=["x", "z"], strategy="packed", policy=policy) as loader:
                     found = {(epoch, batch.index): batch for epoch in range(2) for batch in loader}
                 for number, (index, tensors, blocks) in enumerate(ondemand):
                     batch = found[number // 25, index]
@@ -391,7 +392,7 @@ def test_a_pack_in_place_of_the_dataset(dataset: Path, pack: Path, tmp_path: Pat
                     assert all(torch.equal(b.src, other[0]) for b, other in zip(batch.blocks, blocks, strict=True))
                 del found, batch
             with pytest.raises(OSError, match="not in the pack"):
-                featstore.Loader(g, features=["x"], strategy="packed", feature_cache=0.2)
+                make_loader(g, features=["x"], strategy="packed", feature_cache=0.2)
         assert g.budget.used == 0
     assert len(list(there.glob("layout-*"))) == 2
 
@@ -407,7 +408,7 @@ def test_memory_for_reading_ahead_is_given_to_batches(tmp_path: Path, policy: st
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
         featstore.sample_offline(g, sampler, g.node_data["train_idx"], 30, path=tmp_path / "p", progress=False).close()
         options: dict[str, Any] = {"policy": policy, "feature_cache": 0.05, "prefetch": prefetch, "features": ["x", "z"]}
-        with featstore.Loader(g, strategy="packed", pack=tmp_path / "p", labels=None, disk="100MB", **options) as loader:
+        with make_loader(g, strategy="packed", pack=tmp_path / "p", labels=None, disk="100MB", **options) as loader:
             for _ in loader:
                 pass
             before = loader.stats()

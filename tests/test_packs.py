@@ -17,6 +17,7 @@ from featstore.cli.main import main
 from featstore.pack.layout import find_layouts
 from featstore.pack.makelayout import make_layout
 from tests.conftest import skewed_dataset
+from tests.loaders import make_loader
 
 FANOUTS = ["--fanouts", "4,3"]
 
@@ -41,16 +42,16 @@ def fails(capsys: pytest.CaptureFixture[str], *arguments: Any) -> str:
 
 def test_pack_then_train(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pack = tmp_path / "pack"
-    made = run(capsys, "pack", data, pack, *FANOUTS, "--batch-size", 100, "--epochs", 2, "--feature-cache", "0.2")
+    made = run(capsys, "pack", data, pack, *FANOUTS, "--batch-size", 100, "--epochs", 2, "--cache", "0.2")
     assert (made["epochs"], made["batches"]) == (2, 7)
     layout = {"features": ["x"], "policy": "belady", "capacity": 400, "device_rows": 0, "new": True, "damage": None}
     assert made["layouts"] == [layout]
     assert made["disk_bytes"] == sum(path.stat().st_size for path in pack.rglob("*") if path.is_file())
-    more = run(capsys, "pack", data, pack, "--add-layout", "--policy", "frequency", "--feature-cache", "50KB")
+    more = run(capsys, "pack", data, pack, "--add-layout", "--policy", "frequency", "--cache", "50KB")
     assert {(each["policy"], each["new"]) for each in more["layouts"]} == {("belady", False), ("frequency", True)}
     training = ["--batch-size", 100, "--epochs", 2, "--hidden", 8, *FANOUTS]
     fresh = run(capsys, "train", data, *training)
-    for options in (["packed"], ["packed", "--policy", "frequency"], ["auto", "--feature-cache", "0.2"]):
+    for options in (["packed"], ["packed", "--policy", "frequency"], ["auto", "--cache", "0.2"]):
         found = run(capsys, "train", data, "--strategy", *options, "--pack", pack, *training)
         assert sorted(found["losses"]) != []
         assert len(found["losses"]) == len(fresh["losses"]) == 14
@@ -80,9 +81,9 @@ def test_errors_say_what_to_do_next(data: Path, tmp_path: Path, capsys: pytest.C
     packed = [*train, "--strategy", "packed", "--pack", pack]
     assert "--fanouts 4,3,2: the samples of" in fails(capsys, *packed, "--fanouts", "4,3,2")
     assert "were made with 100; leave it out" in fails(capsys, *packed, "--batch-size", 101)
-    assert "--run-dir goes with" in fails(capsys, *packed, "--run-dir", tmp_path / "runs")
-    assert "--superbatch goes with a planned policy" in fails(capsys, *packed, "--policy", "degree", "--superbatch", 3)
-    adding = ["pack", data, pack, "--add-layout", "--feature-cache", "0.4"]
+    assert "--run-dir: goes with" in fails(capsys, *packed, "--run-dir", tmp_path / "runs")
+    assert "--length: goes with a planned policy" in fails(capsys, *packed, "--policy", "degree", "--length", 3)
+    adding = ["pack", data, pack, "--add-layout", "--cache", "0.4"]
     for wrong in (["--fanouts", "4,4"], ["--batch-size", 10], ["--epochs", 2], ["--seed", 1], ["--seeds", "train_idx"]):
         assert f"{wrong[0]} {wrong[1]}: " in fails(capsys, *adding, *wrong)
     assert "--labels: the dataset has no 'z'" in fails(capsys, *adding, "--labels", "z")
@@ -103,21 +104,21 @@ def test_errors_say_what_to_do_next(data: Path, tmp_path: Path, capsys: pytest.C
         other, np.arange(n + 1), np.arange(n), features={"x": np.zeros((n, 24), np.float32)}, progress=False
     ).close()
     assert "another graph" in fails(capsys, "pack", other, pack, "--add-layout")
-    run(capsys, "pack", data, pack, "--add-layout", "--feature-cache", "0.3")
+    run(capsys, "pack", data, pack, "--add-layout", "--cache", "0.3")
     assert "2 layouts" in fails(capsys, *train, "--strategy", "packed", "--pack", pack, *FANOUTS)
-    again = run(capsys, "pack", data, pack, "--add-layout", "--feature-cache", "0.3", "--disk", sum_of(pack) + 1)
+    again = run(capsys, "pack", data, pack, "--add-layout", "--cache", "0.3", "--disk", sum_of(pack) + 1)
     assert [each["new"] for each in again["layouts"]] == [False, False]
-    small = ["--strategy", "packed", "--pack", pack, *FANOUTS, "--feature-cache", "0.3", "--disk", 1000]
+    small = ["--strategy", "packed", "--pack", pack, *FANOUTS, "--cache", "0.3", "--disk", 1000]
     assert "made with more disk" in fails(capsys, *train, *small)
 
 
 def test_a_device_cache_in_training(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The losses are those without one; rows of the device are counted apart, and take no memory of the host's tier."""
     pack = tmp_path / "pack"
-    run(capsys, "pack", data, pack, *FANOUTS, "--batch-size", 100, "--feature-cache", "0.1")
+    run(capsys, "pack", data, pack, *FANOUTS, "--batch-size", 100, "--cache", "0.1")
     train = ["train", data, "--hidden", 8, "--epochs", 1, *FANOUTS, "--strategy", "packed", "--pack", pack]
     plain = run(capsys, *train)
-    found = run(capsys, *train, "--feature-cache", "0.1", "--device-cache", "0.05", "--device", "cpu")
+    found = run(capsys, *train, "--cache", "0.1", "--device-cache", "0.05", "--device", "cpu")
     assert found["losses"] == plain["losses"]
     assert "device" not in plain["stats"]["hits"]
     with featstore.Pack(pack) as opened:
@@ -137,7 +138,7 @@ def test_a_device_cache_in_training(data: Path, tmp_path: Path, capsys: pytest.C
 def test_packing_for_a_device(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The layout is the one that training asks for; this machine needs neither the device nor memory for its rows."""
     pack = tmp_path / "pack"
-    tier = ["--device-cache", "0.05", "--feature-cache", "0.1"]
+    tier = ["--device-cache", "0.05", "--cache", "0.1"]
     made = run(capsys, "pack", data, pack, *FANOUTS, "--batch-size", 100, *tier)
     layout = {"features": ["x"], "policy": "belady", "capacity": 200, "device_rows": 100, "new": True, "damage": None}
     assert made["layouts"] == [layout]
@@ -146,9 +147,9 @@ def test_packing_for_a_device(data: Path, tmp_path: Path, capsys: pytest.Capture
     assert plain["stats"]["hits"]["device"] > 0
     assert run(capsys, *train, *tier)["losses"] == plain["losses"]
     assert len(list(pack.glob("layout-*"))) == 1
-    again = run(capsys, "pack", data, pack, "--add-layout", "--feature-cache", "0.1", "--device-cache", 100 * 24 * 4)
+    again = run(capsys, "pack", data, pack, "--add-layout", "--cache", "0.1", "--device-cache", 100 * 24 * 4)
     assert [each["new"] for each in again["layouts"]] == [False]  # the same rows as bytes
-    assert main(["pack", str(data), str(pack), "--add-layout", "--feature-cache", "0.1", "--device-cache", "1.0"]) == 0
+    assert main(["pack", str(data), str(pack), "--add-layout", "--cache", "0.1", "--device-cache", "1.0"]) == 0
     assert "200 rows in memory, 2,000 on the device, made now" in capsys.readouterr().out
     missing = fails(capsys, *train, "--device-cache", "0.2")
     assert "no such layout" in missing
@@ -167,7 +168,7 @@ def test_a_tier_beyond_this_machines_memory_is_packed(tmp_path: Path, capsys: py
     featstore.OutOfCoreGraph.create(
         tmp_path / "g", np.arange(0, 4 * n + 1, 4), indices, features={"x": x}, node_data=node_data, progress=False
     ).close()
-    sampling = [*FANOUTS, "--batch-size", 500, "--memory", "12MB", "--feature-cache", 0]
+    sampling = [*FANOUTS, "--batch-size", 500, "--memory", "12MB", "--cache", 0]
     run(capsys, "pack", tmp_path / "g", tmp_path / "p", *sampling, "--device-cache", "1.0")
     train = ["train", tmp_path / "p", "--hidden", 8, "--epochs", 1]
     assert "device cache" in fails(capsys, *train, "--memory", "12MB")
@@ -181,9 +182,9 @@ def test_training_on_a_copy_without_its_dataset(data: Path, tmp_path: Path, caps
     """The losses of training beside the dataset, bit for bit; what only the dataset has is asked for by name."""
     pack, there = tmp_path / "pack", tmp_path / "there"
     sampling = [*FANOUTS, "--batch-size", 100]
-    assert main([str(each) for each in ("pack", data, pack, *sampling, "--epochs", 2, "--feature-cache", "0.2")]) == 0
+    assert main([str(each) for each in ("pack", data, pack, *sampling, "--epochs", 2, "--cache", "0.2")]) == 0
     assert "featstore train COPY" in capsys.readouterr().out
-    run(capsys, "pack", data, pack, "--add-layout", "--policy", "frequency", "--feature-cache", "0.1", "--device-cache", "0.05")
+    run(capsys, "pack", data, pack, "--add-layout", "--policy", "frequency", "--cache", "0.1", "--device-cache", "0.05")
     training = ["--hidden", 8, "--epochs", 3]
     want = run(capsys, "train", data, "--strategy", "packed", "--pack", pack, *training)
     shutil.copytree(pack, there)
@@ -196,7 +197,7 @@ def test_training_on_a_copy_without_its_dataset(data: Path, tmp_path: Path, caps
     assert {each["val_accuracy"] for each in found["epochs"]} == {None}
     assert want["epochs"][0]["val_accuracy"] is not None
     assert found["stats"]["hits"] == want["stats"]["hits"]
-    given = run(capsys, *train, "--strategy", "packed", *sampling, "--feature-cache", "0.2", "--memory", "32MB")
+    given = run(capsys, *train, "--strategy", "packed", *sampling, "--cache", "0.2", "--memory", "32MB")
     assert given["losses"] == want["losses"]
     assert run(capsys, *train, "--policy", "frequency")["stats"]["hits"]["device"] > 0
     assert main([str(each) for each in train]) == 0
@@ -208,15 +209,15 @@ def test_training_on_a_copy_without_its_dataset(data: Path, tmp_path: Path, caps
         (["--neighbor-cache", "0.1"], "from which nothing is sampled"),
         (["--fanouts", "4,4"], "were made with 4,3"),
         (["--batch-size", 10], "were made with 100"),
-        (["--run-dir", tmp_path / "r"], "--run-dir goes with"),
+        (["--run-dir", tmp_path / "r"], "--run-dir: goes with"),
         (["--no-overlap"], "--no-overlap goes with"),
         (["--labels", "z"], "labels: the pack has no 'z'; it has ['y']. Where its dataset is: featstore pack DATASET"),
         (["--feature", "z"], "the pack has no 'z'; it has ['x']. Where its dataset is: featstore pack DATASET"),
         (["--policy", "lru"], "needs a planned policy such as 'belady' or a static one, not 'lru'"),
         (["--policy", "degree"], "featstore pack DATASET"),
-        (["--feature-cache", "0.3"], f"{there}: these rows are not in the pack"),
-        (["--policy", "frequency", "--feature-cache", "0.3"], f"{there}: these rows are not in the pack"),
-        (["--policy", "degree", "--feature-cache", "0.3"], f"{there}: degrees are not in the pack"),
+        (["--cache", "0.3"], f"{there}: these rows are not in the pack"),
+        (["--policy", "frequency", "--cache", "0.3"], f"{there}: these rows are not in the pack"),
+        (["--policy", "degree", "--cache", "0.3"], f"{there}: degrees are not in the pack"),
     ):
         assert text in fails(capsys, *train, *wrong), wrong
     before = sorted(path.relative_to(there) for path in there.rglob("*"))
@@ -225,7 +226,7 @@ def test_training_on_a_copy_without_its_dataset(data: Path, tmp_path: Path, caps
     labels.unlink()
     assert f"{labels}: no such file or directory" in fails(capsys, *train)
     (tmp_path / "elsewhere").rename(data)
-    run(capsys, "pack", data, there, "--add-layout", "--labels", "y", "--feature-cache", "0.2")
+    run(capsys, "pack", data, there, "--add-layout", "--labels", "y", "--cache", "0.2")
     assert run(capsys, *train)["losses"] == want["losses"]
     assert "no such file" in fails(capsys, "train", tmp_path / "nowhere", *training)
 
@@ -236,7 +237,7 @@ def test_a_copy_of_samples_without_fanouts_trains(data: Path, tmp_path: Path, ca
         sampler = featstore.NeighborSampler(g, [3, 2, 2], seed=1)
         batches = [sampler.sample(seeds) for seeds in g.node_data["train_idx"][:300].split(100)]
         with featstore.sample_offline(g, batches, path=tmp_path / "p") as pack:
-            featstore.Loader(g, strategy="packed", pack=pack, feature_cache=0.1).close()
+            make_loader(g, strategy="packed", pack=pack, feature_cache=0.1).close()
     train = ["train", tmp_path / "p", "--hidden", 8, "--epochs", 1]
     assert len(run(capsys, *train)["losses"]) == 3
     assert "has samples of 3 hops, --fanouts has 2" in fails(capsys, *train, "--fanouts", "3,2")
@@ -261,18 +262,18 @@ def test_training_and_packing_take_what_the_record_says(data: Path, tmp_path: Pa
     """Fan-outs and batch size of the pack, also in evaluation; its labels in a copy; strategies without a cache's size."""
     pack = tmp_path / "pack"
     sampling = [*FANOUTS, "--batch-size", 100]
-    run(capsys, "pack", data, pack, *sampling, "--feature-cache", "0.2", "--disk", "60x")
+    run(capsys, "pack", data, pack, *sampling, "--cache", "0.2", "--disk", "60x")
     train = ["train", data, "--hidden", 8, "--pack", pack]
     plain = run(capsys, *train, "--strategy", "packed")
-    given = run(capsys, *train, "--strategy", "packed", *sampling, "--superbatch", 7)
+    given = run(capsys, *train, "--strategy", "packed", *sampling, "--length", 7)
     assert (plain["losses"], plain["epochs"][0]["val_accuracy"]) == (given["losses"], given["epochs"][0]["val_accuracy"])
     assert plain["epochs"][0]["val_accuracy"] is not None
-    assert "0 layouts" in fails(capsys, *train, "--strategy", "packed", "--superbatch", 3)
+    assert "0 layouts" in fails(capsys, *train, "--strategy", "packed", "--length", 3)
     there = tmp_path / "there"
     shutil.copytree(pack, there)
     with featstore.open(data) as g, featstore.PackedGraph(there, memory="64MB") as copy:
         assert list(copy.node_data) == ["y"]
-        with featstore.Loader(copy, strategy="packed") as loader:
+        with make_loader(copy, strategy="packed") as loader:
             assert all((batch.y == g.node_data["y"][batch.seeds]).all() for batch in loader)
     assert "taken" in run(capsys, *train, "--strategy", "auto")["stats"]["auto"]
     assert [len(each) for each in (list(pack.glob("layout-*")), list(pack.glob("data-*")))] == [1, 1]
@@ -286,24 +287,24 @@ def test_loaders_are_not_asked_for_other_batches(data: Path, tmp_path: Path) -> 
         with featstore.sample_offline(g, sampler, seeds, 100, path=tmp_path / "p") as pack:
             assert (pack.record["fanouts"], pack.record["batch_size"], pack.record["drop_last"]) == ([4, 3], 100, False)
             with pytest.raises(ValueError, match=r"batch_size=1000: .* of 100 seeds"):
-                featstore.Loader(g, pack=pack, batch_size=1000, **options)
+                make_loader(g, pack=pack, batch_size=1000, **options)
             with pytest.raises(ValueError, match="drop_last=True"):
-                featstore.Loader(g, pack=pack, drop_last=True, **options)
-            featstore.Loader(g, pack=pack, batch_size=100, labels=None, **options).close()
+                make_loader(g, pack=pack, drop_last=True, **options)
+            make_loader(g, pack=pack, batch_size=100, labels=None, **options).close()
         assert not list((tmp_path / "p").glob("data-*"))
         with featstore.PackedGraph(tmp_path / "p", memory="64MB") as there:
             with pytest.raises(ValueError, match="labels: the graph has no 'y'"):
-                featstore.Loader(there, strategy="packed", labels="y")
-            with featstore.Loader(there, strategy="packed") as loader:
+                make_loader(there, strategy="packed", labels="y")
+            with make_loader(there, strategy="packed") as loader:
                 assert next(iter(loader)).y is None
         with featstore.sample_offline(g, sampler, seeds, 100, path=tmp_path / "q", drop_last=True) as pack:
-            with featstore.Loader(g, pack=pack, drop_last=True, **options) as loader:
+            with make_loader(g, pack=pack, drop_last=True, **options) as loader:
                 assert len(loader) == len(seeds) // 100
         batch = sampler.sample(seeds[:5])
         with featstore.sample_offline(g, [batch], path=tmp_path / "r") as pack:
             assert (pack.record["fanouts"], pack.record["batch_size"]) == (None, None)
             with pytest.raises(ValueError, match="those of the sampler"):
-                featstore.Loader(g, pack=pack, batch_size=5, **options)
+                make_loader(g, pack=pack, batch_size=5, **options)
 
 
 @pytest.mark.parametrize("size", [None, "auto"])
@@ -314,16 +315,16 @@ def test_auto_with_a_pack_needs_no_size(data: Path, tmp_path: Path, size: str | 
         x = g.features["x"][:]
         with featstore.sample_offline(g, sampler, g.node_data["train_idx"], 100, path=tmp_path / "p") as pack:
             options: dict[str, Any] = {"pack": pack, "feature_cache": size}
-            with featstore.Loader(g, strategy="auto", epochs=50, **options) as loader:
+            with make_loader(g, strategy="auto", epochs=50, **options) as loader:
                 assert all((batch.x == x[batch.input_ids]).all() for batch in loader)
             with featstore.open(data, memory="4MB") as tight:
-                with featstore.Loader(tight, strategy="auto", **options) as loader:
+                with make_loader(tight, strategy="auto", **options) as loader:
                     assert all((batch.x == x[batch.input_ids]).all() for batch in loader)
             for path in (tmp_path / "p").glob("layout-*"):
                 shutil.rmtree(path)
             for share in (0.05, 0.3):
-                featstore.Loader(g, strategy="packed", pack=pack, feature_cache=share).close()
-            with featstore.Loader(g, strategy="auto", epochs=10**6, **options) as loader:
+                make_loader(g, strategy="packed", pack=pack, feature_cache=share).close()
+            with make_loader(g, strategy="auto", epochs=10**6, **options) as loader:
                 assert loader.stats()["auto"]["taken"]["strategy"] == "packed"
                 assert g.memory_report()["cache of 'x'"] >= 600 * 96
             assert {each.capacity for each in find_layouts(pack)} == {100, 600}
@@ -333,9 +334,9 @@ def test_options_are_checked_before_anything_is_sampled(data: Path, tmp_path: Pa
     pack = tmp_path / "pack"
     for wrong, match in (
         (("--policy", "lru"), "planned policy"),
-        (("--feature-cache", "2.0"), "must lie in"),
-        (("--feature-cache", "10B"), "a feature cache of one row"),
-        (("--feature-cache", "1.0", "--memory", "500KB"), "a feature cache of 2000 rows"),
+        (("--cache", "2.0"), "must lie in"),
+        (("--cache", "10B"), "a feature cache of one row"),
+        (("--cache", "1.0", "--memory", "500KB"), "a feature cache of 2000 rows"),
     ):
         assert match in fails(capsys, "pack", data, pack, *FANOUTS, *wrong)
         assert not pack.exists()
@@ -373,7 +374,7 @@ def test_a_layout_that_others_made_meanwhile_was_there(
         patched.setattr("featstore.strategies.packed.make_layout", after_another)
         made = run(capsys, "pack", data, tmp_path / "pack", *FANOUTS)
     assert [each["new"] for each in made["layouts"]] == [False]
-    more = run(capsys, "pack", data, tmp_path / "pack", "--add-layout", "--feature-cache", "0.3")
+    more = run(capsys, "pack", data, tmp_path / "pack", "--add-layout", "--cache", "0.3")
     assert {each["capacity"]: each["new"] for each in more["layouts"]} == {200: False, 600: True}
 
 

@@ -20,6 +20,7 @@ from featstore.sampling.batch import Block, SampledBatch
 from featstore.storage.writer import free_bytes
 from featstore.strategies.packsize import PackEstimate, estimate_layout, estimate_pack
 from tests.conftest import skewed_dataset
+from tests.loaders import make_loader
 
 N = 6000
 SAMPLING = ["--fanouts", "5,3", "--batch-size", "50"]
@@ -63,7 +64,7 @@ def test_an_estimate_is_about_what_is_written(data: Path, tmp_path: Path, option
         assert not os.listdir(tmp_path)
         with featstore.sample_offline(g, sampler_of(g), seeds, batch_size, 2, tmp_path / "p", progress=False) as pack:
             again = estimate_layout(g, pack, labels="y", **options)
-            featstore.Loader(g, strategy="packed", pack=pack, **{"feature_cache": 0.1, **options}).close()
+            make_loader(g, strategy="packed", pack=pack, **{"feature_cache": 0.1, **options}).close()
             assert estimate_layout(g, pack, labels="y", **options).total_bytes == 0  # it is there
     assert estimate.n_batches == again.n_batches == 2 * n_batches
     assert estimate.n_looked_at == again.n_looked_at == min(n_batches, 8)
@@ -218,13 +219,13 @@ def test_a_layout_that_the_drive_cannot_hold_is_refused_before_copying(
                 patched.setattr("featstore.pack.makelayout.free_bytes", lambda path: 500_000)
                 patched.setattr("featstore.pack.makelayout.fill_extents", copying)
                 with pytest.raises(OSError, match=r"the layout takes .* more, and 488.28 KiB are free") as caught:
-                    featstore.Loader(g, **options)
+                    make_loader(g, **options)
             assert caught.value.errno == errno.ENOSPC
             assert sorted({*os.listdir(tmp_path / "p")} - {"writer.lock"}) == [name for name in before if name != "writer.lock"]
-            featstore.Loader(g, **options).close()
+            make_loader(g, **options).close()
             needed = size(tmp_path / "p", "layout-*/extents*")
         with featstore.sample_offline(
             g, sampler_of(g), g.node_data["train_idx"], 50, path=tmp_path / "q", progress=False
         ) as pack:
             monkeypatch.setattr("featstore.pack.makelayout.free_bytes", lambda path: needed + 100_000)
-            featstore.Loader(g, strategy="packed", pack=pack, feature_cache=0.1).close()
+            make_loader(g, strategy="packed", pack=pack, feature_cache=0.1).close()

@@ -17,6 +17,7 @@ import featstore
 from featstore.gather.plan import BatchPlan, Changeset, Part, Tier
 from featstore.pack.layout import find_layouts
 from tests.conftest import make_graph
+from tests.loaders import make_loader
 from tests.misbehaving_planners import EITHER, REFUSED, RIGHT, TABLE, Base, Misbehaviour
 
 N, BATCH, N_BATCHES = 300, 8, 9
@@ -49,7 +50,7 @@ def sampler(g: Any) -> Any:
 def run(g: Any, policy: Any, epochs: int = 2, size: int = 3, **options: Any) -> None:
     """Run epochs; every batch that comes has the right rows."""
     batches = {} if "pack" in options else {"sampler": sampler(g), "seeds": torch.arange(BATCH * N_BATCHES), "batch_size": BATCH}
-    loader = featstore.Loader(
+    loader = make_loader(
         g, **batches, features="x", labels=None, policy=policy, feature_cache=0.08, superbatch=size, prefetch=0, seed=2, **options
     )
     with loader:

@@ -12,6 +12,7 @@ import torch
 
 import featstore
 from featstore.cli.sage import GraphSAGE
+from tests.loaders import make_loader
 from tests.planted import CLASSES, make_planted
 
 EPOCHS = 2
@@ -117,10 +118,10 @@ def test_losses_are_those_of_tensors_in_memory(
         seeds = planted.train_idx
         if strategy == "packed":
             pack = featstore.sample_offline(g, sampler, seeds, BATCH, epochs=EPOCHS, path=tmp_path / "p", seed=2, progress=False)
-            with pack, featstore.Loader(g, pack=pack, shuffle=False, **options) as loader:
+            with pack, make_loader(g, pack=pack, shuffle=False, **options) as loader:
                 losses = train_on(loader, planted)
         else:
-            with featstore.Loader(g, sampler, seeds, batch_size=BATCH, **options) as loader:
+            with make_loader(g, sampler, seeds, batch_size=BATCH, **options) as loader:
                 losses = train_on(loader, planted)
     assert losses == want
 

@@ -15,6 +15,7 @@ import torch
 import featstore
 from featstore.cli.sage import GraphSAGE
 from featstore.cli.training import split_seeds, train
+from tests.loaders import flat
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT.parent / "shared" / "data"
@@ -79,7 +80,9 @@ def test_losses_are_those_of_a_tensor_in_memory(real_graph, tmp_path):
             options["strategy"] = "superbatch"
         with featstore.open(path, memory="400MB", backend=backend) as g:
             sampler = featstore.NeighborSampler(g, [10, 10])
-            result = train(g, sampler, 2, epochs=1, max_batches=N_LOSSES, held_out=(), progress=False, loader_options=options)
+            result = train(
+                g, sampler, 2, epochs=1, max_batches=N_LOSSES, held_out=(), progress=False, loader_options=flat(options)
+            )
             assert g.budget.peak <= 400_000_000
         assert result.losses == want, (backend, options)
 

@@ -11,6 +11,7 @@ import torch
 
 import featstore
 from tests.conftest import skewed_dataset
+from tests.loaders import make_loader
 
 N, BATCH = 900, 25
 STRATEGIES: dict[str, dict[str, Any]] = {
@@ -63,7 +64,7 @@ def test_run_files_stay_where_they_were_asked_for(home: Path, strategy: str, run
     with featstore.open("g", memory="64MB", threads=2) as g:
         x, sampler = rows(g), featstore.NeighborSampler(g, [4, 3], seed=1)
         options = {"feature_cache": 0.1, **STRATEGIES[strategy], **({} if run_dir is None else {"run_dir": run_dir})}
-        with featstore.Loader(g, sampler, g.node_data["train_idx"], BATCH, **options) as loader:
+        with make_loader(g, sampler, g.node_data["train_idx"], BATCH, **options) as loader:
             run_epochs(loader, x, home)
             if strategy != "auto":
                 assert not os.path.isabs(where)
@@ -79,7 +80,7 @@ def test_a_loader_made_before_keeps_its_directory(home: Path) -> None:
     with featstore.open("g", memory="64MB") as g:
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
         options: dict[str, Any] = {"strategy": "superbatch", "superbatch": 3, "run_dir": "runs"}
-        with featstore.Loader(g, sampler, g.node_data["train_idx"], BATCH, **options) as loader:
+        with make_loader(g, sampler, g.node_data["train_idx"], BATCH, **options) as loader:
             go(home)
             for _ in zip(range(2), loader, strict=False):
                 assert os.listdir(home / "runs")
@@ -90,11 +91,11 @@ def test_packs_of_relative_paths(home: Path) -> None:
     with featstore.open("g", memory="64MB") as g:
         x, sampler = rows(g), featstore.NeighborSampler(g, [4, 3], seed=1)
         featstore.sample_offline(g, sampler, g.node_data["train_idx"], BATCH, path="g.pack", progress=False).close()
-        loader = featstore.Loader(g, strategy="packed", pack="g.pack", feature_cache=0.1)
+        loader = make_loader(g, strategy="packed", pack="g.pack", feature_cache=0.1)
         with loader:
             run_epochs(loader, x, home)
     os.chdir(home)
-    with featstore.PackedGraph("g.pack", memory="64MB") as there, featstore.Loader(there, strategy="packed") as loader:
+    with featstore.PackedGraph("g.pack", memory="64MB") as there, make_loader(there, strategy="packed") as loader:
         run_epochs(loader, x, home)
     assert not os.listdir(home.parent / "elsewhere")
     assert sorted(os.listdir(home)) == ["g", "g.pack"]

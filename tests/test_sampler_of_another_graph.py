@@ -15,6 +15,7 @@ import torch
 import featstore
 from featstore.sampling.batch import SampledBatch
 from tests.conftest import make_graph
+from tests.loaders import make_loader
 
 N, BATCH = 500, 50
 STRATEGIES: dict[str, dict[str, Any]] = {
@@ -45,7 +46,7 @@ def refused(g: featstore.OutOfCoreGraph, sampler: Any, *words: str) -> None:
     before = g.memory_report()
     for options in STRATEGIES.values():
         with pytest.raises(ValueError, match=r"^the sampler samples") as caught:
-            featstore.Loader(g, sampler, g.node_data["train_idx"], BATCH, labels=None, **options)
+            make_loader(g, sampler, g.node_data["train_idx"], BATCH, labels=None, **options)
         assert all(word in str(caught.value) for word in words), caught.value
     with pytest.raises(ValueError, match=r"^the sampler samples"):
         featstore.sample_offline(g, sampler, g.node_data["train_idx"], BATCH, progress=False)
@@ -116,5 +117,5 @@ def test_the_same_dataset_opened_again(g: featstore.OutOfCoreGraph, tmp_path: Pa
     for path in (g.path, tmp_path / "copy", tmp_path / "link"):
         with featstore.open(path, memory="64MB") as again:
             sampler = featstore.NeighborSampler(again, [4, 3])
-            assert content(featstore.Loader(g, sampler, seeds, BATCH, labels=None, **STRATEGIES[strategy])) == want
+            assert content(make_loader(g, sampler, seeds, BATCH, labels=None, **STRATEGIES[strategy])) == want
             assert again.memory_report()["sampler scratch"]

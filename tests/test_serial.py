@@ -21,6 +21,7 @@ from featstore.load.loader import Loader
 from featstore.plan.trace import record
 from featstore.strategies.switch import FEATURES, NEIGHBORS
 from tests.conftest import make_graph
+from tests.loaders import make_loader
 
 N = 4000
 BATCH = 50
@@ -48,7 +49,7 @@ def g(dataset: Path) -> Iterator[featstore.OutOfCoreGraph]:
 def serial(g: featstore.OutOfCoreGraph, **options: Any) -> Loader:
     options = {"superbatch": 5, "feature_cache": SHARE, "seed": 3} | options
     sampler = options.pop("sampler", None) or featstore.NeighborSampler(g, [4, 3], seed=1)
-    return Loader(g, sampler, g.node_data["train_idx"], BATCH, strategy="superbatch", overlap=False, **options)
+    return make_loader(g, sampler, g.node_data["train_idx"], BATCH, strategy="superbatch", overlap=False, **options)
 
 
 class Watched:
@@ -72,7 +73,7 @@ def test_one_memory_for_both_caches(g: featstore.OutOfCoreGraph) -> None:
     """While sampling the share is the neighbour cache's, while gathering the feature cache's; it is never given back between."""
     sampler = Watched(g)
     with serial(g, sampler=sampler, prefetch=1, threads=1) as loader:
-        share = loader._strategy._switch.share  # type: ignore[attr-defined]
+        share = loader._runner._switch.share  # type: ignore[attr-defined]
         held = g.memory_report()[FEATURES]
         assert held == share.total >= round(SHARE * N) * 1024
         sampler.reports.clear(), sampler.caches.clear()
@@ -166,7 +167,7 @@ def test_a_neighbor_cache_of_the_users_own_stays(g: featstore.OutOfCoreGraph) ->
 
 def test_a_saved_neighbor_cache_is_loaded(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with featstore.open(dataset, memory="64MB") as g, serial(g) as loader:
-        size = loader._strategy._switch.share.total  # type: ignore[attr-defined]
+        size = loader._runner._switch.share.total  # type: ignore[attr-defined]
     with featstore.open(dataset, memory="64MB") as g:
         g.cache_neighbors(size, save=True)
     with featstore.open(dataset, memory="64MB") as g:
@@ -284,7 +285,7 @@ def test_leaving_while_the_next_superbatch_is_waited_for(g: featstore.OutOfCoreG
     loader = serial(g, prefetch=4)
     iterator = iter(loader)
     next(iterator)
-    run = loader._strategy._running()  # type: ignore[attr-defined]
+    run = loader._runner._running()  # type: ignore[attr-defined]
     while not run._inspector._reached:  # a batch of the next superbatch is asked for ahead, and cannot be had yet
         next(iterator)
     monkeypatch.setattr(threading.Thread, "join", joined)

@@ -14,6 +14,7 @@ import pytest
 import featstore
 from featstore.storage.reuse import SpareFiles
 from featstore.storage.rundir import DiskBudget
+from tests.loaders import make_loader
 from tests.test_superbatch import batches, dataset, ondemand, same
 
 __all__ = ["dataset", "ondemand"]
@@ -94,7 +95,7 @@ def test_extents_are_written_over_from_superbatch_to_superbatch_and_epoch_to_epo
     with featstore.open(dataset, memory="64MB") as g:
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
         options: dict[str, Any] = {"strategy": "streamed", "superbatch": 4, "feature_cache": 0.05, "run_dir": runs}
-        loader = featstore.Loader(g, sampler, g.node_data["train_idx"], batch_size=40, prefetch=0, **options)
+        loader = make_loader(g, sampler, g.node_data["train_idx"], batch_size=40, prefetch=0, **options)
         seen = []
         for _ in range(2):
             inodes: set[int] = set()
@@ -138,7 +139,7 @@ def test_an_epoch_ends_although_its_run_files_were_removed(dataset: Path, ondema
     with featstore.open(dataset, memory="64MB") as g:
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
         options: dict[str, Any] = {"strategy": "streamed", "superbatch": 1000, "feature_cache": 0.05, "run_dir": runs, "seed": 3}
-        with featstore.Loader(g, sampler, g.node_data["train_idx"], batch_size=40, **options) as loader:
+        with make_loader(g, sampler, g.node_data["train_idx"], batch_size=40, **options) as loader:
             indices = []
             for batch in loader:
                 indices.append(batch.index)

@@ -15,6 +15,7 @@ import featstore
 from featstore.load import loader as loader_module
 from featstore.storage.rundir import DiskBudget
 from tests.directory_size import bytes_at_one_moment
+from tests.loaders import make_loader
 from tests.test_superbatch import batches, dataset, ondemand, runs_or_names_a_budget, same
 
 __all__ = ["dataset", "ondemand"]  # fixtures
@@ -40,7 +41,7 @@ def test_without_a_cache_with_the_other_backend_and_little_prefetch(dataset: Pat
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
         for features in (["x"], []):
             options: dict[str, Any] = {"batch_size": 40, "features": features, "seed": 3, "strategy": "streamed", "superbatch": 9}
-            with featstore.Loader(g, sampler, g.node_data["train_idx"], feature_cache=1_000_000, **options) as loader:
+            with make_loader(g, sampler, g.node_data["train_idx"], feature_cache=1_000_000, **options) as loader:
                 for batch, expected in zip(loader, ondemand, strict=False):
                     assert torch.equal(batch.input_ids, expected[1][0])
                     if features:
@@ -61,7 +62,7 @@ def test_tight_memory_is_slow_or_an_error_never_a_hang(dataset: Path, ondemand: 
 def test_disk_budget_early_break_and_errors(dataset: Path, tmp_path: Path) -> None:
     with featstore.open(dataset, memory="64MB") as g:
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
-        make = lambda **options: featstore.Loader(  # noqa: E731
+        make = lambda **options: make_loader(  # noqa: E731
             g, sampler, g.node_data["train_idx"], batch_size=40, strategy="streamed", run_dir=tmp_path / "runs", **options
         )
         with make(superbatch=25, disk="120KB", feature_cache=0.001) as loader:
@@ -95,7 +96,7 @@ def test_a_damaged_extent_is_the_loops_error(dataset: Path, tmp_path: Path) -> N
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
         options: dict[str, Any] = {"batch_size": 40, "strategy": "streamed", "superbatch": 5, "feature_cache": 0.001}
         options["run_dir"] = tmp_path / "runs"
-        with featstore.Loader(g, sampler, g.node_data["train_idx"], prefetch=0, **options) as loader:
+        with make_loader(g, sampler, g.node_data["train_idx"], prefetch=0, **options) as loader:
             with pytest.raises(featstore.CorruptionError, match="checksum") as caught:
                 for batch in loader:
                     if batch.index == 4:
@@ -146,13 +147,13 @@ def test_superbatches_are_as_long_as_what_will_be_missed_allows(
             sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
             cache = 0.001 if look_ahead is sparse else 0.5
             options: dict[str, Any] = {"batch_size": 40, "seed": 3, "strategy": "streamed", "disk": disk, "feature_cache": cache}
-            with featstore.Loader(g, sampler, g.node_data["train_idx"], **options) as loader:
-                sizes.append(loader._strategy._planning.superbatch)
+            with make_loader(g, sampler, g.node_data["train_idx"], **options) as loader:
+                sizes.append(loader._runner._planning.superbatch)
                 for batch, expected in zip(loader, ondemand, strict=False):
                     assert torch.equal(batch.input_ids, expected[1][0])
                     assert torch.equal(batch.x, expected[1][3])
                 hits = loader.stats()["hits"]
-                profile = loader._profile
+                profile = loader._runner.profile
                 assert profile is not None
                 peaks.append(max(each.peak for each in accounts) + profile.n_bytes)
         assert (hits["base"] > 0) == (look_ahead is sparse)

@@ -18,6 +18,7 @@ import featstore
 from featstore.plan.samples import SampleWriter
 from featstore.testing.faults import forked, run_in_child, sweep
 from tests.conftest import make_graph
+from tests.loaders import make_loader
 
 N = 3000
 EPOCH = 15  # batches
@@ -35,7 +36,7 @@ def epoch(path: Path, **options: Any) -> list[tuple[torch.Tensor, torch.Tensor]]
     with featstore.open(path, memory="64MB", threads=2) as g:
         options = {"strategy": "superbatch", "superbatch": 4, "feature_cache": 0.1} | options
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
-        with featstore.Loader(g, sampler, g.node_data["train_idx"], 40, labels=None, seed=3, **options) as loader:
+        with make_loader(g, sampler, g.node_data["train_idx"], 40, labels=None, seed=3, **options) as loader:
             return [(batch.input_ids.clone(), batch.x.clone()) for batch in loader]
 
 
@@ -129,7 +130,7 @@ def run_files_fail(folder: str, step: int) -> None:
         seeds = g.node_data["train_idx"]
         for overlap in (True, False):
             options: dict[str, Any] = {"superbatch": 4, "feature_cache": 0.1, "overlap": overlap, "run_dir": runs, "seed": 3}
-            with featstore.Loader(g, sampler, seeds, 40, labels=None, strategy="superbatch", **options) as loader:
+            with make_loader(g, sampler, seeds, 40, labels=None, strategy="superbatch", **options) as loader:
                 for operation, name in (("write", "ENOSPC"), ("write", "EIO"), ("open", "EMFILE"), ("rename", "ENOSPC")):
                     for fault in sweep(runs, operation, name, step=step):
                         loader.set_epoch(0)
@@ -195,10 +196,10 @@ def test_an_error_ends_waiting_for_samples(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(SampleWriter, "add", add_eight)
     with featstore.open(tmp_path / "g", memory="64MB", threads=2) as g:
         options: dict[str, Any] = {"strategy": "superbatch", "superbatch": 4, "labels": None, "prefetch": 0}
-        with featstore.Loader(g, Short(featstore.NeighborSampler(g, [4, 3])), g.node_data["train_idx"], 40, **options) as loader:
+        with make_loader(g, Short(featstore.NeighborSampler(g, [4, 3])), g.node_data["train_idx"], 40, **options) as loader:
             iterator = iter(loader)
             iterator.begin()  # type: ignore[attr-defined]
-            inspector = loader._strategy._running()._inspector  # type: ignore[attr-defined]
+            inspector = loader._runner._running()._inspector  # type: ignore[attr-defined]
             next(iterator)
             assert reached.wait(60)
             waiting = threading.Thread(target=inspector.pause, daemon=True)

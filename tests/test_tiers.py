@@ -22,6 +22,7 @@ from featstore.pack.segments import traffic
 from featstore.plan.trace import Trace
 from featstore.testing.faults import random_flips
 from tests.directory_size import bytes_at_one_moment
+from tests.loaders import make_loader
 from tests.test_packed import any_graph, copied, pack, run
 from tests.test_superbatch import N, dataset, ondemand, same
 
@@ -145,10 +146,10 @@ def test_a_disk_of_so_many_times_the_features(dataset: Path, pack: Path, tmp_pat
         with pytest.raises(OSError, match="disk budget"):
             featstore.sample_offline(g, sampler, g.node_data["train_idx"], 40, path=tmp_path / "p", disk="0.01x")
         with pytest.raises(OSError, match="disk budget"):
-            with featstore.Loader(g, sampler, g.node_data["train_idx"], strategy="superbatch", disk="0.001x") as loader:
+            with make_loader(g, sampler, g.node_data["train_idx"], strategy="superbatch", disk="0.001x") as loader:
                 next(iter(loader))
         with pytest.raises(ValueError, match="or a multiple of the features"):
-            featstore.Loader(g, sampler, g.node_data["train_idx"], strategy="superbatch", disk="half")
+            make_loader(g, sampler, g.node_data["train_idx"], strategy="superbatch", disk="half")
 
 
 class Watched(threading.Thread):
@@ -315,13 +316,13 @@ def test_a_device_tier_is_counted(dataset: Path, pack: Path, tmp_path: Path) -> 
             featstore.Loader(g, sampler, g.node_data["train_idx"], device_cache=0.1)
         for size, error in ((1.5, ValueError), ("fast", ValueError), ("10B", featstore.BudgetError)):
             with pytest.raises(error):
-                featstore.Loader(g, strategy="packed", pack=mine, feature_cache=0.1, device_cache=size, features=["x", "z"])
+                make_loader(g, strategy="packed", pack=mine, feature_cache=0.1, device_cache=size, features=["x", "z"])
         options: dict[str, Any] = {"strategy": "packed", "pack": mine, "feature_cache": 0, "features": ["x", "z"], **STATIC}
-        with featstore.Loader(g, device_cache=139 * 100 + 138, **options):
+        with make_loader(g, device_cache=139 * 100 + 138, **options):
             assert g.memory_report()["device cache"] == 139 * 100
         assert "device cache" not in g.memory_report()
         with pytest.raises(ValueError, match="0 layouts"):
-            featstore.Loader(g, device_cache=0.5, **{**options, "feature_cache": None})
+            make_loader(g, device_cache=0.5, **{**options, "feature_cache": None})
 
 
 def test_a_copied_pack_trains(dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any]) -> None:
@@ -331,7 +332,7 @@ def test_a_copied_pack_trains(dataset: Path, pack: Path, tmp_path: Path, ondeman
     there = tmp_path / "there"
     shutil.move(mine, there)
     with featstore.PackedGraph(there, memory="64MB") as g:
-        with featstore.Loader(g, strategy="packed", policy="frequency", features=["x", "z"]) as loader:
+        with make_loader(g, strategy="packed", policy="frequency", features=["x", "z"]) as loader:
             found = {(epoch, batch.index): batch for epoch in range(2) for batch in loader}
             assert loader.stats()["hits"]["device"] > 0
         assert g.memory_report()["node data"] == 8 * N
@@ -340,7 +341,7 @@ def test_a_copied_pack_trains(dataset: Path, pack: Path, tmp_path: Path, ondeman
             assert torch.equal(found[number // 25, index].x, tensors[3])
         with pytest.raises(KeyError, match="no node data 'train_idx'; there is 'y'"):
             _ = g.node_data["train_idx"]
-        with featstore.Loader(g, strategy="packed", policy="frequency", features=["x", "z"], labels=None) as loader:
+        with make_loader(g, strategy="packed", policy="frequency", features=["x", "z"], labels=None) as loader:
             assert next(iter(loader)).y is None
     file = next(there.glob("data-*"))
     found_damage = 0
@@ -376,16 +377,16 @@ def test_any_width_dtype_and_budget(tmp_path_factory: pytest.TempPathFactory, da
         with featstore.sample_offline(g, sampler, seeds, size, path=folder / "p", epochs=2) as pack:
             shutil.copytree(folder / "p", folder / "q")
             options = {"strategy": "packed", "labels": None, "feature_cache": host, "device_cache": on_device, **STATIC}
-            with featstore.Loader(g, pack=folder / "q", **options):
+            with make_loader(g, pack=folder / "q", **options):
                 most = layout_bytes(folder / "q")
             options["pack"] = pack
             disk = most
             try:
-                featstore.Loader(tight, disk=0, **options)
+                make_loader(tight, disk=0, **options)
             except OSError as error:
                 least = least_in(error)
                 disk = max(least, int(least + share * (most - least)))
-            with featstore.Loader(tight, disk=disk, **options) as loader:
+            with make_loader(tight, disk=disk, **options) as loader:
                 seen = {batch.index: batch.x.clone().view(torch.uint8).reshape(len(batch.x), -1) for batch in loader}
                 hits = loader.stats()["hits"]
             assert layout_bytes(folder / "p") <= disk

@@ -22,6 +22,7 @@ from featstore.cli.training import describe_epoch, split_seeds, stage_table, tra
 from featstore.errors import BudgetError
 from featstore.sampling.batch import Block
 from featstore.testing.faults import run_in_child
+from tests.loaders import flat, make_loader
 
 N, CLASSES, DIM = 800, 4, 16
 
@@ -66,7 +67,7 @@ def run(
     options = {"hidden": 16, "epochs": 2, "batch_size": 64, "lr": 0.02, "progress": False, **options}
     with featstore.open(path, memory=memory, backend=backend) as g:
         sampler = featstore.NeighborSampler(g, [4, 3], seed=sampler_seed)
-        return train(g, sampler, 2, loader_options=loader_options, **options)
+        return train(g, sampler, 2, loader_options=flat(loader_options), **options)
 
 
 def with_policy(policy: str) -> dict[str, str]:
@@ -212,7 +213,7 @@ def test_unsuitable_datasets(tmp_path):
 
 
 def epoch_of(g, sampler, small, **options) -> list[tuple]:
-    loader = featstore.Loader(g, sampler, small.train_idx, 40, features=["x", "h"], **options)
+    loader = make_loader(g, sampler, small.train_idx, 40, features=["x", "h"], **options)
     batches = []
     for batch in loader:
         ids = batch.input_ids.numpy()
@@ -247,7 +248,7 @@ def test_frequency_counts_the_first_epoch(small):
         counts = np.zeros(small.num_nodes, np.int64)
         for batch in featstore.Loader(g, sampler, small.train_idx, 40, features=[]):
             counts[batch.input_ids.numpy()] += 1
-        loader = featstore.Loader(g, sampler, small.train_idx, 40, features=["x"], policy="frequency", feature_cache=0.1)
+        loader = make_loader(g, sampler, small.train_idx, 40, features=["x"], policy="frequency", feature_cache=0.1)
         best = np.sort(np.lexsort((np.arange(small.num_nodes), -counts))[:100])
         assert np.flatnonzero(g.features["x"].cache.map.slot_of_row >= 0).tolist() == best.tolist()
         assert loader.stats()["seconds"]["presample"] > 0
@@ -261,7 +262,7 @@ def test_cache_sizes(small):
         sampler = featstore.NeighborSampler(g, [5])
 
         def rows(**options):
-            featstore.Loader(g, sampler, small.train_idx, 40, **options).close()
+            make_loader(g, sampler, small.train_idx, 40, **options).close()
             return [g.features[name].cache.capacity for name in ("x", "h") if g.features[name].cache is not None]
 
         assert rows(features=["x", "h"], feature_cache=0.25, policy="lru") == [250, 250]
@@ -362,7 +363,7 @@ def interrupt(path: str, n: int, options: dict) -> None:
     rng = np.random.default_rng(n)
     with featstore.open(path, memory="64MiB") as g:
         for _ in range(n):
-            loader = featstore.Loader(g, featstore.NeighborSampler(g, [5]), np.arange(500), 1, labels=None, **options)
+            loader = make_loader(g, featstore.NeighborSampler(g, [5]), np.arange(500), 1, labels=None, **options)
             try:
                 signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-6, 0.03))
                 while True:
@@ -463,7 +464,7 @@ def test_an_automatic_cache_does_not_depend_on_what_was_used_before(tmp_path: Pa
                 assert g.topology.num_edges == 2 * n
                 assert len(g.node_data["y"]) == n
             sampler = featstore.NeighborSampler(g, [2, 2])
-            with featstore.Loader(g, sampler, np.arange(500), batch_size=100, policy="degree") as loader:
+            with make_loader(g, sampler, np.arange(500), batch_size=100, policy="degree") as loader:
                 cache = g.features["x"].cache
                 slots.append(0 if cache is None else cache.capacity)
                 assert sum(len(batch.seeds) for batch in loader) == 500

@@ -22,6 +22,7 @@ from featstore.pack.record import read_record, write_record
 from featstore.storage.sections import SectionFile, SectionWriter
 from featstore.testing.faults import flipped, truncated
 from tests.conftest import skewed_dataset
+from tests.loaders import make_loader
 
 FANOUTS = ["--fanouts", "4,3"]
 
@@ -34,9 +35,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         sampler = featstore.NeighborSampler(g, [3, 2], seed=1)
         with featstore.sample_offline(g, sampler, g.node_data["train_idx"], 20, 2, folder / "p", progress=False) as pack:
             options: dict[str, Any] = {"strategy": "packed", "pack": pack}
-            featstore.Loader(g, features=["x", "z"], feature_cache=0.2, superbatch=3, **options).close()
+            make_loader(g, features=["x", "z"], feature_cache=0.2, superbatch=3, **options).close()
             static = {"policy": "frequency", "feature_cache": 0.02, "device_cache": 0.02, "disk": "4.5x"}
-            featstore.Loader(g, features="x", **static, **options).close()
+            make_loader(g, features="x", **static, **options).close()
             assert pack.verify(progress=False) == {
                 "files": sum(path.is_file() and path.suffix != ".lock" for path in (folder / "p").rglob("*")),
                 "bytes": sum(path.stat().st_size for path in (folder / "p").rglob("*") if path.is_file()),
@@ -158,7 +159,7 @@ def test_the_command_line(made: Path, pack: Path, capsys: pytest.CaptureFixture[
     again["features"] = [each["name"] for each in record["features"]]
     with featstore.open(made / "g", memory="64MB") as g:
         static = {"device_cache": 0.02, "disk": "4.5x"} if record["device_rows"] else {"superbatch": 3}
-        featstore.Loader(g, strategy="packed", pack=pack, **again, **static).close()
+        make_loader(g, strategy="packed", pack=pack, **again, **static).close()
     assert layout.exists()
     assert verify(pack)["layouts"] == 2
     assert main(["verify", str(pack.parent)]) == 2  # neither a pack nor a dataset

@@ -22,6 +22,7 @@ from featstore.gather.device import check_device
 from featstore.load.epoch import EpochIterator, Position, RunningEpoch
 from featstore.load.minibatch import MiniBatch
 from featstore.load.stages import Stages
+from featstore.pack.packgraph import PackedGraph
 from featstore.sampling.batch import Sampler
 from featstore.sampling.batches import Batches, RandomBatches
 from featstore.sampling.drawn import Drawn, SampledBatches
@@ -33,7 +34,6 @@ from featstore.strategies.sizing import device_rows
 
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph
-    from featstore.pack.packgraph import PackedGraph
 
 __all__ = ["Loader"]
 
@@ -190,7 +190,7 @@ class Loader:
                 getattr(found, "close", _nothing)()
                 raise ValueError(f"strategy {name!r} runs the samples of a pack, and takes no sampler and no seeds")
             return found
-        if not hasattr(g, "num_edges"):
+        if isinstance(g, PackedGraph):
             raise ValueError(f"a PackedGraph has no sampler and no seeds: strategy {name!r} needs its dataset")
         if sampler is None or seeds is None:
             raise ValueError(f"strategy {name!r} needs a sampler and seeds")

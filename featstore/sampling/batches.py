@@ -42,9 +42,10 @@ def check_seeds(seeds: torch.Tensor | npt.NDArray[Any] | Sequence[int], num_node
         return torch.from_numpy(np.flatnonzero(given))
     if given.dtype.kind not in "iu" and len(given):
         raise TypeError(f"seeds must be integers, not {given.dtype}")
-    bad = np.flatnonzero(given < 0 if num_nodes is None else (given < 0) | (given >= num_nodes))
+    most = np.iinfo(np.int64).max if num_nodes is None else num_nodes - 1
+    bad = np.flatnonzero((given < 0) | (given > most))
     if len(bad):
-        there = "negative" if num_nodes is None else f"not a node: the graph has nodes 0 … {num_nodes - 1}"
+        there = "no node" if num_nodes is None else f"not a node: the graph has nodes 0 … {num_nodes - 1}"
         raise IndexError(f"seed {given[bad[0]]} at position {bad[0]} is {there}")
     checked = given.astype(np.int64)
     ordered = np.sort(checked)

@@ -143,7 +143,7 @@ RUN_DIR = Kind(_run_dir, _run_dir, "DIR")
 EPOCHS = Kind(_epochs, _positive_text, "N")
 PACK = Kind(_pack, str, "PACK")
 
-_WORDS = {StaticPolicy: "a static one", OnlinePolicy: "an online one", PlannedPolicy: "a planned one such as 'belady'"}
+_WORDS = {StaticPolicy: "a static policy", OnlinePolicy: "an online policy", PlannedPolicy: "a planned policy such as 'belady'"}
 
 
 def policy_of(*kinds: type[Policy]) -> Kind:
@@ -152,7 +152,8 @@ def policy_of(*kinds: type[Policy]) -> Kind:
     def check(policy: Any) -> Any:
         chosen = get_policy(policy)
         if not isinstance(chosen, kinds):
-            raise ValueError(f"{chosen.name!r} cannot be used here: it must be {' or '.join(_WORDS[each] for each in kinds)}")
+            taken = " or ".join(_WORDS[each] for each in kinds)
+            raise ValueError(f"{chosen.name!r} is none that this strategy can follow: it takes {taken}")
         return policy
 
     return Kind(check, str, "NAME")

@@ -1,0 +1,40 @@
+"""Loaders from flat options: one dictionary for the loader's and its strategy's, which tests parametrize over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import featstore
+from featstore.strategies.registry import find_strategy
+
+# What an option of a strategy is called in a flat dictionary, where tests of several strategies share it.
+ESTIMATED = ("ondemand", "superbatch", "streamed", "packed")  # by the cost model
+NAMES = {"feature_cache": "cache", "superbatch": "length"}
+OPTIONS = ("policy", "cache", "length", "disk", "run_dir", "pack", "epochs")
+
+
+def strategy_of(options: dict[str, Any]) -> featstore.Strategy:
+    """Take the options of a strategy out of ``options``, and return it; options that are None are not given."""
+    name = options.pop("strategy", "ondemand")
+    if isinstance(name, featstore.Strategy):
+        return name
+    if options.pop("overlap", None) is False:
+        name = "ginex"
+    given = {NAMES.get(option, option): options.pop(option) for option in (*OPTIONS, *NAMES) if option in options}
+    given = {option: value for option, value in given.items() if value is not None}
+    if name == "ondemand" and "policy" in given:
+        given.setdefault("cache", "auto")
+    if name == "ginex" and given.get("policy") == "belady":
+        del given["policy"]
+    return find_strategy(name)(**given)
+
+
+def make_loader(*args: Any, **options: Any) -> featstore.Loader:
+    """Make a loader; ``strategy`` is a name, or an instance that has its options."""
+    return featstore.Loader(*args, strategy=strategy_of(options), **options)
+
+
+def flat(options: dict[str, Any] | None) -> dict[str, Any]:
+    """Return loader options with the strategy that flat ones describe."""
+    rest = dict(options or {})
+    return {"strategy": strategy_of(rest), **rest}
