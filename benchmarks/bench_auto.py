@@ -71,13 +71,18 @@ class Bench:
         """Make a loader and run two epochs; give up on an epoch after ``most_s``."""
         frozen = "pack" in options
         with self.open() as g:
-            given: dict[str, Any] = {"features": "x", "labels": None, "feature_cache": share}
-            if options["strategy"] not in ("ondemand", "packed"):
-                given["run_dir"] = self.folder / "runs"
+            name = options["strategy"]
+            fields: dict[str, Any] = {"cache": share, **{key: value for key, value in options.items() if key != "strategy"}}
+            if name not in ("ondemand", "packed"):
+                fields["run_dir"] = self.folder / "runs"
+            given: dict[str, Any] = {"features": "x", "labels": None}
             if not frozen:
                 given |= {"sampler": self.sampler(g), "seeds": self.seeds, "batch_size": self.batch_size}
             begin = time.perf_counter()
-            with self.featstore.Loader(g, **given, **options) as loader:
+            from featstore.strategies.registry import find_strategy
+
+            strategy = find_strategy(name)(**fields)
+            with self.featstore.Loader(g, strategy=strategy, **given) as loader:
                 made_s = time.perf_counter() - begin
                 epochs: list[float] = []
                 cut = False

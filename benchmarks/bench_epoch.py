@@ -52,6 +52,7 @@ def child(job: dict[str, Any]) -> dict[str, Any]:
 
     after_torch = status("VmRSS")
     import featstore
+    from featstore.strategies.registry import find_strategy
 
     begin = time.perf_counter()
     with featstore.open(job["dataset"], memory=job["memory"]) as g:
@@ -59,6 +60,7 @@ def child(job: dict[str, Any]) -> dict[str, Any]:
             g.cache_neighbors(job["neighbors"])
         sampler = featstore.NeighborSampler(g, [10, 10, 10], seed=0)
         ours = job["side"] == "featstore"
+        fields = {name: job[name] for name in ("cache", "policy", "length") if job.get(name) is not None}
         loader = featstore.Loader(
             g,
             sampler,
@@ -66,10 +68,8 @@ def child(job: dict[str, Any]) -> dict[str, Any]:
             job["batch_size"],
             features=["x"] if ours else [],
             labels=None,
-            policy=job.get("policy"),
-            feature_cache=job.get("cache"),
+            strategy=find_strategy(job.get("strategy", "ondemand"))(**fields),
             prefetch=job["prefetch"],
-            **job.get("options", {}),
         )
         rows = np.load(job["features"], mmap_mode="r")
         rows._mmap.madvise(mmap.MADV_RANDOM)
@@ -208,9 +208,9 @@ def preparation(args: argparse.Namespace, report: Report, job: dict[str, Any]) -
     n = job["n_batches"]
     ondemand, job = {**job, "memory": job["ondemand"]}, {**job, "memory": min(job["memory"], SUPERBATCH_BYTES)}
     fio_before = device_iops(args, job)
-    options = {"strategy": "superbatch", "superbatch": args.superbatch, "overlap": False}
+    options = {"strategy": "ginex", "length": args.superbatch}
     ours = run_child(
-        {**job, "side": "featstore", "neighbors": 0, "policy": "belady", "cache": 0.1, "batches": 0, "options": options},
+        {**job, "side": "featstore", "neighbors": 0, "cache": 0.1, "batches": 0, **options},
         GROUP_BYTES,
     )
     fio_after = device_iops(args, job)
@@ -283,13 +283,13 @@ def hidden(args: argparse.Namespace, report: Report, job: dict[str, Any]) -> Non
     planning; run files, gather, update and the set time.
     """
     compute_s = args.compute_ms / 1000
-    job = {**job, "memory": job["roomy"], "seeds": job["seeds"] // 2, "side": "featstore", "policy": "belady", "cache": 0.1}
+    job = {**job, "memory": job["roomy"], "seeds": job["seeds"] // 2, "side": "featstore", "cache": 0.1}
     job = {**job, "batches": 0, "compute_s": compute_s}
-    options = {"strategy": "superbatch", "superbatch": max(1, args.superbatch // 4)}
+    length = max(1, args.superbatch // 4)
     values, references, stages = [], [], []
     for _ in range(args.runs):
-        alone = run_child({**job, "prefetch": 0, "options": {**options, "overlap": False}})
-        found = run_child({**job, "options": options})
+        alone = run_child({**job, "prefetch": 0, "strategy": "ginex", "length": length})
+        found = run_child({**job, "strategy": "superbatch", "length": length})
         assert found["checksum"] == alone["checksum"]
         s = alone["stages"]
         inspection = s["sample"] + s["plan"]

@@ -96,16 +96,18 @@ class Bench:
     @contextmanager
     def opened(self, **options: Any) -> Iterator[Any]:
         """A loader; its cache goes with it, the pool stays warm, as it does from epoch to epoch of a training."""
-        strategy = options["strategy"]
-        given: dict[str, Any] = {"features": "x", "labels": None, "feature_cache": SHARE}
-        if strategy != "ondemand":
-            given["disk"] = 30 << 30
-        if strategy != "packed":
+        from featstore.strategies.registry import find_strategy
+
+        name = options.pop("strategy")
+        given: dict[str, Any] = {"features": "x", "labels": None}
+        fields: dict[str, Any] = {"cache": SHARE}
+        if name != "ondemand":
+            fields["disk"] = 30 << 30
+        if name != "packed":
             given |= {"sampler": self.sampler, "seeds": self.seeds, "batch_size": self.batch_size}
-        if strategy in ("superbatch", "streamed"):
-            given |= {"run_dir": self.folder / "runs", "superbatch": self.n}
-        given |= options
-        with self.loader(self.g, **given) as loader:
+        if name in ("superbatch", "streamed"):
+            fields |= {"run_dir": self.folder / "runs", "length": self.n}
+        with self.loader(self.g, strategy=find_strategy(name)(**fields | options), **given) as loader:
             yield loader
         self.g.cache("x", 0)
 
@@ -149,10 +151,11 @@ class Bench:
         from featstore.pack.layout import Layout, find_layouts
 
         if policy not in {found.policy for found in find_layouts(self.pack)}:
-            options = {"features": "x", "labels": None, "feature_cache": SHARE}
-            if policy == "belady":
-                options["superbatch"] = self.n
-            self.loader(self.g, strategy="packed", pack=self.pack, policy=policy, **options).close()
+            length = self.n if policy == "belady" else "auto"
+            import featstore
+
+            strategy = featstore.Packed(self.pack, cache=SHARE, policy=policy, length=length)
+            self.loader(self.g, strategy=strategy, features="x", labels=None).close()
             self.g.cache("x", 0)
         options = next(found for found in find_layouts(self.pack) if found.policy == policy)
         return Layout(self.pack, options, self.g.reader)

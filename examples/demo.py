@@ -123,7 +123,7 @@ def work(kind: str, folder: Path, memory: int, epochs: int, seconds: float) -> d
         g.cache_neighbors(memory // 4)
         sampler = featstore.NeighborSampler(g, [5, 5], seed=0)
         graph: Any = g
-        options: dict[str, Any] = {"policy": "frequency"}
+        options: dict[str, Any] = {"strategy": featstore.OnDemand(cache="auto", policy="frequency")}
         if kind == "memmap":
             names = ("num_nodes", "num_edges", "node_data", "budget", "options", "pool", "reader", "topology", "neighbor_cache")
             graph = SimpleNamespace(**{name: getattr(g, name) for name in names}, features={"x": MapStore(folder / "x.npy")})

@@ -63,7 +63,7 @@ def main(argv: list[str] | None = None) -> TrainResult:
     parser.add_argument("--graph", default="linux414-calls", help="linux414-calls, cora, musae_github")
     parser.add_argument("--dataset", type=Path, help="keep the dataset here, and use it if it is there")
     add_arguments(parser)  # what `featstore train` takes
-    parser.set_defaults(memory=400_000_000, neighbor_cache=0.125, policy="degree")
+    parser.set_defaults(memory=400_000_000, neighbor_cache=0.125, cache="auto", policy="degree")
     options = parser.parse_args(argv)
     if options.dataset is not None:
         if not options.dataset.exists():
