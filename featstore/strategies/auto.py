@@ -89,7 +89,7 @@ class Auto(Strategy):
         profile = decision.profile
         try:
             chosen = self._chosen(decision, cache, pack)
-            given = replace(setup, miss_share=decision.miss_share, lends_caches=self.cache == "auto")
+            given = replace(setup, miss_share=decision.miss_share, lends_caches=self.cache == "auto", is_chosen=True)
             if profile is not None:
                 given = replace(given, batches=profile, profile_bytes=profile.n_bytes)
             return AutoRunner(chosen.run(given), decision)

@@ -55,7 +55,8 @@ class OnDemand(Strategy):
         row_bytes = sum(setup.row_bytes.values())
         if self.cache is not None:
             make_room(setup.graph, setup.features)  # this cache comes in the place of those that are there
-        if self.cache is not None or setup.refused is not None or is_tight(setup.graph, most_rows(setup), row_bytes):
+        is_unsure = self.cache is not None or is_tight(setup.graph, most_rows(setup), row_bytes)
+        if setup.refused is not None or (is_unsure and not setup.is_chosen):
             setup = ask(setup, OnDemandRunner, self.cache, get_policy(self.policy))
         return OnDemandRunner(setup, self.cache, self.policy)
 

@@ -79,6 +79,8 @@ class Setup(Sampling):
         There was no memory for the order of an epoch; ``refused_bytes`` more were asked for.
     lends_caches : bool
         Caches are on loan although their size is given: another strategy chose it.
+    is_chosen : bool
+        Another strategy has looked at the memory, and chosen this one.
     miss_share : float
         Of a batch's rows, those that the cache will lack, as far as is known.
     profile_bytes : int
@@ -99,6 +101,7 @@ class Setup(Sampling):
     refused: BudgetError | None = None
     refused_bytes: int = 0
     lends_caches: bool = False
+    is_chosen: bool = False
     miss_share: float = 1.0
     profile_bytes: int = 0
 
