@@ -175,7 +175,7 @@ def test_sizes() -> None:
         ("101%", "at most at 100"),
         ("1.5", "at most at 100"),
         ("0", "a cache of 0 rows"),
-        ("1001", "a cache of 1001 rows, where there are 1000"),
+        ("1001", "a cache of 1001 rows is larger than the 1000 rows"),
         ("5%,many", "'many': not a size.*shares .5%., rows .20000. or memory .1GiB."),
         ("5%,", "''"),
         ("x%", "'x%'"),

@@ -1,12 +1,11 @@
 """Contracts of cache policies and their registry.
 
-A policy decides, over arrays and once a batch; the cache table holds the rows. ``row`` is a row of the field, ``slot`` an index
-into the cache array. To add a policy: subclass one of the three kinds, decorate with :func:`register_policy` (or name the class
+A policy decides over arrays, once a batch. The cache table holds the rows. ``row`` is a row of the field, ``slot`` an index into
+the cache array. To add a policy: subclass one of the three kinds, decorate with :func:`register_policy` (or name the class
 in the entry-point group ``featstore.policies``), and run the kind's contract suite of ``featstore.testing`` over it.
 
 Names resolve in this order: what this process registered (built-in policies are the modules of this package, imported at the
-first look-up), then the entry point of that name, which alone is imported: a broken plug-in disturbs nobody who does not ask for
-it.
+first look-up), then the entry point of that name. Only that one is imported, so a broken plug-in disturbs no other policy.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ Int32s = npt.NDArray[np.int32]
 
 @dataclass(frozen=True)
 class PolicyContext:
-    """What a policy may know of the rows: arrays, never the graph. Providers run at first use, so an unused array costs nothing.
+    """The arrays that a policy may use: never the graph. Providers run at first use, so an unused array costs nothing.
 
     Parameters
     ----------
@@ -53,7 +52,7 @@ class PolicyContext:
     row_bytes : int
         Bytes of one row.
     in_degree_of, out_degree_of, counts_of, parts_of : callable, optional
-        Return the array; None where the context cannot know it.
+        Return the array; None if the context does not have it.
     seed : int
         Seed of randomised policies.
     """
@@ -104,30 +103,31 @@ class Policy(ABC):
 
     @property
     def name(self) -> str:
-        """The name it is registered under, or the name of its class: what messages call it."""
+        """The registered name, or the name of the class; messages use it."""
         return str(type(self).__dict__.get("_registered") or type(self).__qualname__)
 
 
 class StaticPolicy(Policy):
-    """Rows are chosen once, by score; the cache does not change afterwards."""
+    """Policy that chooses rows once, by score; the cache does not change afterwards."""
 
     score_bytes: ClassVar[int] = 8
     """Bytes a row that :meth:`scores` allocates, counted in the budget meanwhile; 0 where it returns an array of the context."""
 
     @abstractmethod
     def scores(self, context: PolicyContext) -> npt.NDArray[Any]:
-        """Return one score a row, shape (n,), integer or floating, no NaN; the highest stay (of equals the lowest row).
+        """Return one score a row, shape (n,), integer or floating, no NaN. The highest stay; among equals the lower row wins.
 
-        The context's arrays are the dataset's own: they may be returned, but not written to.
+        The context's arrays belong to the dataset: they may be returned, but not written to.
         """
 
 
 class OnlinePolicy(Policy):
-    """Rows come and go as batches arrive; one call of each hook a batch, in the order hit, victims, insert.
+    """Policy that admits and evicts rows as batches arrive: one call of each hook a batch, in the order hit, victims, insert.
 
-    Slots are numbered ``0 … capacity-1``; the table fills free slots first and asks for victims only when none are left. A hook
-    without work (no hits, no victims, nothing to insert) is not called. Hooks run under the cache's lock, one at a time; arrays
-    handed in are valid for the call only and may not be written to.
+    Slots are numbered ``0 … capacity-1``. The table fills free slots first, and asks for as many victims as slots are lacking. A
+    hook without work (no hits, no victims, nothing to insert) is not called. If the cache shrinks, it asks for all rows in the
+    order of eviction, then calls :meth:`start` and :meth:`insert`. Hooks run under the cache's lock, one at a time. The arrays
+    given to them are valid during the call only, and may not be written to.
     """
 
     slot_bytes: ClassVar[int] = 0
@@ -135,7 +135,7 @@ class OnlinePolicy(Policy):
 
     @property
     def nbytes(self) -> int:
-        """Bytes held now; proportional to ``capacity``, whatever the number of rows. Asked for after :meth:`start`."""
+        """Bytes held now: proportional to ``capacity``, whatever the number of rows. Read after :meth:`start`."""
         return 0
 
     @abstractmethod
@@ -202,7 +202,7 @@ def register_policy(name: str) -> Callable[[PolicyType], PolicyType]:
 
     def decorate(cls: PolicyType) -> PolicyType:
         if not (isinstance(cls, type) and issubclass(cls, Policy)):
-            raise TypeError(f"{cls!r} is not a subclass of StaticPolicy or OnlinePolicy")
+            raise TypeError(f"{cls!r} is not a subclass of StaticPolicy, OnlinePolicy or PlannedPolicy")
         if not cls.__module__.startswith("featstore.cache."):
             _load_builtins()  # so that a clash with a built-in name shows here, where it is made
         with _lock:
@@ -253,7 +253,7 @@ def _load_entry_point(name: str) -> type[Policy]:
     except Exception as error:
         raise PluginError(f"{where} cannot be loaded: {type(error).__name__}: {error}") from error
     if not (isinstance(cls, type) and issubclass(cls, Policy)):
-        raise PluginError(f"{where} is not a subclass of StaticPolicy or OnlinePolicy, but {cls!r}")
+        raise PluginError(f"{where} is not a subclass of StaticPolicy, OnlinePolicy or PlannedPolicy, but {cls!r}")
     with _lock:
         if _policies.get(name) is not cls:  # loading it may have run its own @register_policy
             if name in _policies:
@@ -268,13 +268,13 @@ def get_policy(policy: str | Policy | type[Policy]) -> Policy:
     Parameters
     ----------
     policy : str, Policy, or subclass of Policy
-        A name: a registered one, or that of an entry point of the group ``featstore.policies``, loaded now. A class: instantiated
-        without arguments. An instance: returned as it is; it may serve one cache only.
+        A registered name, or the name of an entry point of the group ``featstore.policies``, which is loaded. A class is
+        instantiated without arguments. An instance is returned as it is; it may serve one cache only.
 
     Raises
     ------
     ValueError
-        No policy has that name; lists all that have one.
+        No policy has that name; the message lists the names.
     TypeError
         Neither a name, a policy nor a policy class.
     PluginError

@@ -67,7 +67,7 @@ def read_record(path: str, kind: str, directory: OpenDirectory | None = None) ->
     except (ValueError, IndexError) as error:
         if isinstance(error, CorruptionError):
             raise
-        raise CorruptionError(f"the record is no JSON object: {error}", path) from None
+        raise CorruptionError(f"the record is not a JSON object: {error}", path) from None
     finally:
         file.close()
     if record.get("format") != PACK_VERSION:
@@ -88,16 +88,16 @@ class Pack:
     ----------
     path : str
     record : dict
-        What it was made with: ``num_nodes``, ``epochs``, ``batches`` (of an epoch), ``batch_size``, ``drop_last``,
-        ``seed``, ``fanouts`` (None where the sampler does not say), ``made_of``; ``node_data``, the files of node data that it
-        carried when it was opened.
+        The options that it was made with: ``num_nodes``, ``epochs``, ``batches`` (of an epoch), ``batch_size``, ``drop_last``,
+        ``seed``, ``fanouts`` (None if the sampler has no such attribute), ``made_of``. Also ``node_data``, the files of node data
+        that it carried when it was opened.
 
     Raises
     ------
     FileNotFoundError
-        No pack there.
+        No pack is there.
     CorruptionError, FormatError, VersionError
-        Damaged; no pack; of a newer release.
+        The pack is damaged; the directory is not a pack; a newer release made it.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -110,7 +110,7 @@ class Pack:
 
     def _open(self, directory: OpenDirectory) -> tuple[dict[str, Any], SectionFile]:
         if not directory.has(RECORD):
-            raise FormatError(f"{self.path} is no pack: it has no record; featstore.sample_offline makes packs")
+            raise FormatError(f"{self.path} is not a pack: it has no record; featstore.sample_offline makes packs")
         record = read_record(self.file(RECORD), "pack", directory)
         file = SectionFile(self.file(SAMPLES), "samples", directory=directory)
         if file.file_id != record["samples"]:
@@ -251,9 +251,9 @@ def sample_offline(
     ----------
     g : OutOfCoreGraph
     sampler : Sampler, callable, or iterable
-        :class:`~featstore.NeighborSampler` or anything with its ``sample(seeds, epoch, index)``; a callable, given each batch's
-        seeds; or an iterable (a PyG or DGL loader) that is run through once an epoch and has seeds of its own. Each may return
-        any form of ``(input_ids, blocks)``: see :mod:`featstore.sampling.foreign`.
+        :class:`~featstore.NeighborSampler` or another object with its ``sample(seeds, epoch, index)``; a callable, which is given
+        each batch's seeds; or an iterable with seeds of its own (a PyG or DGL loader), which is iterated once an epoch. Each may
+        return any form of ``(input_ids, blocks)``: see :mod:`featstore.sampling.foreign`.
     seeds : integer array or tensor, shape (n,), or boolean mask, shape (num_nodes,)
         Distinct nodes. None with an iterable only.
     batch_size : int
@@ -262,13 +262,13 @@ def sample_offline(
     path : path-like, optional
         The pack's directory; ``<dataset>.pack`` beside the dataset by default.
     shuffle, seed, drop_last
-        As for :class:`~featstore.Loader`: with the same options its batches are these.
+        As for :class:`~featstore.Loader`. A loader with the same options has the same batches.
     overwrite : bool
-        Replace a pack that is there, when the new one is whole.
+        Replace a pack at ``path``, when the new one is complete.
     disk : int or str, optional
         Most bytes that the samples may take, or a multiple of all features (``"0.5x"``); layouts have a ``disk`` of their own.
     threads : int, optional
-        Batches sampled at once, with a ``sample`` method; others are asked for one batch at a time.
+        Batches sampled at once by a ``sample`` method. Callables and iterables make one batch at a time.
     progress : bool
         Show a progress bar where stderr is a terminal.
 
@@ -281,7 +281,7 @@ def sample_offline(
     FileExistsError
         Something is at ``path``.
     CommittedError
-        The pack is complete and in place, and a later step failed: opening it, or making its name durable.
+        The pack is complete and in place, but a later step failed: opening it, or making its name durable.
     OSError
         The disk, or ``disk``, is full (ENOSPC). Nothing is left, and what was at ``path`` is as it was.
     PluginError
@@ -291,7 +291,7 @@ def sample_offline(
 
     Notes
     -----
-    Holds about ``threads`` batches. When this returns the pack is durable; what a killed call left is removed by the next.
+    Holds about ``threads`` batches. When this returns, the pack is durable. The next call removes what a killed one left.
 
     References
     ----------
