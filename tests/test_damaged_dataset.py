@@ -34,10 +34,10 @@ __all__ = ["copy", "quick"]  # fixtures
 def test_nothing_there(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         featstore.open(tmp_path / "absent")
-    with pytest.raises(FormatError, match="no dataset: it has no catalog"):
+    with pytest.raises(FormatError, match="is not a dataset: it has no catalog"):
         featstore.open(tmp_path)
     (tmp_path / "file").touch()
-    with pytest.raises(FormatError, match="no dataset: it is not a directory"):
+    with pytest.raises(FormatError, match="is not a dataset: it is not a directory"):
         featstore.open(tmp_path / "file")
     (tmp_path / "catalog.lmdb").mkdir()  # a dataset that lost its catalog
     with pytest.raises(FileNotFoundError, match=r"data\.mdb"):

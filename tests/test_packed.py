@@ -246,7 +246,7 @@ def test_arguments(dataset: Path, pack: Path) -> None:
                 featstore.Loader(g, **options)
         with pytest.raises(FileNotFoundError):
             featstore.Loader(g, strategy="packed", pack=pack.parent / "none")
-        with pytest.raises(featstore.FormatError, match="no pack"):
+        with pytest.raises(featstore.FormatError, match="is not a pack"):
             featstore.Loader(g, strategy="packed", pack=dataset)
 
 

@@ -207,8 +207,8 @@ class Kept(Opened):
         counts, parts, seed
             As for :meth:`cache`.
         save : bool
-            Also store the cache in the dataset, unless it holds the whole adjacency. A later call with the same budget, policy and
-            seed (and no ``counts`` or ``parts``) loads it instead of making it anew.
+            Also store the cache in the dataset, unless it holds the whole adjacency. A later call with the same budget, policy
+            and seed (and no ``counts`` or ``parts``) loads it instead of making it anew.
 
         Raises
         ------

@@ -157,7 +157,7 @@ def parse_sizes(text: str, n: int, row_bytes: int) -> list[int]:
                 rows.append(max(1, round(share * n)))
             elif part.isdigit():
                 if not 1 <= int(part) <= n:
-                    raise ValueError(f"a cache of {part} rows is larger than the {n} rows of the feature")
+                    raise ValueError(f"a cache of {part} rows is out of range: sizes are from 1 to {n} rows")
                 rows.append(int(part))
             else:
                 rows.append(FeatureCache.capacity_for(parse_size(part), row_bytes, n, None))

@@ -170,8 +170,8 @@ class NeighborSampler:
     (:mod:`featstore.sampling.rng`). It does not depend on caches, threads or the order of batches.
 
     Thread-safe; any number of threads may sample at once. Each has scratch memory for a number of nodes, 56 to 88 bytes a node
-    (less on a small graph). The number doubles until the largest batch fits. Scratch is counted in the graph's budget and kept for
-    the next batch. Releases the GIL. Lists that are not in memory cost one batch of asynchronous reads a hop.
+    (less on a small graph). The number doubles until the largest batch fits. Scratch counts in the graph's budget and is kept
+    for the next batch. Releases the GIL. Lists that are not in memory cost one batch of asynchronous reads a hop.
 
     Examples
     --------
