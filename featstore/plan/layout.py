@@ -50,7 +50,7 @@ __all__ = [
 ]
 
 Int64s = npt.NDArray[np.int64]
-_ANOTHER = "the record is of another layout, or of another pack"
+_ANOTHER = "this is the record of another layout, or of another pack"
 PREFIX, PARTIAL = "layout-", ".partial"
 DEVICE_FILL_BYTES = 4 << 20  # of one read of what the device holds, which passes through host memory
 
