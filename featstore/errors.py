@@ -1,4 +1,4 @@
-"""Every exception of the library; each is also an instance of its builtin kin.
+"""The exceptions of the library; each is also an instance of a built-in one.
 
 Faults of the operating system are not wrapped: they stay :class:`OSError` with ``errno`` and ``filename``.
 """
@@ -26,7 +26,7 @@ __all__ = [
 
 
 class FeatstoreError(Exception):
-    """Base of every error that the library names."""
+    """Base of the library's own exceptions."""
 
 
 class CorruptionError(FeatstoreError, OSError):
@@ -35,7 +35,7 @@ class CorruptionError(FeatstoreError, OSError):
     Parameters
     ----------
     message : str
-        What was found.
+        Description of the damage.
     path : path-like
         The damaged file; also ``filename``.
     offset : int, optional
@@ -60,16 +60,16 @@ class CorruptionError(FeatstoreError, OSError):
 
 
 class CommittedError(FeatstoreError, OSError):
-    """What was asked for is done and in place; a later step failed, such as opening what was made. Nothing need be made again.
+    """The result is complete and in place, but a later step failed, such as opening it. Nothing need be made again.
 
     Parameters
     ----------
     message : str
-        What is in place, and which step failed.
+        The result that is in place, and the step that failed.
     path : path-like
-        What is in place: a dataset, a pack or a layout.
+        The result: a dataset, a pack or a layout.
     error : OSError
-        Why the step failed. This error has its ``errno`` and ``filename``.
+        The failure of the step. This error has its ``errno`` and ``filename``.
     """
 
     def __init__(self, message: str, path: str | os.PathLike[str], error: OSError) -> None:
@@ -84,7 +84,7 @@ class CommittedError(FeatstoreError, OSError):
 
 
 class FormatError(FeatstoreError, ValueError):
-    """A file is not in the library's format, or its header claims what cannot be."""
+    """A file is not in the library's format, or its header is impossible."""
 
 
 class VersionError(FormatError):
@@ -92,7 +92,7 @@ class VersionError(FormatError):
 
 
 class StaleError(FormatError):
-    """A file was made from other data than those it is to be used with."""
+    """A file was made from other data than those it is used with."""
 
 
 class ClosedError(FeatstoreError, ValueError):
@@ -100,7 +100,7 @@ class ClosedError(FeatstoreError, ValueError):
 
 
 class BusyError(FeatstoreError, BlockingIOError):
-    """Another process or handle holds the lock that this operation needs."""
+    """Another process, handle or epoch holds the lock or the cache that this operation needs."""
 
     def __init__(self, message: str, path: str | os.PathLike[str] | None = None) -> None:
         super().__init__(errno.EWOULDBLOCK, message, None if path is None else os.fspath(path))
@@ -111,7 +111,7 @@ class BusyError(FeatstoreError, BlockingIOError):
 
 
 class PluginError(FeatstoreError, RuntimeError):
-    """A policy or other plug-in raised, or returned what its contract forbids."""
+    """A policy, sampler or other plug-in raised, or returned what its contract forbids."""
 
 
 class OptionError(FeatstoreError, ValueError):
@@ -135,11 +135,11 @@ class OptionError(FeatstoreError, ValueError):
 
 
 class MissingExtraError(FeatstoreError, ImportError):
-    """What was asked for needs an optional package that is not installed; says how to install it."""
+    """An optional package is not installed; the message says how to install it."""
 
 
 class BudgetError(FeatstoreError, MemoryError):
-    """The stated memory budget does not suffice; ``needed`` is the least that does, in bytes."""
+    """The memory budget does not suffice; ``needed`` is the least that does, in bytes, or None where that is unknown."""
 
     def __init__(self, message: str, needed: int | None = None) -> None:
         super().__init__(message)

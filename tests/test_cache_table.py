@@ -449,7 +449,7 @@ def test_over_budget_nothing_is_kept() -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     for capacity, row_bytes, n in [(-1, 4, 4), (1, 0, 4), (1, 4, -1)]:
-        with pytest.raises(ValueError, match="cannot be"):
+        with pytest.raises(ValueError, match="a cache cannot have"):
             FeatureCache(capacity, row_bytes, n, None)
     with pytest.raises(ValueError, match="at most"):
         FeatureCache(2**31, 1, 2**31, None)

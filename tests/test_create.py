@@ -173,7 +173,7 @@ def test_small_blocks_split_any_source_alike(tmp_path: Path) -> None:
         (np.array([{}, {}, {}]), TypeError, "object cannot be stored"),
         (torch.zeros(3, 2, dtype=torch.complex64), TypeError, "complex64 cannot be stored"),
         (torch.eye(3).to_sparse(), TypeError, "dense tensor"),
-        (np.zeros((3, 0)), ValueError, "rows of no bytes"),
+        (np.zeros((3, 0)), ValueError, "rows without bytes"),
         (np.zeros(()), ValueError, "at least one dimension"),
         (np.zeros((2, 2)), ValueError, "2 rows, but the graph has 3 nodes"),
         (((3, 2), "float32", [np.zeros((2, 2), np.float32)]), ValueError, "2 rows instead of the 3"),
@@ -257,7 +257,7 @@ def test_hostile_npy_files(tmp_path: Path, data: bytes, error: type[Exception]) 
 
 def test_npy_of_pickles_is_never_loaded(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.array([{"a": 1}], object), allow_pickle=True)
-    with pytest.raises(FormatError, match="no array of numbers"):
+    with pytest.raises(FormatError, match="does not describe an array of numbers"):
         open_source("x", tmp_path / "x.npy")
 
 
@@ -330,7 +330,7 @@ def test_lists_that_are_sorted_already_take_the_short_way_to_the_same(tmp_path: 
         ([0, 2**62, 3], [0, 0, 0], r"indptr\[1\] is 4611686018427387904"),
         ([0, 1], [0, 0], "ends with 1, but there are 2"),
         ([0], [0], "ends with 0, but there are 1"),
-        ([0, 1, 2], [1, 2], r"indices\[1\] is 2, which is no node"),
+        ([0, 1, 2], [1, 2], r"indices\[1\] is 2, which is not a node"),
         ([0, 1, 2], [-1, 0], r"indices\[0\] is -1"),
         (np.array([0, 2**63 + 5], np.uint64), [0], r"indptr\[1\]"),
         ([0, 1], np.array([2**64 - 1], np.uint64), r"indices\[0\] is -1"),

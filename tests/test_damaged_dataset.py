@@ -34,10 +34,10 @@ __all__ = ["copy", "quick"]  # fixtures
 def test_nothing_there(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         featstore.open(tmp_path / "absent")
-    with pytest.raises(FormatError, match="no dataset: it has no catalog"):
+    with pytest.raises(FormatError, match="is not a dataset: it has no catalog"):
         featstore.open(tmp_path)
     (tmp_path / "file").touch()
-    with pytest.raises(FormatError, match="no dataset: it is not a directory"):
+    with pytest.raises(FormatError, match="is not a dataset: it is not a directory"):
         featstore.open(tmp_path / "file")
     (tmp_path / "catalog.lmdb").mkdir()  # a dataset that lost its catalog
     with pytest.raises(FileNotFoundError, match=r"data\.mdb"):
@@ -182,8 +182,8 @@ def replace_column(root: Path, name: str, values: np.ndarray, dtype: str) -> Non
         ("indptr", lambda v, i: v.__setitem__(-1, v[-2]), "indptr ends with"),
         ("indptr", lambda v, i: v.__setitem__(i, -5), r"is -5 after"),
         ("indptr", lambda v, i: v.__setitem__(i, v[-1]), "is .* after"),
-        ("indices", lambda v, i: v.__setitem__(i, 1000), "is 1000, which is no node"),
-        ("indices", lambda v, i: v.__setitem__(i, -1), "is -1, which is no node"),
+        ("indices", lambda v, i: v.__setitem__(i, 1000), "is 1000, which is not a node"),
+        ("indices", lambda v, i: v.__setitem__(i, -1), "is -1, which is not a node"),
         ("indices", lambda v, i: v.__setitem__(slice(None), v[::-1].copy()), "is not sorted"),
         ("out_degree", lambda v, i: v.__setitem__(i, v[i] + 1), r"out_degree\[500\] is"),
     ],

@@ -62,7 +62,7 @@ def test_what_is_no_device(small: SimpleNamespace) -> None:
     assert check_device("cpu") == torch.device("cpu")
     assert check_device("meta") == torch.device("meta")
     with featstore.open(small.path, memory="64MB") as g:
-        with pytest.raises(ValueError, match="device='gpu' is no device"):
+        with pytest.raises(ValueError, match="device='gpu' is not a device"):
             loader(g, "gpu")
         with pytest.raises(RuntimeError, match=r"device='mps' is not available.*use device='cpu'"):
             loader(g, "mps")

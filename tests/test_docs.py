@@ -1,18 +1,27 @@
-"""Every Python block of README.md and docs/ runs, page by page, in an empty folder; so does every `featstore …` command."""
+"""Every Python block and every `featstore …` command of README.md and docs/ runs, page by page, each in a folder of its own.
+
+The folder is empty, but for the guide's pages: theirs holds what the block of docs/guide/README.md makes.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+GUIDE = ROOT / "docs" / "guide"
+SETUP = GUIDE / "README.md"
+LINKED = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "examples").rglob("README.md"))]
+MOST_LINES = 200  # of a page of the guide
 FENCE = re.compile(r"^(\s*)```(\w*)\s*$")
 PROMPT = "$ featstore "
 PRELUDE = (
@@ -41,15 +50,18 @@ def script_of(text: str) -> tuple[str, int]:
     return "\n".join(lines), sum(bool(line.strip()) for line in lines)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_page_runs(page: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def named(pages: Sequence[Path]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("page", pages, ids=lambda path: path.relative_to(ROOT).as_posix())
+
+
+def run_page(page: Path, folder: Path, programs: Path) -> None:
+    """Run a page in ``folder``; ``programs`` is an empty one, for the command."""
     script, n_lines = script_of(page.read_text())
     if not n_lines:
         return
     assert script.startswith("\n"), "a page starts with its title"
-    (tmp_path / "page.py").write_text(PRELUDE + script)
+    (folder / "page.py").write_text(PRELUDE + script)
     # The command as an installation would make it, on the tree's package.
-    programs = tmp_path_factory.mktemp("bin")
     (programs / "featstore").write_text(
         f"#!{sys.executable}\nimport sys\nfrom featstore.cli.main import main\nsys.exit(main())\n"
     )
@@ -57,16 +69,79 @@ def test_page_runs(page: Path, tmp_path: Path, tmp_path_factory: pytest.TempPath
     path = os.pathsep.join([str(programs), os.environ.get("PATH", "")])
     env = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"}
     done = subprocess.run(
-        [sys.executable, "page.py"], cwd=tmp_path, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        [sys.executable, "page.py"], cwd=folder, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, f"{page.name} (line numbers are the page's):\n{done.stdout}\n{done.stderr}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+@pytest.fixture(scope="session")
+def guide_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder in which the pages of the guide begin, with their graph; it must not be changed."""
+    folder = tmp_path_factory.mktemp("guide")
+    run_page(SETUP, folder, tmp_path_factory.mktemp("bin"))
+    return folder
+
+
+@named(PAGES)
+def test_page_runs(page: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> None:
+    if page.parent == GUIDE and page != SETUP:
+        shutil.copytree(request.getfixturevalue("guide_folder"), tmp_path, dirs_exist_ok=True)
+    run_page(page, tmp_path, tmp_path_factory.mktemp("bin"))
+
+
+def test_pages_of_the_guide_are_short_and_listed() -> None:
+    pages = sorted(GUIDE.glob("*.md"))
+    assert len(pages) > 10
+    assert not [page.name for page in pages if len(page.read_text().splitlines()) > MOST_LINES]
+    listed = re.findall(r"^\| \[[^\]]+\]\(([\w-]+\.md)\) \| [^|]+\? \|$", SETUP.read_text(), re.MULTILINE)
+    assert sorted(listed) == [page.name for page in pages if page != SETUP]
+
+
+def prose_of(text: str) -> str:
+    """Return a page without its code."""
+    lines, is_code = [], False
+    for line in text.splitlines():
+        if FENCE.match(line):
+            is_code = not is_code
+        elif not is_code:
+            lines.append(re.sub(r"`[^`]*`", lambda found: found[0].replace("[", "(").replace("]", ")"), line))
+    return "\n".join(lines)
+
+
+def anchors_of(text: str) -> set[str]:
+    """Return the anchors that GitHub gives a page's headings."""
+    found: set[str] = set()
+    for title in re.findall(r"^#+ +(.*?) *$", prose_of(text), re.MULTILINE):
+        shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title)
+        anchor = re.sub(r"[^\w\- ]", "", shown.lower()).replace(" ", "-")
+        found.add(next(each for k in range(1000) if (each := f"{anchor}-{k}" if k else anchor) not in found))
+    return found
+
+
+def broken_links(page: Path) -> list[str]:
+    """Return a page's relative links whose file or heading does not exist."""
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose_of(page.read_text())):
+        target, _, anchor = link.partition("#")
+        path = page.parent / target if target else page
+        if re.match(r"[a-z]+:", link):
+            continue
+        if not path.exists() or (anchor and (path.suffix != ".md" or anchor not in anchors_of(path.read_text()))):
+            broken.append(link)
+    return broken
+
+
+@named(LINKED)
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
-        if not re.match(r"[a-z]+://", target):
-            assert (page.parent / target).exists(), target
+    assert not broken_links(page)
+
+
+def test_control_broken_links_are_found(tmp_path: Path) -> None:
+    good = "[a](other.md#some-title-2) [b](#a-page) [c](https://x.org/#y) ![d](other.md) [`x[i]`](other.md#xi-and-y)"
+    bad = "[e](no.md) [f](other.md#none) [g](#none)"
+    (tmp_path / "other.md").write_text("# `x[i]`, and y\n\n## Some *title*: 2\n\n```console\n# none\n```\n")
+    (tmp_path / "page.md").write_text(f"# A page\n\n{good}\n{bad}\n\n```text\n[h](nowhere.md)\n```\n")
+    assert broken_links(tmp_path / "page.md") == ["no.md", "other.md#none", "#none"]
 
 
 def test_make_targets_named_in_the_docs_exist() -> None:
@@ -99,4 +174,4 @@ def test_control_a_wrong_block_fails(tmp_path: Path, tmp_path_factory: pytest.Te
     page = tmp_path / "page.md"
     page.write_text("# Title\n\n```python\nassert 1 == 2, 'line four'\n```\n\n```text\nnot python\n```\n")
     with pytest.raises(AssertionError, match=r"line 4(?s:.*)line four"):
-        test_page_runs(page, tmp_path, tmp_path_factory)
+        run_page(page, tmp_path, tmp_path_factory.mktemp("bin"))

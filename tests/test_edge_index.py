@@ -181,11 +181,11 @@ def test_fields_come_along(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("edges", "n", "error", "match"),
     [
-        ([[0, 1], [1, 2]], 2, IndexError, r"edge_index\[1, 1\] is 2, which is no node: ids are 0 … 1"),
+        ([[0, 1], [1, 2]], 2, IndexError, r"edge_index\[1, 1\] is 2, which is not a node: ids are 0 … 1"),
         ([[0, -1], [1, 1]], 2, IndexError, r"edge_index\[0, 1\] is -1"),
         (np.array([[0, 2**64 - 1], [0, 0]], np.uint64), 2, IndexError, r"edge_index\[0, 1\] is 18446744073709551615"),
         (iter([np.zeros((2, 3), np.int64), np.array([[0], [9]])]), 2, IndexError, r"edge_index\[1, 3\] is 9"),
-        ([[0], [0]], 0, IndexError, "no node"),
+        ([[0], [0]], 0, IndexError, "is not a node"),
         ([[0.5], [0.0]], 2, TypeError, "must hold integers"),
         (torch.zeros(2, 2), 2, TypeError, "must hold integers"),
         (np.zeros((2, 2), bool), 2, TypeError, "must hold integers"),

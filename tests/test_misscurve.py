@@ -172,10 +172,10 @@ def test_sizes() -> None:
     assert parse_sizes("1TiB", 1000, 64) == [1000]
     for text, message in [
         ("0%", "above 0"),
-        ("101%", "at most at 100"),
-        ("1.5", "at most at 100"),
+        ("101%", "at most 100"),
+        ("1.5", "at most 100"),
         ("0", "a cache of 0 rows"),
-        ("1001", "a cache of 1001 rows, where there are 1000"),
+        ("1001", "a cache of 1001 rows is out of range: sizes are from 1 to 1000 rows"),
         ("5%,many", "'many': not a size.*shares .5%., rows .20000. or memory .1GiB."),
         ("5%,", "''"),
         ("x%", "'x%'"),

@@ -247,7 +247,7 @@ def test_arguments(dataset: Path, pack: Path) -> None:
                 make_loader(g, **options)
         with pytest.raises(FileNotFoundError):
             make_loader(g, strategy="packed", pack=pack.parent / "none")
-        with pytest.raises(featstore.FormatError, match="no pack"):
+        with pytest.raises(featstore.FormatError, match="is not a pack"):
             make_loader(g, strategy="packed", pack=dataset)
 
 

@@ -132,7 +132,7 @@ def test_a_device_cache_in_training(data: Path, tmp_path: Path, capsys: pytest.C
     assert "--device-cache goes with --pack" in fails(capsys, "train", data, "--device-cache", "0.1")
     with pytest.raises(SystemExit):
         main(["train", str(data), "--device", "abacus"])
-    assert "device='abacus' is no device" in capsys.readouterr().err
+    assert "device='abacus' is not a device" in capsys.readouterr().err
 
 
 def test_packing_for_a_device(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

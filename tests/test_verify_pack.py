@@ -117,7 +117,7 @@ def test_a_missing_file_is_named(pack: Path, capsys: pytest.CaptureFixture[str])
         said = capsys.readouterr().err
         assert said.count("\n") == 1
         if path.name == "pack":
-            assert f"{pack} is no pack: it has no record" in said
+            assert f"{pack} is not a pack: it has no record" in said
         else:
             assert f"{path}: no such file or directory; " in said
             assert "remove this file" not in said

@@ -1,7 +1,7 @@
 """Contracts of cache policies and their registry.
 
-A policy decides, over arrays and once a batch; the cache table holds the rows. ``row`` is a row of the field, ``slot`` an index
-into the cache array. To add a policy: subclass one of the three kinds, decorate with :func:`register_policy` (or name the class
+A policy decides over arrays, once a batch. The cache table holds the rows. ``row`` is a row of the field, ``slot`` an index into
+the cache array. To add a policy: subclass one of the three kinds, decorate with :func:`register_policy` (or name the class
 in the entry-point group ``featstore.policies``), and run the kind's contract suite of ``featstore.testing`` over it.
 """
 
@@ -35,7 +35,7 @@ Int32s = npt.NDArray[np.int32]
 
 @dataclass(frozen=True)
 class PolicyContext:
-    """What a policy may know of the rows: arrays, never the graph. Providers run at first use, so an unused array costs nothing.
+    """The arrays that a policy may use: never the graph. Providers run at first use, so an unused array costs nothing.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ class PolicyContext:
     row_bytes : int
         Bytes of one row.
     in_degree_of, out_degree_of, counts_of, parts_of : callable, optional
-        Return the array; None where the context cannot know it.
+        Return the array; None if the context does not have it.
     seed : int
         Seed of randomised policies.
     """
@@ -95,30 +95,31 @@ class Policy(ABC):
 
     @property
     def name(self) -> str:
-        """The name it is registered under, or the name of its class: what messages call it."""
+        """The registered name, or the name of the class; messages use it."""
         return str(type(self).__dict__.get("_registered") or type(self).__qualname__)
 
 
 class StaticPolicy(Policy):
-    """Rows are chosen once, by score; the cache does not change afterwards."""
+    """Policy that chooses rows once, by score; the cache does not change afterwards."""
 
     score_bytes: ClassVar[int] = 8
     """Bytes a row that :meth:`scores` allocates, counted in the budget meanwhile; 0 where it returns an array of the context."""
 
     @abstractmethod
     def scores(self, context: PolicyContext) -> npt.NDArray[Any]:
-        """Return one score a row, shape (n,), integer or floating, no NaN; the highest stay (of equals the lowest row).
+        """Return one score a row, shape (n,), integer or floating, no NaN. The highest stay; among equals the lower row wins.
 
-        The context's arrays are the dataset's own: they may be returned, but not written to.
+        The context's arrays belong to the dataset: they may be returned, but not written to.
         """
 
 
 class OnlinePolicy(Policy):
-    """Rows come and go as batches arrive; one call of each hook a batch, in the order hit, victims, insert.
+    """Policy that admits and evicts rows as batches arrive: one call of each hook a batch, in the order hit, victims, insert.
 
-    Slots are numbered ``0 … capacity-1``; the table fills free slots first and asks for victims only when none are left. A hook
-    without work (no hits, no victims, nothing to insert) is not called. Hooks run under the cache's lock, one at a time; arrays
-    handed in are valid for the call only and may not be written to.
+    Slots are numbered ``0 … capacity-1``. The table fills free slots first, and asks for as many victims as slots are lacking. A
+    hook without work (no hits, no victims, nothing to insert) is not called. If the cache shrinks, it asks for all rows in the
+    order of eviction, then calls :meth:`start` and :meth:`insert`. Hooks run under the cache's lock, one at a time. The arrays
+    given to them are valid during the call only, and may not be written to.
     """
 
     slot_bytes: ClassVar[int] = 0
@@ -126,7 +127,7 @@ class OnlinePolicy(Policy):
 
     @property
     def nbytes(self) -> int:
-        """Bytes held now; proportional to ``capacity``, whatever the number of rows. Asked for after :meth:`start`."""
+        """Bytes held now: proportional to ``capacity``, whatever the number of rows. Read after :meth:`start`."""
         return 0
 
     @abstractmethod
@@ -151,7 +152,7 @@ class OnlinePolicy(Policy):
 
 PolicyType = TypeVar("PolicyType", bound=type[Policy])
 
-POLICIES = Registry("policy", Policy, "featstore.cache", "policies", "StaticPolicy or OnlinePolicy")
+POLICIES = Registry("policy", Policy, "featstore.cache", "policies", "StaticPolicy, OnlinePolicy or PlannedPolicy")
 
 
 def register_policy(name: str) -> Callable[[PolicyType], PolicyType]:
@@ -186,13 +187,13 @@ def get_policy(policy: str | Policy | type[Policy]) -> Policy:
     Parameters
     ----------
     policy : str, Policy, or subclass of Policy
-        A name: a registered one, or that of an entry point of the group ``featstore.policies``, loaded now. A class: instantiated
-        without arguments. An instance: returned as it is; it may serve one cache only.
+        A registered name, or the name of an entry point of the group ``featstore.policies``, which is loaded. A class is
+        instantiated without arguments. An instance is returned as it is; it may serve one cache only.
 
     Raises
     ------
     ValueError
-        No policy has that name; lists all that have one.
+        No policy has that name; the message lists the names.
     TypeError
         Neither a name, a policy nor a policy class.
     PluginError

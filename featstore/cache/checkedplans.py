@@ -78,7 +78,7 @@ class CheckedPolicy:
         with self._guard("nbytes"):
             n_bytes: int = operator.index(self._policy.nbytes)
         if n_bytes < 0:
-            raise PluginError(f"{self.label}: nbytes is {n_bytes}, which is no number of bytes")
+            raise PluginError(f"{self.label}: nbytes must be a number of bytes, not {n_bytes}")
         return n_bytes
 
     def keep_memory(self, keep: bool) -> None:
@@ -137,7 +137,7 @@ class CheckedPolicy:
                     raise PluginError(f"{self.label}: plan ended after {number} of {window.n_planned} batches")
                 yield self._checked(planned, number, lent, f"{self.label}: batch {first + number}")
             if self._next(batches, lent) is not _END:
-                raise PluginError(f"{self.label}: plan yields more than the {window.n_planned} batches of its window")
+                raise PluginError(f"{self.label}: plan yielded more than the {window.n_planned} batches of its window")
             is_over = True
         finally:
             if not is_over:
@@ -150,11 +150,11 @@ class CheckedPolicy:
     def _checked(self, planned: Any, number: int, lent: _Lent, where: str) -> PlannedBatch:
         """Return a plan in arrays of its own, and carry out its changes of the table."""
         if not isinstance(planned, PlannedBatch):
-            raise PluginError(f"{where}: plan yields a {type(planned).__name__} where a PlannedBatch belongs")
+            raise PluginError(f"{where}: plan must yield a PlannedBatch, not a {type(planned).__name__}")
         with self._guard("reading the changes", where=where):
             changes: Any = planned.changes
         if not isinstance(changes, Changeset):
-            raise PluginError(f"{where}: the changes are a {type(changes).__name__} where a Changeset belongs")
+            raise PluginError(f"{where}: the changes must be a Changeset, not a {type(changes).__name__}")
         ids = lent.ids(number)
         slots: Int32s = self._integers(planned, "slots", where, np.int32, len(ids))
         bad = _core.check_hits(ids, slots, self._row_of_slot)
@@ -318,7 +318,7 @@ class _Lent:
         array = np.asarray(positions)
         length = int(self._window.offsets[number + 1] - self._window.offsets[number])
         if array.ndim != 1 or (array.size and (array.dtype.kind not in "iu" or array.min() < 0 or array.max() >= length)):
-            raise ValueError(f"what batch {number} misses are no positions of {length} rows")
+            raise ValueError(f"the misses of batch {number} are not positions of its {length} rows")
         missed = np.array(array, np.int32, order="C", subok=False)
         self.foreseen.append(_digest(missed))
         with self._noted():
@@ -352,5 +352,5 @@ class _LentSpill:
 def _number(number: Any, below: int) -> int:
     found: int = operator.index(number)
     if not 0 <= found < below:
-        raise IndexError(f"batch {found} of {below}")
+        raise IndexError(f"batch {found} is out of range for {below} batches")
     return found

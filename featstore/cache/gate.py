@@ -1,4 +1,4 @@
-"""Who may touch the bytes of a cache's slots: gathers copy out of them side by side, an admission writes them alone."""
+"""A gate to the bytes of a cache's slots: gathers copy out of them side by side, an admission writes them alone."""
 
 from __future__ import annotations
 

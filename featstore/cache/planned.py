@@ -1,4 +1,4 @@
-"""Planned policies: a stretch of accesses is known ahead, and what the cache does batch by batch is worked out before it runs."""
+"""Planned policies: accesses are known ahead, and the cache's changes are planned batch by batch before the batches run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def position_dtype(n_positions: int) -> type[np.int32 | np.int64]:
 
 @dataclass(frozen=True)
 class Window:
-    """The accesses that a planned policy sees: batches to plan, then batches of which only the accesses count.
+    """The accesses that a planned policy sees: batches to plan, then batches that are only looked ahead to.
 
     Parameters
     ----------
@@ -44,12 +44,12 @@ class Window:
     n_planned : int
         Batches ``0 … n_planned - 1`` are to be planned; the rest is look-ahead.
     spill : callable, optional
-        Where memory is short: ``spill(n_batches)`` returns a list-like that keeps one array a planned batch on disk, written once
-        each in any order, then read. A policy puts there what grows with the accesses.
+        Given where memory is short. ``spill(n_batches)`` returns a list-like that keeps one array for each planned batch on disk.
+        Each array is written once, in any order, then read. A policy stores there what grows with the accesses.
     foresee : callable, optional
-        Where what comes next can begin with the misses alone: ``foresee(b, positions)`` tells it which of batch ``b``'s accesses
-        will miss, int32, ascending. A policy that knows them before the slots says so of every planned batch, in order, before it
-        yields the first; others do not call it.
+        Given where packing can begin with the misses alone. ``foresee(b, positions)`` announces which of batch ``b``'s accesses
+        will miss, int32, ascending. A policy that knows the misses before the slots calls it for every planned batch, in order,
+        before it yields the first. Other policies do not call it.
     """
 
     n: int
@@ -70,9 +70,9 @@ class Window:
         return NextAccess(self)
 
     def first_rows(self, capacity: int) -> Int64s:
-        """Return, ascending, the ``capacity`` rows whose first use is nearest (all rows, where there are fewer).
+        """Return, ascending, the ``capacity`` rows that are used first (fewer, if the window has fewer).
 
-        Of rows first used in one batch, those that come first in it. Takes a byte a row meanwhile.
+        Among rows that are first used in one batch, those at its beginning. Takes a byte a row while it runs.
 
         References
         ----------
@@ -136,12 +136,12 @@ class NextAccess:
 
 @dataclass(frozen=True, slots=True)
 class PlannedBatch:
-    """What one batch finds in the cache, and what changes after it.
+    """The plan of one batch: the rows that it finds in the cache, and the changes after it.
 
     Parameters
     ----------
     slots : int32 array, shape (k,)
-        Slot of each row of the batch; −1 where it is missed.
+        Slot of each row of the batch; −1 for a miss.
     changes : Changeset
     """
 
@@ -150,9 +150,9 @@ class PlannedBatch:
 
 
 class PlannedPolicy(Policy):
-    """Accesses are known ahead, window by window; the policy says what the cache admits and evicts after each batch.
+    """Policy that knows accesses ahead, window by window, and plans what the cache admits and evicts after each batch.
 
-    The cache survives from window to window: what one leaves is there when the next begins.
+    The cache keeps its rows from window to window: the next window begins with what the last one left.
     """
 
     @abstractmethod
@@ -164,7 +164,8 @@ class PlannedPolicy(Policy):
         capacity : int
         context : PolicyContext
         residents : int64 array, shape (k,), optional
-            Rows that are in the cache already, the i-th in slot i; at most ``capacity`` of them. Empty in the rolling schedule.
+            Rows that are in the cache already, row ``i`` of them in slot ``i``; at most ``capacity`` of them. Empty in the
+            rolling schedule.
         """
 
     @abstractmethod
@@ -172,9 +173,9 @@ class PlannedPolicy(Policy):
         """Yield one planned batch for each of the window's first ``n_planned`` batches, in order."""
 
     def keep_memory(self, keep: bool) -> None:
-        """Say whether arrays may be held beyond a last window, for the :meth:`start` that follows; by default they are not.
+        """Set whether arrays may be kept after a last window, for the next :meth:`start`; by default they are not kept.
 
-        False gives back what is held. Who says True has memory reserved for it.
+        False releases what is kept. A caller that passes True has reserved memory for it.
         """
 
     @property

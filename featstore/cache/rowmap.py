@@ -1,4 +1,4 @@
-"""Which slot holds a row: direct addressing, behind a small interface, so that it can be paged where n is too large."""
+"""Row maps: the slot of each row, by direct addressing behind a small interface, so that it can be paged where n is too large."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which row is in which slot under an online policy: drives the policy, and believes nothing it says."""
+"""The slot table of an online policy: drives the policy, and checks each of its answers."""
 
 from __future__ import annotations
 

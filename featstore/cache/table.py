@@ -106,9 +106,9 @@ class FeatureCache:
         name: str = "feature cache",
     ) -> None:
         if capacity < 0 or row_bytes < 1 or n < 0:
-            raise ValueError(f"a cache of {capacity} slots of {row_bytes} bytes over {n} rows cannot be")
+            raise ValueError(f"a cache cannot have {capacity} slots of {row_bytes} bytes over {n} rows")
         if not (policy is None or isinstance(policy, (OnlinePolicy, StaticPolicy))):
-            raise TypeError(f"{policy!r} is neither an online nor a static policy")
+            raise TypeError(f"{policy!r} is neither a static nor an online policy")
         capacity = min(capacity, n)
         if capacity > MAX_SLOTS:
             raise ValueError(f"a cache has at most {MAX_SLOTS} slots, not {capacity}")
@@ -380,7 +380,7 @@ class FeatureCache:
             return 0
         with self._lock:
             if self._n_filled:
-                raise RuntimeError("the cache was filled already")
+                raise RuntimeError("the cache is filled already")
             rows, slots = self._choose(policy, by_score)
             self._load(rows, slots, read)
             self.map.assign(rows, np.arange(len(rows), dtype=np.int32) if slots is None else slots.astype(np.int32))

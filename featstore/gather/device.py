@@ -34,7 +34,7 @@ def check_device(device: torch.device | str) -> torch.device:
     try:
         found = torch.device(device)
     except RuntimeError as error:
-        raise ValueError(f"device={str(device)!r} is no device: {str(error).splitlines()[0]}") from None
+        raise ValueError(f"device={str(device)!r} is not a device: {str(error).splitlines()[0]}") from None
     shown = f"device={str(found)!r}"
     if found.type == "cuda":
         if not torch.cuda.is_available():

@@ -46,16 +46,16 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Changeset:
-    """What the host cache admits and evicts after a batch's gather.
+    """Changes of the host cache after a batch's gather: rows admitted, and rows evicted.
 
     Parameters
     ----------
     in_rows : int64 array, shape (k,)
         Rows admitted.
     in_positions : int64 array, shape (k,)
-        Where each lies in the batch's output.
+        Position of each in the batch's output.
     in_slots : int32 array, shape (k,)
-        Slot each goes to; distinct.
+        Slot of each; distinct.
     out_rows : int64 array
         Rows evicted: cached before, absent afterwards.
     """

@@ -239,7 +239,7 @@ def _check_ids(ids: Int64s, first: int, num_nodes: int, where: str) -> None:
     if bad.any():
         position = int(bad.argmax())
         raise CorruptionError(
-            f"indices[{first + position}] is {ids[position]}, which is no node: ids are 0 … {num_nodes - 1}", where
+            f"indices[{first + position}] is {ids[position]}, which is not a node: ids are 0 … {num_nodes - 1}", where
         )
 
 
@@ -415,7 +415,7 @@ def _edge_ids(block: npt.NDArray[Any], first: int, num_nodes: int) -> tuple[Int6
     if bad.any():
         row, column = (int(i) for i in np.unravel_index(int(bad.argmax()), bad.shape))
         raise IndexError(
-            f"edge_index[{row}, {first + column}] is {block[row, column]}, which is no node: ids are 0 … {num_nodes - 1}"
+            f"edge_index[{row}, {first + column}] is {block[row, column]}, which is not a node: ids are 0 … {num_nodes - 1}"
         )
     return ids[0], ids[1]
 

@@ -106,7 +106,7 @@ class OutOfCoreGraph(Kept):
         Parameters
         ----------
         path : path-like
-            Where the dataset shall be; its parent exists.
+            The dataset's directory. Its parent must exist.
         indptr : integer array, shape (num_nodes + 1,)
         indices : integer array, shape (num_edges,)
             The in-neighbours of node ``v`` are ``indices[indptr[v]:indptr[v + 1]]``, in any order.
@@ -115,13 +115,13 @@ class OutOfCoreGraph(Kept):
             Labels, masks, index sets.
         topology : {"csc"}
         overwrite : bool
-            Replace a dataset that is there, at once when the new one is whole: if it fails, the old one stays. Whoever has the
-            old one open goes on reading it.
+            Replace a dataset at ``path`` in one step, when the new one is complete. If creation fails, the old one stays. Open
+            handles of the old one go on reading it.
         progress : bool
             Show a progress bar where stderr is a terminal.
         memory : int or str, optional
-            Bounds what making it holds, inputs in memory excepted: bytes or text such as ``"1GiB"``; by default a quarter of what
-            is available, 1 GiB at most. At least 8 MiB. Also the budget of the graph returned.
+            Most memory to hold, besides inputs that are in memory: bytes, or text such as ``"1GiB"``; at least 8 MiB. By default
+            a quarter of what is available, 1 GiB at most. It is also the budget of the returned graph.
 
         Returns
         -------
@@ -140,8 +140,8 @@ class OutOfCoreGraph(Kept):
         BudgetError
             ``memory`` is too little.
         CommittedError
-            The new dataset is complete and in place, and a later step failed: opening it, or making its name durable. It has
-            ``errno`` and ``filename`` of that failure; :func:`featstore.open` opens the dataset.
+            The new dataset is complete and in place, but a later step failed: opening it, or making its name durable. The error
+            has ``errno`` and ``filename`` of that step; :func:`featstore.open` opens the dataset.
         OSError
             The disk is full or failed. Nothing is left, and what was at ``path`` is as it was.
 
@@ -249,7 +249,7 @@ class OutOfCoreGraph(Kept):
         memory : int or str, optional
             The budget: bytes or text such as ``"4GiB"``; half of what is available by default.
         backend : {"auto", "io_uring", "pread"}
-            How files are read. One asked for by name is a demand; ``FEATSTORE_BACKEND`` replaces ``"auto"``.
+            How files are read. A named backend is a demand: OSError if it is refused. ``FEATSTORE_BACKEND`` replaces ``"auto"``.
         verify : {"always", "open", "off"}, optional
             Check the checksum of every page that is read, of all pages now, or of none. ``"always"``, or ``FEATSTORE_VERIFY``.
         threads : int, optional
@@ -272,7 +272,7 @@ class OutOfCoreGraph(Kept):
         BudgetError
             The budget does not suffice to read anything.
         OSError
-            The backend asked for cannot be had; too many open files.
+            The kernel refuses the named backend; too many files are open.
 
         Notes
         -----

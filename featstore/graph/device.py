@@ -1,4 +1,4 @@
-"""What a dataset's drive does, measured once and kept in the dataset's catalog."""
+"""Speeds of a dataset's drive, measured once and kept in the dataset's catalog."""
 
 from __future__ import annotations
 

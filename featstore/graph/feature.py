@@ -181,9 +181,9 @@ class FeatureStore:
         out : Tensor of self.dtype, shape (n, *row_shape), optional
             C-contiguous CPU destination, which may be pinned, and may be the memory of ``rows``; pooled memory if absent.
         coalesce_gap : int, optional
-            Unwanted bytes between two pages that are read rather than starting another read; 0 = none; else from the device.
+            Unneeded bytes between two pages that are read over instead of starting another read. 0: none. By default as measured.
         tally : Tally, optional
-            Gets what this call came to, whoever else uses the store meanwhile; loaders count by it.
+            Receives the counts of this call alone; loaders use it.
 
         Returns
         -------
@@ -199,7 +199,7 @@ class FeatureStore:
         CorruptionError
             A checksum differs or a read came short; ``out`` is then undefined.
         OSError
-            The device failed; ``errno`` and ``filename`` are set.
+            The drive failed; ``errno`` and ``filename`` are set.
         BudgetError
             No memory for the result within the budget; pass ``out``.
         ClosedError
@@ -241,12 +241,12 @@ class FeatureStore:
             raise ValueError("out must not require grad")
 
     def take_async(self, rows: Any) -> Future[torch.Tensor]:
-        """Start :meth:`take` in the background; ids are checked and copied now, the tensor comes through the future."""
+        """Start :meth:`take` in the background, and return a future of its tensor. The ids are checked and copied at once."""
         ids, lead = resolve_rows(rows, len(self))
         if lead is None:
             raise TypeError("take_async() wants an array of rows")
         if isinstance(ids, np.ndarray):
-            ids = ids.copy()  # the caller may use the memory of his again at once
+            ids = ids.copy()  # the caller may change his array at once
         if self._pid != os.getpid():
             self._start()
 
@@ -476,7 +476,7 @@ class FeatureStore:
         return self._tiers[0]
 
     def stats(self) -> dict[str, Any]:
-        """Return what was read so far: backend and why, mode, rows, reads, bytes requested and read, and the cache's counts."""
+        """Return the backend and the reason for it, the mode, counts of rows, reads and bytes, and the counts of the cache."""
         counts = self._file.stats
         result: dict[str, Any] = {
             "backend": self._reader.backend,

@@ -1,4 +1,4 @@
-"""What of a dataset is kept in memory: offsets of the adjacency, rows of features, neighbour lists."""
+"""The parts of a dataset that are kept in memory: offsets of the adjacency, rows of features, neighbour lists."""
 
 from __future__ import annotations
 
@@ -82,9 +82,9 @@ class Kept(Opened):
         name : str
             The feature.
         budget : int, float or str
-            What the cache may take of the graph's budget, its row map of 4 bytes a node included: bytes or text such as
-            ``"1GiB"``, or as many bytes as a share of the rows takes (``"10%"`` or ``0.1``). Never more than all rows take; 0: no
-            cache.
+            Memory of the cache within the graph's budget, its row map of 4 bytes a node included: bytes, or text such as
+            ``"1GiB"``. A share (``"10%"`` or ``0.1``) means the bytes that this share of the rows takes. Never more than all rows
+            take; 0: no cache.
         policy : str, Policy or class
             A registered name (``featstore.available_policies()``), an instance for this cache alone, or a class.
         counts : integer array, shape (num_nodes,), or callable that returns it, optional
@@ -97,7 +97,7 @@ class Kept(Opened):
         Raises
         ------
         BudgetError
-            The graph's budget has not that much left, or ``budget`` has no room for a single row; names the least that works.
+            The graph's budget has less left, or ``budget`` is too small for one row. The message names the least that works.
         BusyError
             The feature's cache follows the plans of a loader that is in the middle of an epoch.
         PluginError
@@ -200,20 +200,20 @@ class Kept(Opened):
         Parameters
         ----------
         budget : int, float or str, optional
-            What the cache may take of the graph's budget: bytes or text, or a share of the whole budget (``"10%"`` or ``0.1``);
-            all that is left by default. With room for the whole adjacency nothing is read from disk while sampling; 0: no cache.
+            Memory of the cache within the graph's budget: bytes or text, or a share of the whole budget (``"10%"`` or ``0.1``).
+            By default all that is left; 0: no cache. If the whole adjacency fits, sampling reads nothing from disk.
         policy : str, Policy or class
             A static policy, which scores the nodes whose lists stay.
         counts, parts, seed
             As for :meth:`cache`.
         save : bool
-            Keep the cache in the dataset, too, unless it is one of the whole adjacency: asked for the same budget, policy and
-            seed (and no ``counts`` or ``parts``), whoever opens the dataset afterwards loads it instead of making it anew.
+            Also store the cache in the dataset, unless it holds the whole adjacency. A later call with the same budget, policy
+            and seed (and no ``counts`` or ``parts``) loads it instead of making it anew.
 
         Raises
         ------
         BudgetError
-            Not even the cache's table of 8 bytes a node fits; names the least that works.
+            Not even the cache's table of 8 bytes a node fits. The message names the least that works.
         ValueError, PluginError, CorruptionError, OSError
             No such or no static policy, or nothing to recognise a saved cache by; the policy failed; a list holds what is no
             node; reading or saving failed.

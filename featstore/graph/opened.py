@@ -1,4 +1,4 @@
-"""What is open for loaders, a dataset or a pack in its place: features and node data within one budget."""
+"""Base of a dataset, or of a pack in its place, as loaders use it: features and node data within one budget."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a policy may see of a graph."""
+"""The arrays that a policy may see of a graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From what a user writes between brackets to row numbers: NumPy's rules for the first axis."""
+"""Conversion of indices to row numbers, by NumPy's rules for the first axis."""
 
 from __future__ import annotations
 

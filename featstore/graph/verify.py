@@ -161,7 +161,7 @@ def _check_lists(indices: _Column, n: int, starts: Iterator[Int64s], progress: P
         outside = (ids < 0) | (ids >= n)
         if outside.any():
             bad = int(outside.argmax())
-            raise indices.damage(f"indices[{position + bad}] is {ids[bad]}, which is no node", position + bad)
+            raise indices.damage(f"indices[{position + bad}] is {ids[bad]}, which is not a node", position + bad)
         falls = np.diff(ids, prepend=previous) < 0
         end = position + len(ids)
         # An id may be smaller than the one before where a list starts.

@@ -1,4 +1,4 @@
-"""What of a policy decides a layout, as a short text: layouts of policies that decide differently are different layouts."""
+"""Fingerprint of a policy. Policies that would choose different rows have different fingerprints, and so different layouts."""
 
 from __future__ import annotations
 

@@ -120,8 +120,8 @@ def check_disk(folder: str, disk: int | None) -> None:
     if disk is not None and n_bytes > disk:
         raise OSError(
             errno.ENOSPC,
-            f"this layout was made with more disk: it takes {format_size(n_bytes)} ({n_bytes} bytes) of a disk of "
-            f"{format_size(disk)}; give as much, or remove its directory, and a smaller one is made",
+            f"the layout was made with more disk: it takes {format_size(n_bytes)} ({n_bytes} bytes) of a disk of "
+            f"{format_size(disk)}; give it as much, or remove its directory, and the next loader makes a smaller one",
             folder,
         )
 
@@ -296,7 +296,7 @@ class FeatureExtents:
             if extent in mine:
                 first = (extent - int(mine[0])) * step
                 return rows[first : first + step]
-        raise IndexError(f"no extent {extent}")
+        raise IndexError(f"extent {extent} does not exist")
 
 
 def extent_map(n_shared: int, group_rows: int, n_packed: Int64s, fills: Sequence[int], row_bytes: int) -> ExtentMap:

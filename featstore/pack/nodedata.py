@@ -64,7 +64,7 @@ def named(pack: OfflineSamples) -> dict[str, dict[str, str]]:
     for name, entry in found.items():
         strings = isinstance(entry, dict) and sorted(entry) == ["file", "id"] and all(isinstance(v, str) for v in entry.values())
         if not strings or not entry["file"].startswith(PREFIX) or os.path.basename(entry["file"]) != entry["file"]:
-            raise FormatError(f"{path}: node data {name!r} is in {entry!r}, which is no file of node data")
+            raise FormatError(f"{path}: node data {name!r} is in {entry!r}, which is not a file of node data")
     return found
 
 
@@ -194,7 +194,7 @@ def _described(pack: OfflineSamples, name: str, entry: Mapping[str, str]) -> dic
     except (ValueError, KeyError, IndexError, TypeError) as error:
         if isinstance(error, CorruptionError):
             raise
-        raise CorruptionError(f"the record is none of node data: {error!r}", file.path) from None
+        raise CorruptionError(f"the record is not one of node data: {error!r}", file.path) from None
     finally:
         file.close()
     if not fits:

@@ -49,16 +49,16 @@ class Pack(OfflineSamples):
     ----------
     path : str
     record : dict
-        What it was made with: ``num_nodes``, ``epochs``, ``batches`` (of an epoch), ``batch_size``, ``drop_last``,
-        ``seed``, ``fanouts`` (None where the sampler does not say), ``made_of``; ``node_data``, the files of node data that it
-        carried when it was opened.
+        The options that it was made with: ``num_nodes``, ``epochs``, ``batches`` (of an epoch), ``batch_size``, ``drop_last``,
+        ``seed``, ``fanouts`` (None if the sampler has no such attribute), ``made_of``. Also ``node_data``, the files of node data
+        that it carried when it was opened.
 
     Raises
     ------
     FileNotFoundError
-        No pack there.
+        No pack is there.
     CorruptionError, FormatError, VersionError
-        Damaged; no pack; of a newer release.
+        The pack is damaged; the directory is not a pack; a newer release made it.
     """
 
     def verify(self, progress: bool = True) -> dict[str, Any]:
@@ -114,9 +114,9 @@ def sample_offline(
     ----------
     g : OutOfCoreGraph
     sampler : Sampler, callable, or iterable
-        :class:`~featstore.NeighborSampler` or anything with its ``sample(seeds, epoch, index)``; a callable, given each batch's
-        seeds; or an iterable (a PyG or DGL loader) that is run through once an epoch and has seeds of its own. Each may return
-        any form of ``(input_ids, blocks)``: see :mod:`featstore.sampling.foreign`.
+        :class:`~featstore.NeighborSampler` or another object with its ``sample(seeds, epoch, index)``; a callable, which is given
+        each batch's seeds; or an iterable with seeds of its own (a PyG or DGL loader), which is iterated once an epoch. Each may
+        return any form of ``(input_ids, blocks)``: see :mod:`featstore.sampling.foreign`.
     seeds : integer array or tensor, shape (n,), or boolean mask, shape (num_nodes,)
         Distinct nodes. None with an iterable only.
     batch_size : int
@@ -125,13 +125,13 @@ def sample_offline(
     path : path-like, optional
         The pack's directory; ``<dataset>.pack`` beside the dataset by default.
     shuffle, seed, drop_last
-        As for :class:`~featstore.Loader`: with the same options its batches are these.
+        As for :class:`~featstore.Loader`. A loader with the same options has the same batches.
     overwrite : bool
-        Replace a pack that is there, when the new one is whole.
+        Replace a pack at ``path``, when the new one is complete.
     disk : int or str, optional
         Most bytes that the samples may take, or a multiple of all features (``"0.5x"``); layouts have a ``disk`` of their own.
     threads : int, optional
-        Batches sampled at once, with a ``sample`` method; others are asked for one batch at a time.
+        Batches sampled at once by a ``sample`` method. Callables and iterables make one batch at a time.
     progress : bool
         Show a progress bar where stderr is a terminal.
 
@@ -144,7 +144,7 @@ def sample_offline(
     FileExistsError
         Something is at ``path``.
     CommittedError
-        The pack is complete and in place, and a later step failed: opening it, or making its name durable.
+        The pack is complete and in place, but a later step failed: opening it, or making its name durable.
     OSError
         The disk, or ``disk``, is full (ENOSPC). Nothing is left, and what was at ``path`` is as it was.
     PluginError
@@ -154,7 +154,7 @@ def sample_offline(
 
     Notes
     -----
-    Holds about ``threads`` batches. When this returns the pack is durable; what a killed call left is removed by the next.
+    Holds about ``threads`` batches. When this returns, the pack is durable. The next call removes what a killed one left.
 
     References
     ----------

@@ -57,7 +57,7 @@ def read_record(path: str, kind: str, directory: OpenDirectory | None = None) ->
     except (ValueError, IndexError) as error:
         if isinstance(error, CorruptionError):
             raise
-        raise CorruptionError(f"the record is no JSON object: {error}", path) from None
+        raise CorruptionError(f"the record is not a JSON object: {error}", path) from None
     finally:
         file.close()
     if record.get("format") != PACK_VERSION:
@@ -78,7 +78,7 @@ class OfflineSamples:
 
     def _open(self, directory: OpenDirectory) -> tuple[dict[str, Any], SectionFile]:
         if not directory.has(RECORD):
-            raise FormatError(f"{self.path} is no pack: it has no record; featstore.sample_offline makes packs")
+            raise FormatError(f"{self.path} is not a pack: it has no record; featstore.sample_offline makes packs")
         record = read_record(self.file(RECORD), "pack", directory)
         file = SectionFile(self.file(SAMPLES), "samples", directory=directory)
         if file.file_id != record["samples"]:

@@ -1,4 +1,4 @@
-"""What a pack's layouts would take of a small disk, and what would be read of them: counted, for the cost model."""
+"""Sizes of a pack's layouts on a small disk, and the reads of their shared rows, counted for the cost model."""
 
 from __future__ import annotations
 

@@ -153,11 +153,11 @@ def parse_sizes(text: str, n: int, row_bytes: int) -> list[int]:
             if part.endswith("%") or ("." in part and part.replace(".", "", 1).isdigit()):
                 share = float(part.removesuffix("%")) / (100 if part.endswith("%") else 1)
                 if not 0 < share <= 1:
-                    raise ValueError(f"{part} of the rows: a share lies above 0 and at most at 100 %")
+                    raise ValueError(f"a share of the rows lies above 0 and is at most 100 %, not {part}")
                 rows.append(max(1, round(share * n)))
             elif part.isdigit():
                 if not 1 <= int(part) <= n:
-                    raise ValueError(f"a cache of {part} rows, where there are {n}")
+                    raise ValueError(f"a cache of {part} rows is out of range: sizes are from 1 to {n} rows")
                 rows.append(int(part))
             else:
                 rows.append(FeatureCache.capacity_for(parse_size(part), row_bytes, n, None))
@@ -230,7 +230,7 @@ def miss_curve(
         raise ValueError("no sizes: give at least one number of rows")
     for rows in capacities:
         if not 1 <= rows <= trace.n:
-            raise ValueError(f"a cache of {rows} rows cannot be: from 1 to {trace.n}")
+            raise ValueError(f"a cache of {rows} rows is out of range: sizes are from 1 to {trace.n} rows")
     skipped: dict[str, str] = {}
     curves: list[tuple[Curve, Policy]] = []
     for name in available_policies() if policies is None else dict.fromkeys(policies):

@@ -1,4 +1,4 @@
-"""The rows that each batch of a superbatch will miss, for whoever packs them."""
+"""The rows that each batch of a superbatch will miss, for packing them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packing a superbatch beside the rest of its planning: one is work for the device, the other for a core."""
+"""Overlapped packing: extents of a superbatch are filled while the rest of it is planned."""
 
 from __future__ import annotations
 

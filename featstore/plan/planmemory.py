@@ -1,4 +1,4 @@
-"""What planning a window holds in memory, and where next positions go when that is too much."""
+"""The memory of planning a window: its size, and a run file for next positions when that is too much."""
 
 from __future__ import annotations
 

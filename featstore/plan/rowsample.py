@@ -1,4 +1,4 @@
-"""Some rows in place of all: a trace of a part of them tells of a cache's hits what the whole trace does, for less."""
+"""A part of a trace's rows, which predicts the hits of a cache as the whole trace does, in less time."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ class SampleFile:
             self.n_hops, self._n_arrays = head[3:HEAD] if len(head) >= HEAD else (-1, 0)
         self._stride = 2 + self._n_arrays * self.n_hops
         if self.n_hops < 0 or self._n_arrays not in (2, 3) or len(file) % self._stride:
-            raise CorruptionError(f"{len(file)} arrays are no batches of {self.n_hops} blocks", file.path)
+            raise CorruptionError(f"{len(file)} arrays do not make up batches of {self.n_hops} blocks", file.path)
         self.lengths: Int64s = file.lengths[1 :: self._stride]
 
     def __len__(self) -> int:

@@ -120,7 +120,7 @@ class Trace(Sequence[Ints]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         if not -len(self) <= index < len(self):
-            raise IndexError(f"batch {index} of {len(self)}")
+            raise IndexError(f"batch {index} is out of range for {len(self)} batches")
         return self._batches[index % len(self) + self._first]
 
     def __iter__(self) -> Iterator[Ints]:

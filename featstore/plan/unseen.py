@@ -1,4 +1,4 @@
-"""How many more rows an epoch will ask for, told from the counts of its first batches."""
+"""Estimates of the rows that an epoch has not asked for yet, from the counts of its first batches."""
 
 from __future__ import annotations
 

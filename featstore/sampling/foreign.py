@@ -40,7 +40,7 @@ def _ids(values: Any) -> torch.Tensor:
         try:
             values = np.asarray(values)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise PluginError(f"a sampler returned ids of {type(values).__name__}, which are no array: {error}") from None
+            raise PluginError(f"a sampler returned ids of {type(values).__name__}, which are not an array: {error}") from None
         dtype, ndim = str(values.dtype), values.ndim
         is_integer = values.dtype.kind in "iu" or not values.size
     if ndim != 1 or not is_integer:
@@ -54,7 +54,7 @@ def _size(value: Any, what: str) -> int:
     try:
         return operator.index(value)
     except (TypeError, RuntimeError):
-        raise PluginError(f"a sampler returned {what} of {value!r}, which is no integer") from None
+        raise PluginError(f"a sampler returned {what} of {value!r}, which is not an integer") from None
 
 
 def _block(src: Any, dst: Any, n_src: Any, n_dst: Any, edge_pos: Any = None) -> Block:
@@ -78,7 +78,7 @@ def _any_block(block: Any) -> Block:
         return _dgl_block(block)
     if isinstance(block, (tuple, list)) and len(block) == 4:
         return _block(*block)
-    raise PluginError(f"a sampler returned a block of {type(block).__name__}, which is no form of (src, dst, n_src, n_dst)")
+    raise PluginError(f"a sampler returned a block of {type(block).__name__}, which is not a form of (src, dst, n_src, n_dst)")
 
 
 def _dgl_block(block: Any) -> Block:
@@ -142,7 +142,7 @@ def as_sampled(sample: Any, num_nodes: int, epoch: int, index: int) -> SampledBa
         nodes, blocks = _ids(sample[0]), _blocks(sample[-1])
         n_seeds = blocks[-1].n_dst if blocks else -1
     else:
-        raise PluginError(f"a sampler returned {type(sample).__name__}, which is no form of (input_ids, blocks)")
+        raise PluginError(f"a sampler returned {type(sample).__name__}, which is not a form of (input_ids, blocks)")
     _check(nodes, n_seeds, blocks, num_nodes)
     return SampledBatch(index, epoch, nodes, n_seeds, blocks)
 

@@ -146,8 +146,8 @@ class NeighborSampler:
     Parameters
     ----------
     g : Graph
-        The graph; an open :class:`~featstore.OutOfCoreGraph`. A loader takes the sampler for this graph alone, or for the same
-        dataset opened again; samples then count in the budget of the one that is given here.
+        An open :class:`~featstore.OutOfCoreGraph`. A loader takes the sampler for this graph only, or for the same dataset opened
+        again. Samples are counted in the budget of the graph given here.
     fanouts : sequence of int
         Neighbours a node draws in each hop, the seeds' own first; -1 takes all.
     replace : bool
@@ -162,14 +162,16 @@ class NeighborSampler:
 
     Notes
     -----
-    Every hop expands each node listed so far, in list order, drawing anew: uniformly, without replacement unless ``replace``, the
-    whole list where it is not longer than the fan-out. Drawn neighbours come in the order of the list; new nodes join in order of
-    first appearance. A batch is a pure function of the graph, ``fanouts``, ``replace``, ``seed`` and the arguments of
-    :meth:`sample`, not of caches, threads or the order of batches (:mod:`featstore.sampling.rng`).
+    Each hop draws neighbours of every node listed so far, in list order. Draws are uniform, and without replacement unless
+    ``replace``; a neighbour list that is not longer than the fan-out is taken whole. Drawn neighbours come in the order of their
+    list, and new nodes join in order of first appearance.
 
-    Thread-safe; any number of threads may sample at once, each in scratch memory of its own: 56 to 88 bytes a node of room, which
-    doubles until the largest batch fits (less on a small graph), counted in the graph's budget and kept for the next batch.
-    Releases the GIL. Lists that are not in memory cost one batch of asynchronous reads a hop.
+    A batch is a pure function of the graph, ``fanouts``, ``replace``, ``seed`` and the arguments of :meth:`sample`
+    (:mod:`featstore.sampling.rng`). It does not depend on caches, threads or the order of batches.
+
+    Thread-safe; any number of threads may sample at once. Each has scratch memory for a number of nodes, 56 to 88 bytes a node
+    (less on a small graph). The number doubles until the largest batch fits. Scratch counts in the graph's budget and is kept
+    for the next batch. Releases the GIL. Lists that are not in memory cost one batch of asynchronous reads a hop.
 
     Examples
     --------
@@ -196,7 +198,7 @@ class NeighborSampler:
 
     @property
     def graph(self) -> Graph:
-        """The graph that it samples from."""
+        """The graph that the sampler draws from."""
         return self._g
 
     def __repr__(self) -> str:

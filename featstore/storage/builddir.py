@@ -193,7 +193,7 @@ class BuildDirectory:
         else:
             fd = lock_directory(self.target)
             if fd is None:
-                raise BusyError("somebody has locked the directory", self.target)
+                raise BusyError("another process or handle has locked the directory", self.target)
             self._fds.append((fd, self.target))
             if not _renameat2(self.path, self.target, _RENAME_EXCHANGE):
                 self._replace_in_two_steps()

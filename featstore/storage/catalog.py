@@ -395,7 +395,7 @@ def read_catalog(root: Root) -> Catalog:
         where = os.fspath(root)
         is_missing = os.path.isdir(where) and not os.path.lexists(os.path.join(where, CATALOG_DIRECTORY))
     if is_missing:
-        raise FormatError(f"{where} is no dataset: it has no catalog")
+        raise FormatError(f"{where} is not a dataset: it has no catalog")
     path = os.path.join(where, CATALOG_FILE)
     fd, n_bytes = open_inside(root, CATALOG_FILE)
     try:

@@ -159,7 +159,7 @@ def _open_there(path: str, what: str) -> OpenDirectory:
     except NotADirectoryError:
         if not os.path.lexists(path):
             raise  # it is a part of the path that is no directory
-        raise FormatError(f"{path} is no {what}: it is not a directory") from None
+        raise FormatError(f"{path} is not a {what}: it is not a directory") from None
 
 
 def open_directory(path: str | os.PathLike[str], what: str = "dataset") -> OpenDirectory:
@@ -196,7 +196,7 @@ def open_directory(path: str | os.PathLike[str], what: str = "dataset") -> OpenD
                 if is_whole:
                     return directory
                 if time.monotonic() >= deadline:
-                    raise BusyError("somebody is removing it", directory.path)
+                    raise BusyError("another process is removing it", directory.path)
                 time.sleep(_POLL_S)
         except BaseException:
             directory.close()

@@ -214,7 +214,7 @@ class SectionFile:
         tail = pread_exactly(self._fd, tail_bytes, size - tail_bytes, self.path)
         magic, version, mark, found, file_id, n, where, index_sum = _TAIL.unpack(tail[:-8])
         if magic != MAGIC:
-            raise FormatError(f"{self.path} is cut off, or no file of featstore's: its end is not that of one")
+            raise FormatError(f"{self.path} is cut off, or is not a file of featstore: it does not end like one")
         if struct.unpack("<Q", tail[-8:])[0] != xxhash.xxh3_64_intdigest(tail[:-8]):
             raise CorruptionError("the tail is damaged", self.path, size - tail_bytes)
         if version != SECTIONS_VERSION or mark != _BYTE_ORDER_MARK:
