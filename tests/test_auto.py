@@ -298,7 +298,7 @@ def test_where_there_is_no_memory_to_estimate_rows_are_read_on_demand(data: Path
 
 @pytest.mark.parametrize("bad", [{"policy": "lru"}, {"length": 3}, {"epochs": 0}])
 def test_what_auto_does_not_take(bad: dict[str, Any]) -> None:
-    with pytest.raises((TypeError, ValueError), match="policy|length|epochs"):
+    with pytest.raises((TypeError, ValueError), match=r"policy|length|epochs"):
         featstore.Auto(**bad)
 
 
