@@ -7,13 +7,13 @@ import os
 import re
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from numbers import Integral, Real
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, cast, get_args
+from typing import Any, Generic, Literal, Protocol, TypeVar, cast, get_args
 
 import psutil
 
@@ -21,9 +21,11 @@ from featstore.errors import BudgetError
 
 __all__ = [
     "Budget",
+    "Living",
     "Loan",
     "Options",
     "Reservation",
+    "Worker",
     "available_memory",
     "check_at_least",
     "format_size",
@@ -34,6 +36,7 @@ __all__ = [
 
 Backend = Literal["auto", "io_uring", "pread"]
 Verify = Literal["always", "open", "off"]
+T = TypeVar("T")
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 _PERCENT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
@@ -227,7 +230,25 @@ class Options:
         return cls(n_bytes, cast(Backend, backend), cast(Verify, verify), threads)
 
 
-_BUDGETS: weakref.WeakSet[Budget] = weakref.WeakSet()
+class Living(Generic[T]):
+    """The objects that were added and still live; keeps none alive. Thread-safe.
+
+    As ``weakref.WeakSet``, but a death runs no Python code: Ctrl-C while objects are collected would be lost in it.
+    """
+
+    def __init__(self) -> None:
+        self._refs: dict[weakref.ref[T], None] = {}
+
+    def add(self, each: T) -> None:
+        """Add an object; it compares by identity."""
+        self._refs[weakref.ref(each, self._refs.pop)] = None
+
+    def __iter__(self) -> Iterator[T]:
+        # A copy: objects may die meanwhile.
+        return iter([each for ref in self._refs.copy() if (each := ref()) is not None])
+
+
+_BUDGETS: Living[Budget] = Living()
 
 
 def _after_fork() -> None:
@@ -236,6 +257,14 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+class Worker(Protocol):
+    """Who needs memory beside what it holds under names of its own."""
+
+    def required(self, *, idle: bool) -> int:
+        """Return the least bytes that it needs now; with ``idle`` those that it will need, though it rests."""
+        ...
 
 
 class Loan:
@@ -283,7 +312,7 @@ class Budget:
         self.name = name
         self._held: dict[int, Reservation] = {}
         self._loans: list[Loan] = []
-        self._workers: weakref.WeakKeyDictionary[Any, Callable[[Any, bool], int]] = weakref.WeakKeyDictionary()
+        self._workers: Living[Worker] = Living()
         self._taking_back = threading.local()
         self._used = 0
         self._peak = 0
@@ -331,23 +360,18 @@ class Budget:
             self._loans = sorted([*self._loans, loan], key=lambda each: each.cost)
         return loan
 
-    def require(self, worker: Any, least: Callable[[Any, bool], int]) -> None:
-        """Let others know what ``worker`` needs at the least beside what it holds under names of its own.
-
-        ``least(worker, idle)`` returns the bytes that it needs now; with ``idle`` those that it will need, though it rests.
-        """
-        with self._lock:
-            self._workers[worker] = least
+    def require(self, worker: Worker) -> None:
+        """Let others know what ``worker`` needs at the least, for as long as it lives."""
+        self._workers.add(worker)
 
     def required(self, without: Any = None, *, idle: bool = False) -> int:
         """Return the bytes that all workers but one need at the least now.
 
         With ``idle``, where all of them rest: those that the largest will need.
         """
-        with self._lock:
-            others = [(worker, least) for worker, least in self._workers.items() if worker is not without]
-        now = sum(least(worker, False) for worker, least in others)
-        return now if now or not idle else max((least(worker, True) for worker, least in others), default=0)
+        others = [worker for worker in self._workers if worker is not without]
+        now = sum(worker.required(idle=False) for worker in others)
+        return now if now or not idle else max((worker.required(idle=True) for worker in others), default=0)
 
     def _end_loan(self, loan: Loan) -> None:
         with self._lock:

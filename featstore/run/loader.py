@@ -19,7 +19,7 @@ import torch
 from featstore.cache.base import Policy, get_policy
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
-from featstore.config import Budget, Reservation, check_at_least, parse_cache_size
+from featstore.config import Budget, Living, Reservation, check_at_least, parse_cache_size
 from featstore.errors import BudgetError, ClosedError
 from featstore.gather.device import check_device
 from featstore.partition.batcher import RandomBatcher, check_seeds
@@ -253,7 +253,7 @@ class Loader:
         self._next_epoch = 0
         self._next_start = 0
         self._progress = Progress(0, 0)
-        self._iterators: weakref.WeakSet[RunningEpoch] = weakref.WeakSet()  # of epochs that have begun
+        self._iterators: Living[RunningEpoch] = Living()  # of epochs that have begun
         self._beginning = threading.RLock()
         self._closed = False
         self._pid = os.getpid()
@@ -561,7 +561,7 @@ class Loader:
         back; ``read`` is the part of ``gather`` that waits for extents. Stages run beside each other and beside the loop, so
         their seconds may add up to more than the clock's.
         """
-        depths = [epoch.depth for epoch in list(self._iterators)]
+        depths = [epoch.depth for epoch in self._iterators]
         actual = None if self._epochs is None or self._epochs.last is None else self._epochs.last.to_dict()
         return {
             **self._stages.counts(),

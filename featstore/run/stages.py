@@ -64,9 +64,6 @@ class Stages:
         self._hand_over = HandOver(setup.device, self.watch, self.batches)
         self._delivered: list[tuple[weakref.ref[MiniBatch], int]] = []
         self._n_running = 0
-        self._g.budget.require(self, Stages._required)
-        if setup.needs is not None:
-            setup.needs.worker = self
         if setup.device.type == "cuda":
             self._g.pool.page_lock(self._hand_over.device)
         self._lock = threading.Lock()
@@ -76,6 +73,9 @@ class Stages:
         self._trimmed_for = -1
         self._largest_bytes = 0
         self._largest_rows = most_rows if setup.pack is not None or frozen is not None else 0
+        self._g.budget.require(self)
+        if setup.needs is not None:
+            setup.needs.worker = self
 
     def receive(self, batch: MiniBatch) -> None:
         """Take note of a batch, in the loop's thread, before the loop has it."""
@@ -87,7 +87,7 @@ class Stages:
         """Return the batches that somebody still holds; the lock is held."""
         return [(each, n_bytes) for each, n_bytes in self._delivered if each() is not None]
 
-    def _required(self, idle: bool) -> int:
+    def required(self, *, idle: bool) -> int:
         """Return what batches take at the least: those of a running epoch, else those that are still held; see Budget.require."""
         with self._lock:
             held = sum(n_bytes for _, n_bytes in self._living()) * 9 // 8

@@ -1,0 +1,76 @@
+"""What runs while objects die, where CPython drops Ctrl-C and every other error."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import inspect
+import pkgutil
+import sys
+import weakref
+from types import FrameType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+import featstore
+from featstore.config import Living
+
+
+def test_an_object_whose_init_was_interrupted_dies_quietly() -> None:
+    found = {}
+    for module in pkgutil.walk_packages(featstore.__path__, "featstore."):
+        if not module.name.endswith("__main__"):
+            for name, cls in inspect.getmembers(importlib.import_module(module.name), inspect.isclass):
+                if cls.__module__.startswith("featstore.") and "__del__" in vars(cls):
+                    found[name] = cls
+    assert {"FileLock", "LockedBlock", "OpenDirectory", "_Scratch"} <= set(found)
+    for name, cls in found.items():
+        cls.__new__(cls, *([4096] if name == "LockedBlock" else [])).__del__()
+
+
+class Thing:
+    pass
+
+
+def test_living_objects_are_listed_until_they_die() -> None:
+    things, living = [Thing() for _ in range(3)], Living[Thing]()
+    for thing in (*things, things[0]):
+        living.add(thing)
+    assert list(living) == things
+    iterator = iter(living)
+    del things[1], thing
+    assert len(list(iterator)) == 3
+    del iterator
+    assert list(living) == things
+    first = weakref.ref(things[0])
+    things.clear()
+    assert first() is None
+    assert list(living) == []
+
+
+def test_no_weak_reference_of_a_loader_runs_python_code_when_it_dies(small: SimpleNamespace) -> None:
+    """An interrupt would be lost there, and the collector, in which much time may pass, runs that first."""
+    calls = []
+
+    def record(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call":
+            calls.append(f"{frame.f_code.co_filename}:{frame.f_code.co_name}")
+
+    with featstore.open(small.path, memory="64MiB") as g:
+        for options in ({}, {"strategy": "superbatch", "superbatch": 4}, {"memory": 2_000_000}):
+            loader: Any = featstore.Loader(g, featstore.NeighborSampler(g, [5]), np.arange(500), 100, **options)
+            for _ in range(2):
+                assert sum(1 for _ in loader) == 5
+            loader.close()
+            gc.collect()
+            alive = weakref.ref(loader)
+            sys.setprofile(record)
+            try:
+                del loader
+                gc.collect()
+            finally:
+                sys.setprofile(None)
+            assert alive() is None
+        assert [call for call in calls if "weakref" in call or "_weakrefset" in call] == []
+        assert g.budget.required(idle=True) == 0
