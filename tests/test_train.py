@@ -421,7 +421,7 @@ def test_ctrl_c_at_any_moment(small, options):
 @pytest.mark.stress
 @pytest.mark.parametrize("options", INTERRUPTED, ids=str)
 def test_ctrl_c_at_many_moments(small, options):
-    run_in_child(interrupt, os.fspath(small.path), 20_000, options, timeout_s=1800)
+    run_in_child(interrupt, os.fspath(small.path), 10_000, options, timeout_s=1800)
 
 
 def test_a_loader_in_a_forked_child(small):
