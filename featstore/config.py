@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
 import re
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from numbers import Integral, Real
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, Generic, Literal, Protocol, TypeVar, cast, get_args
 
@@ -311,6 +313,8 @@ class Budget:
         self.total = total
         self.name = name
         self._held: dict[int, Reservation] = {}
+        self._owned: dict[int, tuple[weakref.ref[Any], Reservation]] = {}
+        self._dead: SimpleQueue[weakref.ref[Any]] = SimpleQueue()
         self._loans: list[Loan] = []
         self._workers: Living[Worker] = Living()
         self._taking_back = threading.local()
@@ -326,6 +330,7 @@ class Budget:
     @property
     def used(self) -> int:
         """Bytes reserved now."""
+        self._release_dead()
         return self._used
 
     @property
@@ -336,7 +341,7 @@ class Budget:
     @property
     def available(self) -> int:
         """Bytes not reserved."""
-        return self.total - self._used
+        return self.total - self.used
 
     @property
     def on_loan(self) -> int:
@@ -393,8 +398,12 @@ class Budget:
             self._taking_back.now = False
         return freed > 0
 
-    def reserve(self, holder: str, n_bytes: int) -> Reservation:
+    def reserve(self, holder: str, n_bytes: int, owner: object = None) -> Reservation:
         """Reserve ``n_bytes`` for ``holder``, taking back loans where they are needed.
+
+        Where there is an ``owner``, they are released after it has died. Not by its destructor: an interrupt there is lost, with
+        what was left of the destructor. So a death is only noted, which is one call of a compiled method, and the bytes are
+        released when memory is asked for, or counted.
 
         Raises
         ------
@@ -402,16 +411,26 @@ class Budget:
             They are not available; names the holders and the least total that would do.
         """
         reservation = Reservation(self, holder)
+        if owner is not None:
+            ref = weakref.ref(owner, self._dead.put)
+            self._owned[id(ref)] = ref, reservation
         reservation.resize(n_bytes)
         return reservation
+
+    def _release_dead(self) -> None:
+        """Release what belongs to owners that have died."""
+        while not self._dead.empty():
+            with contextlib.suppress(Empty):  # another thread was faster
+                self._owned.pop(id(self._dead.get_nowait()))[1].release()
 
     def try_reserve(self, holder: str, n_bytes: int) -> Reservation | None:
         """Reserve ``n_bytes``, or return None where they are not available; takes no loans back: for what is optional."""
         with self._lock:
-            return None if self._used + n_bytes > self.total else self.reserve(holder, n_bytes)
+            return None if n_bytes > self.available else self.reserve(holder, n_bytes)
 
     def report(self) -> dict[str, int]:
         """Return bytes by holder, largest first."""
+        self._release_dead()
         with self._lock:
             sums: dict[str, int] = {}
             for reservation in list(self._held.values()):  # a destructor may release meanwhile
@@ -419,6 +438,8 @@ class Budget:
         return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
     def _change(self, reservation: Reservation, n_bytes: int) -> None:
+        if n_bytes > reservation.n_bytes:
+            self._release_dead()
         while True:
             with self._lock:
                 more = n_bytes - reservation.n_bytes

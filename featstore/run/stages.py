@@ -20,7 +20,7 @@ from featstore.gather.executor import Tally
 from featstore.gather.plan import Tier
 from featstore.run.batch import MiniBatch
 from featstore.run.handover import Assembled, HandOver, host_rows
-from featstore.run.held import BATCHES, Batches, Held
+from featstore.run.held import BATCHES, Held
 from featstore.run.needs import guess, larger, least_total, would_do
 from featstore.run.profile import FrozenSampler
 from featstore.run.strategy import EpochRun, Prepared, Setup
@@ -57,11 +57,11 @@ class Stages:
         self, setup: Setup, row_bytes: Mapping[str, int], share: Budget | None, most_rows: int, frozen: FrozenSampler | None
     ) -> None:
         self.watch = setup.watch
-        self.batches = None if share is None else Batches(share)
         self._g, self._setup, self._row_bytes, self._frozen = setup.graph, setup, dict(row_bytes), frozen
+        self._share = share
         self._limit: Budget = self._g.budget if share is None else share
         self._most_rows = most_rows
-        self._hand_over = HandOver(setup.device, self.watch, self.batches)
+        self._hand_over = HandOver(setup.device, self.watch)
         self._delivered: list[tuple[weakref.ref[MiniBatch], int]] = []
         self._n_running = 0
         if setup.device.type == "cuda":
@@ -149,7 +149,7 @@ class Stages:
         try:
             prepared = run.batch(position)
             n_bytes = prepared.sampled.nbytes
-            return Item(prepared, n_bytes, None if self.batches is None else self.batches.hold(n_bytes))
+            return Item(prepared, n_bytes, None if self._share is None else Held(self._share, n_bytes))
         except BudgetError as error:
             # How many rows it would have had is unknown: as many as the largest batch so far.
             rows = self._largest_rows
@@ -174,8 +174,8 @@ class Stages:
         apart: dict[str, Apart] = {}
         tally = Tally()
         try:
-            if self.batches is not None and item.held is not None:
-                self.batches.resize(item.held, item.n_bytes + n_bytes)
+            if item.held is not None:
+                item.held.resize(item.n_bytes + n_bytes)
             budget = self._g.budget
             self._gather_features(run, item, features, apart, tally)
         except BudgetError as error:
