@@ -148,7 +148,7 @@ def compare(graph: Path, pack: Path, name: str, shares: Any, tries: list[int]) -
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_training_beside_validation_at_some_budgets(graph: Path, pack: Path, name: str, tries: list[int]) -> None:
-    compare(graph, pack, name, [0.3], tries)
+    compare(graph, pack, name, [0.05, 0.3], tries)
 
 
 @pytest.mark.stress

@@ -423,7 +423,12 @@ class Loader:
     def _decide(self, setup: Setup, planning: Planning, feature_cache: int | float | str, epochs: int) -> Decision:
         """Choose strategy and policy for ``"auto"``."""
         with self._watch.time("auto"):
-            capacity = self._capacity(setup, feature_cache)
+            try:
+                capacity = self._capacity(setup, feature_cache)
+            except BudgetError as error:
+                if feature_cache == "auto":  # in the middle of the first batch: the error names what was asked for just then
+                    self._needs(setup, "ondemand", None, None, error, 0)
+                raise
             return decide(setup, planning, row_bytes=self._row_bytes, capacity=capacity, epochs=epochs)
 
     def _make_cache(self, size: int | float | str | None, policy: str | Policy | type[Policy] | None) -> None:
