@@ -14,7 +14,7 @@ from fractions import Fraction
 from numbers import Integral, Real
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from types import TracebackType
+from types import MethodType, TracebackType
 from typing import Any, Generic, Literal, Protocol, TypeVar, cast, get_args
 
 import psutil
@@ -275,19 +275,21 @@ class Loan:
     def __init__(self, budget: Budget, cost: int, size: Callable[[], int], give_back: Callable[[int], int]) -> None:
         self.cost = cost
         self._budget = budget
-        # The ledger keeps no holder alive: a lost holder's loan is over.
-        self._size, self._give_back = weakref.WeakMethod(size), weakref.WeakMethod(give_back)
+        # The ledger keeps no holder alive: a lost holder's loan is over. Not a WeakMethod, whose death runs Python code.
+        sizes, gives_back = cast(MethodType, size), cast(MethodType, give_back)
+        self._holder = weakref.ref(sizes.__self__)
+        self._size, self._give_back = sizes.__func__, gives_back.__func__
 
     @property
     def n_bytes(self) -> int:
         """Bytes that the holder would give back now."""
-        size = self._size()
-        return 0 if size is None else size()
+        holder = self._holder()
+        return 0 if holder is None else int(self._size(holder))
 
     def give_back(self, n_bytes: int) -> int:
         """Ask the holder for ``n_bytes``; return how many it has released."""
-        give_back = self._give_back()
-        return 0 if give_back is None else give_back(n_bytes)
+        holder = self._holder()
+        return 0 if holder is None else int(self._give_back(holder, n_bytes))
 
     def end(self) -> None:
         """Lend no longer; may be called again."""

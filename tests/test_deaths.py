@@ -8,6 +8,7 @@ import inspect
 import pkgutil
 import sys
 import weakref
+from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
 
@@ -50,7 +51,7 @@ def test_living_objects_are_listed_until_they_die() -> None:
     assert list(living) == []
 
 
-def test_no_python_code_runs_when_a_closed_loader_dies(small: SimpleNamespace) -> None:
+def test_no_python_code_runs_when_a_closed_loader_dies(small: SimpleNamespace, tmp_path: Path) -> None:
     """An interrupt would be lost there, and the collector, in which much time may pass, runs that first."""
     calls = []
 
@@ -59,8 +60,19 @@ def test_no_python_code_runs_when_a_closed_loader_dies(small: SimpleNamespace) -
             calls.append(f"{frame.f_code.co_filename}:{frame.f_code.co_name}")
 
     with featstore.open(small.path, memory="64MiB") as g:
-        for options in ({}, {"strategy": "superbatch", "superbatch": 4}, {"memory": 2_000_000}):
-            loader: Any = featstore.Loader(g, featstore.NeighborSampler(g, [5]), np.arange(500), 100, **options)
+        seeds, path = np.arange(500), tmp_path / "pack"
+        featstore.sample_offline(g, featstore.NeighborSampler(g, [5]), seeds, 100, path=path, progress=False).close()
+        sampled: dict[str, Any] = {"seeds": seeds, "batch_size": 100}
+        for options in (
+            sampled,
+            sampled | {"strategy": "superbatch", "superbatch": 4},
+            sampled | {"strategy": "superbatch", "overlap": False, "feature_cache": 0.1},
+            sampled | {"strategy": "streamed", "feature_cache": 0.1},
+            sampled | {"memory": 2_000_000},
+            {"strategy": "packed", "pack": path, "feature_cache": 0.1},
+        ):
+            given = {} if "pack" in options else {"sampler": featstore.NeighborSampler(g, [5])}
+            loader: Any = featstore.Loader(g, **given, **options)
             for _ in range(2):
                 assert sum(1 for _ in loader) == 5
             loader.close()
@@ -68,11 +80,11 @@ def test_no_python_code_runs_when_a_closed_loader_dies(small: SimpleNamespace) -
             alive = weakref.ref(loader)
             sys.setprofile(record)
             try:
-                del loader
+                del loader, given
                 gc.collect()
             finally:
                 sys.setprofile(None)
             assert alive() is None
-            assert calls == []
+            assert calls == [], options
             assert SCRATCH not in g.budget.report()
         assert g.budget.required(idle=True) == 0

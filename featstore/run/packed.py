@@ -79,7 +79,7 @@ class Packed:
         self._held: list[Reservation] = []
         self._window_bytes = 0
         self._is_lent = False
-        weakref.finalize(self, _release, self._held, self._devices)
+        self._on_death: list[weakref.finalize[..., Any]] = [weakref.finalize(self, _release, self._held, self._devices)]
 
     @property
     def group(self) -> int:
@@ -174,7 +174,7 @@ class Packed:
     def _open(self, options: LayoutOptions) -> None:
         graph = self._setup.graph
         layout = self._layout = Layout(self._pack, options, graph.reader)
-        weakref.finalize(self, layout.close)
+        self._on_death.append(weakref.finalize(self, layout.close))
         layout.check(self._sources)
         self._held.append(graph.budget.reserve("layout tables", layout.tables.nbytes))
         room = self._cache_room if self._is_lent else None
@@ -223,6 +223,8 @@ class Packed:
         _release(self._held, self._devices)
         if self._layout is not None:
             self._layout.close()
+        for finalizer in self._on_death:
+            finalizer.detach()  # so that Ctrl-C is not lost in it
 
     def prepare(self, epoch: int, start: int) -> EpochRun:
         """Begin ``epoch``: the samples of the pack's epoch ``epoch`` modulo how many it has.
