@@ -126,7 +126,6 @@ def test_what_waits_to_be_handed_over_is_counted(
             go.set()
             batch = next(iterator)
             iterator.close()
-            loader._stages.batches._release_dead()  # deaths are noted, and counted when memory is asked for
             assert loader._share.used == resting + sample_bytes(first[0]) + width * len(batch.input_ids)
             del batch
 

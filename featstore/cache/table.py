@@ -289,13 +289,11 @@ class FeatureCache:
         since the plan are left out.
         """
         self._enter()
-        if self._slots is None:
-            return None
         if positions is None:
             positions = np.arange(len(rows), dtype=np.int64)
         with self._lock:
             self._check_open()
-            return self._slots.admit(rows, positions, array)
+            return None if self._slots is None else self._slots.admit(rows, positions, array)
 
     def apply(self, changes: Changeset | None, out: Uint8s) -> None:
         """Copy admitted rows from a batch's output into their slots; from now on they hit.

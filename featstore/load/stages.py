@@ -17,7 +17,7 @@ from featstore.errors import BudgetError
 from featstore.gather.buffers import block_bytes
 from featstore.gather.device import Apart
 from featstore.gather.executor import Tally
-from featstore.load.held import Batches, Held
+from featstore.load.held import Held
 from featstore.load.minibatch import MiniBatch
 from featstore.load.transfer import Assembled, HandOver, host_rows
 from featstore.strategies.base import EpochRun, Prepared
@@ -47,21 +47,20 @@ class Stages:
 
     def __init__(self, setup: Setup) -> None:
         self.watch = setup.watch
-        self.batches = None if setup.share is None else Batches(setup.share)
         self._g, self._setup, self._row_bytes = setup.graph, setup, setup.row_bytes
-        self._limit: Budget = setup.limit
-        self._hand_over = HandOver(setup.device, self.watch, self.batches)
+        self._share, self._limit = setup.share, setup.limit
+        self._hand_over = HandOver(setup.device, self.watch)
         self._delivered: list[tuple[weakref.ref[MiniBatch], int]] = []
         self._n_running = 0
-        self._g.budget.require(self, Stages._required)
-        if setup.needs is not None:
-            setup.needs.worker = self
         if setup.device.type == "cuda":
             self._g.pool.page_lock(self._hand_over.device)
         self._lock = threading.Lock()
         self._trimmed_for = -1
         self._largest_bytes = 0
         self._largest_rows = setup.batches.most_rows or 0
+        self._g.budget.require(self)
+        if setup.needs is not None:
+            setup.needs.worker = self
 
     def receive(self, batch: MiniBatch) -> None:
         """Take note of a batch, in the loop's thread, before the loop has it."""
@@ -73,7 +72,7 @@ class Stages:
         """Return the batches that somebody still holds; the lock is held."""
         return [(each, n_bytes) for each, n_bytes in self._delivered if each() is not None]
 
-    def _required(self, idle: bool) -> int:
+    def required(self, *, idle: bool) -> int:
         """Return what batches take at the least: those of a running epoch, else those that are still held; see Budget.require."""
         with self._lock:
             held = sum(n_bytes for _, n_bytes in self._living()) * 9 // 8
@@ -126,7 +125,7 @@ class Stages:
         try:
             prepared = run.batch(position)
             n_bytes = prepared.sampled.nbytes
-            return Item(prepared, n_bytes, None if self.batches is None else self.batches.hold(n_bytes))
+            return Item(prepared, n_bytes, None if self._share is None else Held(self._share, n_bytes))
         except BudgetError as error:
             # How many rows it would have had is unknown: as many as the largest batch so far.
             rows = self._largest_rows
@@ -149,8 +148,8 @@ class Stages:
         apart: dict[str, Apart] = {}
         tally = Tally()
         try:
-            if self.batches is not None and item.held is not None:
-                self.batches.resize(item.held, item.n_bytes + n_bytes)
+            if item.held is not None:
+                item.held.resize(item.n_bytes + n_bytes)
             budget = self._g.budget
             self._gather_features(run, item, features, apart, tally)
         except BudgetError as error:

@@ -176,7 +176,7 @@ class PackedRunner:
         self._held: list[Reservation] = []
         self._window_bytes = 0
         self._is_lent = False
-        weakref.finalize(self, _release, self._held, self._devices)
+        self._on_death: list[weakref.finalize[..., Any]] = [weakref.finalize(self, _release, self._held, self._devices)]
 
     def make_caches(self, size: int | float | str, policy: str | Policy | type[Policy]) -> None:
         """Make the host tier, and first the layout, where the pack has none for it."""
@@ -281,7 +281,7 @@ class PackedRunner:
         layout = self._layout = Layout(self._pack, options, graph.reader)
         assert isinstance(self._setup.batches, PackBatches)
         self.setup = self._setup = replace(self._setup, batches=self._setup.batches.grouped(layout.group))
-        weakref.finalize(self, layout.close)
+        self._on_death.append(weakref.finalize(self, layout.close))
         layout.check(self._sources)
         self._held.append(graph.budget.reserve("layout tables", layout.tables.nbytes))
         room = self._cache_room if self._is_lent else None
@@ -330,6 +330,8 @@ class PackedRunner:
         _release(self._held, self._devices)
         if self._layout is not None:
             self._layout.close()
+        for finalizer in self._on_death:
+            finalizer.detach()  # so that Ctrl-C is not lost in it
 
     def prepare(self, epoch: int, start: int) -> EpochRun:
         """Begin ``epoch``: the samples of the pack's epoch ``epoch`` modulo how many it has.

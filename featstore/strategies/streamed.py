@@ -116,7 +116,7 @@ class StreamedRunner(SuperbatchRunner):
             least_window(), min(window_for(graph.budget.available, len(widths)), spare // max(1, len(widths)))
         )
         held: list[Reservation] = []
-        weakref.finalize(self, _release, held)
+        self._on_death.append(weakref.finalize(self, _release, held))
         try:
             held.append(graph.budget.reserve("extents read ahead", self._window_bytes * len(widths)))
             most = max((most_memory(width, self._n_accesses, int(self._planning.superbatch)) for width in widths), default=0)
@@ -134,7 +134,7 @@ class StreamedRunner(SuperbatchRunner):
         windows = {name: Arenas(self._window_bytes) for name in setup.features}
         self._arenas = PackArenas(Arenas(self._packing.n_bytes // 4 * 3), windows)
         self._least_packing, self._useful_packing = least, self._packing.n_bytes
-        finalize_here(self, self._spares.close)
+        self._on_death.append(finalize_here(self, self._spares.close))
 
     @classmethod
     def least_bytes(cls, setup: Setup, batch: BatchSize) -> int:

@@ -132,6 +132,7 @@ class SuperbatchRunner:
             raise ValueError("superbatches need a planned policy")
         self.setup = self._setup = setup
         self.prefetch = setup.prefetch
+        self._on_death: list[weakref.finalize[..., Any]] = []
         self._running: weakref.ref[_SuperbatchEpoch] | None = None
         graph, n_batches = setup.graph, len(setup.batches)
         needs = setup.needs
@@ -235,7 +236,7 @@ class SuperbatchRunner:
             n_bytes = sum(FeatureCache.least_bytes(capacity, widths[name], n, None) for name, capacity in capacities.items())
             room = self._cache_room if on_loan else None
             self._switch = CacheSwitch(setup.graph, capacities, n_bytes, self._memory.n_bytes, setup.reads, room)
-            finalize_here(self, self._switch.close)
+            self._on_death.append(finalize_here(self, self._switch.close))
 
     def _cache_room(self) -> int:
         """Return the bytes that caches may take, made anew."""
@@ -254,6 +255,8 @@ class SuperbatchRunner:
         if self._switch is not None:
             self._switch.close()
         self._finalizer()
+        for finalizer in self._on_death:
+            finalizer.detach()  # so that Ctrl-C is not lost in it
 
     def prepare(self, epoch: int, start: int) -> EpochRun:
         """Begin ``epoch`` with an empty cache; sampling starts with the first batch asked for, in the background.
