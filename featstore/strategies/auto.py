@@ -33,7 +33,8 @@ from featstore.strategies.requests import guess, too_small
 from featstore.strategies.setup import Planning, Setup
 from featstore.strategies.sizing import ask, size_for_pack
 from featstore.strategies.streamed import Streamed
-from featstore.strategies.superbatch import Superbatch, ahead_bytes, choose_size, plan_ahead
+from featstore.strategies.superbatch import Superbatch, choose_size, plan_ahead
+from featstore.strategies.superbatchepoch import ahead_bytes
 
 __all__ = ["Auto"]
 
