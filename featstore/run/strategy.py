@@ -10,15 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from featstore.cache.base import Policy, get_policy
 from featstore.errors import BudgetError
-from featstore.gather.device import Apart
+from featstore.gather.device import DeviceTier
 from featstore.gather.executor import Tally
-from featstore.gather.plan import BatchPlan
+from featstore.gather.plan import BatchPlan, Tier
+from featstore.gather.sources import RowSource
 from featstore.graph.policyinputs import Given
 from featstore.partition.batcher import EpochOrder, RandomBatcher
 from featstore.plan.offline import Pack
@@ -74,7 +76,7 @@ class Setup:
     watch : Stopwatch
         Measures the stages.
     reads : ReadCounts
-        Gets what is read of features outside :meth:`EpochRun.gather`.
+        Gets what is read of features outside gathers.
     planning : Planning, optional
         For strategies that look ahead.
     pack : Pack, optional
@@ -124,8 +126,8 @@ class EpochRun(Protocol):
         ...
 
     @property
-    def has_device_tier(self) -> bool:
-        """Whether the device holds rows, so that batches are still put together when they are handed over."""
+    def devices(self) -> Mapping[str, DeviceTier]:
+        """The rows that the device holds, by feature: such batches are still put together when they are handed over."""
         ...
 
     def batch(self, position: int) -> Prepared:
@@ -136,10 +138,11 @@ class EpochRun(Protocol):
         """Whether :meth:`batch` need not wait until earlier batches were gathered; waits for nobody."""
         ...
 
-    def gather(self, name: str, prepared: Prepared, tally: Tally) -> torch.Tensor | Apart:
-        """Return the rows of feature ``name`` for the batch, counted in ``tally``; called in order, by one thread.
+    def plan(self, name: str, prepared: Prepared, tally: Tally) -> tuple[BatchPlan | None, Mapping[Tier, RowSource]]:
+        """Return by which plan feature ``name`` is gathered for the batch now, and tiers that the plan names.
 
-        Where the device holds some of them: what another thread then puts together there.
+        Called in order, by one thread, which then gathers; again for the same batch where memory was short for that. No plan: the
+        store makes one. ``tally`` gets what is read before.
         """
         ...
 
@@ -155,7 +158,7 @@ class EpochRun(Protocol):
         ...
 
     def stop(self) -> None:
-        """Hear that the epoch is over: whoever waits in :meth:`batch` or :meth:`gather` is sent away. Waits for nobody."""
+        """Hear that the epoch is over: whoever waits in :meth:`batch` or :meth:`plan` is sent away. Waits for nobody."""
         ...
 
     def close(self) -> None:
@@ -235,9 +238,7 @@ class _OnDemandEpoch:
     def threads(self) -> int:
         return self._setup.threads
 
-    @property
-    def has_device_tier(self) -> bool:
-        return False
+    devices: Mapping[str, DeviceTier] = MappingProxyType({})
 
     def batch(self, position: int) -> Prepared:
         with self._setup.watch.time("sample"):
@@ -247,9 +248,8 @@ class _OnDemandEpoch:
     def may_begin(self, position: int) -> bool:
         return True
 
-    def gather(self, name: str, prepared: Prepared, tally: Tally) -> torch.Tensor:
-        rows: torch.Tensor = self._setup.graph.features[name].take(prepared.sampled.input_ids, tally=tally)
-        return rows
+    def plan(self, name: str, prepared: Prepared, tally: Tally) -> tuple[None, Mapping[Tier, RowSource]]:
+        return None, {}
 
     def passed(self, position: int) -> None:
         pass
