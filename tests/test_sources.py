@@ -233,7 +233,7 @@ def test_a_planned_cache_holds_rows_not_ids(store: Any) -> None:
     assert torch.equal(store.gather(ids, hits, None, tally), store.x[rows])
     assert (tally.rows, tally.read.rows) == ({Tier.BASE: 5, Tier.HOST: 4}, 5)
     with pytest.raises(IndexError, match="row 7 at position 0"):
-        store.gather(torch.from_numpy(rows), plan)
+        store.gather(torch.from_numpy(rows))
 
 
 def test_short_memory_leaves_an_extent_where_it_is(store: Any) -> None:

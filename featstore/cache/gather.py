@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -103,7 +104,10 @@ class Gather:
     ) -> None:
         cache, sources = tiers
         if cache is None:
-            self._run(None, sources, rows, BatchPlan(len(rows), (Part(Tier.BASE, rows),)), out, tally, gap_bytes)
+            plan = BatchPlan(len(rows), (Part(Tier.BASE, rows),))
+            execute(plan, sources, out, _OTHERS, tally, gap_bytes)
+            if tally is not None:
+                tally.count_plan(plan)
             return
         done, at_once = 0, MOST_ROWS_AT_ONCE
         while done < len(rows):
@@ -122,13 +126,13 @@ class Gather:
                 # What is read is what is admitted, though the caller changes his array meanwhile: others use the cache.
                 given, ids = ids, room(len(ids), np.int64)
                 np.copyto(ids, given)
-            self._run(cache, sources, ids, None, out[done : done + len(ids)], tally, gap_bytes, room)
+            self._run(cache, sources, None, partial(np.asarray, ids), out[done : done + len(ids)], tally, gap_bytes, room)
             done += len(ids)
 
     def planned(
         self,
         plan: BatchPlan,
-        rows: Int64s,
+        rows: Callable[[], Int64s],
         out: Uint8s,
         tally: Tally | None = None,
         tiers: Mapping[Tier, RowSource] | None = None,
@@ -139,8 +143,8 @@ class Gather:
         ----------
         plan : BatchPlan
             Made for the cache as it is now; plans run in the order in which they were made, by one thread.
-        rows : int64 array, shape (plan.n_rows,)
-            The batch's rows: hits in slots that the cache has given back meanwhile are read from the source.
+        rows : callable
+            Returns the batch's rows, int64 [plan.n_rows]: hits in slots that the cache has given back are read from the source.
         out, tally
             As for :meth:`rows`.
         tiers : mapping of Tier to RowSource, optional
@@ -158,17 +162,17 @@ class Gather:
             if cache is not None and Tier.PACKED in tiers:
                 # Two cores read extents and plans; a copying thread that waits for one of them holds up the others.
                 sources[Tier.HOST] = MemorySource(cache.array, max(1, self._n_threads - 2))
-        self._run(cache, sources, rows, plan, out, tally, None)
+        self._run(cache, sources, plan, rows, out, tally)
 
     @staticmethod
     def _run(
         cache: FeatureCache | None,
         sources: Mapping[Tier, RowSource],
-        rows: Int64s | range,
         given: BatchPlan | None,
+        rows: Callable[[], Int64s],
         out: Uint8s,
         tally: Tally | None,
-        gap_bytes: int | None,
+        gap_bytes: int | None = None,
         room: Any = np.empty,
     ) -> None:
         """Run the plan that was given, or one made by the cache, whose arrays ``room`` makes."""
@@ -176,10 +180,9 @@ class Gather:
             assert given is not None
             plan = given
         else:
-            assert not isinstance(rows, range)
             # Slots may change hands as soon as they are not pinned: hits are copied before any admission.
             with cache.pinned():
-                plan = cache.plan(rows, room) if given is None else cache.surviving(given, rows)
+                plan = cache.plan(rows(), room) if given is None else cache.surviving(given, rows)
                 execute(plan, sources, out, _MEMORY, tally)
         execute(plan, sources, out, _OTHERS, tally, gap_bytes)
         if cache is not None:

@@ -484,8 +484,8 @@ class FeatureCache:
         self.array = self.array[:capacity]
         self.capacity, self.is_cut = capacity, True
 
-    def surviving(self, plan: BatchPlan, rows: Int64s) -> BatchPlan:
-        """Return a planner's plan for a batch of ``rows``, with the hits in slots that were given back since as misses.
+    def surviving(self, plan: BatchPlan, rows: Callable[[], Int64s]) -> BatchPlan:
+        """Return a planner's plan for a batch of ``rows()``, with the hits in slots that were given back since as misses.
 
         To be called, and the hits copied, inside :meth:`pinned`.
         """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -19,6 +20,7 @@ Addresses: TypeAlias = "Int64s | Int32s | range"
 class Tier(enum.IntEnum):
     """Where a row is read from, fastest first."""
 
+    __hash__ = int.__hash__  # Enum's own is a call of Python a look-up
     DEVICE = 0
     HOST = 1
     DISK_CACHE = 2
@@ -106,15 +108,15 @@ class BatchPlan:
     changes: Changeset | None = None
     device: DeviceRows | None = None
 
-    def within(self, capacity: int, rows: Int64s) -> BatchPlan:
-        """Return the plan of a batch of ``rows`` where the cache has only the first ``capacity`` slots left: other hits miss."""
+    def within(self, capacity: int, rows: Callable[[], Int64s]) -> BatchPlan:
+        """Return the plan of a batch of ``rows()`` where the cache has the first ``capacity`` slots left: other hits miss."""
         parts: list[Part] = []
         for part in self.parts:
             slots = np.asarray(part.addresses)
             if part.tier == Tier.HOST and not (left := slots < capacity).all():
                 positions = np.arange(self.n_rows) if part.positions is None else part.positions
                 lost = positions[~left]
-                parts.append(Part(Tier.BASE, rows[lost], lost))
+                parts.append(Part(Tier.BASE, rows()[lost], lost))
                 part = Part(Tier.HOST, slots[left], positions[left])
             parts.append(part)
         return replace(self, parts=tuple(parts))

@@ -267,21 +267,30 @@ class FeatureStore:
         IndexError, CorruptionError, OSError, BudgetError, ClosedError
             As :meth:`take`. After a BudgetError the same call may be repeated.
         """
-        if plan is not None and plan.device is not None:
-            ids = ids[torch.from_numpy(plan.device.others)]
-        rows, _ = resolve_rows(ids, len(self), self.first_row)
-        out = self._pool.tensor((len(rows), *self.shape[1:]), self.dtype)
-        self._n_takes += len(rows) > 0
         if plan is None:
-            self._gather.rows(rows, self._bytes(out), tally)
-        else:
-            assert not isinstance(rows, range)
-            self._gather.planned(plan, rows, self._bytes(out), tally, tiers)
+            rows, _ = resolve_rows(ids, len(self), self.first_row)
+            out = self._pool.tensor((len(rows), *self.shape[1:]), self.dtype)
+            self._fill(rows, out, tally=tally)
+            return out
+
+        def rows_of() -> npt.NDArray[np.int64]:
+            mine = ids if plan.device is None else ids[torch.from_numpy(plan.device.others)]
+            return np.asarray(resolve_rows(mine, len(self), self.first_row)[0])
+
+        out = self._pool.tensor((plan.n_rows, *self.shape[1:]), self.dtype)
+        self._n_takes += plan.n_rows > 0
+        self._gather.planned(plan, rows_of, self._bytes(out), tally, tiers)
         return out
 
-    def _fill(self, rows: npt.NDArray[np.int64] | range, out: torch.Tensor, gap_bytes: int | None = None) -> None:
+    def _fill(
+        self,
+        rows: npt.NDArray[np.int64] | range,
+        out: torch.Tensor,
+        gap_bytes: int | None = None,
+        tally: Tally | None = None,
+    ) -> None:
         self._n_takes += len(rows) > 0
-        self._gather.rows(rows, self._bytes(out), None, gap_bytes)
+        self._gather.rows(rows, self._bytes(out), tally, gap_bytes)
 
     def _bytes(self, out: torch.Tensor) -> npt.NDArray[np.uint8]:
         """View a contiguous CPU tensor as rows of bytes."""

@@ -20,7 +20,7 @@ def _as_array(index: Any) -> npt.NDArray[Any]:
     if isinstance(index, torch.Tensor):
         if index.is_floating_point() or index.is_complex():
             raise TypeError(f"rows are indexed by integers or a boolean mask, not {index.dtype}")
-        return np.asarray(index.detach().cpu().numpy())
+        return np.asarray(index.numpy(force=True))
     if isinstance(index, (list, tuple)) and len(index) == 0:
         return np.empty(0, np.int64)
     if isinstance(index, list) and isinstance(index[0], torch.Tensor):
