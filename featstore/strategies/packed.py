@@ -151,11 +151,9 @@ class PackedRunner:
         self._planning, self._pack, self.prefetch = planning, pack, setup.prefetch
         graph = setup.graph
         pack.check(graph)
-        identity = graph.identity()
         self._sources = {
             name: Source(
-                graph.features[name].file,
-                identity[f"node/_/{name}"],
+                graph.features[name].pages,
                 str(graph.features[name].dtype).removeprefix("torch."),
                 tuple(graph.features[name].shape),
             )
@@ -290,10 +288,10 @@ class PackedRunner:
             self._devices[name] = DeviceTier(
                 len(rows), shape, store.dtype, device, graph.pool, graph.budget, graph.options.threads
             )
-            source = layout.fill(name, graph.reader, Tier.DEVICE, self._window_bytes)
+            source = layout.fill(name, Tier.DEVICE, self._window_bytes)
             try:
                 self._devices[name].fill(
-                    rows, fill_step(store.file.row_bytes, Tier.DEVICE), partial(fill_from_extents, self._setup, source)
+                    rows, fill_step(store.row_bytes, Tier.DEVICE), partial(fill_from_extents, self._setup, source)
                 )
             finally:
                 source.close()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-
-import torch
 
 from featstore.cache.checkedplans import CheckedPolicy
 from featstore.cache.planned import PlannedPolicy
@@ -14,7 +12,8 @@ from featstore.config import Reservation
 from featstore.errors import BudgetError
 from featstore.gather.ahead import ReadAhead
 from featstore.gather.executor import Tally
-from featstore.gather.plan import Tier
+from featstore.gather.plan import BatchPlan, Tier
+from featstore.gather.sources import MemorySource, RowSource
 from featstore.plan.overlapped import Pack
 from featstore.plan.superbatches import SuperbatchInspector
 from featstore.sampling.drawn import SampledEpoch
@@ -61,7 +60,6 @@ class SuperbatchEpoch(EpochRun):
         self._caches, self._claim = caches, claim
         self._switch = switch = caches if isinstance(caches, CacheSwitch) else None
         self.closed = False
-        self._ran: dict[str, int] = {}  # the last batch whose plan ran, a feature
         stores = [graph.features[name] for name in setup.features]
         if switch is None:
             capacity = min((0 if store.cache is None else store.cache.capacity for store in stores), default=0)
@@ -105,7 +103,7 @@ class SuperbatchEpoch(EpochRun):
                     with suppress(BudgetError):  # others were quicker: misses are then read when they are needed
                         ahead.resize(ahead_bytes(setup, min(graph.budget.total // 16, setup.needs.unused())))
                 widths = {name: store.nbytes // max(1, len(store)) for name, store in zip(setup.features, stores, strict=True)}
-                read = {name: store.read_rows for name, store in zip(setup.features, stores, strict=True)}
+                read = {name: store.source.gather for name, store in zip(setup.features, stores, strict=True)}
                 # In the serial schedule plans are made while nothing is read ahead, and the other way round: one memory for both.
                 idle = min(memory.n_bytes - CheckedPolicy(planning.policy).nbytes, graph.budget.total // 8)
                 n_bytes = ahead.n_bytes if switch is None else ahead_bytes(setup, max(0, idle))
@@ -137,28 +135,14 @@ class SuperbatchEpoch(EpochRun):
     def may_begin(self, position: int) -> bool:
         return self._inspector.may_begin(position)
 
-    def gather(self, name: str, prepared: Prepared, tally: Tally) -> torch.Tensor:
+    def plan(self, name: str, prepared: Prepared, tally: Tally) -> tuple[BatchPlan, Mapping[Tier, RowSource]]:
         assert prepared.plans is not None
-        store, position = self._setup.graph.features[name], prepared.position
-        rows: torch.Tensor
-        if self._ran.get(name, -1) < position:
-            ahead = None if self._ahead is None else self._ahead.take(position, name)
-            packed = self._inspector.source(position, name)
-            before = 0.0 if packed is None else packed.waited_s
-            rows = store.run_plan(
-                prepared.plans[name],
-                prepared.sampled.input_ids.numpy(),
-                tally,
-                ahead,
-                None if packed is None else {Tier.PACKED: packed},
-            )
-            if packed is not None:
-                self._setup.watch.add("read", packed.waited_s - before)
-            self._ran[name] = position
-        else:
-            # Asked again, because memory was short after the plan had run: its changes are made, so the rows are looked up.
-            rows = store.take(prepared.sampled.input_ids, tally=tally)
-        return rows
+        plan, position = prepared.plans[name], prepared.position
+        rows = None if self._ahead is None else self._ahead.take(position, name)
+        if rows is not None:
+            return plan.read_ahead(len(rows)), {Tier.AHEAD: MemorySource(rows, self._setup.graph.options.threads)}
+        packed = self._inspector.source(position, name)
+        return plan, {} if packed is None else {Tier.PACKED: packed}
 
     def passed(self, position: int) -> None:
         if self._ahead is not None:
