@@ -77,7 +77,7 @@ def test_errors_say_what_to_do_next(data: Path, tmp_path: Path, capsys: pytest.C
     before = sorted(path.relative_to(pack) for path in pack.rglob("*"))
     assert "--overwrite" in fails(capsys, "pack", data, pack, *FANOUTS)
     assert "leave one out" in fails(capsys, "pack", data, pack, "--overwrite", "--add-layout")
-    assert "--strategy packed or auto" in fails(capsys, *train, "--strategy", "streamed", "--pack", pack)
+    assert "--strategy auto or packed" in fails(capsys, *train, "--strategy", "streamed", "--pack", pack)
     packed = [*train, "--strategy", "packed", "--pack", pack]
     assert "--fanouts 4,3,2: the samples of" in fails(capsys, *packed, "--fanouts", "4,3,2")
     assert "were made with 100; leave it out" in fails(capsys, *packed, "--batch-size", 101)
@@ -87,10 +87,8 @@ def test_errors_say_what_to_do_next(data: Path, tmp_path: Path, capsys: pytest.C
     for wrong in (["--fanouts", "4,4"], ["--batch-size", 10], ["--epochs", 2], ["--seed", 1], ["--seeds", "train_idx"]):
         assert f"{wrong[0]} {wrong[1]}: " in fails(capsys, *adding, *wrong)
     assert "--labels: the dataset has no 'z'" in fails(capsys, *adding, "--labels", "z")
-    assert "--no-overlap" in fails(capsys, *train, "--strategy", "packed", "--pack", pack, "--no-overlap")
     assert "feature: the dataset has no 'nope'; it has ['x']" in fails(capsys, *packed, "--feature", "nope")
-    assert "a planned policy such as 'belady' or a static one, not 'lru'" in fails(capsys, *packed, "--policy", "lru")
-    assert "--policy none, no cache, goes with --strategy ondemand" in fails(capsys, *packed, "--policy", "none")
+    assert "it takes a planned policy such as 'belady' or a static policy" in fails(capsys, *packed, "--policy", "lru")
     assert "no policy is named 'nope'" in fails(capsys, *packed, "--policy", "nope")
     missing = fails(capsys, *train, "--strategy", "packed", "--pack", pack, *FANOUTS, "--policy", "frequency")
     assert "--add-layout --policy frequency" in missing
@@ -129,7 +127,7 @@ def test_a_device_cache_in_training(data: Path, tmp_path: Path, capsys: pytest.C
     assert run(capsys, *train, *there)["stats"]["hits"] == found["stats"]["hits"]
     assert "no such layout" in fails(capsys, *train, "--device-cache", "0.2")
     assert "200 rows in memory and 100 on the device" in fails(capsys, *train)
-    assert "--device-cache goes with --pack" in fails(capsys, "train", data, "--device-cache", "0.1")
+    assert "--device-cache: goes with --pack" in fails(capsys, "train", data, "--device-cache", "0.1")
     with pytest.raises(SystemExit):
         main(["train", str(data), "--device", "abacus"])
     assert "device='abacus' is not a device" in capsys.readouterr().err
@@ -210,10 +208,13 @@ def test_training_on_a_copy_without_its_dataset(data: Path, tmp_path: Path, caps
         (["--fanouts", "4,4"], "were made with 4,3"),
         (["--batch-size", 10], "were made with 100"),
         (["--run-dir", tmp_path / "r"], "--run-dir: goes with"),
-        (["--no-overlap"], "--no-overlap goes with"),
+        (["--length", 3, "--policy", "degree"], "--length: goes with a planned policy"),
         (["--labels", "z"], "labels: the pack has no 'z'; it has ['y']. Where its dataset is: featstore pack DATASET"),
         (["--feature", "z"], "the pack has no 'z'; it has ['x']. Where its dataset is: featstore pack DATASET"),
-        (["--policy", "lru"], "needs a planned policy such as 'belady' or a static one, not 'lru'"),
+        (
+            ["--policy", "lru"],
+            "'lru' is none that this strategy can follow: it takes a planned policy such as 'belady' or a static policy",
+        ),
         (["--policy", "degree"], "featstore pack DATASET"),
         (["--cache", "0.3"], f"{there}: these rows are not in the pack"),
         (["--policy", "frequency", "--cache", "0.3"], f"{there}: these rows are not in the pack"),
@@ -295,7 +296,7 @@ def test_loaders_are_not_asked_for_other_batches(data: Path, tmp_path: Path) -> 
         with featstore.PackedGraph(tmp_path / "p", memory="64MB") as there:
             with pytest.raises(ValueError, match="labels: the graph has no 'y'"):
                 make_loader(there, strategy="packed", labels="y")
-            with make_loader(there, strategy="packed") as loader:
+            with make_loader(there, strategy="packed", labels=None) as loader:
                 assert next(iter(loader)).y is None
         with featstore.sample_offline(g, sampler, seeds, 100, path=tmp_path / "q", drop_last=True) as pack:
             with make_loader(g, pack=pack, drop_last=True, **options) as loader:

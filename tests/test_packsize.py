@@ -18,9 +18,10 @@ from featstore.errors import BudgetError
 from featstore.plan.samples import SampleWriter, sample_bytes
 from featstore.sampling.batch import Block, SampledBatch
 from featstore.storage.writer import free_bytes
+from featstore.strategies.packed import Packed
 from featstore.strategies.packsize import PackEstimate, estimate_layout, estimate_pack
 from tests.conftest import skewed_dataset
-from tests.loaders import make_loader
+from tests.loaders import make_loader, strategy_of
 
 N = 6000
 SAMPLING = ["--fanouts", "5,3", "--batch-size", "50"]
@@ -37,6 +38,12 @@ def sampler_of(g: Any) -> featstore.NeighborSampler:
 
 def size(pack: Path, *patterns: str) -> int:
     return sum(path.stat().st_size for pattern in patterns for path in pack.glob(pattern) if path.is_file())
+
+
+def asked(options: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of an estimate that flat options of a loader come to."""
+    rest = {"feature_cache": 0.1, **options, "strategy": "packed"}
+    return {"packed": strategy_of(rest), **rest}
 
 
 @pytest.mark.parametrize("n_batches", [3, 40])
@@ -60,12 +67,12 @@ def test_an_estimate_is_about_what_is_written(data: Path, tmp_path: Path, option
     with featstore.open(data, memory="64MB") as g:
         seeds = g.node_data["train_idx"]
         batch_size = -(-len(seeds) // n_batches)
-        estimate = estimate_pack(g, sampler_of(g), seeds, batch_size, 2, tmp_path / "p", labels="y", **options)
+        estimate = estimate_pack(g, sampler_of(g), seeds, batch_size, 2, tmp_path / "p", labels="y", **asked(options))
         assert not os.listdir(tmp_path)
         with featstore.sample_offline(g, sampler_of(g), seeds, batch_size, 2, tmp_path / "p", progress=False) as pack:
-            again = estimate_layout(g, pack, labels="y", **options)
+            again = estimate_layout(g, pack, labels="y", **asked(options))
             make_loader(g, strategy="packed", pack=pack, **{"feature_cache": 0.1, **options}).close()
-            assert estimate_layout(g, pack, labels="y", **options).total_bytes == 0  # it is there
+            assert estimate_layout(g, pack, labels="y", **asked(options)).total_bytes == 0  # it is there
     assert estimate.n_batches == again.n_batches == 2 * n_batches
     assert estimate.n_looked_at == again.n_looked_at == min(n_batches, 8)
     assert 0.9 < estimate.samples_bytes / size(tmp_path / "p", "pack", "samples") < 1.1
@@ -97,13 +104,13 @@ def test_what_cannot_be_estimated(data: Path, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="list has seeds of its own"):
             estimate_pack(g, [batch], seeds, 50)
         with pytest.raises(BudgetError, match="one row"):
-            estimate_pack(g, sampler_of(g), seeds, 50, feature_cache="10B")
+            estimate_pack(g, sampler_of(g), seeds, 50, packed=Packed(cache="10B"))
         with pytest.raises(ValueError, match="has no unit"):
-            estimate_pack(g, sampler_of(g), seeds, 50, feature_cache="0.1")
+            estimate_pack(g, sampler_of(g), seeds, 50, packed=Packed(cache="0.1"))
         assert estimate_pack(g, sampler_of(g), seeds[:0], 50).total_bytes < 5000
         held = g.budget.reserve("others", g.budget.available - 320_000)
         with held:
-            estimate = estimate_pack(g, sampler_of(g), seeds, 50, feature_cache=0.01)
+            estimate = estimate_pack(g, sampler_of(g), seeds, 50, packed=Packed(cache=0.01))
         assert estimate.layout_bytes is None
         assert estimate.samples_bytes > 0
         assert "a layout of unknown size" in str(estimate)
@@ -112,7 +119,7 @@ def test_what_cannot_be_estimated(data: Path, tmp_path: Path) -> None:
 def test_memory_that_is_short_shortens_the_look(data: Path) -> None:
     with featstore.open(data, memory="64MB") as g:
         seeds = g.node_data["train_idx"]
-        whole = estimate_pack(g, sampler_of(g), seeds, 50, feature_cache=0)
+        whole = estimate_pack(g, sampler_of(g), seeds, 50, packed=Packed(cache=0))
         used = g.budget.used
         longest = len(sampler_of(g).sample(seeds[:50]).input_ids)
 
@@ -128,7 +135,7 @@ def test_memory_that_is_short_shortens_the_look(data: Path) -> None:
                 return sampler_of(g).sample(seeds, epoch=epoch, index=index)
 
         sampler = Sampler()
-        short = estimate_pack(g, sampler, seeds, 50, feature_cache=0)
+        short = estimate_pack(g, sampler, seeds, 50, packed=Packed(cache=0))
         sampler.held.release()
         assert short.n_looked_at == 3 < whole.n_looked_at
         assert short.samples_bytes == pytest.approx(whole.samples_bytes, rel=0.1)

@@ -27,6 +27,7 @@ from featstore.storage.reader import Reader
 from featstore.storage.rowfile import ReadStats, RowFile
 from featstore.testing import RowSourceContract
 from tests.conftest import make_graph
+from tests.loaders import make_loader
 from tests.written_rows import write_rows
 
 _readers: list[Reader] = []
@@ -293,7 +294,7 @@ def test_loaders_run_over_a_users_source(tmp_path: Path, strategy: str) -> None:
         g._stores["x"] = FeatureStore("x", source, x.shape, torch.float32, g.reader, g.pool, 2)
         sampler = featstore.NeighborSampler(g, [3, 3], seed=1)
         options: dict[str, Any] = {"batch_size": 50, "labels": None, "feature_cache": 0.2, "strategy": strategy}
-        with featstore.Loader(g, sampler, g.node_data["ids"], **options) as loader:
+        with make_loader(g, sampler, g.node_data["ids"], **options) as loader:
             for batch in loader:
                 assert torch.equal(batch.x, torch.from_numpy(x)[batch.input_ids])
             assert loader.stats()["hits"]["host"] > 0

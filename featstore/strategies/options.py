@@ -78,7 +78,12 @@ def check_fields(strategy: Any) -> None:
 
 
 def _cache(size: Any) -> int | float | str | None:
-    return size if size is None or (isinstance(size, str) and size == "auto") else parse_cache_size(size)
+    if size is None or (isinstance(size, str) and size == "auto"):
+        return size
+    found = parse_cache_size(size)
+    is_bytes = found != 0 and not isinstance(found, float)
+    kept: int | float | str = size if is_bytes else found  # bytes keep their unit
+    return kept
 
 
 def _cache_text(text: str) -> int | float | str:
@@ -86,7 +91,8 @@ def _cache_text(text: str) -> int | float | str:
         return text
     if "." in text and text.replace(".", "", 1).isdigit():
         return float(text)  # on a command line 0.1 is a share, as the float is in Python
-    return parse_cache_size(text)
+    parse_cache_size(text)
+    return text
 
 
 def _length(length: Any) -> int | str:

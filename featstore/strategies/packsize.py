@@ -42,6 +42,7 @@ __all__ = ["PackEstimate", "estimate_layout", "estimate_pack"]
 MARGIN = 0.5  # of an estimate, by which it may be too high: within it the drive may have room, and is tried
 RECORD_BYTES = 4096  # of the pack's record, or of a file of node data beside its array, at most
 SECTIONS = 7  # a batch, of a layout's tables
+PACKED = Packed(cache=0.1)
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ def estimate_pack(
     epochs: int = 1,
     path: str | os.PathLike[str] | None = None,
     *,
-    packed: Packed,
+    packed: Packed = PACKED,
     features: str | Sequence[str] = ("x",),
     device_cache: int | float | str | None = None,
     disk: int | None = None,
@@ -198,7 +199,7 @@ def estimate_layout(
     g: OutOfCoreGraph,
     pack: Pack,
     *,
-    packed: Packed,
+    packed: Packed = PACKED,
     features: str | Sequence[str] = ("x",),
     device_cache: int | float | str | None = None,
     disk: int | None = None,
