@@ -110,18 +110,18 @@ class Auto(Strategy):
         return made(cache=cache, policy=decision.policy or PLANNED, **files)
 
 
-class AutoRunner:
+class AutoRunner(Runner):
     """The runner of the strategy that was decided on, and its epochs beside their estimates."""
 
     def __init__(self, chosen: Runner, decision: Decision) -> None:
-        self._chosen, self._decision = chosen, decision
-        self.setup, self.prefetch = chosen.setup, chosen.prefetch
+        super().__init__(chosen.setup)
+        self._chosen, self._decision, self.prefetch = chosen, decision, chosen.prefetch
         self._epochs: Epochs | None = None
         if decision.choice is not None:
             self._epochs = Epochs(decision.choice, len(self.setup.features), len(self.setup.batches))
 
     def prepare(self, epoch: int, start: int) -> EpochRun:
-        """See :class:`~featstore.strategies.base.Runner`."""
+        """See :class:`~featstore.Runner`."""
         run = self._chosen.prepare(epoch, start)
         if self._epochs is not None:
             run.on_delivered = self._epochs.begin(self._counters)
