@@ -1,4 +1,4 @@
-"""What plug-in authors test with: contract suites for policies, Hypothesis strategies, fault injection.
+"""What plug-in authors test with: contract suites for policies and strategies, Hypothesis strategies, fault injection.
 
 The suites need pytest and Hypothesis, which the library itself does not: they are imported when a suite is asked for.
 """
@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from featstore.testing.loading import StrategyContract
     from featstore.testing.planned import PlannedPolicyContract, play_planned
     from featstore.testing.policies import OnlinePolicyContract, StaticPolicyContract, golden_context, golden_trace, play
     from featstore.testing.strategies import row_ids, traces
@@ -17,6 +18,7 @@ __all__ = [
     "OnlinePolicyContract",
     "PlannedPolicyContract",
     "StaticPolicyContract",
+    "StrategyContract",
     "golden_context",
     "golden_trace",
     "play",
@@ -25,7 +27,13 @@ __all__ = [
     "traces",
 ]
 
-_HOMES = {"row_ids": "strategies", "traces": "strategies", "PlannedPolicyContract": "planned", "play_planned": "planned"}
+_HOMES = {
+    "row_ids": "strategies",
+    "traces": "strategies",
+    "PlannedPolicyContract": "planned",
+    "play_planned": "planned",
+    "StrategyContract": "loading",
+}
 
 
 def __getattr__(name: str) -> Any:
