@@ -37,6 +37,11 @@ from featstore.pack.offline import (
     sample_offline as sample_offline,
 )
 from featstore.pack.packgraph import PackedGraph as PackedGraph
+from featstore.plan.cost import (
+    Estimate as Estimate,
+    Machine as Machine,
+    Workload as Workload,
+)
 from featstore.plan.simulate import simulate as simulate
 from featstore.load.minibatch import MiniBatch as MiniBatch
 from featstore.load.loader import Loader as Loader

@@ -21,18 +21,17 @@ from featstore.plan.cost import ONLINE, PLANNED, STATIC, Machine, OnDisk, Worklo
 from featstore.sampling.drawn import SampledBatches
 from featstore.strategies.actual import Epochs
 from featstore.strategies.base import EpochRun, Runner, Strategy
+from featstore.strategies.estimates import plugin_estimates
 from featstore.strategies.leases import make_room
 from featstore.strategies.lookahead import rows_in_memory
-from featstore.strategies.ondemand import OnDemand
-from featstore.strategies.options import CACHE, DISK, EPOCHS, PACK, RUN_DIR, option
-from featstore.strategies.packed import Packed, batches_of, packed_length
+from featstore.strategies.options import CACHE, DISK, EPOCHS, PACK, RUN_DIR, option, options_of
+from featstore.strategies.packed import batches_of, packed_length
 from featstore.strategies.profile import Profile, pack_trace
-from featstore.strategies.registry import register_strategy
+from featstore.strategies.registry import find_strategy, register_strategy
 from featstore.strategies.requests import guess, too_small
 from featstore.strategies.setup import Planning, Setup
 from featstore.strategies.sizing import size_for_pack
-from featstore.strategies.streamed import Streamed
-from featstore.strategies.superbatch import Superbatch, ahead_bytes, choose_size, plan_ahead
+from featstore.strategies.superbatch import ahead_bytes, choose_size, plan_ahead
 
 __all__ = ["Auto"]
 
@@ -42,7 +41,8 @@ __all__ = ["Auto"]
 class Auto(Strategy):
     """Take whichever strategy, with whichever policy, is estimated to take least time for the epochs to come.
 
-    ``loader.stats()["auto"]`` says which was taken, and why.
+    ``loader.stats()["auto"]`` says which was taken, and why. Strategies of other packages are among the candidates where they
+    estimate themselves (:meth:`featstore.Strategy.estimate`).
 
     Parameters
     ----------
@@ -99,15 +99,11 @@ class Auto(Strategy):
             raise
 
     def _chosen(self, decision: Decision, cache: int | float | str | None, pack: Pack | None) -> Strategy:
-        """Return the strategy that was decided on, with this one's options."""
-        cache = None if decision.policy is None else cache
-        files: dict[str, Any] = {"disk": self.disk, "run_dir": self.run_dir}
-        if decision.strategy == "packed":
-            return Packed(pack, cache=cache, policy=decision.policy or "belady", disk=self.disk)
-        if decision.strategy == "ondemand":
-            return OnDemand(cache) if decision.policy is None else OnDemand(cache, decision.policy)
-        made = {"superbatch": Superbatch, "streamed": Streamed}[decision.strategy]
-        return made(cache=cache, policy=decision.policy or PLANNED, **files)
+        """Return the strategy that was decided on, with this one's options, as far as it has them."""
+        cls, policy = find_strategy(decision.strategy), decision.policy
+        given = {"policy": policy, "pack": pack, "disk": self.disk, "run_dir": self.run_dir}
+        given = {"cache": None if policy is None else cache, **{name: each for name, each in given.items() if each is not None}}
+        return cls(**{name: each for name, each in given.items() if name in options_of(cls)})
 
 
 class AutoRunner(Runner):
@@ -225,7 +221,8 @@ def decide(setup: Setup, planning: Planning, *, capacity: int, epochs: int) -> D
             )
         stored = 0 if profile is None else profile.n_bytes // profile.n_sampled
         workload = replace(workload, superbatch=_streamed_size(setup, planning, workload, stored), on_disk=counted)
-        choice = choose(workload, Machine(speed, copy_bandwidth(width, graph.options.threads, graph.budget)))
+        machine = Machine(speed, copy_bandwidth(width, graph.options.threads, graph.budget))
+        choice = choose(workload, machine, plugin_estimates)
     except BaseException as error:
         if profile is not None:
             profile.close()

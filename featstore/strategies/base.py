@@ -17,6 +17,7 @@ import torch
 from featstore.gather.device import Apart
 from featstore.gather.executor import Tally
 from featstore.gather.plan import BatchPlan
+from featstore.plan.cost import Estimate, Machine, Workload
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.drawn import SampledBatches
 from featstore.strategies.options import check_fields
@@ -163,6 +164,27 @@ class Strategy(ABC):
         ------
         ValueError
             Other batches are asked for than those.
+        """
+        return None
+
+    @classmethod
+    def estimate(cls, workload: Workload, machine: Machine) -> Estimate | None:
+        """Return what an epoch would take, for :class:`~featstore.Auto` to compare with the others; None: it is not considered.
+
+        Where it is least, the strategy runs with those options of ``Auto`` that it has, too, and with the estimate's policy.
+        The library's own strategies are estimated by the cost model.
+
+        Parameters
+        ----------
+        workload : Workload
+            What an epoch asks for, how many rows policies load, seconds of sampling.
+        machine : Machine
+            What the drive and the memory were measured to do.
+
+        Returns
+        -------
+        Estimate or None
+            ``strategy`` is the registered name, ``policy`` is ``"none"`` where nothing is cached, seconds are finite.
         """
         return None
 
