@@ -101,8 +101,9 @@ class Auto(Strategy):
     def _chosen(self, decision: Decision, cache: int | float | str | None, pack: Pack | None) -> Strategy:
         """Return the strategy that was decided on, with this one's options, as far as it has them."""
         cls, policy = find_strategy(decision.strategy), decision.policy
-        given = {"policy": policy, "pack": pack, "disk": self.disk, "run_dir": self.run_dir}
-        given = {"cache": None if policy is None else cache, **{name: each for name, each in given.items() if each is not None}}
+        given: dict[str, Any] = {"policy": policy, "pack": pack, "disk": self.disk, "run_dir": self.run_dir}
+        given = {name: each for name, each in given.items() if each is not None}
+        given["cache"] = None if policy is None else cache  # None is not its default everywhere
         return cls(**{name: each for name, each in given.items() if name in options_of(cls)})
 
 
