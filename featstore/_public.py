@@ -37,6 +37,11 @@ from featstore.pack.offline import (
     sample_offline as sample_offline,
 )
 from featstore.pack.packgraph import PackedGraph as PackedGraph
+from featstore.plan.cost import (
+    Estimate as Estimate,
+    Machine as Machine,
+    Workload as Workload,
+)
 from featstore.plan.simulate import simulate as simulate
 from featstore.load.minibatch import MiniBatch as MiniBatch
 from featstore.load.loader import Loader as Loader
@@ -49,7 +54,13 @@ from featstore.sampling.batches import (
     Batches as Batches,
     RandomBatches as RandomBatches,
 )
+from featstore.sampling.drawn import (
+    DerivedBatches as DerivedBatches,
+    SampledBatches as SampledBatches,
+    SampledEpoch as SampledEpoch,
+)
 from featstore.sampling.neighbor import NeighborSampler as NeighborSampler
+from featstore.strategies import options as options
 from featstore.strategies.auto import Auto as Auto
 from featstore.strategies.base import (
     EpochRun as EpochRun,
@@ -64,6 +75,7 @@ from featstore.strategies.registry import (
     available_strategies as available_strategies,
     register_strategy as register_strategy,
 )
+from featstore.strategies.setup import Setup as Setup
 from featstore.strategies.streamed import Streamed as Streamed
 from featstore.strategies.superbatch import Superbatch as Superbatch
 

@@ -270,12 +270,10 @@ def run_python(arguments: list[str], path: list[Path], cwd: Path | None = None) 
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Install the example with pip, offline, into a folder of its own; return that folder and the copied source."""
-    folder = tmp_path_factory.mktemp("plugin")
+def install(example: Path, folder: Path) -> tuple[Path, Path]:
+    """Install an example with pip, offline, into a folder of its own; return that folder and the copied source."""
     source, target = folder / "source", folder / "target"
-    shutil.copytree(EXAMPLE, source, ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__", ".*"))
+    shutil.copytree(example, source, ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__", ".*"))
     pip = [
         "-m",
         "pip",
@@ -288,6 +286,11 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     ]
     run_python([*pip, "--no-index", "--target", str(target), str(source)], [])
     return target, source
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return install(EXAMPLE, tmp_path_factory.mktemp("plugin"))
 
 
 def test_the_example_is_found_by_name(installed: tuple[Path, Path], tmp_path: Path) -> None:

@@ -300,5 +300,5 @@ def test_loaders_run_over_a_users_source(tmp_path: Path, strategy: str) -> None:
             assert loader.stats()["hits"]["host"] > 0
             assert loader.stats()["rows_loaded"] <= source.stats.rows
         with pytest.raises(ValueError, match="the rows of 'x' cannot be packed: shards is not read in pages"):
-            featstore.Loader(g, sampler, g.node_data["ids"], **{**options, "strategy": "streamed"})
+            make_loader(g, sampler, g.node_data["ids"], **{**options, "strategy": "streamed"})
         old.close()

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import featstore
-from featstore.load import loader as loader_module
 from featstore.storage.rundir import DiskBudget
+from featstore.strategies import streamed as streamed_module
 from tests.directory_size import bytes_at_one_moment
 from tests.loaders import make_loader
 from tests.test_superbatch import batches, dataset, ondemand, runs_or_names_a_budget, same
@@ -82,8 +82,6 @@ def test_disk_budget_early_break_and_errors(dataset: Path, tmp_path: Path) -> No
                         break
                 del batch
         assert not os.path.exists(tmp_path / "runs")
-        with pytest.raises(ValueError, match="overlap"):
-            make(overlap=False)
         for name in g.features:
             g.cache(name, 0)
         g.pool.trim()
@@ -123,8 +121,8 @@ def test_superbatches_are_as_long_as_what_will_be_missed_allows(
             super().__init__(total)
             accounts.append(self)
 
-    monkeypatch.setattr("featstore.strategies.superbatch.DiskBudget", Watched)
-    real = loader_module.look_ahead
+    monkeypatch.setattr("featstore.strategies.superbatchepoch.DiskBudget", Watched)
+    real = streamed_module.look_ahead
     disk = 400_000
     shares = []
 
@@ -141,7 +139,7 @@ def test_superbatches_are_as_long_as_what_will_be_missed_allows(
         return found
 
     for look_ahead in (full, noting, sparse):
-        monkeypatch.setattr(loader_module, "look_ahead", look_ahead)
+        monkeypatch.setattr(streamed_module, "look_ahead", look_ahead)
         accounts.clear()
         with featstore.open(dataset, memory="64MB") as g:
             sampler = featstore.NeighborSampler(g, [4, 3], seed=1)

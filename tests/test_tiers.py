@@ -312,7 +312,7 @@ def test_a_device_tier_is_counted(dataset: Path, pack: Path, tmp_path: Path) -> 
     mine = copied(pack, tmp_path)
     with featstore.open(dataset, memory="64MB") as g:
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
-        with pytest.raises(ValueError, match="device_cache= goes with strategy='packed'"):
+        with pytest.raises(ValueError, match="device_cache: rows stay on the device"):
             featstore.Loader(g, sampler, g.node_data["train_idx"], device_cache=0.1)
         for size, error in ((1.5, ValueError), ("fast", ValueError), ("10B", featstore.BudgetError)):
             with pytest.raises(error):

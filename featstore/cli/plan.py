@@ -33,6 +33,7 @@ from featstore.plan.misscurve import DEFAULT_SIZES, Step, miss_curve, parse_size
 from featstore.plan.trace import Trace
 from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.strategies.actual import kept_runs, runs_table
+from featstore.strategies.estimates import plugin_estimates
 
 __all__ = ["add_arguments", "run"]
 
@@ -139,6 +140,7 @@ def _explain(options: argparse.Namespace) -> int:
                             online=ONLINE,
                         ),
                         machine,
+                        plugin_estimates,
                     )
                     for rows in parse_sizes(options.sizes, graph.num_nodes, row_bytes)
                 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -79,9 +79,19 @@ class Choice:
         }
 
 
-def choose(workload: Workload, machine: Machine) -> Choice:
-    """Estimate every strategy and take the cheapest that is possible."""
-    estimates = estimate_all(workload, machine)
+def choose(
+    workload: Workload, machine: Machine, others: Callable[[Workload, Machine], Sequence[Estimate]] = lambda w, m: ()
+) -> Choice:
+    """Estimate every strategy and take the cheapest that is possible.
+
+    Parameters
+    ----------
+    workload : Workload
+    machine : Machine
+    others : callable (Workload, Machine) -> sequence of Estimate, optional
+        Estimates strategies that the cost model does not know.
+    """
+    estimates = estimate_all(workload, machine, others(workload, machine))
     taken, reason = cheapest(estimates, workload.epochs)
     return Choice(workload, machine, estimates, taken, reason)
 

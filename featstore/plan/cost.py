@@ -412,13 +412,13 @@ CANDIDATES: Mapping[tuple[str, str], Callable[[Workload, Machine], Estimate]] = 
 }
 
 
-def estimate_all(w: Workload, m: Machine) -> list[Estimate]:
-    """Estimate every strategy, also those that cannot be taken, with the reason."""
+def estimate_all(w: Workload, m: Machine, others: Sequence[Estimate] = ()) -> list[Estimate]:
+    """Estimate every strategy, also those that cannot be taken, with the reason; ``others`` are estimated already."""
     # The first epoch's buffers are new memory, which streaming takes while the drive is busy with extents.
     buffers = _fresh_s(BUFFERS * w.n_accesses / max(1, w.n_batches), w, m)
     found = [
         each if each.strategy == "streamed" else replace(each, once_s=each.once_s + buffers)
-        for each in (estimator(w, m) for estimator in CANDIDATES.values())
+        for each in (*(estimator(w, m) for estimator in CANDIDATES.values()), *others)
     ]
     if not w.device_rows:
         return found

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from featstore.sampling.batch import SampledBatch, Sampler
 from featstore.sampling.batches import Batches, EpochSeeds
 
-__all__ = ["Drawn", "SampledBatches", "SampledEpoch"]
+__all__ = ["DerivedBatches", "Drawn", "SampledBatches", "SampledEpoch"]
 
 
 class SampledEpoch(Protocol):
@@ -65,6 +65,53 @@ class SampledBatches(Protocol):
     def trim(self) -> None:
         """Give back memory that sampling keeps between batches."""
         ...
+
+
+class DerivedBatches:
+    """Batches made of others: what is not overridden is theirs.
+
+    Parameters
+    ----------
+    batches : SampledBatches
+    """
+
+    def __init__(self, batches: SampledBatches) -> None:
+        self._batches = batches
+
+    @property
+    def batch_size(self) -> int:
+        """See :class:`SampledBatches`."""
+        return self._batches.batch_size
+
+    @property
+    def fanouts(self) -> Sequence[int] | None:
+        """See :class:`SampledBatches`."""
+        return self._batches.fanouts
+
+    @property
+    def most_rows(self) -> int | None:
+        """See :class:`SampledBatches`."""
+        return self._batches.most_rows
+
+    @property
+    def scratch_is_counted(self) -> bool:
+        """See :class:`SampledBatches`."""
+        return self._batches.scratch_is_counted
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def digest(self) -> str:
+        """See :class:`SampledBatches`."""
+        return self._batches.digest()
+
+    def epoch(self, epoch: int) -> SampledEpoch:
+        """See :class:`SampledBatches`."""
+        return self._batches.epoch(epoch)
+
+    def trim(self) -> None:
+        """See :class:`SampledBatches`."""
+        self._batches.trim()
 
 
 class Drawn:

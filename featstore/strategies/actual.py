@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 from featstore.errors import BusyError
 from featstore.graph.device import doubted, forget_speed
 from featstore.plan.choice import Choice
-from featstore.plan.cost import CANDIDATES, STATIC, Estimate, Workload
+from featstore.plan.cost import STATIC, Estimate, Workload
 from featstore.storage.catalog import current_catalog
 from featstore.storage.update import Update
+from featstore.strategies.estimates import estimate_again
 
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph
@@ -42,7 +43,7 @@ class Actual:
     Attributes
     ----------
     strategy, policy : str
-        As the loader chose: a key of ``featstore.plan.cost.CANDIDATES``, with ``"none"`` where nothing is cached.
+        As the loader chose, with ``"none"`` where nothing is cached.
     capacity : int
         Rows of the host cache.
     n_batches : int
@@ -161,7 +162,7 @@ class Epochs:
         taken: Estimate = self._choice.taken
         workload = counted(self._choice.workload, hits, self._n_features)
         policy = STATIC if taken.policy == "none" else taken.policy
-        again = CANDIDATES[taken.strategy, policy](workload, self._choice.machine)
+        again = estimate_again(taken, policy, workload, self._choice.machine)
         return Actual(
             taken.strategy,
             taken.policy,

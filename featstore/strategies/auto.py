@@ -22,18 +22,18 @@ from featstore.plan.cost import ONLINE, PLANNED, STATIC, Machine, OnDisk, Worklo
 from featstore.sampling.drawn import SampledBatches
 from featstore.strategies.actual import Epochs
 from featstore.strategies.base import EpochRun, Runner, Strategy
+from featstore.strategies.estimates import plugin_estimates
 from featstore.strategies.leases import make_room
 from featstore.strategies.lookahead import rows_in_memory
-from featstore.strategies.ondemand import OnDemand, OnDemandRunner
-from featstore.strategies.options import CACHE, DISK, EPOCHS, PACK, RUN_DIR, option
-from featstore.strategies.packed import Packed, batches_of, packed_length
+from featstore.strategies.ondemand import OnDemandRunner
+from featstore.strategies.options import CACHE, DISK, EPOCHS, PACK, RUN_DIR, option, options_of
+from featstore.strategies.packed import batches_of, packed_length
 from featstore.strategies.profile import Profile, pack_trace
-from featstore.strategies.registry import register_strategy
+from featstore.strategies.registry import find_strategy, register_strategy
 from featstore.strategies.requests import guess, too_small
 from featstore.strategies.setup import Planning, Setup
 from featstore.strategies.sizing import ask, size_for_pack
-from featstore.strategies.streamed import Streamed
-from featstore.strategies.superbatch import Superbatch, choose_size, plan_ahead
+from featstore.strategies.superbatch import choose_size, plan_ahead
 from featstore.strategies.superbatchepoch import ahead_bytes
 
 __all__ = ["Auto"]
@@ -44,7 +44,8 @@ __all__ = ["Auto"]
 class Auto(Strategy):
     """Take whichever strategy, with whichever policy, is estimated to take least time for the epochs to come.
 
-    ``loader.stats()["auto"]`` says which was taken, and why.
+    ``loader.stats()["auto"]`` says which was taken, and why. Strategies of other packages are among the candidates where they
+    estimate themselves (:meth:`featstore.Strategy.estimate`).
 
     Parameters
     ----------
@@ -106,29 +107,26 @@ class Auto(Strategy):
             raise
 
     def _chosen(self, decision: Decision, cache: int | float | str | None, pack: Pack | None) -> Strategy:
-        """Return the strategy that was decided on, with this one's options."""
-        cache = None if decision.policy is None else cache
-        files: dict[str, Any] = {"disk": self.disk, "run_dir": self.run_dir}
-        if decision.strategy == "packed":
-            return Packed(pack, cache=cache, policy=decision.policy or "belady", disk=self.disk)
-        if decision.strategy == "ondemand":
-            return OnDemand(cache) if decision.policy is None else OnDemand(cache, decision.policy)
-        made = {"superbatch": Superbatch, "streamed": Streamed}[decision.strategy]
-        return made(cache=cache, policy=decision.policy or PLANNED, **files)
+        """Return the strategy that was decided on, with this one's options, as far as it has them."""
+        cls, policy = find_strategy(decision.strategy), decision.policy
+        given: dict[str, Any] = {"policy": policy, "pack": pack, "disk": self.disk, "run_dir": self.run_dir}
+        given = {name: each for name, each in given.items() if each is not None}
+        given["cache"] = None if policy is None else cache  # None is not its default everywhere
+        return cls(**{name: each for name, each in given.items() if name in options_of(cls)})
 
 
-class AutoRunner:
+class AutoRunner(Runner):
     """The runner of the strategy that was decided on, and its epochs beside their estimates."""
 
     def __init__(self, chosen: Runner, decision: Decision) -> None:
-        self._chosen, self._decision = chosen, decision
-        self.setup, self.prefetch = chosen.setup, chosen.prefetch
+        super().__init__(chosen.setup)
+        self._chosen, self._decision, self.prefetch = chosen, decision, chosen.prefetch
         self._epochs: Epochs | None = None
         if decision.choice is not None:
             self._epochs = Epochs(decision.choice, len(self.setup.features), len(self.setup.batches))
 
     def prepare(self, epoch: int, start: int) -> EpochRun:
-        """See :class:`~featstore.strategies.base.Runner`."""
+        """See :class:`~featstore.Runner`."""
         run = self._chosen.prepare(epoch, start)
         if self._epochs is not None:
             run.on_delivered = self._epochs.begin(self._counters)
@@ -232,7 +230,8 @@ def decide(setup: Setup, planning: Planning, *, capacity: int, epochs: int) -> D
             )
         stored = 0 if profile is None else profile.n_bytes // profile.n_sampled
         workload = replace(workload, superbatch=_streamed_size(setup, planning, workload, stored), on_disk=counted)
-        choice = choose(workload, Machine(speed, copy_bandwidth(width, graph.options.threads, graph.budget)))
+        machine = Machine(speed, copy_bandwidth(width, graph.options.threads, graph.budget))
+        choice = choose(workload, machine, plugin_estimates)
     except BaseException as error:
         if profile is not None:
             profile.close()

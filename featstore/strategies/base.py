@@ -10,15 +10,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from featstore.gather.device import DeviceTier
 from featstore.gather.executor import Tally
 from featstore.gather.plan import BatchPlan, Tier
 from featstore.gather.sources import RowSource
+from featstore.plan.cost import Estimate, Machine, Workload
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.drawn import SampledBatches
 from featstore.strategies.options import check_fields
+from featstore.strategies.requests import BatchSize
 from featstore.strategies.setup import Setup
 
 __all__ = ["EpochRun", "Prepared", "Runner", "Strategy"]
@@ -90,8 +92,8 @@ class EpochRun(ABC):
         """Let go of threads, files and memory; may be called again."""
 
 
-class Runner(Protocol):
-    """What a strategy has made for one loader: its caches, its memory, its files.
+class Runner(ABC):
+    """What a strategy has made for one loader: its caches, its memory, its files. What is not overridden does nothing.
 
     Attributes
     ----------
@@ -99,34 +101,42 @@ class Runner(Protocol):
         What the loader goes by from now on: the batches as they will run, and what all stages need.
     prefetch : int
         Batches made ahead; fewer than were asked for where memory is short.
+    plans : bool
+        Of the class: batches come with plans from a file.
     """
 
-    setup: Setup
-    prefetch: int
+    plans: ClassVar[bool] = False
 
+    def __init__(self, setup: Setup) -> None:
+        self.setup, self.prefetch = setup, setup.prefetch
+
+    @classmethod
+    def least_bytes(cls, setup: Setup, batch: BatchSize) -> int:
+        """Return what a runner holds at the least for as long as it runs, where batches are like ``batch``."""
+        return 0
+
+    @abstractmethod
     def prepare(self, epoch: int, start: int) -> EpochRun:
         """Begin ``epoch`` at batch number ``start``."""
-        ...
 
     def stats(self) -> dict[str, Any]:
         """Return what :meth:`featstore.Loader.stats` says of this strategy beside what it says of all."""
-        ...
+        return {}
 
     def close(self, failed: bool = False) -> None:
         """Give back what is held between epochs; may be called again. ``failed``: the loop ended with an error."""
-        ...
 
 
 @dataclass(frozen=True)
 class Strategy(ABC):
-    """Options of one strategy: a frozen dataclass, whose fields :func:`~featstore.strategies.options.option` declares.
+    """Options of one strategy: a frozen dataclass, whose fields ``featstore.options.option`` declares.
 
     Examples
     --------
     >>> @featstore.register_strategy("mine")
     ... @dataclass(frozen=True)
     ... class Mine(featstore.Strategy):
-    ...     length: int | str = option("auto", LENGTH, "batches that are looked at together")
+    ...     length: int = featstore.options.option(8, featstore.options.number_of("batches"), "batches that are ordered together")
     ...
     ...     def run(self, setup):
     ...         return MyRunner(self, setup)
@@ -154,6 +164,27 @@ class Strategy(ABC):
         ------
         ValueError
             Other batches are asked for than those.
+        """
+        return None
+
+    @classmethod
+    def estimate(cls, workload: Workload, machine: Machine) -> Estimate | None:
+        """Return what an epoch would take, for :class:`~featstore.Auto` to compare with the others; None: it is not considered.
+
+        Where it is least, the strategy runs with those options of ``Auto`` that it has, too, and with the estimate's policy.
+        The library's own strategies are estimated by the cost model.
+
+        Parameters
+        ----------
+        workload : Workload
+            What an epoch asks for, how many rows policies load, seconds of sampling.
+        machine : Machine
+            What the drive and the memory were measured to do.
+
+        Returns
+        -------
+        Estimate or None
+            ``strategy`` is the registered name, ``policy`` is ``"none"`` where nothing is cached, seconds are finite.
         """
         return None
 

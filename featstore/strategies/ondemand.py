@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from featstore.cache.base import OnlinePolicy, Policy, StaticPolicy, get_policy
 from featstore.errors import BudgetError, OptionError
 from featstore.sampling.drawn import SampledEpoch
 from featstore.strategies.base import EpochRun, Prepared, Runner, Strategy
 from featstore.strategies.leases import make_room
-from featstore.strategies.options import CACHE, option, policy_of
+from featstore.strategies.options import CACHE, option, options_of, policy_of
 from featstore.strategies.registry import register_strategy
-from featstore.strategies.requests import BatchSize, is_tight, most_rows
+from featstore.strategies.requests import is_tight, most_rows
 from featstore.strategies.setup import Setup
 from featstore.strategies.sizing import AccessCounts, ask, check_instances, hold_share, size_caches
 
@@ -44,7 +43,7 @@ class OnDemand(Strategy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.cache is None and self.policy != "degree":
+        if self.cache is None and self.policy != options_of(type(self))["policy"][2]:
             raise OptionError("policy", "there is no cache that it could manage: give its size, too, such as cache='auto'")
 
     def run(self, setup: Setup) -> Runner:
@@ -58,18 +57,11 @@ class OnDemand(Strategy):
         return OnDemandRunner(setup, self.cache, self.policy)
 
 
-class OnDemandRunner:
+class OnDemandRunner(Runner):
     """Batches sampled when they are asked for."""
 
-    plans = False
-
-    @classmethod
-    def least_bytes(cls, setup: Setup, batch: BatchSize) -> int:
-        """Nothing is held."""
-        return 0
-
     def __init__(self, setup: Setup, cache: int | float | str | None, policy: str | Policy | type[Policy]) -> None:
-        self.setup, self.prefetch = setup, setup.prefetch
+        super().__init__(setup)
         if cache is None:
             return
         check_instances(policy, len(setup.features))
@@ -95,13 +87,6 @@ class OnDemandRunner:
     def prepare(self, epoch: int, start: int) -> EpochRun:
         """Begin ``epoch``; nothing is done ahead."""
         return _OnDemandEpoch(self.setup, self.setup.batches.epoch(epoch))
-
-    def stats(self) -> dict[str, Any]:
-        """Nothing beyond what a loader says."""
-        return {}
-
-    def close(self, failed: bool = False) -> None:
-        """Nothing is held."""
 
 
 class _OnDemandEpoch(EpochRun):

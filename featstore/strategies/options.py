@@ -13,7 +13,7 @@ from featstore.cache.planned import PlannedPolicy
 from featstore.config import check_at_least, parse_cache_size, parse_disk, parse_size
 from featstore.errors import OptionError
 
-__all__ = ["CACHE", "DISK", "EPOCHS", "LENGTH", "PACK", "RUN_DIR", "Kind", "option", "options_of", "policy_of"]
+__all__ = ["CACHE", "DISK", "EPOCHS", "LENGTH", "PACK", "RUN_DIR", "Kind", "number_of", "option", "options_of", "policy_of"]
 
 _KEY = "featstore"
 
@@ -95,19 +95,26 @@ def _cache_text(text: str) -> int | float | str:
     return text
 
 
+def number_of(what: str) -> Kind:
+    """Return the kind of values that are whole numbers of something, at least 1."""
+
+    def check(number: Any) -> int:
+        check_at_least(f"the number of {what}", number, 1)
+        return int(number)
+
+    def parse(text: str) -> int:
+        if not text.isdigit() or int(text) < 1:
+            raise ValueError(f"{text!r} is not a positive number")
+        return int(text)
+
+    return Kind(check, parse, "N")
+
+
 def _length(length: Any) -> int | str:
-    if isinstance(length, str):
-        if length != "auto":
-            raise ValueError(f"a number of batches, or 'auto', not {length!r}")
-        return length
-    check_at_least("the number of batches", length, 1)
-    return int(length)
-
-
-def _positive_text(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise ValueError(f"{text!r} is not a positive number")
-    return int(text)
+    if isinstance(length, str) and length != "auto":
+        raise ValueError(f"a number of batches, or 'auto', not {length!r}")
+    checked: int | str = length if length == "auto" else _BATCHES.check(length)
+    return checked
 
 
 def _disk(size: Any) -> int | str | None:
@@ -129,11 +136,6 @@ def _run_dir(path: Any) -> str | None:
     return os.path.abspath(os.fsdecode(path))  # whatever the working directory is later
 
 
-def _epochs(epochs: Any) -> int:
-    check_at_least("the number of epochs", epochs, 1)
-    return int(epochs)
-
-
 def _pack(pack: Any) -> Any:
     if isinstance(pack, (str, os.PathLike)):
         if not os.fsdecode(pack):
@@ -143,10 +145,11 @@ def _pack(pack: Any) -> Any:
 
 
 CACHE = Kind(_cache, _cache_text, "SIZE")
-LENGTH = Kind(_length, lambda text: text if text == "auto" else _positive_text(text), "N")
+_BATCHES = number_of("batches")
+LENGTH = Kind(_length, lambda text: text if text == "auto" else _BATCHES.parse(text), "N")
 DISK = Kind(_disk, _disk_text, "SIZE")
 RUN_DIR = Kind(_run_dir, _run_dir, "DIR")
-EPOCHS = Kind(_epochs, _positive_text, "N")
+EPOCHS = number_of("epochs")
 PACK = Kind(_pack, str, "PACK")
 
 _WORDS = {StaticPolicy: "a static policy", OnlinePolicy: "an online policy", PlannedPolicy: "a planned policy such as 'belady'"}

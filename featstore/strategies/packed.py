@@ -140,15 +140,15 @@ class Packed(Strategy):
         return runner
 
 
-class PackedRunner:
+class PackedRunner(Runner):
     """Run a pack's batches from the layout that fits the loader's options; the first run makes it."""
 
     def __init__(self, setup: Setup) -> None:
         planning, pack = setup.planning, setup.pack
         if planning is None or pack is None:
             raise ValueError("strategy 'packed' runs the samples of a pack")
-        self.setup = self._setup = setup
-        self._planning, self._pack, self.prefetch = planning, pack, setup.prefetch
+        super().__init__(setup)
+        self._setup, self._planning, self._pack = setup, planning, pack
         graph = setup.graph
         pack.check(graph)
         self._sources = {

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from featstore.pack.offline import Pack, in_order
 from featstore.plan.samples import SampleFile, SampleWriter
 from featstore.plan.trace import Trace
 from featstore.sampling.batch import SampledBatch
-from featstore.sampling.drawn import SampledEpoch
+from featstore.sampling.drawn import DerivedBatches, SampledEpoch
 from featstore.storage.rundir import DiskBudget, RunDirectory, finalize_here
 from featstore.strategies.requests import Sampling
 
@@ -27,7 +27,7 @@ def profile_batches(n_batches: int) -> int:
     return min(n_batches, MOST_BATCHES, max(LEAST_BATCHES, n_batches // EPOCH_SHARE))
 
 
-class Profile:
+class Profile(DerivedBatches):
     """Sampled batches whose first ones, of epoch 0, are in a run file already; the others are sampled when they are asked for.
 
     Parameters
@@ -61,7 +61,8 @@ class Profile:
     """
 
     def __init__(self, setup: Sampling, run_dir: str, disk: int | None, most: int | None = None) -> None:
-        self._batches, self._pool, self._n_nodes = setup.batches, setup.graph.pool, setup.graph.num_nodes
+        super().__init__(setup.batches)
+        self._pool, self._n_nodes = setup.graph.pool, setup.graph.num_nodes
         order = self._batches.epoch(0)
         self._runs = RunDirectory(run_dir)
         # Taken itself, not by way of the condition: Ctrl-C may leave Condition.__enter__ with the lock taken for good.
@@ -98,37 +99,6 @@ class Profile:
     def n_sampled(self) -> int:
         """Batches that were sampled."""
         return self._n
-
-    @property
-    def batch_size(self) -> int:
-        """See :class:`~featstore.sampling.drawn.SampledBatches`."""
-        return self._batches.batch_size
-
-    @property
-    def fanouts(self) -> Sequence[int] | None:
-        """See :class:`~featstore.sampling.drawn.SampledBatches`."""
-        return self._batches.fanouts
-
-    @property
-    def most_rows(self) -> int | None:
-        """See :class:`~featstore.sampling.drawn.SampledBatches`."""
-        return self._batches.most_rows
-
-    @property
-    def scratch_is_counted(self) -> bool:
-        """See :class:`~featstore.sampling.drawn.SampledBatches`."""
-        return self._batches.scratch_is_counted
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def digest(self) -> str:
-        """See :class:`~featstore.sampling.drawn.SampledBatches`."""
-        return self._batches.digest()
-
-    def trim(self) -> None:
-        """See :class:`~featstore.sampling.drawn.SampledBatches`."""
-        self._batches.trim()
 
     def epoch(self, epoch: int) -> SampledEpoch:
         """Return the batches of ``epoch``, those that were sampled among them."""

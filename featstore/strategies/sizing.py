@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,13 +15,13 @@ from featstore.config import Budget, parse_size
 from featstore.errors import BudgetError
 from featstore.pack.layout import find_layouts
 from featstore.pack.offline import Pack
+from featstore.strategies.base import Runner
 from featstore.strategies.counters import Stopwatch
-from featstore.strategies.requests import BatchSize, Needs, foresee, guess, measure, too_small
+from featstore.strategies.requests import Needs, foresee, guess, measure, too_small
 from featstore.strategies.setup import Setup
 
 __all__ = [
     "AccessCounts",
-    "Asking",
     "ask",
     "cache_bytes",
     "check_instances",
@@ -184,24 +183,13 @@ def device_rows(size: int | float | str, num_nodes: int, row_bytes: Mapping[str,
     return min(num_nodes, n_bytes // width)
 
 
-class Asking(Protocol):
-    """What says how much a strategy's runner needs, before it is made."""
-
-    plans: bool  # batches come with plans from a file, and others are sampled meanwhile
-
-    @classmethod
-    def least_bytes(cls, setup: Setup, batch: BatchSize) -> int:
-        """Return what the runner holds at the least for as long as it runs, by the size of one batch."""
-        ...
-
-
-def ask(setup: Setup, runner: type[Asking], size: int | float | str | None, policy: Policy) -> Setup:
+def ask(setup: Setup, runner: type[Runner], size: int | float | str | None, policy: Policy) -> Setup:
     """Return the setup with what all stages need at the least, asked for before any of them begins.
 
     Parameters
     ----------
     setup : Setup
-    runner : Asking
+    runner : type of Runner
     size : int, float, "auto" or None
         Of the feature caches.
     policy : Policy

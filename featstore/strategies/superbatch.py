@@ -113,18 +113,20 @@ def run_planned(setup: Setup, kind: type[RunnerType], cache: int | float | str |
     return runner
 
 
-class SuperbatchRunner:
+class SuperbatchRunner(Runner):
     """Sample many batches ahead, plan the cache over them, run the plans.
 
     Rolling: the next superbatch is sampled before one is planned, both beside the loop. Serial (``overlap=False``): one
     superbatch after the other, planned alone, and one memory for neighbour and feature caches.
     """
 
+    plans = True
+
     def __init__(self, setup: Setup) -> None:
         if setup.planning is None:
             raise ValueError("superbatches need a planned policy")
-        self.setup = self._setup = setup
-        self.prefetch = setup.prefetch
+        super().__init__(setup)
+        self._setup = setup
         self._on_death: list[weakref.finalize[..., Any]] = []
         self._running: weakref.ref[SuperbatchEpoch] | None = None
         graph, n_batches = setup.graph, len(setup.batches)
@@ -154,8 +156,6 @@ class SuperbatchRunner:
         self._least, self._useful = least, self._memory.n_bytes
         self._idle = threading.Lock()  # held while an epoch begins
         self._loan = graph.budget.lend(self._idle_bytes, self._give_back, cost=IDLE_COST)
-
-    plans = True
 
     @property
     def _is_running(self) -> bool:
@@ -237,10 +237,6 @@ class SuperbatchRunner:
         assert setup.needs is not None
         setup.graph.pool.trim()
         return setup.needs.left_for_cache(setup.graph.budget.available, setup.prefetch)[0]
-
-    def stats(self) -> dict[str, Any]:
-        """Nothing beyond what a loader says."""
-        return {}
 
     def close(self, failed: bool = False) -> None:
         """Give the planner's memory back, that of reading ahead, and in the serial schedule the caches'; may be called again."""

@@ -1,4 +1,4 @@
-"""What plug-in authors test with: contract suites for policies and row sources, Hypothesis strategies, fault injection.
+"""What plug-in authors test with: contract suites for policies, row sources and strategies, fault injection.
 
 The suites need pytest and Hypothesis, which the library itself does not: they are imported when a suite is asked for.
 """
@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from featstore.testing.loading import StrategyContract
     from featstore.testing.planned import PlannedPolicyContract, play_planned
     from featstore.testing.policies import OnlinePolicyContract, StaticPolicyContract, golden_context, golden_trace, play
     from featstore.testing.sources import RowSourceContract
@@ -19,6 +20,7 @@ __all__ = [
     "PlannedPolicyContract",
     "RowSourceContract",
     "StaticPolicyContract",
+    "StrategyContract",
     "golden_context",
     "golden_trace",
     "play",
@@ -27,7 +29,7 @@ __all__ = [
     "traces",
 ]
 
-_HOMES = {"row_ids": "strategies", "traces": "strategies", "RowSourceContract": "sources"}
+_HOMES = {"row_ids": "strategies", "traces": "strategies", "RowSourceContract": "sources", "StrategyContract": "loading"}
 _HOMES |= {"PlannedPolicyContract": "planned", "play_planned": "planned"}
 
 

@@ -1,0 +1,423 @@
+"""The contract suite of strategies: whatever a strategy does, a loader's batches are those of the sampler, bit for bit.
+
+Batches are compared with what the sampler draws and with rows of arrays in memory: no strategy is needed for the reference.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import gc
+import io
+import json
+import math
+import os
+import tempfile
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+import featstore
+from featstore.cli.main import main
+from featstore.plan.cost import Machine, Workload
+from featstore.sampling.foreign import checked_sampler
+from featstore.sampling.neighbor import SCRATCH
+from featstore.storage.reader import DeviceSpeed
+from featstore.strategies.estimates import estimate_of
+from featstore.strategies.options import options_of
+from featstore.strategies.registry import find_strategy
+
+__all__ = ["SAMPLERS", "ContractGraph", "StrategyContract", "contract_graph"]
+
+AMPLE = "64MB"
+LITTLE = 400_000  # bytes: less than any strategy needs, so that an error says how much
+BATCH, SEED, N_EPOCHS = 30, 3, 2
+PATIENCE_S = 5.0  # for threads on their way out
+NONSENSE: tuple[Any, ...] = (object(), -1, "", "no such thing", math.nan, 1j)
+
+
+@dataclasses.dataclass(frozen=True)
+class ContractGraph:
+    """A small dataset on disk, and the arrays that it was made of.
+
+    Parameters
+    ----------
+    path : str
+    features : mapping of str to array, shape (num_nodes, …)
+        ``"x"`` and ``"z"``.
+    y : int64 array, shape (num_nodes,)
+    seeds : int64 array
+    """
+
+    path: str
+    features: Mapping[str, Any]
+    y: Any
+    seeds: Any
+
+
+@cache
+def contract_graph() -> ContractGraph:
+    """Return the graph that the suite trains on: 900 nodes, rows of 100 and of 6 bytes, 227 seeds; made once a process."""
+    global _folder
+    _folder = tempfile.TemporaryDirectory(prefix="featstore-contract-")
+    n, path = 900, os.path.join(_folder.name, "graph")
+    rng = np.random.default_rng(11)
+    indptr = np.concatenate([[0], np.cumsum(rng.integers(0, 12, n))])
+    indices = rng.permutation(n)[(n * rng.random(indptr[-1]) ** 2).astype(np.int64)]  # some nodes are asked for often
+    features: dict[str, Any] = {
+        "x": rng.standard_normal((n, 25)).astype(np.float32),
+        "z": rng.standard_normal((n, 3)).astype(np.float16),
+    }
+    y, seeds = rng.integers(0, 4, n), np.sort(rng.choice(n, 227, replace=False))
+    data = {"y": y, "train_idx": seeds}
+    featstore.OutOfCoreGraph.create(path, indptr, indices, features, data, progress=False).close()
+    return ContractGraph(path, features, y, seeds)
+
+
+_folder: tempfile.TemporaryDirectory[str] | None = None  # removed when the process ends
+
+
+def _callable(g: Any) -> Any:
+    """Return what another library's sampler may be: a function of the seeds, which knows neither epoch nor batch."""
+    sampler = featstore.NeighborSampler(g, [3, 2], seed=5)
+
+    def draw(seeds: torch.Tensor) -> Any:
+        sampled = sampler.sample(seeds)
+        return sampled.input_ids, [(block.src, block.dst, block.n_src, block.n_dst) for block in sampled.blocks]
+
+    return draw
+
+
+SAMPLERS: dict[str, Callable[[Any], Any]] = {
+    "neighbor": lambda g: featstore.NeighborSampler(g, [4, 3], seed=1),
+    "with replacement": lambda g: featstore.NeighborSampler(g, [5, 2], replace=True, seed=2),
+    "callable": _callable,
+}
+
+
+@cache
+def _reference(sampler: str, epoch: int) -> list[featstore.SampledBatch]:
+    """Return the sampled batches of an epoch, by their index, in memory that no graph counts."""
+    graph = contract_graph()
+    with featstore.open(graph.path, memory=AMPLE) as g:
+        draw = checked_sampler(SAMPLERS[sampler](g), g.num_nodes, g)
+        order = featstore.RandomBatches(graph.seeds, BATCH, seed=SEED).epoch(epoch)
+        return [copy.deepcopy(draw.sample(order.seeds(k), epoch=epoch, index=k)) for k in range(len(order))]
+
+
+def _check(batch: featstore.MiniBatch, sampler: str, epoch: int, features: Sequence[str]) -> int:
+    """Compare a batch with the reference of its index; return the index."""
+    graph, expected = contract_graph(), _reference(sampler, epoch)
+    assert 0 <= batch.index < len(expected), f"a batch says that it is number {batch.index} of {len(expected)}"
+    sampled, where = expected[batch.index], f"batch {batch.index} of epoch {epoch}"
+    assert torch.equal(batch.input_ids, sampled.input_ids), f"{where} has other ids: other samples, or another batch's index"
+    assert torch.equal(batch.seeds, sampled.seeds), f"{where} has other seeds"
+    assert len(batch.blocks) == len(sampled.blocks), f"{where} has {len(batch.blocks)} blocks"
+    for block, other in zip(batch.blocks, sampled.blocks, strict=True):
+        assert (block.n_src, block.n_dst) == (other.n_src, other.n_dst), f"{where} has a block of another size"
+        assert torch.equal(block.src, other.src) and torch.equal(block.dst, other.dst), f"{where} has other edges"  # noqa: PT018
+    assert list(batch.features) == list(features), f"{where} has the features {list(batch.features)}"
+    for name in features:
+        rows = torch.from_numpy(graph.features[name])[sampled.input_ids]
+        assert batch.features[name].dtype == rows.dtype, f"{where}: {name!r} is of {batch.features[name].dtype}"
+        assert torch.equal(batch.features[name], rows), f"{where} has wrong rows of {name!r}"
+    assert batch.y is not None
+    assert torch.equal(batch.y, torch.from_numpy(graph.y)[sampled.seeds]), f"{where} has wrong labels"
+    return batch.index
+
+
+def _check_all(order: Sequence[int], sampler: str, epoch: int) -> None:
+    """Check that these are the indexes of all batches of an epoch, each once."""
+    n = len(_reference(sampler, epoch))
+    assert sorted(order) == list(range(n)), f"epoch {epoch} has {n} batches; delivered were {list(order)}"
+
+
+def _threads() -> set[threading.Thread]:
+    return set(threading.enumerate())
+
+
+def _wait_for_threads(before: set[threading.Thread]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while left := [thread.name for thread in _threads() - before]:
+        assert time.monotonic() < deadline, f"threads that go on: {left}"
+        gc.collect()
+        time.sleep(0.01)
+
+
+class StrategyContract(ABC):
+    """What every strategy must do. Subclass it, name the class ``Test…``, and write :meth:`strategy`.
+
+    Attributes
+    ----------
+    registered_name : str, optional
+        The name that leads to the strategy; the command line trains by it.
+    caches : sequence
+        Values of the option ``cache``, where the strategy has one.
+    most_tries : int
+        Errors in turn, each naming a least memory, until that memory does.
+    """
+
+    registered_name: ClassVar[str | None] = None
+    caches: ClassVar[Sequence[Any]] = (None, 0.1, "30kB", "auto", 1.0)
+    most_tries: ClassVar[int] = 3
+
+    @abstractmethod
+    def strategy(self, **options: Any) -> featstore.Strategy:
+        """Return the strategy; ``options`` come on top of those that the suite is to run with."""
+
+    def loader(self, g: Any, sampler: str, strategy: featstore.Strategy, **options: Any) -> featstore.Loader:
+        """Return a loader of the strategy over the seeds of :func:`contract_graph`; override it where batches come otherwise.
+
+        Parameters
+        ----------
+        g : OutOfCoreGraph
+        sampler : str
+            A key of :data:`SAMPLERS`.
+        strategy : Strategy
+        options
+            Of the loader.
+        """
+        seeds = contract_graph().seeds
+        return featstore.Loader(g, SAMPLERS[sampler](g), seeds, BATCH, strategy=strategy, seed=SEED, **options)
+
+    def command(self) -> list[str]:
+        """Return options that ``featstore train --strategy <name>`` needs."""
+        return []
+
+    # What tests share.
+
+    @contextlib.contextmanager
+    def _loader(
+        self, strategy: featstore.Strategy | None = None, sampler: str = "neighbor", memory: int | str = AMPLE, **options: Any
+    ) -> Iterator[featstore.Loader]:
+        threads = options.setdefault("threads", 2)
+        with featstore.open(contract_graph().path, memory=memory, threads=threads) as g:
+            with self.loader(g, sampler, strategy or self.strategy(), **options) as loader:
+                yield loader
+            assert g.budget.peak <= g.budget.total
+
+    def _run(self, strategy: featstore.Strategy | None = None, sampler: str = "neighbor", **options: Any) -> list[list[int]]:
+        """Run two epochs, check every batch; return the indexes of each epoch in their order."""
+        with self._loader(strategy, sampler, **options) as loader:
+            features = options.get("features", ("x",))
+            orders = [[_check(batch, sampler, epoch, features) for batch in loader] for epoch in range(N_EPOCHS)]
+            assert len(loader) == len(orders[0])
+        for epoch, order in enumerate(orders):
+            _check_all(order, sampler, epoch)
+        return orders
+
+    # Batches.
+
+    def test_batches_of_every_sampler(self) -> None:
+        for sampler in SAMPLERS:
+            self._run(sampler=sampler)
+
+    def test_batches_with_every_cache(self) -> None:
+        if "cache" not in options_of(type(self.strategy())):
+            return
+        orders = [self._run(self.strategy(cache=size), features=("x", "z")) for size in self.caches]
+        assert all(order == orders[0] for order in orders), "the order of batches depends on the cache"
+
+    def test_batches_with_any_threads(self) -> None:
+        orders = [self._run(threads=threads, prefetch=prefetch) for threads, prefetch in ((1, 0), (2, 0), (1, 2), (2, 2))]
+        assert all(order == orders[0] for order in orders), "the order of batches depends on threads"
+
+    def test_any_features(self) -> None:
+        for features in (("x", "z"), ("z",), ()):
+            self._run(features=features)
+
+    # Memory.
+
+    def test_little_memory(self) -> None:
+        """In the memory that an error names batches are right, and in somewhat less or more they are, or an error names more."""
+        expected = self._run()
+        least = self._run_in_the_least(LITTLE, expected, self.most_tries)
+        for memory in (least * 7 // 8, least * 5 // 4):
+            self._run_in_the_least(memory, expected, self.most_tries)
+
+    def _run_in_the_least(self, memory: int, expected: list[list[int]], tries: int) -> int:
+        """Run in ``memory``, or in what errors name; return what did."""
+        for _ in range(1 + tries):
+            try:
+                orders = self._run(memory=memory)
+            except featstore.BudgetError as error:
+                refusal = error
+            else:
+                assert orders == expected, "the order of batches depends on the memory"
+                return memory
+            assert refusal.needed is not None, f"an error names no memory that would do: {refusal}"
+            assert refusal.needed > memory, f"{memory} bytes were refused, and {refusal.needed} would do: {refusal}"
+            memory = refusal.needed
+        raise AssertionError(f"{tries} errors named a memory that did not do either; now it is {memory} bytes: {refusal}")
+
+    def test_nothing_is_held_after_close(self) -> None:
+        """Memory is given back, no thread goes on, no run file is left; caches of features stay with the graph."""
+        path, before = contract_graph().path, _threads()
+        with featstore.open(path, memory=AMPLE, threads=2) as g:
+            held = []
+            for take in (1, 100, 0, 100):
+                loader = self.loader(g, "neighbor", self.strategy(), features=("x", "z"), threads=2)
+                batches = iter(loader)
+                for _, batch in zip(range(take), batches, strict=False):
+                    del batch
+                loader.close()
+                del loader, batches
+                _wait_for_threads(before)
+                held.append(self._held(g))
+            more = {holder: n_bytes for each in held[2:] for holder, n_bytes in each.items() if n_bytes > held[1].get(holder, 0)}
+            assert not more, f"held after close, and more each time: {more}"
+        with featstore.open(path, memory=AMPLE, threads=2) as g:
+            with featstore.Loader(g, SAMPLERS["neighbor"](g), contract_graph().seeds, BATCH, features=("x", "z")) as other:
+                for batch in other:
+                    del batch
+            del other
+            usual = self._held(g)
+        beside = {holder: n_bytes for holder, n_bytes in held[1].items() if n_bytes > usual.get(holder, 0)}
+        assert not beside, f"held after close, beyond what a loader on demand leaves: {beside}"
+        runs = f"{path}.runs"
+        assert not os.path.exists(runs) or not os.listdir(runs), f"run files are left: {os.listdir(runs)}"
+
+    def _held(self, g: Any) -> dict[str, int]:
+        """Return what is held beside caches of features, idle buffers and the scratch of samplers, by holder."""
+        for name in g.features:
+            if g.features[name].cache is not None:
+                g.cache(name, budget=0)
+        gc.collect()
+        g.pool.trim()
+        return {holder: n_bytes for holder, n_bytes in g.memory_report().items() if n_bytes and holder != SCRATCH}
+
+    # Epochs.
+
+    def test_an_iterator_that_is_never_begun_holds_nothing(self) -> None:
+        with self._loader() as loader:
+            g = loader._g
+            before, threads = g.memory_report(), _threads()
+            iterators = [iter(loader) for _ in range(3)]
+            assert g.memory_report() == before, "an iterator holds memory before its first batch"
+            assert _threads() == threads, "an iterator has threads before its first batch"
+            _check_all([_check(batch, "neighbor", 0, ("x",)) for batch in loader], "neighbor", 0)
+            del iterators
+            _check_all([_check(batch, "neighbor", 1, ("x",)) for batch in loader], "neighbor", 1)
+
+    def test_an_epoch_may_be_left(self) -> None:
+        """After an epoch that was left the next one is whole, also the same one again."""
+        n = len(_reference("neighbor", 0))
+        with self._loader() as loader:
+            for take in (1, n - 1):
+                loader.set_epoch(0)
+                left = iter(loader)
+                for _ in range(take):
+                    _check(next(left), "neighbor", 0, ("x",))
+                del left
+                _check_all([_check(batch, "neighbor", 1, ("x",)) for batch in loader], "neighbor", 1)
+
+    def test_training_resumes_in_the_middle(self) -> None:
+        n, orders = len(_reference("neighbor", 0)), self._run()
+        for epoch, take in ((0, 1), (1, n - 2), (0, n)):
+            with self._loader() as loader:
+                loader.set_epoch(epoch)
+                batches = iter(loader)
+                order = [_check(next(batches), "neighbor", epoch, ("x",)) for _ in range(take)]
+                state = json.loads(json.dumps(loader.state_dict()))
+                del batches
+            with self._loader(prefetch=0, threads=1) as loader:
+                loader.load_state_dict(state)
+                if take == n:
+                    epoch, order = epoch + 1, []
+                order += [_check(batch, "neighbor", epoch, ("x",)) for batch in loader]
+            assert order == orders[epoch], f"resumed after {take} batches of epoch {epoch}, batches run in another order"
+
+    def test_an_error_in_the_loop_leaves_nothing(self) -> None:
+        class LoopError(Exception):
+            pass
+
+        before = _threads()
+        with contextlib.suppress(LoopError):
+            with self._loader() as loader:
+                for batch in loader:
+                    raise LoopError(batch.index)
+        _wait_for_threads(before)
+
+    # Options.
+
+    def test_options_are_declared(self) -> None:
+        strategy = self.strategy()
+        cls = type(strategy)
+        assert dataclasses.is_dataclass(cls)
+        assert cls.__dataclass_params__.frozen, f"{cls.__qualname__} is not frozen: @dataclass(frozen=True)"  # type: ignore[attr-defined]
+        declared = options_of(cls)
+        for field in dataclasses.fields(cls):
+            assert field.name in declared, f"field {field.name!r} is not declared by featstore.options.option"
+        for name, (_, help, _) in declared.items():
+            assert help, f"option {name!r} says nothing of itself"
+        assert strategy == self.strategy(), "strategies of the same options differ"
+        assert hash(strategy) == hash(self.strategy()), "strategies of the same options have different hashes"
+        assert cls() == cls(), f"{cls.__qualname__} cannot be made with its defaults"
+
+    def test_bad_values_name_their_option(self) -> None:
+        for name, (_, _, default) in options_of(type(self.strategy())).items():
+            refused = [value for value in NONSENSE if value != default and self._refuses(name, value)]
+            assert refused, f"option {name!r} takes anything, an object() too"
+
+    def _refuses(self, name: str, value: Any) -> bool:
+        """Whether an option refuses a value; an error that does not name it fails."""
+        try:
+            type(self.strategy())(**{name: value})
+        except (ValueError, TypeError) as error:
+            message = str(error)
+        else:
+            return False
+        assert name in message, f"the error of {name}={value!r} does not name the option: {message}"
+        return True
+
+    # By name, and by what it would take.
+
+    def test_its_estimate_can_be_compared(self) -> None:
+        if self.registered_name is not None:
+            machine = Machine(DeviceSpeed(90_000, 2.5e9, 3e9, 1.5e9), 8e9)
+            for capacity in (0, 1000):
+                hits = 30 * capacity
+                workload = Workload(10_000, 400, 50, 100_000, capacity, hits, 100_000 - hits, 0.5, 0.2, 50)
+                estimate_of(self.registered_name, workload, machine)  # checks what it returns
+
+    def test_it_is_found_by_its_name(self) -> None:
+        if self.registered_name is not None:
+            assert self.registered_name in featstore.available_strategies()
+            assert find_strategy(self.registered_name) is type(self.strategy()), "the name leads to another class"
+            assert self.strategy().name == self.registered_name
+
+    def test_the_command_line_trains_with_it(self) -> None:
+        if self.registered_name is None:
+            return
+        line = ["train", contract_graph().path, "--strategy", self.registered_name, "--epochs", "1", "--hidden", "4", "--json"]
+        line += ["--memory", AMPLE, "--threads", "2", "--batch-size", str(BATCH), "--fanouts", "4,3", *self.command()]
+        was, n_threads, out = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads(), io.StringIO()
+        torch.set_num_threads(1)  # the model is tiny
+        try:
+            with contextlib.redirect_stdout(out):
+                code = main(line)
+        finally:
+            torch.use_deterministic_algorithms(was)
+            torch.set_num_threads(n_threads)
+        assert code == 0, f"featstore {' '.join(line)} fails"
+        losses = json.loads(out.getvalue())["losses"]
+        assert len(losses) == len(_reference("neighbor", 0))
+        assert all(map(math.isfinite, losses)), f"losses {losses}"
+
+
+def failures(suite: StrategyContract, names: Iterable[str] = ()) -> dict[str, BaseException]:
+    """Run the tests of a suite, all or some; return those that fail, and how."""
+    found: dict[str, BaseException] = {}
+    for name in names or [name for name in dir(suite) if name.startswith("test_")]:
+        try:
+            getattr(suite, name)()
+        except Exception as error:
+            found[name] = error
+    return found

@@ -1,0 +1,126 @@
+"""``Auto`` considers registered strategies that estimate themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import featstore
+from featstore.cli.main import main
+from featstore.strategies.registry import STRATEGIES
+from tests.conftest import skewed_dataset
+from tests.test_plugins import distribute
+
+Estimator = Callable[[featstore.Workload, featstore.Machine], Any]
+
+
+def expected(workload: featstore.Workload, machine: featstore.Machine, **changes: Any) -> featstore.Estimate:
+    given: dict[str, Any] = {
+        "strategy": "mine",
+        "policy": "lru",
+        "epoch_s": 1e-9,
+        "once_s": 0.0,
+        "rows_loaded": workload.n_accesses,
+    }
+    return featstore.Estimate(**{**given, **changes})
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return skewed_dataset(tmp_path / "g", 2000, 20)
+
+
+@pytest.fixture
+def register() -> Iterator[Callable[[Estimator], None]]:
+    """Register a strategy ``mine`` with an estimate, for one test."""
+
+    def made(estimator: Estimator) -> None:
+        @featstore.register_strategy("mine")
+        @dataclass(frozen=True)
+        class Mine(featstore.OnDemand):
+            @classmethod
+            def estimate(cls, workload: featstore.Workload, machine: featstore.Machine) -> featstore.Estimate | None:
+                found: featstore.Estimate | None = estimator(workload, machine)
+                return found
+
+    yield made
+    STRATEGIES.known.pop("mine", None)
+
+
+def train(path: Path) -> dict[str, Any]:
+    """Run an epoch under auto, compare its rows, and return what was chosen."""
+    with featstore.open(path, memory="64MB") as g:
+        sampler, seeds = featstore.NeighborSampler(g, [4, 3]), g.node_data["train_idx"]
+        rows = g.features["x"][:]
+        with featstore.Loader(g, sampler, seeds, 50, strategy=featstore.Auto(cache=0.1)) as loader:
+            for batch in loader:
+                assert torch.equal(batch.x, rows[batch.input_ids])
+            cached = g.features["x"].cache
+            found: dict[str, Any] = loader.stats()["auto"]
+            found["policy"] = None if cached is None or cached.policy is None else cached.policy.name
+            return found
+
+
+def test_a_strategy_whose_estimate_is_least_is_taken(path: Path, register: Callable[[Estimator], None]) -> None:
+    seen = []
+
+    def estimator(workload: featstore.Workload, machine: featstore.Machine) -> featstore.Estimate:
+        seen.append(workload)
+        return expected(workload, machine)
+
+    register(estimator)
+    found = train(path)
+    assert (found["taken"]["strategy"], found["taken"]["policy"], found["policy"]) == ("mine", "lru", "lru")
+    assert seen[0].capacity == 200
+    assert seen[0].n_batches == 14
+    assert found["actual"]["strategy"] == "mine"
+    assert found["actual"]["counted_s"] == 1e-9  # asked again, of the rows that were counted
+    assert seen[-1].n_accesses != seen[0].n_accesses
+
+
+def test_a_strategy_that_takes_longer_is_listed(
+    path: Path, register: Callable[[Estimator], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    register(lambda w, m: expected(w, m, epoch_s=1e6))
+    found = train(path)
+    assert found["taken"]["strategy"] != "mine"
+    assert [each["epoch_s"] for each in found["estimates"] if each["strategy"] == "mine"] == [1e6]
+    capsys.readouterr()
+    assert main(["plan", str(path), "--explain", "--memory", "64MB", "--batch-size", "50", "--sizes", "10%"]) == 0
+    assert "mine (lru)" in capsys.readouterr().out
+
+
+def test_a_strategy_that_estimates_nothing_is_no_candidate(path: Path, register: Callable[[Estimator], None]) -> None:
+    register(lambda w, m: None)
+    assert "mine" not in {each["strategy"] for each in train(path)["estimates"]}
+
+
+@pytest.mark.parametrize(
+    ("estimator", "message"),
+    [
+        (lambda w, m: 1 / 0, r"'mine' .*cannot be estimated: ZeroDivisionError"),
+        (lambda w, m: 3.0, r"'mine' .*estimates 3\.0, not an Estimate"),
+        (lambda w, m: expected(w, m, strategy="other"), r"not an Estimate of 'mine'"),
+        (lambda w, m: expected(w, m, epoch_s=float("nan")), r"seconds that are none"),
+        (lambda w, m: expected(w, m, once_s=-1.0), r"seconds that are none"),
+    ],
+)
+def test_wrong_estimates_are_errors(
+    path: Path, register: Callable[[Estimator], None], estimator: Estimator, message: str
+) -> None:
+    register(estimator)
+    with pytest.raises(featstore.PluginError, match=message):
+        train(path)
+
+
+def test_a_package_that_cannot_be_loaded_disturbs_nobody(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    distribute(tmp_path, "plug_s", "", "1 / 0\n")
+    (tmp_path / "plug_s-1.0.dist-info" / "entry_points.txt").write_text("[featstore.strategies]\nbroken = plug_s:X\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = {each["strategy"]: each["impossible"] for each in train(path)["estimates"]}
+    assert "ZeroDivisionError" in found["broken"]

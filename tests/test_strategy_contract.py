@@ -1,0 +1,206 @@
+"""The contract of strategies: the six that are built in keep it, and one that breaks a promise fails."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import pytest
+
+import featstore
+from featstore.gather.executor import Tally
+from featstore.gather.plan import BatchPlan, Part, Tier
+from featstore.testing import StrategyContract
+from featstore.testing.loading import AMPLE, BATCH, SAMPLERS, SEED, contract_graph, failures
+
+
+class TestOnDemand(StrategyContract):
+    registered_name = "ondemand"
+
+    def strategy(self, **options: Any) -> featstore.Strategy:
+        return featstore.OnDemand(**options)
+
+
+class Online(StrategyContract):
+    def strategy(self, **options: Any) -> featstore.Strategy:
+        return featstore.OnDemand(**{"cache": 0.1, "policy": "lru", **options})
+
+
+def test_on_demand_with_an_online_policy() -> None:
+    assert not failures(Online(), ["test_batches_with_any_threads", "test_little_memory", "test_training_resumes_in_the_middle"])
+
+
+class TestSuperbatch(StrategyContract):
+    registered_name = "superbatch"
+
+    def strategy(self, **options: Any) -> featstore.Strategy:
+        return featstore.Superbatch(**{"length": 5, **options})
+
+
+class TestGinex(StrategyContract):
+    registered_name = "ginex"
+
+    def strategy(self, **options: Any) -> featstore.Strategy:
+        return featstore.Ginex(**{"length": 5, **options})
+
+
+class TestStreamed(StrategyContract):
+    registered_name = "streamed"
+
+    def strategy(self, **options: Any) -> featstore.Strategy:
+        return featstore.Streamed(**{"length": 5, **options})
+
+
+class TestAuto(StrategyContract):
+    registered_name = "auto"
+
+    def strategy(self, **options: Any) -> featstore.Strategy:
+        return featstore.Auto(**options)
+
+
+@cache
+def pack_of(sampler: str) -> str:
+    """Make a pack of the suite's batches, once; return its directory, which goes with the suite's folder."""
+    graph = contract_graph()
+    path = f"{graph.path}.{sampler.replace(' ', '-')}.pack"
+    with featstore.open(graph.path, memory=AMPLE) as g:
+        featstore.sample_offline(
+            g, SAMPLERS[sampler](g), graph.seeds, BATCH, epochs=2, path=path, seed=SEED, progress=False
+        ).close()
+    return path
+
+
+class TestPacked(StrategyContract):
+    registered_name = "packed"
+    caches = (0.1, "30kB", "auto", 1.0)
+
+    def strategy(self, **options: Any) -> featstore.Strategy:
+        return featstore.Packed(**{"cache": "auto", "length": 5, **options})
+
+    def loader(self, g: Any, sampler: str, strategy: featstore.Strategy, **options: Any) -> featstore.Loader:
+        assert isinstance(strategy, featstore.Packed)
+        return featstore.Loader(g, strategy=replace(strategy, pack=pack_of(sampler)), seed=SEED, **options)
+
+    def command(self) -> list[str]:
+        return ["--pack", pack_of("neighbor"), "--cache", "auto"]
+
+
+# -- strategies that break a promise ---------------------------------------------------------------------------------------------
+
+
+class FaultyRunner(featstore.Runner):
+    """The runner of another strategy, and one fault."""
+
+    def __init__(self, right: featstore.Runner, fault: str) -> None:
+        super().__init__(right.setup)
+        self.right, self.fault = right, fault
+        if fault == "memory":
+            self.kept = right.setup.graph.budget.reserve("for ever", 1000)
+        if fault == "thread":
+            threading.Thread(target=LET_GO.wait, daemon=True, name="for ever").start()
+
+    def prepare(self, epoch: int, start: int) -> featstore.EpochRun:
+        return FaultyEpoch(self.right.prepare(epoch, start), self.fault, len(self.setup.batches))
+
+    def close(self, failed: bool = False) -> None:
+        self.right.close(failed)
+
+
+class FaultyEpoch(featstore.EpochRun):
+    def __init__(self, right: featstore.EpochRun, fault: str, n: int) -> None:
+        self.right, self.fault, self.n = right, fault, n
+
+    @property
+    def threads(self) -> int:
+        return self.right.threads
+
+    def batch(self, position: int) -> featstore.Prepared:
+        if self.fault == "lost batch" and position == self.n - 1:
+            position -= 1  # twice the one before
+        prepared = self.right.batch(position)
+        if self.fault == "wrong index":
+            return replace(prepared, sampled=replace(prepared.sampled, index=(position + 1) % self.n))
+        return prepared
+
+    def plan(self, name: str, prepared: featstore.Prepared, tally: Tally) -> Any:
+        plan, tiers = self.right.plan(name, prepared, tally)
+        if self.fault == "wrong rows" and prepared.position == 3:
+            rows = prepared.sampled.input_ids.numpy().copy()
+            rows[-1] = rows[0]
+            return BatchPlan(len(rows), (Part(Tier.BASE, rows),)), {}
+        return plan, tiers
+
+    def close(self) -> None:
+        self.right.close()
+
+
+LET_GO = threading.Event()
+
+
+@dataclass(frozen=True)
+class Faulty(featstore.OnDemand):
+    fault: str = featstore.options.option("", featstore.options.Kind(str, str, "FAULT"), "what is wrong")
+
+    def run(self, setup: featstore.Setup) -> featstore.Runner:
+        return FaultyRunner(super().run(setup), self.fault)
+
+
+class FaultySuite(StrategyContract):
+    def __init__(self, fault: str, make: Callable[..., featstore.Strategy] = Faulty) -> None:
+        self.fault, self.make = fault, make
+
+    def strategy(self, **options: Any) -> featstore.Strategy:
+        return self.make(**{"fault": self.fault, **options})
+
+
+FAULTS = {
+    "wrong rows": ("test_batches_of_every_sampler", "wrong rows of 'x'"),
+    "lost batch": ("test_batches_of_every_sampler", "delivered were"),
+    "wrong index": ("test_batches_of_every_sampler", "has other ids"),
+    "memory": ("test_nothing_is_held_after_close", "for ever"),
+    "thread": ("test_nothing_is_held_after_close", "threads that go on.*for ever"),
+}
+
+
+def test_control_without_a_fault_nothing_fails() -> None:
+    names = {name for name, _ in FAULTS.values()}
+    assert not failures(FaultySuite(""), names)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_faulty_strategy_fails(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("featstore.testing.loading.PATIENCE_S", 0.2)
+    test, message = FAULTS[fault]
+    LET_GO.clear()
+    try:
+        found = failures(FaultySuite(fault), [test])
+    finally:
+        LET_GO.set()
+    assert isinstance(found[test], AssertionError)
+    assert re.search(message, str(found[test])), found
+
+
+@dataclass(frozen=True)
+class Undeclared(featstore.OnDemand):
+    fault: str = ""
+    length: int = 3
+
+
+@dataclass(frozen=True)
+class TakesAnything(featstore.OnDemand):
+    fault: Any = featstore.options.option("", featstore.options.Kind(lambda value: value, str, "ANY"), "anything")
+
+
+@pytest.mark.parametrize(
+    ("make", "test", "message"),
+    [
+        (Undeclared, "test_options_are_declared", "'fault' is not declared"),
+        (TakesAnything, "test_bad_values_name_their_option", "'fault' takes anything"),
+    ],
+)
+def test_faulty_options_fail(make: type[featstore.Strategy], test: str, message: str) -> None:
+    assert message in str(failures(FaultySuite("", make), [test])[test])
