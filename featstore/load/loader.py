@@ -97,7 +97,7 @@ class Loader:
     OptionError
         ``device_cache`` with a strategy that runs no pack; an option of the strategy that does not go with this loader.
     ValueError
-        A value is out of range; the sampler is of another graph; sampler, seeds or ``batch_size`` where the strategy brings its own.
+        A value is out of range; the sampler is of another graph; a sampler or seeds where the strategy brings its own.
     TypeError
         A value is of the wrong type.
     BusyError
