@@ -70,8 +70,8 @@ class Bench:
         shutil.rmtree(path, ignore_errors=True)
         self.pack = featstore.sample_offline(self.g, self.sampler, self.seeds, self.batch_size, path=path, progress=False)
         self.n = len(self.pack)
-        self.base = Path(self.g.features["x"].file.path)
-        self.width = self.g.features["x"].file.row_bytes
+        self.base = Path(self.g.features["x"].source.path)
+        self.width = self.g.features["x"].row_bytes
         self.loader = featstore.Loader
         self.rows = int(self.pack.lengths.sum())
 

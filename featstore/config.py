@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
 import re
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from numbers import Integral, Real
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, cast, get_args
+from queue import Empty, SimpleQueue
+from types import MethodType, TracebackType
+from typing import Any, Generic, Literal, Protocol, TypeVar, cast, get_args
 
 import psutil
 
@@ -21,9 +23,11 @@ from featstore.errors import BudgetError
 
 __all__ = [
     "Budget",
+    "Living",
     "Loan",
     "Options",
     "Reservation",
+    "Worker",
     "available_memory",
     "check_at_least",
     "check_flag",
@@ -35,6 +39,7 @@ __all__ = [
 
 Backend = Literal["auto", "io_uring", "pread"]
 Verify = Literal["always", "open", "off"]
+T = TypeVar("T")
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 _PERCENT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
@@ -234,7 +239,25 @@ class Options:
         return cls(n_bytes, cast(Backend, backend), cast(Verify, verify), threads)
 
 
-_BUDGETS: weakref.WeakSet[Budget] = weakref.WeakSet()
+class Living(Generic[T]):
+    """The objects that were added and still live; keeps none alive. Thread-safe.
+
+    As ``weakref.WeakSet``, but a death runs no Python code: Ctrl-C while objects are collected would be lost in it.
+    """
+
+    def __init__(self) -> None:
+        self._refs: dict[weakref.ref[T], None] = {}
+
+    def add(self, each: T) -> None:
+        """Add an object; it compares by identity."""
+        self._refs[weakref.ref(each, self._refs.pop)] = None
+
+    def __iter__(self) -> Iterator[T]:
+        # A copy: objects may die meanwhile.
+        return iter([each for ref in self._refs.copy() if (each := ref()) is not None])
+
+
+_BUDGETS: Living[Budget] = Living()
 
 
 def _after_fork() -> None:
@@ -245,25 +268,35 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
+class Worker(Protocol):
+    """Who needs memory beside what it holds under names of its own."""
+
+    def required(self, *, idle: bool) -> int:
+        """Return the least bytes that it needs now; with ``idle`` those that it will need, though it rests."""
+        ...
+
+
 class Loan:
     """Memory that its holder gives back where another reservation does not fit; made by :meth:`Budget.lend`."""
 
     def __init__(self, budget: Budget, cost: int, size: Callable[[], int], give_back: Callable[[int], int]) -> None:
         self.cost = cost
         self._budget = budget
-        # The ledger keeps no holder alive: a lost holder's loan is over.
-        self._size, self._give_back = weakref.WeakMethod(size), weakref.WeakMethod(give_back)
+        # The ledger keeps no holder alive: a lost holder's loan is over. Not a WeakMethod, whose death runs Python code.
+        sizes, gives_back = cast(MethodType, size), cast(MethodType, give_back)
+        self._holder = weakref.ref(sizes.__self__)
+        self._size, self._give_back = sizes.__func__, gives_back.__func__
 
     @property
     def n_bytes(self) -> int:
         """Bytes that the holder would give back now."""
-        size = self._size()
-        return 0 if size is None else size()
+        holder = self._holder()
+        return 0 if holder is None else int(self._size(holder))
 
     def give_back(self, n_bytes: int) -> int:
         """Ask the holder for ``n_bytes``; return how many it has released."""
-        give_back = self._give_back()
-        return 0 if give_back is None else give_back(n_bytes)
+        holder = self._holder()
+        return 0 if holder is None else int(self._give_back(holder, n_bytes))
 
     def end(self) -> None:
         """Lend no longer; may be called again."""
@@ -289,8 +322,10 @@ class Budget:
         self.total = total
         self.name = name
         self._held: dict[int, Reservation] = {}
+        self._owned: dict[int, tuple[weakref.ref[Any], Reservation]] = {}
+        self._dead: SimpleQueue[weakref.ref[Any]] = SimpleQueue()
         self._loans: list[Loan] = []
-        self._workers: weakref.WeakKeyDictionary[Any, Callable[[Any, bool], int]] = weakref.WeakKeyDictionary()
+        self._workers: Living[Worker] = Living()
         self._taking_back = threading.local()
         self._used = 0
         self._peak = 0
@@ -304,6 +339,7 @@ class Budget:
     @property
     def used(self) -> int:
         """Bytes reserved now."""
+        self._release_dead()
         return self._used
 
     @property
@@ -314,7 +350,7 @@ class Budget:
     @property
     def available(self) -> int:
         """Bytes not reserved."""
-        return self.total - self._used
+        return self.total - self.used
 
     @property
     def on_loan(self) -> int:
@@ -338,23 +374,18 @@ class Budget:
             self._loans = sorted([*self._loans, loan], key=lambda each: each.cost)
         return loan
 
-    def require(self, worker: Any, least: Callable[[Any, bool], int]) -> None:
-        """Let others know what ``worker`` needs at the least beside what it holds under names of its own.
-
-        ``least(worker, idle)`` returns the bytes that it needs now; with ``idle`` those that it will need, though it rests.
-        """
-        with self._lock:
-            self._workers[worker] = least
+    def require(self, worker: Worker) -> None:
+        """Let others know what ``worker`` needs at the least, for as long as it lives."""
+        self._workers.add(worker)
 
     def required(self, without: Any = None, *, idle: bool = False) -> int:
         """Return the bytes that all workers but one need at the least now.
 
         With ``idle``, where all of them rest: those that the largest will need.
         """
-        with self._lock:
-            others = [(worker, least) for worker, least in self._workers.items() if worker is not without]
-        now = sum(least(worker, False) for worker, least in others)
-        return now if now or not idle else max((least(worker, True) for worker, least in others), default=0)
+        others = [worker for worker in self._workers if worker is not without]
+        now = sum(worker.required(idle=False) for worker in others)
+        return now if now or not idle else max((worker.required(idle=True) for worker in others), default=0)
 
     def _end_loan(self, loan: Loan) -> None:
         with self._lock:
@@ -376,8 +407,12 @@ class Budget:
             self._taking_back.now = False
         return freed > 0
 
-    def reserve(self, holder: str, n_bytes: int) -> Reservation:
+    def reserve(self, holder: str, n_bytes: int, owner: object = None) -> Reservation:
         """Reserve ``n_bytes`` for ``holder``, taking back loans where they are needed.
+
+        Where there is an ``owner``, they are released after it has died. Not by its destructor: an interrupt there is lost, with
+        what was left of the destructor. So a death is only noted, which is one call of a compiled method, and the bytes are
+        released when memory is asked for, or counted.
 
         Raises
         ------
@@ -385,16 +420,26 @@ class Budget:
             They are not available; names the holders and the least total that would do.
         """
         reservation = Reservation(self, holder)
+        if owner is not None:
+            ref = weakref.ref(owner, self._dead.put)
+            self._owned[id(ref)] = ref, reservation
         reservation.resize(n_bytes)
         return reservation
+
+    def _release_dead(self) -> None:
+        """Release what belongs to owners that have died."""
+        while not self._dead.empty():
+            with contextlib.suppress(Empty):  # another thread was faster
+                self._owned.pop(id(self._dead.get_nowait()))[1].release()
 
     def try_reserve(self, holder: str, n_bytes: int) -> Reservation | None:
         """Reserve ``n_bytes``, or return None where they are not available; takes no loans back: for what is optional."""
         with self._lock:
-            return None if self._used + n_bytes > self.total else self.reserve(holder, n_bytes)
+            return None if n_bytes > self.available else self.reserve(holder, n_bytes)
 
     def report(self) -> dict[str, int]:
         """Return bytes by holder, largest first."""
+        self._release_dead()
         with self._lock:
             sums: dict[str, int] = {}
             for reservation in list(self._held.values()):  # a destructor may release meanwhile
@@ -402,6 +447,8 @@ class Budget:
         return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
     def _change(self, reservation: Reservation, n_bytes: int) -> None:
+        if n_bytes > reservation.n_bytes:
+            self._release_dead()
         while True:
             with self._lock:
                 more = n_bytes - reservation.n_bytes

@@ -115,9 +115,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "static cache filled by half",
         "initial fill",
-        "featstore/cache/table.py",
-        "            rows = top_rows(scores, self.capacity)\n",
-        "            rows = top_rows(scores, self.capacity // 2)\n",
+        "featstore/cache/select.py",
+        "        rows = top_rows(scores, capacity)\n",
+        "        rows = top_rows(scores, capacity // 2)\n",
         ("tests/test_cache_table.py::test_static_rows_are_the_best_of_equals_the_lowest",),
     ),
     # -- reads
@@ -367,17 +367,17 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "admissions before hits",
         "changeset order",
-        "featstore/graph/feature.py",
-        "                self._apply(cache, plan.changes, buffer, tally, time.perf_counter())\n",
-        "                cache.apply(plan.changes, buffer)\n                executor.execute(plan, buffer, _MEMORY)\n",
+        "featstore/cache/gather.py",
+        "            cache.apply(changes, out)\n",
+        "            cache.apply(changes, out)\n            execute(plan, sources, out, _MEMORY)\n",
         (SAME_BATCHES + "[True-0.1-3]",),
     ),
     Mutation(
         "planned rows not copied into the cache",
         "cache admission",
         "featstore/cache/table.py",
-        "            copy_rows(out, changes.in_positions, self.array, slots)\n",
-        "",
+        "                    copy_rows(out, changes.in_positions, self.array, changes.in_slots)\n",
+        "                    pass\n",
         (SAME_BATCHES + "[True-0.1-3]",),
     ),
     Mutation(
@@ -410,9 +410,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "planned evictions ignored",
         "eviction",
-        "featstore/cache/table.py",
-        "self.map.exchange(changes.out_rows, rows, slots, self._row_of_slot)",
-        "self.map.exchange(changes.out_rows[:0], rows, slots, self._row_of_slot)",
+        "featstore/cache/slots.py",
+        "self._rows.exchange(changes.out_rows, rows, changes.in_slots",
+        "self._rows.exchange(changes.out_rows[:0], rows, changes.in_slots",
         (SAME_BATCHES + "[True-0.1-3]",),
     ),
     Mutation(

@@ -17,7 +17,10 @@ from hypothesis import strategies as st
 import featstore
 from featstore.config import Budget, Reservation
 from featstore.errors import BudgetError
-from featstore.gather.ahead import AheadSource, ReadAhead
+from featstore.gather.ahead import ReadAhead
+from featstore.gather.executor import Tally, execute
+from featstore.gather.plan import BatchPlan, Part, Tier
+from featstore.gather.sources import MemorySource
 from featstore.storage.rowfile import ReadStats
 from tests.conftest import make_graph
 from tests.loaders import make_loader
@@ -38,7 +41,7 @@ class Fields:
         self.counted = ReadStats()
 
     def read(self, name: str) -> Any:
-        def read(rows: Any, out: Any) -> ReadStats:
+        def read(rows: Any, out: Any, *_: Any) -> ReadStats:
             if self.broken in rows:
                 raise OSError(errno.EIO, "broken")
             self.calls.append(len(rows))
@@ -127,13 +130,18 @@ def test_an_error_comes_with_its_batch_and_closing_wakes_who_waits() -> None:
     assert found == [None]
 
 
-def test_a_source_checks_its_plan() -> None:
-    source = AheadSource(DATA["z"][:3].copy(), 1)
-    out = np.zeros((4, 5), np.uint8)
-    source.gather(np.array([0, 1, 2]), out, np.array([3, 0, 1]))
+def test_rows_read_ahead_are_those_that_the_plan_misses() -> None:
+    rows, positions = np.array([7, 5, 6]), np.array([3, 0, 1])
+    parts = (Part(Tier.HOST, np.array([4]), np.array([2])), Part(Tier.BASE, rows, positions))
+    plan = BatchPlan(4, parts).read_ahead(3)
+    assert plan.parts == (parts[0], Part(Tier.AHEAD, range(3), positions))
+    out, tally = np.zeros((4, 5), np.uint8), Tally()
+    execute(plan, {Tier.AHEAD: MemorySource(DATA["z"][:3].copy(), 1)}, out, frozenset({Tier.AHEAD}), tally)
     assert np.array_equal(out[[3, 0, 1]], DATA["z"][:3])
-    with pytest.raises(ValueError, match="3 rows were read ahead for a plan that misses 2"):
-        source.gather(np.array([0, 1]), out, np.array([3, 0]))
+    tally.count_plan(plan)
+    assert tally.rows == {Tier.HOST: 1, Tier.BASE: 3}
+    with pytest.raises(ValueError, match="2 rows were read ahead for a plan that misses 3"):
+        BatchPlan(4, parts).read_ahead(2)
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -148,15 +156,15 @@ def test_a_loader_reads_ahead(tmp_path: Path, overlap: bool, monkeypatch: pytest
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
         options: dict[str, Any] = {"batch_size": 40, "labels": None, "superbatch": 10, "feature_cache": 0.1, "overlap": overlap}
         store = g.features["x"]
-        inner, calls, fail_at = store.read_rows, [], [-1]
+        inner, calls, fail_at = store.source.gather, [], [-1]
 
-        def read(rows: Any, out: Any) -> ReadStats:
+        def read(rows: Any, out: Any, *_: Any) -> ReadStats:
             calls.append(len(rows))
             if len(calls) == fail_at[0]:
                 raise OSError(errno.EIO, "broken")
             return inner(rows, out)
 
-        monkeypatch.setattr(store, "read_rows", read)
+        monkeypatch.setattr(store.source, "gather", read)
         with make_loader(g, sampler, g.node_data["train_idx"], strategy="superbatch", **options) as loader:
             assert g.memory_report().get("read ahead", 0) > 0 or not overlap  # else it is the planner's
             before = store.stats()["rows_loaded"]
@@ -197,7 +205,7 @@ def test_what_was_read_ahead_is_given_back() -> None:
         def read(self, name: str) -> Any:
             inner = super().read(name)
 
-            def read(rows: Any, out: Any) -> ReadStats:
+            def read(rows: Any, out: Any, *_: Any) -> ReadStats:
                 reading.set()
                 assert go_on.wait(30)
                 return inner(rows, out)

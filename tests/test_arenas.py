@@ -43,11 +43,11 @@ def test_arenas_of_the_same_sizes_are_the_same() -> None:
 
 def test_two_streams_never_share_an_arena(tmp_path: Path) -> None:
     rows = np.random.default_rng(0).integers(0, 256, (3000, 4096), dtype=np.uint8)
-    with opened(tmp_path, write_rows(tmp_path, rows)) as (file, reader):
+    with opened(tmp_path, write_rows(tmp_path, rows)) as (file, _):
         arenas = Arenas(8 << 20)
         for _ in range(2):  # the second time with what the first gave back
             streams = [
-                PageStream(reader, file, np.array([[first, 1000]]), 4 << 20, arenas.of(arena_bytes(4 << 20))[0])
+                PageStream(file, np.array([[first, 1000]]), 4 << 20, arenas.of(arena_bytes(4 << 20))[0])
                 for first in (1, 1001, 2001)
             ]
             for stream in streams:

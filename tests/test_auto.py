@@ -22,6 +22,7 @@ from featstore.pack.sharing import merged_reads
 from featstore.plan import choice as choice_module
 from featstore.plan.choice import choose
 from featstore.plan.cost import TIE, Estimate, Machine
+from featstore.storage import rowfile
 from featstore.storage.catalog import read_catalog
 from featstore.storage.lock import WRITER_LOCK, FileLock
 from featstore.storage.reader import DeviceSpeed
@@ -59,19 +60,19 @@ def test_sequential_reads_are_timed_on_a_long_stream(data: Path, monkeypatch: py
     monkeypatch.setattr(device_module, "MEASURE_MIN_BYTES", 1)
     seen: list[tuple[int, int]] = []
 
-    class Spy(device_module.PageStream):
-        def __init__(self, reader: Any, file: Any, runs: Any, window_bytes: int) -> None:
+    class Spy(rowfile.PageStream):
+        def __init__(self, file: Any, runs: Any, window_bytes: int, arena: Any) -> None:
             seen.append((int(runs[:, 1].sum()), file.n_bytes))
-            super().__init__(reader, file, runs, window_bytes)
+            super().__init__(file, runs, window_bytes, arena)
 
-    monkeypatch.setattr(device_module, "PageStream", Spy)
+    monkeypatch.setattr(rowfile, "PageStream", Spy)
     with featstore.open(data, memory="64MiB") as g:
         device_module._measure(g, f"{g.path}.runs", None)
         held = g.budget.used
         monkeypatch.setattr(device_module, "STREAM_BYTES", 64 << 10)
         device_module._measure(g, f"{g.path}.runs", None)
         assert g.budget.used == held
-        size = g.features["x"].file.n_bytes
+        size = g.features["x"].source.n_bytes
     assert seen == [(size // 4096, size)] * 2 + [(16, size)] * 2
     assert device_module.METHOD > 1  # what was measured otherwise is not used
 

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 import featstore
+from featstore.gather.sources import ExtentSource
 from featstore.storage import extents as module
-from featstore.storage.extents import ExtentMap, ExtentSource, ExtentWriter, episodes
+from featstore.storage import rowfile
+from featstore.storage.extents import ExtentMap, ExtentWriter, episodes
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.ordered import Ordered, piece_layout
 from featstore.storage.pagestream import PageStream
@@ -53,7 +55,7 @@ class Case:
         ordered = Ordered(len(self.pieces), lambda piece: self.pieces[piece], self.layout)
         assert len(episodes(self.extents, MEMORY, 8)) == 1  # memory as usual: one pass
         with ExtentWriter(self.folder / name, self.extents, resumable=True, ordered=ordered) as writer:
-            writer.fill(reader, base, lambda k: self.batches[k - len(self.pieces)], MEMORY)
+            writer.fill(base, lambda k: self.batches[k - len(self.pieces)], MEMORY)
             return writer.finish(durable=True)
 
 
@@ -95,7 +97,7 @@ def test_killed_in_the_middle_of_a_pass(
     with pytest.raises(AssertionError, match="SIGKILL"):
         run_in_child(_killed, str(tmp_path), width, n_pieces, operation, k, faults=True)
     with monkeypatch.context() as patched:
-        patched.setattr(module, "PageStream", Counted)
+        patched.setattr(rowfile, "PageStream", Counted)
         case.fill(reader, base, "whole.rows")
         made = case.fill(reader, base, "made/e.rows")
     assert scanned[0] > 16 << 20
@@ -103,7 +105,7 @@ def test_killed_in_the_middle_of_a_pass(
     folder = tmp_path / "made"
     assert (folder / made.name).read_bytes()[PAGE_BYTES:] == (tmp_path / "whole.rows").read_bytes()[PAGE_BYTES:]
     file = open_file(reader, folder, made)
-    source = ExtentSource(reader, file, case.extents, len(case.pieces) + np.arange(len(case.batches)), 1 << 20)
+    source = ExtentSource(file, case.extents, len(case.pieces) + np.arange(len(case.batches)), 1 << 20)
     for ids in case.batches:
         out = np.zeros((len(ids), width), np.uint8)
         source.gather(np.arange(len(ids)), out, None)  # checked against its sums
@@ -145,7 +147,7 @@ def test_the_kernel_counts_what_extents_take(tmp_path: Path, backend: str) -> No
     if file.mode != "direct":
         pytest.fail(f"{tmp_path} is on a file system without direct reads, whose counts say nothing: give --basetemp another")
     before = kernel_bytes()
-    source = ExtentSource(reader, file, case.extents, np.arange(len(case.batches)), 1 << 20)  # reads at once
+    source = ExtentSource(file, case.extents, np.arange(len(case.batches)), 1 << 20)  # reads at once
     for ids in case.batches:
         out = np.empty((len(ids), 400), np.uint8)
         source.gather(np.arange(len(ids)), out, None)
@@ -190,8 +192,8 @@ def test_a_streamed_loader_counts_what_it_reads_to_pack(dataset: Path, tmp_path:
             before = kernel_bytes()
             used = [batch.input_ids.numpy() for batch in loader]
             taken, stats = kernel_bytes() - before, loader.stats()
-        missed = stats["rows_loaded"] * x.file.row_bytes
-        pages = pages_of(x.file.layout, np.unique(np.concatenate(used)))  # the cache is empty at first: each is missed once
+        missed = stats["rows_loaded"] * x.row_bytes
+        pages = pages_of(x.source.layout, np.unique(np.concatenate(used)))  # the cache is empty at first: each is missed once
         assert stats["hits"]["packed"] == stats["rows_loaded"] > len(x) // 2
     packing = stats["bytes_read"] - missed
     assert pages * PAGE_BYTES <= packing <= x.nbytes * 1.3 + PAGE_BYTES * (len(used) + 2)

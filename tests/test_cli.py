@@ -131,7 +131,7 @@ def test_train_looking_ahead(small, tmp_path, capsys):
     """The losses of training on demand; the stages of figure 14; run files where they are asked for, and gone afterwards."""
     options = ["--batch-size", "50", "--hidden", "8", "--fanouts", "3,2", "--memory", "64MiB", "--neighbor-cache", "0.1"]
     command = ["train", str(small.path), *options]
-    assert main([*command, "--policy", "none", "--json"]) == 0
+    assert main([*command, "--json"]) == 0
     plain = result(capsys)
     assert "plan" not in plain["stats"]["seconds"]
     assert 0 < plain["peak_bytes"] <= plain["budget_bytes"] == 64 << 20
@@ -182,18 +182,17 @@ def test_bench(small, capsys):
         (["train", "{small}", "--feature", "z"], "feature: the dataset has no 'z'"),
         (["train", "{small}", "--memory", "100KB"], "budget"),
         (["train", "{small}", "--cache", "5.0"], "share of the rows"),
-        (["train", "{small}", "--cache", "0.1", "--policy", "none"], "--policy none is no cache"),
-        (["train", "{small}", "--cache", "0.1", "--policy", "belady"], "use it with --strategy superbatch"),
-        (["train", "{small}", "--strategy", "superbatch", "--policy", "none"], "--policy none, no cache, goes with"),
-        (["train", "{small}", "--strategy", "superbatch", "--cache", "7.5"], "--cache as a share"),
-        (["create", "{small}", "--edge-index", "{small}.npy", "--num-nodes", "3"], "here; --overwrite replaces it"),
+        (["train", "{small}", "--cache", "0.1", "--policy", "belady"], "it takes a static policy or an online policy"),
+        (["train", "{small}", "--policy", "lru"], "--policy: there is no cache that it could manage"),
+        (["train", "{small}", "--strategy", "superbatch", "--cache", "7.5"], "--cache: a share of the rows"),
+        (["create", "{small}", "--edge-index", "{small}.npy", "--num-nodes", "3"], "overwrite=True (--overwrite) replaces it"),
         (["plan", "{small}", "--simulate", "--epochs", "1"], "--epochs goes with --explain"),
-        (["plan", "{small}", "--simulate", "--length", "4"], "--superbatch goes with --explain"),
+        (["plan", "{small}", "--simulate", "--length", "4"], "--length goes with --explain"),
         (["plan", "{small}", "--simulate", "--measure"], "--measure goes with --explain"),
         (["plan", "{small}", "--explain", "--policies", "lru"], "--policies goes with --simulate"),
-        (["train", "{small}", "--strategy", "superbatch", "--policy", "lru"], "needs a planned policy"),
-        (["train", "{small}", "--length", "5"], "--superbatch goes with --strategy superbatch"),
-        (["train", "{small}", "--run-dir", "{tmp}"], "--run-dir goes with --strategy superbatch"),
+        (["train", "{small}", "--strategy", "superbatch", "--policy", "lru"], "it takes a planned policy"),
+        (["train", "{small}", "--length", "5"], "--length: goes with --strategy ginex, packed, streamed or superbatch"),
+        (["train", "{small}", "--run-dir", "{tmp}"], "--run-dir: goes with --strategy"),
         (["train", "{small}", "--neighbor-cache", "1.5"], "--neighbor-cache as a share of the memory"),
         (["bench", "{small}", "--feature", "z"], "no feature 'z'"),
         (["create", "{tmp}/g"], "give either --indptr and --indices"),

@@ -157,7 +157,7 @@ def test_extents_and_their_checkpoints(tmp_path: Path, monkeypatch: pytest.Monke
     batches = [np.arange(b, 4000, 5) for b in range(5)]
     made = ExtentMap(np.array([len(batch) for batch in batches]), 4096)
     with journal(tmp_path) as watched, ExtentWriter(tmp_path / "e.rows", made, resumable=True) as writer:
-        writer.fill(reader, base, lambda b: batches[b], 16 << 20)
+        writer.fill(base, lambda b: batches[b], 16 << 20)
         writer.finish(durable=True)
     base.close()
     reader.close()

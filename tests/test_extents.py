@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from featstore._core.stream import Packer
 from featstore.config import Budget, Options
 from featstore.errors import BudgetError, ClosedError, CorruptionError
-from featstore.storage.extents import ExtentMap, ExtentSource, ExtentWriter, episodes
+from featstore.gather.sources import ExtentSource
+from featstore.storage.extents import ExtentMap, ExtentWriter, episodes
 from featstore.storage.format import sums_seed
 from featstore.storage.layout import PAGE_BYTES, RowLayout, choose_layout
 from featstore.storage.pagestream import PageStream, least_window
@@ -57,7 +58,7 @@ def draw_batches(rng: np.random.Generator, n: int, count: int, dtype: type) -> l
 def fill(folder: Path, reader: Reader, base: RowFile, batches: list[np.ndarray], n_bytes: int, **options: Any) -> FileRecord:
     extents = ExtentMap(np.array([len(batch) for batch in batches]), base.row_bytes)
     with ExtentWriter(folder / "extents.rows", extents) as writer:
-        writer.fill(reader, base, lambda b: batches[b], n_bytes, **options)
+        writer.fill(base, lambda b: batches[b], n_bytes, **options)
         return writer.finish()
 
 
@@ -80,7 +81,7 @@ def test_every_width(tmp_path: Path, width: int, backend: str) -> None:
     file = open_file(reader, tmp_path, made)
     for window in (least_window(), 3 * PAGE_BYTES, 5 << 20):
         order = rng.permutation(len(batches))
-        source = ExtentSource(reader, file, extents, order, window)
+        source = ExtentSource(file, extents, order, window)
         for b in order:
             out = np.zeros((len(batches[b]) + 3, width), np.uint8)
             positions = rng.permutation(len(out))[: len(batches[b])].astype(rng.choice([np.int32, np.int64]))
@@ -133,7 +134,7 @@ def test_episodes_and_sparse_rows(tmp_path_factory: pytest.TempPathFactory, data
     made = fill(folder, reader, base, batches, n_bytes, done=ends.append)
     assert ends == [e.end for e in plan]
     file = open_file(reader, folder, made)
-    source = ExtentSource(reader, file, extents, np.arange(len(batches)), 1 << 20)
+    source = ExtentSource(file, extents, np.arange(len(batches)), 1 << 20)
     for batch in batches:
         out = np.zeros((len(batch), width), np.uint8)
         if len(batch):
@@ -160,7 +161,7 @@ def test_damage_is_found(tmp_path: Path) -> None:
     def read() -> None:
         file = open_file(reader, tmp_path, made)
         try:
-            source = ExtentSource(reader, file, extents, np.arange(len(batches)), 1 << 20)
+            source = ExtentSource(file, extents, np.arange(len(batches)), 1 << 20)
             try:
                 for batch in batches:
                     out = np.zeros((len(batch), 512), np.uint8)
@@ -184,7 +185,7 @@ def test_damage_is_found(tmp_path: Path) -> None:
         assert found >= 35  # the header page is whoever opens the file's to check
     with pytest.raises(ValueError, match="comes next"):
         file = open_file(reader, tmp_path, made)
-        source = ExtentSource(reader, file, extents, np.arange(len(batches)), 1 << 20)
+        source = ExtentSource(file, extents, np.arange(len(batches)), 1 << 20)
         try:
             source.gather(np.arange(1), np.zeros((1, 512), np.uint8), None)
         finally:
@@ -211,7 +212,7 @@ def test_injected_results_of_reads(tmp_path: Path) -> None:
         reader = make_reader(backend)
         file = open_file(reader, tmp_path, made)
         for script, wrong in [(b"rirasrr", None), (b"ssssss", None), (b"rrE", OSError), (b"z" * 40, CorruptionError)]:
-            stream = PageStream(reader, file, np.array([[1, extents.total_pages]]), 4 << 20)
+            stream = PageStream(file, np.array([[1, extents.total_pages]]), 4 << 20)
             stream.core.inject(script)
             stream.feed(stream.n_pieces)
             out = np.zeros((extents.total_pages, PAGE_BYTES), np.uint8)
@@ -236,11 +237,11 @@ def test_bad_rows_and_positions(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="rows for an extent"):
         extents = ExtentMap(np.array([3]), 512)
         with ExtentWriter(tmp_path / "e", extents) as writer:
-            writer.fill(reader, base, lambda b: np.arange(4), 16 << 20)
+            writer.fill(base, lambda b: np.arange(4), 16 << 20)
     made = fill(tmp_path, reader, base, [np.arange(10)], 16 << 20)
     file = open_file(reader, tmp_path, made)
     for positions, n_out in ((np.arange(1, 11), 10), (np.arange(-1, 9), 10), (np.arange(1, 11, dtype=np.int32), 10), (None, 9)):
-        source = ExtentSource(reader, file, ExtentMap(np.array([10]), 512), np.arange(1), 1 << 20)
+        source = ExtentSource(file, ExtentMap(np.array([10]), 512), np.arange(1), 1 << 20)
         with pytest.raises(IndexError, match="position"):
             source.gather(np.arange(10), np.zeros((n_out, 512), np.uint8), positions)
         source.close()
@@ -258,7 +259,7 @@ def test_a_gather_in_order_takes_no_memory(tmp_path: Path) -> None:
         made = fill(tmp_path, reader, base, [np.arange(n)], 32 << 20)
         out, addresses = np.zeros((n, 4), np.uint8), range(n)
         with contextlib.closing(open_file(reader, tmp_path, made)) as file:
-            source = ExtentSource(reader, file, ExtentMap(np.array([n]), 4), np.arange(1), 1 << 20)
+            source = ExtentSource(file, ExtentMap(np.array([n]), 4), np.arange(1), 1 << 20)
             tracemalloc.start()
             try:
                 source.gather(addresses, out, None)
@@ -281,7 +282,7 @@ def test_rows_that_do_not_ascend_are_refused(tmp_path: Path, dtype: type) -> Non
     for bad in ([n - 1, 0], [cut, cut], [5, 5], [7, 6], [0, n - 1, cut]):
         extents = ExtentMap(np.array([len(bad)]), width)
         with ExtentWriter(tmp_path / "e", extents) as writer, pytest.raises(ValueError, match="do not ascend"):
-            writer.fill(reader, file, lambda b, bad=bad: np.array(bad, dtype), 16 << 20)  # type: ignore[misc]
+            writer.fill(file, lambda b, bad=bad: np.array(bad, dtype), 16 << 20)  # type: ignore[misc]
     file.close()
     reader.close()
     assert sorted(os.listdir(tmp_path)) == ["base.rows", "base.rows.sums"]
@@ -326,7 +327,7 @@ def test_disk_budget_and_interruption(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         with ExtentWriter(tmp_path / "e", extents, disk) as writer:
             assert disk.used == extents.disk_bytes
-            writer.fill(reader, base, lambda b: batches[b], 16 << 20, check=check)
+            writer.fill(base, lambda b: batches[b], 16 << 20, check=check)
     assert disk.used == 0
     base.close()
     reader.close()
@@ -343,7 +344,7 @@ def _failing(folder: str) -> None:
                 try:
                     extents = ExtentMap(np.array([len(batch) for batch in batches]), 512)
                     with ExtentWriter(path / "out" / "extents.rows", extents) as writer:
-                        writer.fill(reader, base, lambda b: batches[b], 600_000)
+                        writer.fill(base, lambda b: batches[b], 600_000)
                         writer.finish(durable=True)
                     for name in ("extents.rows", "extents.rows.sums"):
                         (path / "out" / name).unlink()
@@ -373,7 +374,7 @@ def test_checksum_tables_beyond_the_budget(tmp_path: Path) -> None:
     file = open_file(reader, tmp_path, made)
     assert base.verifies
     assert file.verifies
-    source = ExtentSource(reader, file, extents, np.array([2, 0, 1]), 1 << 20)
+    source = ExtentSource(file, extents, np.array([2, 0, 1]), 1 << 20)
     for b in (2, 0, 1):
         out = np.zeros((len(batches[b]), 512), np.uint8)
         source.gather(np.arange(len(out)), out, None)
@@ -395,7 +396,7 @@ def test_close_beside_a_gather(tmp_path: Path) -> None:
     _, reader, _, base, batches = small_set(tmp_path)
     made = fill(tmp_path, reader, base, batches, 16 << 20)
     file = open_file(reader, tmp_path, made)
-    stream = PageStream(reader, file, np.array([[1, 8]]), 1 << 20)  # nothing was fed: nothing is read
+    stream = PageStream(file, np.array([[1, 8]]), 1 << 20)  # nothing was fed: nothing is read
     out = np.zeros((8, PAGE_BYTES), np.uint8)
     outcome: list[BaseException] = []
 

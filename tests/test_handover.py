@@ -49,9 +49,9 @@ class Order:
         self.n_gathers, self.waited = n_gathers, 0
         self.begun = self.ended = 0
         self._changed = threading.Condition()
-        gather, together = FeatureStore.run_plan, Apart.together
+        gather, together = FeatureStore.gather, Apart.together
 
-        def run_plan(*args: Any, **kwargs: Any) -> torch.Tensor:
+        def noted(*args: Any, **kwargs: Any) -> torch.Tensor:
             with self._changed:
                 self.begun += 1
                 self._changed.notify_all()
@@ -72,7 +72,7 @@ class Order:
             self.waited += 1
             return together(apart)
 
-        monkeypatch.setattr(FeatureStore, "run_plan", run_plan)
+        monkeypatch.setattr(FeatureStore, "gather", noted)
         monkeypatch.setattr(Apart, "together", slow)
 
 
@@ -126,7 +126,6 @@ def test_what_waits_to_be_handed_over_is_counted(
             go.set()
             batch = next(iterator)
             iterator.close()
-            loader._stages.batches._release_dead()  # deaths are noted, and counted when memory is asked for
             assert loader._share.used == resting + sample_bytes(first[0]) + width * len(batch.input_ids)
             del batch
 
@@ -136,7 +135,7 @@ def test_short_memory_between_features_loses_no_counts(
 ) -> None:
     mine = copied(pack, tmp_path)
     want = run(dataset, mine, epochs=1, policy="frequency", **TIERS)[1]
-    gather, calls = FeatureStore.run_plan, [0]
+    gather, calls = FeatureStore.gather, [0]
 
     def short(store: FeatureStore, *args: Any, **kwargs: Any) -> torch.Tensor:
         calls[0] += store.name == "z"
@@ -144,7 +143,7 @@ def test_short_memory_between_features_loses_no_counts(
             raise featstore.BudgetError("no room", 1)
         return gather(store, *args, **kwargs)
 
-    monkeypatch.setattr(FeatureStore, "run_plan", short)
+    monkeypatch.setattr(FeatureStore, "gather", short)
     found, stats = run(dataset, mine, epochs=1, policy="frequency", **TIERS)
     assert calls[0] == 26
     assert same(found[0], ondemand[:25])

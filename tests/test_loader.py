@@ -55,7 +55,7 @@ class Store:
         self.rows, self.pool = rows, pool
         self.shape, self.dtype = rows.shape, rows.dtype
 
-    def take(self, ids: torch.Tensor, *, tally: Tally | None = None) -> torch.Tensor:
+    def gather(self, ids: torch.Tensor, plan: None, tiers: object, tally: Tally | None = None) -> torch.Tensor:
         rows = self.pool.tensor(self.rows[ids])
         if tally is not None:
             tally.count(Tier.BASE, len(ids))
@@ -536,7 +536,7 @@ def test_stats():
     g = graph()
     batches = loader(g, features=["x", "h"])
     assert batches.stats()["rows"] == 0
-    g.features["x"].take(torch.arange(5))  # not the loader's
+    g.features["x"].gather(torch.arange(5), None, {})  # not the loader's
     n = sum(len(batch.input_ids) for batch in batches)
     stats = batches.stats()
     assert stats["batches"] == 13

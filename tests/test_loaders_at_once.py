@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import featstore
 from featstore.gather.executor import Tally
@@ -182,16 +183,16 @@ def test_a_failed_gather_counts_what_it_read(dataset: Path) -> None:
         store = g.features["x"]
         tally = Tally()
         with pytest.raises(IndexError):
-            store.take([0, N], tally=tally)
+            store.gather(torch.tensor([0, N]), tally=tally)
         assert (tally.rows, tally.read.reads) == ({}, 0)
-        store.take([0, 5], tally=tally)
-        store.take([5, 5, 7], tally=tally)
+        store.gather(torch.tensor([0, 5]), tally=tally)
+        store.gather(torch.tensor([5, 5, 7]), tally=tally)
         assert tally.rows == {Tier.BASE: 5}
         assert tally.read.rows == 5
         assert tally.update_s == 0
         g.cache("x", "64KB", "lru")
-        store.take([1, 2], tally=tally)
-        store.take([2, 3], tally=tally)
+        store.gather(torch.tensor([1, 2]), tally=tally)
+        store.gather(torch.tensor([2, 3]), tally=tally)
         assert tally.rows == {Tier.BASE: 8, Tier.HOST: 1}
         assert tally.update_s > 0
 

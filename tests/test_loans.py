@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -199,6 +199,37 @@ def test_an_online_cache_goes_on_with_fewer_rows(policy: str, n_used: int, left:
             if left:
                 cache._check()
         assert cache.n_cached == cache.capacity
+
+
+def test_a_cache_is_given_back_whole_just_before_a_batch_is_admitted() -> None:
+    """By another thread, in the moment before the batch's thread has the lock."""
+    data, budget = rows_of(100), Budget(1 << 20)
+    cache = FeatureCache(50, 24, 100, get_policy("sieve"), PolicyContext(100, 24), budget)
+    cache.lend()
+    lock = cache._lock
+    taken: list[int] = []
+
+    class Late:
+        def __enter__(self) -> None:
+            if not taken:
+                taken.append(1)
+                cache._lock = lock
+                thread = threading.Thread(target=budget.reserve, args=("others", budget.total))
+                thread.start()
+                thread.join()
+            lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            lock.release()
+
+    plan = cache.plan(np.arange(30))
+    (missed,) = plan.parts
+    cache._lock = cast(Any, Late())
+    changes = cache.admit(np.asarray(missed.addresses))
+    assert taken
+    assert cache.capacity == 0
+    cache.apply(changes, data[:30].copy())
+    run_batch(cache, data, np.arange(30))
 
 
 def test_a_policy_that_fails_while_its_cache_shrinks_is_named_and_harms_no_row() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from collections.abc import Iterator
@@ -141,15 +140,16 @@ CASES = [("train val test", 128), ("val test train", 128), ("train val test", 51
 
 def compare(graph: Path, pack: Path, name: str, shares: Any, tries: list[int]) -> None:
     options = STRATEGIES[name] | ({"pack": pack} if "packed" in name else {})
-    for (order, held_out), share in itertools.product(CASES, shares):
-        found = check(graph, int(share * BYTES), options, order, held_out, tries)
+    for order, held_out in CASES:
         expected = check(graph, 4 * BYTES, options if "packed" in name else {}, order, held_out, tries)
-        assert sorted(found) == sorted(expected), (order, held_out, share)
+        for share in shares:
+            found = check(graph, int(share * BYTES), options, order, held_out, tries)
+            assert sorted(found) == sorted(expected), (order, held_out, share)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_training_beside_validation_at_some_budgets(graph: Path, pack: Path, name: str, tries: list[int]) -> None:
-    compare(graph, pack, name, [0.3], tries)
+    compare(graph, pack, name, [0.05, 0.3], tries)
 
 
 @pytest.mark.stress

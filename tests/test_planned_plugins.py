@@ -163,9 +163,10 @@ def test_a_batch_of_no_rows_may_evict(graph: Any) -> None:
     store = graph.features["x"]
     rows, none = np.array([7, 9]), np.empty(0, np.int64)
     here = np.arange(2)
-    store.run_plan(BatchPlan(2, (Part(Tier.BASE, rows, here),), Changeset(rows, here, here.astype(np.int32), none)), rows)
+    plan = BatchPlan(2, (Part(Tier.BASE, rows, here),), Changeset(rows, here, here.astype(np.int32), none))
+    store.gather(torch.from_numpy(rows), plan)
     assert store.cache.n_cached == 2
-    store.run_plan(BatchPlan(0, (), Changeset(none, none, none.astype(np.int32), rows[:1])), none)
+    store.gather(torch.from_numpy(none), BatchPlan(0, (), Changeset(none, none, none.astype(np.int32), rows[:1])))
     assert store.cache.n_cached == 1
     store.cache._check()
     graph.cache("x", 0)

@@ -241,15 +241,16 @@ def test_a_failing_switch_is_the_loops_error(g: featstore.OutOfCoreGraph, monkey
     plain = [batch.x.clone() for batch in Loader(g, sampler, g.node_data["train_idx"], BATCH, seed=3)]
     with serial(g) as loader:
         loader.set_epoch(0)
-        reads = g.features["x"].read_rows
+        source = g.features["x"].source
+        reads = source.gather
 
-        def fails(rows: Any, out: Any) -> Any:
+        def fails(rows: Any, out: Any, *_: Any) -> Any:
             raise OSError(errno.EIO, "broken")
 
-        monkeypatch.setattr(g.features["x"], "read_rows", fails)
+        monkeypatch.setattr(source, "gather", fails)
         with pytest.raises(OSError, match="broken"):
             next(iter(loader))
-        monkeypatch.setattr(g.features["x"], "read_rows", reads)
+        monkeypatch.setattr(source, "gather", reads)
         loader.set_epoch(0)
         assert all(torch.equal(batch.x, x) for batch, x in zip(loader, plain, strict=True))
 

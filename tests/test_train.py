@@ -358,22 +358,40 @@ def test_ctrl_c_ends_a_training_loop(small):
 
 
 def interrupt(path: str, n: int, options: dict) -> None:
-    """Interrupt loops ``n`` times at random moments; in the child, whose main thread signals reach."""
-    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    """Interrupt loops ``n`` times at random moments; in the child, whose main thread signals reach.
+
+    CPython drops an interrupt that strikes within a destructor (of its own threads, too), so it strikes again after a second, as
+    a user would. It also says that a file is not closed where one strikes between an open and its ``with`` block.
+    """
+    struck = caught = 0
+    lost: list[str] = []  # where CPython says so
+
+    def strike(*_: object) -> None:
+        nonlocal struck
+        struck += 1
+        raise KeyboardInterrupt
+
+    def unraisable(what: sys.UnraisableHookArgs) -> None:
+        lost.append(f"{what.exc_value!r} in {what.object!r}")
+
+    signal.signal(signal.SIGALRM, strike)
+    sys.unraisablehook = unraisable
     rng = np.random.default_rng(n)
     with featstore.open(path, memory="64MiB") as g:
         for _ in range(n):
             loader = make_loader(g, featstore.NeighborSampler(g, [5]), np.arange(500), 1, labels=None, **options)
             try:
-                signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-6, 0.03))
+                signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-6, 0.03), 1.0)
                 while True:
                     for _ in loader:
                         pass
             except KeyboardInterrupt:
-                pass
+                signal.setitimer(signal.ITIMER_REAL, 0)
             except RuntimeError as error:  # Thread.start() itself was interrupted, between taking a lock and giving it back
+                signal.setitimer(signal.ITIMER_REAL, 0)
                 if not isinstance(error.__context__, KeyboardInterrupt):
                     raise
+            caught += 1
             loader.close()
             deadline = time.monotonic() + 60
             # Of a start() that was interrupted before there was a thread, enumerate() goes on to list the object.
@@ -381,6 +399,9 @@ def interrupt(path: str, n: int, options: dict) -> None:
                 assert time.monotonic() < deadline, left
                 time.sleep(0.001)
             assert len(g.features["x"][:5]) == 5
+    assert not [what for what in lost if not what.startswith(("KeyboardInterrupt", "ResourceWarning"))], lost
+    assert struck - caught <= 1 + n // 100, f"{struck - caught} of {struck} interrupts were lost, in {lost}"
+    print(f"{struck - caught} of {struck} interrupts were lost, in {lost}")
 
 
 INTERRUPTED = [
@@ -401,7 +422,7 @@ def test_ctrl_c_at_any_moment(small, options):
 @pytest.mark.stress
 @pytest.mark.parametrize("options", INTERRUPTED, ids=str)
 def test_ctrl_c_at_many_moments(small, options):
-    run_in_child(interrupt, os.fspath(small.path), 20_000, options, timeout_s=1800)
+    run_in_child(interrupt, os.fspath(small.path), 10_000, options, timeout_s=1800)
 
 
 def test_a_loader_in_a_forked_child(small):

@@ -8,8 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore._core import cache as _core
+from featstore.cache.base import PolicyContext, StaticPolicy
+from featstore.errors import PluginError
 
-__all__ = ["top_rows"]
+__all__ = ["choose_rows", "top_rows"]
 
 CHUNK_ROWS = 1 << 16
 _SIGN = np.uint64(1 << 63)
@@ -85,3 +87,31 @@ def top_rows(scores: npt.NDArray[Any], k: int) -> npt.NDArray[np.int64]:
         filled, wanted = _core.take_top(_keys(scores[first : first + CHUNK_ROWS]), first, prefix, wanted, rows, filled)
     assert filled == k
     return rows
+
+
+def choose_rows(
+    policy: StaticPolicy, context: PolicyContext, n: int, capacity: int, by_score: bool
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
+    """Return the ``capacity`` of ``n`` rows that a static policy scores highest, ascending, and their slots.
+
+    ``by_score``: the best rows get the first slots; else the slots are None, for 0, 1 ….
+
+    Raises
+    ------
+    PluginError
+        The policy raised, or its scores have the wrong shape or type, or hold NaN.
+    """
+    try:
+        scores = np.asarray(policy.scores(context))
+        if scores.shape != (n,):
+            raise PluginError(f"policy {policy.name!r}: scores must have shape ({n},), not {scores.shape}")
+        rows = top_rows(scores, capacity)
+        if not by_score:
+            return rows, None
+        slots = np.empty(len(rows), np.int64)
+        slots[np.argsort(scores[rows], kind="stable")[::-1]] = np.arange(len(rows))
+        return rows, slots
+    except PluginError:
+        raise
+    except Exception as error:
+        raise PluginError(f"policy {policy.name!r}: scores failed: {type(error).__name__}: {error}") from error

@@ -1,4 +1,4 @@
-"""The slot table of an online policy: drives the policy, and checks each of its answers."""
+"""Slot tables: which row is in which slot, under an online policy, whose answers are checked, and as changesets say."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from featstore.cache.rowmap import RowMap
 from featstore.errors import PluginError
 from featstore.gather.plan import Changeset
 
-__all__ = ["SlotTable"]
+__all__ = ["PlannedSlots", "SlotTable"]
 
 Int64s = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
@@ -234,3 +234,74 @@ class SlotTable:
         assert (self.row_of_slot[slots] == mapped).all()
         if not self._is_broken:
             self.policy._check()
+
+
+class PlannedSlots:
+    """The slots of one cache that follows a planner, without the rows' bytes.
+
+    Parameters
+    ----------
+    capacity : int
+    rows : RowMap
+        Kept up to date.
+    """
+
+    def __init__(self, capacity: int, rows: RowMap) -> None:
+        self._rows = rows
+        self._row_of_slot = np.full(capacity, -1, np.int64)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the table."""
+        return self._row_of_slot.nbytes
+
+    @property
+    def n_used(self) -> int:
+        """Slots that hold a row."""
+        return int(np.count_nonzero(self._row_of_slot >= 0))
+
+    @contextmanager
+    def changed(self, changes: Changeset) -> Iterator[None]:
+        """Carry out a planner's changes, whose bytes are copied inside the ``with`` block; what fails empties the cache.
+
+        Raises
+        ------
+        PluginError
+            The changeset does not fit.
+        """
+        rows = changes.in_rows
+        try:
+            problem = self._rows.exchange(changes.out_rows, rows, changes.in_slots, self._row_of_slot)
+            if problem is not None:
+                raise PluginError(f"the changeset {problem}")
+            yield
+        except BaseException:
+            self._rows.release(rows[(rows >= 0) & (rows < len(self._rows))])
+            self.clear()
+            raise
+
+    def load(self, rows: Int64s) -> None:
+        """Record that the first slots hold ``rows``."""
+        self._rows.assign(rows, np.arange(len(rows), dtype=np.int32))
+        self._row_of_slot[: len(rows)] = rows
+
+    def clear(self) -> None:
+        """Empty all slots."""
+        self._rows.release(self._row_of_slot[self._row_of_slot >= 0])
+        self._row_of_slot.fill(-1)
+
+    def shrink(self, capacity: int) -> None:
+        """Keep the first ``capacity`` slots."""
+        gone = self._row_of_slot[capacity:]
+        self._rows.release(gone[gone >= 0])
+        self._row_of_slot = self._row_of_slot[:capacity].copy()
+
+    def reset(self) -> None:
+        """Empty the table, whatever state another thread had left it and the map in."""
+        self._row_of_slot.fill(-1)
+        self._rows.slot_of_row.fill(-1)
+
+    def _check(self) -> None:
+        """Assert every invariant; O(n)."""
+        cached = np.flatnonzero(self._rows.slot_of_row != -1)
+        assert (self._row_of_slot[self._rows.slot_of_row[cached]] == cached).all()

@@ -7,7 +7,6 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,8 @@ from featstore._core.rows import copy_rows
 from featstore.cache.base import OnlinePolicy, Policy, PolicyContext, StaticPolicy
 from featstore.cache.gate import Gate
 from featstore.cache.rowmap import CLAIM_BYTES, RowMap, huge_array
-from featstore.cache.select import top_rows
-from featstore.cache.slots import SlotTable
+from featstore.cache.select import choose_rows
+from featstore.cache.slots import PlannedSlots, SlotTable
 from featstore.config import Budget, Loan
 from featstore.errors import BudgetError, ClosedError, PluginError
 from featstore.gather.plan import BatchPlan, Changeset, Part, Tier
@@ -30,10 +29,10 @@ Int64s = npt.NDArray[np.int64]
 Uint8s = npt.NDArray[np.uint8]
 Read = Callable[..., Any]
 
+PLAN_BYTES = 28  # a row, of what plan() makes
 FILL_BYTES = 64 << 20  # of one read of fill()
 LOAN_COST = 100  # the ledger takes caches back after whatever costs less to do without
 GIVEN_BACK_SHARE = 16  # a cache gives back at least one part of so many at a time: giving back passes over its row map
-NO_POSITIONS = np.empty(0, np.int64)
 MAX_SLOTS = 2**31 - 2  # a slot and the mark of a slot without bytes both fit an int32
 
 
@@ -122,8 +121,8 @@ class FeatureCache:
         try:
             self.map = RowMap(n if capacity else 0)
             self.array: Uint8s = huge_array(capacity * row_bytes).reshape(capacity, row_bytes)
-            self._row_of_slot = np.full(capacity if policy is None else 0, -1, np.int64)
-            self._slots = None
+            self._slots: SlotTable | None = None
+            self._planned = PlannedSlots(capacity, self.map) if policy is None else None
             if capacity and isinstance(policy, OnlinePolicy):
                 self._slots = SlotTable(capacity, self.map, policy, self.context)
             if self._reservation is not None:
@@ -187,15 +186,14 @@ class FeatureCache:
     @property
     def nbytes(self) -> int:
         """Bytes held: array, row map, table and policy."""
-        state = 0 if self._slots is None else self._slots.nbytes
-        return self.array.nbytes + self.map.nbytes + self._row_of_slot.nbytes + state
+        table = self._planned or self._slots
+        return self.array.nbytes + self.map.nbytes + (0 if table is None else table.nbytes)
 
     @property
     def n_cached(self) -> int:
         """Rows in the cache."""
-        if self._slots is not None:
-            return self._slots.n_used
-        return int(np.count_nonzero(self._row_of_slot >= 0)) if self.policy is None else self._n_filled
+        table = self._planned or self._slots
+        return self._n_filled if table is None else table.n_used
 
     def stats(self) -> dict[str, int]:
         """Return counts since the start: requests hit and missed, rows admitted, evicted and filled; capacity, rows cached."""
@@ -255,9 +253,10 @@ class FeatureCache:
             return BatchPlan(k, (Part(Tier.BASE, rows),))
         return BatchPlan(k, (Part(Tier.HOST, hit_slots, hit_positions), Part(Tier.BASE, missed, miss_positions)))
 
-    def admit_bytes(self, n_rows: int) -> int:
-        """Return the bytes of the arrays that :meth:`admit` makes for up to ``n_rows`` missed rows."""
-        return 0 if self._slots is None else CLAIM_BYTES * n_rows
+    def scratch_bytes(self, n_rows: int) -> int:
+        """Return the bytes of the arrays that a gather of ``n_rows`` makes, of :meth:`plan` and :meth:`admit` and of its ids."""
+        per_row = PLAN_BYTES + (8 if isinstance(self.policy, OnlinePolicy) else 0) + (0 if self._slots is None else CLAIM_BYTES)
+        return per_row * n_rows + 128  # each array begins at a multiple of 8
 
     def admit(
         self, rows: Int64s, positions: Int64s | None = None, array: Callable[..., npt.NDArray[Any]] = np.empty
@@ -271,7 +270,7 @@ class FeatureCache:
         positions : int64 array, shape (k,), optional
             Their rows of the output; ``0 … k-1`` where absent.
         array : callable
-            ``array(n, dtype)`` makes the arrays of the result, :meth:`admit_bytes` in all.
+            ``array(n, dtype)`` makes the arrays of the result, within :meth:`scratch_bytes`.
 
         Returns
         -------
@@ -289,13 +288,11 @@ class FeatureCache:
         since the plan are left out.
         """
         self._enter()
-        if self._slots is None:
-            return None
         if positions is None:
             positions = np.arange(len(rows), dtype=np.int64)
         with self._lock:
             self._check_open()
-            return self._slots.admit(rows, positions, array)
+            return None if self._slots is None else self._slots.admit(rows, positions, array)
 
     def apply(self, changes: Changeset | None, out: Uint8s) -> None:
         """Copy admitted rows from a batch's output into their slots; from now on they hit.
@@ -326,27 +323,15 @@ class FeatureCache:
                 rows, positions, slots = self.map.still_held(changes.in_rows, changes.in_positions, changes.in_slots)
                 copy_rows(out, positions, self.array, slots)
                 self.map.assign(rows, slots)
-            elif self.policy is None:
-                self._apply_planned(changes, out)
+            elif self._planned is not None:
+                if self.is_cut:
+                    changes = changes.within(self.capacity, self.map.lookup(changes.out_rows) >= 0)
+                with self._planned.changed(changes):
+                    copy_rows(out, changes.in_positions, self.array, changes.in_slots)
+                self._counts["admitted"] += len(changes.in_rows)
+                self._counts["evicted"] += len(changes.out_rows)
             else:
                 raise PluginError("a static cache does not change")
-
-    def _apply_planned(self, changes: Changeset, out: Uint8s) -> None:
-        if self.is_cut:
-            changes = changes.within(self.capacity, self.map.lookup(changes.out_rows) >= 0)
-        rows, slots = changes.in_rows, changes.in_slots
-        try:
-            problem = self.map.exchange(changes.out_rows, rows, slots, self._row_of_slot)
-            if problem is not None:
-                raise PluginError(f"the changeset {problem}")
-            copy_rows(out, changes.in_positions, self.array, slots)
-        except BaseException:
-            self.map.release(self._row_of_slot[self._row_of_slot >= 0])
-            self.map.release(rows[(rows >= 0) & (rows < self.n)])
-            self._row_of_slot.fill(-1)
-            raise
-        self._counts["admitted"] += len(rows)
-        self._counts["evicted"] += len(changes.out_rows)
 
     def fill(self, read: Read, *, by_score: bool = False) -> int:
         """Load a static policy's rows: the ``capacity`` of highest score, of equals the lowest.
@@ -380,8 +365,15 @@ class FeatureCache:
             return 0
         with self._lock:
             if self._n_filled:
-                raise RuntimeError("the cache is filled already")
-            rows, slots = self._choose(policy, by_score)
+                raise RuntimeError("the cache was filled already")
+            # The array is not touched before the rows are known: scores may take its place in the budget.
+            extra = policy.score_bytes * self.n + 24 * self.capacity * by_score - self.array.nbytes
+            held = None if self.budget is None else self.budget.reserve(f"scores of policy {policy.name!r}", max(0, extra))
+            try:
+                rows, slots = choose_rows(policy, self.context, self.n, self.capacity, by_score)
+            finally:
+                if held is not None:
+                    held.release()
             self._load(rows, slots, read)
             self.map.assign(rows, np.arange(len(rows), dtype=np.int32) if slots is None else slots.astype(np.int32))
             self._n_filled = len(rows)
@@ -406,7 +398,7 @@ class FeatureCache:
             self._check_open()
             if self.is_cut:
                 rows = rows[: self.capacity]
-            if self.policy is not None or len(rows) > self.capacity or (self._row_of_slot >= 0).any():
+            if self._planned is None or len(rows) > self.capacity or self._planned.n_used:
                 raise ValueError(
                     "only an empty cache that follows a planner is loaded ahead, with no more rows than it has slots"
                 )
@@ -418,8 +410,8 @@ class FeatureCache:
             self._is_loading = False
         with self._gate.write(), self._lock:
             self._check_open()
-            self.map.assign(rows, np.arange(len(rows), dtype=np.int32))
-            self._row_of_slot[: len(rows)] = rows
+            assert self._planned is not None
+            self._planned.load(rows)
 
     def _load(self, rows: Int64s, slots: Int64s | None, read: Read) -> None:
         """Read rows into ``slots``, by default the first, in large pieces."""
@@ -431,28 +423,6 @@ class FeatureCache:
             else:
                 read(chunk, array, slots[first : first + step])
         self._counts["fill_rows"] += len(rows)
-
-    def _choose(self, policy: StaticPolicy, by_score: bool) -> tuple[Int64s, Int64s | None]:
-        # The array is not touched before the rows are known: scores may take its place in the budget.
-        extra = policy.score_bytes * self.n + 24 * self.capacity * by_score - self.array.nbytes
-        held = None if self.budget is None else self.budget.reserve(f"scores of policy {policy.name!r}", max(0, extra))
-        try:
-            scores = np.asarray(policy.scores(self.context))
-            if scores.shape != (self.n,):
-                raise PluginError(f"policy {policy.name!r}: scores must have shape ({self.n},), not {scores.shape}")
-            rows = top_rows(scores, self.capacity)
-            if not by_score:
-                return rows, None
-            slots = np.empty(len(rows), np.int64)
-            slots[np.argsort(scores[rows], kind="stable")[::-1]] = np.arange(len(rows))
-            return rows, slots
-        except PluginError:
-            raise
-        except Exception as error:
-            raise PluginError(f"policy {policy.name!r}: scores failed: {type(error).__name__}: {error}") from error
-        finally:
-            if held is not None:
-                held.release()
 
     def count(self, plan: BatchPlan) -> None:
         """Count the requests of a plan that was made elsewhere, hit or missed."""
@@ -500,41 +470,31 @@ class FeatureCache:
             self._slots.shrink(max(1, capacity), self.array)
             if not capacity:
                 self._slots = None
-        elif self.policy is None:
-            self.map.release(self._row_of_slot[capacity:][self._row_of_slot[capacity:] >= 0])
-            self._row_of_slot = self._row_of_slot[:capacity].copy()
+        elif self._planned is not None:
+            self._planned.shrink(capacity)
         else:
             self.map.release_from(capacity)
             self._n_filled = min(self._n_filled, capacity)
         if not capacity:
             self.map = RowMap(0)
+            self._planned = self._planned and PlannedSlots(0, self.map)
         discard(self.array[capacity:].reshape(-1))
         self.array = self.array[:capacity]
         self.capacity, self.is_cut = capacity, True
 
-    def surviving(self, plan: BatchPlan) -> tuple[BatchPlan, Int64s]:
-        """Return a planner's plan without the hits in slots that were given back since, and the positions of those.
+    def surviving(self, plan: BatchPlan, rows: Callable[[], Int64s]) -> BatchPlan:
+        """Return a planner's plan for a batch of ``rows()``, with the hits in slots that were given back since as misses.
 
         To be called, and the hits copied, inside :meth:`pinned`.
         """
-        if self.is_cut:
-            for part in plan.parts:
-                if part.tier == Tier.HOST and len(part.addresses):
-                    slots = np.asarray(part.addresses)
-                    is_there = slots < self.capacity
-                    if not is_there.all():
-                        positions = np.arange(plan.n_rows) if part.positions is None else part.positions
-                        others = tuple(each for each in plan.parts if each is not part)
-                        left = Part(Tier.HOST, slots[is_there], positions[is_there])
-                        return replace(plan, parts=(*others, left)), positions[~is_there]
-        return plan, NO_POSITIONS
+        return plan.within(self.capacity, rows) if self.is_cut else plan
 
     def clear(self) -> None:
         """Empty a cache that follows a planner; the next plan starts from nothing."""
         self._enter()
         with self._gate.write(), self._lock:
-            self.map.release(self._row_of_slot[self._row_of_slot >= 0])
-            self._row_of_slot.fill(-1)
+            if self._planned is not None:
+                self._planned.clear()
 
     def close(self) -> None:
         """Give memory and budget back; may be called again. Whoever is using the cache gets ClosedError."""
@@ -547,8 +507,7 @@ class FeatureCache:
                 self._loan.end()
             self.array = np.empty((0, self.row_bytes), np.uint8)
             self.map = RowMap(0)
-            self._slots = None
-            self._row_of_slot = np.empty(0, np.int64)
+            self._slots = self._planned = None
             if self._reservation is not None:
                 self._reservation.release()
 
@@ -567,11 +526,9 @@ class FeatureCache:
             self._gate = Gate()
             self._pid = os.getpid()
             self._user = None  # the parent's epoch
-            if self._slots is not None:
-                self._slots.reset()
-            elif self.policy is None:
-                self._row_of_slot.fill(-1)
-                self.map.slot_of_row.fill(-1)
+            table = self._planned or self._slots
+            if table is not None:
+                table.reset()
 
     def _check(self) -> None:
         """Assert every invariant; O(n)."""
@@ -583,5 +540,5 @@ class FeatureCache:
             assert len(cached) == self.n_cached
             assert len(np.unique(slots)) == len(slots)
             assert not len(slots) or (slots.min() >= 0 and slots.max() < self.capacity)
-            if self.policy is None:
-                assert (self._row_of_slot[slots] == cached).all()
+            if self._planned is not None:
+                self._planned._check()

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--simulate", action="store_true", help="rows loaded against cache size, for all policies")
     what.add_argument("--explain", action="store_true", help="estimated seconds of every strategy, and which strategy=auto takes")
     parser.add_argument("--epochs", type=positive, help="with --explain: epochs to come (default: 1)")
-    parser.add_argument("--superbatch", type=positive, metavar="N", help="with --explain: batches a superbatch")
+    parser.add_argument("--length", type=positive, metavar="N", help="with --explain: batches a superbatch")
     parser.add_argument(
         "--measure", action="store_true", help="with --explain: measure the drive again, whatever the catalog says (once a day)"
     )
@@ -131,7 +131,7 @@ def _explain(options: argparse.Namespace) -> int:
                             capacity=rows,
                             budget=graph.budget,
                             sample_s=sample_s,
-                            superbatch=options.superbatch,
+                            superbatch=options.length,
                             epochs=options.epochs or 1,
                             disk_bytes=options.disk,
                             ahead_bytes=ahead,
@@ -200,7 +200,7 @@ _RECORDING = ("seeds", "save_trace", "disk")
 _EXPLAINING = {
     "measure": "a simulation needs no drive",
     "epochs": "one epoch is simulated",
-    "superbatch": "a simulation plans all of the trace at once",
+    "length": "a simulation plans all of the trace at once",
 }
 
 

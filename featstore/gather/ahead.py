@@ -14,39 +14,15 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore._core.buffers import Block
-from featstore._core.rows import copy_rows
 from featstore.errors import BudgetError
-from featstore.gather.plan import Addresses
 from featstore.storage.rowfile import ReadStats
 
-__all__ = ["AheadSource", "ReadAhead"]
+__all__ = ["ReadAhead"]
 
 Int64s = npt.NDArray[np.int64]
 Uint8s = npt.NDArray[np.uint8]
 
 HALVES = 2  # one is read while the other is delivered from
-
-
-class AheadSource:
-    """Rows that were read ahead, in the order in which a plan names them (:class:`~featstore.gather.executor.Source`).
-
-    Parameters
-    ----------
-    rows : uint8 array, shape (k, row_bytes)
-    n_threads : int
-        Threads that copy.
-    """
-
-    def __init__(self, rows: Uint8s, n_threads: int) -> None:
-        self._rows = rows
-        self._n_threads = n_threads
-
-    def gather(self, addresses: Addresses, out: Uint8s, positions: Int64s | None) -> ReadStats:
-        """See :class:`~featstore.gather.executor.Source`; reads nothing."""
-        if len(addresses) != len(self._rows):
-            raise ValueError(f"{len(self._rows)} rows were read ahead for a plan that misses {len(addresses)}")
-        copy_rows(self._rows, None, out, positions, self._n_threads)
-        return ReadStats()
 
 
 @dataclass

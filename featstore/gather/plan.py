@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -19,11 +20,13 @@ Addresses: TypeAlias = "Int64s | Int32s | range"
 class Tier(enum.IntEnum):
     """Where a row is read from, fastest first."""
 
+    __hash__ = int.__hash__  # Enum's own is a call of Python a look-up
     DEVICE = 0
     HOST = 1
     DISK_CACHE = 2
     PACKED = 3  # the batch's own extent, read whole: its addresses are 0, 1, 2 …
     BASE = 4
+    AHEAD = 5  # rows of BASE that were read already, and count as such: their addresses are 0, 1, 2 …
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +100,31 @@ class DeviceRows:
 class BatchPlan:
     """Tier and address of every row that the host assembles; the parts' positions partition ``range(n_rows)``.
 
-    ``device``: the batch's other rows; without, the host assembles them all.
+    ``device``: the batch's other rows; without, the host assembles them all. Rows are the feature's own, from 0.
     """
 
     n_rows: int
     parts: tuple[Part, ...]
     changes: Changeset | None = None
     device: DeviceRows | None = None
+
+    def within(self, capacity: int, rows: Callable[[], Int64s]) -> BatchPlan:
+        """Return the plan of a batch of ``rows()`` where the cache has the first ``capacity`` slots left: other hits miss."""
+        parts: list[Part] = []
+        for part in self.parts:
+            slots = np.asarray(part.addresses)
+            if part.tier == Tier.HOST and not (left := slots < capacity).all():
+                positions = np.arange(self.n_rows) if part.positions is None else part.positions
+                lost = positions[~left]
+                parts.append(Part(Tier.BASE, rows()[lost], lost))
+                part = Part(Tier.HOST, slots[left], positions[left])
+            parts.append(part)
+        return replace(self, parts=tuple(parts))
+
+    def read_ahead(self, n_rows: int) -> BatchPlan:
+        """Return the plan of a batch whose ``n_rows`` rows in ``BASE`` were read already, in the plan's order."""
+        missed = sum(len(part.addresses) for part in self.parts if part.tier == Tier.BASE)
+        if missed != n_rows:
+            raise ValueError(f"{n_rows} rows were read ahead for a plan that misses {missed}")
+        moved = (Part(Tier.AHEAD, range(n_rows), part.positions) if part.tier == Tier.BASE else part for part in self.parts)
+        return replace(self, parts=tuple(moved))

@@ -19,7 +19,7 @@ from featstore.storage.calls import close_fd, naming
 from featstore.storage.catalog import Catalog, current_catalog
 from featstore.storage.extents import WRITERS
 from featstore.storage.layout import PAGE_BYTES, RowLayout
-from featstore.storage.pagestream import MOST_WINDOW_BYTES, PageStream, least_window
+from featstore.storage.pagestream import MOST_WINDOW_BYTES, least_window
 from featstore.storage.reader import MEASURE_MIN_BYTES, DeviceSpeed
 from featstore.storage.rowfile import RowFile
 from featstore.storage.rundir import RunDirectory
@@ -140,11 +140,13 @@ def _measure(g: OutOfCoreGraph, run_dir: str, disk: int | None) -> DeviceSpeed:
     try:
         path = runs.file("scratch")
         write_bandwidth = _time_writes(path, n_bytes)
-        file = max((store.file for store in g.features.values()), key=lambda file: file.n_bytes, default=None)
+        sources = (store.source for store in g.features.values())
+        file = max((source for source in sources if isinstance(source, RowFile)), key=lambda file: file.n_bytes, default=None)
         if file is None or file.n_bytes < MEASURE_MIN_BYTES:
             pages = RowLayout(PAGE_BYTES, 1, PAGE_BYTES)
             file = scratch = g.reader.open(path, layout=pages, n_rows=n_bytes // PAGE_BYTES - 1, verify="off")
-        reads = file.measure(max(PAGE_BYTES, min(RANDOM_READS * PAGE_BYTES, g.budget.available // 4)), RANDOM_READS)
+        with file.in_use() as core:
+            reads = g.reader.measure(core, max(PAGE_BYTES, min(RANDOM_READS * PAGE_BYTES, g.budget.available // 4)), RANDOM_READS)
         bandwidth = max(_time_stream(g, file) for _ in range(2))  # others may use the device meanwhile
         gathers = max(_time_gather(g, file, reads.iops, bandwidth) for _ in range(2))
         return DeviceSpeed(reads.iops, bandwidth, write_bandwidth, gathers)
@@ -184,7 +186,7 @@ def _time_stream(g: OutOfCoreGraph, file: RowFile) -> float:
     with g.budget.reserve("reader buffers", window_bytes + n_batch * PAGE_BYTES):
         out = np.zeros((n_batch, PAGE_BYTES), np.uint8)
         start = time.perf_counter()
-        with PageStream(g.reader, file, np.array([[first, n_pages]], np.int64), window_bytes) as stream:
+        with file.stream(np.array([[first, n_pages]], np.int64), window_bytes) as stream:
             done = 0
             while done < n_pages:
                 n = min(n_batch, n_pages - done)

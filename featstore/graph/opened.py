@@ -16,9 +16,9 @@ from featstore.cache.table import FeatureCache
 from featstore.config import Budget, Options, Reservation
 from featstore.errors import BusyError, ClosedError
 from featstore.gather.buffers import BufferPool
+from featstore.gather.sources import RowSource
 from featstore.graph.feature import FeatureStore
 from featstore.storage.reader import Reader
-from featstore.storage.rowfile import RowFile
 
 __all__ = ["Opened"]
 
@@ -54,10 +54,10 @@ class Opened(ABC):
         self.pool = BufferPool(self.budget, self.reader.trim)
 
     def _open_store(
-        self, name: str, file: RowFile, shape: Sequence[int], dtype: torch.dtype, reopen: Callable[[], Any] | None = None
+        self, name: str, source: RowSource, shape: Sequence[int], dtype: torch.dtype, reopen: Callable[[], Any] | None = None
     ) -> None:
         threads = self.options.threads
-        self._stores[name] = FeatureStore(name, file, shape, dtype, self.reader, self.pool, threads, reopen)
+        self._stores[name] = FeatureStore(name, source, shape, dtype, self.reader, self.pool, threads, reopen)
 
     # -- node data ---------------------------------------------------------------------------------------------------------------
 
@@ -107,10 +107,9 @@ class Opened(ABC):
         """
         store = self.features[name]
         budget = self.budget if budget is None else budget
-        row_bytes = store.file.row_bytes
         with self.locked():
             self._drop_cache(store)
-            cache = FeatureCache(capacity, row_bytes, self.num_nodes, None, budget=budget, name=f"cache of {name!r}")
+            cache = FeatureCache(capacity, store.row_bytes, len(store), None, budget=budget, name=f"cache of {name!r}")
             if on_loan:
                 cache.lend()
             store.use_cache(cache)

@@ -11,7 +11,7 @@ import torch
 
 from featstore._core.rows import wrap_ids
 
-__all__ = ["check_rows", "resolve_rows"]
+__all__ = ["resolve_rows"]
 
 Int64s = npt.NDArray[np.int64]
 
@@ -20,7 +20,7 @@ def _as_array(index: Any) -> npt.NDArray[Any]:
     if isinstance(index, torch.Tensor):
         if index.is_floating_point() or index.is_complex():
             raise TypeError(f"rows are indexed by integers or a boolean mask, not {index.dtype}")
-        return np.asarray(index.detach().cpu().numpy())
+        return np.asarray(index.numpy(force=True))
     if isinstance(index, (list, tuple)) and len(index) == 0:
         return np.empty(0, np.int64)
     if isinstance(index, list) and isinstance(index[0], torch.Tensor):
@@ -43,32 +43,41 @@ def _as_array(index: Any) -> npt.NDArray[Any]:
     return array
 
 
-def check_rows(ids: npt.NDArray[Any], n: int) -> Int64s:
-    """Return integer ``ids`` (any width, byte order and layout, 1-D) as contiguous int64 in ``[0, n)``.
+def _out_of_range(row: Any, position: Any, n: int, first: int) -> IndexError:
+    return IndexError(f"row {int(row)} at position {int(position)} is out of range for {n} rows{f' from {first}' * bool(first)}")
 
-    Raises
-    ------
-    IndexError
-        An id is below ``-n`` or not below ``n``; names the first such id and its position.
-    """
+
+def _check_rows(ids: npt.NDArray[Any], n: int, first: int) -> Int64s:
+    """Return the rows of integer ``ids`` (any width, byte order and layout, 1-D) as contiguous int64 in ``[0, n)``."""
     if ids.dtype.kind == "u" and ids.dtype.itemsize == 8:
         too_big = np.flatnonzero(ids > np.uint64(2**63 - 1))
         if len(too_big):
-            raise IndexError(f"row {int(ids[too_big[0]])} at position {int(too_big[0])} is out of range for {n} rows")
+            raise _out_of_range(ids[too_big[0]], too_big[0], n, first)
     rows = np.ascontiguousarray(ids, dtype=np.int64)
-    bad, negative = wrap_ids(rows, n, None)
-    if bad < 0 and negative:
-        wrapped = np.empty_like(rows)
-        wrap_ids(rows, n, wrapped)
-        return wrapped
+    bad, negative = wrap_ids(rows, n, None, first)
     if bad >= 0:
-        raise IndexError(f"row {int(rows[bad])} at position {bad} is out of range for {n} rows")
+        raise _out_of_range(rows[bad], bad, n, first)
+    if negative or first:
+        wrapped = np.empty_like(rows)
+        wrap_ids(rows, n, wrapped, first)
+        return wrapped
     return rows
 
 
-def resolve_rows(index: Any, n: int) -> tuple[Int64s | range, tuple[int, ...] | None]:
+def _span(index: slice, n: int, first: int) -> range:
+    """Return the rows of a slice of the ids below ``first + n``; those below ``first`` have no rows."""
+    span = range(*index.indices(first + n))
+    if span.step > 0:
+        span = span[max(0, -(-(first - span.start) // span.step)) :]
+    else:
+        span = range(span.start, max(span.stop, first - 1), span.step)
+    return range(span.start - first, span.stop - first, span.step)
+
+
+def resolve_rows(index: Any, n: int, first: int = 0) -> tuple[Int64s | range, tuple[int, ...] | None]:
     """Return row numbers in ``[0, n)`` and the shape that replaces the first axis (None: a single row, the axis goes).
 
+    The one place where ids become rows: row 0 is that of id ``first``. Ids below 0 count from the end, masks are of the rows.
     A slice of step 1 comes back as a range, to be read sequentially.
 
     Raises
@@ -79,7 +88,7 @@ def resolve_rows(index: Any, n: int) -> tuple[Int64s | range, tuple[int, ...] | 
         An id out of range, a mask of the wrong length, or more than one axis indexed.
     """
     if isinstance(index, slice):
-        span = range(*index.indices(n))
+        span = _span(index, n, first)
         if span.step == 1:
             return span, (len(span),)
         return np.arange(span.start, span.stop, span.step, dtype=np.int64), (len(span),)
@@ -87,7 +96,7 @@ def resolve_rows(index: Any, n: int) -> tuple[Int64s | range, tuple[int, ...] | 
         return range(n), (n,)
     if isinstance(index, tuple):
         if len(index) == 1 or (len(index) == 2 and index[1] is Ellipsis):
-            return resolve_rows(index[0], n)
+            return resolve_rows(index[0], n, first)
         raise IndexError("only rows can be indexed in the store; index the columns of what it returns: store[ids][:, columns]")
     if not isinstance(index, (list, np.ndarray, torch.Tensor, bool, np.bool_)):
         try:
@@ -95,9 +104,10 @@ def resolve_rows(index: Any, n: int) -> tuple[Int64s | range, tuple[int, ...] | 
         except TypeError:
             pass
         else:
-            if not -n <= number < n:
-                raise IndexError(f"row {number} at position 0 is out of range for {n} rows")
-            return range(number % n, number % n + 1), None
+            row = number + n if number < 0 else number - first
+            if not 0 <= row < n:
+                raise _out_of_range(number, 0, n, first)
+            return range(row, row + 1), None
     ids = _as_array(index)
     if ids.dtype.kind == "b":
         if ids.shape != (n,):
@@ -105,5 +115,5 @@ def resolve_rows(index: Any, n: int) -> tuple[Int64s | range, tuple[int, ...] | 
         return np.flatnonzero(ids).astype(np.int64, copy=False), (int(np.count_nonzero(ids)),)
     if ids.dtype.kind not in "iu":
         raise TypeError(f"rows are indexed by integers or a boolean mask, not {ids.dtype}")
-    rows = check_rows(ids.reshape(-1), n)
+    rows = _check_rows(ids.reshape(-1), n, first)
     return rows, (ids.shape if ids.ndim else None)

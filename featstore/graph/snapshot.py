@@ -110,6 +110,7 @@ class Snapshot:
                     seed=record.seed,
                     sums_seed=sums_seed(record.seed),
                     fds=file.take(),
+                    identity=record.file_id,
                 )
         except BaseException:
             with contextlib.suppress(OSError):

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-if TYPE_CHECKING:
-    from featstore.graph.feature import FeatureStore
-
 __all__ = ["torch_function"]
+
+
+class Rows(Protocol):
+    """What is asked of a feature store here."""
+
+    ndim: int
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: Any) -> torch.Tensor: ...
+    def take(self, rows: Any, out: torch.Tensor | None = None) -> torch.Tensor: ...
 
 
 def torch_function(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor:
@@ -48,7 +55,7 @@ def _torch_ids(function: str, ids: Any, n: int) -> npt.NDArray[np.integer[Any]]:
     return array
 
 
-def _index_select(input: FeatureStore, dim: int, index: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+def _index_select(input: Rows, dim: int, index: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
     if dim not in (0, -input.ndim):
         raise TypeError(f"only dimension 0 of a FeatureStore can be selected from, not {dim}")
     if not isinstance(index, torch.Tensor) or index.ndim > 1:
@@ -58,7 +65,7 @@ def _index_select(input: FeatureStore, dim: int, index: torch.Tensor, *, out: to
 
 def _embedding(
     input: torch.Tensor,
-    weight: FeatureStore,
+    weight: Rows,
     padding_idx: int | None = None,
     max_norm: float | None = None,
     norm_type: float = 2.0,

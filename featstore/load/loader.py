@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from featstore.config import Budget, Reservation, check_at_least, check_flag, parse_cache_size, parse_size
+from featstore.config import Budget, Living, Reservation, check_at_least, check_flag, parse_cache_size, parse_size
 from featstore.errors import BudgetError, ClosedError, OptionError
 from featstore.gather.device import check_device
 from featstore.load.epoch import EpochIterator, Position, RunningEpoch
@@ -154,7 +154,7 @@ class Loader:
         size = None if device_cache is None else parse_cache_size(device_cache, "device_cache")
         self._held: list[Reservation] = []
         self._finalizer = weakref.finalize(self, _release, self._held)
-        self._iterators: weakref.WeakSet[RunningEpoch] = weakref.WeakSet()  # of epochs that have begun
+        self._iterators: Living[RunningEpoch] = Living()  # of epochs that have begun
         self._beginning = threading.RLock()
         self._next_epoch = self._next_start = 0
         self._position = Position(0, 0)
@@ -316,7 +316,7 @@ class Loader:
         back; ``read`` is the part of ``gather`` that waits for extents. Stages run beside each other and beside the loop, so
         their seconds may add up to more than the clock's.
         """
-        depths = [epoch.depth for epoch in list(self._iterators)]
+        depths = [epoch.depth for epoch in self._iterators]
         setup = self._runner.setup
         return {
             **setup.counts.total(),

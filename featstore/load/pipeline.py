@@ -204,15 +204,17 @@ class Pipeline(Generic[A, B, C]):
         return outcome
 
     def _at_once(self, item: int) -> C:
+        assembled = self._until_it_fits(partial(self._second, item, self._until_it_fits(partial(self._first, item))))
+        return cast(C, assembled) if self._third is None else self._third(item, assembled)
+
+    def _until_it_fits(self, stage: Callable[[], D]) -> D:
         while True:
             try:
-                assembled = self._second(item, self._first(item))
-                break
+                return stage()
             except BudgetError as error:
                 _without_frames(error)
                 if not self._spare():
                     raise
-        return cast(C, assembled) if self._third is None else self._third(item, assembled)
 
     def close(self, timeout: float | None = None) -> None:
         """Stop the threads, wait for them (at most ``timeout`` seconds each), drop what was made ahead. May be called again."""

@@ -6,7 +6,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -17,9 +17,11 @@ from featstore.errors import BudgetError
 from featstore.gather.buffers import block_bytes
 from featstore.gather.device import Apart
 from featstore.gather.executor import Tally
-from featstore.load.held import Batches, Held
+from featstore.gather.plan import Tier
+from featstore.load.held import Held
 from featstore.load.minibatch import MiniBatch
 from featstore.load.transfer import Assembled, HandOver, host_rows
+from featstore.storage.rowfile import ReadStats
 from featstore.strategies.base import EpochRun, Prepared
 from featstore.strategies.requests import BATCHES, guess, larger, least_total, would_do
 from featstore.strategies.setup import Setup
@@ -29,11 +31,17 @@ __all__ = ["Stages"]
 
 @dataclass(frozen=True)
 class Item:
-    """A batch between sampling and gathering, and the bytes of its sample."""
+    """A batch between sampling and assembly, and the bytes of its sample.
+
+    What was gathered for it stays with it while memory is found for the rest.
+    """
 
     prepared: Prepared
     n_bytes: int
     held: Held | None
+    features: dict[str, torch.Tensor] = field(default_factory=dict)
+    apart: dict[str, Apart] = field(default_factory=dict)
+    tally: Tally = field(default_factory=Tally)
 
 
 class Stages:
@@ -47,21 +55,20 @@ class Stages:
 
     def __init__(self, setup: Setup) -> None:
         self.watch = setup.watch
-        self.batches = None if setup.share is None else Batches(setup.share)
         self._g, self._setup, self._row_bytes = setup.graph, setup, setup.row_bytes
-        self._limit: Budget = setup.limit
-        self._hand_over = HandOver(setup.device, self.watch, self.batches)
+        self._share, self._limit = setup.share, setup.limit
+        self._hand_over = HandOver(setup.device, self.watch)
         self._delivered: list[tuple[weakref.ref[MiniBatch], int]] = []
         self._n_running = 0
-        self._g.budget.require(self, Stages._required)
-        if setup.needs is not None:
-            setup.needs.worker = self
         if setup.device.type == "cuda":
             self._g.pool.page_lock(self._hand_over.device)
         self._lock = threading.Lock()
         self._trimmed_for = -1
         self._largest_bytes = 0
         self._largest_rows = setup.batches.most_rows or 0
+        self._g.budget.require(self)
+        if setup.needs is not None:
+            setup.needs.worker = self
 
     def receive(self, batch: MiniBatch) -> None:
         """Take note of a batch, in the loop's thread, before the loop has it."""
@@ -73,7 +80,7 @@ class Stages:
         """Return the batches that somebody still holds; the lock is held."""
         return [(each, n_bytes) for each, n_bytes in self._delivered if each() is not None]
 
-    def _required(self, idle: bool) -> int:
+    def required(self, *, idle: bool) -> int:
         """Return what batches take at the least: those of a running epoch, else those that are still held; see Budget.require."""
         with self._lock:
             held = sum(n_bytes for _, n_bytes in self._living()) * 9 // 8
@@ -104,7 +111,7 @@ class Stages:
         self, run: EpochRun
     ) -> tuple[Callable[[int], Item], Callable[[int, Item], Any], Callable[[int, Any], MiniBatch] | None]:
         """Return an epoch's stages for a :class:`Pipeline`; the last is None where a batch is whole once it is assembled."""
-        if self._setup.device.type == "cpu" and not run.has_device_tier:
+        if self._setup.device.type == "cpu" and not run.devices:
             return partial(self._sample, run), partial(self._assemble_whole, run), None
         return partial(self._sample, run), partial(self._assemble, run), self._hand_over
 
@@ -126,7 +133,7 @@ class Stages:
         try:
             prepared = run.batch(position)
             n_bytes = prepared.sampled.nbytes
-            return Item(prepared, n_bytes, None if self.batches is None else self.batches.hold(n_bytes))
+            return Item(prepared, n_bytes, None if self._share is None else Held(self._share, n_bytes))
         except BudgetError as error:
             # How many rows it would have had is unknown: as many as the largest batch so far.
             rows = self._largest_rows
@@ -145,46 +152,54 @@ class Stages:
         sizes = {name: host_rows(n_rows, plans.get(name), self._setup.device) * width for name, width in self._row_bytes.items()}
         n_bytes = sum(sizes.values())
         budget = self._limit
-        features: dict[str, torch.Tensor] = {}
-        apart: dict[str, Apart] = {}
-        tally = Tally()
         try:
-            if self.batches is not None and item.held is not None:
-                self.batches.resize(item.held, item.n_bytes + n_bytes)
+            if item.held is not None:
+                item.held.resize(item.n_bytes + n_bytes)
             budget = self._g.budget
-            self._gather_features(run, item, features, apart, tally)
+            self._gather_features(run, item)
         except BudgetError as error:
             raise self._too_small(position, error, max(self._needed(n_rows, item.n_bytes, budget), error.needed or 0)) from None
         with self.watch.time("labels"):
             y = None if self._setup.labels is None else self._g.node_data[self._setup.labels][sampled.seeds]
-        batch = MiniBatch(sampled.seeds, sampled.input_ids, sampled.blocks, features, y, sampled.index, item.held)
+        batch = MiniBatch(sampled.seeds, sampled.input_ids, sampled.blocks, item.features, y, sampled.index, item.held)
         with self._lock:
             if n_rows > self._largest_rows:
                 self._largest_rows, self._largest_bytes = n_rows, item.n_bytes
-        self._setup.counts.add(n_rows * len(self._setup.features), tally.rows)
-        return Assembled(batch, apart, item.n_bytes + n_rows * sum(self._row_bytes.values()), item.held)
+        self._setup.counts.add(n_rows * len(self._setup.features), item.tally.rows)
+        return Assembled(batch, item.apart, item.n_bytes + n_rows * sum(self._row_bytes.values()), item.held)
 
     def _assemble_whole(self, run: EpochRun, position: int, item: Item) -> MiniBatch:
         """Assemble a batch that needs no handing over."""
         return self._assemble(run, position, item).batch
 
-    def _gather_features(
-        self, run: EpochRun, item: Item, features: dict[str, torch.Tensor], apart: dict[str, Apart], tally: Tally
-    ) -> None:
-        """Gather, and count seconds and reads, also where it fails: what was read was read."""
-        begin = time.perf_counter()
+    def _gather_features(self, run: EpochRun, item: Item) -> None:
+        """Gather what the batch lacks, and count seconds and reads, also where it fails: what was read was read."""
+        begin, tally = time.perf_counter(), item.tally
         try:
             for name in self._setup.features:
-                rows = run.gather(name, item.prepared, tally)
-                if isinstance(rows, Apart):
-                    apart[name], rows = rows, rows.others
-                features[name] = rows
+                if name not in item.features:
+                    item.features[name] = self._gather(run, name, item)
             run.passed(item.prepared.position)
         finally:
             self.watch.add("gather", time.perf_counter() - begin - tally.update_s)
             if tally.update_s:
                 self.watch.add("update", tally.update_s)
             self._setup.reads.add(tally.read)
+            tally.read, tally.update_s = ReadStats(), 0.0
+
+    def _gather(self, run: EpochRun, name: str, item: Item) -> torch.Tensor:
+        """Return the rows of a feature that the host assembles."""
+        tally = item.tally
+        plan, tiers = run.plan(name, item.prepared, tally)
+        part, before = None if plan is None else plan.device, tally.read.waited_s
+        whole = None if part is None else run.devices[name].memory_for(part)  # before anything has run
+        rows: torch.Tensor = self._g.features[name].gather(item.prepared.sampled.input_ids, plan, tiers, tally)
+        if Tier.PACKED in tiers:
+            self.watch.add("read", tally.read.waited_s - before)
+        if part is not None:
+            item.apart[name] = Apart(run.devices[name], part, rows, whole)
+            tally.count(Tier.DEVICE, len(part.slots))
+        return rows
 
     def _needed(self, n_rows: int, n_bytes: int, budget: Budget) -> int:
         """Return the least budget for the batch that the loop holds and the next one, both as large as the largest known."""

@@ -10,7 +10,7 @@ import torch
 
 from featstore.gather.device import Apart
 from featstore.gather.plan import BatchPlan
-from featstore.load.held import Batches, Held
+from featstore.load.held import Held
 from featstore.load.minibatch import MiniBatch
 from featstore.strategies.counters import Stopwatch
 
@@ -54,8 +54,6 @@ class HandOver:
     device : torch.device
     watch : Stopwatch
         Gets ``transfer``.
-    batches : Batches, optional
-        The loader's memory.
 
     Attributes
     ----------
@@ -69,12 +67,12 @@ class HandOver:
     to its pool with the assembled batch, and the batch may be used in any stream.
     """
 
-    def __init__(self, device: torch.device, watch: Stopwatch, batches: Batches | None = None) -> None:
+    def __init__(self, device: torch.device, watch: Stopwatch) -> None:
         cuda: Any = torch.cuda
         self._stream = cuda.Stream(device) if device.type == "cuda" else None
         # "cuda" is the device that is current now and here, not in another thread or later.
         self.device = device if self._stream is None else self._stream.device
-        self._watch, self._batches = watch, batches
+        self._watch = watch
 
     def __call__(self, position: int, assembled: Assembled) -> MiniBatch:
         """Return batch ``position`` on the device, with all of its rows."""
@@ -87,8 +85,8 @@ class HandOver:
                         batch = self._move(assembled)
                 finally:  # whatever failed: what was begun reads the host's memory until it is over
                     self._stream.synchronize()
-        if self._batches is not None and assembled.held is not None and batch.input_ids is assembled.batch.input_ids:
-            self._batches.resize(assembled.held, assembled.n_bytes)
+        if assembled.held is not None and batch.input_ids is assembled.batch.input_ids:
+            assembled.held.resize(assembled.n_bytes)
         return batch
 
     def _move(self, assembled: Assembled) -> MiniBatch:

@@ -19,12 +19,12 @@ import numpy.typing as npt
 from featstore.cache.table import FILL_BYTES
 from featstore.config import format_size
 from featstore.errors import CorruptionError, FormatError, StaleError
-from featstore.gather.executor import FileSource
 from featstore.gather.plan import Tier
+from featstore.gather.sources import ExtentSource
 from featstore.pack.packing import ExtentFile
 from featstore.pack.record import OfflineSamples, read_record
 from featstore.pack.tiers import TierTables
-from featstore.storage.extents import KIND, PAGES, ExtentMap, ExtentSource
+from featstore.storage.extents import KIND, PAGES, ExtentMap
 from featstore.storage.format import sums_seed
 from featstore.storage.layout import PAGE_BYTES, RowLayout
 from featstore.storage.ordered import Ordered
@@ -90,10 +90,9 @@ class LayoutOptions:
 
 @dataclass(frozen=True)
 class Source:
-    """A feature to pack: its file, that file's id, and what its rows are."""
+    """A feature to pack: its file, and what its rows are."""
 
     file: RowFile
-    file_id: str
     dtype: str
     shape: tuple[int, ...]
 
@@ -212,25 +211,23 @@ class Layout:
             self.close()
             raise
 
-    def batches(self, name: str, reader: Reader, order: Int64s, window_bytes: int) -> ExtentSource:
+    def batches(self, name: str, order: Int64s, window_bytes: int) -> ExtentSource:
         """Return the tier ``PACKED`` of a feature, for batches that run in ``order``."""
-        file = self._files[name]
-        return file.source(reader, self._extents[name].n_pieces + order, window_bytes)
+        return self._files[name].source(self._extents[name].n_pieces + order, window_bytes)
 
-    def fill(self, name: str, reader: Reader, tier: Tier, window_bytes: int) -> ExtentSource:
+    def fill(self, name: str, tier: Tier, window_bytes: int) -> ExtentSource:
         """Return the rows that the tier ``HOST`` or ``DEVICE`` of a feature starts with, to be gathered in pieces, ascending."""
-        return self._files[name].source(reader, self._extents[name].fill(tier), window_bytes)
+        return self._files[name].source(self._extents[name].fill(tier), window_bytes)
 
-    def shared(self, name: str) -> FileSource | None:
+    def shared(self, name: str) -> RowFile | None:
         """Return the tier ``DISK_CACHE`` of a feature; None where batches share nothing."""
-        file = self._shared.get(name)
-        return None if file is None else FileSource(file)
+        return self._shared.get(name)
 
     def check(self, sources: Mapping[str, Source]) -> None:
         """Raise StaleError unless the features are those that were packed."""
         for feature in self.record["features"]:
             source = sources[feature["name"]]
-            if feature["made_of"] != source.file_id:
+            if feature["made_of"] != source.file.identity:
                 raise StaleError(
                     f"{self.folder} holds rows of another feature {feature['name']!r}, or of an earlier one; "
                     "remove this directory, and the layout is made anew"

@@ -228,7 +228,7 @@ def _make_whole(job: _Job, target: str) -> None:
 
 def _origin(job: _Job) -> dict[str, Any]:
     """Return what a partial layout is made of."""
-    features = {name: [source.file_id, source.file.row_bytes] for name, source in job.sources.items()}
+    features = {name: [source.file.identity, source.file.row_bytes] for name, source in job.sources.items()}
     return {"format": 1, "samples": job.pack.record["samples"], "features": features}
 
 
@@ -323,7 +323,7 @@ def _pack_feature(job: _Job, tables: TierTables, number: int, name: str) -> dict
             total = source.file.n_rows * row_bytes + plan.extents.disk_bytes
             with Progress(f"pack {name}", total, job.progress) as bar:
                 rows_of = partial(plan.rows_of, job.pack)
-                fill_extents(writer, job.reader, source.file, rows_of, memory, progress=bar.add)
+                fill_extents(writer, source.file, rows_of, memory, progress=bar.add)
             made = writer.finish(durable=True)
         record = {
             "format": 1,
@@ -339,7 +339,7 @@ def _pack_feature(job: _Job, tables: TierTables, number: int, name: str) -> dict
         "dtype": source.dtype,
         "shape": list(source.shape),
         "row_bytes": row_bytes,
-        "made_of": source.file_id,
+        "made_of": source.file.identity,
         "file": record,
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import os
-from typing import Any, NoReturn, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ import torch
 
 from featstore.config import Budget, Options
 from featstore.errors import FormatError
+from featstore.gather.sources import AbsentRows
 from featstore.graph.fields import Fields
 from featstore.graph.opened import Opened
 from featstore.graph.policyinputs import Given, PolicyInputs
@@ -21,32 +22,8 @@ from featstore.pack.layout import layout_records
 from featstore.pack.nodedata import carried, load_carried
 from featstore.pack.offline import Pack
 from featstore.storage.format import DTYPES
-from featstore.storage.rowfile import ReadStats, RowFile
 
 __all__ = ["PackedGraph"]
-
-
-class _Absent:
-    """The file of a feature that is not here: its width is known, its rows are not."""
-
-    mode = "absent"
-
-    def __init__(self, path: str, n_rows: int, row_bytes: int) -> None:
-        self.path, self.n_rows, self.row_bytes = path, n_rows, row_bytes
-        self.stats = ReadStats()
-
-    def _refuse(self, *_: object, **__: object) -> NoReturn:
-        reason = "these rows are not in the pack: to read them, or to make another layout, the dataset must be open"
-        raise FileNotFoundError(errno.ENOENT, reason, self.path)
-
-    read = gather = duplicate = _refuse
-    layout = property(_refuse)
-
-    def check_open(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 class PackedGraph(Opened):
@@ -100,8 +77,8 @@ class PackedGraph(Opened):
             self._identity[f"node/_/{name}"] = str(record["made_of"])
         super().__init__(path, Options.resolve(memory, backend, verify, threads))
         for name, field in fields.items():
-            file = cast(RowFile, _Absent(path, self.num_nodes, int(field["row_bytes"])))
-            self._open_store(name, file, [int(n) for n in field["shape"]], torch_dtype(str(field["dtype"])))
+            rows = AbsentRows(path, self.num_nodes, int(field["row_bytes"]), str(field["made_of"]))
+            self._open_store(name, rows, [int(n) for n in field["shape"]], torch_dtype(str(field["dtype"])))
         self.features = self._stores
         self.node_data = Fields("node data", list(self._carried), self._load_data)
 

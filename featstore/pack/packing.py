@@ -13,10 +13,11 @@ import numpy.typing as npt
 
 from featstore.config import Reservation
 from featstore.errors import BudgetError
+from featstore.gather.sources import ExtentSource
 from featstore.plan.missed import MissedRows
-from featstore.storage.extents import ExtentMap, ExtentSource, ExtentWriter, least_memory
+from featstore.storage.extents import ExtentMap, ExtentWriter, least_memory
 from featstore.storage.format import sums_seed
-from featstore.storage.pagestream import Arenas
+from featstore.storage.pagestream import Arenas, PagedRows
 from featstore.storage.reader import Reader
 from featstore.storage.reuse import SpareFiles
 from featstore.storage.rowfile import ReadStats, RowFile
@@ -30,7 +31,7 @@ RowsOf = Callable[[int], npt.NDArray[Any]]
 
 
 def fill_extents(
-    writer: ExtentWriter, reader: Reader, base: RowFile, rows_of: RowsOf, memory: Reservation, held: int = 0, **options: Any
+    writer: ExtentWriter, base: PagedRows, rows_of: RowsOf, memory: Reservation, held: int = 0, **options: Any
 ) -> None:
     """Fill a file of extents within the bytes that ``memory`` holds, of which ``held`` are in use elsewhere.
 
@@ -43,7 +44,7 @@ def fill_extents(
     """
     id_bytes = 4 if base.n_rows < 2**31 else 8
     try:
-        writer.fill(reader, base, rows_of, memory.n_bytes - writer.nbytes - held, id_bytes, **options)
+        writer.fill(base, rows_of, memory.n_bytes - writer.nbytes - held, id_bytes, **options)
     except BudgetError as error:
         if error.needed is None:
             raise
@@ -65,9 +66,9 @@ class ExtentFile:
         path = os.path.join(folder, record.name)
         return cls(reader.open(path, layout=record.layout, n_rows=record.n_rows, seed=seed, sums_seed=sums_seed(seed)), extents)
 
-    def source(self, reader: Reader, order: Int64s, window_bytes: int, arenas: Arenas | None = None) -> ExtentSource:
+    def source(self, order: Int64s, window_bytes: int, arenas: Arenas | None = None) -> ExtentSource:
         """Return the tier ``PACKED`` of batches that run in ``order``."""
-        return ExtentSource(reader, self.file, self.extents, order, window_bytes, arenas)
+        return ExtentSource(self.file, self.extents, order, window_bytes, arenas)
 
 
 @dataclass
@@ -158,7 +159,7 @@ class RunPacker:
                         rows_of.drop()
                     held, kept = rows_of.nbytes, self._arenas.packing
                     try:
-                        fill_extents(writer, self._reader, base, rows_of, self._memory, held, check=check, arenas=kept)
+                        fill_extents(writer, base, rows_of, self._memory, held, check=check, arenas=kept)
                     finally:
                         self._reads(writer.read)
                     record = writer.finish()
@@ -196,7 +197,7 @@ class _PackedRun:
         if name not in self._sources:
             file = self._files[name]
             order = np.arange(len(file.extents.n_rows))
-            self._sources[name] = file.source(self._reader, order, self._window_bytes, self._arenas[name])
+            self._sources[name] = file.source(order, self._window_bytes, self._arenas[name])
         return self._sources[name]
 
     def stop(self) -> None:

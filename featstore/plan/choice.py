@@ -16,7 +16,7 @@ from featstore.cache.rowmap import huge_array
 from featstore.cache.select import top_rows
 from featstore.cache.table import FeatureCache
 from featstore.config import Budget
-from featstore.gather.executor import MemorySource
+from featstore.gather.sources import MemorySource
 from featstore.plan.cost import SAMPLE_BYTES, Estimate, Machine, Workload, cheapest, estimate_all, table
 from featstore.plan.planmemory import planning_bytes
 from featstore.plan.rowsample import RowSample

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore.errors import PluginError
+from featstore.gather.sources import ExtentSource
 from featstore.plan.missed import MissedRows
-from featstore.storage.extents import ExtentSource
 
 __all__ = ["Pack", "PackBeside", "Packed"]
 

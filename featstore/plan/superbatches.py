@@ -28,13 +28,13 @@ from featstore.config import Reservation
 from featstore.errors import BudgetError, ClosedError
 from featstore.gather.buffers import BufferPool
 from featstore.gather.plan import BatchPlan, Tier
+from featstore.gather.sources import ExtentSource
 from featstore.plan.missed import MissedRows
 from featstore.plan.overlapped import Pack, PackBeside, Packed
 from featstore.plan.planfile import PlanFile, most_bytes, write_bytes, write_plan
 from featstore.plan.planmemory import PLANNER_SHARE, Spill, planning_bytes
 from featstore.plan.samples import SampleFile, SampleWriter
 from featstore.sampling.batch import SampledBatch
-from featstore.storage.extents import ExtentSource
 from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.storage.sections import SectionWriter
 

@@ -15,7 +15,7 @@ import torch
 
 from featstore._core import sampler as _core
 from featstore.cache.rowmap import huge_array
-from featstore.config import Budget, Reservation
+from featstore.config import Budget
 from featstore.graph.topology import NeighborCache, Topology, huge_bytes
 from featstore.sampling.batch import Block, SampledBatch
 from featstore.sampling.rng import absorb, batch_key
@@ -76,7 +76,7 @@ class _Scratch:
 
     def __init__(self, num_nodes: int, budget: Budget, room: int) -> None:
         self._num_nodes = num_nodes
-        self._reservation = budget.reserve(SCRATCH, 0)
+        self._reservation = budget.reserve(SCRATCH, 0, owner=self)
         self.hops = _core.Hops(num_nodes, num_nodes <= 2**32)
         self.room = 0
         self.nodes = self.place = self.degree = _EMPTY
@@ -111,11 +111,6 @@ class _Scratch:
         self.nodes = self.place = self.degree = _EMPTY
         self.room = 0
         self._reservation.release()
-
-    def __del__(self) -> None:
-        reservation: Reservation | None = getattr(self, "_reservation", None)
-        if reservation is not None:
-            reservation.release()
 
 
 def _table_entries(room: int, num_nodes: int) -> int:

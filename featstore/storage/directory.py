@@ -38,6 +38,8 @@ class OpenDirectory:
         Where it was found; what errors call it.
     """
 
+    _fd = -1  # where Ctrl-C ends __init__, too
+
     def __init__(self, path: str, fd: int) -> None:
         self.path = path
         self._fd = fd

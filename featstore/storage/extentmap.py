@@ -12,8 +12,7 @@ from featstore._core.stream import mark_pieces
 from featstore.errors import BudgetError
 from featstore.storage.format import file_bytes, sums_bytes
 from featstore.storage.layout import PAGE_BYTES, RowLayout
-from featstore.storage.pagestream import PIECE_BYTES, least_window
-from featstore.storage.rowfile import RowFile
+from featstore.storage.pagestream import PIECE_BYTES, PagedRows, least_window
 
 __all__ = [
     "PAGES",
@@ -125,7 +124,7 @@ def episodes(extents: ExtentMap, n_bytes: int, id_bytes: int, first: int = 0) ->
     return found
 
 
-def needed_runs(base: RowFile, rows: Sequence[npt.NDArray[Any]]) -> Int64s:
+def needed_runs(base: PagedRows, rows: Sequence[npt.NDArray[Any]]) -> Int64s:
     """Return the runs of pages to scan: the blocks of the base file, 1 MiB each, that hold any of the rows."""
     layout, size = base.layout, PAGE_BYTES + base.layout.data_bytes(base.n_rows)
     wanted = np.zeros(-(-size // PIECE_BYTES), np.uint8)

@@ -13,8 +13,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sized
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -39,14 +38,13 @@ from featstore.storage.extentmap import (
 from featstore.storage.format import SUMS_PER_PAGE, Header, file_bytes, page_sum, sums_bytes, sums_seed
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.ordered import Ordered
-from featstore.storage.pagestream import Arenas, PageStream, arena_bytes, least_window
-from featstore.storage.reader import Reader
+from featstore.storage.pagestream import Arenas, PagedRows, arena_bytes, least_window
 from featstore.storage.reuse import SpareFiles
-from featstore.storage.rowfile import ReadStats, RowFile
+from featstore.storage.rowfile import ReadStats
 from featstore.storage.rundir import DiskBudget
 from featstore.storage.writer import FileRecord, free_bytes, fsync_directory, pwrite_all
 
-__all__ = ["PAGES", "Episode", "ExtentMap", "ExtentSource", "ExtentWriter", "episodes", "least_memory", "most_memory"]
+__all__ = ["PAGES", "Episode", "ExtentMap", "ExtentWriter", "episodes", "least_memory", "most_memory"]
 
 Int64s = npt.NDArray[np.int64]
 Ids = npt.NDArray[np.int32] | npt.NDArray[np.int64]
@@ -210,8 +208,7 @@ class ExtentWriter:
 
     def fill(
         self,
-        reader: Reader,
-        base: RowFile,
+        base: PagedRows,
         rows_of: Callable[[int], Ids],
         n_bytes: int,
         id_bytes: int = 8,
@@ -224,8 +221,7 @@ class ExtentWriter:
 
         Parameters
         ----------
-        reader : Reader
-        base : RowFile
+        base : PagedRows
             Where the rows are.
         rows_of : callable
             ``rows_of(extent)`` returns its rows, distinct and ascending, int32 or int64; asked for once.
@@ -250,7 +246,7 @@ class ExtentWriter:
             ``n_bytes`` does not suffice for one batch.
         """
         for episode in episodes(self.extents, n_bytes, id_bytes, self.n_filled):
-            self._fill(reader, base, episode, rows_of, n_bytes, progress, check, arenas or Arenas(0))
+            self._fill(base, episode, rows_of, n_bytes, progress, check, arenas or Arenas(0))
             self._settle(episode, check)
             self.n_filled = episode.end
             self._record(episode.end)
@@ -258,8 +254,7 @@ class ExtentWriter:
 
     def _fill(
         self,
-        reader: Reader,
-        base: RowFile,
+        base: PagedRows,
         episode: Episode,
         rows_of: Callable[[int], Ids],
         n_bytes: int,
@@ -309,7 +304,7 @@ class ExtentWriter:
         for b, data in enumerate(begun):
             if data:
                 packer.append(b, data)
-        with _running(packer), PageStream(reader, base, runs, window, for_stream) as stream:
+        with _running(packer), base.stream(runs, window, for_stream) as stream:
             taken = written = 0
             due = time.monotonic() + CHECKPOINT_S
             while taken < stream.n_pieces:
@@ -431,92 +426,3 @@ def _running(packer: Packer) -> Iterator[None]:
         packer.stop()
         for thread in started:
             thread.join()
-
-
-class ExtentSource:
-    """The tier ``PACKED`` of a run of batches: each gather reads the next extent, whole, in the order given.
-
-    Parameters
-    ----------
-    reader : Reader
-    file : RowFile
-        The file of extents.
-    extents : ExtentMap
-    order : integer array
-        Extents in the order in which they are asked for; empty ones are passed over.
-    window_bytes : int
-        See :class:`PageStream`.
-    arenas : Arenas, optional
-        Keeps the window's memory for another source.
-
-    Attributes
-    ----------
-    stats : ReadStats
-
-    Notes
-    -----
-    One thread at a time. Reads run ahead of the gathers, across extents.
-    """
-
-    def __init__(
-        self,
-        reader: Reader,
-        file: RowFile,
-        extents: ExtentMap,
-        order: Int64s,
-        window_bytes: int,
-        arenas: Arenas | None = None,
-    ) -> None:
-        self.stats = ReadStats()
-        order = np.asarray(order, np.int64)
-        order = order[extents.n_rows[order] > 0]
-        self._n_rows = extents.n_rows[order]
-        n_pages = extents.n_pages[order]
-        self._row_bytes = extents.row_bytes
-        self._next = 0
-        runs = np.stack([extents.first_page[order], n_pages], axis=1)
-        (arena,) = (arenas or Arenas(0)).of(arena_bytes(window_bytes))
-        self._stream = PageStream(reader, file, runs, window_bytes, arena)
-        self._pages = np.cumsum(n_pages)
-        self._stream.feed(0)
-
-    @property
-    def waited_s(self) -> float:
-        """Seconds that gathers waited for the device."""
-        return self._stream.core.waited_s
-
-    def gather(self, addresses: Sized, out: npt.NDArray[np.uint8], positions: npt.NDArray[Any] | None) -> ReadStats:
-        """Copy row ``i`` of the next extent to row ``positions[i]`` of ``out`` (``i`` where positions is None).
-
-        Extents are read whole, so addresses are 0, 1 ….
-
-        Returns
-        -------
-        ReadStats
-            What was read since the last gather, for this and for coming extents.
-
-        Raises
-        ------
-        CorruptionError, OSError
-            The extent is damaged or cannot be read; the stream has ended.
-        """
-        n = len(addresses)
-        if self._next >= len(self._n_rows) or n != self._n_rows[self._next]:
-            raise ValueError(f"a gather of {n} rows is not the extent that comes next")
-        stream = self._stream
-        stream.feed(stream.pieces_before(int(self._pages[self._next])))
-        core = stream.core
-        core.scatter(n, positions, out)
-        self._next += 1
-        reads, n_bytes = core.n_reads - self.stats.reads, core.read_bytes - self.stats.bytes_read
-        cost = ReadStats(n, reads, n * self._row_bytes, n_bytes)
-        self.stats.add(cost)
-        return cost
-
-    def close(self) -> ReadStats:
-        """Wait for reads under way and stop; return what was read in vain. May be called again."""
-        self._stream.close()
-        core = self._stream.core
-        cost = ReadStats(0, core.n_reads - self.stats.reads, 0, core.read_bytes - self.stats.bytes_read)
-        self.stats.add(cost)
-        return cost

@@ -53,12 +53,13 @@ class FileLock:
     After a fork the lock is the parent's alone: the child closes its descriptor without unlocking.
     """
 
+    _fd = -1  # where Ctrl-C ends __init__, too
+
     def __init__(
         self, path: str | os.PathLike[str], *, exclusive: bool, patience_s: float = 0.0, dir_fd: int | None = None
     ) -> None:
         self.path = os.fspath(path)
         self.exclusive = exclusive
-        self._fd = -1
         self._pid = os.getpid()
         flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         # A shared lock needs no write permission: datasets on read-only media can be read.

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from featstore._core.stream import Arena, Stream
-from featstore.storage.layout import PAGE_BYTES
-from featstore.storage.reader import Reader
-from featstore.storage.rowfile import RowFile
+from featstore.storage.layout import PAGE_BYTES, RowLayout
 
-__all__ = ["MOST_WINDOW_BYTES", "PIECE_BYTES", "Arenas", "PageStream", "arena_bytes", "least_window"]
+__all__ = ["MOST_WINDOW_BYTES", "PIECE_BYTES", "Arenas", "PageFile", "PageStream", "PagedRows", "arena_bytes", "least_window"]
 
 Int64s = npt.NDArray[np.int64]
 
@@ -94,15 +93,32 @@ def _cut(runs: Int64s, most: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[n
     return pages.astype(np.uint64), counts.astype(np.uint32)
 
 
+class PageFile(Protocol):
+    """What a stream needs of its file: how it is opened and read, and the checksums of its pages."""
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def backend(self) -> str: ...
+    @property
+    def is_direct(self) -> bool: ...
+    @property
+    def verifies(self) -> bool: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def n_sums_pages(self) -> int: ...
+    def duplicate(self) -> int: ...
+    def sums_pages(self, first: int, n: int) -> list[npt.NDArray[np.uint64]]: ...
+
+
 class PageStream:
     """Pages of a file, in large reads that go on while the consumer works.
 
     Parameters
     ----------
-    reader : Reader
-        Its backend is used.
-    file : RowFile
-        Stays open as long as the stream.
+    file : PageFile
+        Stays open as long as the stream; its backend reads.
     runs : int64 array, shape (n, 2)
         First page and pages of each run, in the order in which they are wanted; page 0 is the file's header.
     window_bytes : int
@@ -115,7 +131,7 @@ class PageStream:
     One consumer. Pages are verified as the file's own reads verify them. A context manager; leaving it waits for reads under way.
     """
 
-    def __init__(self, reader: Reader, file: RowFile, runs: Int64s, window_bytes: int, arena: Arena | None = None) -> None:
+    def __init__(self, file: PageFile, runs: Int64s, window_bytes: int, arena: Arena | None = None) -> None:
         self.file = file
         n_buffers, buffer_bytes = _buffers(window_bytes)
         self._pages, self._counts = _cut(runs, buffer_bytes // PAGE_BYTES)
@@ -126,13 +142,11 @@ class PageStream:
         self._groups: deque[tuple[int, dict[int, npt.NDArray[np.uint64]]]] = deque()
         self._in_use: dict[int, npt.NDArray[np.uint64]] = {}
         fd = file.duplicate()
-        self.core = Stream(
-            fd, file.is_direct, file.path, reader.backend, self._pages, self._counts, n_buffers, buffer_bytes, arena
-        )
+        self.core = Stream(fd, file.is_direct, file.path, file.backend, self._pages, self._counts, n_buffers, buffer_bytes, arena)
         self._verifies = file.verifies
         if self._verifies:
             self.core.use_sums(file.seed, file.n_sums_pages)
-        n_threads = 1 if reader.backend == "io_uring" else PREAD_THREADS
+        n_threads = 1 if file.backend == "io_uring" else PREAD_THREADS
         self._threads = [
             threading.Thread(target=self.core.read, name=f"featstore-stream-{k}", daemon=True) for k in range(n_threads)
         ]
@@ -208,3 +222,18 @@ class PageStream:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class PagedRows(Protocol):
+    """Rows whose pages can be read in sequence, as packing does: row files, and whatever is laid out as they are."""
+
+    @property
+    def n_rows(self) -> int: ...
+    @property
+    def row_bytes(self) -> int: ...
+    @property
+    def layout(self) -> RowLayout: ...
+
+    def stream(self, runs: Int64s, window_bytes: int, arena: Arena | None = None) -> PageStream:
+        """Return the pages of ``runs`` as a stream (see :class:`PageStream`)."""
+        ...

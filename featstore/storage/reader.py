@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from featstore._core.io import MAX_SORTED_ROWS, PAGE_BYTES, Engine, File
-from featstore.config import Budget, Options, Reservation
+from featstore.config import Budget, Living, Options, Reservation
 from featstore.errors import BudgetError, ClosedError
 from featstore.storage.layout import RowLayout
 from featstore.storage.pagedsums import MIN_ARENA_BYTES
@@ -78,7 +77,7 @@ class Reader:
         self.budget = budget
         self.device: DeviceSpeed | None = None
         self._arena_bytes = _arena_bytes(budget.total)
-        self._files: weakref.WeakSet[RowFile] = weakref.WeakSet()
+        self._files: Living[RowFile] = Living()
         self._closed = False
         self._may_measure = True
         self._start()
@@ -193,7 +192,7 @@ class Reader:
         return _arena_bytes(total) + 16 * SCRATCH_STEP + self._tables_bytes(total)
 
     def _tables_bytes(self, total: int) -> int:
-        return sum(file.sums_bytes(total) for file in list(self._files))
+        return sum(file.sums_bytes(total) for file in self._files)
 
     def trim(self) -> None:
         """Give idle queues back to the system and to the budget, all but the last queue, which keeps scratch for few rows."""
@@ -222,6 +221,7 @@ class Reader:
         verify: str | None = None,
         n_bytes: int | None = None,
         fds: tuple[int, int] = (-1, -1),
+        identity: str = "",
     ) -> RowFile:
         """Open a row file and, unless ``verify`` is ``"off"``, its table of checksums (``<path>.sums``).
 
@@ -233,7 +233,7 @@ class Reader:
         CorruptionError
             A file is not as long as it must be, or the table is damaged; with ``verify="open"``, any page is.
         """
-        file = RowFile(self, path, layout, n_rows, seed, sums_seed, verify or self.options.verify, n_bytes, fds)
+        file = RowFile(self, path, layout, n_rows, seed, sums_seed, verify or self.options.verify, n_bytes, fds, identity)
         self._files.add(file)
         return file
 

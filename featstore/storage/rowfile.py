@@ -5,23 +5,22 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from featstore._core.io import PAGE_BYTES, SUMS_PER_PAGE, File
-from featstore.config import Reservation
+from featstore._core.io import PAGE_BYTES, SUMS_PER_PAGE, Engine, File
+from featstore._core.stream import Arena
+from featstore.config import Budget, Reservation
 from featstore.errors import ClosedError, CorruptionError
 from featstore.storage.calls import close_quietly, duplicate_fd
 from featstore.storage.layout import RowLayout
 from featstore.storage.pagedsums import PagedSums
-
-if TYPE_CHECKING:  # a reader opens row files
-    from featstore.storage.reader import DeviceSpeed, Reader
+from featstore.storage.pagestream import PageStream
 
 __all__ = ["ReadStats", "RowFile"]
 
@@ -39,12 +38,15 @@ class ReadStats:
         Rows delivered and read operations.
     bytes_requested, bytes_read : int
         Bytes of those rows, and bytes that the operations moved (checksum pages included).
+    waited_s : float
+        Seconds that a gather waited for what is read ahead of it.
     """
 
     rows: int = 0
     reads: int = 0
     bytes_requested: int = 0
     bytes_read: int = 0
+    waited_s: float = 0.0
 
     def add(self, other: ReadStats) -> None:
         """Add what another read cost."""
@@ -52,17 +54,31 @@ class ReadStats:
         self.reads += other.reads
         self.bytes_requested += other.bytes_requested
         self.bytes_read += other.bytes_read
+        self.waited_s += other.waited_s
+
+
+class Queues(Protocol):
+    """What a row file needs of the reader that opened it: queues, what pays for them, and which gaps to read over."""
+
+    budget: Budget
+    backend: str
+
+    def engine(self, n_rows: int = 0) -> AbstractContextManager[Engine]: ...
+    def gap_for(self, file: File, n_rows: int) -> int: ...
 
 
 class RowFile:
-    """Rows of one file, by number. Thread-safe.
+    """Rows of one file, by number (a :class:`~featstore.gather.sources.RowSource`). Thread-safe.
 
-    ``mode`` says whether reads are direct or buffered, and why; ``stats`` what was read so far.
+    ``identity`` tells them from all others, ``mode`` says whether reads are direct or buffered, and why, ``stats`` what was read
+    so far.
     """
+
+    in_order = False
 
     def __init__(
         self,
-        reader: Reader,
+        reader: Queues,
         path: str | os.PathLike[str],
         layout: RowLayout,
         n_rows: int,
@@ -71,11 +87,13 @@ class RowFile:
         verify: str,
         n_bytes: int | None = None,
         fds: tuple[int, int] = (-1, -1),
+        identity: str = "",
     ) -> None:
         self._reader = reader
         self.layout = layout
         self.n_rows = n_rows
         self.row_bytes = layout.row_bytes
+        self.identity = identity
         self.seed = seed
         self._sums_seed = sums_seed
         self.stats = ReadStats()
@@ -114,10 +132,14 @@ class RowFile:
         """``"direct"`` or ``"buffered: …"`` with the reason."""
         return self._file.mode
 
-    def measure(self, run_bytes: int, n_random: int) -> DeviceSpeed:
-        """See :meth:`Reader.measure`."""
-        with self._in_use():
-            return self._reader.measure(self._file, run_bytes, n_random)
+    @property
+    def backend(self) -> str:
+        """What reads: ``"io_uring"`` or ``"pread"``."""
+        return self._reader.backend
+
+    def stream(self, runs: npt.NDArray[np.int64], window_bytes: int, arena: Arena | None = None) -> PageStream:
+        """Return runs of pages as one stream, see :class:`PageStream`."""
+        return PageStream(self, runs, window_bytes, arena)
 
     @property
     def n_bytes(self) -> int:
@@ -151,7 +173,7 @@ class RowFile:
 
     def duplicate(self) -> int:
         """Return another descriptor of the open file, the caller's to close."""
-        with self._in_use():
+        with self.in_use():
             return duplicate_fd(self._file.fd_number, self.path)
 
     def sums_pages(self, first: int, n: int) -> list[npt.NDArray[np.uint64]]:
@@ -162,7 +184,7 @@ class RowFile:
         CorruptionError, OSError
             The table is damaged or cannot be read.
         """
-        with self._in_use():
+        with self.in_use():
             if self._sums_pages is not None:
                 return [self._sums_pages[number].view(np.uint64) for number in range(first, first + n)]
             assert self._paged is not None, "nothing is verified"
@@ -251,7 +273,8 @@ class RowFile:
             raise ClosedError(f"{self.path} is closed")
 
     @contextmanager
-    def _in_use(self) -> Iterator[None]:
+    def in_use(self) -> Iterator[File]:
+        """Keep the file open inside the ``with`` block, where it may be read through the core."""
         self._leave_parent()
         users = 0
         try:
@@ -259,7 +282,7 @@ class RowFile:
                 self.check_open()
                 self._users += 1
                 users = 1
-            yield
+            yield self._file
         finally:
             with self._lock:
                 self._users -= users
@@ -292,18 +315,21 @@ class RowFile:
         """
         if out is None:
             out = np.empty((n, self.row_bytes), np.uint8)
-        with self._in_use():
+        self._read(first, n, out)
+        return out
+
+    def _read(self, first: int, n: int, out: npt.NDArray[np.uint8]) -> ReadStats:
+        with self.in_use():
             if self._paged is None:
                 with self._reader.engine() as engine:
                     reads, n_bytes = engine.read(self._file, first, n, out)
             else:
                 reads, n_bytes = self._paged.read(first, n, out)
-            self._count(n, reads, n_bytes)
-        return out
+            return self._count(n, reads, n_bytes)
 
     def gather(
         self,
-        rows: npt.NDArray[np.int64],
+        rows: npt.NDArray[np.int64] | npt.NDArray[np.int32] | range,
         out: npt.NDArray[np.uint8],
         positions: npt.NDArray[np.int64] | None = None,
         gap_bytes: int | None = None,
@@ -312,8 +338,8 @@ class RowFile:
 
         Parameters
         ----------
-        rows : int64 array, shape (k,)
-            Row numbers in ``[0, n_rows)``; any order, repeats allowed.
+        rows : integer array, shape (k,), or range of step 1
+            Row numbers in ``[0, n_rows)``; any order, repeats allowed. A range is read in large sequential reads.
         out : uint8 array, shape (m, row_bytes), C-contiguous
         positions : int64 array, shape (k,), optional
             Row of ``out`` that each row goes to; ``0 … k-1`` if absent.
@@ -334,7 +360,12 @@ class RowFile:
         -----
         Each 4 KiB page is read at most once per 2 million rows. Releases the GIL.
         """
-        with self._in_use():
+        if isinstance(rows, range) and positions is None and rows:
+            if rows.start < 0:
+                raise IndexError(f"row {rows.start} of a run is out of range for {self.n_rows} rows")
+            return self._read(rows.start, len(rows), out[: len(rows)])
+        rows = np.asarray(rows, np.int64)
+        with self.in_use():
             gap = self._reader.gap_for(self._file, len(rows)) if gap_bytes is None else gap_bytes
             if self._paged is None:
                 with self._reader.engine(len(rows)) as engine:

@@ -21,7 +21,7 @@ __all__ = ["DiskBudget", "RunDirectory", "finalize_here"]
 LOCK_NAME = "owner.lock"
 
 
-def finalize_here(owner: object, function: Callable[..., object], *args: Any) -> Callable[[], object]:
+def finalize_here(owner: object, function: Callable[..., object], *args: Any) -> weakref.finalize[..., Any]:
     """Do as ``weakref.finalize``, but nothing in a forked child: what ``function`` removes or waits for is the parent's."""
     return weakref.finalize(owner, _only_in, os.getpid(), function, args)
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from featstore.cache.base import get_policy
 from featstore.errors import BudgetError
 from featstore.graph.device import device_speed
 from featstore.pack.layout import LayoutOptions, find_layouts, layout_bytes
@@ -23,16 +24,17 @@ from featstore.strategies.actual import Epochs
 from featstore.strategies.base import EpochRun, Runner, Strategy
 from featstore.strategies.leases import make_room
 from featstore.strategies.lookahead import rows_in_memory
-from featstore.strategies.ondemand import OnDemand
+from featstore.strategies.ondemand import OnDemand, OnDemandRunner
 from featstore.strategies.options import CACHE, DISK, EPOCHS, PACK, RUN_DIR, option
 from featstore.strategies.packed import Packed, batches_of, packed_length
 from featstore.strategies.profile import Profile, pack_trace
 from featstore.strategies.registry import register_strategy
 from featstore.strategies.requests import guess, too_small
 from featstore.strategies.setup import Planning, Setup
-from featstore.strategies.sizing import size_for_pack
+from featstore.strategies.sizing import ask, size_for_pack
 from featstore.strategies.streamed import Streamed
-from featstore.strategies.superbatch import Superbatch, ahead_bytes, choose_size, plan_ahead
+from featstore.strategies.superbatch import Superbatch, choose_size, plan_ahead
+from featstore.strategies.superbatchepoch import ahead_bytes
 
 __all__ = ["Auto"]
 
@@ -84,7 +86,12 @@ class Auto(Strategy):
             cache = size_for_pack(setup, pack, setup.device_rows or 0)
         planning = plan_ahead(setup, PLANNED, "auto", self.disk, self.run_dir)
         with setup.watch.time("auto"):
-            capacity = rows_in_memory(setup, cache)
+            try:
+                capacity = rows_in_memory(setup, cache)
+            except BudgetError as error:
+                if self.cache == "auto":  # in the middle of the first batch: the error names what was asked for just then
+                    ask(replace(setup, refused=error), OnDemandRunner, None, get_policy("degree"))
+                raise
             decision = decide(setup, planning, capacity=capacity, epochs=self.epochs)
         profile = decision.profile
         try:

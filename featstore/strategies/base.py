@@ -12,11 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-import torch
-
-from featstore.gather.device import Apart
+from featstore.gather.device import DeviceTier
 from featstore.gather.executor import Tally
-from featstore.gather.plan import BatchPlan
+from featstore.gather.plan import BatchPlan, Tier
+from featstore.gather.sources import RowSource
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.drawn import SampledBatches
 from featstore.strategies.options import check_fields
@@ -57,17 +56,18 @@ class EpochRun(ABC):
     def batch(self, position: int) -> Prepared:
         """Return the batch that runs as number ``position``; pure, so that it may be asked for again where memory was short."""
 
-    @abstractmethod
-    def gather(self, name: str, prepared: Prepared, tally: Tally) -> torch.Tensor | Apart:
-        """Return the rows of feature ``name`` for the batch, counted in ``tally``; called in order, by one thread.
+    def plan(self, name: str, prepared: Prepared, tally: Tally) -> tuple[BatchPlan | None, Mapping[Tier, RowSource]]:
+        """Return the plan by which feature ``name`` is gathered for the batch now, and the tiers that the plan names.
 
-        Where the device holds some of them: what another thread then puts together there.
+        Called in order, by one thread, which then gathers; again for the same batch where memory was short for that. Without a
+        plan, as here, the store makes one. ``tally`` gets what is read before.
         """
+        return None, {}
 
     @property
-    def has_device_tier(self) -> bool:
-        """Whether the device holds rows, so that batches are still put together when they are handed over."""
-        return False
+    def devices(self) -> Mapping[str, DeviceTier]:
+        """The rows that the device holds, by feature: such batches are put together when they are handed over."""
+        return {}
 
     def may_begin(self, position: int) -> bool:
         """Whether :meth:`batch` need not wait until earlier batches were gathered; waits for nobody."""
@@ -84,7 +84,7 @@ class EpochRun(ABC):
         return False
 
     def stop(self) -> None:
-        """Hear that the epoch is over: whoever waits in :meth:`batch` or :meth:`gather` is sent away. Waits for nobody."""
+        """Hear that the epoch is over: whoever waits in :meth:`batch` or :meth:`plan` is sent away. Waits for nobody."""
 
     def close(self) -> None:
         """Let go of threads, files and memory; may be called again."""

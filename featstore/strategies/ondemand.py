@@ -6,11 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from featstore.cache.base import OnlinePolicy, Policy, StaticPolicy, get_policy
 from featstore.errors import BudgetError, OptionError
-from featstore.gather.executor import Tally
 from featstore.sampling.drawn import SampledEpoch
 from featstore.strategies.base import EpochRun, Prepared, Runner, Strategy
 from featstore.strategies.leases import make_room
@@ -118,7 +115,3 @@ class _OnDemandEpoch(EpochRun):
     def batch(self, position: int) -> Prepared:
         with self._setup.watch.time("sample"):
             return Prepared(position, self._order.sample(position))
-
-    def gather(self, name: str, prepared: Prepared, tally: Tally) -> torch.Tensor:
-        rows: torch.Tensor = self._setup.graph.features[name].take(prepared.sampled.input_ids, tally=tally)
-        return rows

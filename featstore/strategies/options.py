@@ -85,7 +85,7 @@ def _cache_text(text: str) -> int | float | str:
     if text == "auto":
         return text
     if "." in text and text.replace(".", "", 1).isdigit():
-        text = f"{100 * float(text)}%"  # on a command line 0.1 is a share, as the float is in Python
+        return float(text)  # on a command line 0.1 is a share, as the float is in Python
     return parse_cache_size(text)
 
 

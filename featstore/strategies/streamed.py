@@ -105,7 +105,7 @@ class StreamedRunner(SuperbatchRunner):
         super().__init__(setup)
         self._ahead.resize(0)  # nothing is read of the features' own files while batches run
         graph = setup.graph
-        self._bases: Mapping[str, RowFile] = {name: graph.features[name].file for name in setup.features}
+        self._bases: Mapping[str, RowFile] = {name: graph.features[name].pages for name in setup.features}
         widths = [base.row_bytes for base in self._bases.values()]
         needs = setup.needs
         assert needs is not None
@@ -116,7 +116,7 @@ class StreamedRunner(SuperbatchRunner):
             least_window(), min(window_for(graph.budget.available, len(widths)), spare // max(1, len(widths)))
         )
         held: list[Reservation] = []
-        weakref.finalize(self, _release, held)
+        self._on_death.append(weakref.finalize(self, _release, held))
         try:
             held.append(graph.budget.reserve("extents read ahead", self._window_bytes * len(widths)))
             most = max((most_memory(width, self._n_accesses, int(self._planning.superbatch)) for width in widths), default=0)
@@ -134,7 +134,7 @@ class StreamedRunner(SuperbatchRunner):
         windows = {name: Arenas(self._window_bytes) for name in setup.features}
         self._arenas = PackArenas(Arenas(self._packing.n_bytes // 4 * 3), windows)
         self._least_packing, self._useful_packing = least, self._packing.n_bytes
-        finalize_here(self, self._spares.close)
+        self._on_death.append(finalize_here(self, self._spares.close))
 
     @classmethod
     def least_bytes(cls, setup: Setup, batch: BatchSize) -> int:
@@ -175,7 +175,7 @@ class StreamedRunner(SuperbatchRunner):
     def _packed_bytes(self, n_accesses: int) -> int:
         planning = self._setup.planning
         assert planning is not None
-        widths = sum(self._setup.graph.features[name].file.row_bytes for name in self._setup.features)
+        widths = sum(self._setup.graph.features[name].row_bytes for name in self._setup.features)
         return (
             int(n_accesses * widths * planning.miss_share) // 2
         )  # extents of two superbatches lie on disk at once, samples of four
@@ -235,7 +235,7 @@ class _PreparingPack:
             if cache is not None:
                 take_pages(cache.array.reshape(-1), partial(_is_whole, cache, go_on))
             # The loop's batch, one in the making, and those made ahead.
-            graph.pool.prepare(self._n_rows * store.file.row_bytes, self._setup.prefetch + 2, go_on)
+            graph.pool.prepare(self._n_rows * store.row_bytes, self._setup.prefetch + 2, go_on)
 
 
 def _is_whole(cache: FeatureCache, go_on: Callable[[], bool]) -> bool:
@@ -245,7 +245,7 @@ def _is_whole(cache: FeatureCache, go_on: Callable[[], bool]) -> bool:
 
 def _sums_bytes(setup: Setup, name: str, n_rows: int, size: int) -> int:
     """Return the bytes of checksums of ``size`` extents of ``n_rows`` rows of a feature."""
-    extents = ExtentMap(np.full(size, n_rows), setup.graph.features[name].file.row_bytes)
+    extents = ExtentMap(np.full(size, n_rows), setup.graph.features[name].row_bytes)
     return sums_bytes(file_bytes(PAGES, extents.total_pages))
 
 
@@ -254,7 +254,7 @@ def _packing_bytes(setup: Setup, n_rows: int, size: int) -> int:
     longest = larger(n_rows)
     most = 0
     for name in setup.features:
-        width = setup.graph.features[name].file.row_bytes
+        width = setup.graph.features[name].row_bytes
         most = max(most, least_memory(width, longest) + _sums_bytes(setup, name, longest, size) + 8 * size)
     return most
 

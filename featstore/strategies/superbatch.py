@@ -6,12 +6,10 @@ import os
 import shutil
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
-
-import torch
 
 from featstore.cache.base import Policy, get_policy
 from featstore.cache.checkedplans import CheckedPolicy
@@ -19,28 +17,23 @@ from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
 from featstore.config import Reservation, parse_disk
 from featstore.errors import BudgetError, BusyError
-from featstore.gather.ahead import ReadAhead
-from featstore.gather.executor import Tally
-from featstore.gather.plan import Tier
 from featstore.graph.topology import NeighborCache
 from featstore.plan.overlapped import Pack
 from featstore.plan.planmemory import PLANNER_SHARE, planning_bytes
-from featstore.plan.superbatches import SuperbatchInspector
-from featstore.sampling.drawn import SampledEpoch
 from featstore.storage.rundir import DiskBudget, RunDirectory, finalize_here
-from featstore.strategies.base import EpochRun, Prepared, Runner, Strategy
-from featstore.strategies.leases import Claim, OwnCaches, make_room
+from featstore.strategies.base import EpochRun, Runner, Strategy
+from featstore.strategies.leases import OwnCaches, make_room
 from featstore.strategies.options import CACHE, DISK, LENGTH, RUN_DIR, option, policy_of
 from featstore.strategies.registry import register_strategy
 from featstore.strategies.requests import BatchSize
 from featstore.strategies.setup import Planning, Setup
 from featstore.strategies.sizing import ask, hold_share, size_caches
-from featstore.strategies.switch import CacheSwitch, NoSwitch
+from featstore.strategies.superbatchepoch import SuperbatchEpoch, ahead_bytes
+from featstore.strategies.switch import CacheSwitch
 
-__all__ = ["Superbatch", "SuperbatchRunner", "ahead_bytes", "choose_size", "least_size", "plan_ahead", "run_planned"]
+__all__ = ["Superbatch", "SuperbatchRunner", "choose_size", "least_size", "plan_ahead", "run_planned"]
 
 MOST_AUTO_BATCHES = 200
-MOST_AHEAD_BYTES = 1 << 30
 IDLE_COST = 10  # what rests between epochs is taken back before a cache is
 SCORING_BYTES = 24  # a node: two degrees and a score, while a neighbour cache is chosen
 
@@ -132,7 +125,8 @@ class SuperbatchRunner:
             raise ValueError("superbatches need a planned policy")
         self.setup = self._setup = setup
         self.prefetch = setup.prefetch
-        self._running: weakref.ref[_SuperbatchEpoch] | None = None
+        self._on_death: list[weakref.finalize[..., Any]] = []
+        self._running: weakref.ref[SuperbatchEpoch] | None = None
         graph, n_batches = setup.graph, len(setup.batches)
         needs = setup.needs
         assert needs is not None
@@ -235,7 +229,7 @@ class SuperbatchRunner:
             n_bytes = sum(FeatureCache.least_bytes(capacity, widths[name], n, None) for name, capacity in capacities.items())
             room = self._cache_room if on_loan else None
             self._switch = CacheSwitch(setup.graph, capacities, n_bytes, self._memory.n_bytes, setup.reads, room)
-            finalize_here(self, self._switch.close)
+            self._on_death.append(finalize_here(self, self._switch.close))
 
     def _cache_room(self) -> int:
         """Return the bytes that caches may take, made anew."""
@@ -254,6 +248,8 @@ class SuperbatchRunner:
         if self._switch is not None:
             self._switch.close()
         self._finalizer()
+        for finalizer in self._on_death:
+            finalizer.detach()  # so that Ctrl-C is not lost in it
 
     def prepare(self, epoch: int, start: int) -> EpochRun:
         """Begin ``epoch`` with an empty cache; sampling starts with the first batch asked for, in the background.
@@ -276,7 +272,7 @@ class SuperbatchRunner:
         caches = self._caches if self._switch is None else self._switch
         claim = caches.claim()
         try:
-            run = _SuperbatchEpoch(
+            run = SuperbatchEpoch(
                 self._setup,
                 self._planning,
                 order,
@@ -326,16 +322,6 @@ def _release(policy: PlannedPolicy, *held: Reservation) -> None:
     CheckedPolicy(policy).keep_memory(False)
 
 
-def ahead_bytes(setup: Setup, n_bytes: int) -> int:
-    """Return the memory that misses are read ahead into.
-
-    Of ``n_bytes`` no more than a quarter of the features, beyond which every other page is wanted anyhow.
-    """
-    features = setup.graph.features
-    n_bytes = min(n_bytes, sum(features[name].nbytes for name in setup.features) // 4, MOST_AHEAD_BYTES)
-    return n_bytes // 4096 * 4096
-
-
 def choose_size(planning: Planning, graph: Any, n_batches: int, n_accesses: int, stored: int) -> int:
     """As many batches as disk and the planner's share of memory allow, by the rows and stored bytes of one sampled batch."""
     if not isinstance(planning.superbatch, str):
@@ -349,154 +335,3 @@ def choose_size(planning: Planning, graph: Any, n_batches: int, n_accesses: int,
     spare = max(0, graph.budget.total // PLANNER_SHARE - fixed)
     by_memory = spare // (planning_bytes(0, n_accesses * (2 if planning.overlap else 1), n_accesses) + 1)
     return int(max(1, min(by_disk, by_memory, MOST_AUTO_BATCHES, n_batches)))
-
-
-class _SuperbatchEpoch(EpochRun):
-    def __init__(
-        self,
-        setup: Setup,
-        planning: Planning,
-        order: SampledEpoch,
-        start: int,
-        *,
-        memory: Reservation,
-        ahead: Reservation,
-        caches: OwnCaches | CacheSwitch,
-        claim: Claim,
-        packer: Callable[[RunDirectory, DiskBudget], Pack | None],
-    ) -> None:
-        graph = setup.graph
-        assert isinstance(planning.policy, PlannedPolicy)
-        self._setup = setup
-        self._caches, self._claim = caches, claim
-        self._switch = switch = caches if isinstance(caches, CacheSwitch) else None
-        self.closed = False
-        self._ran: dict[str, int] = {}  # the last batch whose plan ran, a feature
-        stores = [graph.features[name] for name in setup.features]
-        if switch is None:
-            capacity = min((0 if store.cache is None else store.cache.capacity for store in stores), default=0)
-        else:
-            capacity = switch.capacity
-        self._runs: RunDirectory | None = None
-        self._ahead: ReadAhead | None = None
-        self._ahead_memory = ahead
-        self._beginning = threading.RLock()
-        self._has_begun = False
-        try:
-            for store in stores:
-                if store.cache is not None:
-                    store.cache.clear()
-            self._runs = RunDirectory(planning.run_dir)
-            disk = DiskBudget(planning.disk)
-            if switch is not None:
-                switch.begin(self._runs, disk)
-            pack = packer(self._runs, disk)
-            self._inspector = SuperbatchInspector(
-                order.sample,
-                start=start,
-                stop=len(order),
-                size=int(planning.superbatch),
-                n_rows=graph.num_nodes,
-                policy=planning.policy,
-                capacity=capacity,
-                runs=self._runs,
-                disk=disk,
-                memory=memory,
-                pool=graph.pool,
-                threads=setup.threads if setup.needs is None else setup.needs.samplers(setup.threads),
-                time=setup.watch.time,
-                # Without features there is no cache to switch, but the schedule is the one that was asked for.
-                switch=switch if switch is not None or planning.overlap else NoSwitch(),
-                pack=pack,
-            )
-            if setup.features and pack is None:
-                if planning.overlap and not ahead.n_bytes:  # given back by an earlier epoch
-                    assert setup.needs is not None
-                    with suppress(BudgetError):  # others were quicker: misses are then read when they are needed
-                        ahead.resize(ahead_bytes(setup, min(graph.budget.total // 16, setup.needs.unused())))
-                widths = {name: store.nbytes // max(1, len(store)) for name, store in zip(setup.features, stores, strict=True)}
-                read = {name: store.read_rows for name, store in zip(setup.features, stores, strict=True)}
-                # In the serial schedule plans are made while nothing is read ahead, and the other way round: one memory for both.
-                idle = min(memory.n_bytes - CheckedPolicy(planning.policy).nbytes, graph.budget.total // 8)
-                n_bytes = ahead.n_bytes if switch is None else ahead_bytes(setup, max(0, idle))
-                if n_bytes:
-                    self._ahead = ReadAhead(self._inspector.misses, read, widths, start, len(order), n_bytes, setup.reads.add)
-        except BaseException:
-            if self._runs is not None:
-                self._runs.close()
-            raise
-
-    @property
-    def threads(self) -> int:
-        return self._setup.threads  # a read of samples or plans waits behind those of features
-
-    def _begin(self) -> None:
-        """Start the threads, with the first batch asked for: whoever asks then closes this epoch, whatever Ctrl-C interrupts."""
-        with self._beginning:
-            if not self._has_begun:
-                self._has_begun = True
-                self._inspector.begin()
-                if self._ahead is not None:
-                    self._ahead.begin()
-
-    def batch(self, position: int) -> Prepared:
-        self._begin()
-        sampled, plan = self._inspector.batch(position)
-        return Prepared(position, sampled, dict.fromkeys(self._setup.features, plan))
-
-    def may_begin(self, position: int) -> bool:
-        return self._inspector.may_begin(position)
-
-    def gather(self, name: str, prepared: Prepared, tally: Tally) -> torch.Tensor:
-        assert prepared.plans is not None
-        store, position = self._setup.graph.features[name], prepared.position
-        rows: torch.Tensor
-        if self._ran.get(name, -1) < position:
-            ahead = None if self._ahead is None else self._ahead.take(position, name)
-            packed = self._inspector.source(position, name)
-            before = 0.0 if packed is None else packed.waited_s
-            rows = store.run_plan(
-                prepared.plans[name],
-                prepared.sampled.input_ids.numpy(),
-                tally,
-                ahead,
-                None if packed is None else {Tier.PACKED: packed},
-            )
-            if packed is not None:
-                self._setup.watch.add("read", packed.waited_s - before)
-            self._ran[name] = position
-        else:
-            # Asked again, because memory was short after the plan had run: its changes are made, so the rows are looked up.
-            rows = store.take(prepared.sampled.input_ids, tally=tally)
-        return rows
-
-    def passed(self, position: int) -> None:
-        if self._ahead is not None:
-            self._ahead.passed(position)
-        self._inspector.passed(position)
-
-    def spare(self) -> bool:
-        freed = self._inspector.pause()
-        if self._ahead is not None and self._switch is None and self._ahead.give_back():
-            # In the serial schedule the memory is the planner's, whose turn comes again.
-            self._ahead_memory.resize(0)
-            freed = True
-        if freed:
-            self._inspector.freed()
-        return freed
-
-    def stop(self) -> None:
-        self._inspector.stop()
-
-    def close(self) -> None:
-        if not self.closed:
-            self._inspector.stop()
-            if self._ahead is not None:
-                self._ahead.close()
-            self._inspector.close()
-            self._caches.release()
-            if self._switch is not None:
-                self._switch.end()
-            if self._runs is not None:
-                self._runs.close()
-            self.closed = True

@@ -208,7 +208,7 @@ class CacheSwitch:
         """
         self._resize(0)
         n = self._graph.num_nodes
-        widths = {name: self._graph.features[name].file.row_bytes for name in self._wanted}
+        widths = {name: self._graph.features[name].row_bytes for name in self._wanted}
         rows = rows_within(min(self._most_bytes, room()), n, list(widths.values()))
         self._capacities = {name: min(capacity, rows) for name, capacity in self._wanted.items()}
         self._resize(sum(FeatureCache.least_bytes(rows, widths[name], n, None) for name, rows in self._capacities.items()))
@@ -288,7 +288,7 @@ class CacheSwitch:
     def to_features(self, rows: Int64s, check: Callable[[], None]) -> None:
         """Drop the neighbour cache, make the feature caches and load ``rows`` into them, in one ascending pass."""
         self._drop_neighbors()
-        widths = [self._graph.features[name].file.row_bytes for name in self._capacities]
+        widths = [self._graph.features[name].row_bytes for name in self._capacities]
         rows_left = rows_within(self.share.total, self._graph.num_nodes, widths)
         caches = []
         with self._taking:
@@ -302,7 +302,7 @@ class CacheSwitch:
 
             def read(some: Int64s, out: npt.NDArray[np.uint8], store: FeatureStore = store) -> None:
                 check()
-                self._reads.add(store.read_rows(some, out))
+                self._reads.add(store.source.gather(some, out))
 
             cache.preload(rows, read)
 

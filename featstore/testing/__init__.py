@@ -1,4 +1,4 @@
-"""What plug-in authors test with: contract suites for policies, Hypothesis strategies, fault injection.
+"""What plug-in authors test with: contract suites for policies and row sources, Hypothesis strategies, fault injection.
 
 The suites need pytest and Hypothesis, which the library itself does not: they are imported when a suite is asked for.
 """
@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from featstore.testing.planned import PlannedPolicyContract, play_planned
     from featstore.testing.policies import OnlinePolicyContract, StaticPolicyContract, golden_context, golden_trace, play
+    from featstore.testing.sources import RowSourceContract
     from featstore.testing.strategies import row_ids, traces
 
 __all__ = [
     "OnlinePolicyContract",
     "PlannedPolicyContract",
+    "RowSourceContract",
     "StaticPolicyContract",
     "golden_context",
     "golden_trace",
@@ -25,7 +27,8 @@ __all__ = [
     "traces",
 ]
 
-_HOMES = {"row_ids": "strategies", "traces": "strategies", "PlannedPolicyContract": "planned", "play_planned": "planned"}
+_HOMES = {"row_ids": "strategies", "traces": "strategies", "RowSourceContract": "sources"}
+_HOMES |= {"PlannedPolicyContract": "planned", "play_planned": "planned"}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,200 @@
+"""The one gather: a batch plan, made here or ahead, is run by the executor; then the host cache changes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from featstore.cache.base import OnlinePolicy
+from featstore.cache.table import FeatureCache
+from featstore.errors import BudgetError, ClosedError
+from featstore.gather.buffers import BufferPool, carve
+from featstore.gather.executor import Tally, execute
+from featstore.gather.plan import BatchPlan, Part, Tier
+from featstore.gather.sources import MemorySource, RowSource
+
+__all__ = ["Gather"]
+
+Int64s = npt.NDArray[np.int64]
+Uint8s = npt.NDArray[np.uint8]
+
+# A gather through a cache is planned in parts, so that the plan's arrays (28 bytes a row) stay small beside the rows.
+MOST_ROWS_AT_ONCE = 1 << 21  # as many as the reader sorts at once: a page is read once a part
+# The plan of so few is ordinary memory, which is never refused: a gather ends, however short the budget is.
+FEWEST_ROWS_AT_ONCE = 512
+_MEMORY = frozenset({Tier.HOST})
+_OTHERS = frozenset(Tier) - _MEMORY
+_NOTHING = Part(Tier.BASE, np.empty(0, np.int64))
+
+
+class Gather:
+    """How the rows of one feature are read: through its host cache where there is one, the rest from its source. Thread-safe.
+
+    Parameters
+    ----------
+    source : RowSource
+        Where all rows are.
+    pool : BufferPool
+    n_threads : int
+        Threads that copy.
+    """
+
+    def __init__(self, source: RowSource, pool: BufferPool, n_threads: int) -> None:
+        self.source = source
+        self._pool = pool
+        self._n_threads = n_threads
+        self.use_cache(None)
+
+    @property
+    def cache(self) -> FeatureCache | None:
+        """The host cache in use."""
+        return self._tiers[0]
+
+    def use_cache(self, cache: FeatureCache | None) -> None:
+        """Gather through a host cache from now on (None: no longer)."""
+        sources: dict[Tier, RowSource] = {Tier.BASE: self.source}
+        if cache is not None:
+            sources[Tier.HOST] = MemorySource(cache.array, self._n_threads)
+        # One attribute, so that a gather beside this never plans by one cache and copies from another.
+        self._tiers: tuple[FeatureCache | None, dict[Tier, RowSource]] = cache, sources
+
+    def rows(self, rows: Int64s | range, out: Uint8s, tally: Tally | None = None, gap_bytes: int | None = None) -> None:
+        """Gather rows by a plan that is made now.
+
+        Parameters
+        ----------
+        rows : int64 array, shape (k,), or range of step 1
+            In ``[0, n_rows)``; any order, repeats allowed.
+        out : uint8 array, shape (k, row_bytes), C-contiguous
+        tally : Tally, optional
+            Gets what this call came to.
+        gap_bytes : int, optional
+            See :meth:`RowSource.gather`.
+
+        Raises
+        ------
+        IndexError, CorruptionError, OSError, BudgetError, ClosedError, PluginError
+            ``out`` is then undefined.
+        """
+        if not len(rows):
+            self.source.check_open()
+            return
+        while True:
+            tiers = self._tiers
+            try:
+                self._rows(tiers, rows, out, tally, gap_bytes)
+                return
+            except ClosedError:
+                if tiers is self._tiers:
+                    raise
+                # That cache was replaced meanwhile: again by the new one.
+
+    def _rows(
+        self,
+        tiers: tuple[FeatureCache | None, dict[Tier, RowSource]],
+        rows: Int64s | range,
+        out: Uint8s,
+        tally: Tally | None,
+        gap_bytes: int | None,
+    ) -> None:
+        cache, sources = tiers
+        if cache is None:
+            plan = BatchPlan(len(rows), (Part(Tier.BASE, rows),))
+            execute(plan, sources, out, _OTHERS, tally, gap_bytes)
+            if tally is not None:
+                tally.count_plan(plan)
+            return
+        done, at_once = 0, MOST_ROWS_AT_ONCE
+        while done < len(rows):
+            part = rows[done : done + at_once]
+            room: Any = np.empty
+            if len(part) > FEWEST_ROWS_AT_ONCE:
+                try:
+                    # Before anything has changed: what was gathered can then be admitted, too.
+                    room = carve(self._pool.array(cache.scratch_bytes(len(part)), np.uint8))
+                except BudgetError:
+                    self._pool.trim()
+                    at_once = max(len(part) // 2, FEWEST_ROWS_AT_ONCE)
+                    continue
+            ids = np.arange(part.start, part.stop, dtype=np.int64) if isinstance(part, range) else part
+            if isinstance(cache.policy, OnlinePolicy):
+                # What is read is what is admitted, though the caller changes his array meanwhile: others use the cache.
+                given, ids = ids, room(len(ids), np.int64)
+                np.copyto(ids, given)
+            self._run(cache, sources, None, partial(np.asarray, ids), out[done : done + len(ids)], tally, gap_bytes, room)
+            done += len(ids)
+
+    def planned(
+        self,
+        plan: BatchPlan,
+        rows: Callable[[], Int64s],
+        out: Uint8s,
+        tally: Tally | None = None,
+        tiers: Mapping[Tier, RowSource] | None = None,
+    ) -> None:
+        """Gather a batch by a plan that was made ahead, and apply the plan's changes to the host cache.
+
+        Parameters
+        ----------
+        plan : BatchPlan
+            Made for the cache as it is now; plans run in the order in which they were made, by one thread.
+        rows : callable
+            Returns the batch's rows, int64 [plan.n_rows]: hits in slots that the cache has given back are read from the source.
+        out, tally
+            As for :meth:`rows`.
+        tiers : mapping of Tier to RowSource, optional
+            Those that the plan names beside the cache and the feature's source.
+
+        Raises
+        ------
+        CorruptionError, OSError, BudgetError, ClosedError, PluginError
+            ``out`` is then undefined; the cache is as before the call, and so are tiers that are read in order, if it is a
+            BudgetError: the call may be repeated.
+        """
+        cache, sources = self._tiers
+        if tiers:
+            sources = {**sources, **tiers}
+            if cache is not None and Tier.PACKED in tiers:
+                # Two cores read extents and plans; a copying thread that waits for one of them holds up the others.
+                sources[Tier.HOST] = MemorySource(cache.array, max(1, self._n_threads - 2))
+        self._run(cache, sources, plan, rows, out, tally)
+
+    @staticmethod
+    def _run(
+        cache: FeatureCache | None,
+        sources: Mapping[Tier, RowSource],
+        given: BatchPlan | None,
+        rows: Callable[[], Int64s],
+        out: Uint8s,
+        tally: Tally | None,
+        gap_bytes: int | None = None,
+        room: Any = np.empty,
+    ) -> None:
+        """Run the plan that was given, or one made by the cache, whose arrays ``room`` makes."""
+        if cache is None:
+            assert given is not None
+            plan = given
+        else:
+            # Slots may change hands as soon as they are not pinned: hits are copied before any admission.
+            with cache.pinned():
+                plan = cache.plan(rows(), room) if given is None else cache.surviving(given, rows)
+                execute(plan, sources, out, _MEMORY, tally)
+        execute(plan, sources, out, _OTHERS, tally, gap_bytes)
+        if cache is not None:
+            begin = time.perf_counter()
+            if given is None:
+                missed = next((part for part in plan.parts if part.tier == Tier.BASE), _NOTHING)
+                changes = cache.admit(np.asarray(missed.addresses, np.int64), missed.positions, room)
+            else:
+                cache.count(plan)
+                changes = plan.changes
+            cache.apply(changes, out)
+            if tally is not None and changes is not None:
+                tally.update_s += time.perf_counter() - begin
+        if tally is not None:
+            tally.count_plan(plan)

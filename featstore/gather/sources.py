@@ -1,0 +1,262 @@
+"""Row sources: where the rows of a tier come from. Row files (:class:`~featstore.storage.rowfile.RowFile`) are one kind of them.
+
+Whatever keeps the contract can be a feature's rows, or a tier of its plans: several files, another machine. Its suite is
+:class:`featstore.testing.RowSourceContract`.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import NoReturn, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from featstore._core.rows import copy_rows
+from featstore.errors import ClosedError
+from featstore.gather.plan import Addresses
+from featstore.storage.extentmap import ExtentMap
+from featstore.storage.pagestream import Arenas, arena_bytes
+from featstore.storage.rowfile import ReadStats, RowFile
+
+__all__ = ["AbsentRows", "ExtentSource", "MemorySource", "RowSource"]
+
+Int64s = npt.NDArray[np.int64]
+Uint8s = npt.NDArray[np.uint8]
+
+
+class RowSource(Protocol):
+    """Rows of one width, as bytes, by address. Thread-safe, unless it is read in order.
+
+    Attributes
+    ----------
+    n_rows, row_bytes : int
+    identity : str
+        Tells these rows from all others, those of an earlier generation included; "" where nothing does.
+    path : str
+        What errors name.
+    mode : str
+        How rows are read, in a word or two.
+    stats : ReadStats
+        What was read so far.
+    in_order : bool
+        Rows come once: ``n_rows`` are there now, a gather takes them all (addresses 0, 1 …), and the next ones come after them.
+    """
+
+    @property
+    def n_rows(self) -> int: ...
+    @property
+    def row_bytes(self) -> int: ...
+    @property
+    def identity(self) -> str: ...
+    @property
+    def path(self) -> str: ...
+    @property
+    def mode(self) -> str: ...
+    @property
+    def stats(self) -> ReadStats: ...
+    @property
+    def in_order(self) -> bool: ...
+
+    def gather(
+        self, addresses: Addresses, out: Uint8s, positions: Int64s | None = None, gap_bytes: int | None = None
+    ) -> ReadStats:
+        """Copy row ``addresses[i]`` to row ``positions[i]`` of ``out``, for every i.
+
+        Parameters
+        ----------
+        addresses : integer array, shape (k,), or range of step 1
+            In ``[0, n_rows)``; any order, repeats allowed. A range is read in sequence.
+        out : uint8 array, shape (m, row_bytes), C-contiguous
+        positions : int64 array, shape (k,), optional
+            ``0 … k-1`` if absent.
+        gap_bytes : int, optional
+            Unwanted bytes worth reading rather than starting another read; for sources that read so.
+
+        Returns
+        -------
+        ReadStats
+            What was read for this call; nothing, where the rows are in memory.
+
+        Raises
+        ------
+        IndexError, ValueError
+            Rows or positions out of range; in order: not the rows that come next. As for all errors, ``out`` is then undefined.
+        CorruptionError, OSError, BudgetError, ClosedError
+        """
+        ...
+
+    def check_open(self) -> None:
+        """Raise ClosedError where the source was closed."""
+        ...
+
+    def close(self) -> ReadStats | None:
+        """Wait for reads under way and let go of everything; return what was read in vain. May be called again."""
+        ...
+
+
+class MemorySource:
+    """Rows of an array in memory (:class:`RowSource`).
+
+    Parameters
+    ----------
+    array : uint8 array, shape (n, row_bytes), C-contiguous
+    n_threads : int
+        Threads that copy.
+    identity : str
+    """
+
+    path, mode, in_order = "memory", "memory", False
+
+    def __init__(self, array: Uint8s, n_threads: int, identity: str = "") -> None:
+        self.array = array
+        self.n_threads = n_threads
+        self.identity = identity
+        self.n_rows, self.row_bytes = array.shape
+        self.stats = ReadStats()
+        self._is_closed = False
+
+    def gather(
+        self, addresses: Addresses, out: Uint8s, positions: Int64s | None = None, gap_bytes: int | None = None
+    ) -> ReadStats:
+        """See :class:`RowSource`. Bound by memory bandwidth."""
+        self.check_open()
+        if isinstance(addresses, range):
+            if addresses and not 0 <= addresses[0] <= addresses[-1] < len(self.array):
+                raise IndexError(f"rows {addresses} of {len(self.array)}")
+            copy_rows(self.array[addresses.start : addresses.stop], None, out, positions, self.n_threads)
+        else:
+            copy_rows(self.array, addresses, out, positions, self.n_threads)
+        return ReadStats()
+
+    def check_open(self) -> None:
+        """See :class:`RowSource`."""
+        if self._is_closed:
+            raise ClosedError("these rows in memory were closed")
+
+    def close(self) -> None:
+        """See :class:`RowSource`."""
+        self._is_closed = True
+        self.array = self.array[:0].copy()
+
+
+class AbsentRows:
+    """The rows of a feature that is not here: their width is known, they are not (:class:`RowSource`).
+
+    Parameters
+    ----------
+    path : str
+        What errors name.
+    n_rows, row_bytes : int
+    identity : str
+    """
+
+    mode, in_order = "absent", False
+
+    def __init__(self, path: str, n_rows: int, row_bytes: int, identity: str) -> None:
+        self.path, self.n_rows, self.row_bytes, self.identity = path, n_rows, row_bytes, identity
+        self.stats = ReadStats()
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        reason = "these rows are not in the pack: to read them, or to make another layout, the dataset must be open"
+        raise FileNotFoundError(errno.ENOENT, reason, self.path)
+
+    gather = stream = _refuse
+    layout = property(_refuse)
+
+    def check_open(self) -> None:
+        """See :class:`RowSource`; nothing is open."""
+
+    def close(self) -> None:
+        """See :class:`RowSource`; nothing is open."""
+
+
+class ExtentSource:
+    """The tier ``PACKED`` of a run of batches: each gather takes the next extent, whole, in the order given.
+
+    Parameters
+    ----------
+    file : RowFile
+        The file of extents.
+    extents : ExtentMap
+    order : integer array
+        Extents in the order in which they are asked for; empty ones are passed over.
+    window_bytes : int
+        See :class:`PageStream`.
+    arenas : Arenas, optional
+        Keeps the window's memory for another source.
+
+    Notes
+    -----
+    A :class:`RowSource` that is read in order; one thread at a time. Reads run ahead of the gathers, across extents.
+    """
+
+    in_order = True
+
+    def __init__(self, file: RowFile, extents: ExtentMap, order: Int64s, window_bytes: int, arenas: Arenas | None = None) -> None:
+        self.path, self.mode, self.identity = file.path, file.mode, file.identity
+        self.row_bytes = extents.row_bytes
+        self.stats = ReadStats()
+        order = np.asarray(order, np.int64)
+        order = order[extents.n_rows[order] > 0]
+        self._file = file
+        self._n_rows = extents.n_rows[order]
+        self._runs = np.stack([extents.first_page[order], extents.n_pages[order]], axis=1)
+        self._next = 0
+        self._begin(window_bytes, arenas or Arenas(0))
+
+    def _begin(self, window_bytes: int, arenas: Arenas) -> None:
+        """Begin to read what is left."""
+        (arena,) = arenas.of(arena_bytes(window_bytes))
+        self._first = self._next
+        self._pages = np.cumsum(self._runs[self._next :, 1])
+        self._stream = self._file.stream(self._runs[self._next :], window_bytes, arena)
+        self._counted = ReadStats()  # of this stream
+        self._stream.feed(0)
+
+    def _count(self, n_rows: int) -> ReadStats:
+        core, before = self._stream.core, self._counted
+        now = self._counted = ReadStats(0, core.n_reads, 0, core.read_bytes, core.waited_s)  # the stream reads on meanwhile
+        reads, n_bytes = now.reads - before.reads, now.bytes_read - before.bytes_read
+        cost = ReadStats(n_rows, reads, n_rows * self.row_bytes, n_bytes, now.waited_s - before.waited_s)
+        self.stats.add(cost)
+        return cost
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of the extent that comes next; 0 after the last."""
+        return int(self._n_rows[self._next]) if self._next < len(self._n_rows) else 0
+
+    def gather(
+        self, addresses: Addresses, out: Uint8s, positions: Int64s | None = None, gap_bytes: int | None = None
+    ) -> ReadStats:
+        """See :class:`RowSource`; the cost is that of all reads since the last gather, for coming extents too.
+
+        Raises
+        ------
+        CorruptionError, OSError
+            The extent is damaged or cannot be read; the stream has ended.
+        """
+        n = len(addresses)
+        if not n or n != self.n_rows:
+            raise ValueError(f"a gather of {n} rows is not the extent that comes next")
+        stream = self._stream
+        stream.feed(stream.pieces_before(int(self._pages[self._next - self._first])))
+        stream.core.scatter(n, positions, out)
+        self._next += 1
+        return self._count(n)
+
+    def narrow(self, window_bytes: int) -> ReadStats:
+        """Read on through another window; return what was read in vain. The old one's memory is given back before."""
+        cost = self.close()
+        self._begin(window_bytes, Arenas(0))
+        return cost
+
+    def check_open(self) -> None:
+        """See :class:`RowSource`; a closed stream says so itself."""
+        self._file.check_open()
+
+    def close(self) -> ReadStats:
+        """Wait for reads under way and stop; return what was read in vain. May be called again."""
+        self._stream.close()
+        return self._count(0)

@@ -1,0 +1,166 @@
+"""An epoch of a pack: samples, plans and rows from its files, read as one stream."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from featstore.cache.table import FeatureCache
+from featstore.gather.device import DeviceTier
+from featstore.gather.executor import Tally
+from featstore.gather.plan import BatchPlan, Tier
+from featstore.gather.sources import ExtentSource, RowSource
+from featstore.graph.feature import FeatureStore
+from featstore.pack.batches import PackEpoch
+from featstore.pack.layout import Layout
+from featstore.pack.offline import Pack
+from featstore.strategies.base import EpochRun, Prepared
+from featstore.strategies.leases import Claim, OwnCaches
+from featstore.strategies.setup import Setup
+
+__all__ = ["PackedEpoch", "Windows", "fill_from_extents"]
+
+Int64s = npt.NDArray[np.int64]
+
+
+class Windows(Protocol):
+    """The memory that extents are read ahead into."""
+
+    @property
+    def window_bytes(self) -> int:
+        """Bytes that each feature's extents are read ahead into."""
+        ...
+
+    def read_less_ahead(self) -> bool:
+        """Make the window of streams to come the least there is; return whether it was more."""
+        ...
+
+    def give_window_back(self) -> None:
+        """Give back what the window has become less by, once no stream has it any more."""
+        ...
+
+
+def fill_from_extents(setup: Setup, source: ExtentSource, rows: Int64s, out: npt.NDArray[np.uint8]) -> None:
+    """Read what a tier starts with, and count it."""
+    setup.reads.add(source.gather(rows, out, None))
+
+
+def _fill_from(setup: Setup, store: FeatureStore, rows: Int64s, out: npt.NDArray[np.uint8]) -> None:
+    setup.reads.add(store.source.gather(rows, out))
+
+
+class PackedEpoch(EpochRun):
+    """Batches of a pack, in an order, from the layout's extents and tiers."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        pack: Pack,
+        layout: Layout | None,
+        epoch: int,
+        start: int,
+        caches: OwnCaches,
+        claim: Claim,
+        filled: dict[str, FeatureCache],
+        devices: Mapping[str, DeviceTier],
+        strategy: Windows,
+    ) -> None:
+        self._setup, self._pack, self._layout, self._filled, self._devices = setup, pack, layout, filled, devices
+        self._caches, self._claim, self._strategy, self.closed = caches, claim, strategy, False
+        self._group = 1 if layout is None else layout.group
+        batches = setup.batches.epoch(epoch)
+        assert isinstance(batches, PackEpoch)
+        self._batches, self._order, self._base = batches, batches.order, batches.base
+        # Plans change a cache that others of the group filled: a run that begins within a group begins with the group.
+        self._start = start
+        self._first = start if layout is None or not layout.options.superbatch else self._group_begin(start)
+        self._behind = dict.fromkeys(setup.features, self._first)
+        self._sources: dict[str, ExtentSource] = {}
+        self._tiers: dict[str, dict[Tier, RowSource]] = {}
+        try:
+            for name in setup.features:
+                self._ready(name, strategy.window_bytes)
+        except BaseException:
+            self.close()
+            raise
+
+    def _group_begin(self, position: int) -> int:
+        """Return the first position of the group that ``position`` is in."""
+        if position >= len(self._order):
+            return position
+        return position - int(self._order[position]) % self._group
+
+    def _ready(self, name: str, window_bytes: int) -> None:
+        """Put what the layout starts with into the cache, and begin to read the first batches' extents."""
+        layout, store = self._layout, self._setup.graph.features[name]
+        assert layout is not None
+        cache, rows = store.cache, layout.tables.fill_rows
+        assert cache is not None
+        if len(rows) and self._filled.get(name) is not cache:
+            cache.clear()
+            if cache.is_lent:  # it may have fewer rows than the layout, whose extents are read whole
+                cache.preload(rows, partial(_fill_from, self._setup, store))
+            else:
+                source = layout.fill(name, Tier.HOST, window_bytes)
+                try:
+                    cache.preload(rows, partial(fill_from_extents, self._setup, source))
+                finally:
+                    source.close()
+            self._filled[name] = cache
+        elif not len(rows):
+            cache.clear()
+        source = self._sources[name] = layout.batches(name, self._base + self._order[self._first :], window_bytes)
+        shared = layout.shared(name)
+        self._tiers[name] = {Tier.PACKED: source} if shared is None else {Tier.PACKED: source, Tier.DISK_CACHE: shared}
+
+    @property
+    def threads(self) -> int:
+        return self._setup.threads  # samples and plans are read in any order
+
+    def batch(self, position: int) -> Prepared:
+        index = int(self._order[position])
+        with self._setup.watch.time("load"):
+            sampled = self._batches.sample(position)
+            if self._layout is None:
+                return Prepared(position, sampled, {})
+            plan = self._layout.tables.plan(self._base + index, sampled.input_ids.numpy(), self._setup.graph.pool.array)
+            return Prepared(position, sampled, dict.fromkeys(self._setup.features, plan))
+
+    @property
+    def devices(self) -> Mapping[str, DeviceTier]:
+        return self._devices
+
+    def plan(self, name: str, prepared: Prepared, tally: Tally) -> tuple[BatchPlan, Mapping[Tier, RowSource]]:
+        store = self._setup.graph.features[name]
+        for position in range(self._behind.get(name, self._start), self._start):
+            # The batches of the group before the one that is asked for, so that the cache is as their plans leave it.
+            earlier = self.batch(position)
+            store.gather(earlier.sampled.input_ids, *self._plan(name, earlier), Tally(read=tally.read))
+            self._behind[name] = position + 1
+        return self._plan(name, prepared)
+
+    def _plan(self, name: str, prepared: Prepared) -> tuple[BatchPlan, Mapping[Tier, RowSource]]:
+        assert prepared.plans is not None
+        layout = self._layout
+        if layout is not None and layout.options.superbatch and self._order[prepared.position] % self._group == 0:
+            self._setup.graph.features[name].cache.clear()
+        return prepared.plans[name], self._tiers[name]
+
+    def spare(self) -> bool:
+        if not self._strategy.read_less_ahead():
+            return False
+        for source in self._sources.values():
+            self._setup.reads.add(source.narrow(self._strategy.window_bytes))
+        self._strategy.give_window_back()
+        return True
+
+    def close(self) -> None:
+        if not self.closed:
+            for source in self._sources.values():
+                self._setup.reads.add(source.close())
+            self._caches.release()
+            self.closed = True

@@ -1,0 +1,176 @@
+"""An epoch in superbatches: batches whose samples and plans are made beside the loop, and gathered by those plans."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+from featstore.cache.checkedplans import CheckedPolicy
+from featstore.cache.planned import PlannedPolicy
+from featstore.config import Reservation
+from featstore.errors import BudgetError
+from featstore.gather.ahead import ReadAhead
+from featstore.gather.executor import Tally
+from featstore.gather.plan import BatchPlan, Tier
+from featstore.gather.sources import MemorySource, RowSource
+from featstore.plan.overlapped import Pack
+from featstore.plan.superbatches import SuperbatchInspector
+from featstore.sampling.drawn import SampledEpoch
+from featstore.storage.rundir import DiskBudget, RunDirectory
+from featstore.strategies.base import EpochRun, Prepared
+from featstore.strategies.leases import Claim, OwnCaches
+from featstore.strategies.setup import Planning, Setup
+from featstore.strategies.switch import CacheSwitch, NoSwitch
+
+__all__ = ["SuperbatchEpoch", "ahead_bytes"]
+
+MOST_AHEAD_BYTES = 1 << 30
+
+
+def ahead_bytes(setup: Setup, n_bytes: int) -> int:
+    """Return the memory that misses are read ahead into.
+
+    Of ``n_bytes`` no more than a quarter of the features, beyond which every other page is wanted anyhow.
+    """
+    features = setup.graph.features
+    n_bytes = min(n_bytes, sum(features[name].nbytes for name in setup.features) // 4, MOST_AHEAD_BYTES)
+    return n_bytes // 4096 * 4096
+
+
+class SuperbatchEpoch(EpochRun):
+    """Batches from an inspector that looks ahead: samples and plans from run files, rows by those plans."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        planning: Planning,
+        order: SampledEpoch,
+        start: int,
+        *,
+        memory: Reservation,
+        ahead: Reservation,
+        caches: OwnCaches | CacheSwitch,
+        claim: Claim,
+        packer: Callable[[RunDirectory, DiskBudget], Pack | None],
+    ) -> None:
+        graph = setup.graph
+        assert isinstance(planning.policy, PlannedPolicy)
+        self._setup = setup
+        self._caches, self._claim = caches, claim
+        self._switch = switch = caches if isinstance(caches, CacheSwitch) else None
+        self.closed = False
+        stores = [graph.features[name] for name in setup.features]
+        if switch is None:
+            capacity = min((0 if store.cache is None else store.cache.capacity for store in stores), default=0)
+        else:
+            capacity = switch.capacity
+        self._runs: RunDirectory | None = None
+        self._ahead: ReadAhead | None = None
+        self._ahead_memory = ahead
+        self._beginning = threading.RLock()
+        self._has_begun = False
+        try:
+            for store in stores:
+                if store.cache is not None:
+                    store.cache.clear()
+            self._runs = RunDirectory(planning.run_dir)
+            disk = DiskBudget(planning.disk)
+            if switch is not None:
+                switch.begin(self._runs, disk)
+            pack = packer(self._runs, disk)
+            self._inspector = SuperbatchInspector(
+                order.sample,
+                start=start,
+                stop=len(order),
+                size=int(planning.superbatch),
+                n_rows=graph.num_nodes,
+                policy=planning.policy,
+                capacity=capacity,
+                runs=self._runs,
+                disk=disk,
+                memory=memory,
+                pool=graph.pool,
+                threads=setup.threads if setup.needs is None else setup.needs.samplers(setup.threads),
+                time=setup.watch.time,
+                # Without features there is no cache to switch, but the schedule is the one that was asked for.
+                switch=switch if switch is not None or planning.overlap else NoSwitch(),
+                pack=pack,
+            )
+            if setup.features and pack is None:
+                if planning.overlap and not ahead.n_bytes:  # given back by an earlier epoch
+                    assert setup.needs is not None
+                    with suppress(BudgetError):  # others were quicker: misses are then read when they are needed
+                        ahead.resize(ahead_bytes(setup, min(graph.budget.total // 16, setup.needs.unused())))
+                widths = {name: store.nbytes // max(1, len(store)) for name, store in zip(setup.features, stores, strict=True)}
+                read = {name: store.source.gather for name, store in zip(setup.features, stores, strict=True)}
+                # In the serial schedule plans are made while nothing is read ahead, and the other way round: one memory for both.
+                idle = min(memory.n_bytes - CheckedPolicy(planning.policy).nbytes, graph.budget.total // 8)
+                n_bytes = ahead.n_bytes if switch is None else ahead_bytes(setup, max(0, idle))
+                if n_bytes:
+                    self._ahead = ReadAhead(self._inspector.misses, read, widths, start, len(order), n_bytes, setup.reads.add)
+        except BaseException:
+            if self._runs is not None:
+                self._runs.close()
+            raise
+
+    @property
+    def threads(self) -> int:
+        return self._setup.threads  # a read of samples or plans waits behind those of features
+
+    def _begin(self) -> None:
+        """Start the threads, with the first batch asked for: whoever asks then closes this epoch, whatever Ctrl-C interrupts."""
+        with self._beginning:
+            if not self._has_begun:
+                self._has_begun = True
+                self._inspector.begin()
+                if self._ahead is not None:
+                    self._ahead.begin()
+
+    def batch(self, position: int) -> Prepared:
+        self._begin()
+        sampled, plan = self._inspector.batch(position)
+        return Prepared(position, sampled, dict.fromkeys(self._setup.features, plan))
+
+    def may_begin(self, position: int) -> bool:
+        return self._inspector.may_begin(position)
+
+    def plan(self, name: str, prepared: Prepared, tally: Tally) -> tuple[BatchPlan, Mapping[Tier, RowSource]]:
+        assert prepared.plans is not None
+        plan, position = prepared.plans[name], prepared.position
+        rows = None if self._ahead is None else self._ahead.take(position, name)
+        if rows is not None:
+            return plan.read_ahead(len(rows)), {Tier.AHEAD: MemorySource(rows, self._setup.graph.options.threads)}
+        packed = self._inspector.source(position, name)
+        return plan, {} if packed is None else {Tier.PACKED: packed}
+
+    def passed(self, position: int) -> None:
+        if self._ahead is not None:
+            self._ahead.passed(position)
+        self._inspector.passed(position)
+
+    def spare(self) -> bool:
+        freed = self._inspector.pause()
+        if self._ahead is not None and self._switch is None and self._ahead.give_back():
+            # In the serial schedule the memory is the planner's, whose turn comes again.
+            self._ahead_memory.resize(0)
+            freed = True
+        if freed:
+            self._inspector.freed()
+        return freed
+
+    def stop(self) -> None:
+        self._inspector.stop()
+
+    def close(self) -> None:
+        if not self.closed:
+            self._inspector.stop()
+            if self._ahead is not None:
+                self._ahead.close()
+            self._inspector.close()
+            self._caches.release()
+            if self._switch is not None:
+                self._switch.end()
+            if self._runs is not None:
+                self._runs.close()
+            self.closed = True
