@@ -307,7 +307,7 @@ def hidden(args: argparse.Namespace, report: Report, job: dict[str, Any]) -> Non
         halves=stages,
         compute_s=compute_s,
         batches=found["batches"],
-        **options,
+        superbatch=length,
     )
 
 

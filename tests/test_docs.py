@@ -16,6 +16,9 @@ from pathlib import Path
 
 import pytest
 
+import featstore
+from featstore.strategies.options import options_of
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 GUIDE = ROOT / "docs" / "guide"
@@ -97,6 +100,31 @@ def test_pages_of_the_guide_are_short_and_listed() -> None:
     assert sorted(listed) == [page.name for page in pages if page != SETUP]
 
 
+def options_table() -> str:
+    """Return the guide's table of options: a strategy's default where it takes the option."""
+    classes = [
+        featstore.OnDemand,
+        featstore.Superbatch,
+        featstore.Ginex,
+        featstore.Streamed,
+        featstore.Packed,
+        featstore.Auto,
+    ]
+    taken = {cls.__name__: options_of(cls) for cls in classes}
+    options = ["cache", "policy", "length", "disk", "run_dir", "pack", "epochs"]
+    assert {option for each in taken.values() for option in each} == set(options)
+    lines = ["| option | " + " | ".join(f"`{name}`" for name in taken) + " |", "|---" * (len(taken) + 1) + "|"]
+    for option in options:
+        cells = ["`" + repr(each[option][2]).replace("'", '"') + "`" if option in each else "" for each in taken.values()]
+        lines.append("".join(f"| {cell} ".replace("|  ", "| ") for cell in [f"`{option}`", *cells]) + "|")
+    return "\n".join(lines) + "\n"
+
+
+def test_the_guide_has_the_strategies_options() -> None:
+    """Where this fails, put what ``python -c "from tests.test_docs import *; print(options_table())"`` prints into the page."""
+    assert f"\n\n{options_table()}\n" in (GUIDE / "strategies.md").read_text()
+
+
 def prose_of(text: str) -> str:
     """Return a page without its code."""
     lines, is_code = [], False
@@ -154,6 +182,7 @@ def test_make_targets_named_in_the_docs_exist() -> None:
 def test_sections_of_ginex_are_cited_by_what_they_hold() -> None:
     """The paper (VLDB 2022) has the neighbour cache in section 3.2, the feature cache in 3.3, and changesets in 3.4."""
     expected = {"graph/topology.py": "3.2", "cache/planned.py": "3.3 3.4", "cache/belady.py": "3.4", "_core/belady.pyx": "3.4"}
+    expected["strategies/ginex.py"] = "3"  # all of it
     sources = [path for top in ("featstore", "src_cython", "docs") for path in sorted((ROOT / top).rglob("*"))]
     cited = {}
     for path in sources:

@@ -232,7 +232,7 @@ def test_arguments(dataset: Path, pack: Path) -> None:
     with featstore.open(dataset, memory="64MB") as g:
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
         wrong: list[tuple[dict[str, Any], str]] = [
-            ({"strategy": "packed"}, "pack="),
+            ({"strategy": "packed"}, "^pack: "),
             ({"strategy": "packed", "pack": pack, "sampler": sampler, "seeds": [1]}, "takes no sampler"),
             ({"strategy": "ondemand", "pack": pack, "sampler": sampler, "seeds": [1]}, "strategy='packed'"),
             ({"strategy": "streamed"}, "needs a sampler"),

@@ -219,7 +219,7 @@ def test_disk_budget_and_errors(dataset: Path, tmp_path: Path) -> None:
         ]:
             with pytest.raises(ValueError, match=words):
                 make(**options)
-        with pytest.raises(ValueError, match="a static policy or an online policy"):
+        with pytest.raises(ValueError, match="plans ahead"):
             g.cache("x", "1MB", "belady")
 
 

@@ -31,7 +31,7 @@ _MODULES: dict[str, Any] = {
 def run(arguments: Sequence[str]) -> int:
     """Run a command, and return its exit status: 0, 1 (a dataset is damaged), 2 (what was asked for cannot be done)."""
     try:
-        options = _parser().parse_args(arguments)
+        options = _parser(arguments).parse_args(arguments)
         status = int(options.run(options))
         sys.stdout.flush()
         return status
@@ -52,7 +52,7 @@ def run(arguments: Sequence[str]) -> int:
         return USER_ERROR
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
     parser = make_parser()
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for name, module in _MODULES.items():
@@ -60,6 +60,9 @@ def _parser() -> argparse.ArgumentParser:
         made = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False)
         made.add_argument("path", metavar="DATASET", help=getattr(module, "PATH", "directory of the dataset"))
         made.add_argument("--json", action="store_true", help="print the result as one JSON object")
-        module.add_arguments(made)
+        if module is train:
+            train.add_arguments(made, train.named_strategy(arguments))
+        else:
+            module.add_arguments(made)
         made.set_defaults(run=module.run)
     return parser

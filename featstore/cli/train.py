@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from typing import Any, cast
@@ -60,8 +61,8 @@ def _device(text: str) -> str:
     return text
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what :func:`train_as_asked` wants to know, opening and sampling included."""
+def add_arguments(parser: argparse.ArgumentParser, named: str | None = None) -> None:
+    """Add what :func:`train_as_asked` wants to know, and the options of a plug-in that is named."""
     add_opening(parser)
     add_sampling(parser)
     parser.add_argument("--feature", default="x", help="feature (default: x)")
@@ -76,7 +77,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="ondemand",
         help="(default: ondemand; packed on a pack)",
     )
-    add_strategy_options(parser.add_argument_group("the strategy's options, and which take them"), _listed())
+    plug_ins = [name for name in available_strategies() if name == named and name not in BUILT_IN]
+    add_strategy_options(parser.add_argument_group("the strategy's options, and which take them"), [*BUILT_IN, *plug_ins])
     parser.add_argument("--prefetch", type=int, default=2, help="batches made ahead (default: 2)")
     parser.add_argument("--device", type=_device, default="cpu", help="where batches go and the model is (default: cpu)")
     parser.add_argument(
@@ -87,10 +89,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _listed() -> list[str]:
-    """Return the strategies whose options are listed: those of the library, and a plug-in that the command line names."""
-    named = [name for before, name in zip(sys.argv, sys.argv[1:], strict=False) if before == "--strategy"]
-    return [*BUILT_IN, *(name for name in available_strategies() if name in named and name not in BUILT_IN)]
+def named_strategy(arguments: Sequence[str]) -> str | None:
+    """Return the strategy that a command line names, if it does, before its options are known."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--strategy", nargs="?")
+    name: str | None = parser.parse_known_args(arguments)[0].strategy
+    return name
 
 
 def run(options: argparse.Namespace) -> int:

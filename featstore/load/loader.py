@@ -94,9 +94,10 @@ class Loader:
 
     Raises
     ------
+    OptionError
+        ``device_cache`` with a strategy that runs no pack; an option of the strategy that does not go with this loader.
     ValueError
-        An option was given that the strategy does not take (``featstore.strategies.options.TAKEN_BY``), or a value out of range;
-        the sampler is of another graph.
+        A value is out of range; the sampler is of another graph; a sampler or seeds where the strategy brings its own.
     TypeError
         A value is of the wrong type.
     BusyError
