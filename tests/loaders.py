@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import featstore
+from featstore.cache.planned import PlannedPolicy
+from featstore.strategies.options import option, policy_of
 from featstore.strategies.registry import find_strategy
+from featstore.strategies.superbatch import SuperbatchRunner, plan_ahead, run_planned
 
 # What an option of a strategy is called in a flat dictionary, where tests of several strategies share it.
 ESTIMATED = ("ondemand", "superbatch", "streamed", "packed")  # by the cost model
 NAMES = {"feature_cache": "cache", "superbatch": "length"}
 OPTIONS = ("policy", "cache", "length", "disk", "run_dir", "pack", "epochs")
+
+
+@dataclass(frozen=True)
+class Serial(featstore.Ginex):
+    """Ginex's schedule under another planned policy than Belady's."""
+
+    policy: Any = option("belady", policy_of(PlannedPolicy), "which rows stay in memory")
+
+    def run(self, setup: featstore.Setup) -> featstore.Runner:
+        planning = plan_ahead(setup, self.policy, self.length, self.disk, self.run_dir, overlap=False)
+        return run_planned(replace(setup, planning=planning), SuperbatchRunner, self.cache)
 
 
 def strategy_of(options: dict[str, Any]) -> featstore.Strategy:
@@ -24,8 +39,8 @@ def strategy_of(options: dict[str, Any]) -> featstore.Strategy:
     given = {option: value for option, value in given.items() if value is not None}
     if name == "ondemand" and "policy" in given:
         given.setdefault("cache", "auto")
-    if name == "ginex" and given.get("policy") == "belady":
-        del given["policy"]
+    if name == "ginex" and "policy" in given:
+        return Serial(**given)
     return find_strategy(name)(**given)
 
 
