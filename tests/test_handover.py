@@ -106,14 +106,14 @@ def test_what_waits_to_be_handed_over_is_counted(
         loader = make_loader(g, strategy="packed", pack=mine, policy="frequency", memory="16MB", features=["x", "z"], **TIERS)
         with loader, featstore.Pack(mine) as opened:
             top = np.argsort(-opened.counts(), kind="stable")[: round(0.05 * g.num_nodes)]
-            resting = loader._share.used
+            resting = loader._runner.setup.share.used
             iterator = iter(loader)
             run_ = iterator.begin()._pipeline
             deadline = threading.Event()
             while not (len(run_._assembled) == 1 and run_._finishing == 2 and len(run_._ready) == 2):
                 assert not deadline.wait(0.001)
-            order = loader._runner.setup.batches.batches.epoch(0)
-            first = [int(order.seeds(k)[0]) for k in range(4)]
+            order = loader._runner.setup.batches.epoch(0).order
+            first = [int(k) for k in order[:4]]
 
             def sample_bytes(batch: int) -> int:
                 sampled = opened.batch(batch, g.pool)
@@ -122,11 +122,11 @@ def test_what_waits_to_be_handed_over_is_counted(
             samples = sum(sample_bytes(batch) for batch in first)
             width = 33 * 4 + 7
             waiting = sum(width * (2 * len(ids) - int(np.isin(ids, top).sum())) for ids in map(opened.ids, first[:2]))
-            assert loader._share.used == resting + samples + waiting
+            assert loader._runner.setup.share.used == resting + samples + waiting
             go.set()
             batch = next(iterator)
             iterator.close()
-            assert loader._share.used == resting + sample_bytes(first[0]) + width * len(batch.input_ids)
+            assert loader._runner.setup.share.used == resting + sample_bytes(first[0]) + width * len(batch.input_ids)
             del batch
 
 
