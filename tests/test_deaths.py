@@ -57,9 +57,8 @@ def test_no_python_code_runs_when_a_closed_loader_dies(small: SimpleNamespace, t
     calls = []
 
     def record(frame: FrameType, event: str, _: Any) -> None:
-        if event == "call":
-            if "hypothesis" not in frame.f_code.co_filename:  # which counts collections
-                calls.append(f"{frame.f_code.co_filename}:{frame.f_code.co_name}")
+        if event == "call" and "hypothesis" not in frame.f_code.co_filename:  # which counts collections
+            calls.append(f"{frame.f_code.co_filename}:{frame.f_code.co_name}")
 
     with featstore.open(small.path, memory="64MiB") as g:
         seeds, path = np.arange(500), tmp_path / "pack"
