@@ -136,7 +136,8 @@ def add_strategy_options(
             continue  # as many as are trained
         kind, help, default = options_of(find_strategy(by[0]))[option]
         default = defaults.get(option, default)
-        shown = "" if default is None else f"; default: {default}"
+        is_common = all(options_of(find_strategy(each))[option][2] == default for each in by)
+        shown = f"; default: {default}" if is_common and default is not None else ""
         goes_with = f"{', '.join(by)}{shown}" if len(names) > 1 else shown.removeprefix("; ")
         text = f"{help} ({goes_with})" if goes_with else help
         parser.add_argument(
