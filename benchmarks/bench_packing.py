@@ -180,7 +180,7 @@ def extents(bench: Bench) -> None:
         if have_fio():
             theirs.append(fio_scan_bandwidth(path))
         before, begin = bytes_read_by_kernel(), time.perf_counter()
-        source = layout.batches("x", bench.g.reader, np.arange(bench.n), 32 << 20)
+        source = layout.batches("x", np.arange(bench.n), 32 << 20)
         for k in n_missed.tolist():
             if k:
                 source.gather(np.arange(k, dtype=np.int32), out, None)
