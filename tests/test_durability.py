@@ -18,6 +18,7 @@ import pytest
 
 import featstore
 from featstore.graph.topology import huge_bytes
+from featstore.pack.layout import PARTIAL, PREFIX
 from featstore.storage import builddir, extents
 from featstore.storage.catalog import CATALOG_FILE
 from featstore.storage.extents import ExtentMap, ExtentWriter
@@ -125,6 +126,10 @@ def test_a_saved_neighbour_cache(small: SimpleNamespace, tmp_path: Path) -> None
                 g.cache_neighbors(huge_bytes(8 * small.num_nodes) + n_bytes, save=True)
 
 
+def is_layout(path: str, pack: Path) -> bool:
+    return Path(path).parent == pack and Path(path).name.startswith(PREFIX)
+
+
 @pytest.mark.parametrize("policy", ["belady", "frequency"])
 def test_a_pack_and_its_layouts(small: SimpleNamespace, tmp_path: Path, policy: str) -> None:
     create(tmp_path / "g", small)
@@ -135,10 +140,17 @@ def test_a_pack_and_its_layouts(small: SimpleNamespace, tmp_path: Path, policy: 
                 path = tmp_path / "p"
                 featstore.sample_offline(g, sampler, small.train_idx, 40, path=path, overwrite=overwrite, progress=False).close()
         with (
-            journal(tmp_path),
-            make_loader(g, pack=tmp_path / "p", strategy="packed", policy=policy, feature_cache=0.1, features="x"),
+            journal(tmp_path) as watched,
+            make_loader(g, pack=path, strategy="packed", policy=policy, feature_cache=0.1, features="x"),
         ):
             pass
+    made = [(i, target) for i, (what, target) in enumerate(watched.events) if what == "rename" and is_layout(target, path)]
+    assert len(made) == 1
+    i, target = made[0]
+    assert watched.events[i - 1] == ("fsync", f"{target}{PARTIAL}")
+    # At once: the record that names the labels, which comes next, flushes this directory too, but may never be written.
+    assert watched.events[i + 1] == ("fsync", str(path))
+    assert watched.events[i + 2] == ("fsync", str(path / "pack.tmp"))
 
 
 def test_sections(tmp_path: Path) -> None:

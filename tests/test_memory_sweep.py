@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 import featstore
 from featstore.cli.main import main
 from featstore.config import Budget
-from tests.loaders import make_loader
+from tests.loaders import NAMES, make_loader
 
 N, DIM = 60_000, 100
 BYTES = 4 * N * DIM
@@ -163,9 +164,9 @@ def command(graph: Path, pack: Path, name: str, memory: int, tries: list[int], c
     line = ["train", str(graph), "--epochs", "2", "--fanouts", "5,5", "--hidden", "8", "--memory", f"{memory}B", "--json"]
     for option, value in STRATEGIES[name].items():
         if option == "overlap":
-            line += ["--no-overlap"]
-        else:
-            line += [f"--{option.replace('_', '-')}", str(value)]
+            line += ["--strategy", "ginex"]
+        elif option != "strategy" or "overlap" not in STRATEGIES[name]:
+            line += [f"--{NAMES.get(option, option)}", str(value)]
     line += ["--pack", str(pack)] if "packed" in name else ["--batch-size", "128"]
     tries[0] = -MOST_TRIES  # no loader tells of its batches here
     code = main(line)
@@ -239,6 +240,25 @@ def test_an_epoch_makes_progress_or_raises(graph: Path, pack: Path, name: str, t
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_an_epoch_makes_progress_or_raises_at_two_hundred_memories(graph: Path, pack: Path, name: str, tries: list[int]) -> None:
     sweep(graph, pack, name, 200, tries)
+
+
+@pytest.mark.parametrize("policy", ["belady", "frequency", "in_out_ratio"])
+@pytest.mark.parametrize("cache", ["auto", 0.05])
+def test_packed_names_at_once_what_its_layout_and_its_batches_need(
+    graph: Path, pack: Path, tmp_path: Path, cache: str | float, policy: str
+) -> None:
+    path = tmp_path / "pack"
+    shutil.copytree(pack, path, ignore=shutil.ignore_patterns("layout-*"))
+    strategy = featstore.Packed(pack=path, cache=cache, policy=policy)
+    for memory in (900_000, 1_200_000, 1_800_000):
+        with featstore.open(graph, memory=memory) as g, pytest.raises(featstore.BudgetError) as refused:
+            featstore.Loader(g, strategy=strategy, labels="y")
+        assert not list(path.glob("layout-*"))
+        needed = refused.value.needed
+        assert needed is not None
+        with featstore.open(graph, memory=needed) as g, featstore.Loader(g, strategy=strategy, labels="y") as loader:
+            assert sum(1 for _ in loader) == len(loader)
+        shutil.rmtree(next(path.glob("layout-*")))
 
 
 @pytest.mark.parametrize("policy", ["sieve", "lru", "clock", "s3fifo", "degree"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -12,10 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore.cache.base import Policy, StaticPolicy, get_policy
+from featstore.cache.checkedplans import CheckedPolicy
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
 from featstore.config import Reservation
-from featstore.errors import BusyError, OptionError
+from featstore.errors import BudgetError, BusyError, OptionError
+from featstore.gather.buffers import block_bytes
 from featstore.gather.device import DeviceTier
 from featstore.gather.plan import Tier
 from featstore.pack.batches import PackBatches
@@ -25,16 +28,19 @@ from featstore.pack.makelayout import make_layout
 from featstore.pack.nodedata import NodeData
 from featstore.pack.offline import Pack
 from featstore.pack.packgraph import PackedGraph
+from featstore.plan.planmemory import planning_bytes
 from featstore.sampling.drawn import SampledBatches
+from featstore.storage.extents import least_memory
+from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.pagestream import least_window
 from featstore.strategies.base import EpochRun, Runner, Strategy
 from featstore.strategies.leases import OwnCaches, make_room
 from featstore.strategies.options import CACHE, DISK, LENGTH, PACK, option, policy_of
 from featstore.strategies.packedepoch import PackedEpoch, fill_from_extents
 from featstore.strategies.registry import register_strategy
-from featstore.strategies.requests import guess, too_small
+from featstore.strategies.requests import least_total, too_small
 from featstore.strategies.setup import Setup
-from featstore.strategies.sizing import hold_share, size_caches, size_for_pack
+from featstore.strategies.sizing import cache_bytes, hold_share, size_caches, size_for_pack
 from featstore.strategies.streamed import window_for
 from featstore.strategies.superbatch import plan_ahead
 
@@ -123,17 +129,22 @@ class Packed(Strategy):
 
     def run(self, setup: Setup) -> Runner:
         """See :class:`~featstore.Strategy`."""
-        if setup.refused is not None:
-            needed = guess(setup, sum(setup.row_bytes.values()), setup.refused_bytes)
-            raise too_small(setup.refused, needed) from None
         make_room(setup.graph, setup.features)
         planning = plan_ahead(setup, self.policy, self.length, self.disk, None)
         runner = PackedRunner(replace(setup, planning=planning))
         try:
+            if setup.refused is not None:
+                raise setup.refused
             if self.cache is None:
                 runner.use_existing()
             else:
                 runner.make_caches(self.cache, self.policy)
+        except BudgetError as error:
+            runner.close()
+            if setup.share is not None and setup.refused is None:
+                raise  # names bytes of the share
+            make_room(setup.graph, setup.features)
+            raise too_small(error, runner.least_total(self.cache)) from None
         except BaseException:
             runner.close()
             raise
@@ -187,6 +198,67 @@ class PackedRunner(Runner):
         with setup.watch.time("cache"):
             self._use(get_policy(policy), capacity)
         hold_share(setup, sizes)
+
+    def least_total(self, size: int | float | str | None) -> int:
+        """Return a memory in which epochs run, beside other loaders, for a cache of ``size``; somewhat more than the least."""
+        setup, graph, widths = self._setup, self._setup.graph, list(self._setup.row_bytes.values())
+        policy, n_device = self._planning.policy, setup.device_rows or 0
+        is_planned = isinstance(policy, PlannedPolicy)
+        superbatch = packed_length(self._planning.superbatch, self._pack.n_batches) if is_planned else 0
+        capacity = 0
+        if size is not None and size != "auto" and widths and graph.num_nodes:
+            sizes = cache_bytes(size, graph.num_nodes, setup.row_bytes, get_policy("belady"), graph.budget, 1 << 62)
+            capacity = min(
+                FeatureCache.capacity_for(sizes[name], width, graph.num_nodes, None) for name, width in setup.row_bytes.items()
+            )
+        there = [
+            each
+            for each in self._layouts(policy, None)
+            if setup.device_rows in (None, each.device_rows)
+            and (size is None or each.superbatch == superbatch)
+            and (size in (None, "auto") or each.capacity == capacity)
+        ]
+        ways = [self._running_bytes(widths, each.capacity, each.device_rows) for each in there]
+        if not there or size == "auto":
+            made = self._making_bytes(widths, capacity, n_device, superbatch)
+            ways.append(max(made, self._running_bytes(widths, capacity, n_device)))
+        return least_total(graph, min(ways) + setup.refused_bytes, None)
+
+    def _running_bytes(self, widths: Sequence[int], capacity: int, n_device: int) -> int:
+        """Return what an epoch takes of a layout that is there: its tiers and tables, and two of the largest batches."""
+        setup, n, policy = self._setup, self._setup.graph.num_nodes, self._planning.policy
+        longest = int(self._pack.lengths.max(initial=0))
+        batch = block_bytes(longest * SAMPLE_BYTES) + sum(block_bytes(longest * width) for width in widths)
+        caches = sum(FeatureCache.least_bytes(capacity, width, n, None) for width in widths)
+        device = n_device * sum(widths) if setup.device.type == "cpu" else 0
+        tables = 16 * (n_device + (capacity if isinstance(policy, StaticPolicy) else 0))
+        digest = policy.score_bytes * n if isinstance(policy, StaticPolicy) else 0  # before the others
+        return max(digest, caches + device + tables + len(widths) * least_window() + 2 * batch)
+
+    def _making_bytes(self, widths: Sequence[int], capacity: int, n_device: int, superbatch: int) -> int:
+        """Return what making a layout takes: its tables are made, then each feature's rows are copied."""
+        pack, n, policy = self._pack, self._setup.graph.num_nodes, self._planning.policy
+        longest = int(pack.lengths.max(initial=0))
+        if isinstance(policy, PlannedPolicy):
+            windows = [
+                int(epoch[first : first + superbatch].sum())
+                for epoch in pack.lengths.reshape(pack.epochs, pack.n_batches)
+                for first in range(0, pack.n_batches, superbatch)
+            ]
+            checked = CheckedPolicy(policy).is_checked
+            tables = planning_bytes(n, max(windows, default=0), longest=longest, checked=checked) + (16 * n if n_device else 0)
+        else:
+            assert isinstance(policy, StaticPolicy)
+            # Scores of no bytes are an array that the policy looks at; others are worked out from two. One is made at a time.
+            n_arrays = 4 if policy.score_bytes else 2
+            tables = (16 + policy.score_bytes + 8 * n_arrays) * n + PAGE_BYTES
+        n_filled = n_device + (capacity if isinstance(policy, StaticPolicy) else 0)
+        n_rows = int(pack.lengths.sum()) + n_filled
+        copying = [
+            least_memory(width, max(longest, n_filled)) + 8 * (n_rows * width // PAGE_BYTES + 2 * len(pack) + 1024)
+            for width in widths
+        ]
+        return max(tables, 16 * n_filled + max(copying, default=0))
 
     def stats(self) -> dict[str, Any]:
         """Return ``layout``: its name, and whether it was made for this loader."""
