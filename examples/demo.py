@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -110,9 +110,9 @@ class MapStore:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def take(self, rows: torch.Tensor, *, tally: Tally) -> torch.Tensor:
-        tally.count(Tier.BASE, len(rows))
-        return torch.from_numpy(self._rows[rows.numpy()])
+    def gather(self, ids: torch.Tensor, plan: None, tiers: Mapping[Tier, Any], tally: Tally) -> torch.Tensor:
+        tally.count(Tier.BASE, len(ids))
+        return torch.from_numpy(self._rows[ids.numpy()])
 
 
 def work(kind: str, folder: Path, memory: int, epochs: int, seconds: float) -> dict[str, Any]:

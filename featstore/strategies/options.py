@@ -91,8 +91,8 @@ def _cache_text(text: str) -> int | float | str:
         return text
     if "." in text and text.replace(".", "", 1).isdigit():
         return float(text)  # on a command line 0.1 is a share, as the float is in Python
-    parse_cache_size(text)
-    return text
+    found = parse_cache_size(text)
+    return found if isinstance(found, float) else text
 
 
 def number_of(what: str) -> Kind:
