@@ -20,9 +20,9 @@ from tests.loaders import NAMES, make_loader
 N, DIM = 60_000, 100
 BYTES = 4 * N * DIM
 STRATEGIES: dict[str, dict[str, Any]] = {
-    "degree": {"policy": "degree"},
-    "frequency": {"policy": "frequency"},
-    "sieve": {"policy": "sieve"},
+    "degree": {"policy": "degree", "feature_cache": "auto"},
+    "frequency": {"policy": "frequency", "feature_cache": "auto"},
+    "sieve": {"policy": "sieve", "feature_cache": "auto"},
     "sieve of 5 %": {"policy": "sieve", "feature_cache": 0.05},
     "superbatch": {"strategy": "superbatch", "feature_cache": "auto"},
     "superbatch of 5 %": {"strategy": "superbatch", "feature_cache": 0.05},
