@@ -291,6 +291,7 @@ class StrategyContract(ABC):
                 g.cache(name, budget=0)
         gc.collect()
         g.pool.trim()
+        g.reader.trim()  # its queues rest between reads: how many there are depends on which threads met
         return {holder: n_bytes for holder, n_bytes in g.memory_report().items() if n_bytes and holder != SCRATCH}
 
     # Epochs.
