@@ -288,7 +288,7 @@ def test_a_small_disk_bounds_the_profile(data: Path) -> None:
 
 def test_where_there_is_no_memory_to_estimate_rows_are_read_on_demand(data: Path) -> None:
     with featstore.open(data, memory="2MiB") as g:
-        held = g.budget.reserve("the test", g.budget.available - 300_000)
+        held = g.budget.reserve("the test", g.budget.available - 600_000)
         with loader(g, "auto", feature_cache=0.01, prefetch=0, threads=1) as auto:
             found = auto.stats()["auto"]
             held.release()

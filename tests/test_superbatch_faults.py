@@ -170,13 +170,16 @@ def test_epochs_killed_at_every_call_on_a_run_file(tmp_path: Path) -> None:
 def test_an_error_ends_waiting_for_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever lacks memory waits until samples being made are written; they never are, once the disk is full."""
     make(tmp_path / "g")
-    add, reached = SampleWriter.add, threading.Event()
+    add, reached, over = SampleWriter.add, threading.Event(), threading.Event()
+
+    def wait_for_pause() -> None:
+        while not (inspector._is_paused or over.is_set()):
+            time.sleep(0.001)
 
     def add_eight(self: SampleWriter, batch: Any) -> None:
         if batch.index >= 8:
             reached.set()
-            while not inspector._is_paused:
-                time.sleep(0.001)
+            wait_for_pause()
             raise OSError(errno.ENOSPC, "full")
         add(self, batch)
 
@@ -188,8 +191,7 @@ def test_an_error_ends_waiting_for_samples(tmp_path: Path, monkeypatch: pytest.M
 
         def sample(self, seeds: torch.Tensor, epoch: int = 0, index: int = 0) -> Any:
             if index == 10:
-                while not inspector._is_paused:
-                    time.sleep(0.001)
+                wait_for_pause()
                 raise featstore.BudgetError("short", 1)
             return self._sampler.sample(seeds, epoch=epoch, index=index)
 
@@ -199,12 +201,13 @@ def test_an_error_ends_waiting_for_samples(tmp_path: Path, monkeypatch: pytest.M
         with make_loader(g, Short(featstore.NeighborSampler(g, [4, 3])), g.node_data["train_idx"], 40, **options) as loader:
             iterator = iter(loader)
             iterator.begin()  # type: ignore[attr-defined]
-            inspector = loader._runner._running()._inspector  # type: ignore[attr-defined]
+            inspector = loader._runner._holdings._epoch()._inspector  # type: ignore[attr-defined]
             next(iterator)
             assert reached.wait(60)
             waiting = threading.Thread(target=inspector.pause, daemon=True)
             waiting.start()
             waiting.join(60)
             assert not waiting.is_alive()
+            over.set()  # the pause may have been too short to be seen
             with pytest.raises(OSError, match="full"):
                 list(iterator)

@@ -35,10 +35,10 @@ from featstore.pack.offline import Pack, sample_offline
 from featstore.pack.record import RECORD
 from featstore.sampling.batch import Sampler
 from featstore.storage.writer import is_drive_full
+from featstore.strategies.caches import cache_bytes
 from featstore.strategies.options import LENGTH
 from featstore.strategies.packed import Packed
 from featstore.strategies.packsize import PackEstimate, estimate_layout, estimate_pack
-from featstore.strategies.sizing import cache_bytes
 
 __all__ = ["add_arguments", "run"]
 

@@ -44,9 +44,9 @@ from featstore.gather.device import check_device
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.pack.offline import Pack
 from featstore.pack.packgraph import PackedGraph
+from featstore.strategies.caches import device_rows
 from featstore.strategies.options import options_of
 from featstore.strategies.registry import available_strategies, find_strategy
-from featstore.strategies.sizing import device_rows
 
 __all__ = ["PATH", "add_arguments", "run", "train_as_asked"]
 

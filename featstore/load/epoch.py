@@ -68,7 +68,7 @@ class RunningEpoch(Iterator[MiniBatch]):
             may_begin=run.may_begin,
         )
         self._finalizer = finalize_here(self, _end, self._pipeline, run, stages, owner)
-        stages.begin()
+        stages.memory.begin()
         try:
             self._pipeline.begin()
         except BaseException:
@@ -152,5 +152,5 @@ def _end(pipeline: Pipeline[Any, Any, Any], run: EpochRun, stages: Stages, owner
         pipeline.close(FINALIZER_JOIN_S)
         raise
     finally:
-        stages.end()
+        stages.memory.end()
         run.close()

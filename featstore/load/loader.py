@@ -28,9 +28,9 @@ from featstore.sampling.batches import Batches, RandomBatches
 from featstore.sampling.drawn import Drawn, SampledBatches
 from featstore.sampling.foreign import checked_sampler
 from featstore.strategies.base import Strategy
+from featstore.strategies.caches import device_rows
 from featstore.strategies.registry import get_strategy
 from featstore.strategies.setup import Setup
-from featstore.strategies.sizing import device_rows
 
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph
@@ -169,7 +169,7 @@ class Loader:
             if size is not None:
                 made = replace(made, device_rows=device_rows(size, g.num_nodes, made.row_bytes))
             self._runner = self._strategy.run(self._reserve_order(made))
-            self._stages = Stages(self._runner.setup)
+            self._stages = Stages(self._runner.setup, self._runner.memory)
         except BaseException:
             self._release_all(failed=True)
             raise

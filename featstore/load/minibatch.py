@@ -7,11 +7,36 @@ from dataclasses import dataclass, field
 
 import torch
 
+from featstore.config import Budget
 from featstore.sampling.batch import Block
+from featstore.strategies.memory import BATCHES
 
-__all__ = ["MiniBatch"]
+__all__ = ["Held", "MiniBatch"]
 
 _Move = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Held:
+    """Bytes of a loader's memory, released after the last batch object that refers to them has died.
+
+    Parameters
+    ----------
+    share : Budget
+        The loader's memory.
+    n_bytes : int
+
+    Raises
+    ------
+    BudgetError
+        They are not available.
+    """
+
+    def __init__(self, share: Budget, n_bytes: int) -> None:
+        self._reservation = share.reserve(BATCHES, n_bytes, owner=self)
+
+    def resize(self, n_bytes: int) -> None:
+        """Hold ``n_bytes`` from now on, or raise BudgetError."""
+        self._reservation.resize(n_bytes)
 
 
 @dataclass(eq=False)

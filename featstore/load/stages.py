@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,18 +11,15 @@ from typing import Any
 
 import torch
 
-from featstore.config import Budget
 from featstore.errors import BudgetError
-from featstore.gather.buffers import block_bytes
 from featstore.gather.device import Apart
 from featstore.gather.executor import Tally
 from featstore.gather.plan import Tier
-from featstore.load.held import Held
-from featstore.load.minibatch import MiniBatch
+from featstore.load.minibatch import Held, MiniBatch
 from featstore.load.transfer import Assembled, HandOver, host_rows
 from featstore.storage.rowfile import ReadStats
 from featstore.strategies.base import EpochRun, Prepared
-from featstore.strategies.requests import BATCHES, guess, larger, least_total, would_do
+from featstore.strategies.memory import Memory, too_small
 from featstore.strategies.setup import Setup
 
 __all__ = ["Stages"]
@@ -50,62 +46,25 @@ class Stages:
     Parameters
     ----------
     setup : Setup
+    memory : Memory
         The runner's.
     """
 
-    def __init__(self, setup: Setup) -> None:
-        self.watch = setup.watch
+    def __init__(self, setup: Setup, memory: Memory) -> None:
+        self.watch, self.memory = setup.watch, memory
         self._g, self._setup, self._row_bytes = setup.graph, setup, setup.row_bytes
         self._share, self._limit = setup.share, setup.limit
         self._hand_over = HandOver(setup.device, self.watch)
-        self._delivered: list[tuple[weakref.ref[MiniBatch], int]] = []
-        self._n_running = 0
         if setup.device.type == "cuda":
             self._g.pool.page_lock(self._hand_over.device)
         self._lock = threading.Lock()
         self._trimmed_for = -1
-        self._largest_bytes = 0
-        self._largest_rows = setup.batches.most_rows or 0
-        self._g.budget.require(self)
-        if setup.needs is not None:
-            setup.needs.worker = self
+        self._g.budget.require(memory)
 
     def receive(self, batch: MiniBatch) -> None:
         """Take note of a batch, in the loop's thread, before the loop has it."""
         self._hand_over.receive(batch)
-        with self._lock:
-            self._delivered = [*self._living(), (weakref.ref(batch), batch.nbytes)]
-
-    def _living(self) -> list[tuple[weakref.ref[MiniBatch], int]]:
-        """Return the batches that somebody still holds; the lock is held."""
-        return [(each, n_bytes) for each, n_bytes in self._delivered if each() is not None]
-
-    def required(self, *, idle: bool) -> int:
-        """Return what batches take at the least: those of a running epoch, else those that are still held; see Budget.require."""
-        with self._lock:
-            held = sum(n_bytes for _, n_bytes in self._living()) * 9 // 8
-            rows, n_bytes = self._largest_rows, self._largest_bytes
-        if not idle and not self._n_running:
-            return held
-        needs, ahead = self._setup.needs, max(0, self._setup.prefetch - 1)
-        if needs is not None:
-            rows = larger(max(rows, needs.batch.n_rows))
-            return max(held, needs.loop_bytes(rows) + ahead * needs.batch_bytes(rows))
-        return max(held, (2 + ahead) * self._batch_bytes(larger(rows), n_bytes))
-
-    def _batch_bytes(self, n_rows: int, n_bytes: int) -> int:
-        """Return the bytes of a batch of ``n_rows`` with its sample of ``n_bytes``, and an eighth for what lies beside."""
-        return (n_bytes + sum(block_bytes(n_rows * width) for width in self._row_bytes.values())) * 9 // 8
-
-    def begin(self) -> None:
-        """Hear that an epoch begins."""
-        with self._lock:
-            self._n_running += 1
-
-    def end(self) -> None:
-        """Hear that an epoch is over."""
-        with self._lock:
-            self._n_running -= 1
+        self.memory.delivered(batch)
 
     def of(
         self, run: EpochRun
@@ -136,14 +95,8 @@ class Stages:
             return Item(prepared, n_bytes, None if self._share is None else Held(self._share, n_bytes))
         except BudgetError as error:
             # How many rows it would have had is unknown: as many as the largest batch so far.
-            rows = self._largest_rows
-            needed = error.needed
-            if needed is not None and rows:
-                needed = max(needed, self._needed(rows, self._largest_bytes, self._g.budget))
-            elif needed is not None and self._setup.needs is None and self._setup.batches.most_rows is None:
-                needed = max(needed, guess(self._setup, sum(self._row_bytes.values())))
-            elif needed is not None:
-                needed = max(needed, self._by_needs(0, needed))
+            self.memory.expect()
+            needed = None if error.needed is None else max(error.needed, self.memory.least())
             raise self._too_small(position, error, needed) from None
 
     def _assemble(self, run: EpochRun, position: int, item: Item) -> Assembled:
@@ -158,13 +111,13 @@ class Stages:
             budget = self._g.budget
             self._gather_features(run, item)
         except BudgetError as error:
-            raise self._too_small(position, error, max(self._needed(n_rows, item.n_bytes, budget), error.needed or 0)) from None
+            self.memory.saw(n_rows, item.n_bytes)
+            needed = self.memory.least(n_rows) if budget is self._g.budget else self.memory.least_share(budget, n_rows)
+            raise self._too_small(position, error, needed) from None
         with self.watch.time("labels"):
             y = None if self._setup.labels is None else self._g.node_data[self._setup.labels][sampled.seeds]
         batch = MiniBatch(sampled.seeds, sampled.input_ids, sampled.blocks, item.features, y, sampled.index, item.held)
-        with self._lock:
-            if n_rows > self._largest_rows:
-                self._largest_rows, self._largest_bytes = n_rows, item.n_bytes
+        self.memory.saw(n_rows, item.n_bytes)
         self._setup.counts.add(n_rows * len(self._setup.features), item.tally.rows)
         return Assembled(batch, item.apart, item.n_bytes + n_rows * sum(self._row_bytes.values()), item.held)
 
@@ -201,25 +154,8 @@ class Stages:
             tally.count(Tier.DEVICE, len(part.slots))
         return rows
 
-    def _needed(self, n_rows: int, n_bytes: int, budget: Budget) -> int:
-        """Return the least budget for the batch that the loop holds and the next one, both as large as the largest known."""
-        rows = larger(max(n_rows, self._largest_rows))
-        batches = 2 * self._batch_bytes(rows, n_bytes * rows // max(1, n_rows))
-        if budget is not self._g.budget:
-            return budget.used - budget.report().get(BATCHES, 0) + batches
-        return self._by_needs(n_rows, least_total(self._g, batches, self))
-
-    def _by_needs(self, n_rows: int, otherwise: int) -> int:
-        """Return the least memory for batches of up to ``n_rows``, where it is known what all stages need."""
-        needs = self._setup.needs
-        return otherwise if needs is None else max(otherwise, needs.least(n_rows))
-
     def _too_small(self, position: int, error: BudgetError, needed: int | None) -> BudgetError:
-        reason = error.message.split("; at least")[0]  # that least is for one allocation, not for the batch
-        least = "" if needed is None else would_do(needed)
-        with self._lock:
-            n_held = len(self._living())
-        holds = "the loop holds the one before it"
+        holds, n_held = "the loop holds the one before it", self.memory.n_delivered
         if n_held > 1:
             holds = f"{n_held} earlier batches are held (let go of them, or keep copies of what is needed of them)"
-        return BudgetError(f"batch {position} does not fit while {holds}: {reason}{least}", needed)
+        return too_small(error, needed, before=f"batch {position} does not fit while {holds}: ")

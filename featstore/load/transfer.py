@@ -10,8 +10,7 @@ import torch
 
 from featstore.gather.device import Apart
 from featstore.gather.plan import BatchPlan
-from featstore.load.held import Held
-from featstore.load.minibatch import MiniBatch
+from featstore.load.minibatch import Held, MiniBatch
 from featstore.strategies.counters import Stopwatch
 
 __all__ = ["Assembled", "HandOver", "host_rows"]

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from featstore.cache.base import get_policy
 from featstore.errors import BudgetError
 from featstore.graph.device import device_speed
 from featstore.pack.layout import LayoutOptions, find_layouts, layout_bytes
@@ -22,18 +21,16 @@ from featstore.plan.cost import ONLINE, PLANNED, STATIC, Machine, OnDisk, Worklo
 from featstore.sampling.drawn import SampledBatches
 from featstore.strategies.actual import Epochs
 from featstore.strategies.base import EpochRun, Runner, Strategy
+from featstore.strategies.caches import make_room
 from featstore.strategies.estimates import plugin_estimates
-from featstore.strategies.leases import make_room
 from featstore.strategies.lookahead import rows_in_memory
-from featstore.strategies.ondemand import OnDemandRunner
+from featstore.strategies.memory import ask
 from featstore.strategies.options import CACHE, DISK, EPOCHS, PACK, RUN_DIR, option, options_of
-from featstore.strategies.packed import batches_of, packed_length
+from featstore.strategies.packed import batches_of, packed_length, size_for_pack
 from featstore.strategies.profile import Profile, pack_trace
 from featstore.strategies.registry import find_strategy, register_strategy
-from featstore.strategies.requests import guess, too_small
 from featstore.strategies.setup import Planning, Setup
-from featstore.strategies.sizing import ask, size_for_pack
-from featstore.strategies.superbatch import choose_size, plan_ahead
+from featstore.strategies.superbatch import AHEAD_SHARE, choose_size, plan_ahead
 from featstore.strategies.superbatchepoch import ahead_bytes
 
 __all__ = ["Auto"]
@@ -78,26 +75,19 @@ class Auto(Strategy):
 
     def run(self, setup: Setup) -> Runner:
         """See :class:`~featstore.Strategy`."""
-        row_bytes, pack, cache = setup.row_bytes, setup.pack, self.cache
-        if setup.refused is not None:
-            needed = guess(setup, sum(row_bytes.values()), setup.refused_bytes)
-            raise too_small(setup.refused, needed) from None
-        make_room(setup.graph, setup.features)
+        pack, cache = setup.pack, self.cache
+        if setup.refused is None:
+            make_room(setup.graph, setup.features)
+        setup, memory = ask(setup)
         if pack is not None and cache == "auto":
-            cache = size_for_pack(setup, pack, setup.device_rows or 0)
+            cache = size_for_pack(setup, memory, pack)
         planning = plan_ahead(setup, PLANNED, "auto", self.disk, self.run_dir)
         with setup.watch.time("auto"):
-            try:
-                capacity = rows_in_memory(setup, cache)
-            except BudgetError as error:
-                if self.cache == "auto":  # in the middle of the first batch: the error names what was asked for just then
-                    ask(replace(setup, refused=error), OnDemandRunner, None, get_policy("degree"))
-                raise
-            decision = decide(setup, planning, capacity=capacity, epochs=self.epochs)
+            decision = decide(setup, planning, capacity=rows_in_memory(setup, memory, cache), epochs=self.epochs)
         profile = decision.profile
         try:
             chosen = self._chosen(decision, cache, pack)
-            given = replace(setup, miss_share=decision.miss_share, lends_caches=self.cache == "auto", is_chosen=True)
+            given = replace(setup, miss_share=decision.miss_share, lends_caches=self.cache == "auto")
             if profile is not None:
                 given = replace(given, batches=profile, profile_bytes=profile.n_bytes)
             return AutoRunner(chosen.run(given), decision)
@@ -119,7 +109,7 @@ class AutoRunner(Runner):
     """The runner of the strategy that was decided on, and its epochs beside their estimates."""
 
     def __init__(self, chosen: Runner, decision: Decision) -> None:
-        super().__init__(chosen.setup)
+        super().__init__(chosen.setup, chosen.memory)
         self._chosen, self._decision, self.prefetch = chosen, decision, chosen.prefetch
         self._epochs: Epochs | None = None
         if decision.choice is not None:
@@ -225,7 +215,7 @@ def decide(setup: Setup, planning: Planning, *, capacity: int, epochs: int) -> D
                 device_rows=setup.device_rows or 0,
                 device_on_host=setup.device.type == "cpu",
                 online=ONLINE,
-                ahead_bytes=ahead_bytes(setup, graph.budget.total // 16),
+                ahead_bytes=min(ahead_bytes(setup), graph.budget.total // AHEAD_SHARE),
                 out_degree=inputs.context.out_degree if capacity else None,
             )
         stored = 0 if profile is None else profile.n_bytes // profile.n_sampled

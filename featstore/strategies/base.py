@@ -19,8 +19,8 @@ from featstore.gather.sources import RowSource
 from featstore.plan.cost import Estimate, Machine, Workload
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.drawn import SampledBatches
+from featstore.strategies.memory import Memory
 from featstore.strategies.options import check_fields
-from featstore.strategies.requests import BatchSize
 from featstore.strategies.setup import Setup
 
 __all__ = ["EpochRun", "Prepared", "Runner", "Strategy"]
@@ -99,21 +99,15 @@ class Runner(ABC):
     ----------
     setup : Setup
         What the loader goes by from now on: the batches as they will run, and what all stages need.
+    memory : Memory
+        What the loader needs of the memory: what :func:`~featstore.strategies.memory.ask` has added up, or two batches.
     prefetch : int
         Batches made ahead; fewer than were asked for where memory is short.
-    plans : bool
-        Of the class: batches come with plans from a file.
     """
 
-    plans: ClassVar[bool] = False
-
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, memory: Memory | None = None) -> None:
         self.setup, self.prefetch = setup, setup.prefetch
-
-    @classmethod
-    def least_bytes(cls, setup: Setup, batch: BatchSize) -> int:
-        """Return what a runner holds at the least for as long as it runs, where batches are like ``batch``."""
-        return 0
+        self.memory = Memory(setup) if memory is None else memory
 
     @abstractmethod
     def prepare(self, epoch: int, start: int) -> EpochRun:

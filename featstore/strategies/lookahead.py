@@ -8,19 +8,18 @@ from featstore.cache.base import get_policy
 from featstore.cache.table import FeatureCache
 from featstore.errors import BudgetError
 from featstore.plan.choice import observe
+from featstore.strategies.caches import size_caches
+from featstore.strategies.memory import Memory
 from featstore.strategies.profile import LEAST_BATCHES, Profile
 from featstore.strategies.setup import Planning, Setup
-from featstore.strategies.sizing import size_caches
 
 __all__ = ["look_ahead", "rows_in_memory"]
 
 
-def rows_in_memory(setup: Setup, size: int | float | str | None) -> int:
+def rows_in_memory(setup: Setup, memory: Memory, size: int | float | str | None) -> int:
     """Return how many rows of each feature a loader's cache of ``size`` would hold."""
     n, row_bytes = setup.graph.num_nodes, setup.row_bytes
-    if size is None:
-        return 0
-    sizes, _ = size_caches(setup, size, get_policy("belady"))
+    sizes, _ = size_caches(setup, memory, size, get_policy("belady"))
     return min((FeatureCache.capacity_for(n_bytes, row_bytes[name], n, None) for name, n_bytes in sizes.items()), default=0)
 
 

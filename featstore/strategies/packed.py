@@ -17,7 +17,7 @@ from featstore.cache.checkedplans import CheckedPolicy
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
 from featstore.config import Reservation
-from featstore.errors import BudgetError, BusyError, OptionError
+from featstore.errors import BudgetError, OptionError
 from featstore.gather.buffers import block_bytes
 from featstore.gather.device import DeviceTier
 from featstore.gather.plan import Tier
@@ -34,21 +34,21 @@ from featstore.storage.extents import least_memory
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.pagestream import least_window
 from featstore.strategies.base import EpochRun, Runner, Strategy
-from featstore.strategies.leases import OwnCaches, make_room
+from featstore.strategies.batchsize import KEPT_BYTES, measure
+from featstore.strategies.caches import OwnCaches, cache_bytes, make_room, size_caches
+from featstore.strategies.holdings import Holdings
+from featstore.strategies.memory import Memory, too_small
 from featstore.strategies.options import CACHE, DISK, LENGTH, PACK, option, policy_of
 from featstore.strategies.packedepoch import PackedEpoch, fill_from_extents
 from featstore.strategies.registry import register_strategy
-from featstore.strategies.requests import least_total, too_small
 from featstore.strategies.setup import Setup
-from featstore.strategies.sizing import cache_bytes, hold_share, size_caches, size_for_pack
 from featstore.strategies.streamed import window_for
 from featstore.strategies.superbatch import plan_ahead
 
-__all__ = ["Packed", "PackedRunner", "batches_of", "packed_length"]
+__all__ = ["Packed", "PackedRunner", "batches_of", "packed_length", "size_for_pack"]
 
 Int64s = npt.NDArray[np.int64]
 MOST_AUTO_BATCHES = 200
-SAMPLE_BYTES = 128  # a row of a batch, of its sample and plan: a generous guess
 
 
 def packed_length(length: int | str, n_batches: int) -> int:
@@ -74,6 +74,23 @@ def batches_of(
         found.close()
         raise
     return found
+
+
+def size_for_pack(setup: Setup, memory: Memory, pack: Pack) -> int | float:
+    """Return a feature cache's size, as a share of the rows or in bytes, for the layouts that a pack has, or for its first."""
+    n, row_bytes, n_device = setup.graph.num_nodes, setup.row_bytes, setup.device_rows or 0
+    spare, _ = memory.left_for_caches(setup.room, setup.prefetch)
+    there = [
+        each.capacity
+        for each in find_layouts(pack)
+        if sorted(each.features) == sorted(setup.features) and each.device_rows == n_device
+    ]
+    least = {rows: sum(FeatureCache.least_bytes(rows, each, n, None) for each in row_bytes.values()) for rows in {1, *there}}
+    fitting = [rows for rows in there if rows == 0 or least[rows] <= spare]
+    if fitting:
+        rows = max(fitting)
+        return rows / n if rows else 0
+    return spare // 2 if spare // 2 >= least[1] else 0  # extents are read ahead, and packed, in the rest
 
 
 @register_strategy("packed")
@@ -130,8 +147,7 @@ class Packed(Strategy):
     def run(self, setup: Setup) -> Runner:
         """See :class:`~featstore.Strategy`."""
         make_room(setup.graph, setup.features)
-        planning = plan_ahead(setup, self.policy, self.length, self.disk, None)
-        runner = PackedRunner(replace(setup, planning=planning))
+        runner = PackedRunner(replace(setup, planning=plan_ahead(setup, self.policy, self.length, self.disk, None)))
         try:
             if setup.refused is not None:
                 raise setup.refused
@@ -175,7 +191,7 @@ class PackedRunner(Runner):
         self._caches = OwnCaches(graph, setup.features)
         self._filled: dict[str, FeatureCache] = {}  # caches that hold what the layout starts with, and do not change
         self._devices: dict[str, DeviceTier] = {}
-        self._running: weakref.ref[PackedEpoch] | None = None
+        self._holdings = Holdings(graph.budget, self.memory)
         self._held: list[Reservation] = []
         self._window_bytes = 0
         self._is_lent = False
@@ -187,9 +203,12 @@ class PackedRunner(Runner):
         if not setup.features or not n:
             return
         on_loan = size == "auto" or setup.lends_caches
+        batch = setup.batch
+        self.memory = Memory(setup, measure(setup.graph, setup.batches)[0] if batch is None else batch)
         if size == "auto":
-            size = size_for_pack(setup, self._pack, setup.device_rows or 0)
-        sizes, self.prefetch = size_caches(setup, size, get_policy("belady"))  # caches that follow plans, in any case
+            size = size_for_pack(setup, self.memory, self._pack)
+        # Caches that follow plans, in any case.
+        sizes, self.prefetch = size_caches(setup, self.memory, size, get_policy("belady"))
         capacity = min(
             FeatureCache.capacity_for(n_bytes, self._sources[name].file.row_bytes, n, None) for name, n_bytes in sizes.items()
         )
@@ -197,7 +216,7 @@ class PackedRunner(Runner):
         self._is_lent = on_loan and not isinstance(setup.graph, PackedGraph)
         with setup.watch.time("cache"):
             self._use(get_policy(policy), capacity)
-        hold_share(setup, sizes)
+        setup.hold_share(sizes)
 
     def least_total(self, size: int | float | str | None) -> int:
         """Return a memory in which epochs run, beside other loaders, for a cache of ``size``; somewhat more than the least."""
@@ -222,13 +241,13 @@ class PackedRunner(Runner):
         if not there or size == "auto":
             made = self._making_bytes(widths, capacity, n_device, superbatch)
             ways.append(max(made, self._running_bytes(widths, capacity, n_device)))
-        return least_total(graph, min(ways) + setup.refused_bytes, None)
+        return self.memory.total_with(min(ways) + setup.refused_bytes)
 
     def _running_bytes(self, widths: Sequence[int], capacity: int, n_device: int) -> int:
         """Return what an epoch takes of a layout that is there: its tiers and tables, and two of the largest batches."""
         setup, n, policy = self._setup, self._setup.graph.num_nodes, self._planning.policy
         longest = int(self._pack.lengths.max(initial=0))
-        batch = block_bytes(longest * SAMPLE_BYTES) + sum(block_bytes(longest * width) for width in widths)
+        batch = block_bytes(longest * KEPT_BYTES) + sum(block_bytes(longest * width) for width in widths)
         caches = sum(FeatureCache.least_bytes(capacity, width, n, None) for width in widths)
         device = n_device * sum(widths) if setup.device.type == "cpu" else 0
         tables = 16 * (n_device + (capacity if isinstance(policy, StaticPolicy) else 0))
@@ -369,12 +388,10 @@ class PackedRunner(Runner):
                 source.close()
 
     def _cache_room(self) -> int:
-        """Return the bytes that caches may take, made anew: what two batches leave."""
-        graph, longest = self._setup.graph, int(self._pack.lengths.max(initial=0))
+        """Return the bytes that caches may take, made anew."""
+        graph = self._setup.graph
         graph.pool.trim()
-        widths = sum(source.file.row_bytes for source in self._sources.values())
-        left: int = graph.budget.available - 2 * longest * (widths + SAMPLE_BYTES)
-        return max(0, left)
+        return self.memory.left_for_caches(graph.budget.available, self._setup.prefetch)[0]
 
     @property
     def window_bytes(self) -> int:
@@ -393,6 +410,7 @@ class PackedRunner(Runner):
 
     def close(self, failed: bool = False) -> None:
         """Close the layout and give the memory back; may be called again."""
+        self._holdings.close()
         _release(self._held, self._devices)
         if self._layout is not None:
             self._layout.close()
@@ -409,19 +427,17 @@ class PackedRunner(Runner):
         BudgetError
             Another loader has taken the cache's place since, and there is no memory to make it anew.
         """
-        running = None if self._running is None else self._running()
-        if running is not None and not running.closed:
-            raise BusyError("another epoch of this loader is running; packs have one cache, so end or drop it first")
-        claim = self._caches.claim()
-        try:
-            run = PackedEpoch(
-                self._setup, self._pack, self._layout, epoch, start, self._caches, claim, self._filled, self._devices, self
-            )
-        except BaseException:
-            self._caches.release()
-            raise
-        self._running = weakref.ref(run)
-        return run
+        with self._holdings.beginning("packs"):
+            claim = self._caches.claim()
+            try:
+                run = PackedEpoch(
+                    self._setup, self._pack, self._layout, epoch, start, self._caches, claim, self._filled, self._devices, self
+                )
+            except BaseException:
+                self._caches.release()
+                raise
+            self._holdings.began(run)
+            return run
 
 
 def _release(held: list[Reservation], devices: dict[str, DeviceTier]) -> None:

@@ -19,7 +19,7 @@ from featstore.pack.batches import PackEpoch
 from featstore.pack.layout import Layout
 from featstore.pack.offline import Pack
 from featstore.strategies.base import EpochRun, Prepared
-from featstore.strategies.leases import Claim, OwnCaches
+from featstore.strategies.caches import Claim, OwnCaches
 from featstore.strategies.setup import Setup
 
 __all__ = ["PackedEpoch", "Windows", "fill_from_extents"]

@@ -30,9 +30,9 @@ from featstore.sampling.batches import RandomBatches
 from featstore.sampling.drawn import Drawn
 from featstore.sampling.foreign import checked_sampler, has_own_seeds
 from featstore.storage.writer import free_bytes
+from featstore.strategies.caches import cache_bytes, device_rows
 from featstore.strategies.packed import Packed, packed_length
 from featstore.strategies.profile import pack_trace, profile_batches
-from featstore.strategies.sizing import cache_bytes, device_rows
 
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph

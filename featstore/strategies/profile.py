@@ -13,7 +13,7 @@ from featstore.plan.trace import Trace
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.drawn import DerivedBatches, SampledEpoch
 from featstore.storage.rundir import DiskBudget, RunDirectory, finalize_here
-from featstore.strategies.requests import Sampling
+from featstore.strategies.setup import Setup
 
 __all__ = ["LEAST_BATCHES", "Profile", "pack_trace", "profile_batches"]
 
@@ -32,7 +32,7 @@ class Profile(DerivedBatches):
 
     Parameters
     ----------
-    setup : Sampling
+    setup : Setup
     run_dir : str
     disk : int, optional
         Most bytes of all run files; an eighth of them is used at most.
@@ -60,7 +60,7 @@ class Profile(DerivedBatches):
     A batch may be asked for again. Thread-safe but for :meth:`close`.
     """
 
-    def __init__(self, setup: Sampling, run_dir: str, disk: int | None, most: int | None = None) -> None:
+    def __init__(self, setup: Setup, run_dir: str, disk: int | None, most: int | None = None) -> None:
         super().__init__(setup.batches)
         self._pool, self._n_nodes = setup.graph.pool, setup.graph.num_nodes
         order = self._batches.epoch(0)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -11,11 +14,17 @@ from featstore.config import Budget
 from featstore.errors import BudgetError
 from featstore.pack.batches import PackBatches
 from featstore.pack.offline import Pack
+from featstore.sampling.drawn import SampledBatches
+from featstore.strategies.batchsize import BatchSize
 from featstore.strategies.counters import BatchCounts, ReadCounts, Stopwatch
-from featstore.strategies.leases import row_bytes
-from featstore.strategies.requests import Needs, Sampling
 
-__all__ = ["Planning", "Setup"]
+__all__ = ["Planning", "Setup", "row_bytes"]
+
+
+def row_bytes(store: Any) -> int:
+    """Return the bytes of a feature's row."""
+    width: int = store.dtype.itemsize * math.prod(store.shape[1:])
+    return width
 
 
 @dataclass(frozen=True)
@@ -47,13 +56,15 @@ class Planning:
 
 
 @dataclass(frozen=True)
-class Setup(Sampling):
+class Setup:
     """What a strategy may use.
 
     Parameters
     ----------
-    graph, batches, threads
-        See :class:`~featstore.strategies.requests.Sampling`.
+    graph : OutOfCoreGraph or PackedGraph
+    batches : SampledBatches
+    threads : int
+        Batches sampled at once.
     features : tuple of str
     device : torch.device
         Where batches are delivered.
@@ -73,20 +84,21 @@ class Setup(Sampling):
         Gets what is delivered.
     planning : Planning, optional
         For strategies that look ahead.
-    needs : Needs, optional
-        What all stages need at the least: what a strategy takes beyond its part must not be another's.
+    batch : BatchSize, optional
+        What the first batch came to, once one was sampled to know.
     refused : BudgetError, optional
         There was no memory for the order of an epoch; ``refused_bytes`` more were asked for.
     lends_caches : bool
         Caches are on loan although their size is given: another strategy chose it.
-    is_chosen : bool
-        Another strategy has looked at the memory, and chosen this one.
     miss_share : float
         Of a batch's rows, those that the cache will lack, as far as is known.
     profile_bytes : int
         Bytes of run files that hold batches sampled ahead.
     """
 
+    graph: Any
+    batches: SampledBatches
+    threads: int
     features: tuple[str, ...] = ()
     device: torch.device = torch.device("cpu")  # noqa: RUF009 - immutable
     device_rows: int | None = None
@@ -97,11 +109,10 @@ class Setup(Sampling):
     reads: ReadCounts = field(default_factory=ReadCounts)
     counts: BatchCounts = field(default_factory=BatchCounts)
     planning: Planning | None = None
-    needs: Needs | None = None
+    batch: BatchSize | None = None
     refused: BudgetError | None = None
     refused_bytes: int = 0
     lends_caches: bool = False
-    is_chosen: bool = False
     miss_share: float = 1.0
     profile_bytes: int = 0
 
@@ -132,3 +143,8 @@ class Setup(Sampling):
         """Bytes that this loader may have, what others give back included."""
         left: int = min(self.graph.budget.available + self.graph.budget.on_loan, self.limit.available)
         return left
+
+    def hold_share(self, sizes: Mapping[str, int]) -> None:
+        """Count caches in the loader's share of the budget, which ends with the loader."""
+        if self.share is not None:
+            self.share.reserve("feature cache", sum(sizes.values()))

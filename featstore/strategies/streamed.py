@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-import weakref
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -16,8 +14,6 @@ import numpy.typing as npt
 from featstore.cache.base import Policy
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
-from featstore.config import Reservation
-from featstore.errors import BudgetError
 from featstore.gather.buffers import take_pages
 from featstore.pack.packing import PackArenas, RunPacker
 from featstore.plan.missed import MissedRows
@@ -28,28 +24,31 @@ from featstore.storage.pagestream import MOST_WINDOW_BYTES, Arenas, least_window
 from featstore.storage.reuse import SpareFiles
 from featstore.storage.rowfile import RowFile
 from featstore.storage.rundir import DiskBudget, RunDirectory, finalize_here
-from featstore.strategies.base import Runner, Strategy
-from featstore.strategies.leases import make_room
+from featstore.strategies.base import EpochRun, Runner, Strategy
+from featstore.strategies.batchsize import BatchSize, larger
+from featstore.strategies.caches import ask_beside_caches, make_room
 from featstore.strategies.lookahead import look_ahead, rows_in_memory
+from featstore.strategies.memory import Memory, Request
 from featstore.strategies.options import CACHE, DISK, LENGTH, RUN_DIR, option, policy_of
 from featstore.strategies.profile import Profile
 from featstore.strategies.registry import register_strategy
-from featstore.strategies.requests import BatchSize, larger
 from featstore.strategies.setup import Setup
-from featstore.strategies.sizing import ask
 from featstore.strategies.superbatch import SuperbatchRunner, least_size, plan_ahead, run_planned
+from featstore.strategies.superbatchepoch import AHEAD
 
 __all__ = ["Streamed", "StreamedRunner", "window_for"]
 
 Int64s = npt.NDArray[np.int64]
 
+WINDOWS, PACKING = "extents read ahead", "packing"  # holders
+WINDOWS_SHARE, PACKING_SHARE = 16, 4  # one part of so many of the memory, at most
 OPEN_FILES = 4  # superbatches whose extents are read, wait to be, or are filled
 QUEUE_BYTES = 64 << 10  # scratch of the queue that reads their checksums
 
 
 def window_for(available: int, n_features: int) -> int:
     """Return how many bytes each feature's extents are read ahead into: a sixteenth of what is available, for all of them."""
-    return max(least_window(), min(MOST_WINDOW_BYTES, available // (16 * max(1, n_features))))
+    return max(least_window(), min(MOST_WINDOW_BYTES, available // (WINDOWS_SHARE * max(1, n_features))))
 
 
 @register_strategy("streamed")
@@ -80,8 +79,8 @@ class Streamed(Strategy):
         if self.length != "auto" or isinstance(setup.batches, Profile):
             return run_planned(setup, StreamedRunner, self.cache)
         make_room(setup.graph, setup.features)
-        setup = ask(setup, StreamedRunner, self.cache, planning.policy)
-        profile, miss_share = look_ahead(setup, planning, rows_in_memory(setup, self.cache))
+        setup, memory = ask_beside_caches(setup, self.cache, planning.policy, StreamedRunner.requests, plans=True)
+        profile, miss_share = look_ahead(setup, planning, rows_in_memory(setup, memory, self.cache))
         if profile is None:
             return run_planned(setup, StreamedRunner, self.cache)
         left = None if planning.disk is None else planning.disk - profile.n_bytes
@@ -98,87 +97,56 @@ class Streamed(Strategy):
 class StreamedRunner(SuperbatchRunner):
     """As :class:`SuperbatchRunner`; then one pass over the features copies what the cache will lack into an extent a batch."""
 
-    def __init__(self, setup: Setup) -> None:
-        self._packing = Reservation(setup.graph.budget, "packing")
-        self._least_packing = self._useful_packing = 0
+    def __init__(self, setup: Setup, memory: Memory) -> None:
         self.profile: Profile | None = None  # closed with this
-        super().__init__(setup)
-        self._ahead.resize(0)  # nothing is read of the features' own files while batches run
-        graph = setup.graph
-        self._bases: Mapping[str, RowFile] = {name: graph.features[name].pages for name in setup.features}
-        widths = [base.row_bytes for base in self._bases.values()]
-        needs = setup.needs
-        assert needs is not None
-        least = _packing_bytes(setup, self._n_accesses, int(self._planning.superbatch))
-        own = len(widths) * least_window() + _packing_bytes(setup, self._n_accesses, least_size(setup))
-        spare = needs.spare(own)
-        self._window_bytes = max(
-            least_window(), min(window_for(graph.budget.available, len(widths)), spare // max(1, len(widths)))
-        )
-        held: list[Reservation] = []
-        self._on_death.append(weakref.finalize(self, _release, held))
+        super().__init__(setup, memory)
+        assert setup.planning is not None
+        self._bases: Mapping[str, RowFile] = {name: setup.graph.features[name].pages for name in setup.features}
+        self._window_bytes = memory.granted[WINDOWS] // max(1, len(setup.features))
+        self._spares = SpareFiles(setup.planning.run_dir)
+        self._on_death.append(finalize_here(self, self._spares.close))
+        windows = {name: Arenas(self._window_bytes) for name in setup.features}
+        self._arenas = PackArenas(Arenas(0), windows)
+        packing = partial(_resize, self._arenas)
         try:
-            held.append(graph.budget.reserve("extents read ahead", self._window_bytes * len(widths)))
-            most = max((most_memory(width, self._n_accesses, int(self._planning.superbatch)) for width in widths), default=0)
-            spare = least + needs.spare(least)
-            self._packing.resize(max(least, min(most, graph.budget.available // 4, spare)))
-            held.append(self._packing)
+            self._holdings.use(PACKING, packing, _packing_bytes(setup, memory.batch.n_rows, int(self._planning.superbatch)))
         except BaseException:
-            _release(held)
             super().close()
             raise
-        self._held = held
-        assert setup.planning is not None
-        self._spares = SpareFiles(setup.planning.run_dir)
-        # A quarter of the memory is left to what is held before the first buffer is: rows to pack, sums.
-        windows = {name: Arenas(self._window_bytes) for name in setup.features}
-        self._arenas = PackArenas(Arenas(self._packing.n_bytes // 4 * 3), windows)
-        self._least_packing, self._useful_packing = least, self._packing.n_bytes
-        self._on_death.append(finalize_here(self, self._spares.close))
+        packing(self._holdings[PACKING].n_bytes)
 
     @classmethod
-    def least_bytes(cls, setup: Setup, batch: BatchSize) -> int:
+    def requests(cls, setup: Setup, batch: BatchSize) -> list[Request]:
         """See :class:`SuperbatchRunner`; and what one batch is packed in, and each feature's extents are read into."""
-        windows = len(setup.features) * least_window()
-        size = least_size(setup)
-        tables = OPEN_FILES * sum(_sums_bytes(setup, name, larger(batch.n_rows), size) for name in setup.features)
-        return super().least_bytes(setup, batch) + windows + tables + QUEUE_BYTES + _packing_bytes(setup, batch.n_rows, size)
+        n, shortest, longest = batch.n_rows, least_size(setup), cls._length(setup, batch)
+        n_features = len(setup.features)
+        tables = OPEN_FILES * sum(_sums_bytes(setup, name, larger(n), shortest) for name in setup.features)
+        most = max((most_memory(width, n, longest) for width in setup.row_bytes.values()), default=0)
+        return [
+            # Nothing is read of the features' own files while batches run.
+            *(each for each in super().requests(setup, batch) if each.holder != AHEAD),
+            Request(WINDOWS, n_features * least_window(), n_features * MOST_WINDOW_BYTES, WINDOWS_SHARE),
+            Request("checksum tables", tables + QUEUE_BYTES, is_held=False),
+            Request(PACKING, _packing_bytes(setup, n, shortest), most, PACKING_SHARE),
+        ]
 
-    def _idle_bytes(self) -> int:
-        lent = super()._idle_bytes()
-        busy = self._is_running or self._idle.locked()
-        return lent if busy else lent + max(0, self._packing.n_bytes - self._least_packing)
-
-    def _shrink(self) -> int:
-        before = self._packing.n_bytes
-        self._arenas.drop()
-        self._packing.resize(min(before, self._least_packing))
-        self._arenas.packing = Arenas(self._packing.n_bytes // 4 * 3)
-        return super()._shrink() + before - self._packing.n_bytes
-
-    def _grow(self) -> None:
-        super()._grow()
-        if self._packing.n_bytes < self._useful_packing:
-            with suppress(BudgetError):  # a superbatch is then packed in more passes
-                self._packing.resize(self._useful_packing)
-                self._arenas.packing = Arenas(self._packing.n_bytes // 4 * 3)
+    def _begin(self, epoch: int, start: int) -> EpochRun:
+        self._holdings.grow(PACKING)  # without it a superbatch is packed in more passes
+        return super()._begin(epoch, start)
 
     def close(self, failed: bool = False) -> None:
         """Give the memory back; may be called again."""
         self._arenas.drop()
-        _release(self._held)
         self._spares.close()
         super().close(failed)
         if self.profile is not None:
             self.profile.close()
 
-    def _packed_bytes(self, n_accesses: int) -> int:
-        planning = self._setup.planning
-        assert planning is not None
-        widths = sum(self._setup.graph.features[name].row_bytes for name in self._setup.features)
-        return (
-            int(n_accesses * widths * planning.miss_share) // 2
-        )  # extents of two superbatches lie on disk at once, samples of four
+    @classmethod
+    def _packed_bytes(cls, setup: Setup, n_accesses: int) -> int:
+        assert setup.planning is not None
+        # Extents of two superbatches lie on disk at once, samples of four.
+        return int(n_accesses * sum(setup.row_bytes.values()) * setup.planning.miss_share) // 2
 
     def _packer(self, runs: RunDirectory, disk: DiskBudget) -> Pack | None:
         planning = self._setup.planning
@@ -186,20 +154,25 @@ class StreamedRunner(SuperbatchRunner):
         # are read where they are.
         may_skip = planning is not None and isinstance(planning.superbatch, str)
         self._spares.use(disk)
-        window = self._window_bytes
         pack = RunPacker(
             self._bases,
             self._setup.graph.reader,
             runs,
             disk,
-            self._packing,
-            window,
+            self._holdings[PACKING],
+            self._window_bytes,
             self._spares,
             self._arenas,
             self._setup.reads.add,
             may_skip=may_skip,
         )
-        return _PreparingPack(pack, self._setup, self._n_accesses * 9 // 8)
+        return _PreparingPack(pack, self._setup, larger(self.memory.batch.n_rows))
+
+
+def _resize(arenas: PackArenas, n_bytes: int) -> None:
+    """Keep no more than ``n_bytes`` of packing; a quarter is for what is held before the first buffer is: rows to pack, sums."""
+    arenas.drop()
+    arenas.packing = Arenas(n_bytes // 4 * 3)
 
 
 class _PreparingPack:
@@ -257,8 +230,3 @@ def _packing_bytes(setup: Setup, n_rows: int, size: int) -> int:
         width = setup.graph.features[name].row_bytes
         most = max(most, least_memory(width, longest) + _sums_bytes(setup, name, longest, size) + 8 * size)
     return most
-
-
-def _release(held: list[Reservation]) -> None:
-    while held:
-        held.pop().release()

@@ -4,37 +4,36 @@ from __future__ import annotations
 
 import os
 import shutil
-import threading
 import weakref
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from featstore.cache.base import Policy, get_policy
 from featstore.cache.checkedplans import CheckedPolicy
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
-from featstore.config import Reservation, parse_disk
-from featstore.errors import BudgetError, BusyError
+from featstore.config import parse_disk
 from featstore.graph.topology import NeighborCache
 from featstore.plan.overlapped import Pack
 from featstore.plan.planmemory import PLANNER_SHARE, planning_bytes
 from featstore.storage.rundir import DiskBudget, RunDirectory, finalize_here
 from featstore.strategies.base import EpochRun, Runner, Strategy
-from featstore.strategies.leases import OwnCaches, make_room
+from featstore.strategies.batchsize import BatchSize
+from featstore.strategies.caches import OwnCaches, ask_beside_caches, make_room, size_caches
+from featstore.strategies.holdings import Holdings
+from featstore.strategies.memory import Memory, Request
 from featstore.strategies.options import CACHE, DISK, LENGTH, RUN_DIR, option, policy_of
 from featstore.strategies.registry import register_strategy
-from featstore.strategies.requests import BatchSize
 from featstore.strategies.setup import Planning, Setup
-from featstore.strategies.sizing import ask, hold_share, size_caches
-from featstore.strategies.superbatchepoch import SuperbatchEpoch, ahead_bytes
+from featstore.strategies.superbatchepoch import AHEAD, PLANNER, SuperbatchEpoch, ahead_bytes
 from featstore.strategies.switch import CacheSwitch
 
 __all__ = ["Superbatch", "SuperbatchRunner", "choose_size", "least_size", "plan_ahead", "run_planned"]
 
 MOST_AUTO_BATCHES = 200
-IDLE_COST = 10  # what rests between epochs is taken back before a cache is
+AHEAD_SHARE = 16  # misses are read ahead into one part of so many of the memory
 SCORING_BYTES = 24  # a node: two degrees and a score, while a neighbour cache is chosen
 
 
@@ -102,9 +101,8 @@ def run_planned(setup: Setup, kind: type[RunnerType], cache: int | float | str |
     """Make a runner and its caches, in the place of the caches that the features have."""
     assert setup.planning is not None
     make_room(setup.graph, setup.features)
-    if setup.needs is None:
-        setup = ask(setup, kind, cache, setup.planning.policy)
-    runner = kind(setup)
+    setup, memory = ask_beside_caches(setup, cache, setup.planning.policy, kind.requests, plans=True)
+    runner = kind(setup, memory)
     try:
         runner.make_caches(cache)
     except BaseException:
@@ -120,86 +118,41 @@ class SuperbatchRunner(Runner):
     superbatch after the other, planned alone, and one memory for neighbour and feature caches.
     """
 
-    plans = True
-
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, memory: Memory) -> None:
         if setup.planning is None:
             raise ValueError("superbatches need a planned policy")
-        super().__init__(setup)
-        self._setup = setup
+        super().__init__(setup, memory)
+        policy = setup.planning.policy
+        assert isinstance(policy, PlannedPolicy)
+        self._setup, self._planning = setup, replace(setup.planning, superbatch=self._length(setup, memory.batch))
         self._on_death: list[weakref.finalize[..., Any]] = []
-        self._running: weakref.ref[SuperbatchEpoch] | None = None
-        graph, n_batches = setup.graph, len(setup.batches)
-        needs = setup.needs
-        assert needs is not None
-        batch = needs.batch
-        n_accesses = self._n_accesses = batch.n_rows
-        width = 4 if graph.num_nodes < 2**31 else 8
-        stored = n_accesses * (width + 12) + 4 * batch.n_stored + self._packed_bytes(n_accesses)
-        self._planning = replace(setup.planning, superbatch=choose_size(setup.planning, graph, n_batches, n_accesses, stored))
-        planned = _planner_bytes(setup, n_accesses, int(self._planning.superbatch), spilled=False)
-        spilled = _planner_bytes(setup, n_accesses, int(self._planning.superbatch), spilled=True)
-        beside = self.least_bytes(setup, batch)
-        least = _planner_bytes(setup, n_accesses, least_size(setup), spilled=True)
-        room = least + needs.spare()
-        self._memory = graph.budget.reserve(
-            "planner", planned if planned <= min(room, graph.budget.total // PLANNER_SHARE) else spilled
-        )
-        self._ahead = graph.budget.reserve("read ahead", 0)
-        assert isinstance(self._planning.policy, PlannedPolicy)
-        self._finalizer = weakref.finalize(self, _release, self._planning.policy, self._memory, self._ahead)
-        if setup.planning.overlap:
-            self._ahead.resize(ahead_bytes(setup, min(graph.budget.total // 16, needs.spare(beside - least))))
+        self._holdings = Holdings(setup.graph.budget, memory)
+        self._holdings.use(PLANNER, partial(_keep_plans, policy, memory.granted[PLANNER]))
         self._switch: CacheSwitch | None = None
-        self._caches = OwnCaches(graph, setup.features)
-        # Between epochs all but the least is on loan.
-        self._least, self._useful = least, self._memory.n_bytes
-        self._idle = threading.Lock()  # held while an epoch begins
-        self._loan = graph.budget.lend(self._idle_bytes, self._give_back, cost=IDLE_COST)
-
-    @property
-    def _is_running(self) -> bool:
-        running = None if self._running is None else self._running()
-        return running is not None and not running.closed
-
-    def _idle_bytes(self) -> int:
-        """Return the bytes that the next epoch can do without."""
-        if self._is_running or self._idle.locked():
-            return 0
-        lent: int = max(0, self._memory.n_bytes - self._least) + self._ahead.n_bytes
-        return lent
-
-    def _give_back(self, n_bytes: int) -> int:
-        """Keep the least between epochs."""
-        if not self._idle.acquire(blocking=False):
-            return 0
-        try:
-            return 0 if self._is_running else self._shrink()
-        finally:
-            self._idle.release()
-
-    def _shrink(self) -> int:
-        held: int = self._memory.n_bytes + self._ahead.n_bytes
-        assert isinstance(self._planning.policy, PlannedPolicy)
-        CheckedPolicy(self._planning.policy).keep_memory(False)
-        self._memory.resize(min(self._memory.n_bytes, self._least))
-        self._ahead.resize(0)
-        left: int = self._memory.n_bytes + self._ahead.n_bytes
-        return held - left
-
-    def _grow(self) -> None:
-        """Have for an epoch what was given back, as far as it can be had."""
-        if self._memory.n_bytes < self._useful:
-            # Without it next positions are spilled; but in the serial schedule a neighbour cache is chosen in this memory, too.
-            with suppress(*() if self._switch is not None else (BudgetError,)):
-                self._memory.resize(self._useful)
+        self._caches = OwnCaches(setup.graph, setup.features)
 
     @classmethod
-    def least_bytes(cls, setup: Setup, batch: BatchSize) -> int:
-        """Return what the strategy holds at the least for as long as it runs: the planner, next positions on disk."""
-        return _planner_bytes(setup, batch.n_rows, least_size(setup), spilled=True)
+    def requests(cls, setup: Setup, batch: BatchSize) -> list[Request]:
+        """Return what is held: the planner, at the least with next positions on disk, and what misses are read ahead into."""
+        planning, n, length = setup.planning, batch.n_rows, cls._length(setup, batch)
+        assert planning is not None
+        planned, spilled = (_planner_bytes(setup, n, length, spilled=each) for each in (False, True))
+        least = _planner_bytes(setup, n, least_size(setup), spilled=True)
+        requests = [Request(PLANNER, least, planned, PLANNER_SHARE, spilled)]
+        if planning.overlap:
+            requests.append(Request(AHEAD, 0, ahead_bytes(setup), AHEAD_SHARE))
+        return requests
 
-    def _packed_bytes(self, n_accesses: int) -> int:
+    @classmethod
+    def _length(cls, setup: Setup, batch: BatchSize) -> int:
+        """Return the batches of a superbatch, by the size of one."""
+        assert setup.planning is not None
+        width = 4 if setup.graph.num_nodes < 2**31 else 8
+        stored = batch.n_rows * (width + 12) + 4 * batch.n_stored + cls._packed_bytes(setup, batch.n_rows)
+        return choose_size(setup.planning, setup.graph, len(setup.batches), batch.n_rows, stored)
+
+    @classmethod
+    def _packed_bytes(cls, setup: Setup, n_accesses: int) -> int:
         """Return the bytes of copied rows that a batch has on disk, beside its samples and plan."""
         return 0
 
@@ -210,40 +163,35 @@ class SuperbatchRunner(Runner):
     def make_caches(self, size: int | float | str | None) -> None:
         """Make the host caches, empty; in the serial schedule the neighbour cache has the same bytes."""
         setup = self._setup
-        if size is None:
-            return
-        sizes, self.prefetch = size_caches(setup, size, self._planning.policy)
+        sizes, self.prefetch = size_caches(setup, self.memory, size, self._planning.policy)
         if sizes:
             with setup.watch.time("cache"):
                 self._make_caches(sizes, on_loan=size == "auto" or setup.lends_caches)
-            hold_share(setup, sizes)
+            setup.hold_share(sizes)
 
     def _make_caches(self, sizes: Mapping[str, int], *, on_loan: bool) -> None:
-        setup = self._setup
-        widths = {name: store.nbytes // len(store) for name, store in setup.graph.features.items()}
-        n = setup.graph.num_nodes
+        setup, n = self._setup, self._setup.graph.num_nodes
+        widths = setup.row_bytes
         capacities = {name: FeatureCache.capacity_for(n_bytes, widths[name], n, None) for name, n_bytes in sizes.items()}
+        room = self._cache_room if on_loan else None
         if self._planning.overlap:
-            self._caches.make(capacities, self._cache_room if on_loan else None)
-        else:
-            n_bytes = sum(FeatureCache.least_bytes(capacity, widths[name], n, None) for name, capacity in capacities.items())
-            room = self._cache_room if on_loan else None
-            self._switch = CacheSwitch(setup.graph, capacities, n_bytes, self._memory.n_bytes, setup.reads, room)
-            self._on_death.append(finalize_here(self, self._switch.close))
+            self._caches.make(capacities, room)
+            return
+        n_bytes = sum(FeatureCache.least_bytes(capacity, widths[name], n, None) for name, capacity in capacities.items())
+        self._switch = CacheSwitch(setup.graph, capacities, n_bytes, self._holdings[PLANNER].n_bytes, setup.reads, room)
+        self._on_death.append(finalize_here(self, self._switch.close))
 
     def _cache_room(self) -> int:
         """Return the bytes that caches may take, made anew."""
         setup = self._setup
-        assert setup.needs is not None
         setup.graph.pool.trim()
-        return setup.needs.left_for_cache(setup.graph.budget.available, setup.prefetch)[0]
+        return self.memory.left_for_caches(setup.graph.budget.available, setup.prefetch)[0]
 
     def close(self, failed: bool = False) -> None:
         """Give the planner's memory back, that of reading ahead, and in the serial schedule the caches'; may be called again."""
-        self._loan.end()
         if self._switch is not None:
             self._switch.close()
-        self._finalizer()
+        self._holdings.close()
         for finalizer in self._on_death:
             finalizer.detach()  # so that Ctrl-C is not lost in it
 
@@ -257,24 +205,24 @@ class SuperbatchRunner(Runner):
         BudgetError
             Another loader has taken the cache's place since, and there is no memory to make it anew.
         """
-        if self._is_running:
-            raise BusyError("another epoch of this loader is running; superbatches have one cache, so end or drop it first")
-        with self._idle:
+        with self._holdings.beginning("superbatches"):
             return self._begin(epoch, start)
 
     def _begin(self, epoch: int, start: int) -> EpochRun:
-        self._grow()
+        # Without it next positions are spilled; but in the serial schedule a neighbour cache is chosen in this memory, too.
+        self._holdings.grow(PLANNER, must=self._switch is not None)
         order = self._setup.batches.epoch(epoch)
         caches = self._caches if self._switch is None else self._switch
         claim = caches.claim()
         try:
+            self._holdings.grow(AHEAD, self.memory.unused())  # where others were quicker, misses are read when they are needed
             run = SuperbatchEpoch(
                 self._setup,
                 self._planning,
                 order,
                 start,
-                memory=self._memory,
-                ahead=self._ahead,
+                threads=self.memory.samplers(),
+                holdings=self._holdings,
                 caches=caches,
                 claim=claim,
                 packer=self._packer,
@@ -282,8 +230,14 @@ class SuperbatchRunner(Runner):
         except BaseException:
             caches.release()
             raise
-        self._running = weakref.ref(run)
+        self._holdings.began(run)
         return run
+
+
+def _keep_plans(policy: PlannedPolicy, n_bytes: int, held: int) -> None:
+    """Let the policy's memory go where ``held`` is less than what it was given."""
+    if held < n_bytes:
+        CheckedPolicy(policy).keep_memory(False)
 
 
 def _is_checked(planning: Planning) -> bool:
@@ -310,12 +264,6 @@ def _planner_bytes(setup: Setup, n_accesses: int, size: int, *, spilled: bool) -
     if not planning.overlap:
         needed = max(needed, SCORING_BYTES * graph.num_nodes + NeighborCache.scratch_bytes(graph.topology))
     return needed
-
-
-def _release(policy: PlannedPolicy, *held: Reservation) -> None:
-    for reservation in held:
-        reservation.release()
-    CheckedPolicy(policy).keep_memory(False)
 
 
 def choose_size(planning: Planning, graph: Any, n_batches: int, n_accesses: int, stored: int) -> int:

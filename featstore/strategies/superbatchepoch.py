@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 
 from featstore.cache.checkedplans import CheckedPolicy
 from featstore.cache.planned import PlannedPolicy
-from featstore.config import Reservation
-from featstore.errors import BudgetError
 from featstore.gather.ahead import ReadAhead
 from featstore.gather.executor import Tally
 from featstore.gather.plan import BatchPlan, Tier
@@ -19,22 +16,24 @@ from featstore.plan.superbatches import SuperbatchInspector
 from featstore.sampling.drawn import SampledEpoch
 from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.strategies.base import EpochRun, Prepared
-from featstore.strategies.leases import Claim, OwnCaches
+from featstore.strategies.caches import Claim, OwnCaches
+from featstore.strategies.holdings import Holdings
 from featstore.strategies.setup import Planning, Setup
 from featstore.strategies.switch import CacheSwitch, NoSwitch
 
-__all__ = ["SuperbatchEpoch", "ahead_bytes"]
+__all__ = ["AHEAD", "PLANNER", "SuperbatchEpoch", "ahead_bytes"]
 
 MOST_AHEAD_BYTES = 1 << 30
+PLANNER, AHEAD = "planner", "read ahead"  # holders
 
 
-def ahead_bytes(setup: Setup, n_bytes: int) -> int:
-    """Return the memory that misses are read ahead into.
+def ahead_bytes(setup: Setup) -> int:
+    """Return the memory that misses can be read ahead into.
 
-    Of ``n_bytes`` no more than a quarter of the features, beyond which every other page is wanted anyhow.
+    No more than a quarter of the features, beyond which every other page is wanted anyhow.
     """
     features = setup.graph.features
-    n_bytes = min(n_bytes, sum(features[name].nbytes for name in setup.features) // 4, MOST_AHEAD_BYTES)
+    n_bytes = min(sum(int(features[name].nbytes) for name in setup.features) // 4, MOST_AHEAD_BYTES)
     return n_bytes // 4096 * 4096
 
 
@@ -48,8 +47,8 @@ class SuperbatchEpoch(EpochRun):
         order: SampledEpoch,
         start: int,
         *,
-        memory: Reservation,
-        ahead: Reservation,
+        threads: int,
+        holdings: Holdings,
         caches: OwnCaches | CacheSwitch,
         claim: Claim,
         packer: Callable[[RunDirectory, DiskBudget], Pack | None],
@@ -67,7 +66,8 @@ class SuperbatchEpoch(EpochRun):
             capacity = switch.capacity
         self._runs: RunDirectory | None = None
         self._ahead: ReadAhead | None = None
-        self._ahead_memory = ahead
+        self._holdings = holdings
+        memory = holdings[PLANNER]
         self._beginning = threading.RLock()
         self._has_begun = False
         try:
@@ -91,22 +91,20 @@ class SuperbatchEpoch(EpochRun):
                 disk=disk,
                 memory=memory,
                 pool=graph.pool,
-                threads=setup.threads if setup.needs is None else setup.needs.samplers(setup.threads),
+                threads=threads,
                 time=setup.watch.time,
                 # Without features there is no cache to switch, but the schedule is the one that was asked for.
                 switch=switch if switch is not None or planning.overlap else NoSwitch(),
                 pack=pack,
             )
             if setup.features and pack is None:
-                if planning.overlap and not ahead.n_bytes:  # given back by an earlier epoch
-                    assert setup.needs is not None
-                    with suppress(BudgetError):  # others were quicker: misses are then read when they are needed
-                        ahead.resize(ahead_bytes(setup, min(graph.budget.total // 16, setup.needs.unused())))
-                widths = {name: store.nbytes // max(1, len(store)) for name, store in zip(setup.features, stores, strict=True)}
+                widths = setup.row_bytes
                 read = {name: store.source.gather for name, store in zip(setup.features, stores, strict=True)}
                 # In the serial schedule plans are made while nothing is read ahead, and the other way round: one memory for both.
-                idle = min(memory.n_bytes - CheckedPolicy(planning.policy).nbytes, graph.budget.total // 8)
-                n_bytes = ahead.n_bytes if switch is None else ahead_bytes(setup, max(0, idle))
+                n_bytes = memory.n_bytes - CheckedPolicy(planning.policy).nbytes
+                if planning.overlap:
+                    n_bytes = holdings[AHEAD].n_bytes
+                n_bytes = max(0, min(n_bytes, ahead_bytes(setup)))
                 if n_bytes:
                     self._ahead = ReadAhead(self._inspector.misses, read, widths, start, len(order), n_bytes, setup.reads.add)
         except BaseException:
@@ -153,7 +151,7 @@ class SuperbatchEpoch(EpochRun):
         freed = self._inspector.pause()
         if self._ahead is not None and self._switch is None and self._ahead.give_back():
             # In the serial schedule the memory is the planner's, whose turn comes again.
-            self._ahead_memory.resize(0)
+            self._holdings[AHEAD].resize(0)
             freed = True
         if freed:
             self._inspector.freed()

@@ -17,8 +17,8 @@ from featstore.errors import CorruptionError
 from featstore.graph.topology import NeighborCache, Topology, huge_bytes
 from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.storage.sections import SectionFile, SectionWriter
+from featstore.strategies.caches import Claim, check_free, rows_within
 from featstore.strategies.counters import ReadCounts
-from featstore.strategies.leases import Claim, check_free, rows_within
 
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph
@@ -190,7 +190,7 @@ class CacheSwitch:
         return min(self._capacities.values(), default=0)
 
     def claim(self) -> Claim:
-        """Take the features' caches for an epoch, as :meth:`~featstore.strategies.leases.OwnCaches.claim` does."""
+        """Take the features' caches for an epoch, as :meth:`~featstore.strategies.caches.OwnCaches.claim` does."""
         claim = Claim()
         with self._graph.locked(), self._taking:
             check_free(self._graph, self._capacities)

@@ -1,21 +1,139 @@
-"""The feature caches that a loader's plans are made for, while other loaders of the graph have theirs."""
+"""The feature caches of a loader: how large they are, and whose plans they follow while others of the graph have theirs."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from featstore.cache.base import Policy, get_policy
+from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
+from featstore.config import Budget, parse_size
 from featstore.errors import BudgetError, BusyError
+from featstore.strategies.memory import Memory, Request, ask
+from featstore.strategies.setup import Setup, row_bytes
 
-__all__ = ["Claim", "OwnCaches", "check_free", "make_room", "row_bytes", "rows_within"]
+__all__ = [
+    "Claim",
+    "OwnCaches",
+    "ask_beside_caches",
+    "cache_bytes",
+    "check_free",
+    "check_instances",
+    "device_rows",
+    "make_room",
+    "rows_within",
+    "size_caches",
+]
 
 
-def row_bytes(store: Any) -> int:
-    """Return the bytes of a feature's row."""
-    width: int = store.dtype.itemsize * math.prod(store.shape[1:])
-    return width
+def ask_beside_caches(
+    setup: Setup,
+    size: int | float | str | None,
+    policy: Policy,
+    requests: Callable[[Setup, Any], Sequence[Request]] | None = None,
+    *,
+    plans: bool = False,
+) -> tuple[Setup, Memory]:
+    """Add up what a loader needs with caches of ``size``, see :func:`~featstore.strategies.memory.ask`."""
+    sizes: dict[str, int] = {}
+    widths, n = setup.row_bytes, setup.graph.num_nodes
+    if size is not None and size != "auto" and widths and n:
+        sizes = cache_bytes(size, n, widths, policy, setup.graph.budget, 1 << 62)
+    capacity = min((FeatureCache.capacity_for(sizes[name], widths[name], n, policy) for name in sizes), default=0)
+    return ask(setup, requests, sum(sizes.values()), capacity, plans=plans)
+
+
+def size_caches(setup: Setup, memory: Memory, size: int | float | str | None, policy: Policy) -> tuple[dict[str, int], int]:
+    """Return the bytes of each feature's cache, and the batches that are made ahead beside them.
+
+    Parameters
+    ----------
+    setup : Setup
+    memory : Memory
+    size : int, float, "auto" or None
+    policy : Policy
+
+    Returns
+    -------
+    sizes : dict
+        Empty where there is nothing to cache, and where ``"auto"`` leaves no room for one row.
+    prefetch : int
+
+    Raises
+    ------
+    BudgetError
+        More than is left.
+    """
+    n, widths, prefetch = setup.graph.num_nodes, setup.row_bytes, setup.prefetch
+    if size is None or not widths or not n:
+        return {}, prefetch
+    if size != "auto":
+        return cache_bytes(size, n, widths, policy, setup.limit, setup.room_with_loans), prefetch
+    spare, prefetch = memory.left_for_caches(setup.room, prefetch)
+    if spare < sum(FeatureCache.least_bytes(1, width, n, policy) for width in widths.values()):
+        return {}, prefetch  # what is left may be nothing; the loader then goes without
+    return cache_bytes(spare, n, widths, policy, setup.limit, setup.room), prefetch
+
+
+def cache_bytes(
+    size: int | float | str, num_nodes: int, row_bytes: Mapping[str, int], policy: Policy, budget: Budget, room: int
+) -> dict[str, int]:
+    """Return the bytes of each feature's cache for ``size`` bytes in all, or for a share of the rows: the same rows for each.
+
+    Raises
+    ------
+    ValueError
+        Not a size; a share outside 0 … 1.
+    BudgetError
+        More than the ``room`` that is left, or not room for one row; names the least that would do.
+    """
+
+    def least(rows: int) -> dict[str, int]:
+        return {name: FeatureCache.least_bytes(rows, width, num_nodes, policy) for name, width in row_bytes.items()}
+
+    if isinstance(size, float):
+        if not 0 < size <= 1:
+            raise ValueError(f"a cache as a share of the rows must lie in (0, 1], not {size}; bytes are an int or '1GiB'")
+        rows = max(1, round(size * num_nodes))
+        total = sum(least(rows).values())
+    else:
+        total = parse_size(size)
+        if total == 0:
+            return dict.fromkeys(row_bytes, 0)  # no cache, as in g.cache
+        one, two = (sum(least(rows).values()) for rows in (1, 2))
+        if total < one:
+            raise BudgetError(f"a feature cache of one row takes {one} bytes, not {total}", one)
+        rows = min(num_nodes, 1 + (total - one) // max(1, two - one))
+        total = sum(least(rows).values())
+    if total > room:
+        needed = budget.total + total - room
+        raise BudgetError(
+            f"a feature cache of {rows} rows takes {total} bytes, and {room} of the {budget.name} budget are left; "
+            f"at least {needed} bytes in all would do",
+            needed,
+        )
+    return least(rows)
+
+
+def device_rows(size: int | float | str, num_nodes: int, row_bytes: Mapping[str, int]) -> int:
+    """Return how many rows of every feature a device's tier of ``size`` bytes in all, or of a share of the rows, has.
+
+    Raises
+    ------
+    ValueError
+        Not a size; a share outside 0 … 1.
+    BudgetError
+        Not room for one row, and not 0.
+    """
+    if isinstance(size, float):
+        if not 0 < size <= 1:
+            raise ValueError(f"device_cache as a share of the rows must lie in (0, 1], not {size}; bytes are an int or '1GiB'")
+        return min(num_nodes, max(1, round(size * num_nodes)))
+    n_bytes, width = parse_size(size), max(1, sum(row_bytes.values()))
+    if 0 < n_bytes < width:
+        raise BudgetError(f"a device cache of one row takes {width} bytes, not {n_bytes}", width)
+    return min(num_nodes, n_bytes // width)
 
 
 def rows_within(n_bytes: int, n: int, widths: Sequence[int]) -> int:
@@ -25,6 +143,12 @@ def rows_within(n_bytes: int, n: int, widths: Sequence[int]) -> int:
         return sum(FeatureCache.least_bytes(rows, width, n, None) for width in widths)
 
     return 0 if n_bytes < needed(1) else min(n, 1 + (n_bytes - needed(1)) // max(1, needed(2) - needed(1)))
+
+
+def check_instances(policy: str | Policy | type[Policy], n_features: int) -> None:
+    """Raise ValueError where one policy instance would serve the caches of several features."""
+    if isinstance(policy, Policy) and n_features > 1 and not isinstance(get_policy(policy), PlannedPolicy):
+        raise ValueError("a policy instance serves one cache: give its name or class for several features")
 
 
 class Claim:

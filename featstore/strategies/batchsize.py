@@ -1,0 +1,175 @@
+"""How large batches are: one is sampled, or its size is expected from the degrees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from featstore.errors import BudgetError
+from featstore.gather.buffers import HOLDER, SMALL_BYTES, block_bytes
+from featstore.sampling.batch import SampledBatch
+from featstore.sampling.drawn import DerivedBatches, SampledBatches, SampledEpoch
+from featstore.strategies.expected import expected_edges
+
+__all__ = ["REUSE", "BatchSize", "foresee", "is_tight", "larger", "largest", "measure", "pooled_bytes"]
+
+ROW_BYTES = 64  # of a row of a batch, beside its features: ids, edges and what sampling takes
+KEPT_BYTES = 128  # of a row of a pack's batch, of its sample and plan, where none can be read: a generous guess
+REUSE = 9  # idle blocks are used again for somewhat smaller arrays
+MARGIN = 16  # batches differ in size by a few percent: the largest is taken to be larger by one part of so many
+LOAN_COST = 5  # a batch that was sampled to be measured is given back before anything else: it can be sampled again
+
+
+def larger(n_rows: int) -> int:
+    """Return the rows of the largest batch, where one of ``n_rows`` is known."""
+    return n_rows + n_rows // MARGIN
+
+
+def pooled_bytes(n_bytes: int) -> int:
+    """Bytes of a pooled array; small ones are ordinary memory."""
+    return block_bytes(n_bytes) if n_bytes >= SMALL_BYTES else 0
+
+
+@dataclass(frozen=True)
+class BatchSize:
+    """What one batch comes to.
+
+    Parameters
+    ----------
+    n_rows : int
+        Distinct nodes.
+    n_stored : int
+        Ids and counts of its blocks, as they lie in a file.
+    sample_bytes : int
+        Of memory that its sample holds.
+    sampling_bytes : int
+        That are held while it is sampled, the sample included; the sampler's scratch apart.
+    """
+
+    n_rows: int
+    n_stored: int = 0
+    sample_bytes: int = 0
+    sampling_bytes: int = 0
+
+    def of(self, n_rows: int) -> BatchSize:
+        """Return a batch of ``n_rows`` that is otherwise alike."""
+        if n_rows == self.n_rows:
+            return self
+        n, by = max(1, self.n_rows), n_rows
+        return BatchSize(by, self.n_stored * by // n, self.sample_bytes * by // n, self.sampling_bytes * by // n)
+
+
+def measure(graph: Any, batches: SampledBatches) -> tuple[BatchSize, SampledBatches]:
+    """Sample the first batch, and return what it comes to, and batches that need not sample it again.
+
+    Where the rows of the largest batch are known, it is the largest.
+
+    Raises
+    ------
+    BudgetError
+        There is no memory for it.
+    """
+    if not len(batches):
+        return BatchSize(0), batches
+    size, sampled = _sample(graph, batches, 0)
+    if batches.most_rows is not None:
+        return size.of(batches.most_rows), batches
+    return size, _FirstKept(batches, sampled, graph)
+
+
+def _sample(graph: Any, batches: SampledBatches, position: int) -> tuple[BatchSize, SampledBatch]:
+    """Sample a batch of epoch 0; idle buffers go back to the system before and after."""
+    pool = graph.pool
+    pool.trim()
+    before = graph.budget.report().get(HOLDER, 0)
+    sampled = batches.epoch(0).sample(position)
+    drawn = graph.budget.report().get(HOLDER, 0) - before
+    tensors = [sampled.input_ids, *(tensor for block in sampled.blocks for tensor in block.tensors)]
+    held = sum(pooled_bytes(tensor.numel() * tensor.element_size()) for tensor in tensors)
+    stored = sum(len(block.src) + block.n_dst for block in sampled.blocks)
+    pool.trim()
+    return BatchSize(len(sampled.input_ids), stored, held, max(held, drawn)), sampled
+
+
+class _FirstKept(DerivedBatches):
+    """Batches whose first one is there already: epoch 0 gets it once, unless the memory is needed before."""
+
+    def __init__(self, batches: SampledBatches, first: SampledBatch, graph: Any) -> None:
+        super().__init__(batches)
+        self._first, self._pool, self._n_bytes = [first], graph.pool, first.nbytes
+        self._loan = graph.budget.lend(self._lent_bytes, self._give_back, cost=LOAN_COST)
+
+    def _lent_bytes(self) -> int:
+        return self._n_bytes if self._first else 0
+
+    def _give_back(self, n_bytes: int) -> int:
+        lent = self._lent_bytes()
+        self._first.clear()
+        self._pool.trim()
+        return lent
+
+    def take(self) -> SampledBatch | None:
+        """Return the first batch, if it is still there."""
+        try:
+            return self._first.pop()
+        except IndexError:
+            return None
+
+    def epoch(self, epoch: int) -> SampledEpoch:
+        """See :class:`SampledBatches`."""
+        order = super().epoch(epoch)
+        return order if epoch or not self._first else _FirstEpoch(order, self)
+
+    def trim(self) -> None:
+        """See :class:`SampledBatches`."""
+        self._first.clear()
+        super().trim()
+
+
+class _FirstEpoch:
+    def __init__(self, order: SampledEpoch, kept: _FirstKept) -> None:
+        self._order, self._kept = order, kept
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def sample(self, position: int) -> SampledBatch:
+        first = None if position else self._kept.take()
+        return self._order.sample(position) if first is None else first
+
+
+def foresee(graph: Any, batches: SampledBatches) -> BatchSize:
+    """Return what a batch comes to, expected from the degrees; its seeds alone where the sampler does not say its fan-outs."""
+    fanouts: Sequence[int] | None = batches.fanouts
+    if batches.most_rows is not None:
+        held = pooled_bytes(KEPT_BYTES * batches.most_rows)
+        return BatchSize(batches.most_rows, 0, held, held)
+    rows, edges = min(batches.batch_size, int(graph.num_nodes)), list[int]()
+    if fanouts is not None and hasattr(graph, "degree_pieces"):
+        rows, edges = expected_edges(graph, fanouts, batches.batch_size)
+    held = pooled_bytes(8 * rows) + sum(2 * pooled_bytes(8 * n) for n in edges)
+    drawing = max((3 * pooled_bytes(8 * n) for n in edges), default=0)  # places of drawn ids, and the ids, not numbered yet
+    return BatchSize(rows, sum(edges) + rows, held, held + drawing)
+
+
+def largest(graph: Any, batches: SampledBatches, batch: BatchSize, n: int = 8) -> BatchSize:
+    """Return ``batch``, or what the largest of some others comes to, as far as there is memory to sample them."""
+    if batches.most_rows is not None:
+        return batch
+    for position in sorted({k * (len(batches) - 1) // n for k in range(1, n + 1)} - {0}):
+        try:
+            other, _ = _sample(graph, batches, position)
+        except BudgetError:
+            break
+        batch = max(batch, other, key=lambda each: each.n_rows)
+    return batch
+
+
+def is_tight(graph: Any, batches: SampledBatches, row_bytes: int) -> bool:
+    """Whether two batches may need more than half of what is left: then one is measured before anything begins."""
+    n = int(graph.num_nodes)
+    rows = batches.batch_size if batches.most_rows is None else batches.most_rows
+    for fanout in () if batches.most_rows is not None else [-1] if batches.fanouts is None else batches.fanouts:
+        rows = n if fanout < 0 else min(n, rows * (1 + fanout))
+    return bool(2 * rows * (row_bytes + ROW_BYTES) > (graph.budget.available + graph.budget.on_loan) // 2)

@@ -1,0 +1,352 @@
+"""The memory of a loader: what it needs at the least is asked for once, added up here, and the rest divided here.
+
+A :class:`Request` says what a strategy holds for as long as it runs. :class:`Memory` adds the leasts of all requests, the caches
+whose size was given, the batches of the loop, and what other loaders need. Where that is beyond the budget, it raises, and names
+the least. Otherwise it divides what is left: a part to each request, then batches made ahead; caches that size themselves get the
+rest.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from featstore.config import Budget, format_size
+from featstore.errors import BudgetError
+from featstore.gather.buffers import HOLDER
+from featstore.sampling.neighbor import SCRATCH, scratch_bytes
+from featstore.strategies.batchsize import REUSE, BatchSize, foresee, larger, largest, measure, pooled_bytes
+from featstore.strategies.setup import Setup
+
+__all__ = ["BATCHES", "Memory", "Request", "ask", "too_small"]
+
+BATCHES = "batches"  # in the report of a loader's share
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a strategy holds for as long as it runs.
+
+    Parameters
+    ----------
+    holder : str
+        What the budget's report calls it.
+    least, useful : int
+        Bytes without which it cannot work, and beyond which more does nothing.
+    share : int
+        It gets one part of so many of the whole memory at most, or its least.
+    otherwise : int, optional
+        What does as well as any other size below ``useful``.
+    is_held : bool
+        The runner's :class:`~featstore.strategies.holdings.Holdings` reserve it; else whoever needs it does, when it is needed.
+    """
+
+    holder: str
+    least: int
+    useful: int = 0
+    share: int = 1
+    otherwise: int | None = None
+    is_held: bool = True
+
+
+def ask(
+    setup: Setup,
+    requests: Callable[[Setup, BatchSize], Sequence[Request]] | None = None,
+    cache_bytes: int = 0,
+    capacity: int = 0,
+    *,
+    plans: bool = False,
+) -> tuple[Setup, Memory]:
+    """Add up what a loader needs, before any of its stages begins.
+
+    Parameters
+    ----------
+    setup : Setup
+    requests : callable (setup, batch) -> sequence of Request, optional
+        What the strategy holds where batches are like ``batch``.
+    cache_bytes, capacity : int
+        Of the feature caches whose size was given, and the rows of each.
+    plans : bool
+        Batches come with plans from a file, and others are sampled meanwhile.
+
+    Returns
+    -------
+    setup : Setup
+        Knows how large batches are; the one that was sampled for that need not be sampled again.
+    memory : Memory
+
+    Raises
+    ------
+    BudgetError
+        The memory does not suffice for two batches, or for what the loader takes itself; names what does.
+    """
+    refused, batch = setup.refused, setup.batch
+    if batch is not None:  # more was sampled since, by several threads
+        for idle in (setup.batches, setup.graph.pool):
+            idle.trim()
+    elif refused is None:
+        try:
+            batch, batches = measure(setup.graph, setup.batches)
+            setup = replace(setup, batch=batch, batches=batches)
+        except BudgetError as error:
+            refused = error
+    known = foresee(setup.graph, setup.batches) if batch is None else batch
+    given = () if requests is None else requests(setup, known)
+    memory = Memory(setup, known, given, cache_bytes, capacity, plans=plans)
+    if refused is not None:
+        raise too_small(refused, memory.least() + setup.refused_bytes) from None
+    memory.divide()
+    return setup, memory
+
+
+def too_small(error: BudgetError, needed: int | None, *, before: str = "") -> BudgetError:
+    """Return an error that names ``needed``, or what ``error`` does, whichever is more: its own least is for one allocation."""
+    reason = before + error.message.split("; at least")[0]
+    if needed is None:
+        return BudgetError(reason, None)
+    needed = max(needed, error.needed or 0)
+    return BudgetError(f"{reason}; at least {needed} bytes ({format_size(needed)}) would do", needed)
+
+
+class Memory:
+    """What a loader's stages need, together, and what each of them gets. Thread-safe.
+
+    Parameters
+    ----------
+    setup : Setup
+    batch : BatchSize
+        The first batch; no rows where none is known yet.
+    requests : sequence of Request
+    cache_bytes, capacity : int
+        See :func:`ask`.
+    plans : bool
+        See :func:`ask`.
+
+    Attributes
+    ----------
+    batch : BatchSize
+        The largest batch that is known.
+    granted : dict of str to int
+        Bytes of each request, once :meth:`divide` was called.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        batch: BatchSize | None = None,
+        requests: Sequence[Request] = (),
+        cache_bytes: int = 0,
+        capacity: int = 0,
+        *,
+        plans: bool = False,
+    ) -> None:
+        graph = setup.graph
+        self._budget: Budget = graph.budget
+        self._graph, self._share, self._row_bytes = graph, setup.share, setup.row_bytes
+        self._threads, self._ahead = setup.threads, max(0, setup.prefetch - 1)
+        self._sampling = setup.batches
+        if batch is None:
+            batch = BatchSize(0) if setup.batches.most_rows is None else foresee(graph, setup.batches)
+        self.batch = batch
+        self.requests = tuple(requests)
+        self.granted: dict[str, int] = {}
+        self._is_measured = setup.batch is not None  # a batch was sampled; otherwise its size is what is expected
+        self._cache_bytes, self._capacity, self._plans = cache_bytes, capacity, plans
+        # From here on the loader's own parts come on top, as they are reserved.
+        self._fixed = self._fixed_now()
+        self._lock = threading.Lock()
+        self._delivered: list[tuple[weakref.ref[Any], int]] = []
+        self._n_running = 0
+
+    # What is needed.
+
+    def _held(self) -> int:
+        """Bytes held now, but for those of batches, and for what the reader holds, which grows with the memory."""
+        report: Mapping[str, int] = self._budget.report()
+        held = sum(n_bytes for holder, n_bytes in report.items() if holder not in (HOLDER, BATCHES))
+        return int(held - self._graph.reader.held_bytes)
+
+    def _fixed_now(self) -> int:
+        """Bytes of :meth:`_held` that are not on loan."""
+        return max(0, self._held() - self._budget.on_loan)
+
+    def _solve(self, n_bytes: int) -> int:
+        """Return the least memory that has ``n_bytes`` beside the reader's queue and tables, which grow with it."""
+        total = n_bytes
+        while (more := n_bytes + self._graph.reader.least_bytes(total)) > total:
+            total = more
+        return total
+
+    def _others(self, *, idle: bool) -> int:
+        """Return what other loaders' batches need, see :meth:`Budget.required`."""
+        return self._budget.required(self, idle=idle)
+
+    @property
+    def _asked(self) -> int:
+        """The leasts of all requests, and caches of a given size."""
+        return sum(each.least for each in self.requests) + self._cache_bytes
+
+    def _plan_bytes(self, n_rows: int) -> int:
+        if not self._plans or not n_rows:
+            return 0
+        changed = min(n_rows, self._capacity)
+        n_bytes = sum(pooled_bytes(width * rows) for rows in (n_rows, changed) for width in (8, 4, 8, 8))
+        return n_bytes * REUSE // (REUSE - 1)
+
+    def batch_bytes(self, n_rows: int) -> int:
+        """Return what a batch of ``n_rows`` holds while the loop has it."""
+        rows = sum(pooled_bytes(n_rows * width) for width in self._row_bytes.values())
+        return self.batch.of(n_rows).sample_bytes * REUSE // (REUSE - 1) + rows
+
+    def loop_bytes(self, n_rows: int) -> int:
+        """Return what the loop's batch and the next one, being made, take."""
+        one, batch = self.batch_bytes(n_rows), self.batch.of(n_rows)
+        beside = self._plan_bytes(n_rows) + batch.sample_bytes if self._plans else 0  # a sample that waits to be written
+        return max(2 * one + beside, one + batch.sampling_bytes)
+
+    def _total(self, n_rows: int, *, idle: bool = False) -> int:
+        """Return the least memory in which an epoch runs whose largest batch has ``n_rows``.
+
+        Beside the epochs that are running, and the batches that their loops still hold; with ``idle``, or beside that of another
+        loader that rests.
+        """
+        return self._solve(self._fixed + self._unsampled() + self._asked + self.loop_bytes(n_rows) + self._others(idle=idle))
+
+    def _unsampled(self) -> int:
+        """Return what sampling will hold once it has begun, where no batch was sampled yet."""
+        graph, n = self._graph, int(self._graph.num_nodes)
+        if self._is_measured or not hasattr(graph, "num_edges"):
+            return 0
+        report = self._budget.report()
+        offsets = 0 if "indptr" in report else 8 * n + 4096
+        scratch = scratch_bytes(self.batch.n_rows, n) if self._sampling.scratch_is_counted else 0
+        return offsets + max(0, scratch - report.get(SCRATCH, 0))
+
+    def least(self, n_rows: int = 0) -> int:
+        """Return the least that an error names: for larger batches than those that are known, beside what others took since."""
+        rows = larger(max(n_rows, self.batch.n_rows))
+        return max(self._total(rows, idle=True), self.total_with(self.loop_bytes(rows)))
+
+    def total_with(self, n_bytes: int) -> int:
+        """Return the least memory that has ``n_bytes`` for this loader beside what is held now and what other loaders need."""
+        return self._solve(self._fixed_now() + n_bytes + self._others(idle=True))
+
+    def least_share(self, share: Budget, n_rows: int) -> int:
+        """Return the least share of the memory for the loop's batch and the next one, as :meth:`least`."""
+        rows = larger(max(n_rows, self.batch.n_rows))
+        return share.used - share.report().get(BATCHES, 0) + self.loop_bytes(rows)
+
+    def expect(self) -> None:
+        """Before an error: learn from the degrees how large batches are, where nothing is known of them."""
+        if not self.batch.n_rows:
+            self.batch = foresee(self._graph, self._sampling)
+
+    # What each gets.
+
+    def divide(self) -> None:
+        """Divide what is left beyond the leasts.
+
+        Raises
+        ------
+        BudgetError
+            Not even the first batch's rows can be gathered beside those of another one like it.
+        """
+        total = self._budget.total
+        if self._total(self.batch.n_rows) > total:
+            raise self._refusal()
+        left = total - self._held() - self._graph.reader.least_bytes(total) - self._asked
+        left = max(0, left - self.loop_bytes(larger(self.batch.n_rows)) - self._others(idle=True))
+        for request in self.requests:
+            granted = max(request.least, min(request.useful, total // request.share, request.least + left))
+            if granted < request.useful and request.otherwise is not None:
+                granted = max(request.least, min(granted, request.otherwise))
+            self.granted[request.holder] = granted
+            left -= granted - request.least
+
+    def _refusal(self) -> BudgetError:
+        self.batch = largest(self._graph, self._sampling, self.batch)
+        parts = {
+            "what is held already": self._fixed,
+            "two batches": self.loop_bytes(self.batch.n_rows),
+            "other loaders' batches": self._others(idle=False),
+            "the strategy": sum(each.least for each in self.requests),
+            "caches": self._cache_bytes,
+        }
+        text = ", ".join(f"{name} {format_size(n_bytes)}" for name, n_bytes in parts.items() if n_bytes)
+        budget = self._budget
+        return too_small(
+            BudgetError(f"the {budget.name} budget of {format_size(budget.total)} is too small: {text}"), self.least()
+        )
+
+    def unused(self) -> int:
+        """Return the bytes that may still be taken, when strategy and caches have theirs."""
+        left = self._budget.total - self._held() - self._graph.reader.least_bytes(self._budget.total)
+        return int(max(0, left - self.loop_bytes(larger(self.batch.n_rows)) - self._others(idle=True)))
+
+    def left_for_caches(self, room: int, prefetch: int) -> tuple[int, int]:
+        """Return what caches may take of ``room`` bytes, and how many batches are made ahead beside them.
+
+        Where less than half would be left for the caches, fewer batches are made ahead.
+        """
+        loop, one = self.loop_bytes(larger(self.batch.n_rows)), self.batch_bytes(larger(self.batch.n_rows))
+        threads = (self._threads - 1) * self._sampler_bytes
+        free = min(room, self.unused() + loop)
+        while prefetch > 1 and loop + (prefetch - 1) * one + threads > free // 2:
+            prefetch -= 1
+        return max(0, free - loop - max(0, prefetch - 1) * one - threads), prefetch
+
+    @property
+    def _sampler_bytes(self) -> int:
+        """What a thread takes that samples beside others."""
+        batch = self.batch.of(larger(self.batch.n_rows))
+        scratch = scratch_bytes(batch.n_rows, self._graph.num_nodes) if self._sampling.scratch_is_counted else 0
+        return int(batch.sampling_bytes + scratch)
+
+    def samplers(self) -> int:
+        """Return how many threads may sample beside the loop: one takes its turn where memory is short, others need some each."""
+        return max(1, min(self._threads, self.unused() // max(1, self._sampler_bytes)))
+
+    # What batches turn out to be.
+
+    def begin(self) -> None:
+        """Hear that an epoch begins."""
+        with self._lock:
+            self._n_running += 1
+
+    def end(self) -> None:
+        """Hear that an epoch is over."""
+        with self._lock:
+            self._n_running -= 1
+
+    def saw(self, n_rows: int, sample_bytes: int) -> None:
+        """Hear how large a batch was."""
+        with self._lock:
+            if n_rows > self.batch.n_rows:
+                known = self.batch if self.batch.sample_bytes else BatchSize(n_rows, 0, sample_bytes, sample_bytes)
+                self.batch = known.of(n_rows)
+
+    def delivered(self, batch: Any) -> None:
+        """Hear that the loop gets a batch."""
+        with self._lock:
+            self._delivered = [*self._living(), (weakref.ref(batch), batch.nbytes)]
+
+    def _living(self) -> list[tuple[weakref.ref[Any], int]]:
+        return [(each, n_bytes) for each, n_bytes in self._delivered if each() is not None]
+
+    @property
+    def n_delivered(self) -> int:
+        """Delivered batches that somebody still holds."""
+        with self._lock:
+            return len(self._living())
+
+    def required(self, *, idle: bool) -> int:
+        """Return what batches take at the least: those of a running epoch, else those that are still held; see Budget.require."""
+        with self._lock:
+            held = sum(n_bytes for _, n_bytes in self._living()) * REUSE // (REUSE - 1)
+            rows = larger(self.batch.n_rows)
+        if not idle and not self._n_running:
+            return held
+        return max(held, self.loop_bytes(rows) + self._ahead * self.batch_bytes(rows))
