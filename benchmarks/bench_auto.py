@@ -44,14 +44,14 @@ class Bench:
         import r22
 
         import featstore
-        from featstore.graph.device import device_speed
+        from featstore.storage.drive import drive_speed
 
         self.args, self.report, self.folder, self.featstore = args, report, folder, featstore
         source = Path(os.environ.get("FEATSTORE_R22", folder)) if not args.tiny else folder
         self.work = r22.generate(source, args.scale, seeds=max(1, round(200_000 * 2.0 ** (args.scale - 22))))
         self.batch_size = max(1, 1000 >> (22 - args.scale))
         with self.open() as g:
-            device_speed(g)
+            drive_speed(g.reader, g.path, [store.source for store in g.features.values()])
             self.seeds = g.node_data["seeds"][: args.batches * self.batch_size]
             featstore.sample_offline(
                 g, self.sampler(g), self.seeds, self.batch_size, path=folder / "pack", progress=False, overwrite=True

@@ -97,7 +97,7 @@ def child(job: dict[str, Any]) -> dict[str, Any]:
             "setup_s": setup,
             "loop_s": end - start,
             "marks": marks,
-            "device": None if g.reader.device is None else [g.reader.device.iops, g.reader.device.bandwidth],
+            "drive": None if g.reader.drive is None else [g.reader.drive.iops, g.reader.drive.bandwidth],
             "lookup_s": lookup_s,
             "kernel_bytes": bytes_read_by_kernel() - read_before,
             "bytes_read": stats["bytes_read"],

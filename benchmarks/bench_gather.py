@@ -177,8 +177,8 @@ def gaps(args: argparse.Namespace, report: Report, folder: Path) -> None:
             sides |= {f"{gap} KiB": partial(seconds, gap << 10) for gap in GAPS_KIB}
             if have_fio():
                 sides["fio's scan"] = lambda: file.stat().st_size / fio_scan_bandwidth(file, 2)
-            seconds(None)  # measures the device
-            device = g.reader.device
+            seconds(None)  # measures the drive
+            drive = g.reader.drive
             results = alternate(args.runs, sides)
             default = results.pop("default")
             for name, series in results.items():
@@ -188,7 +188,7 @@ def gaps(args: argparse.Namespace, report: Report, folder: Path) -> None:
                     "s",
                     reference="the default gap",
                     references=default,
-                    default_gap=None if device is None else device.gap_bytes,
+                    default_gap=None if drive is None else drive.gap_bytes,
                 )
 
 

@@ -12,11 +12,11 @@ import pytest
 
 import featstore
 from featstore.cli.main import main
-from featstore.graph import device as device_module
 from featstore.plan.cost import CANDIDATES, Machine
+from featstore.storage import drive as drive_module
 from featstore.storage.catalog import read_catalog
+from featstore.storage.drive import DriveSpeed, drive_speed
 from featstore.storage.lock import WRITER_LOCK, FileLock
-from featstore.storage.reader import DeviceSpeed
 from featstore.storage.update import Update
 from featstore.strategies import actual as actual_module
 from featstore.strategies.actual import KEY, Actual, counted, kept_runs, runs_table
@@ -159,19 +159,19 @@ class Drive:
     """A drive that is measured to be hopelessly slow, or as it is said to be; counts how often."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.speed = DeviceSpeed(1.0, 1e3, 1e3, 1e3)
+        self.speed = DriveSpeed(1.0, 1e3, 1e3, 1e3)
         self.measured = 0
-        monkeypatch.setattr(device_module, "_measure", self._measure)
+        monkeypatch.setattr(drive_module, "_measure", self._measure)
         monkeypatch.setattr(actual_module, "WAITED", 0.0)
 
-    def _measure(self, *_: object) -> DeviceSpeed:
+    def _measure(self, *_: object) -> DriveSpeed:
         self.measured += 1
         return self.speed
 
     def run(self, g: Any) -> dict[str, Any]:
         with loader(g, "auto", feature_cache=0.1) as ours:
             assert sum(1 for _ in ours) == 10
-        return dict(read_catalog(g.path).extra[device_module.KEY])
+        return dict(read_catalog(g.path).extra[drive_module.KEY])
 
 
 @pytest.mark.parametrize("reopen", [False, True])
@@ -190,10 +190,10 @@ def test_an_epoch_unlike_the_kept_rates_makes_the_drive_be_measured_again(
 
     assert run()["doubted"]
     assert drive.measured == 1
-    drive.speed = DeviceSpeed(1.8, 1e3, 1e3, 1e3)
+    drive.speed = DriveSpeed(1.8, 1e3, 1e3, 1e3)
     entry = run()
     assert (drive.measured, entry["iops"], entry["confirmed"], entry["doubted"]) == (2, 1.8, False, True)
-    drive.speed = DeviceSpeed(1.3, 1e3, 1e3, 1e3)
+    drive.speed = DriveSpeed(1.3, 1e3, 1e3, 1e3)
     entry = run()  # the same once more: it is not the drive
     assert (drive.measured, entry["iops"], entry["confirmed"], "doubted" in entry) == (3, 1.3, True, False)
     assert run() == entry
@@ -209,7 +209,7 @@ def test_what_is_confirmed_is_doubted_again_once_it_is_old(data: Path, monkeypat
             entry = drive.run(g)
         assert (drive.measured, entry["confirmed"]) == (2, True)
         with Update(data) as update:
-            update.add([], extra={device_module.KEY: {**entry, "when": entry["when"] - 25 * 3600}})
+            update.add([], extra={drive_module.KEY: {**entry, "when": entry["when"] - 25 * 3600}})
             update.commit()
     with featstore.open(data, memory="64MiB") as g:
         entry = drive.run(g)
@@ -229,7 +229,7 @@ def test_an_epoch_as_expected_leaves_the_rates(data: Path, monkeypatch: pytest.M
 def test_without_the_right_to_write_nothing_is_kept(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drive = Drive(monkeypatch)
     with featstore.open(data, memory="64MiB") as g:
-        device_module.device_speed(g)
+        drive_speed(g.reader, g.path, [])
         before = read_catalog(data)
         with FileLock(os.path.join(data, WRITER_LOCK), exclusive=True):
             drive.run(g)

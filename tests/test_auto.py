@@ -1,32 +1,22 @@
-"""What is measured of the drive, ``strategy="auto"`` and ``featstore plan --explain``."""
+"""``strategy="auto"`` and ``featstore plan --explain``."""
 
 from __future__ import annotations
 
-import errno
 import json
-import os
-import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 import featstore
 from featstore.cli.main import main
 from featstore.cli.plots import draw_estimates
-from featstore.graph import device as device_module
-from featstore.graph.device import device_speed
-from featstore.pack.sharing import merged_reads
 from featstore.plan import choice as choice_module
 from featstore.plan.choice import choose
 from featstore.plan.cost import TIE, Estimate, Machine
-from featstore.storage import rowfile
-from featstore.storage.catalog import read_catalog
-from featstore.storage.lock import WRITER_LOCK, FileLock
-from featstore.storage.reader import DeviceSpeed
-from featstore.storage.rowfile import ReadStats
+from featstore.storage import drive as drive_module
+from featstore.storage.drive import DriveSpeed
 from featstore.strategies.profile import Profile, profile_batches
 from tests.conftest import skewed_dataset
 from tests.loaders import ESTIMATED as STRATEGIES
@@ -39,144 +29,15 @@ def data(tmp_path: Path) -> Path:
     return skewed_dataset(tmp_path / "g", 3000, 40, narrow=3)
 
 
-def test_the_device_is_measured_once_and_kept(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with featstore.open(data, memory="64MiB") as g:
-        found = device_speed(g)
-        assert min(found.iops, found.bandwidth, found.write_bandwidth) > 0
-        assert 0 < found.gather_bandwidth <= found.bandwidth
-        assert device_speed(g) is found
-        assert g.budget.report().keys() <= {"reader buffers", "checksum tables", "node data"}
-    assert not (data.parent / "g.runs").exists()
-    generation = read_catalog(data).generation
-    monkeypatch.setattr(device_module, "_measure", lambda *_: pytest.fail("measured again"))
-    with featstore.open(data, memory="64MiB") as g:
-        assert device_speed(g) == found
-        g.verify(progress=False)
-    assert read_catalog(data).generation == generation
-
-
-def test_sequential_reads_are_timed_on_a_long_stream(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs of a few MiB are over before a drive is at speed: extents were then read at 2.7 times what had been measured."""
-    monkeypatch.setattr(device_module, "MEASURE_MIN_BYTES", 1)
-    seen: list[tuple[int, int]] = []
-
-    class Spy(rowfile.PageStream):
-        def __init__(self, file: Any, runs: Any, window_bytes: int, arena: Any) -> None:
-            seen.append((int(runs[:, 1].sum()), file.n_bytes))
-            super().__init__(file, runs, window_bytes, arena)
-
-    monkeypatch.setattr(rowfile, "PageStream", Spy)
-    with featstore.open(data, memory="64MiB") as g:
-        device_module._measure(g, f"{g.path}.runs", None)
-        held = g.budget.used
-        monkeypatch.setattr(device_module, "STREAM_BYTES", 64 << 10)
-        device_module._measure(g, f"{g.path}.runs", None)
-        assert g.budget.used == held
-        size = g.features["x"].source.n_bytes
-    assert seen == [(size // 4096, size)] * 2 + [(16, size)] * 2
-    assert device_module.METHOD > 1  # what was measured otherwise is not used
-
-
-def test_what_was_measured_is_forgotten_after_a_day(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A drive that was busy when it was measured is not thought slow for ever."""
-    clock, speeds = [1e9], iter(DeviceSpeed(float(k), 2.0, 3.0, 7.0) for k in range(1, 9))
-    monkeypatch.setattr(device_module.time, "time", lambda: clock[0])
-    monkeypatch.setattr(device_module, "_measure", lambda *_: next(speeds))
-
-    def iops(**options: Any) -> float:
-        with featstore.open(data) as g:
-            return device_speed(g, **options).iops
-
-    assert iops() == 1
-    for seconds, expected in ((23.9 * 3600, 1), (0.2 * 3600, 2), (3600, 2), (-2 * 3600, 3)):  # clocks are set back, too
-        clock[0] += seconds
-        assert iops() == expected
-    assert iops(again=True) == 4
-    assert iops() == 4
-    with featstore.open(data) as g:
-        assert [device_speed(g).iops, device_speed(g, again=True).iops, device_speed(g).iops] == [4, 5, 5]
-
-
-@pytest.mark.parametrize("row_bytes", [4, 512, 4096, 16_384])
-@pytest.mark.parametrize("n_bytes", [1 << 20, 1 << 30])
-def test_gathers_are_timed_beside_their_operations(
-    data: Path, monkeypatch: pytest.MonkeyPatch, row_bytes: int, n_bytes: int
-) -> None:
-    """A file of which rows are read at 100 MB/s, and 1,000 reads a second: found are the former, and rows that lie in it."""
-    clock, asked = [0.0], []
-
-    class File:
-        def __init__(self) -> None:
-            self.row_bytes, self.n_bytes, self.n_rows = row_bytes, n_bytes, n_bytes // row_bytes
-
-        def gather(self, rows: np.ndarray, out: np.ndarray, gap_bytes: int) -> ReadStats:
-            assert rows.min() >= 0
-            assert rows.max() < self.n_rows
-            assert len(rows) == len(np.unique(rows)) == len(out)
-            asked.append(len(rows))
-            reads, n_read = merged_reads(rows, row_bytes, gap_bytes)
-            clock[0] += reads / 1000 + (n_read - reads * 4096) / 1e8
-            return ReadStats(rows=len(rows), reads=reads, bytes_read=n_read)
-
-    monkeypatch.setattr(device_module.time, "perf_counter", lambda: clock[0])
-    with featstore.open(data, memory="256MiB") as g:
-        held = g.budget.used
-        file: Any = File()
-        assert device_module._time_gather(g, file, 1000.0, 2e9) == pytest.approx(1e8, rel=1e-6)
-        assert device_module._time_gather(g, file, 1000.0, 5e7) == 5e7
-        assert g.budget.used == held
-    assert 10 <= min(asked) <= max(asked) <= 0.35 * (64 << 20) / 4096
-
-
 def test_explain_measures_when_told(data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["plan", str(data), "--explain", "--fanouts", "4,3", "--batch-size", "100", "--sizes", "10%", "--json"]
-    speeds = iter(DeviceSpeed(1000.0 * k, 1e9, 1e9, 7.0) for k in range(1, 9))
-    monkeypatch.setattr(device_module, "_measure", lambda *_: next(speeds))
+    speeds = iter(DriveSpeed(1000.0 * k, 1e9, 1e9, 7.0) for k in range(1, 9))
+    monkeypatch.setattr(drive_module, "_measure", lambda *_: next(speeds))
     for more, expected in (([], 1000), ([], 1000), (["--measure"], 2000), ([], 2000)):
         assert main([*arguments, *more]) == 0
-        assert json.loads(capsys.readouterr().out)["choices"][0]["device"]["iops"] == expected
+        assert json.loads(capsys.readouterr().out)["choices"][0]["drive"]["iops"] == expected
     assert main(["plan", str(data), "--simulate", "--measure"]) == 2
     assert "--explain" in capsys.readouterr().err
-
-
-def test_another_machine_is_measured_anew(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fixed = DeviceSpeed(1.0, 2.0, 3.0, 7.0)
-    monkeypatch.setattr(device_module, "_measure", lambda *_: fixed)
-    with featstore.open(data) as g:
-        assert device_speed(g) == fixed
-    monkeypatch.setattr(device_module.platform, "node", lambda: "elsewhere")
-    other = DeviceSpeed(4.0, 5.0, 6.0, 7.0)
-    monkeypatch.setattr(device_module, "_measure", lambda *_: other)
-    with featstore.open(data) as g:
-        assert device_speed(g) == other
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [{}, {"iops": "fast"}, {"iops": -1.0}, {"bandwidth": None}, {"when": None}, {"when": "today"}, {"where": {"machine": "b"}}],
-)
-def test_a_record_that_is_none_is_not_used(bad: dict[str, Any]) -> None:
-    good = {"where": {}, "when": time.time(), "iops": 1.0, "bandwidth": 2.0, "write_bandwidth": 3.0, "gather_bandwidth": 7.0}
-    assert device_module._saved(good, {}) == DeviceSpeed(1.0, 2.0, 3.0, 7.0)
-    assert device_module._saved({**good, **bad} if bad else {"where": {}}, {}) is None
-    assert device_module._saved(None, {}) is None
-
-
-def test_a_dataset_that_is_being_written_keeps_nothing(data: Path) -> None:
-    with featstore.open(data) as g, FileLock(os.path.join(data, WRITER_LOCK), exclusive=True):
-        assert device_speed(g).iops > 0
-    assert device_module.KEY not in read_catalog(data).extra
-
-
-def test_a_full_disk_is_said(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "full")
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    with featstore.open(data) as g:
-        with pytest.raises(OSError, match="full"):
-            device_speed(g)
-        assert not (data.parent / "g.runs").exists()
 
 
 # -- the loader

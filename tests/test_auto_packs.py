@@ -19,7 +19,7 @@ from featstore.pack.makelayout import layout_sizes
 from featstore.pack.sharing import count_static, merged_reads, shared_there
 from featstore.plan import choice as choice_module
 from featstore.plan.cost import CANDIDATES, TIE, Estimate, Machine
-from featstore.storage.reader import DeviceSpeed
+from featstore.storage.drive import DriveSpeed
 from tests.loaders import ESTIMATED as STRATEGIES
 from tests.loaders import make_loader
 from tests.test_auto import data, loader, steer
@@ -68,15 +68,15 @@ def test_packed_is_taken_only_with_a_pack_and_where_it_is_least(
     data: Path, frozen: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = Machine(SKETCH, 8e9)
-    monkeypatch.setattr("featstore.strategies.auto.device_speed", lambda *_: machine.device)
+    monkeypatch.setattr("featstore.strategies.auto.drive_speed", lambda *_: machine.drive)
     monkeypatch.setattr("featstore.strategies.auto.copy_bandwidth", lambda *_: machine.copy_bandwidth)
-    slow = DeviceSpeed(100.0, 1e6, 1e9)  # reading the base costs seconds, and extents hold a part of it
+    slow = DriveSpeed(100.0, 1e6, 1e9)  # reading the base costs seconds, and extents hold a part of it
     with featstore.open(data, memory="64MiB") as g:
         with loader(g, "auto", feature_cache=0.1, epochs=10**6) as auto:
             estimates = {(e["strategy"], e["policy"]): e for e in auto.stats()["auto"]["estimates"]}
             assert auto.stats()["auto"]["taken"]["strategy"] != "packed"
             assert "needs pack=" in estimates["packed", "belady"]["impossible"]
-        monkeypatch.setattr("featstore.strategies.auto.device_speed", lambda *_: slow)
+        monkeypatch.setattr("featstore.strategies.auto.drive_speed", lambda *_: slow)
         first: list[dict[str, Any]] = []
         for epochs in (1, 10**6):
             with make_loader(g, pack=frozen, strategy="auto", feature_cache=0.1, epochs=epochs) as auto:
@@ -95,7 +95,7 @@ def test_packed_is_taken_only_with_a_pack_and_where_it_is_least(
 
 def packs_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """A drive on which extents are by far the best."""
-    monkeypatch.setattr("featstore.strategies.auto.device_speed", lambda *_: DeviceSpeed(100.0, 1e6, 1e9))
+    monkeypatch.setattr("featstore.strategies.auto.drive_speed", lambda *_: DriveSpeed(100.0, 1e6, 1e9))
 
 
 @pytest.mark.parametrize("policy", ["frequency", "belady"])

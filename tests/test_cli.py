@@ -15,6 +15,8 @@ import torch
 import featstore
 from featstore.cli import run
 from featstore.cli.main import main
+from featstore.storage.catalog import read_catalog
+from tests.conftest import skewed_dataset
 
 
 @pytest.fixture(autouse=True)
@@ -157,18 +159,22 @@ def test_train_looking_ahead(small, tmp_path, capsys):
     assert "disk budget" in capsys.readouterr().err
 
 
-def test_bench(small, capsys):
-    assert main(["bench", str(small.path), "--rows", "200", "--runs", "2", "--json"]) == 0
+def test_bench(tmp_path, capsys):
+    path = skewed_dataset(tmp_path / "g", 1000, 10, narrow=3)
+    assert main(["bench", str(path), "--rows", "200", "--runs", "2", "--json"]) == 0
     measured = result(capsys)
-    assert measured["feature"] == "h"  # the largest
+    kept = read_catalog(path).extra["drive/speed"]
+    assert measured["drive"].items() >= {name: kept[name] for name in ("iops", "bandwidth", "write_bandwidth")}.items()
+    assert measured["drive"]["gap_bytes"] >= 4096
+    assert measured["feature"] == "x"  # the largest
     assert measured["rows"] == 200
-    assert measured["random"]["reads_per_s"] > 0
-    assert measured["scan"]["bytes_per_s"] > 0
+    assert measured["gather"]["reads_per_s"] > 0
     assert measured["memory"]["reads_per_s"] == 0
-    assert main(["bench", str(small.path), "--rows", "5000", "--runs", "1", "--feature", "x"]) == 0
+    assert main(["bench", str(path), "--rows", "5000", "--runs", "1", "--feature", "z"]) == 0
     text = capsys.readouterr().out
+    assert "feature 'z'" in text
     assert "1,000 rows a gather" in text
-    assert "scan" in text
+    assert "drive: random reads" in text
 
 
 @pytest.mark.parametrize(

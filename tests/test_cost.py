@@ -30,10 +30,10 @@ from featstore.plan.cost import (
     random_read_s,
 )
 from featstore.plan.trace import Trace
-from featstore.storage.reader import DeviceSpeed
+from featstore.storage.drive import DriveSpeed
 from tests.loaders import ESTIMATED as STRATEGIES
 
-SKETCH = DeviceSpeed(87_000, 2.5e9, 3.2e9)  # of the design's break-even points
+SKETCH = DriveSpeed(87_000, 2.5e9, 3.2e9)  # of the design's break-even points
 FREE_COPIES = Machine(SKETCH, 1e15)
 N = 4_000_000
 
@@ -141,7 +141,7 @@ def test_more_misses_never_take_less(a: int, b: int) -> None:
 )
 def test_gathers_take_what_they_were_measured_to_take(n_loads: int, seconds: float) -> None:
     """On R22, of 4,194,304 rows: they read at 0.77 GB/s beside their operations, where a stream reads 2.1 GB/s."""
-    drive = DeviceSpeed(80_000, 2.1e9, 2.2e9, 0.77e9)
+    drive = DriveSpeed(80_000, 2.1e9, 2.2e9, 0.77e9)
     assert random_read_s(n_loads, 1, 1 << 22, 512, drive) == pytest.approx(seconds, rel=0.2)
     assert random_read_s(400_000, 1, 1 << 22, 512, replace(drive, gather_bandwidth=0.0)) < 0.4 * 2.9  # as it was thought to be
 
@@ -149,7 +149,7 @@ def test_gathers_take_what_they_were_measured_to_take(n_loads: int, seconds: flo
 def test_units() -> None:
     """A second of each resource is a second."""
     w = workload(n_rows=10**6, row_bytes=4096, n_batches=1000, superbatch=1000, loads=1000, n_accesses=0, n_top=0)
-    machine = Machine(DeviceSpeed(1000.0, 4096e6, 4096e3), 4096e3)
+    machine = Machine(DriveSpeed(1000.0, 4096e6, 4096e3), 4096e3)
     parts = by_name(w, machine)["streamed", "belady"].parts
     assert by_name(w, machine)["superbatch", "belady"].parts["read"] == pytest.approx(1.0, rel=1e-3)
     assert parts["scan"] < 0.5  # few of the pieces are wanted
@@ -242,7 +242,7 @@ def skewed(n: int, n_batches: int, size: int) -> list[np.ndarray]:
 
 def test_filling_a_cache_is_paid_once() -> None:
     """R22 at a half was filled in 2.4 to 3.7 s, where one scan takes 1.0 s and gathers read 0.86 to 0.99 GB/s."""
-    machine = Machine(DeviceSpeed(75_000, 2.2e9, 1.6e9, 0.9e9), 16e9)
+    machine = Machine(DriveSpeed(75_000, 2.2e9, 1.6e9, 0.9e9), 16e9)
     found = by_name(workload(capacity=N // 2, n_degree=30_000_000), machine)
     assert found["ondemand", "degree"].once_s == pytest.approx(3.1, rel=0.1)
     assert found["ondemand", "frequency"].once_s == pytest.approx(found["ondemand", "degree"].once_s + 1.5)  # counts are sampled

@@ -17,11 +17,9 @@ from hypothesis import strategies as st
 from featstore._core.io import Engine
 from featstore.config import Budget, Options
 from featstore.errors import BudgetError, ClosedError, CorruptionError, FormatError
-from featstore.storage import reader as reader_module
 from featstore.storage.layout import PAGE_BYTES, RowLayout, choose_layout
-from featstore.storage.reader import MIN_ARENA_BYTES, PREAD_THREADS, DeviceSpeed, Reader
+from featstore.storage.reader import MIN_ARENA_BYTES, PREAD_THREADS, Reader
 from featstore.storage.rowfile import RowFile
-from featstore.storage.writer import FileRecord
 from tests.written_rows import open_record, opened, write_rows
 
 BACKENDS = ["io_uring", "pread"]
@@ -468,56 +466,11 @@ def test_the_budget_names_the_least_that_works(tmp_path: Path) -> None:
     record = write_rows(tmp_path, np.zeros((100, 512), np.uint8))
     with pytest.raises(BudgetError) as caught:
         Reader(Options(memory=100_000), Budget(100_000))
-    assert caught.value.needed == MIN_ARENA_BYTES
+    assert caught.value.needed == MIN_ARENA_BYTES >= PREAD_THREADS * PAGE_BYTES
     with opened(tmp_path, record, memory=2 * MIN_ARENA_BYTES) as (file, reader):
         big = np.zeros((50_000, 512), np.uint8)
         file.gather(np.zeros(50_000, np.int64), big)  # sorted in stretches
         assert reader.budget.peak <= 2 * MIN_ARENA_BYTES
-
-
-def test_the_measured_device_sets_the_gap() -> None:
-    assert DeviceSpeed(100_000, 1.2e9).gap_bytes == 9000
-    assert DeviceSpeed(1e9, 1e9).gap_bytes == PAGE_BYTES
-    assert DeviceSpeed(100, 2e9).gap_bytes == 256 << 10
-    assert PREAD_THREADS * PAGE_BYTES <= MIN_ARENA_BYTES
-
-
-@pytest.fixture
-def measurable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[FileRecord, np.ndarray]:
-    """A small file whose device is measured at the first gather all the same."""
-    monkeypatch.setattr(reader_module, "MEASURE_RUN_BYTES", 4 << 20)
-    monkeypatch.setattr(reader_module, "MEASURE_MIN_BYTES", 4 << 20)
-    monkeypatch.setattr(reader_module, "MEASURE_MIN_ROWS", 3)
-    rows = np.random.default_rng(0).integers(0, 256, (1100, 4096), dtype=np.uint8)
-    return write_rows(tmp_path, rows), rows
-
-
-@pytest.mark.parametrize("what", ["unlinked", "replaced"])
-def test_measuring_reads_the_file_that_is_open(tmp_path: Path, measurable: tuple[FileRecord, np.ndarray], what: str) -> None:
-    record, rows = measurable
-    with opened(tmp_path, record) as (file, reader):
-        assert file.mode.startswith("direct")
-        (tmp_path / "rows.bin").unlink()
-        if what == "replaced":
-            (tmp_path / "rows.bin").write_bytes(b"another file")
-        out = np.zeros((3, 4096), np.uint8)
-        file.gather(np.array([7, 1000, 3]), out)
-        assert np.array_equal(out, rows[[7, 1000, 3]])
-        assert reader.device is not None
-        assert reader.budget.peak > 4 << 20
-
-
-def test_measuring_never_fails_a_gather(tmp_path: Path, measurable: tuple[FileRecord, np.ndarray]) -> None:
-    record, rows = measurable
-    out = np.zeros((3, 4096), np.uint8)
-    with opened(tmp_path, record) as (file, reader):
-        borrow(reader).inject(b"E")  # of a page that nobody asked for
-        file.gather(np.array([7, 1000, 3]), out)
-        assert np.array_equal(out, rows[[7, 1000, 3]])
-        assert reader.device is None
-    with opened(tmp_path, record, memory=4 << 20) as (file, reader):  # no memory for it
-        file.gather(np.array([7, 1000, 3]), out)
-        assert reader.device is None
 
 
 def test_memory_files_are_buffered(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""``featstore bench``: the drive under a feature measured, through featstore's own reader."""
+"""``featstore bench``: the drive under a dataset measured, and gathers of a feature."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -19,22 +20,21 @@ from featstore.cli.arguments import (
 from featstore.cli.output import print_result
 from featstore.config import format_size
 from featstore.graph.feature import FeatureStore
+from featstore.storage.drive import drive_speed
 
-__all__ = ["add_arguments", "measure", "measure_table", "run"]
-
-SCAN_BYTES = 256 << 20
+__all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``featstore bench``."""
     add_opening(parser)
-    parser.add_argument("--feature", help="feature to read (default: the largest)")
+    parser.add_argument("--feature", help="feature to gather from (default: the largest)")
     parser.add_argument("--rows", type=positive, default=50_000, help="rows a gather (default: 50000)")
-    parser.add_argument("--runs", type=positive, default=3, help="runs, of which the median counts (default: 3)")
+    parser.add_argument("--runs", type=positive, default=3, help="gathers, of which the median counts (default: 3)")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure reads and gathers of one feature."""
+    """Measure the drive, then gathers of one feature."""
     with open_graph(options.path, options) as graph:
         names = list(graph.features)
         if not names:
@@ -43,60 +43,33 @@ def run(options: argparse.Namespace) -> int:
         store = graph.features[name]
         if not len(store):
             raise ValueError(f"{options.path}: feature {name!r} has no rows")
-        result = measure(store, options.rows, options.runs, np.random.default_rng(0))
-    print_result(options, result, measure_table(result))
+        drive = drive_speed(graph.reader, graph.path, [each.source for each in graph.features.values()], again=True)
+        gathers = _gathers(store, options.rows, options.runs, np.random.default_rng(0))
+    result = {"drive": {**asdict(drive), "gap_bytes": drive.gap_bytes}, **gathers}
+    print_result(options, result, _table(result))
     return 0
 
 
-def measure(store: FeatureStore, rows: int, runs: int, rng: np.random.Generator) -> dict[str, Any]:
-    """Measure a feature's file; medians over ``runs``.
+def _gathers(store: FeatureStore, rows: int, runs: int, rng: np.random.Generator) -> dict[str, Any]:
+    """Time gathers of distinct uniform rows, ``rows`` or as many as there are; medians over ``runs``.
 
-    Parameters
-    ----------
-    store : FeatureStore
-        Without a cache, or its hits are measured too.
-    rows : int
-        Rows of a gather; fewer where there are fewer.
-    runs : int
-    rng : numpy.random.Generator
-        Draws the rows.
-
-    Returns
-    -------
-    dict
-        ``random``: distinct uniform rows, a read a page; ``gather``: the same number with neighbouring pages read together
-        where that is cheaper; ``scan``: consecutive rows. Each with ``seconds``, ``rows_per_s``, ``reads_per_s``,
-        ``bytes_per_s`` (bytes read from the file). ``memory``: ``torch.index_select`` from a tensor of as many rows, for
-        comparison, without reads.
-
-    Notes
-    -----
-    Where the file is read directly (``mode``), what the page cache holds does not matter.
+    ``gather`` reads them from the drive: the store has no cache, and where the file is read directly (``mode``), what the page
+    cache holds does not matter. ``memory`` is ``torch.index_select`` from a tensor of as many rows, for comparison.
     """
     n = len(store)
     rows = min(rows, n)
-    width = store.nbytes // n
     out = torch.empty((rows, *store.shape[1:]), dtype=store.dtype)
     draws = [rng.choice(n, rows, replace=False) for _ in range(runs)]
-    scan_rows = min(n, max(1, SCAN_BYTES // max(1, width)))
-    step = max(1, min(scan_rows, (8 << 20) // max(1, width)))
-
-    def scan(_: int) -> None:
-        for first in range(0, scan_rows, step):
-            store[first : min(first + step, scan_rows)]
-
     table = torch.zeros_like(out)
     places = [torch.from_numpy(rng.integers(0, rows, rows)) for _ in range(runs)]
     stats = store.stats()
     return {
         "feature": store.name,
-        "row_bytes": width,
+        "row_bytes": store.nbytes // n,
         "rows": rows,
         "runs": runs,
         **{key: stats[key] for key in ("backend", "reason", "mode")},
-        "random": _timed(store, rows, runs, lambda run: store.take(draws[run], out=out, coalesce_gap=0)),
         "gather": _timed(store, rows, runs, lambda run: store.take(draws[run], out=out)),
-        "scan": _timed(store, scan_rows, runs, scan),
         "memory": _timed(None, rows, runs, lambda run: torch.index_select(table, 0, places[run], out=out)),
     }
 
@@ -120,22 +93,23 @@ def _timed(store: FeatureStore | None, rows: int, runs: int, work: Callable[[int
     }
 
 
-def measure_table(result: dict[str, Any]) -> str:
-    """Return the measurements as text."""
-    names = {
-        "random": "random rows, a read a page",
-        "gather": "random rows, neighbours merged",
-        "scan": "scan",
-        "memory": "torch.index_select in memory",
-    }
+def _table(result: dict[str, Any]) -> str:
+    drive = result["drive"]
     lines = [
+        f"reader {result['backend']}, {result['mode']} ({result['reason']})",
+        "",
+        f"{'drive: random reads of 4 KiB':<32}{drive['iops']:>14,.0f}/s",
+        f"{'drive: sequential reads':<32}{format_size(int(drive['bandwidth'])):>14}/s",
+        f"{'drive: sequential writes':<32}{format_size(int(drive['write_bandwidth'])):>14}/s",
+        f"{'drive: reads over gaps':<32}{format_size(int(drive['gather_bandwidth'])):>14}/s",
+        f"{'gap worth reading over':<32}{format_size(drive['gap_bytes']):>14}",
+        "",
         f"feature {result['feature']!r}: rows of {format_size(result['row_bytes'])}",
         f"{result['rows']:,} rows a gather, median of {result['runs']} runs",
-        f"reader {result['backend']}, {result['mode']} ({result['reason']})",
         "",
         f"{'':<32}{'seconds':>10}{'rows/s':>14}{'reads/s':>12}{'bytes/s':>14}",
     ]
-    for key, text in names.items():
+    for key, text in {"gather": "random rows", "memory": "torch.index_select in memory"}.items():
         row = result[key]
         reads = f"{row['reads_per_s']:,.0f}" if row["reads_per_s"] else "-"
         n_bytes = format_size(int(row["bytes_per_s"])) if row["bytes_per_s"] else "-"

@@ -14,7 +14,7 @@ COMMANDS = {
     "plan": "find out ahead what training would load, to choose a policy and a budget",
     "pack": "sample epochs ahead, once, and pack the rows that their batches need",
     "train": "train a GraphSAGE on a dataset within a memory budget",
-    "bench": "measure the device under a dataset, and gathers from it",
+    "bench": "measure the drive under a dataset, and gathers from it",
 }
 
 

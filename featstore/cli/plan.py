@@ -25,12 +25,12 @@ from featstore.cli.plots import check_plot, draw_estimates, draw_miss_curve
 from featstore.cli.recording import record_epoch, seeds_of
 from featstore.config import format_size
 from featstore.graph.dataset import OutOfCoreGraph
-from featstore.graph.device import device_speed
 from featstore.graph.progress import Bar
 from featstore.plan.choice import choose, copy_bandwidth, observe
 from featstore.plan.cost import ONLINE, Machine
 from featstore.plan.misscurve import DEFAULT_SIZES, Step, miss_curve, parse_sizes
 from featstore.plan.trace import Trace
+from featstore.storage.drive import drive_speed
 from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.strategies.actual import kept_runs, runs_table
 from featstore.strategies.estimates import plugin_estimates
@@ -119,10 +119,9 @@ def _explain(options: argparse.Namespace) -> int:
                 raise ValueError("the trace asks for no rows")
             sample_s = 0.0 if options.trace is not None else (time.perf_counter() - begin) / graph.options.threads
             ahead = min(graph.budget.total // 16, store.nbytes // 4)  # as a loader of this budget reads ahead
-            machine = Machine(
-                device_speed(graph, disk=options.disk, again=options.measure),
-                copy_bandwidth(row_bytes, graph.options.threads, graph.budget),
-            )
+            sources = [each.source for each in graph.features.values()]
+            drive = drive_speed(graph.reader, graph.path, sources, disk=options.disk, again=options.measure)
+            machine = Machine(drive, copy_bandwidth(row_bytes, graph.options.threads, graph.budget))
             with graph.policy_inputs(row_bytes) as inputs:
                 choices = [
                     choose(

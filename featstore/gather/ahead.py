@@ -1,6 +1,6 @@
 """Reading ahead: what coming batches will miss is known from their plans, and does not wait for the cache.
 
-A thread reads the misses of several batches at a time into memory of its own. So the device's queue stays full while hits are
+A thread reads the misses of several batches at a time into memory of its own. So the drive's queue stays full while hits are
 copied, the cache is updated and the loop computes; and pages that lie close, but are wanted by different batches, share a read.
 """
 

@@ -339,7 +339,7 @@ def _plan_planned(
         files = _Writers(contextlib.ExitStack(), None, disk)
         n_missed = _plan_windows(pack, sizes, policy, tier_of_row, files, budget)
         if before + files.n_bytes <= disk.total:
-            raise  # the device is full
+            raise  # the drive is full
     n_device = 0 if tier_of_row is None else int(np.count_nonzero(tier_of_row <= -2))
     needed = before + files.n_bytes + sizes.n_bytes(n_device, 0, Stored(1, n_missed, np.empty(0, np.int64), 0))
     if disk.total is not None and needed > disk.total:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -51,31 +51,27 @@ class Choice:
 
     def table(self) -> str:
         """Return the estimates as text, the one that was taken marked by a star."""
+        drive = self.machine.drive
         head = (
             f"{self.workload.capacity:,} rows in memory ({self.workload.capacity / max(1, self.workload.n_rows):.3g} of all); "
-            f"{self.machine.device.iops:,.0f} random reads/s, {self.machine.device.bandwidth / 1e9:.2f} GB/s read, "
-            f"{self.machine.device.gather_bandwidth / 1e9:.2f} GB/s gathered, "
-            f"{self.machine.device.write_bandwidth / 1e9:.2f} GB/s written, {self.machine.copy_bandwidth / 1e9:.2f} GB/s copied"
+            f"{drive.iops:,.0f} random reads/s, {drive.bandwidth / 1e9:.2f} GB/s read, "
+            f"{drive.gather_bandwidth / 1e9:.2f} GB/s gathered, "
+            f"{drive.write_bandwidth / 1e9:.2f} GB/s written, {self.machine.copy_bandwidth / 1e9:.2f} GB/s copied"
         )
         taken = f"taken: {self.taken.strategy} ({self.taken.policy}): {self.reason}"
         return f"{head}\n{table(self.estimates, self.workload.epochs, self.taken)}\n{taken}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain containers, for JSON."""
-        epochs, device = self.workload.epochs, self.machine.device
+        epochs = self.workload.epochs
         return {
             "taken": self.taken.to_dict(epochs),
             "reason": self.reason,
             "epochs": epochs,
             "capacity": self.workload.capacity,
             "estimates": [each.to_dict(epochs) for each in self.estimates],
-            "device": {
-                "iops": device.iops,
-                "bandwidth": device.bandwidth,
-                "write_bandwidth": device.write_bandwidth,
-                "gather_bandwidth": device.gather_bandwidth,
-                "copy_bandwidth": self.machine.copy_bandwidth,
-            },
+            "drive": asdict(self.machine.drive),
+            "copy_bandwidth": self.machine.copy_bandwidth,
         }
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from featstore.config import format_size
+from featstore.storage.drive import DriveSpeed
 from featstore.storage.layout import PAGE_BYTES
-from featstore.storage.reader import DeviceSpeed
 
 __all__ = [
     "CANDIDATES",
@@ -47,13 +47,13 @@ class Machine:
 
     Parameters
     ----------
-    device : DeviceSpeed
+    drive : DriveSpeed
         Random reads a second; bytes a second read and written in sequence.
     copy_bandwidth : float
         Bytes of rows a second that are copied from memory to memory.
     """
 
-    device: DeviceSpeed
+    drive: DriveSpeed
     copy_bandwidth: float
 
 
@@ -229,7 +229,7 @@ class Estimate:
         }
 
 
-def random_reads(n_loads: int, n_gathers: int, n_rows: int, row_bytes: int, device: DeviceSpeed) -> tuple[float, float]:
+def random_reads(n_loads: int, n_gathers: int, n_rows: int, row_bytes: int, drive: DriveSpeed) -> tuple[float, float]:
     """Return the read operations, and their bytes, of rows scattered evenly over a file, in so many gathers.
 
     Each gather merges reads of one page, and of pages no further apart than is cheaper than another read, as the reader does.
@@ -240,24 +240,24 @@ def random_reads(n_loads: int, n_gathers: int, n_rows: int, row_bytes: int, devi
     units = max(1.0, n_rows * row_bytes / unit)
     wanted = units * -math.expm1(-n_loads / n_gathers / units)
     density = wanted / units
-    gap = device.gap_bytes // unit
+    gap = drive.gap_bytes // unit
     bridged = sum(j * density * (1 - density) ** j for j in range(1, gap + 1))  # units read over, for each that is wanted
     reads = max(1.0, wanted * (1 - density) ** (gap + 1))
     return n_gathers * reads, n_gathers * min(wanted * (1 + bridged), units) * unit
 
 
-def random_read_s(n_loads: int, n_gathers: int, n_rows: int, row_bytes: int, device: DeviceSpeed) -> float:
+def random_read_s(n_loads: int, n_gathers: int, n_rows: int, row_bytes: int, drive: DriveSpeed) -> float:
     """Seconds that :func:`random_reads` take.
 
     A read takes the time of an operation, which moves one page, and that of its other pages at the rate of gathers; so where
     nearly all pages are wanted it is a scan.
     """
-    reads, n_bytes = random_reads(n_loads, n_gathers, n_rows, row_bytes, device)
-    return _reads_s(reads, n_bytes, device)
+    reads, n_bytes = random_reads(n_loads, n_gathers, n_rows, row_bytes, drive)
+    return _reads_s(reads, n_bytes, drive)
 
 
-def _reads_s(reads: float, n_bytes: float, device: DeviceSpeed) -> float:
-    return reads / device.iops + max(0.0, n_bytes - reads * PAGE_BYTES) / (device.gather_bandwidth or device.bandwidth)
+def _reads_s(reads: float, n_bytes: float, drive: DriveSpeed) -> float:
+    return reads / drive.iops + max(0.0, n_bytes - reads * PAGE_BYTES) / (drive.gather_bandwidth or drive.bandwidth)
 
 
 def _copied_s(n_rows: float, w: Workload, m: Machine) -> float:
@@ -288,16 +288,16 @@ def _scan_s(n_loads: int, w: Workload, n_scans: int, m: Machine) -> float:
     pieces = max(1.0, w.base_bytes / PIECE_BYTES)
     each = n_loads / max(1, n_scans)
     wanted = pieces * -math.expm1(-each / pieces)
-    return n_scans * min(wanted * PIECE_BYTES, w.base_bytes) / m.device.bandwidth
+    return n_scans * min(wanted * PIECE_BYTES, w.base_bytes) / m.drive.bandwidth
 
 
 def _ondemand(w: Workload, m: Machine, policy: str, hits: int, counting_s: float) -> Estimate:
     loads = w.n_accesses - hits
-    read = random_read_s(loads, w.n_batches, w.n_rows, w.row_bytes, m.device)
+    read = random_read_s(loads, w.n_batches, w.n_rows, w.row_bytes, m.drive)
     copy = _gathered_s(hits, w, m)  # a gather's rate has that of the others
-    fill = random_read_s(w.capacity, 1, w.n_rows, w.row_bytes, m.device) + FRESH_COPY * _copied_s(w.capacity, w, m)
+    fill = random_read_s(w.capacity, 1, w.n_rows, w.row_bytes, m.drive) + FRESH_COPY * _copied_s(w.capacity, w, m)
     parts = {"sample": w.sample_s, "read": read, "copy": copy}
-    moved = int(random_reads(loads, w.n_batches, w.n_rows, w.row_bytes, m.device)[1])
+    moved = int(random_reads(loads, w.n_batches, w.n_rows, w.row_bytes, m.drive)[1])
     return Estimate("ondemand", policy, max(w.sample_s, read + copy), counting_s + fill, loads, 0, moved, parts)
 
 
@@ -320,7 +320,7 @@ def _ondemand_online(w: Workload, m: Machine) -> Estimate:
         loads, again = w.online_loads, min(w.online_again, w.online_loads)
     found = _ondemand(w, m, ONLINE, w.n_accesses - again, 0.0)
     admit, first = _gathered_s(again, w, m), _gathered_s(loads, w, m)
-    read = random_read_s(loads, w.n_batches, w.n_rows, w.row_bytes, m.device)
+    read = random_read_s(loads, w.n_batches, w.n_rows, w.row_bytes, m.drive)
     read_and_copy = found.parts["read"] + found.parts["copy"] + admit
     epoch = max(w.sample_s, read_and_copy)
     cold = max(w.sample_s, read + found.parts["copy"] + first) - epoch
@@ -332,25 +332,25 @@ def _ondemand_online(w: Workload, m: Machine) -> Estimate:
 
 def _superbatch(w: Workload, m: Machine) -> Estimate:
     stored = w.n_accesses * SAMPLE_BYTES
-    inspect = w.sample_s + w.plan_s + stored / m.device.write_bandwidth
+    inspect = w.sample_s + w.plan_s + stored / m.drive.write_bandwidth
     at_once = max(1, w.ahead_bytes // 2 // w.row_bytes)  # one half is read while the other is delivered from
     gathers = max(1, min(w.n_batches, -(-w.loads // at_once)))
-    read = random_read_s(w.loads, gathers, w.n_rows, w.row_bytes, m.device)
+    read = random_read_s(w.loads, gathers, w.n_rows, w.row_bytes, m.drive)
     copy = _gathered_s(w.n_accesses + 2 * w.loads, w, m)  # out of where they were read to, and into the cache
     parts = {"inspect": inspect, "read": read, "copy": copy}
     n = w.n_superbatches
     disk = stored * min(4, n) // n
-    moved = int(random_reads(w.loads, gathers, w.n_rows, w.row_bytes, m.device)[1])
+    moved = int(random_reads(w.loads, gathers, w.n_rows, w.row_bytes, m.drive)[1])
     return Estimate("superbatch", PLANNED, _pipeline_s(inspect, max(read, copy), n), 0.0, w.loads, disk, moved, parts)
 
 
 def _streamed(w: Workload, m: Machine) -> Estimate:
     n, extents = w.n_superbatches, w.loads * w.row_bytes
     stored = w.n_accesses * SAMPLE_BYTES
-    inspect = w.sample_s + w.plan_s + stored / m.device.write_bandwidth
+    inspect = w.sample_s + w.plan_s + stored / m.drive.write_bandwidth
     scan = _scan_s(w.loads, w, n, m)
-    write = extents / m.device.write_bandwidth
-    read = extents / m.device.bandwidth
+    write = extents / m.drive.write_bandwidth
+    read = extents / m.drive.bandwidth
     copy = _gathered_s(w.n_accesses, w, m) + _admitted_s(w.loads, w, m)
     parts = {"inspect": inspect, "scan": scan, "write": write, "read": read, "copy": copy}
     # Packing beside reading shares the drive.
@@ -359,7 +359,7 @@ def _streamed(w: Workload, m: Machine) -> Estimate:
     impossible = ""
     if w.disk_bytes is not None and disk > w.disk_bytes:
         impossible = f"superbatches of {w.superbatch} take {format_size(disk)} of a disk of {format_size(w.disk_bytes)}"
-    moved = int(scan * m.device.bandwidth) + 2 * extents
+    moved = int(scan * m.drive.bandwidth) + 2 * extents
     return Estimate("streamed", PLANNED, epoch, 0.0, w.loads, disk, moved, parts, impossible)
 
 
@@ -371,13 +371,13 @@ def _packed(w: Workload, m: Machine, policy: str, loads: int, updates: int, fill
         tables = ROW_TABLE_BYTES * w.n_accesses + LOAD_TABLE_BYTES * loads + ADMIT_TABLE_BYTES * updates
         rows = loads * w.pack_epochs
         counted = OnDisk((rows + at_start) * w.row_bytes + tables * w.pack_epochs, rows, loads)
-    once = FILL_TURNS * at_start * w.row_bytes / m.device.bandwidth + FRESH_COPY * _copied_s(at_start, w, m)
+    once = FILL_TURNS * at_start * w.row_bytes / m.drive.bandwidth + FRESH_COPY * _copied_s(at_start, w, m)
     once += _fresh_s(min(w.capacity, updates), w, m)
     disk = w.layouts.get(policy, counted.disk_bytes)
     if policy not in w.layouts:
         once += (plan_s + MAKE_TABLES[policy] * w.count_s) * w.pack_epochs
         written = counted.rows + at_start
-        once += _scan_s(written, w, 1, m) + written * w.row_bytes / m.device.write_bandwidth
+        once += _scan_s(written, w, 1, m) + written * w.row_bytes / m.drive.write_bandwidth
     impossible = counted.fails if w.has_pack else "needs pack=, offline samples"
     if not impossible and w.disk_bytes is not None and disk > w.disk_bytes:
         what = "the layout that is there takes" if policy in w.layouts else "extents take"
@@ -385,10 +385,10 @@ def _packed(w: Workload, m: Machine, policy: str, loads: int, updates: int, fill
     copied = w.n_accesses - w.n_device
     if w.device_rows and w.device_on_host:  # which puts batches together, too: its rows are copied twice, the others once more
         copied += w.n_accesses + w.n_device
-    read, copy = counted.packed * w.row_bytes / m.device.bandwidth, _gathered_s(copied, w, m) + _admitted_s(updates, w, m)
+    read, copy = counted.packed * w.row_bytes / m.drive.bandwidth, _gathered_s(copied, w, m) + _admitted_s(updates, w, m)
     parts = {"read": read, "copy": copy}
     if counted.length > 1:  # shared rows are read when their batch's turn comes, extents ahead
-        parts["shared"] = _reads_s(counted.reads, counted.n_bytes, m.device)
+        parts["shared"] = _reads_s(counted.reads, counted.n_bytes, m.drive)
     moved = counted.packed * w.row_bytes + counted.n_bytes
     return Estimate("packed", policy, max(read, copy) + parts.get("shared", 0.0), once, loads, disk, moved, parts, impossible)
 

@@ -263,7 +263,7 @@ class NeighborSampler:
         BudgetError
             The scratch or the batch does not fit the graph's budget.
         OSError
-            The device failed.
+            The drive failed.
         """
         start = time.perf_counter()
         epoch, index = operator.index(epoch), operator.index(index)

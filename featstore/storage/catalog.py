@@ -304,7 +304,7 @@ class _Environment:
         try:
             with naming(path), open(self._fd, "wb", closefd=False) as file:
                 file.write(body)
-            # Never writemap: LMDB would grow the file by truncation, and a full device would be a fault.
+            # Never writemap: LMDB would grow the file by truncation, and a full drive would be a fault.
             self.env = lmdb.open(
                 f"/proc/self/fd/{self._fd}",
                 subdir=False,

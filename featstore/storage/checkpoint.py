@@ -1,4 +1,4 @@
-"""What of a file of extents is on the device, recorded beside it, so that a writer goes on where a killed one was."""
+"""What of a file of extents is on the drive, recorded beside it, so that a writer goes on where a killed one was."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Checkpoint:
 
 
 def write_checkpoint(path: str, state: Checkpoint) -> None:
-    """Record a state, durably and at once; what it says is on the device already."""
+    """Record a state, durably and at once; what it says is on the drive already."""
     temporary = f"{path}.new"
     for name in (temporary, f"{temporary}.tmp"):
         with contextlib.suppress(FileNotFoundError):

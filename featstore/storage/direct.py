@@ -123,7 +123,7 @@ class DirectWriter:
 def pread_direct(
     fd: int, n_bytes: int, offset: int, path: str, array: Callable[..., npt.NDArray[np.uint8]] = np.empty
 ) -> memoryview:
-    """Read bytes of a descriptor whose direct I/O is on; switches it off where the device wants coarser pages.
+    """Read bytes of a descriptor whose direct I/O is on; switches it off where the drive wants coarser pages.
 
     ``array(n, dtype)`` makes the memory: up to three pages more than is read. Raises as :func:`~.format.pread_into`.
     """

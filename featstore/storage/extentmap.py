@@ -30,7 +30,7 @@ Int64s = npt.NDArray[np.int64]
 
 PAGES = RowLayout(PAGE_BYTES, 1, PAGE_BYTES)
 MOST_BUFFER, LEAST_BUFFER = 512 << 10, 128 << 10
-SPARE_BUFFERS = 16  # full ones on their way to the device
+SPARE_BUFFERS = 16  # full ones on their way to the drive
 WINDOW_BYTES = 16 * PIECE_BYTES
 PROGRESS_BYTES = 512  # of a checkpoint, beside the sums and the rows
 

@@ -156,7 +156,7 @@ class ExtentWriter:
         return state.file_id
 
     def _record(self, end: int) -> None:
-        """Record that the extents before ``end`` are filled, and what is of the others, once it is on the device."""
+        """Record that the extents before ``end`` are filled, and what is of the others, once it is on the drive."""
         if self._progress is None or end == len(self.extents.n_rows):
             return
         fsync_fd(self._fd, self._temporary[0])
@@ -338,7 +338,7 @@ class ExtentWriter:
             check()
 
     def finish(self, *, durable: bool = False) -> FileRecord:
-        """Write the sums, give the file its name and return its record; ``durable`` also flushes both files to the device."""
+        """Write the sums, give the file its name and return its record; ``durable`` also flushes both files to the drive."""
         seed = sums_seed(self.record.seed)
         for number, page in enumerate(self._sums):
             page[511] = xxhash.xxh3_64_intdigest(page[:511].tobytes(), (seed + number) % 2**64)

@@ -360,7 +360,7 @@ def pread_into(fd: int, out: memoryview, offset: int, path: str, needed: int | N
     CorruptionError
         The file ends before.
     OSError
-        The device failed; ``filename`` is set.
+        The drive failed; ``filename`` is set.
     """
     needed = len(out) if needed is None else needed
     done = 0

@@ -65,7 +65,7 @@ class Ordered:
         return np.unique(self._rows_of(piece))
 
     def settle(self, piece: int, fd: int, path: str, first_page: int, seed: int, sums: npt.NDArray[np.uint64]) -> None:
-        """Put a piece's rows in their order, on the device and in the sums of its pages.
+        """Put a piece's rows in their order, on the drive and in the sums of its pages.
 
         Parameters
         ----------

@@ -17,7 +17,7 @@ __all__ = ["MOST_WINDOW_BYTES", "PIECE_BYTES", "Arenas", "PageFile", "PageStream
 Int64s = npt.NDArray[np.int64]
 
 PIECE_BYTES = 1 << 20
-MOST_PIECES = 32  # read ahead; a device delivers its bandwidth from about 16 on
+MOST_PIECES = 32  # read ahead; a drive delivers its bandwidth from about 16 on
 MOST_WINDOW_BYTES = MOST_PIECES * PIECE_BYTES
 PREAD_THREADS = 4
 _STEP = 64  # pieces whose pages of sums are made ready at once

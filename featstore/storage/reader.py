@@ -1,61 +1,30 @@
-"""Readers: which backend runs, the queues it owns, and what the device was measured to do with them."""
+"""Readers: which backend runs, and the queues it owns."""
 
 from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-
-import numpy as np
 
 from featstore._core.io import MAX_SORTED_ROWS, PAGE_BYTES, Engine, File
 from featstore.config import Budget, Living, Options, Reservation
 from featstore.errors import BudgetError, ClosedError
+from featstore.storage.drive import TIMED_MIN_BYTES, DriveSpeed, time_reads
 from featstore.storage.layout import RowLayout
 from featstore.storage.pagedsums import MIN_ARENA_BYTES
 from featstore.storage.rowfile import RowFile
 
-__all__ = ["DeviceSpeed", "Reader"]
+__all__ = ["Reader"]
 
 MAX_ARENA_BYTES = 8 << 20
 PREAD_THREADS = 64
 MAX_ENGINES = 4
 SCRATCH_STEP = 4096  # rows; scratch to sort them grows by so many
-DEFAULT_GAP_BYTES = 12 << 10  # until the device is measured
+DEFAULT_GAP_BYTES = 12 << 10  # until the drive is measured
 MEASURE_RUN_BYTES = 8 << 20
 MEASURE_READS = 1024
-MEASURE_MIN_BYTES = 64 << 20  # smaller files say little of the device
 MEASURE_MIN_ROWS = 4096  # smaller gathers gain less than measuring costs
-
-
-@dataclass(frozen=True)
-class DeviceSpeed:
-    """What a device was measured to do with this reader's queue.
-
-    Parameters
-    ----------
-    iops : float
-        Random reads of 4 KiB a second.
-    bandwidth : float
-        Bytes a second in large sequential reads.
-    write_bandwidth : float
-        Bytes a second in large sequential writes; 0: not measured.
-    gather_bandwidth : float
-        Bytes a second that a gather of scattered rows reads and checks where it reads more than a page at once; 0: not measured.
-    """
-
-    iops: float
-    bandwidth: float
-    write_bandwidth: float = 0.0
-    gather_bandwidth: float = 0.0
-
-    @property
-    def gap_bytes(self) -> int:
-        """Unwanted bytes that cost about as much as another read: beyond them reads are kept apart."""
-        return int(min(max(0.75 * self.bandwidth / self.iops, PAGE_BYTES), 256 << 10))
 
 
 def _arena_bytes(total: int) -> int:
@@ -75,7 +44,7 @@ class Reader:
     def __init__(self, options: Options, budget: Budget) -> None:
         self.options = options
         self.budget = budget
-        self.device: DeviceSpeed | None = None
+        self.drive: DriveSpeed | None = None
         self._arena_bytes = _arena_bytes(budget.total)
         self._files: Living[RowFile] = Living()
         self._closed = False
@@ -238,43 +207,18 @@ class Reader:
         return file
 
     def gap_for(self, file: File, n_rows: int) -> int:
-        """Return the gap worth reading over, from the device; measured at the first large gather (about 50 ms)."""
-        worth_it = n_rows >= MEASURE_MIN_ROWS and file.direct and file.size >= MEASURE_MIN_BYTES
-        if self.device is None and worth_it and self._may_measure and self._measuring.acquire(blocking=False):
+        """Return the gap worth reading over, from the drive's speed; measured at the first large gather (about 50 ms)."""
+        worth_it = n_rows >= MEASURE_MIN_ROWS and file.direct and file.size >= TIMED_MIN_BYTES
+        if self.drive is None and worth_it and self._may_measure and self._measuring.acquire(blocking=False):
             try:
-                self.device = self.measure(file)
+                self.drive = time_reads(self, file, MEASURE_RUN_BYTES, MEASURE_READS)
             except BudgetError:
                 pass  # for want of memory now; perhaps later
             except OSError:
                 self._may_measure = False  # a page that nobody asked for cannot be read: no failure of this gather
             finally:
                 self._measuring.release()
-        return DEFAULT_GAP_BYTES if self.device is None else self.device.gap_bytes
-
-    def measure(self, file: File, run_bytes: int = MEASURE_RUN_BYTES, n_random: int = MEASURE_READS) -> DeviceSpeed:
-        """Time rounds of random page reads, and ``run_bytes`` in sequence, on an open file; nothing is verified."""
-        n_run = max(1, min(run_bytes, file.size) // PAGE_BYTES)
-        n_random = min(n_random, n_run)
-        held = self.budget.reserve("reader buffers", n_run * PAGE_BYTES)
-        pages = file.pages()
-        out = np.empty((n_run, PAGE_BYTES), np.uint8)
-        rng = np.random.default_rng()  # other pages each time, which no cache below holds
-        iops = bandwidth = 0.0
-        try:
-            with self.engine(n_random) as engine:
-                for _ in range(3):  # the best of three: others may use the device meanwhile
-                    rows = rng.integers(0, pages.n_rows, n_random)
-                    start = time.perf_counter()
-                    engine.gather(pages, rows, out, None, 0)
-                    middle = time.perf_counter()
-                    engine.read(pages, int(rng.integers(0, pages.n_rows - n_run + 1)), n_run, out)
-                    end = time.perf_counter()
-                    iops = max(iops, n_random / (middle - start))
-                    bandwidth = max(bandwidth, out.nbytes / (end - middle))
-        finally:
-            pages.close()
-            held.release()
-        return DeviceSpeed(iops, bandwidth)
+        return DEFAULT_GAP_BYTES if self.drive is None else self.drive.gap_bytes
 
     def close(self) -> None:
         """Wait for reads under way, then give everything back; may be called again."""

@@ -311,7 +311,7 @@ class RowFile:
         CorruptionError
             A page's checksum differs or the file is short; ``out`` is then undefined.
         OSError
-            The device failed.
+            The drive failed.
         """
         if out is None:
             out = np.empty((n, self.row_bytes), np.uint8)
@@ -344,7 +344,7 @@ class RowFile:
         positions : int64 array, shape (k,), optional
             Row of ``out`` that each row goes to; ``0 … k-1`` if absent.
         gap_bytes : int, optional
-            Unwanted bytes that are read rather than starting another read; 0 = none. From the device if absent.
+            Unwanted bytes that are read rather than starting another read; 0 = none. From the drive's speed if absent.
 
         Returns
         -------

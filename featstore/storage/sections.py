@@ -115,7 +115,7 @@ class SectionWriter:
         self._offset += len(view)
 
     def finish(self, *, durable: bool = False) -> SectionFile:
-        """Close the file with its index and return it open for reading; ``durable`` also flushes it to the device."""
+        """Close the file with its index and return it open for reading; ``durable`` also flushes it to the drive."""
         if self._fd < 0:
             raise ValueError(f"the writer of {self.path} is closed")
         try:

@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from featstore.errors import BusyError
-from featstore.graph.device import doubted, forget_speed
 from featstore.plan.choice import Choice
 from featstore.plan.cost import STATIC, Estimate, Workload
 from featstore.storage.catalog import current_catalog
+from featstore.storage.drive import doubted, forget_speed
 from featstore.storage.update import Update
 from featstore.strategies.estimates import estimate_again
 
@@ -200,7 +200,7 @@ class Epochs:
                 update.add([], extra={**extra, **marked})
                 update.commit()
             if marked:
-                forget_speed(g)
+                forget_speed(g.reader)
         except BusyError:
             pass
         except OSError as error:

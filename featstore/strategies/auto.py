@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from featstore.errors import BudgetError
-from featstore.graph.device import device_speed
 from featstore.pack.layout import LayoutOptions, find_layouts, layout_bytes
 from featstore.pack.makelayout import layout_sizes
 from featstore.pack.nodedata import carried_bytes
@@ -19,6 +18,7 @@ from featstore.pack.sharing import count_planned, count_static, shared_there
 from featstore.plan.choice import Choice, choose, copy_bandwidth, observe
 from featstore.plan.cost import ONLINE, PLANNED, STATIC, Machine, OnDisk, Workload
 from featstore.sampling.drawn import SampledBatches
+from featstore.storage.drive import drive_speed
 from featstore.strategies.actual import Epochs
 from featstore.strategies.base import EpochRun, Runner, Strategy
 from featstore.strategies.caches import make_room
@@ -194,7 +194,8 @@ def decide(setup: Setup, planning: Planning, *, capacity: int, epochs: int) -> D
                 pack.batch(number, graph.pool)
             sample_s = time.perf_counter() - begin
         left = None if planning.disk is None or profile is None else planning.disk - profile.n_bytes
-        speed = device_speed(graph, planning.run_dir, left)
+        sources = [store.source for store in graph.features.values()]
+        speed = drive_speed(graph.reader, graph.path, sources, planning.run_dir, left)
         layouts: dict[str, int] = {}
         counted: dict[str, OnDisk] = {}
         if pack is not None:

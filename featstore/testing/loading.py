@@ -29,7 +29,7 @@ from featstore.cli.main import main
 from featstore.plan.cost import Machine, Workload
 from featstore.sampling.foreign import checked_sampler
 from featstore.sampling.neighbor import SCRATCH
-from featstore.storage.reader import DeviceSpeed
+from featstore.storage.drive import DriveSpeed
 from featstore.strategies.estimates import estimate_of
 from featstore.strategies.options import options_of
 from featstore.strategies.registry import find_strategy
@@ -382,7 +382,7 @@ class StrategyContract(ABC):
 
     def test_its_estimate_can_be_compared(self) -> None:
         if self.registered_name is not None:
-            machine = Machine(DeviceSpeed(90_000, 2.5e9, 3e9, 1.5e9), 8e9)
+            machine = Machine(DriveSpeed(90_000, 2.5e9, 3e9, 1.5e9), 8e9)
             for capacity in (0, 1000):
                 hits = 30 * capacity
                 workload = Workload(10_000, 400, 50, 100_000, capacity, hits, 100_000 - hits, 0.5, 0.2, 50)

@@ -110,7 +110,7 @@ static int fs_packer_append(fs_packer *p, uint64_t b, const uint8_t *src, uint64
         }
         uint64_t room = p->buffer_bytes - p->filled[b], k = len < room ? len : room;
         uint8_t *dst = p->buffer[b] + p->filled[b];
-        /* The device reads it next, not we: past the cache. */
+        /* The drive reads it next, not we: past the cache. */
         if (p->stream && k % 64 == 0 && (uintptr_t)dst % 64 == 0) p->stream(dst, src, k);
         else memcpy(dst, src, k);
         p->filled[b] += k;

@@ -98,7 +98,7 @@ cdef extern from "packer.h" nogil:
 
 
 cdef class Arena:
-    """Memory that devices read into and write from: for one stream or packer at a time, perhaps one after the other.
+    """Memory that drives read into and write from: for one stream or packer at a time, perhaps one after the other.
 
     Fresh pages can cost more than what is done with them. A forked child does not have the memory.
     """

@@ -1,0 +1,283 @@
+"""Speeds of the drive under a dataset: timed on its files, and kept in its catalog for a day."""
+
+from __future__ import annotations
+
+import errno
+import os
+import platform
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from featstore._core.buffers import Block
+from featstore._core.io import File, direct_mode
+from featstore.errors import BusyError
+from featstore.storage.calls import close_fd, naming
+from featstore.storage.catalog import Catalog, current_catalog
+from featstore.storage.extents import WRITERS
+from featstore.storage.layout import PAGE_BYTES, RowLayout
+from featstore.storage.pagestream import MOST_WINDOW_BYTES, least_window
+from featstore.storage.rowfile import Queues, RowFile
+from featstore.storage.rundir import RunDirectory
+from featstore.storage.update import Update
+from featstore.storage.writer import pwrite_all
+
+__all__ = ["DriveSpeed", "doubted", "drive_speed", "forget_speed", "time_reads"]
+
+KEY = "drive/speed"
+METHOD = 4  # of measuring; what another one found is measured again
+TIMED_MIN_BYTES = 64 << 20  # smaller files say little of the drive
+STREAM_BYTES = 256 << 20  # shorter runs are over before the drive is at speed
+RANDOM_READS = 8192  # a deep queue's rate, not that of filling and draining it
+SCRATCH_BYTES = 64 << 20
+LEAST_SCRATCH_BYTES = 1 << 20
+MOST_AGE_S = 24 * 3600.0  # others used the drive then, or it has aged; measuring again takes a second
+SAME = 1.5  # rates that differ by less, one measured because the other was doubted, confirm each other
+CHUNK_BYTES = 1 << 20
+GATHER_BYTES, CLUSTER_BYTES = 64 << 20, 2 << 20  # dense parts of the file whose rows are gathered
+GATHER_SHARE = 0.3  # of those parts' pages: the others are read over
+_CANNOT_WRITE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+
+
+@dataclass(frozen=True)
+class DriveSpeed:
+    """What a drive was measured to do with a reader's queue.
+
+    Parameters
+    ----------
+    iops : float
+        Random reads of 4 KiB a second.
+    bandwidth : float
+        Bytes a second in large sequential reads.
+    write_bandwidth : float
+        Bytes a second in large sequential writes; 0: not measured.
+    gather_bandwidth : float
+        Bytes a second that a gather of scattered rows reads and checks where it reads more than a page at once; 0: not measured.
+    """
+
+    iops: float
+    bandwidth: float
+    write_bandwidth: float = 0.0
+    gather_bandwidth: float = 0.0
+
+    @property
+    def gap_bytes(self) -> int:
+        """Unwanted bytes that cost about as much as another read: beyond them reads are kept apart."""
+        return int(min(max(0.75 * self.bandwidth / self.iops, PAGE_BYTES), 256 << 10))
+
+
+class DriveReader(Queues, Protocol):
+    """A reader that knows its drive; None until that is measured."""
+
+    drive: DriveSpeed | None
+
+
+def drive_speed(
+    reader: DriveReader,
+    dataset: str,
+    sources: Iterable[object],
+    run_dir: str | os.PathLike[str] | None = None,
+    disk: int | None = None,
+    *,
+    again: bool = False,
+) -> DriveSpeed:
+    """Return what the drive under a dataset does: from its catalog, or measured now and kept there.
+
+    Parameters
+    ----------
+    reader : Reader
+        Of the open dataset. Its ``drive`` is set.
+    dataset : str
+        The dataset's directory.
+    sources : iterable of RowSource
+        Of the dataset's features. Reads are timed on the largest row file, on the scratch file where all are small.
+    run_dir : path-like, optional
+        Where run files go; a scratch file is written there, of at most 64 MiB, and removed. ``<dataset>.runs`` by default.
+    disk : int, optional
+        Most bytes of the scratch file; at least 1 MiB is written.
+    again : bool
+        Measure in any case.
+
+    Raises
+    ------
+    OSError
+        The drive cannot be written or read.
+    BudgetError
+        No memory for what is read meanwhile.
+
+    Notes
+    -----
+    About a second: 256 MiB read as extents are, twice, 8,192 random reads, rows gathered out of 64 MiB, twice, 64 MiB written.
+    What was measured more than a day ago, on another machine, on another drive, through another backend or in another way is not
+    used: what was measured while others used the drive is soon forgotten. Neither is what an epoch made doubtful
+    (:func:`doubted`). A dataset that may not be written, or that somebody is writing, keeps nothing, and is measured again.
+    """
+    where = {"machine": platform.node(), "drive": os.stat(dataset).st_dev, "backend": reader.backend, "method": METHOD}
+    known = reader.drive
+    if known is not None and known.write_bandwidth and not again:
+        return known
+    kept = current_catalog(dataset).extra.get(KEY)
+    found = None if again else _saved(kept, where)
+    if found is None:
+        found = _measure(reader, sources, f"{dataset}.runs" if run_dir is None else os.fspath(run_dir), disk)
+        entry = {"where": where, "when": time.time(), **asdict(found)}
+        if kept is not None and kept.get("doubted"):
+            earlier = _saved({**kept, "doubted": False}, where)
+            entry["confirmed"] = earlier is not None and _same(earlier, found)
+        try:
+            with Update(dataset) as update:
+                update.add([], extra={KEY: entry})
+                update.commit()
+        except BusyError:
+            pass  # it is measured again next time
+        except OSError as error:
+            if error.errno not in _CANNOT_WRITE:
+                raise
+    reader.drive = found
+    return found
+
+
+def doubted(catalog: Catalog) -> dict[str, dict[str, Any]]:
+    """Return the entry of a dataset's catalog with the drive's rates, marked so that they are measured again.
+
+    None where there are no rates, and where those there are confirmed others that had been doubted: then it is not the drive that
+    an epoch differs by, and measuring after every epoch would not help.
+    """
+    entry = catalog.extra.get(KEY)
+    return {} if entry is None or entry.get("confirmed") else {KEY: {**entry, "doubted": True}}
+
+
+def forget_speed(reader: DriveReader) -> None:
+    """Let :func:`drive_speed` look into the catalog again; until then reads are merged as before."""
+    if reader.drive is not None:
+        reader.drive = replace(reader.drive, write_bandwidth=0.0)
+
+
+def time_reads(reader: Queues, file: File, run_bytes: int, n_random: int) -> DriveSpeed:
+    """Time rounds of ``n_random`` random page reads, and ``run_bytes`` in sequence, on an open file; nothing is verified."""
+    n_run = max(1, min(run_bytes, file.size) // PAGE_BYTES)
+    n_random = min(n_random, n_run)
+    pages = file.pages()
+    rng = np.random.default_rng()  # other pages each time, which no cache below holds
+    iops = bandwidth = 0.0
+    try:
+        with reader.budget.reserve("reader buffers", n_run * PAGE_BYTES), reader.engine(n_random) as engine:
+            out = np.empty((n_run, PAGE_BYTES), np.uint8)
+            for _ in range(3):  # the best of three: others may use the drive meanwhile
+                rows = rng.integers(0, pages.n_rows, n_random)
+                start = time.perf_counter()
+                engine.gather(pages, rows, out, None, 0)
+                middle = time.perf_counter()
+                engine.read(pages, int(rng.integers(0, pages.n_rows - n_run + 1)), n_run, out)
+                end = time.perf_counter()
+                iops = max(iops, n_random / (middle - start))
+                bandwidth = max(bandwidth, out.nbytes / (end - middle))
+    finally:
+        pages.close()
+    return DriveSpeed(iops, bandwidth)
+
+
+def _rates(speed: DriveSpeed) -> Iterable[float]:
+    return asdict(speed).values()
+
+
+def _same(one: DriveSpeed, other: DriveSpeed) -> bool:
+    return all(1 / SAME <= a / b <= SAME for a, b in zip(_rates(one), _rates(other), strict=True))
+
+
+def _saved(entry: dict[str, Any] | None, where: dict[str, Any]) -> DriveSpeed | None:
+    if entry is None or entry.get("where") != where or entry.get("doubted"):
+        return None
+    when = entry.get("when")
+    if not isinstance(when, (int, float)) or not 0 <= time.time() - when <= MOST_AGE_S:
+        return None
+    rates = {each.name: entry.get(each.name) for each in fields(DriveSpeed)}
+    if not all(isinstance(rate, (int, float)) and rate > 0 for rate in rates.values()):
+        return None
+    return DriveSpeed(**{name: float(rate) for name, rate in rates.items() if rate is not None})
+
+
+def _measure(reader: DriveReader, sources: Iterable[object], run_dir: str, disk: int | None) -> DriveSpeed:
+    n_bytes = max(LEAST_SCRATCH_BYTES, min(SCRATCH_BYTES, SCRATCH_BYTES if disk is None else disk) // CHUNK_BYTES * CHUNK_BYTES)
+    runs = RunDirectory(run_dir)
+    scratch = None
+    try:
+        path = runs.file("scratch")
+        write_bandwidth = _time_writes(path, n_bytes)
+        file = max((source for source in sources if isinstance(source, RowFile)), key=lambda file: file.n_bytes, default=None)
+        if file is None or file.n_bytes < TIMED_MIN_BYTES:
+            pages = RowLayout(PAGE_BYTES, 1, PAGE_BYTES)
+            file = scratch = RowFile(reader, path, pages, n_bytes // PAGE_BYTES - 1, 0, 0, "off")
+        with file.in_use() as core:
+            run_bytes = max(PAGE_BYTES, min(RANDOM_READS * PAGE_BYTES, reader.budget.available // 4))
+            reads = time_reads(reader, core, run_bytes, RANDOM_READS)
+        bandwidth = max(_time_stream(reader, file) for _ in range(2))  # others may use the drive meanwhile
+        gathers = max(_time_gather(reader, file, reads.iops, bandwidth) for _ in range(2))
+        return DriveSpeed(reads.iops, bandwidth, write_bandwidth, gathers)
+    finally:
+        if scratch is not None:
+            scratch.close()
+        runs.close()
+
+
+def _time_gather(reader: Queues, file: RowFile, iops: float, bandwidth: float) -> float:
+    """Gather rows so dense that reads merge, and return bytes a second beside what the operations take; ``bandwidth`` at most."""
+    unit = max(PAGE_BYTES, file.row_bytes)
+    n_units, size = max(1, file.n_bytes // unit), max(4, CLUSTER_BYTES // unit)
+    room = min(GATHER_BYTES, reader.budget.available // 4)
+    rng = np.random.default_rng()
+    blocks = rng.permutation(max(1, n_units // size))[: max(1, room // (size * unit))]
+    units = np.concatenate([block * size + np.flatnonzero(rng.random(size) < GATHER_SHARE) for block in np.sort(blocks)])
+    units = units[units < n_units]
+    rows = np.unique(units * file.n_rows // n_units)
+    if not len(rows):
+        return bandwidth
+    with reader.budget.reserve("reader buffers", len(rows) * file.row_bytes):
+        out = np.zeros((len(rows), file.row_bytes), np.uint8)
+        start = time.perf_counter()
+        done = file.gather(rows, out, gap_bytes=DriveSpeed(iops, bandwidth).gap_bytes)
+        seconds = time.perf_counter() - start
+    beyond, aside = done.bytes_read - done.reads * PAGE_BYTES, seconds - done.reads / iops
+    return min(bandwidth, beyond / aside) if beyond > 0 and aside > 0 else bandwidth
+
+
+def _time_stream(reader: Queues, file: RowFile) -> float:
+    """Read a part of a file as extents are read, a batch's rows copied out at a time, and return bytes a second."""
+    n_pages = min(STREAM_BYTES, file.n_bytes) // PAGE_BYTES
+    first = int(np.random.default_rng().integers(0, file.n_bytes // PAGE_BYTES - n_pages + 1))  # other pages each time
+    window_bytes = min(MOST_WINDOW_BYTES, max(least_window(), reader.budget.available // 8))
+    n_batch = max(1, min(window_bytes // PAGE_BYTES, n_pages))
+    with reader.budget.reserve("reader buffers", window_bytes + n_batch * PAGE_BYTES):
+        out = np.zeros((n_batch, PAGE_BYTES), np.uint8)
+        start = time.perf_counter()
+        with file.stream(np.array([[first, n_pages]], np.int64), window_bytes) as stream:
+            done = 0
+            while done < n_pages:
+                n = min(n_batch, n_pages - done)
+                done += n
+                stream.feed(stream.pieces_before(done))
+                stream.core.scatter(n, None, out[:n])
+            return n_pages * PAGE_BYTES / (time.perf_counter() - start)
+
+
+def _time_writes(path: str, n_bytes: int) -> float:
+    """Write a file as packing does, past the page cache where that can be, and return bytes a second."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with naming(path):
+            os.posix_fallocate(fd, 0, n_bytes)
+        direct_mode(fd)
+        chunk = np.frombuffer(Block(CHUNK_BYTES), np.uint8)  # aligned as direct writes want it
+        chunk.reshape(-1, PAGE_BYTES)[:] = np.frombuffer(os.urandom(PAGE_BYTES), np.uint8)
+        start = time.perf_counter()
+        with ThreadPoolExecutor(WRITERS, thread_name_prefix="featstore-measure") as pool:
+            list(pool.map(lambda offset: pwrite_all(fd, chunk.data, offset, path), range(0, n_bytes, CHUNK_BYTES)))
+        with naming(path):
+            os.fdatasync(fd)
+        return n_bytes / (time.perf_counter() - start)
+    finally:
+        close_fd(fd, path)

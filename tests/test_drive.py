@@ -1,0 +1,213 @@
+"""What the drive was measured to do: timed once, kept for a day, never in a gather's way."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import featstore
+from featstore.pack.sharing import merged_reads
+from featstore.storage import drive as drive_module
+from featstore.storage import reader as reader_module
+from featstore.storage import rowfile
+from featstore.storage.catalog import read_catalog
+from featstore.storage.drive import DriveSpeed, drive_speed
+from featstore.storage.layout import PAGE_BYTES
+from featstore.storage.lock import WRITER_LOCK, FileLock
+from featstore.storage.rowfile import ReadStats
+from featstore.storage.writer import FileRecord
+from tests.conftest import skewed_dataset
+from tests.written_rows import opened, write_rows
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return skewed_dataset(tmp_path / "g", 3000, 40, narrow=3)
+
+
+def sources_of(g: featstore.OutOfCoreGraph) -> list[object]:
+    return [store.source for store in g.features.values()]
+
+
+def speed_of(g: featstore.OutOfCoreGraph, **options: Any) -> DriveSpeed:
+    return drive_speed(g.reader, g.path, sources_of(g), **options)
+
+
+def test_the_drive_is_measured_once_and_kept(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with featstore.open(data, memory="64MiB") as g:
+        found = speed_of(g)
+        assert min(found.iops, found.bandwidth, found.write_bandwidth) > 0
+        assert 0 < found.gather_bandwidth <= found.bandwidth
+        assert speed_of(g) is found
+        assert g.budget.report().keys() <= {"reader buffers", "checksum tables", "node data"}
+    assert not (data.parent / "g.runs").exists()
+    generation = read_catalog(data).generation
+    monkeypatch.setattr(drive_module, "_measure", lambda *_: pytest.fail("measured again"))
+    with featstore.open(data, memory="64MiB") as g:
+        assert speed_of(g) == found
+        g.verify(progress=False)
+    assert read_catalog(data).generation == generation
+
+
+def test_sequential_reads_are_timed_on_a_long_stream(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of a few MiB are over before a drive is at speed: extents were then read at 2.7 times what had been measured."""
+    monkeypatch.setattr(drive_module, "TIMED_MIN_BYTES", 1)
+    seen: list[tuple[int, int]] = []
+
+    class Spy(rowfile.PageStream):
+        def __init__(self, file: Any, runs: Any, window_bytes: int, arena: Any) -> None:
+            seen.append((int(runs[:, 1].sum()), file.n_bytes))
+            super().__init__(file, runs, window_bytes, arena)
+
+    monkeypatch.setattr(rowfile, "PageStream", Spy)
+    with featstore.open(data, memory="64MiB") as g:
+        drive_module._measure(g.reader, sources_of(g), f"{g.path}.runs", None)
+        held = g.budget.used
+        monkeypatch.setattr(drive_module, "STREAM_BYTES", 64 << 10)
+        drive_module._measure(g.reader, sources_of(g), f"{g.path}.runs", None)
+        assert g.budget.used == held
+        size = g.features["x"].source.n_bytes
+    assert seen == [(size // 4096, size)] * 2 + [(16, size)] * 2
+    assert drive_module.METHOD > 1  # what was measured otherwise is not used
+
+
+def test_what_was_measured_is_forgotten_after_a_day(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drive that was busy when it was measured is not thought slow for ever."""
+    clock, speeds = [1e9], iter(DriveSpeed(float(k), 2.0, 3.0, 7.0) for k in range(1, 9))
+    monkeypatch.setattr(drive_module.time, "time", lambda: clock[0])
+    monkeypatch.setattr(drive_module, "_measure", lambda *_: next(speeds))
+
+    def iops(**options: Any) -> float:
+        with featstore.open(data) as g:
+            return speed_of(g, **options).iops
+
+    assert iops() == 1
+    for seconds, expected in ((23.9 * 3600, 1), (0.2 * 3600, 2), (3600, 2), (-2 * 3600, 3)):  # clocks are set back, too
+        clock[0] += seconds
+        assert iops() == expected
+    assert iops(again=True) == 4
+    assert iops() == 4
+    with featstore.open(data) as g:
+        assert [speed_of(g).iops, speed_of(g, again=True).iops, speed_of(g).iops] == [4, 5, 5]
+
+
+@pytest.mark.parametrize("row_bytes", [4, 512, 4096, 16_384])
+@pytest.mark.parametrize("n_bytes", [1 << 20, 1 << 30])
+def test_gathers_are_timed_beside_their_operations(
+    data: Path, monkeypatch: pytest.MonkeyPatch, row_bytes: int, n_bytes: int
+) -> None:
+    """A file of which rows are read at 100 MB/s, and 1,000 reads a second: found are the former, and rows that lie in it."""
+    clock, asked = [0.0], []
+
+    class File:
+        def __init__(self) -> None:
+            self.row_bytes, self.n_bytes, self.n_rows = row_bytes, n_bytes, n_bytes // row_bytes
+
+        def gather(self, rows: np.ndarray, out: np.ndarray, gap_bytes: int) -> ReadStats:
+            assert rows.min() >= 0
+            assert rows.max() < self.n_rows
+            assert len(rows) == len(np.unique(rows)) == len(out)
+            asked.append(len(rows))
+            reads, n_read = merged_reads(rows, row_bytes, gap_bytes)
+            clock[0] += reads / 1000 + (n_read - reads * 4096) / 1e8
+            return ReadStats(rows=len(rows), reads=reads, bytes_read=n_read)
+
+    monkeypatch.setattr(drive_module.time, "perf_counter", lambda: clock[0])
+    with featstore.open(data, memory="256MiB") as g:
+        held = g.budget.used
+        file: Any = File()
+        assert drive_module._time_gather(g.reader, file, 1000.0, 2e9) == pytest.approx(1e8, rel=1e-6)
+        assert drive_module._time_gather(g.reader, file, 1000.0, 5e7) == 5e7
+        assert g.budget.used == held
+    assert 10 <= min(asked) <= max(asked) <= 0.35 * (64 << 20) / 4096
+
+
+def test_another_machine_is_measured_anew(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fixed = DriveSpeed(1.0, 2.0, 3.0, 7.0)
+    monkeypatch.setattr(drive_module, "_measure", lambda *_: fixed)
+    with featstore.open(data) as g:
+        assert speed_of(g) == fixed
+    monkeypatch.setattr(drive_module.platform, "node", lambda: "elsewhere")
+    other = DriveSpeed(4.0, 5.0, 6.0, 7.0)
+    monkeypatch.setattr(drive_module, "_measure", lambda *_: other)
+    with featstore.open(data) as g:
+        assert speed_of(g) == other
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{}, {"iops": "fast"}, {"iops": -1.0}, {"bandwidth": None}, {"when": None}, {"when": "today"}, {"where": {"machine": "b"}}],
+)
+def test_a_record_that_is_none_is_not_used(bad: dict[str, Any]) -> None:
+    good = {"where": {}, "when": time.time(), "iops": 1.0, "bandwidth": 2.0, "write_bandwidth": 3.0, "gather_bandwidth": 7.0}
+    assert drive_module._saved(good, {}) == DriveSpeed(1.0, 2.0, 3.0, 7.0)
+    assert drive_module._saved({**good, **bad} if bad else {"where": {}}, {}) is None
+    assert drive_module._saved(None, {}) is None
+
+
+def test_a_dataset_that_is_being_written_keeps_nothing(data: Path) -> None:
+    with featstore.open(data) as g, FileLock(os.path.join(data, WRITER_LOCK), exclusive=True):
+        assert speed_of(g).iops > 0
+    assert drive_module.KEY not in read_catalog(data).extra
+
+
+def test_a_full_disk_is_said(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with featstore.open(data) as g:
+        with pytest.raises(OSError, match="full"):
+            speed_of(g)
+        assert not (data.parent / "g.runs").exists()
+
+
+def test_the_measured_drive_sets_the_gap() -> None:
+    assert DriveSpeed(100_000, 1.2e9).gap_bytes == 9000
+    assert DriveSpeed(1e9, 1e9).gap_bytes == PAGE_BYTES
+    assert DriveSpeed(100, 2e9).gap_bytes == 256 << 10
+
+
+@pytest.fixture
+def measurable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[FileRecord, np.ndarray]:
+    """A small file whose drive is measured at the first gather all the same."""
+    monkeypatch.setattr(reader_module, "MEASURE_RUN_BYTES", 4 << 20)
+    monkeypatch.setattr(reader_module, "TIMED_MIN_BYTES", 4 << 20)
+    monkeypatch.setattr(reader_module, "MEASURE_MIN_ROWS", 3)
+    rows = np.random.default_rng(0).integers(0, 256, (1100, 4096), dtype=np.uint8)
+    return write_rows(tmp_path, rows), rows
+
+
+@pytest.mark.parametrize("what", ["unlinked", "replaced"])
+def test_measuring_reads_the_file_that_is_open(tmp_path: Path, measurable: tuple[FileRecord, np.ndarray], what: str) -> None:
+    record, rows = measurable
+    with opened(tmp_path, record) as (file, reader):
+        assert file.mode.startswith("direct")
+        (tmp_path / "rows.bin").unlink()
+        if what == "replaced":
+            (tmp_path / "rows.bin").write_bytes(b"another file")
+        out = np.zeros((3, 4096), np.uint8)
+        file.gather(np.array([7, 1000, 3]), out)
+        assert np.array_equal(out, rows[[7, 1000, 3]])
+        assert reader.drive is not None
+        assert reader.budget.peak > 4 << 20
+
+
+def test_measuring_never_fails_a_gather(tmp_path: Path, measurable: tuple[FileRecord, np.ndarray]) -> None:
+    record, rows = measurable
+    out = np.zeros((3, 4096), np.uint8)
+    with opened(tmp_path, record) as (file, reader):
+        with reader.engine() as engine:  # the one that there is
+            engine.inject(b"E")  # of a page that nobody asked for
+        file.gather(np.array([7, 1000, 3]), out)
+        assert np.array_equal(out, rows[[7, 1000, 3]])
+        assert reader.drive is None
+    with opened(tmp_path, record, memory=4 << 20) as (file, reader):  # no memory for it
+        file.gather(np.array([7, 1000, 3]), out)
+        assert reader.drive is None
