@@ -1,4 +1,4 @@
-"""Registries of plug-ins: classes by name, those of installed packages' entry points among them.
+"""Registries of plug-ins: classes by name, those of installed packages' entry points among them; adapters by name.
 
 Names resolve in this order: what this process registered (built-in classes are the modules of one package, imported at the first
 look-up), then the entry point of that name, which alone is imported: a broken plug-in disturbs nobody who does not ask for it.
@@ -15,9 +15,22 @@ from typing import Any, Generic, TypeVar
 
 from featstore.errors import PluginError
 
-__all__ = ["Registry"]
+__all__ = ["Registry", "adapter"]
 
 Plugin = TypeVar("Plugin")
+
+
+def adapter(framework: str) -> Any:
+    """Import the adapter to a framework, such as ``"pyg"``, and return its module.
+
+    Lower layers name it as they name a plug-in: they do not depend on it, and it is imported when it is asked for.
+
+    Raises
+    ------
+    MissingExtraError
+        The framework is not installed.
+    """
+    return importlib.import_module(f"featstore.adapters.{framework}")
 
 
 class Registry(Generic[Plugin]):

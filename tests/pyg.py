@@ -15,12 +15,15 @@ with warnings.catch_warnings():
     import torch_geometric  # noqa: F401
     from torch_geometric.data import Data, HeteroData
     from torch_geometric.loader import NodeLoader
-    from torch_geometric.nn import SAGEConv
+    from torch_geometric.nn import GATConv, GCNConv, GraphConv, SAGEConv
     from torch_geometric.sampler import BaseSampler, HeteroSamplerOutput, NodeSamplerInput, SamplerOutput
     from torch_geometric.utils import k_hop_subgraph, trim_to_layer
 
 __all__ = [
     "Data",
+    "GATConv",
+    "GCNConv",
+    "GraphConv",
     "HeteroData",
     "HeteroSamplerOutput",
     "HopSampler",
@@ -43,7 +46,7 @@ def data_of(indptr: Any, indices: Any) -> Data:
 class HopSampler(BaseSampler):
     """Samples in-neighbours hop by hop, as PyG's NeighborSampler does with pyg-lib: each hop expands the nodes of the last one.
 
-    Draws depend on the seeds alone.
+    Draws depend on the seeds alone; a fan-out of -1 takes a list as it is.
     """
 
     def __init__(self, indptr: Any, indices: Any, fanouts: Sequence[int]) -> None:
@@ -62,7 +65,9 @@ class HopSampler(BaseSampler):
             first, before = len(nodes) - n_nodes[-1], len(edge)
             for destination in range(first, len(nodes)):
                 start, end = self.indptr[nodes[destination]], self.indptr[nodes[destination] + 1]
-                drawn = rng.choice(np.arange(start, end), min(fanout, end - start), replace=False)
+                drawn = np.arange(start, end)
+                if fanout >= 0:
+                    drawn = rng.choice(drawn, min(fanout, end - start), replace=False)
                 for position in drawn.tolist():
                     source = int(self.indices[position])
                     if source not in number:

@@ -64,14 +64,18 @@ def oracle(
     seed: int,
     epoch: int,
     index: int,
+    redraw: bool = True,
 ) -> tuple[list[int], list[tuple[list[int], list[int], int, int]]]:
     nodes = list(seeds)
     number = {node: i for i, node in enumerate(nodes)}
     blocks = []
+    src: list[int] = []
+    dst: list[int] = []
+    n_dst = 0
     for hop, fanout in enumerate(fanouts):
         key = splitmix(splitmix(splitmix(splitmix(0, seed), epoch), index), hop)
-        n_dst, src, dst = len(nodes), [], []
-        for i in range(n_dst):
+        first, n_dst, src, dst = (0, len(nodes), [], []) if redraw else (n_dst, len(nodes), list(src), list(dst))
+        for i in range(first, n_dst):
             start, end = int(indptr[nodes[i]]), int(indptr[nodes[i] + 1])
             for position in oracle_positions(splitmix(key, nodes[i]), end - start, fanout, replace):
                 neighbour = int(indices[start + position])
@@ -85,11 +89,11 @@ def oracle(
 
 
 def check_against_oracle(
-    g: ArrayGraph, seeds: list[int], fanouts: list[int], replace: bool, seed: int, epoch: int, index: int
+    g: ArrayGraph, seeds: list[int], fanouts: list[int], replace: bool, seed: int, epoch: int, index: int, redraw: bool = True
 ) -> None:
-    sampler = NeighborSampler(g, fanouts, replace=replace, seed=seed)
+    sampler = NeighborSampler(g, fanouts, replace=replace, seed=seed, redraw=redraw)
     batch = sampler.sample(torch.tensor(seeds, dtype=torch.int64), epoch, index)
-    nodes, blocks = oracle(g.indptr, g.indices, seeds, fanouts, replace, seed, epoch, index)
+    nodes, blocks = oracle(g.indptr, g.indices, seeds, fanouts, replace, seed, epoch, index, redraw)
     assert batch.input_ids.tolist() == nodes
     assert (batch.index, batch.epoch, batch.n_seeds) == (index, epoch, len(seeds))
     assert [(b.src.tolist(), b.dst.tolist(), b.n_src, b.n_dst) for b in batch.blocks] == blocks
@@ -120,6 +124,32 @@ def test_small_graphs_equal_the_oracle_whatever_is_cached(
     check_against_oracle(g.cached(), seeds, fanouts, replace, seed, epoch, index)
     n_ids = data.draw(st.integers(0, len(g.indices) + g.num_nodes))
     check_against_oracle(g.cached(n_ids), seeds, fanouts, replace, seed, epoch, index)
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data(), g=graphs(), fanouts=FANOUTS, replace=st.booleans(), seed=WORDS, epoch=WORDS, index=WORDS)
+def test_nodes_that_draw_once_equal_the_oracle(
+    data: st.DataObject, g: ArrayGraph, fanouts: list[int], replace: bool, seed: int, epoch: int, index: int
+) -> None:
+    seeds = data.draw(st.lists(st.integers(0, g.num_nodes - 1), unique=True))
+    n_ids = data.draw(st.integers(0, len(g.indices) + g.num_nodes))
+    for variant in (g, g.cached(), g.cached(n_ids)):
+        check_against_oracle(variant, seeds, fanouts, replace, seed, epoch, index, redraw=False)
+
+
+@pytest.mark.parametrize("id_bytes", [4, 8])
+def test_nodes_that_draw_once_in_a_larger_graph(id_bytes: int) -> None:
+    g = random_graph(3000, 12, id_bytes=id_bytes)
+    seeds = np.random.default_rng(1).choice(3000, 40, replace=False).tolist()
+    for fanouts in ([10, 10, 10], [-1, 3, 2], [100, 2]):
+        for with_repeats in (False, True):
+            check_against_oracle(g, seeds, fanouts, with_repeats, 7, 2, 5, redraw=False)  # grows its scratch between hops
+    sampler = NeighborSampler(g, [4, 4], redraw=False)
+    outer, inner = sampler.sample(torch.tensor(seeds)).blocks
+    assert outer.src.data_ptr() == inner.src.data_ptr()
+    assert sampler.stats()["edges"] == len(outer.src)
+    everything = [NeighborSampler(g, [-1, -1], redraw=redraw).sample(torch.tensor(seeds)) for redraw in (False, True)]
+    assert same(*everything)  # nothing is drawn, so nothing is drawn anew
 
 
 @pytest.mark.parametrize("fanout", [1, 5, 15, 16, 63, 64, 65, 66, 200, 1000])
@@ -310,6 +340,7 @@ def test_repr_pickle_and_stats() -> None:
     g = random_graph(500, 5)
     sampler = NeighborSampler(g, [3, -1], replace=True, seed=5)
     assert repr(sampler) == "NeighborSampler(fanouts=[3, -1], replace=True, seed=5)"
+    assert repr(NeighborSampler(g, [3], redraw=False)) == "NeighborSampler(fanouts=[3], replace=False, seed=0, redraw=False)"
     batch = sampler.sample(torch.arange(9), 1, 2)
     stats = sampler.stats()
     assert stats["batches"] == 1
@@ -318,7 +349,7 @@ def test_repr_pickle_and_stats() -> None:
     assert stats["seconds"] > 0
     assert g.file.n_gathers == 2
     state = sampler.__reduce__()[1]
-    assert pickle.loads(pickle.dumps(state[1:])) == ((3, -1), True, 5)
+    assert pickle.loads(pickle.dumps(state[1:])) == ((3, -1), True, 5, True)
     assert same(NeighborSampler(*state).sample(torch.arange(9), 1, 2), batch)
 
 

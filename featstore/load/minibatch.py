@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from featstore.config import Budget
+from featstore.registry import adapter
 from featstore.sampling.batch import Block
 from featstore.strategies.memory import BATCHES
 
@@ -91,6 +93,18 @@ class MiniBatch:
     def pin_memory(self) -> MiniBatch:
         """Return a copy in page-locked memory, from which copies to an accelerator may run beside computing."""
         return self._map(lambda tensor: tensor.pin_memory())
+
+    def to_pyg(self) -> Any:
+        """Return the batch as a ``torch_geometric.data.Data``; see :func:`featstore.adapters.pyg.to_data`.
+
+        Raises
+        ------
+        MissingExtraError
+            torch_geometric is not installed.
+        OptionError
+            A feature has a name that PyG's batches use.
+        """
+        return adapter("pyg").to_data(self)
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
         """Keep the memory of a batch on a CUDA device from being used again before ``stream`` is done with it.

@@ -149,6 +149,9 @@ class NeighborSampler:
         Draw with replacement: every node with neighbours draws exactly its fan-out.
     seed : int
         In ``[0, 2**64)``.
+    redraw : bool
+        A node draws anew in every later hop. If false, it draws once, in the hop after it joined, and keeps these neighbours, as
+        PyG's samplers do: each block then begins with the edges of the next inner one.
 
     Raises
     ------
@@ -157,11 +160,12 @@ class NeighborSampler:
 
     Notes
     -----
-    Each hop draws neighbours of every node listed so far, in list order. Draws are uniform, and without replacement unless
+    Each hop draws neighbours of every node listed so far (without ``redraw``: of every node that the last hop added), in list
+    order. Draws are uniform, and without replacement unless
     ``replace``; a neighbour list that is not longer than the fan-out is taken whole. Drawn neighbours come in the order of their
     list, and new nodes join in order of first appearance.
 
-    A batch is a pure function of the graph, ``fanouts``, ``replace``, ``seed`` and the arguments of :meth:`sample`
+    A batch is a pure function of the graph, ``fanouts``, ``replace``, ``seed``, ``redraw`` and the arguments of :meth:`sample`
     (:mod:`featstore.sampling.rng`). It does not depend on caches, threads or the order of batches.
 
     Thread-safe; any number of threads may sample at once. Each has scratch memory for a number of nodes, 56 to 88 bytes a node
@@ -174,10 +178,11 @@ class NeighborSampler:
     >>> batch = sampler.sample(torch.arange(1000), epoch=0, index=0)  # doctest: +SKIP
     """
 
-    def __init__(self, g: Graph, fanouts: Sequence[int], replace: bool = False, seed: int = 0) -> None:
+    def __init__(self, g: Graph, fanouts: Sequence[int], replace: bool = False, seed: int = 0, redraw: bool = True) -> None:
         self._g = g
         self.fanouts = tuple(operator.index(fanout) for fanout in fanouts)
         self.replace = bool(replace)
+        self.redraw = bool(redraw)
         self.seed = operator.index(seed)
         if not self.fanouts:
             raise ValueError("fanouts is empty: give one number a hop")
@@ -197,10 +202,11 @@ class NeighborSampler:
         return self._g
 
     def __repr__(self) -> str:
-        return f"NeighborSampler(fanouts={list(self.fanouts)}, replace={self.replace}, seed={self.seed})"
+        once = "" if self.redraw else ", redraw=False"
+        return f"NeighborSampler(fanouts={list(self.fanouts)}, replace={self.replace}, seed={self.seed}{once})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._g, self.fanouts, self.replace, self.seed)
+        return type(self), (self._g, self.fanouts, self.replace, self.seed, self.redraw)
 
     def stats(self) -> dict[str, float]:
         """Return totals since the sampler was made, over all threads.
@@ -280,7 +286,7 @@ class NeighborSampler:
             self._room = max(self._room, scratch.room)
             scratch.batches += 1
             scratch.n_nodes += len(batch.input_ids)
-            scratch.n_edges += sum(len(block.src) for block in batch.blocks)
+            scratch.n_edges += sum(len(block.src) for block in (batch.blocks if self.redraw else batch.blocks[:1]))
             scratch.seconds += time.perf_counter() - start
             return batch
         finally:
@@ -306,10 +312,26 @@ class NeighborSampler:
             self._locate(scratch, cache, n_located, n_dst)
             n_located = n_dst
             blocks.append(self._expand(scratch, cache, n_dst, fanout, absorb(key, hop)))
+            if not self.redraw:
+                scratch.degree[:n_dst] = 0  # a node without neighbours draws none: these have drawn theirs
+        if not self.redraw:
+            blocks = self._nested(blocks)
         n = hops.n_nodes
         input_ids = g.pool.tensor((n,), torch.int64)
         input_ids.numpy()[:] = scratch.nodes[:n]
         return SampledBatch(index, epoch, input_ids, len(ids), tuple(reversed(blocks)))
+
+    def _nested(self, hops: list[Block]) -> list[Block]:
+        """Return the layers' blocks, innermost first, from the edges that each hop added: all of them begin one array."""
+        edges = self._g.pool.tensor((2, sum(len(block.src) for block in hops)), torch.int64)
+        src, dst = edges[0], edges[1]
+        blocks, n = [], 0
+        for block in hops:
+            end = n + len(block.src)
+            src[n:end], dst[n:end] = block.src, block.dst
+            blocks.append(Block(src[:end], dst[:end], block.n_src, block.n_dst))
+            n = end
+        return blocks
 
     def _locate(self, scratch: _Scratch, cache: NeighborCache | None, first: int, end: int) -> None:
         """Find the lists of nodes ``first … end - 1``, which joined in the last hop."""

@@ -1,0 +1,22 @@
+"""PyTorch Geometric: its loaders over a dataset on disk, batches as its ``Data``, and its data as a dataset.
+
+========================  ==========================================================================================
+:class:`NeighborLoader`   the library's loader, which takes PyG's keywords and yields PyG's ``Data``
+:func:`stores`            a dataset as PyG's ``FeatureStore`` and ``GraphStore``, for PyG's own loaders
+:class:`Sampler`          a sampler of the library as PyG's ``BaseSampler``: PyG's loaders then need no compiled package
+:func:`to_data`           one :class:`~featstore.MiniBatch` as PyG's ``Data``
+:func:`create`            a dataset from PyG's ``Data``
+========================  ==========================================================================================
+"""
+
+from featstore.errors import MissingExtraError
+
+try:
+    import torch_geometric  # noqa: F401
+except ImportError as error:
+    raise MissingExtraError(f"featstore.adapters.pyg needs torch_geometric ({error}): pip install 'featstore[pyg]'") from None
+
+from featstore.adapters.pyg.data import to_data
+from featstore.adapters.pyg.loader import NeighborLoader
+
+__all__ = ["NeighborLoader", "to_data"]

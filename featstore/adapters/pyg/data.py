@@ -1,0 +1,140 @@
+"""A mini-batch as PyG's ``Data``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+
+import torch
+from torch_geometric.data import Data
+
+from featstore.errors import OptionError
+from featstore.load.minibatch import MiniBatch
+from featstore.sampling.batch import Block
+
+__all__ = ["check_names", "edges_by_hop", "sampled_nodes", "to_data"]
+
+# What a batch has besides its features: no feature may have such a name.
+SAMPLED = ("edge_index", "n_id", "e_id", "batch_size", "input_id", "num_nodes", "num_sampled_nodes", "num_sampled_edges")
+
+
+class _Kept:
+    """Keeps the mini-batch, and so its memory counted, while the ``Data`` lives; deep copies and pickles keep nothing."""
+
+    def __init__(self, batch: MiniBatch | None = None) -> None:
+        self._batch = batch
+
+    def __reduce__(self) -> tuple[type[_Kept], tuple[()]]:
+        return _Kept, ()
+
+
+def to_data(batch: MiniBatch, input_id: torch.Tensor | None = None) -> Data:
+    """Return a mini-batch as PyG's ``Data``.
+
+    Parameters
+    ----------
+    batch : MiniBatch
+    input_id : int64 tensor, shape (n_seeds,), optional
+        What PyG calls the seeds' positions among the loader's; the seeds themselves by default, as for a mask.
+
+    Returns
+    -------
+    torch_geometric.data.Data
+        The features by their names; ``y``, of the seeds alone; ``edge_index``, row 0 the sources; ``n_id``; ``batch_size``,
+        how many of the first nodes are seeds; ``input_id``; ``num_nodes``; ``num_sampled_nodes``, of the seeds and of each hop;
+        ``num_sampled_edges``, of each hop; ``e_id`` where the blocks have edge positions.
+
+    Raises
+    ------
+    OptionError
+        A feature is named like one of these.
+
+    Notes
+    -----
+    PyG's ``trim_to_layer`` leaves each layer the nodes and edges that its hop and those before it added. So each node has the
+    neighbours that it drew in the first hop after it joined. A sampler with ``redraw=False`` draws no others; its edges, in one
+    array, are not copied. Of other samplers the edges are copied, and what nodes draw anew in later hops is left out. Features,
+    ``y`` and ``n_id`` are never copied.
+    """
+    check_names(batch.features, has_labels=batch.y is not None)
+    edge_index, e_id, n_edges = edges_by_hop(batch.blocks)
+    data = Data(edge_index=edge_index)
+    for name, rows in batch.features.items():
+        data[name] = rows
+    if batch.y is not None:
+        data.y = batch.y
+    data.n_id = batch.input_ids
+    if e_id is not None:
+        data.e_id = e_id
+    data.num_nodes = len(batch.input_ids)
+    data.batch_size = len(batch.seeds)
+    data.input_id = batch.seeds if input_id is None else input_id
+    data.num_sampled_nodes = sampled_nodes(len(batch.input_ids), batch.blocks)
+    data.num_sampled_edges = n_edges
+    data.__dict__["_featstore"] = _Kept(batch)
+    return data
+
+
+def check_names(features: Iterable[str], has_labels: bool) -> None:
+    """Raise OptionError where a feature has the name of what every batch has."""
+    for name in features:
+        if name in SAMPLED or (has_labels and name == "y"):
+            raise OptionError("features", f"a batch of PyG has an attribute {name!r} of its own: leave that feature out")
+
+
+def sampled_nodes(n_nodes: int, blocks: tuple[Block, ...]) -> list[int]:
+    """Return the number of seeds, and of nodes that each hop added."""
+    return [blocks[-1].n_dst, *(block.n_src - block.n_dst for block in reversed(blocks))] if blocks else [n_nodes]
+
+
+def edges_by_hop(blocks: tuple[Block, ...]) -> tuple[torch.Tensor, torch.Tensor | None, list[int]]:
+    """Return the edges that each hop added, hop after hop.
+
+    Parameters
+    ----------
+    blocks : tuple of Block
+        Outermost first.
+
+    Returns
+    -------
+    int64 tensor, shape (2, n_edges)
+        Local sources and destinations.
+    int64 tensor, shape (n_edges,), or None
+        Their positions in the graph's ``indices``, where all blocks have them.
+    list of int
+        Edges of each hop, the seeds' own first: those whose destination is none of the hop before.
+    """
+    if not blocks:
+        return torch.empty((2, 0), dtype=torch.int64), None, []
+    hops = blocks[::-1]
+    # Destinations ascend: those that the hop before added come last.
+    firsts = [0] + [int(torch.searchsorted(hop.dst, before.n_dst)) for before, hop in pairwise(hops)]
+    counts = [len(hop.src) - first for first, hop in zip(firsts, hops, strict=True)]
+    has_positions = all(hop.edge_pos is not None for hop in hops)
+    if all(_begins_with(hop, first, before) for before, first, hop in zip(hops, firsts[1:], hops[1:], strict=False)):
+        outer = blocks[0]
+        return _stacked(outer.src, outer.dst), outer.edge_pos if has_positions else None, counts
+    edge_index = torch.empty((2, sum(counts)), dtype=torch.int64, device=hops[0].src.device)
+    torch.cat([hop.src[first:] for first, hop in zip(firsts, hops, strict=True)], out=edge_index[0])
+    torch.cat([hop.dst[first:] for first, hop in zip(firsts, hops, strict=True)], out=edge_index[1])
+    positions = [hop.edge_pos[first:] for first, hop in zip(firsts, hops, strict=True) if hop.edge_pos is not None]
+    return edge_index, torch.cat(positions) if has_positions else None, counts
+
+
+def _begins_with(block: Block, n: int, before: Block) -> bool:
+    """Return whether the first ``n`` edges of a block, and no fewer, are those of the hop before."""
+    if len(before.src) != n:
+        return False
+    return all(
+        mine.data_ptr() == other.data_ptr() or torch.equal(mine[:n], other)
+        for mine, other in zip(block.tensors, before.tensors, strict=False)
+    )
+
+
+def _stacked(src: torch.Tensor, dst: torch.Tensor) -> torch.Tensor:
+    """Return sources and destinations as one tensor: a view, where they lie in one."""
+    n, step = len(src), dst.storage_offset() - src.storage_offset()
+    together = src.untyped_storage().data_ptr() == dst.untyped_storage().data_ptr()
+    if n and together and step >= n and src.is_contiguous() and dst.is_contiguous():
+        return src.as_strided((2, n), (step, 1))
+    return torch.stack((src, dst))

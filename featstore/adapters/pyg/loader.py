@@ -1,0 +1,259 @@
+"""The library's loader with PyG's keywords, which yields PyG's ``Data``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch_geometric.data import Data
+
+from featstore.adapters.pyg.data import check_names, to_data
+from featstore.adapters.pyg.sampler import fanouts_of
+from featstore.errors import OptionError
+from featstore.graph.dataset import OutOfCoreGraph
+from featstore.load.loader import Loader
+from featstore.load.minibatch import MiniBatch
+from featstore.pack.packgraph import PackedGraph
+from featstore.sampling.batch import Sampler
+from featstore.sampling.neighbor import NeighborSampler
+from featstore.strategies.base import Strategy
+
+__all__ = ["NeighborLoader"]
+
+Ids = torch.Tensor | npt.NDArray[Any] | Sequence[int]
+
+# Keywords of PyG's loader, and of torch's, that this one has no use for: the values that change nothing here, and advice.
+_HETEROGENEOUS = "the graph has one type of nodes"
+_THREADS = "batches are made by threads, not by processes: threads= says how many sample, prefetch= how many batches are ahead"
+_BATCHES = "input_nodes= may be an object that says which seeds form which batch, such as featstore.RandomBatches"
+_PINNED = 'device="cuda" pins memory by itself, and delivers batches on the device'
+_OTHERS: dict[str, tuple[tuple[Any, ...], str]] = {
+    "input_time": ((None,), "sampling by time is not there"),
+    "time_attr": ((None,), "sampling by time is not there"),
+    "temporal_strategy": (("uniform",), "sampling by time is not there"),
+    "weight_attr": ((None,), "sampling by weights is not there"),
+    "disjoint": ((False,), "a node that several seeds reach is in the batch once"),
+    "subgraph_type": (("directional",), "a batch has the edges that were sampled"),
+    "directed": ((True,), "a batch has the edges that were sampled"),
+    "is_sorted": ((True, False), ""),
+    "filter_per_worker": ((None, True, False), ""),
+    "persistent_workers": ((True, False), ""),
+    "custom_cls": ((None,), _HETEROGENEOUS),
+    "transform_sampler_output": ((None,), "transform= is given the whole batch"),
+    "input_id": ((None,), "batch.input_id has the positions in input_nodes"),
+    "sampler": ((None,), _BATCHES),
+    "batch_sampler": ((None,), _BATCHES),
+    "generator": ((None,), "seed= decides the order and the draws"),
+    "pin_memory": ((False,), _PINNED),
+    "pin_memory_device": (("",), _PINNED),
+    "prefetch_factor": ((None,), _THREADS),
+    "worker_init_fn": ((None,), _THREADS),
+    "multiprocessing_context": ((None,), _THREADS),
+    "timeout": ((0,), _THREADS),
+    "collate_fn": ((None,), "transform= is given each batch"),
+    "dataset": ((None,), "give the graph as the first argument"),
+}
+
+
+class NeighborLoader:
+    """Iterate over mini-batches of a dataset as ``torch_geometric.data.Data``, an epoch a ``for`` loop.
+
+    In place of ``torch_geometric.loader.NeighborLoader``: the keywords are PyG's where they mean the same, and those of
+    :class:`~featstore.Loader`, which does the work.
+
+    Parameters
+    ----------
+    g : OutOfCoreGraph or PackedGraph
+    num_neighbors : sequence of int, optional
+        Neighbours of the seeds, of the nodes that those add, and so on; -1 takes all. Every node draws once, as in PyG.
+        Without it, and without ``neighbor_sampler``, the strategy brings its batches, as :class:`~featstore.Packed` does.
+    input_nodes : integer array or tensor, boolean mask of shape (num_nodes,), or Batches, optional
+        Seeds, distinct; all nodes by default.
+    batch_size : int, optional
+        Seeds a batch; 1 by default, as in PyG.
+    shuffle : bool
+        A new order of the seeds each epoch.
+    replace : bool
+        Draw with replacement.
+    drop_last : bool
+        Leave out a last batch that is not full.
+    transform : callable, optional
+        Is given each batch, in the loop's thread, and returns what the loop gets.
+    neighbor_sampler : Sampler, optional
+        In place of ``num_neighbors`` and ``replace``: any sampler that :class:`~featstore.Loader` takes.
+    features : str or sequence of str, optional
+        Features to gather; all by default.
+    labels : str or None
+        Node data for ``batch.y``; none where the graph has none of the default name.
+    strategy : str, Strategy or class
+        How rows come off the disk. The batches are the same, bit for bit.
+    seed : int
+        Decides the draws and the order.
+    num_workers : int
+        Threads that sample, if not 0; there are no worker processes.
+    **options : Any
+        Of :class:`~featstore.Loader`: ``memory``, ``prefetch``, ``threads``, ``device``, ``device_cache`` and others. Keywords of
+        PyG's loader that change nothing here are taken, too; others raise OptionError with what to do instead.
+
+    Attributes
+    ----------
+    loader : Loader
+    transform : callable or None
+
+    Raises
+    ------
+    OptionError
+        A keyword of PyG's that is not there; several ways to sample at once; ``num_neighbors`` for edge types; a feature with a
+        name that PyG's batches use.
+    ValueError, TypeError, IndexError, BusyError, BudgetError, ClosedError
+        See :class:`~featstore.Loader`.
+
+    Notes
+    -----
+    A batch has what :func:`to_data` says. ``batch.y`` has the labels of the seeds, the first ``batch_size`` nodes, where PyG's
+    has a row for every node: ``batch.y[:batch.batch_size]`` is right for both. Other node data are in memory:
+    ``g.node_data["train_mask"][batch.n_id]``.
+
+    Examples
+    --------
+    >>> loader = NeighborLoader(g, num_neighbors=[10, 10], input_nodes=train_idx, batch_size=1024)  # doctest: +SKIP
+    >>> for batch in loader:                                                                        # doctest: +SKIP
+    ...     out = model(batch.x, batch.edge_index)[: batch.batch_size]
+    """
+
+    def __init__(
+        self,
+        g: OutOfCoreGraph | PackedGraph,
+        num_neighbors: Sequence[int] | None = None,
+        input_nodes: Any = None,
+        *,
+        batch_size: int | None = None,
+        shuffle: bool = False,
+        replace: bool = False,
+        drop_last: bool = False,
+        transform: Callable[[Data], Any] | None = None,
+        neighbor_sampler: Sampler | None = None,
+        features: str | Sequence[str] | None = None,
+        labels: str | None = "y",
+        strategy: str | Strategy | type[Strategy] = "ondemand",
+        seed: int = 0,
+        num_workers: int = 0,
+        **options: Any,
+    ) -> None:
+        options = _own_options(options, num_workers)
+        if transform is not None and not callable(transform):
+            raise TypeError(f"transform must be callable, not {type(transform).__name__}")
+        self.transform = transform
+        sampler: Any = neighbor_sampler
+        if num_neighbors is not None:
+            if neighbor_sampler is not None:
+                raise OptionError("neighbor_sampler", "it has its own num_neighbors; give one of the two")
+            _check_graph(g)
+            sampler = NeighborSampler(g, fanouts_of(num_neighbors), replace=replace, seed=seed, redraw=False)
+        if input_nodes is None and sampler is not None:
+            input_nodes = torch.arange(g.num_nodes)
+        elif isinstance(input_nodes, str) or (isinstance(input_nodes, tuple) and input_nodes and isinstance(input_nodes[0], str)):
+            raise OptionError("input_nodes", f"{_HETEROGENEOUS}; give ids or a mask, such as g.node_data['train_idx']")
+        is_ids = isinstance(input_nodes, (torch.Tensor, np.ndarray, Sequence))
+        if sampler is not None and is_ids and batch_size is None:
+            batch_size = 1
+        names = tuple(g.features) if features is None else (features,) if isinstance(features, str) else tuple(features)
+        if labels == "y" and labels not in g.node_data:
+            labels = None
+        check_names(names, has_labels=labels is not None)
+        self._positions = _Positions(input_nodes) if is_ids and not _is_mask(input_nodes) else None
+        self.loader = Loader(
+            g,
+            sampler,
+            input_nodes,
+            batch_size,
+            features=names,
+            labels=labels,
+            strategy=strategy,
+            shuffle=shuffle,
+            seed=seed,
+            drop_last=drop_last,
+            **options,
+        )
+
+    def _batch(self, batch: MiniBatch) -> Any:
+        data = to_data(batch, None if self._positions is None else self._positions(batch.seeds))
+        return data if self.transform is None else self.transform(data)
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Return an iterator over the next epoch; see :class:`~featstore.Loader`."""
+        return map(self._batch, iter(self.loader))
+
+    def __repr__(self) -> str:
+        return f"NeighborLoader({len(self)} batches)"
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next ``for`` loop run ``epoch``; see :meth:`featstore.Loader.set_epoch`."""
+        self.loader.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where training stands; see :meth:`featstore.Loader.state_dict`."""
+        return self.loader.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where :meth:`state_dict` stood; see :meth:`featstore.Loader.load_state_dict`."""
+        self.loader.load_state_dict(state)
+
+    def stats(self) -> dict[str, Any]:
+        """Return what the loader has done; see :meth:`featstore.Loader.stats`."""
+        return self.loader.stats()
+
+    def close(self) -> None:
+        """Stop what runs and give the memory back; see :meth:`featstore.Loader.close`."""
+        self.loader.close()
+
+    def __enter__(self) -> NeighborLoader:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.loader.__exit__(kind, error, trace)
+
+
+class _Positions:
+    """Where seeds are among ids."""
+
+    def __init__(self, ids: Ids) -> None:
+        given = torch.as_tensor(ids).detach().cpu()
+        self._ids, self._order = torch.sort(given.to(torch.int64))
+
+    def __call__(self, seeds: torch.Tensor) -> torch.Tensor:
+        found = self._order[torch.searchsorted(self._ids, seeds.cpu())]
+        return found.to(seeds.device)
+
+
+def _is_mask(ids: Any) -> bool:
+    return getattr(ids, "dtype", None) in (torch.bool, np.dtype(bool))
+
+
+def _check_graph(g: Any) -> None:
+    if isinstance(g, PackedGraph):
+        raise OptionError("num_neighbors", "a PackedGraph has samples of its own: leave num_neighbors and input_nodes out")
+
+
+def _own_options(given: Mapping[str, Any], num_workers: int) -> dict[str, Any]:
+    """Return the options that are the library's loader's; OptionError for PyG's that would change something."""
+    options = dict(given)
+    for name, (harmless, advice) in _OTHERS.items():
+        if name in options:
+            value = getattr(options[name], "value", options[name])  # an enumeration's
+            del options[name]
+            if not any(value is each or (type(value) is type(each) and value == each) for each in harmless):
+                raise OptionError(name, advice)
+    if num_workers:
+        if options.get("threads") is not None:
+            raise OptionError("num_workers", "threads= says how many threads sample; give one of the two")
+        options["threads"] = num_workers
+    return options

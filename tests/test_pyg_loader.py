@@ -1,0 +1,416 @@
+"""The library's loader as PyG's: batches against PyG's own over arrays in memory, models that trim, keywords, life."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import featstore
+from featstore.errors import MissingExtraError, OptionError
+from tests.pyg import Data, GATConv, GCNConv, GraphConv, HopSampler, NodeLoader, SAGEConv, data_of, trim_to_layer
+
+from featstore.adapters.pyg import NeighborLoader, to_data  # isort: skip  # after PyG, which tests.pyg imports without its warnings
+
+STRATEGIES = [
+    "ondemand",
+    featstore.OnDemand(cache="20%", policy="sieve"),
+    featstore.Superbatch(cache="20%", length=3),
+    featstore.Ginex(cache="20%", length=3),
+    featstore.Streamed(cache="20%", length=3),
+    "auto",
+]
+
+
+@pytest.fixture
+def g(small: SimpleNamespace):
+    with featstore.open(small.path, memory="64MiB") as graph:
+        yield graph
+
+
+@pytest.fixture(scope="module")
+def whole(small: SimpleNamespace) -> Any:
+    """The whole graph in memory, as PyG holds it."""
+    data = data_of(small.indptr, small.indices)
+    data.x, data.y = torch.from_numpy(small.x), torch.from_numpy(small.y)
+    return data
+
+
+class Net(torch.nn.Module):
+    """Three layers of one kind; trims its input to each layer where the batch says how."""
+
+    def __init__(self, conv: Any, **options: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        widths = [25, 16, 16, 5]
+        self.layers = torch.nn.ModuleList(conv(a, b, **options) for a, b in pairwise(widths))
+
+    def forward(self, x: torch.Tensor, edge_index: torch.Tensor, nodes: Any = None, edges: Any = None) -> torch.Tensor:
+        for i, layer in enumerate(self.layers):
+            if nodes is not None:
+                x, edge_index, _ = trim_to_layer(i, nodes, edges, x, edge_index)
+            x = layer(x, edge_index).relu()
+        return x
+
+
+MODELS = [
+    pytest.param(SAGEConv, {}, id="SAGE"),
+    pytest.param(SAGEConv, {"aggr": "max"}, id="SAGE max"),
+    pytest.param(GraphConv, {}, id="sum"),
+    pytest.param(GATConv, {"heads": 2, "concat": False}, id="GAT"),
+]
+
+
+def trimmed(model: Net, batch: Any) -> torch.Tensor:
+    return model(batch.x, batch.edge_index, batch.num_sampled_nodes, batch.num_sampled_edges)[: batch.batch_size]
+
+
+# -- batches -------------------------------------------------------------------------------------------------------------------
+
+
+def test_whole_neighbourhoods_are_the_batches_of_pyg(small, g, whole) -> None:
+    seeds = torch.from_numpy(small.train_idx)
+    want = NodeLoader(whole, HopSampler(small.indptr, small.indices, [-1, -1, -1]), seeds, batch_size=64)
+    with NeighborLoader(g, [-1, -1, -1], seeds, batch_size=64, features="x") as loader:
+        assert len(loader) == len(want) == 5
+        for mine, its in zip(loader, want, strict=True):
+            assert isinstance(mine, Data)
+            assert mine.validate()
+            for name in ("n_id", "x", "edge_index", "input_id"):
+                assert torch.equal(mine[name], its[name]), name
+            assert torch.equal(mine.y[: mine.batch_size], its.y[: its.batch_size])
+            for name in ("batch_size", "num_nodes", "num_sampled_nodes", "num_sampled_edges"):
+                assert getattr(mine, name) == getattr(its, name), name
+
+
+@pytest.mark.parametrize(("conv", "options"), MODELS)
+@pytest.mark.parametrize("redraw", [False, True])
+@torch.no_grad()
+def test_models_that_trim_compute_what_they_compute_on_the_whole_graph(small, g, whole, conv, options, redraw) -> None:
+    model = Net(conv, **options)
+    want = model(whole.x, whole.edge_index)
+    sampler = featstore.NeighborSampler(g, [-1, -1, -1], redraw=redraw)
+    with NeighborLoader(g, None, small.train_idx, neighbor_sampler=sampler, batch_size=100) as loader:
+        for batch in loader:
+            assert len(batch.num_sampled_nodes) == 4
+            torch.testing.assert_close(trimmed(model, batch), want[batch.n_id[: batch.batch_size]])
+            torch.testing.assert_close(model(batch.x, batch.edge_index)[: batch.batch_size], trimmed(model, batch))
+
+
+@torch.no_grad()
+def test_a_gcn_on_one_more_hop_computes_what_it_computes_on_the_whole_graph(small, g, whole) -> None:
+    """GCN divides by the sources' degrees, which only a further hop makes whole, so nothing is trimmed."""
+    model = Net(GCNConv)
+    want = model(whole.x, whole.edge_index)
+    with NeighborLoader(g, [-1] * 4, small.train_idx, batch_size=100) as loader:
+        for batch in loader:
+            got = model(batch.x, batch.edge_index)[: batch.batch_size]
+            torch.testing.assert_close(got, want[batch.n_id[: batch.batch_size]])
+
+
+def check_sample(batch: Any, small: SimpleNamespace, fanouts: list[int], is_reached: bool = True) -> None:
+    """Check a drawn batch edge by edge: edges of the graph; nodes before the last hop have their fan-out's share, once."""
+    n_id, (src, dst) = batch.n_id.numpy(), batch.edge_index.numpy()
+    assert len(np.unique(n_id)) == len(n_id)
+    degree = np.diff(small.indptr)
+    ends = np.cumsum(batch.num_sampled_nodes)
+    assert ends[-1] == len(n_id)
+    assert sum(batch.num_sampled_edges) == len(src)
+    first = 0
+    for hop, (fanout, n_edges) in enumerate(zip(fanouts, batch.num_sampled_edges, strict=True)):
+        s, d = src[first : first + n_edges], dst[first : first + n_edges]
+        first += n_edges
+        new = np.arange(ends[hop] - batch.num_sampled_nodes[hop], ends[hop])
+        most = degree[n_id[new]] if fanout < 0 else np.minimum(degree[n_id[new]], fanout)
+        assert np.array_equal(np.bincount(d, minlength=ends[hop])[new], most)
+        assert (np.diff(d) >= 0).all()
+        assert set(d) <= set(new)
+        assert not len(s) or s.max() < ends[hop + 1]
+        if is_reached:
+            assert set(range(ends[hop], ends[hop + 1])) <= set(s)
+        for node in new[:20]:
+            there = small.indices[small.indptr[n_id[node]] : small.indptr[n_id[node] + 1]].tolist()
+            for source in n_id[s[d == node]]:
+                there.remove(source)  # a repeated edge may be drawn as often as it is there
+
+
+@pytest.mark.parametrize("redraw", [False, True])
+def test_drawn_batches_are_samples_of_the_graph(small, g, redraw) -> None:
+    fanouts = [5, 3, 2]
+    sampler = featstore.NeighborSampler(g, fanouts, seed=4, redraw=redraw)
+    model = Net(SAGEConv)
+    with featstore.Loader(g, sampler, small.train_idx, 40, features=["x"]) as loader:
+        for batch in loader:
+            data = batch.to_pyg()
+            check_sample(data, small, fanouts, is_reached=not redraw)
+            whole_batch = model(data.x, data.edge_index)[: data.batch_size]
+            torch.testing.assert_close(trimmed(model, data), whole_batch)
+
+
+def test_tensors_are_not_copied(small, g) -> None:
+    sampler = featstore.NeighborSampler(g, [5, 5], redraw=False)
+    with featstore.Loader(g, sampler, small.train_idx, 100, features=["x", "h"]) as loader:
+        for batch in loader:
+            data = to_data(batch)
+            for mine, its in [(data.x, batch.x), (data.h, batch.features["h"]), (data.y, batch.y), (data.n_id, batch.input_ids)]:
+                assert mine is its
+            outer = batch.blocks[0]
+            assert data.edge_index.data_ptr() == outer.src.data_ptr()
+            assert data.edge_index[1].data_ptr() == outer.dst.data_ptr()
+            assert torch.equal(data.edge_index, torch.stack((outer.src, outer.dst)))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
+def test_every_strategy_gives_the_same_batches(small, g, strategy, tmp_path) -> None:
+    options = {"num_neighbors": [4, 3], "input_nodes": small.train_idx, "batch_size": 32, "shuffle": True, "seed": 3}
+    with NeighborLoader(g, **options) as loader:
+        want = [list(loader) for _ in range(2)]
+    assert not torch.equal(want[0][0].n_id, want[1][0].n_id)
+    with NeighborLoader(g, **options, strategy=strategy) as loader:
+        for epoch in want:
+            for mine, its in zip(loader, epoch, strict=True):
+                check_sample(mine, small, [4, 3])
+                assert mine.keys() == its.keys()
+                for name in its.keys():  # noqa: SIM118  # a Data is no mapping
+                    equal = torch.equal if isinstance(its[name], torch.Tensor) else lambda a, b: a == b
+                    assert equal(mine[name], its[name]), name
+
+
+def test_a_pack_brings_its_batches(small, g, tmp_path) -> None:
+    sampler = featstore.NeighborSampler(g, [4, 3], redraw=False)
+    pack = tmp_path / "pack"
+    featstore.sample_offline(g, sampler, small.train_idx, 32, path=pack, progress=False).close()
+    with NeighborLoader(g, strategy=featstore.Packed(pack, cache="10%")) as loader:
+        for batch in loader:
+            check_sample(batch, small, [4, 3])
+            assert torch.equal(batch.x, torch.from_numpy(small.x)[batch.n_id])
+            assert torch.equal(batch.input_id, batch.n_id[: batch.batch_size])
+    with pytest.raises(ValueError, match="takes no sampler and no seeds"):
+        NeighborLoader(g, [4, 3], batch_size=32, strategy=featstore.Packed(pack, cache="10%"))
+
+
+def test_input_id_is_the_position_among_the_seeds(small, g) -> None:
+    seeds = torch.from_numpy(np.random.default_rng(0).permutation(small.train_idx))
+    mask = np.zeros(small.num_nodes, bool)
+    mask[small.train_idx] = True
+    for given in (seeds, seeds.numpy(), seeds.tolist(), seeds.int()):
+        with NeighborLoader(g, [2], given, batch_size=64, shuffle=True) as loader:
+            for batch in loader:
+                assert torch.equal(seeds[batch.input_id], batch.n_id[: batch.batch_size])
+    for given in (mask, torch.from_numpy(mask), featstore.RandomBatches(seeds, 64), None):
+        with NeighborLoader(g, [2], given, batch_size=None if isinstance(given, featstore.RandomBatches) else 64) as loader:
+            seen = []
+            for batch in loader:
+                assert torch.equal(batch.input_id, batch.n_id[: batch.batch_size])
+                seen += batch.input_id.tolist()
+            assert sorted(seen) == (list(range(small.num_nodes)) if given is None else small.train_idx.tolist())
+
+
+class Fixed:
+    """Gives the blocks that it was made with."""
+
+    def __init__(self, nodes: list[int], *blocks: Any) -> None:
+        self.nodes, self.blocks = torch.tensor(nodes), blocks
+
+    def sample(self, seeds: torch.Tensor, epoch: int = 0, index: int = 0) -> Any:
+        return featstore.SampledBatch(index, epoch, self.nodes, len(seeds), self.blocks)
+
+
+def test_other_samplers_blocks(g) -> None:
+    ids = torch.tensor
+    inner = featstore.Block(ids([1, 2]), ids([0, 0]), 3, 1, ids([70, 71]))
+    outer = featstore.Block(ids([2, 3, 0, 3]), ids([0, 0, 1, 2]), 4, 3, ids([71, 72, 80, 90]))  # node 0 draws anew
+    with NeighborLoader(g, None, [5], neighbor_sampler=Fixed([5, 6, 7, 8], outer, inner), features=[]) as loader:
+        (batch,) = loader
+    assert batch.edge_index.tolist() == [[1, 2, 0, 3], [0, 0, 1, 2]]
+    assert batch.e_id.tolist() == [70, 71, 80, 90]
+    assert (batch.num_sampled_nodes, batch.num_sampled_edges, batch.num_nodes) == ([1, 2, 1], [2, 2], 4)
+    assert "x" not in batch
+    nested = featstore.Block(ids([1, 2, 3]), ids([0, 0, 2]), 4, 3, ids([70, 71, 90]))
+    with NeighborLoader(g, None, [5], neighbor_sampler=Fixed([5, 6, 7, 8], nested, inner)) as loader:
+        (batch,) = loader
+    assert batch.edge_index.tolist() == [[1, 2, 3], [0, 0, 2]]
+    assert (batch.e_id.tolist(), batch.num_sampled_edges) == ([70, 71, 90], [2, 1])
+    with NeighborLoader(g, None, [5], neighbor_sampler=Fixed([5, 6])) as loader:
+        (batch,) = loader
+    assert (batch.num_sampled_nodes, batch.num_sampled_edges, batch.batch_size) == ([2], [], 1)
+    assert batch.edge_index.shape == (2, 0)
+
+
+# -- training ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("conv", [SAGEConv, GATConv, GCNConv])
+def test_losses_are_the_same_under_every_strategy(small, g, conv) -> None:
+    def losses(strategy: Any) -> list[float]:
+        model = Net(conv)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        found = []
+        with NeighborLoader(g, [4, 4, 4], small.train_idx, batch_size=100, shuffle=True, strategy=strategy) as loader:
+            for _ in range(2):
+                for batch in loader:
+                    loss = torch.nn.functional.cross_entropy(trimmed(model, batch), batch.y[: batch.batch_size])
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+                    found.append(loss.item())
+        return found
+
+    torch.use_deterministic_algorithms(True)
+    try:
+        want, *others = [losses(strategy) for strategy in STRATEGIES[:-1]]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert len(set(want)) == 6
+    assert all(other == want for other in others)
+
+
+# -- keywords ------------------------------------------------------------------------------------------------------------------
+
+
+def test_keywords_that_change_nothing_are_taken(small, g) -> None:
+    options: dict[str, Any] = {"subgraph_type": "directional", "disjoint": False, "is_sorted": True, "filter_per_worker": True}
+    options |= {"persistent_workers": True, "num_workers": 2, "pin_memory": False, "time_attr": None, "prefetch_factor": None}
+    with NeighborLoader(g, [3], torch.from_numpy(small.train_idx), batch_size=50, **options) as loader:
+        assert len(list(loader)) == len(loader) == 6
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_neighbors": {("a", "to", "b"): [2]}}, "num_neighbors: the graph has one type of edges"),
+        ({"num_neighbors": 5}, "num_neighbors: a list of integers"),
+        ({"num_neighbors": [2.5]}, "num_neighbors: a list of integers"),
+        ({"num_neighbors": []}, "fanouts is empty"),
+        ({"num_neighbors": [-2]}, "a fan-out is -1"),
+        ({"num_neighbors": None}, "needs a sampler and seeds"),
+        ({"neighbor_sampler": Fixed([1])}, "neighbor_sampler: it has its own"),
+        ({"input_nodes": "paper"}, "input_nodes: the graph has one type of nodes"),
+        ({"input_nodes": ("paper", torch.arange(3))}, "input_nodes: the graph has one type of nodes"),
+        ({"input_nodes": torch.ones(7, dtype=torch.bool)}, "a mask of seeds must have one entry a node"),
+        ({"input_nodes": torch.tensor([1, 1])}, "seed 1 occurs more than once"),
+        ({"disjoint": True}, "disjoint: a node that several seeds reach"),
+        ({"subgraph_type": "induced"}, "subgraph_type: a batch has the edges that were sampled"),
+        ({"time_attr": "time"}, "time_attr: sampling by time"),
+        ({"weight_attr": "w"}, "weight_attr: sampling by weights"),
+        ({"pin_memory": True}, 'pin_memory: device="cuda"'),
+        ({"prefetch_factor": 4}, "prefetch_factor: batches are made by threads"),
+        ({"num_workers": 2, "threads": 3}, "num_workers: threads= says"),
+        ({"timeout": True}, "timeout: batches are made by threads"),
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"features": ["nothing"]}, "the graph has no 'nothing'"),
+        ({"labels": "train"}, "the graph has no 'train'"),
+        ({"labels": "train_idx"}, "has 300 entries for 1000 nodes"),
+    ],
+)
+def test_bad_values(small, g, options, message) -> None:
+    given = {"num_neighbors": [2], "input_nodes": small.train_idx, "batch_size": 50} | options
+    with pytest.raises(ValueError, match=message):
+        NeighborLoader(g, **given)
+
+
+def test_bad_types(small, g) -> None:
+    with pytest.raises(TypeError, match="transform must be callable"):
+        NeighborLoader(g, [2], small.train_idx, transform="normalize")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'num_neighbours'"):
+        NeighborLoader(g, None, small.train_idx, num_neighbours=[2])
+    with pytest.raises(TypeError, match="seeds must be integers"):
+        NeighborLoader(g, [2], torch.rand(3))
+    with pytest.raises(IndexError, match="seed 1000 at position 1 is not a node"):
+        NeighborLoader(g, [2], torch.tensor([0, 1000]))
+
+
+def test_a_feature_named_like_a_part_of_the_batch(tmp_path) -> None:
+    x = np.eye(3, dtype=np.float32)
+    with featstore.OutOfCoreGraph.create(tmp_path / "g", [0, 1, 1, 1], [1], {"x": x, "n_id": x}, progress=False) as g:
+        with pytest.raises(OptionError, match="features: a batch of PyG has an attribute 'n_id'"):
+            NeighborLoader(g, [2])
+        with featstore.Loader(g, featstore.NeighborSampler(g, [1]), [0], features=["n_id"], labels=None) as loader:
+            (batch,) = loader
+            with pytest.raises(OptionError, match="'n_id'"):
+                batch.to_pyg()
+        with NeighborLoader(g, [2], features="x", batch_size=3) as loader:
+            (data,) = loader
+    assert "y" not in data
+    assert torch.equal(data.x, torch.eye(3))
+
+
+def test_no_seeds(g) -> None:
+    with NeighborLoader(g, [2], torch.tensor([], dtype=torch.int64), shuffle=True) as loader:
+        assert len(loader) == 0
+        assert list(loader) == []
+
+
+# -- life ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_epochs_states_and_transforms(small, g) -> None:
+    def transform(data: Any) -> Any:
+        data.doubled = 2 * data.x
+        return data
+
+    options = {"num_neighbors": [3, 2], "input_nodes": small.train_idx, "batch_size": 64, "shuffle": True, "transform": transform}
+    with NeighborLoader(g, **options) as loader:
+        batches = [list(loader) for _ in range(2)]
+        assert torch.equal(batches[0][0].doubled, 2 * batches[0][0].x)
+        loader.set_epoch(1)
+        assert torch.equal(next(iter(loader)).n_id, batches[1][0].n_id)
+        state = loader.state_dict()
+        assert loader.stats()["batches"] >= 11
+        assert repr(loader) == "NeighborLoader(5 batches)"
+    with NeighborLoader(g, **options) as again:
+        again.load_state_dict(state)
+        rest = list(again)
+    assert [batch.n_id.tolist() for batch in rest] == [batch.n_id.tolist() for batch in batches[1][1:]]
+    with pytest.raises(featstore.ClosedError, match="the loader is closed"):
+        iter(again)
+
+
+def test_a_graph_closed_in_the_middle(small, g) -> None:
+    with NeighborLoader(g, [3, 2], small.train_idx, batch_size=10) as loader:
+        batches = iter(loader)
+        first = next(batches)
+        g.close()
+        with pytest.raises(featstore.ClosedError):
+            list(batches)
+        assert torch.equal(first.x, torch.from_numpy(small.x)[first.n_id])
+    with pytest.raises(featstore.ClosedError):
+        NeighborLoader(g, [3, 2], small.train_idx, batch_size=10)
+
+
+def pickled(batch: Any) -> Any:
+    return pickle.loads(pickle.dumps(batch))
+
+
+def test_batches_that_are_kept_are_counted_and_their_copies_are_not(small, g) -> None:
+    with NeighborLoader(g, [-1, -1], small.train_idx, batch_size=15, features=["x", "h"], memory="2MiB", prefetch=0) as loader:
+        for keep in (copy.deepcopy, pickled):
+            kept = [keep(batch) for batch in loader]
+            assert len(kept) == len(loader)
+            assert all(torch.equal(each.h, torch.from_numpy(small.h)[each.n_id]) for each in kept)
+        for keep in (lambda batch: batch, copy.copy):
+            with pytest.raises(featstore.BudgetError, match="earlier batches are held"):
+                kept = [keep(batch) for batch in loader]
+
+
+def run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_pyg_is_imported_when_it_is_asked_for() -> None:
+    assert run("import sys, featstore; featstore.Loader, featstore.MiniBatch; print('torch_geometric' in sys.modules)") == "False"
+    code = "import sys; sys.modules['torch_geometric'] = None\nfrom featstore.errors import MissingExtraError\n"
+    code += "try:\n    import featstore.adapters.pyg\nexcept MissingExtraError as error:\n    print(error)"
+    message = run(code)
+    assert message.startswith("featstore.adapters.pyg needs torch_geometric")
+    assert "pip install 'featstore[pyg]'" in message
+    assert issubclass(MissingExtraError, ImportError)
