@@ -19,6 +19,7 @@ from featstore.cache.belady import Belady
 from featstore.cache.planned import Window
 from featstore.load.loader import Loader
 from featstore.plan.trace import record
+from featstore.strategies.memory import Memory
 from featstore.strategies.switch import FEATURES, NEIGHBORS
 from tests.conftest import make_graph
 from tests.loaders import make_loader
@@ -69,8 +70,10 @@ class Watched:
         return self.inner.sample(seeds, epoch, index)
 
 
-def test_one_memory_for_both_caches(g: featstore.OutOfCoreGraph) -> None:
-    """While sampling the share is the neighbour cache's, while gathering the feature cache's; it is never given back between."""
+@pytest.mark.parametrize("more", [0, 5_000])
+def test_one_memory_for_both_caches(g: featstore.OutOfCoreGraph, monkeypatch: pytest.MonkeyPatch, more: int) -> None:
+    """While sampling the share is the neighbour cache's, and more; while gathering it is the feature cache's."""
+    monkeypatch.setattr(Memory, "left_while_sampling", lambda _: more)
     sampler = Watched(g)
     with serial(g, sampler=sampler, prefetch=1, threads=1) as loader:
         share = loader._runner._switch.share  # type: ignore[attr-defined]
@@ -87,17 +90,68 @@ def test_one_memory_for_both_caches(g: featstore.OutOfCoreGraph) -> None:
                 assert g.neighbor_cache is None
         assert len(sampler.reports) == len(loader) - 1 == 19  # the first was sampled when the loader was made
         for report, cache in zip(sampler.reports, sampler.caches, strict=True):
-            assert report[NEIGHBORS] == held
+            assert report[NEIGHBORS] == held + more
             assert FEATURES not in report
             assert cache is not None
             assert 0 < cache.n_cached < N
-            assert cache.nbytes <= held
-        assert share.peak <= share.total
-        assert len({id(cache) for cache in sampler.caches}) == 4  # one a superbatch, loaded again from its run file
+            assert held * (more > 0) < cache.nbytes <= held + more
+        assert share.peak <= held + more
+        # Loaded again from its run file each time but the last, when all is sampled: one for two superbatches, then one for each.
+        assert len({id(cache) for cache in sampler.caches}) == 3
         stages = loader.stats()["seconds"]
         assert {"sample", "plan", "switch", "load", "gather", "update"} <= stages.keys()
     assert not {FEATURES, NEIGHBORS, "planner"} & g.memory_report().keys()
     assert g.features["x"].cache is None
+
+
+def test_the_neighbor_cache_has_all_but_working_buffers(dataset: Path) -> None:
+    with featstore.open(dataset, memory="64MB") as g:
+        sampler = Watched(g)
+        with serial(g, sampler=sampler) as loader:
+            for batch in loader:
+                if batch.index % 5 == 0:
+                    assert loader._runner._switch.share.total < 200_000  # type: ignore[attr-defined]
+        assert all(cache.n_cached == N for cache in sampler.caches[1:])
+
+
+def test_a_superbatch_is_planned_while_the_next_one_is_sampled(
+    g: featstore.OutOfCoreGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ginex, figure 9: by events, which never come if one waits for the other."""
+    planning, sampling, plan = threading.Event(), threading.Event(), Belady.plan
+    met: list[int] = []
+
+    def planned(self: Belady, window: Window) -> Any:
+        planning.set()
+        assert sampling.wait(60)
+        yield from plan(self, window)
+
+    class Met(Watched):
+        def sample(self, seeds: torch.Tensor, epoch: int = 0, index: int = 0) -> Any:
+            if index == 5:
+                sampling.set()
+                assert planning.wait(60)
+            met.append(index)
+            return super().sample(seeds, epoch, index)
+
+    monkeypatch.setattr(Belady, "plan", planned)
+    with serial(g, sampler=Met(g), prefetch=1) as loader:
+        met.clear()
+        batches = iter(loader)
+        next(batches)
+        assert sorted(met) == list(range(1, 10))  # of two superbatches, the first batch having been sampled before
+        assert [batch.index for batch in batches] == list(range(1, 20))
+
+
+def test_a_superbatch_may_be_a_whole_epoch(g: featstore.OutOfCoreGraph) -> None:
+    sampler = featstore.NeighborSampler(g, [2], seed=1)
+    with serial(g, sampler=sampler, superbatch="auto", labels=None) as loader:
+        assert loader._runner._planning.superbatch == len(loader)  # type: ignore[attr-defined]
+    rolling = {"strategy": "superbatch", "feature_cache": SHARE, "labels": None}
+    with make_loader(g, sampler, g.node_data["train_idx"], 2, **rolling) as loader:
+        assert loader._runner._planning.superbatch == 200  # type: ignore[attr-defined]
+    with make_loader(g, sampler, g.node_data["train_idx"], 2, **rolling, overlap=False) as loader:
+        assert loader._runner._planning.superbatch == 500  # type: ignore[attr-defined]
 
 
 def expected_loads(g: featstore.OutOfCoreGraph, size: int, capacity: int) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from featstore.config import Budget, Options, parse_cache_size
 from featstore.errors import FormatError
 from featstore.graph.opened import Opened
 from featstore.graph.policyinputs import Given, PolicyInputs
-from featstore.graph.savedcache import load_neighbor_cache, save_neighbor_cache
+from featstore.graph.savedcache import load_neighbor_cache, save_neighbor_cache, saved_bytes
 from featstore.graph.snapshot import Snapshot
 from featstore.graph.topology import NeighborCache, Topology, huge_bytes
 
@@ -259,7 +259,9 @@ class Kept(Opened):
             return None
         return load_neighbor_cache(self._snapshot.catalog, self._snapshot.files, topology, budget, recipe)
 
-    def make_neighbor_cache(self, budget: Budget, scratch: Budget, policy: str = "in_out_ratio") -> tuple[NeighborCache, bool]:
+    def make_neighbor_cache(
+        self, budget: Budget, scratch: Budget, policy: str = "in_out_ratio", least: int = 0
+    ) -> tuple[NeighborCache, bool]:
         """Return a neighbour cache that fills ``budget``, a share of the graph's that the caller holds; loaders call this.
 
         Parameters
@@ -269,13 +271,15 @@ class Kept(Opened):
         scratch : Budget
             Counts what choosing the nodes takes meanwhile: 24 bytes a node, and :meth:`NeighborCache.scratch_bytes`.
         policy : str
+        least : int
+            Bytes from which on a saved cache will do, though there is memory for a larger one.
 
         Returns
         -------
         NeighborCache
         bool
             Whether it was loaded as it is stored in the dataset: the whole adjacency, or a cache that :meth:`cache_neighbors`
-            saved with the same size and policy.
+            saved with the same policy.
 
         Raises
         ------
@@ -285,7 +289,9 @@ class Kept(Opened):
         chosen = _static(policy)
         self._check_open()
         n_bytes = budget.available
-        found = self._stored_neighbors(n_bytes, budget, {"policy": chosen.name, "bytes": n_bytes, "seed": 0})
+        saved = saved_bytes(self._snapshot.catalog)
+        size = saved if least <= saved <= n_bytes else n_bytes
+        found = self._stored_neighbors(n_bytes, budget, {"policy": chosen.name, "bytes": size, "seed": 0})
         if found is not None:
             return found, True
         with self._or_closed(), self.policy_inputs(self.topology.id_bytes, None, None, 0, scratch) as inputs:

@@ -18,7 +18,7 @@ from featstore.storage.rowfile import RowFile
 from featstore.storage.update import Update
 from featstore.storage.writer import FileRecord
 
-__all__ = ["load_neighbor_cache", "save_neighbor_cache"]
+__all__ = ["load_neighbor_cache", "save_neighbor_cache", "saved_bytes"]
 
 _KEY = "cache/neighbors"
 _ARRAYS = ("records", "offset_of_node")
@@ -29,6 +29,12 @@ def _made_of(catalog: Catalog) -> dict[str, str]:
     """Identify the files that a cache was chosen and copied from: one of another topology is never used."""
     fields = (catalog.fields[f"{EDGE}/{name}"] for name in ("indptr", "indices", "out_degree"))
     return {field.name: catalog.files[field.parts[0].file].file_id for field in fields}
+
+
+def saved_bytes(catalog: Catalog) -> int:
+    """Return the size that the saved cache was asked for with; 0 where there is none."""
+    n_bytes = catalog.extra.get(_KEY, {}).get("bytes")
+    return n_bytes if isinstance(n_bytes, int) else 0
 
 
 def save_neighbor_cache(root: str, catalog: Catalog, cache: NeighborCache, recipe: Mapping[str, Any]) -> None:

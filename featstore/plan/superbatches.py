@@ -3,9 +3,9 @@
 A background thread samples superbatch ``k + 1`` before it plans ``k``, so that next uses in ``k + 1`` count and the cache
 survives from one to the next; both happen while the batches of ``k - 1`` and ``k`` are gathered and trained on.
 
-With a :class:`Switch` it is the paper's serial schedule instead: the same thread waits until superbatch ``k - 1`` has run, takes
-the feature cache's memory for the neighbour cache, samples and plans ``k`` alone, and gives the memory back, filled with the rows
-that are used first.
+With a :class:`Switch` it is the paper's schedule instead: the same thread waits until superbatch ``k - 1`` has run, takes the
+feature cache's memory for the neighbour cache, samples ``k + 1`` while another one plans ``k`` alone, and gives the memory back,
+filled with the rows that are used first.
 """
 
 from __future__ import annotations
@@ -150,6 +150,7 @@ class SuperbatchInspector:
         self._is_paused = False
         self._awaited: Future[SampledBatch] | None = None  # to be written next
         self._shortage: BudgetError | None = None
+        self._first_rows = NO_ROWS  # that the cache begins with, in the serial schedule
         self._reached = 0  # superbatch that is being consumed
         self._n_passed = start  # batches before this one have run
         self._error: BaseException | None = None
@@ -293,7 +294,10 @@ class SuperbatchInspector:
                             sampled[ahead] = self._sample_superbatch(ahead, workers)
                     superbatch = sampled.pop(k)
                     try:
-                        self._plan_and_pack(k, superbatch, sampled.get(k + 1))
+                        if self._switch is None:
+                            self._plan_and_pack(k, superbatch, sampled.get(k + 1))
+                        else:
+                            self._plan_beside_sampling(k, superbatch, sampled, workers)
                     except BaseException:
                         superbatch.remove()
                         raise
@@ -323,7 +327,7 @@ class SuperbatchInspector:
             if self._switch is not None:
                 for old in list(self._ready):
                     self._ready.pop(old).remove()
-        if self._switch is not None:
+        if self._switch is not None and (k == 0 or k + 1 < self._n):  # else nothing is left to be sampled
             with self._time("switch"):
                 self._switch.to_neighbors(self._check)
 
@@ -401,6 +405,21 @@ class SuperbatchInspector:
                     self._changed.notify_all()
                 return sampled
 
+    def _plan_beside_sampling(
+        self, k: int, superbatch: _Superbatch, sampled: dict[int, _Superbatch], workers: ThreadPoolExecutor
+    ) -> None:
+        """Plan superbatch ``k`` while ``k + 1`` is sampled, then let the feature caches have the memory (Ginex, figure 9)."""
+        assert self._switch is not None
+        with ThreadPoolExecutor(1, thread_name_prefix="featstore-plan") as planner:
+            planned = planner.submit(self._plan, k, superbatch.samples, None, None)
+            try:
+                if k + 1 < self._n:
+                    sampled[k + 1] = self._sample_superbatch(k + 1, workers)
+            finally:
+                superbatch.plans = planned.result()
+        with self._time("switch"):
+            self._switch.to_features(self._first_rows, self._check)
+
     def _plan_and_pack(self, k: int, superbatch: _Superbatch, ahead: _Superbatch | None) -> None:
         samples, pack = superbatch.samples, self._pack
         if pack is None:
@@ -446,29 +465,20 @@ class SuperbatchInspector:
 
         foresee = None if packing is None else packing.foresee
         window = Window(self._n_rows, offsets, ids, n, spill if self._must_spill(lengths, n) else None, foresee)
-        rows = NO_ROWS
         with (
             self._time("plan"),
             removed_after,
             SectionWriter(self._runs.file(f"plan-{k}"), "plan", self._disk, write_bytes(int(lengths.max(initial=0)))) as writer,
         ):
             if self._switch is not None:
-                rows = window.first_rows(self._capacity)
-                self._policy.start(self._capacity, PolicyContext(self._n_rows, 1), rows)
+                self._first_rows = window.first_rows(self._capacity)
+                self._policy.start(self._capacity, PolicyContext(self._n_rows, 1), self._first_rows)
             for number, planned in enumerate(self._policy.plan(window, self._start + k * self._size)):
                 positions = write_plan(writer, planned, None if packing is None else ids(number))
                 if packing is not None:
                     packing.planned(number, ids(number)[positions])
                 self._check()
-            plans = PlanFile(writer.finish(), Tier.BASE if self._pack is None else Tier.PACKED)
-        if self._switch is not None:
-            try:
-                with self._time("switch"):
-                    self._switch.to_features(rows, self._check)
-            except BaseException:
-                plans.remove()
-                raise
-        return plans
+            return PlanFile(writer.finish(), Tier.BASE if self._pack is None else Tier.PACKED)
 
     def _must_spill(self, lengths: Int64s, n_planned: int) -> bool:
         """Reserve what planning a window of batches of these lengths holds; return whether next positions must go to disk.

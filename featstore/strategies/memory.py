@@ -298,6 +298,12 @@ class Memory:
             prefetch -= 1
         return max(0, free - loop - max(0, prefetch - 1) * one - threads), prefetch
 
+    def left_while_sampling(self) -> int:
+        """Return the bytes that may be taken while nothing is gathered: but for samplers, and batches that were made before."""
+        one = self.batch_bytes(larger(self.batch.n_rows))
+        free = self.unused() + self.loop_bytes(larger(self.batch.n_rows))
+        return max(0, free - (1 + self._ahead) * one - self._threads * self._sampler_bytes)
+
     @property
     def _sampler_bytes(self) -> int:
         """What a thread takes that samples beside others."""

@@ -178,7 +178,8 @@ class SuperbatchRunner(Runner):
             self._caches.make(capacities, room)
             return
         n_bytes = sum(FeatureCache.least_bytes(capacity, widths[name], n, None) for name, capacity in capacities.items())
-        self._switch = CacheSwitch(setup.graph, capacities, n_bytes, self._holdings[PLANNER].n_bytes, setup.reads, room)
+        scratch, more = self._holdings[PLANNER].n_bytes, self.memory.left_while_sampling
+        self._switch = CacheSwitch(setup.graph, capacities, n_bytes, scratch, setup.reads, more, room)
         self._on_death.append(finalize_here(self, self._switch.close))
 
     def _cache_room(self) -> int:
@@ -273,9 +274,11 @@ def choose_size(planning: Planning, graph: Any, n_batches: int, n_accesses: int,
     disk = planning.disk
     if disk is None:
         disk = shutil.disk_usage(os.path.dirname(planning.run_dir) or ".").free // 4
-    # Four superbatches lie on disk at once; in the serial schedule one, and a neighbour cache in a quarter of the disk.
-    by_disk = disk // (4 * stored + 1) if planning.overlap else disk // 4 * 3 // (stored + 1)
+    # Four superbatches lie on disk at once; in the serial schedule two, and a neighbour cache in a quarter of the disk.
+    by_disk = disk // (4 * stored + 1) if planning.overlap else disk // 4 * 3 // (2 * stored + 1)
     fixed = planning_bytes(graph.num_nodes, 0, longest=n_accesses, checked=_is_checked(planning))
     spare = max(0, graph.budget.total // PLANNER_SHARE - fixed)
     by_memory = spare // (planning_bytes(0, n_accesses * (2 if planning.overlap else 1), n_accesses) + 1)
-    return int(max(1, min(by_disk, by_memory, MOST_AUTO_BATCHES, n_batches)))
+    # Rolling, the look-ahead makes more batches worth little; serial, the cache begins anew with each superbatch.
+    most = MOST_AUTO_BATCHES if planning.overlap else n_batches
+    return int(max(1, min(by_disk, by_memory, most, n_batches)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy.typing as npt
 from featstore.cache.rowmap import huge_array
 from featstore.cache.table import LOAN_COST, FeatureCache
 from featstore.config import Budget, Loan
-from featstore.errors import CorruptionError
+from featstore.errors import BudgetError, CorruptionError
 from featstore.graph.topology import NeighborCache, Topology, huge_bytes
 from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.storage.sections import SectionFile, SectionWriter
@@ -94,6 +95,8 @@ class NoSwitch:
 class CacheSwitch:
     """Feature caches and neighbour cache of a loader, in one share of the graph's budget that is never given back in between.
 
+    While the neighbour cache has it, the share is larger: it has all memory but working buffers, since nothing is gathered then.
+
     Parameters
     ----------
     graph : OutOfCoreGraph
@@ -105,6 +108,8 @@ class CacheSwitch:
         What may be held while the nodes of the neighbour cache are chosen: memory of the planner's, which rests meanwhile.
     reads : ReadCounts
         Gets the rows that are loaded ahead.
+    while_sampling : callable () -> int
+        Bytes beside the share that the neighbour cache may have, as nothing is gathered.
     room : callable () -> int, optional
         The share is on loan between epochs; how many bytes it may take, once it was taken back.
 
@@ -131,12 +136,14 @@ class CacheSwitch:
         n_bytes: int,
         scratch_bytes: int,
         reads: ReadCounts,
+        while_sampling: Callable[[], int],
         room: Callable[[], int] | None = None,
     ) -> None:
         self._graph = graph
         self._capacities, self._wanted = dict(capacities), dict(capacities)
         self._most_bytes = n_bytes
-        self._room = room
+        self._while_sampling, self._room = while_sampling, room
+        self._features_bytes = n_bytes
         self._scratch_bytes = scratch_bytes
         self._reads = reads
         self._reservation = graph.budget.reserve(FEATURES, n_bytes)
@@ -259,7 +266,14 @@ class CacheSwitch:
         with self._taking:
             for name in self._capacities:
                 self._use(name, 0)
+            self._features_bytes = self.share.total
             self._reservation.holder = NEIGHBORS
+            if graph.neighbor_cache is None:
+                wanted = min(self._features_bytes + self._while_sampling(), huge_bytes(graph.topology.nbytes))
+                if self._file is not None:  # it was chosen for the memory that there was
+                    wanted = min(wanted, self._file.n_bytes)
+                with suppress(BudgetError):  # others were quicker
+                    self._resize(max(self._features_bytes, wanted))
         if graph.neighbor_cache is None and self.share.available > huge_bytes(8 * graph.num_nodes):
             self._neighbors = graph.neighbor_cache = self._load_neighbors(check)
 
@@ -269,7 +283,8 @@ class CacheSwitch:
             self._file = None
         if self._file is not None:
             return self._file.load(self._graph.topology, self.share, check)
-        cache, is_stored = self._graph.make_neighbor_cache(self.share, Budget(self._scratch_bytes, "planner"))
+        scratch = Budget(self._scratch_bytes, "planner")
+        cache, is_stored = self._graph.make_neighbor_cache(self.share, scratch, least=self._features_bytes)
         if not is_stored and self._runs is not None and (self._disk.total is None or 4 * cache.nbytes <= self._disk.total):
             try:
                 self._file = NeighborFile(self._runs.file("neighbors"), cache, self._disk)
@@ -288,6 +303,8 @@ class CacheSwitch:
     def to_features(self, rows: Int64s, check: Callable[[], None]) -> None:
         """Drop the neighbour cache, make the feature caches and load ``rows`` into them, in one ascending pass."""
         self._drop_neighbors()
+        with self._taking:
+            self._resize(min(self._features_bytes, self.share.total))
         widths = [self._graph.features[name].row_bytes for name in self._capacities]
         rows_left = rows_within(self.share.total, self._graph.num_nodes, widths)
         caches = []
