@@ -47,6 +47,9 @@ class Part:
     positions: Int64s | None = None
 
 
+_NO_ROWS = np.empty(0, np.int64)
+
+
 @dataclass(frozen=True, slots=True)
 class Changeset:
     """Changes of the host cache after a batch's gather: rows admitted, and rows evicted.
@@ -75,6 +78,9 @@ class Changeset:
         """
         left = self.in_slots < capacity
         return Changeset(self.in_rows[left], self.in_positions[left], self.in_slots[left], self.out_rows[is_cached])
+
+
+NO_CHANGES = Changeset(_NO_ROWS, _NO_ROWS, np.empty(0, np.int32), _NO_ROWS)
 
 
 @dataclass(frozen=True, slots=True)

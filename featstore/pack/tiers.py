@@ -24,7 +24,7 @@ from featstore.cache.planned import NO_ROWS, PlannedBatch, PlannedPolicy
 from featstore.cache.select import top_rows
 from featstore.config import Budget, format_size
 from featstore.errors import CorruptionError
-from featstore.gather.plan import BatchPlan, Changeset, DeviceRows, Part, Tier
+from featstore.gather.plan import NO_CHANGES, BatchPlan, DeviceRows, Part, Tier
 from featstore.pack.record import OfflineSamples
 from featstore.pack.segments import Segment, Segmentation, Stored, segments, shortest_segments
 from featstore.plan.planfile import PlanFile, write_plan
@@ -51,7 +51,6 @@ Int64s = npt.NDArray[np.int64]
 ScoresOf: TypeAlias = Callable[[StaticPolicy], npt.NDArray[Any]]
 
 TABLES = PLAN, FILL, DEVICE, SHARED = "plan", "fill", "device", "shared"  # files
-NO_CHANGES = Changeset(NO_ROWS, NO_ROWS, np.empty(0, np.int32), NO_ROWS)
 SECTION_BYTES, TAIL_BYTES = 32, 96  # of a file of sections: an array's entry in the index, the end
 _HEAD = 1  # sections of the file of shared rows before those of the segments
 

@@ -111,6 +111,8 @@ class SuperbatchInspector:
         The serial schedule: one superbatch after the other, each planned alone.
     pack : Pack, optional
         Copy what the cache will lack into extents: batches then read those and not the base file.
+    residents : int64 array, optional
+        Rows that the cache begins with, the i-th in slot i; by default none, with a switch those that are used first.
     """
 
     def __init__(
@@ -131,6 +133,7 @@ class SuperbatchInspector:
         time: Callable[[str], AbstractContextManager[None]],
         switch: Switch | None = None,
         pack: Pack | None = None,
+        residents: Int64s | None = None,
     ) -> None:
         self._sample = sample
         self._start, self._stop, self._size = start, stop, size
@@ -142,7 +145,8 @@ class SuperbatchInspector:
         self._pack = pack
         self._capacity = capacity
         self._policy.keep_memory(switch is None)  # where it is not another's between epochs
-        self._policy.start(capacity, PolicyContext(n_rows, 1))
+        self._residents = residents
+        self._policy.start(capacity, PolicyContext(n_rows, 1), NO_ROWS if residents is None else residents)
         self._n = -(-(stop - start) // size)
         self._ready: dict[int, _Superbatch] = {}
         self._n_alive = 0  # samples being made or not yet written
@@ -471,7 +475,7 @@ class SuperbatchInspector:
             SectionWriter(self._runs.file(f"plan-{k}"), "plan", self._disk, write_bytes(int(lengths.max(initial=0)))) as writer,
         ):
             if self._switch is not None:
-                self._first_rows = window.first_rows(self._capacity)
+                self._first_rows = window.first_rows(self._capacity) if self._residents is None else self._residents
                 self._policy.start(self._capacity, PolicyContext(self._n_rows, 1), self._first_rows)
             for number, planned in enumerate(self._policy.plan(window, self._start + k * self._size)):
                 positions = write_plan(writer, planned, None if packing is None else ids(number))

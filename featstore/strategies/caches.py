@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from featstore.cache.base import Policy, get_policy
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
 from featstore.config import Budget, parse_size
 from featstore.errors import BudgetError, BusyError
+from featstore.graph.feature import FeatureStore
 from featstore.strategies.memory import Memory, Request, ask
 from featstore.strategies.setup import Setup, row_bytes
 
@@ -22,6 +26,7 @@ __all__ = [
     "check_instances",
     "device_rows",
     "make_room",
+    "read_rows",
     "rows_within",
     "size_caches",
 ]
@@ -149,6 +154,11 @@ def check_instances(policy: str | Policy | type[Policy], n_features: int) -> Non
     """Raise ValueError where one policy instance would serve the caches of several features."""
     if isinstance(policy, Policy) and n_features > 1 and not isinstance(get_policy(policy), PlannedPolicy):
         raise ValueError("a policy instance serves one cache: give its name or class for several features")
+
+
+def read_rows(setup: Setup, store: FeatureStore, rows: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
+    """Read what a cache begins with from the feature's own file, and count it."""
+    setup.reads.add(store.source.gather(rows, out))
 
 
 class Claim:

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
 from featstore.cache.base import OnlinePolicy, Policy, StaticPolicy, get_policy
 from featstore.errors import BudgetError, OptionError
 from featstore.sampling.drawn import SampledEpoch
+from featstore.strategies.accesscounts import AccessCounts
 from featstore.strategies.base import EpochRun, Prepared, Runner, Strategy
 from featstore.strategies.batchsize import is_tight
 from featstore.strategies.caches import ask_beside_caches, check_instances, make_room, size_caches
-from featstore.strategies.counters import Stopwatch
 from featstore.strategies.memory import Memory
 from featstore.strategies.options import CACHE, option, options_of, policy_of
 from featstore.strategies.registry import register_strategy
@@ -77,7 +74,7 @@ class OnDemandRunner(Runner):
 
     def _make_caches(self, sizes: Mapping[str, int], policy: str | Policy | type[Policy], *, on_loan: bool) -> None:
         graph, watch = self.setup.graph, self.setup.watch
-        with watch.time("cache"), _AccessCounts(self.setup, watch) as counts:
+        with watch.time("cache"), AccessCounts(self.setup, watch) as counts:
             for name, n_bytes in sizes.items():
                 left = n_bytes
                 while left > 0:
@@ -106,40 +103,3 @@ class _OnDemandEpoch(EpochRun):
     def batch(self, position: int) -> Prepared:
         with self._setup.watch.time("sample"):
             return Prepared(position, self._order.sample(position))
-
-
-class _AccessCounts:
-    """How many batches of an epoch need each row, as an array that is made when a policy first looks at it: by sampling the
-    epoch.
-
-    A context manager: the budget counts the array until the block is left.
-
-    References
-    ----------
-    Pre-sampling: Yang et al., GNNLab, EuroSys 2022; the ``frequency`` cache of DiskGNN, SIGMOD 2025.
-    """
-
-    def __init__(self, setup: Setup, watch: Stopwatch, epoch: int = 0) -> None:
-        self._setup = setup
-        self._watch = watch
-        self._epoch = epoch
-        self._counts: npt.NDArray[np.int64] | None = None
-        self._held = setup.graph.budget.reserve("access counts", 0)
-
-    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[np.int64]:
-        if self._counts is None:
-            n, order = self._setup.graph.num_nodes, self._setup.batches.epoch(self._epoch)
-            self._held.resize(8 * n)
-            counts = np.zeros(n, np.int64)
-            with self._watch.time("presample"):
-                for index in range(len(order)):
-                    counts[order.sample(index).input_ids.numpy()] += 1
-            self._counts = counts
-        return self._counts
-
-    def __enter__(self) -> _AccessCounts:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._counts = None
-        self._held.release()

@@ -14,12 +14,11 @@ from featstore.gather.device import DeviceTier
 from featstore.gather.executor import Tally
 from featstore.gather.plan import BatchPlan, Tier
 from featstore.gather.sources import ExtentSource, RowSource
-from featstore.graph.feature import FeatureStore
 from featstore.pack.batches import PackEpoch
 from featstore.pack.layout import Layout
 from featstore.pack.offline import Pack
 from featstore.strategies.base import EpochRun, Prepared
-from featstore.strategies.caches import Claim, OwnCaches
+from featstore.strategies.caches import Claim, OwnCaches, read_rows
 from featstore.strategies.setup import Setup
 
 __all__ = ["PackedEpoch", "Windows", "fill_from_extents"]
@@ -47,10 +46,6 @@ class Windows(Protocol):
 def fill_from_extents(setup: Setup, source: ExtentSource, rows: Int64s, out: npt.NDArray[np.uint8]) -> None:
     """Read what a tier starts with, and count it."""
     setup.reads.add(source.gather(rows, out, None))
-
-
-def _fill_from(setup: Setup, store: FeatureStore, rows: Int64s, out: npt.NDArray[np.uint8]) -> None:
-    setup.reads.add(store.source.gather(rows, out))
 
 
 class PackedEpoch(EpochRun):
@@ -103,7 +98,7 @@ class PackedEpoch(EpochRun):
         if len(rows) and self._filled.get(name) is not cache:
             cache.clear()
             if cache.is_lent:  # it may have fewer rows than the layout, whose extents are read whole
-                cache.preload(rows, partial(_fill_from, self._setup, store))
+                cache.preload(rows, partial(read_rows, self._setup, store))
             else:
                 source = layout.fill(name, Tier.HOST, window_bytes)
                 try:

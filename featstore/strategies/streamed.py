@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -11,8 +10,6 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from featstore.cache.base import Policy
-from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
 from featstore.gather.buffers import take_pages
 from featstore.pack.packing import PackArenas, RunPacker
@@ -24,16 +21,15 @@ from featstore.storage.pagestream import MOST_WINDOW_BYTES, Arenas, least_window
 from featstore.storage.reuse import SpareFiles
 from featstore.storage.rowfile import RowFile
 from featstore.storage.rundir import DiskBudget, RunDirectory, finalize_here
-from featstore.strategies.base import EpochRun, Runner, Strategy
+from featstore.strategies.base import EpochRun, Runner
 from featstore.strategies.batchsize import BatchSize, larger
 from featstore.strategies.caches import ask_beside_caches, make_room
 from featstore.strategies.lookahead import look_ahead, rows_in_memory
 from featstore.strategies.memory import Memory, Request
-from featstore.strategies.options import CACHE, DISK, LENGTH, RUN_DIR, option, policy_of
 from featstore.strategies.profile import Profile
 from featstore.strategies.registry import register_strategy
 from featstore.strategies.setup import Setup
-from featstore.strategies.superbatch import SuperbatchRunner, least_size, plan_ahead, run_planned
+from featstore.strategies.superbatch import Superbatch, SuperbatchRunner, least_size, run_planned
 from featstore.strategies.superbatchepoch import AHEAD
 
 __all__ = ["Streamed", "StreamedRunner", "window_for"]
@@ -53,7 +49,7 @@ def window_for(available: int, n_features: int) -> int:
 
 @register_strategy("streamed")
 @dataclass(frozen=True)
-class Streamed(Strategy):
+class Streamed(Superbatch):
     """As :class:`~featstore.Superbatch`, and copy what the cache will lack into extents that are read sequentially.
 
     One pass over the features copies the rows of a whole superbatch, beside the rest of its planning.
@@ -66,15 +62,9 @@ class Streamed(Strategy):
         As of :class:`~featstore.Superbatch`; extents of two superbatches lie on disk, too.
     """
 
-    cache: int | float | str | None = option("auto", CACHE, "rows in memory: bytes (1GiB), a share (10%, 0.1) or auto")
-    policy: str | Policy | type[Policy] = option("belady", policy_of(PlannedPolicy), "which rows stay in memory")
-    length: int | str = option("auto", LENGTH, "batches a superbatch")
-    disk: int | str | None = option(None, DISK, "most bytes of run files, or a multiple of the features (1.5x)")
-    run_dir: str | os.PathLike[str] | None = option(None, RUN_DIR, "where run files go")
-
     def run(self, setup: Setup) -> Runner:
         """See :class:`~featstore.Strategy`."""
-        planning = plan_ahead(setup, self.policy, self.length, self.disk, self.run_dir)
+        planning = self.planning(setup)
         setup = replace(setup, planning=planning)
         if self.length != "auto" or isinstance(setup.batches, Profile):
             return run_planned(setup, StreamedRunner, self.cache)

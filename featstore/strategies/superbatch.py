@@ -8,10 +8,14 @@ import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
-from featstore.cache.base import Policy, get_policy
+import numpy as np
+import numpy.typing as npt
+
+from featstore.cache.base import Policy, StaticPolicy, get_policy
 from featstore.cache.checkedplans import CheckedPolicy
+from featstore.cache.fixed import FixedRows
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
 from featstore.config import parse_disk
@@ -19,6 +23,7 @@ from featstore.graph.topology import NeighborCache
 from featstore.plan.overlapped import Pack
 from featstore.plan.planmemory import PLANNER_SHARE, planning_bytes
 from featstore.storage.rundir import DiskBudget, RunDirectory, finalize_here
+from featstore.strategies.accesscounts import AccessCounts
 from featstore.strategies.base import EpochRun, Runner, Strategy
 from featstore.strategies.batchsize import BatchSize
 from featstore.strategies.caches import OwnCaches, ask_beside_caches, make_room, size_caches
@@ -31,6 +36,8 @@ from featstore.strategies.superbatchepoch import AHEAD, PLANNER, SuperbatchEpoch
 from featstore.strategies.switch import CacheSwitch
 
 __all__ = ["Superbatch", "SuperbatchRunner", "choose_size", "least_size", "plan_ahead", "run_planned"]
+
+Int64s = npt.NDArray[np.int64]
 
 MOST_AUTO_BATCHES = 200
 AHEAD_SHARE = 16  # misses are read ahead into one part of so many of the memory
@@ -50,7 +57,7 @@ class Superbatch(Strategy):
         Host cache of the features: bytes (``"1GiB"``), a share of the rows (``"10%"`` or ``0.1``), ``"auto"`` for what batches
         leave of the memory, None for no cache.
     policy : str, Policy or class
-        A planned one.
+        A planned one; or a static one, whose rows stay from the first batch to the last (Ginex-PG and Ali+PG of the paper).
     length : int or "auto"
         Batches a superbatch; ``"auto"`` takes as many as the disk and an eighth of the memory allow, 200 at most.
     disk : int, str or None
@@ -66,15 +73,22 @@ class Superbatch(Strategy):
     """
 
     cache: int | float | str | None = option("auto", CACHE, "rows in memory: bytes (1GiB), a share (10%, 0.1) or auto")
-    policy: str | Policy | type[Policy] = option("belady", policy_of(PlannedPolicy), "which rows stay in memory")
+    policy: str | Policy | type[Policy] = option("belady", policy_of(PlannedPolicy, StaticPolicy), "which rows stay in memory")
     length: int | str = option("auto", LENGTH, "batches a superbatch")
     disk: int | str | None = option(None, DISK, "most bytes of run files, or a multiple of the features (1.5x)")
     run_dir: str | os.PathLike[str] | None = option(None, RUN_DIR, "where run files go")
 
+    overlap: ClassVar[bool] = True  # sample and plan while earlier batches are gathered and trained on
+
     def run(self, setup: Setup) -> Runner:
         """See :class:`~featstore.Strategy`."""
-        planning = plan_ahead(setup, self.policy, self.length, self.disk, self.run_dir)
-        return run_planned(replace(setup, planning=planning), SuperbatchRunner, self.cache)
+        return run_planned(replace(setup, planning=self.planning(setup)), SuperbatchRunner, self.cache)
+
+    def planning(self, setup: Setup) -> Planning:
+        """Return what the runner may use."""
+        policy = get_policy(self.policy)
+        planned = FixedRows(policy) if isinstance(policy, StaticPolicy) else policy
+        return plan_ahead(setup, planned, self.length, self.disk, self.run_dir, overlap=self.overlap)
 
 
 def plan_ahead(
@@ -130,6 +144,8 @@ class SuperbatchRunner(Runner):
         self._holdings.use(PLANNER, partial(_keep_plans, policy, memory.granted[PLANNER]))
         self._switch: CacheSwitch | None = None
         self._caches = OwnCaches(setup.graph, setup.features)
+        self._fixed: Int64s | None = None  # rows that stay, the best first
+        self._filled: dict[str, FeatureCache] = {}  # caches that have them
 
     @classmethod
     def requests(cls, setup: Setup, batch: BatchSize) -> list[Request]:
@@ -173,6 +189,8 @@ class SuperbatchRunner(Runner):
         setup, n = self._setup, self._setup.graph.num_nodes
         widths = setup.row_bytes
         capacities = {name: FeatureCache.capacity_for(n_bytes, widths[name], n, None) for name, n_bytes in sizes.items()}
+        if isinstance(self._planning.policy, FixedRows):
+            self._choose(self._planning.policy, min(capacities.values()))
         room = self._cache_room if on_loan else None
         if self._planning.overlap:
             self._caches.make(capacities, room)
@@ -181,6 +199,14 @@ class SuperbatchRunner(Runner):
         scratch, more = self._holdings[PLANNER].n_bytes, self.memory.left_while_sampling
         self._switch = CacheSwitch(setup.graph, capacities, n_bytes, scratch, setup.reads, more, room)
         self._on_death.append(finalize_here(self, self._switch.close))
+
+    def _choose(self, policy: FixedRows, capacity: int) -> None:
+        """Choose the rows that stay, before the caches take the memory that this needs."""
+        graph, watch, width = self._setup.graph, self._setup.watch, sum(self._setup.row_bytes.values())
+        with AccessCounts(self._setup, watch) as counts, graph.policy_inputs(width, counts) as inputs:
+            self._fixed = policy.best(inputs.scores(policy.static), capacity)
+        held = graph.budget.reserve("rows that stay", self._fixed.nbytes)
+        self._on_death.append(finalize_here(self, held.release))
 
     def _cache_room(self) -> int:
         """Return the bytes that caches may take, made anew."""
@@ -194,7 +220,7 @@ class SuperbatchRunner(Runner):
             self._switch.close()
         self._holdings.close()
         for finalizer in self._on_death:
-            finalizer.detach()  # so that Ctrl-C is not lost in it
+            finalizer()
 
     def prepare(self, epoch: int, start: int) -> EpochRun:
         """Begin ``epoch`` with an empty cache; sampling starts with the first batch asked for, in the background.
@@ -227,6 +253,8 @@ class SuperbatchRunner(Runner):
                 caches=caches,
                 claim=claim,
                 packer=self._packer,
+                fixed=self._fixed,
+                filled=self._filled,
             )
         except BaseException:
             caches.release()

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
 
 from featstore.cache.checkedplans import CheckedPolicy
 from featstore.cache.planned import PlannedPolicy
+from featstore.cache.table import FeatureCache
 from featstore.gather.ahead import ReadAhead
 from featstore.gather.executor import Tally
 from featstore.gather.plan import BatchPlan, Tier
@@ -16,12 +21,14 @@ from featstore.plan.superbatches import SuperbatchInspector
 from featstore.sampling.drawn import SampledEpoch
 from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.strategies.base import EpochRun, Prepared
-from featstore.strategies.caches import Claim, OwnCaches
+from featstore.strategies.caches import Claim, OwnCaches, read_rows
 from featstore.strategies.holdings import Holdings
 from featstore.strategies.setup import Planning, Setup
 from featstore.strategies.switch import CacheSwitch, NoSwitch
 
 __all__ = ["AHEAD", "PLANNER", "SuperbatchEpoch", "ahead_bytes"]
+
+Int64s = npt.NDArray[np.int64]
 
 MOST_AHEAD_BYTES = 1 << 30
 PLANNER, AHEAD = "planner", "read ahead"  # holders
@@ -52,6 +59,8 @@ class SuperbatchEpoch(EpochRun):
         caches: OwnCaches | CacheSwitch,
         claim: Claim,
         packer: Callable[[RunDirectory, DiskBudget], Pack | None],
+        fixed: Int64s | None,
+        filled: dict[str, FeatureCache],
     ) -> None:
         graph = setup.graph
         assert isinstance(planning.policy, PlannedPolicy)
@@ -71,9 +80,9 @@ class SuperbatchEpoch(EpochRun):
         self._beginning = threading.RLock()
         self._has_begun = False
         try:
-            for store in stores:
-                if store.cache is not None:
-                    store.cache.clear()
+            residents = None if fixed is None else np.sort(fixed[:capacity])
+            if switch is None:
+                self._fill(residents, filled)
             self._runs = RunDirectory(planning.run_dir)
             disk = DiskBudget(planning.disk)
             if switch is not None:
@@ -96,6 +105,7 @@ class SuperbatchEpoch(EpochRun):
                 # Without features there is no cache to switch, but the schedule is the one that was asked for.
                 switch=switch if switch is not None or planning.overlap else NoSwitch(),
                 pack=pack,
+                residents=residents,
             )
             if setup.features and pack is None:
                 widths = setup.row_bytes
@@ -111,6 +121,17 @@ class SuperbatchEpoch(EpochRun):
             if self._runs is not None:
                 self._runs.close()
             raise
+
+    def _fill(self, residents: Int64s | None, filled: dict[str, FeatureCache]) -> None:
+        """Let caches begin with the rows that stay, which they may have already, or with none."""
+        for name in self._setup.features:
+            store = self._setup.graph.features[name]
+            cache = store.cache
+            if cache is not None and (residents is None or filled.get(name) is not cache):
+                cache.clear()
+                if residents is not None:
+                    cache.preload(residents, partial(read_rows, self._setup, store))
+                    filled[name] = cache
 
     @property
     def threads(self) -> int:

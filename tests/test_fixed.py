@@ -1,0 +1,107 @@
+"""A static policy under superbatches: its rows stay from the first batch to the last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import featstore
+from featstore.cache.base import PolicyContext
+from featstore.cache.degree import Degree
+from featstore.cache.fixed import FixedRows
+from featstore.cache.planned import Window
+from tests.conftest import make_graph
+
+N, BATCH, LENGTH, SHARE = 3000, 50, 5, 0.1
+STRATEGIES = [featstore.Superbatch, featstore.Ginex, featstore.Streamed]
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    indptr, indices = make_graph(N, 10.0)
+    rng = np.random.default_rng(1)
+    features = {
+        "x": rng.standard_normal((N, 64)).astype(np.float32),
+        "z": rng.integers(0, 256, (N, 7), dtype=np.uint8),
+    }
+    path = tmp_path_factory.mktemp("fixed") / "g"
+    data = {"y": rng.integers(0, 5, N), "train_idx": rng.permutation(N)[:1000]}
+    featstore.OutOfCoreGraph.create(path, indptr, indices, features, data, progress=False).close()
+    return path
+
+
+@pytest.fixture
+def g(dataset: Path) -> Iterator[featstore.OutOfCoreGraph]:
+    with featstore.open(dataset, memory="64MB") as graph:
+        yield graph
+
+
+def loader(g: featstore.OutOfCoreGraph, strategy: featstore.Strategy | str = "ondemand", **options: object) -> featstore.Loader:
+    sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
+    return featstore.Loader(g, sampler, g.node_data["train_idx"], BATCH, strategy=strategy, seed=3, **options)
+
+
+@pytest.mark.parametrize("policy", ["degree", "frequency", "random"])
+@pytest.mark.parametrize("kind", STRATEGIES)
+def test_rows_are_right_and_misses_are_those_of_the_fixed_rows(
+    g: featstore.OutOfCoreGraph, kind: type[featstore.Superbatch], policy: str
+) -> None:
+    plain = [(batch.input_ids.clone(), batch.x.clone()) for batch in loader(g)]
+    with loader(g, featstore.OnDemand(cache=SHARE, policy=policy)) as other:
+        list(other)
+        cache = g.features["x"].cache
+        assert cache is not None
+        fixed = {row for row in range(N) if cache.map.lookup(np.array([row]))[0] >= 0}
+    assert len(fixed) == round(SHARE * N)
+    with loader(g, kind(cache=SHARE, policy=policy, length=LENGTH)) as made:
+        for epoch in range(2):
+            made.set_epoch(0)
+            before = made.stats()["hits"]
+            for batch, (ids, x) in zip(made, plain, strict=True):
+                assert torch.equal(batch.input_ids, ids)
+                assert torch.equal(batch.x, x)
+            hits = {tier: n - before[tier] for tier, n in made.stats()["hits"].items() if tier in before}
+            missed = sum(len(set(ids.tolist()) - fixed) for ids, _ in plain)
+            assert hits["host"] == sum(len(ids) for ids, _ in plain) - missed
+            filled = g.features["x"].cache.stats()["fill_rows"]  # type: ignore[union-attr]
+            # Rows are read once, but where the neighbour cache had their memory.
+            times = 4 * (epoch + 1) if kind is featstore.Ginex else 1
+            assert filled == times * len(fixed)
+
+
+@pytest.mark.parametrize("kind", STRATEGIES)
+def test_caches_that_are_cut_and_made_anew(g: featstore.OutOfCoreGraph, kind: type[featstore.Superbatch]) -> None:
+    plain = [batch.features["z"].clone() for batch in loader(g, features=["x", "z"])]
+    with loader(g, kind(cache="auto", policy="degree", length=LENGTH), features=["x", "z"]) as made:
+        for _ in range(3):
+            made.set_epoch(0)
+            held = None
+            for batch, z in zip(made, plain, strict=True):
+                assert torch.equal(batch.features["z"], z)
+                if batch.index == 7:
+                    held = g.budget.reserve("others", g.budget.available + g.budget.on_loan // 2)
+                if batch.index == 13 and held is not None:
+                    held.release()
+
+
+def test_best_rows_come_first() -> None:
+    scores = np.array([3.0, 9.0, 1.0, 9.0, 5.0])
+    assert sorted(FixedRows.best(scores, 2).tolist()) == [1, 3]
+    assert FixedRows.best(scores, 3).tolist()[-1] == 4
+    assert FixedRows.best(scores, 0).tolist() == []
+
+
+def test_plans_have_no_changes() -> None:
+    policy = FixedRows(Degree())
+    policy.start(3, PolicyContext(10, 1), np.array([1, 4, 7]))
+    window = Window(10, np.array([0, 2, 5]), [np.array([7, 2]), np.array([1, 9, 4])].__getitem__, 2)
+    planned = list(policy.plan(window))
+    assert [each.slots.tolist() for each in planned] == [[2, -1], [0, -1, 1]]
+    assert all(len(each.changes.in_rows) == len(each.changes.out_rows) == 0 for each in planned)
+    assert policy.nbytes == 40
+    policy.keep_memory(False)
+    assert policy.nbytes == 0
