@@ -30,7 +30,7 @@ STRATEGIES: dict[str, type[featstore.Strategy]] = {
 TABLE = """
     option    ondemand  superbatch  ginex  streamed  packed  auto
     cache     yes       yes         yes    yes       yes     yes
-    policy    yes       yes         no     yes       yes     no
+    policy    yes       yes         yes    yes       yes     no
     length    no        yes         yes    yes       yes     no
     disk      no        yes         yes    yes       yes     yes
     run_dir   no        yes         yes    yes       no      yes

@@ -27,8 +27,8 @@ def larger(n_rows: int) -> int:
 
 
 def pooled_bytes(n_bytes: int) -> int:
-    """Bytes of a pooled array; small ones are ordinary memory."""
-    return block_bytes(n_bytes) if n_bytes >= SMALL_BYTES else 0
+    """Bytes of an array from the pool; small ones are ordinary memory."""
+    return block_bytes(n_bytes) if n_bytes >= SMALL_BYTES else n_bytes
 
 
 @dataclass(frozen=True)

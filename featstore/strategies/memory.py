@@ -37,7 +37,7 @@ class Request:
     least, useful : int
         Bytes without which it cannot work, and beyond which more does nothing.
     share : int
-        It gets one part of so many of the whole memory at most, or its least.
+        Beyond its least it gets one part of so many of what is left, at most: other loaders may follow.
     otherwise : int, optional
         What does as well as any other size below ``useful``.
     is_held : bool
@@ -258,9 +258,9 @@ class Memory:
         if self._total(self.batch.n_rows) > total:
             raise self._refusal()
         left = total - self._held() - self._graph.reader.least_bytes(total) - self._asked
-        left = max(0, left - self.loop_bytes(larger(self.batch.n_rows)) - self._others(idle=True))
+        whole = left = max(0, left - self.loop_bytes(larger(self.batch.n_rows)) - self._others(idle=True))
         for request in self.requests:
-            granted = max(request.least, min(request.useful, total // request.share, request.least + left))
+            granted = max(request.least, min(request.useful, request.least + min(left, whole // request.share)))
             if granted < request.useful and request.otherwise is not None:
                 granted = max(request.least, min(granted, request.otherwise))
             self.granted[request.holder] = granted

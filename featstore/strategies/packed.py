@@ -32,7 +32,7 @@ from featstore.plan.planmemory import planning_bytes
 from featstore.sampling.drawn import SampledBatches
 from featstore.storage.extents import least_memory
 from featstore.storage.layout import PAGE_BYTES
-from featstore.storage.pagestream import least_window
+from featstore.storage.pagestream import MOST_WINDOW_BYTES, least_window
 from featstore.strategies.base import EpochRun, Runner, Strategy
 from featstore.strategies.batchsize import KEPT_BYTES, measure
 from featstore.strategies.caches import OwnCaches, cache_bytes, make_room, size_caches
@@ -42,13 +42,13 @@ from featstore.strategies.options import CACHE, DISK, LENGTH, PACK, option, poli
 from featstore.strategies.packedepoch import PackedEpoch, fill_from_extents
 from featstore.strategies.registry import register_strategy
 from featstore.strategies.setup import Setup
-from featstore.strategies.streamed import window_for
 from featstore.strategies.superbatch import plan_ahead
 
 __all__ = ["Packed", "PackedRunner", "batches_of", "packed_length", "size_for_pack"]
 
 Int64s = npt.NDArray[np.int64]
 MOST_AUTO_BATCHES = 200
+WINDOW_SHARE = 16  # extents of all features are read ahead into one part of so many of what is available
 
 
 def packed_length(length: int | str, n_batches: int) -> int:
@@ -74,6 +74,11 @@ def batches_of(
         found.close()
         raise
     return found
+
+
+def _window_for(available: int, n_features: int) -> int:
+    """Return how many bytes each feature's extents are read ahead into."""
+    return max(least_window(), min(MOST_WINDOW_BYTES, available // (WINDOW_SHARE * max(1, n_features))))
 
 
 def size_for_pack(setup: Setup, memory: Memory, pack: Pack) -> int | float:
@@ -369,7 +374,7 @@ class PackedRunner(Runner):
         self._held.append(graph.budget.reserve("layout tables", layout.tables.nbytes))
         room = self._cache_room if self._is_lent else None
         self._caches.make(dict.fromkeys(self._setup.features, options.capacity), room)
-        self._window_bytes = window_for(graph.budget.available, len(self._setup.features))
+        self._window_bytes = _window_for(graph.budget.available, len(self._setup.features))
         self._ahead = graph.budget.reserve("extents read ahead", self._window_bytes * len(self._setup.features))
         self._held.append(self._ahead)
         rows = layout.tables.device_rows

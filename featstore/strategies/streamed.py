@@ -32,19 +32,14 @@ from featstore.strategies.setup import Setup
 from featstore.strategies.superbatch import Superbatch, SuperbatchRunner, least_size, run_planned
 from featstore.strategies.superbatchepoch import AHEAD
 
-__all__ = ["Streamed", "StreamedRunner", "window_for"]
+__all__ = ["Streamed", "StreamedRunner"]
 
 Int64s = npt.NDArray[np.int64]
 
 WINDOWS, PACKING = "extents read ahead", "packing"  # holders
-WINDOWS_SHARE, PACKING_SHARE = 16, 4  # one part of so many of the memory, at most
+WINDOWS_SHARE, PACKING_SHARE = 12, 3  # one part of so many of what is left of the memory, at most
 OPEN_FILES = 4  # superbatches whose extents are read, wait to be, or are filled
 QUEUE_BYTES = 64 << 10  # scratch of the queue that reads their checksums
-
-
-def window_for(available: int, n_features: int) -> int:
-    """Return how many bytes each feature's extents are read ahead into: a sixteenth of what is available, for all of them."""
-    return max(least_window(), min(MOST_WINDOW_BYTES, available // (WINDOWS_SHARE * max(1, n_features))))
 
 
 @register_strategy("streamed")

@@ -40,7 +40,7 @@ __all__ = ["Superbatch", "SuperbatchRunner", "choose_size", "least_size", "plan_
 Int64s = npt.NDArray[np.int64]
 
 MOST_AUTO_BATCHES = 200
-AHEAD_SHARE = 16  # misses are read ahead into one part of so many of the memory
+AHEAD_SHARE = 12  # misses are read ahead into one part of so many of what is left of the memory
 SCORING_BYTES = 24  # a node: two degrees and a score, while a neighbour cache is chosen
 
 
@@ -154,7 +154,8 @@ class SuperbatchRunner(Runner):
         assert planning is not None
         planned, spilled = (_planner_bytes(setup, n, length, spilled=each) for each in (False, True))
         least = _planner_bytes(setup, n, least_size(setup), spilled=True)
-        requests = [Request(PLANNER, least, planned, PLANNER_SHARE, spilled)]
+        useful = planned if planned <= setup.graph.budget.total // PLANNER_SHARE else spilled
+        requests = [Request(PLANNER, least, useful, otherwise=spilled)]
         if planning.overlap:
             requests.append(Request(AHEAD, 0, ahead_bytes(setup), AHEAD_SHARE))
         return requests
