@@ -290,6 +290,12 @@ class OutOfCoreGraph(Kept):
         record = self._snapshot.catalog.by_role("data")[name]
         return record.n_rows * record.row_bytes
 
+    def data_shape(self, name: str) -> torch.Size:
+        """Return the shape of ``node_data[name]``, which is not read for it; KeyError where there is none."""
+        if name not in self.node_data:
+            return torch.Size(self.node_data[name].shape)  # raises the error that lists what there is
+        return torch.Size(self._snapshot.catalog.by_role("data")[name].shape)
+
     def _read_data(self, name: str) -> torch.Tensor:
         record = self._snapshot.catalog.by_role("data")[name]
         tensor = torch.empty(record.shape, dtype=torch_dtype(record.dtype))

@@ -18,5 +18,7 @@ except ImportError as error:
 
 from featstore.adapters.pyg.data import to_data
 from featstore.adapters.pyg.loader import NeighborLoader
+from featstore.adapters.pyg.sampler import Sampler
+from featstore.adapters.pyg.stores import EdgeStore, NodeStore, stores
 
-__all__ = ["NeighborLoader", "to_data"]
+__all__ = ["EdgeStore", "NeighborLoader", "NodeStore", "Sampler", "stores", "to_data"]
