@@ -14,7 +14,7 @@ with warnings.catch_warnings():
     warnings.filterwarnings("ignore", r"`torch\.jit\.script` is deprecated", DeprecationWarning)
     import torch_geometric  # noqa: F401
     from torch_geometric.data import Data, HeteroData
-    from torch_geometric.loader import NodeLoader
+    from torch_geometric.loader import LinkNeighborLoader, NeighborLoader, NodeLoader
     from torch_geometric.nn import GATConv, GCNConv, GraphConv, SAGEConv
     from torch_geometric.sampler import BaseSampler, HeteroSamplerOutput, NodeSamplerInput, SamplerOutput
     from torch_geometric.utils import k_hop_subgraph, trim_to_layer
@@ -27,6 +27,8 @@ __all__ = [
     "HeteroData",
     "HeteroSamplerOutput",
     "HopSampler",
+    "LinkNeighborLoader",
+    "NeighborLoader",
     "NodeLoader",
     "NodeSamplerInput",
     "SAGEConv",

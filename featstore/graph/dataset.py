@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from featstore.graph.progress import Progress
 from featstore.graph.snapshot import Snapshot, open_files
 from featstore.graph.source import ArrayLike, torch_dtype
 from featstore.graph.verify import verify_files, verify_topology
+from featstore.registry import adapter
 from featstore.storage.catalog import EDGE, Catalog, current_catalog
 
 __all__ = ["OutOfCoreGraph"]
@@ -29,7 +30,8 @@ __all__ = ["OutOfCoreGraph"]
 class OutOfCoreGraph(Kept):
     """A graph whose features and adjacency lie on disk, used within a budget of memory.
 
-    Made by :meth:`open` (which is ``featstore.open``), :meth:`create` and :meth:`from_edge_index`; a context manager.
+    Made by :meth:`open` (which is ``featstore.open``), :meth:`create`, :meth:`from_edge_index` and :meth:`from_pyg`; a context
+    manager.
 
     Attributes
     ----------
@@ -218,6 +220,39 @@ class OutOfCoreGraph(Kept):
         return cls._open_made(path, memory)
 
     @classmethod
+    def from_pyg(
+        cls,
+        path: str | os.PathLike[str],
+        data: Any,
+        features: str | Sequence[str] | None = None,
+        *,
+        overwrite: bool = False,
+        progress: bool = True,
+        memory: int | str | None = None,
+    ) -> OutOfCoreGraph:
+        """Write a dataset from a PyG graph, and open it; see :func:`featstore.adapters.pyg.create`.
+
+        Parameters
+        ----------
+        data : torch_geometric.data.Data, or dataset of one
+        features : str or sequence of str, optional
+            Attributes that become features; ``x`` by default. All others become node data.
+        path, overwrite, progress, memory
+            See :meth:`create`.
+
+        Raises
+        ------
+        MissingExtraError
+            torch_geometric is not installed.
+        TypeError, ValueError, IndexError
+            ``data`` is nothing that can be stored: heterogeneous, temporal, with attributes of edges, and the like.
+        FileExistsError, BusyError, FormatError, BudgetError, CommittedError, OSError
+            See :meth:`create`.
+        """
+        made: OutOfCoreGraph = adapter("pyg").create(path, data, features, overwrite=overwrite, progress=progress, memory=memory)
+        return made
+
+    @classmethod
     def _open_made(cls, path: str | os.PathLike[str], memory: int | str | None) -> OutOfCoreGraph:
         """Open a dataset that was just made; an error says that it need not be made again."""
         try:
@@ -289,6 +324,12 @@ class OutOfCoreGraph(Kept):
     def _data_bytes(self, name: str) -> int:
         record = self._snapshot.catalog.by_role("data")[name]
         return record.n_rows * record.row_bytes
+
+    def data_shape(self, name: str) -> torch.Size:
+        """Return the shape of ``node_data[name]``, which is not read for it; KeyError where there is none."""
+        if name not in self.node_data:
+            return torch.Size(self.node_data[name].shape)  # raises the error that lists what there is
+        return torch.Size(self._snapshot.catalog.by_role("data")[name].shape)
 
     def _read_data(self, name: str) -> torch.Tensor:
         record = self._snapshot.catalog.by_role("data")[name]

@@ -16,7 +16,10 @@ try:
 except ImportError as error:
     raise MissingExtraError(f"featstore.adapters.pyg needs torch_geometric ({error}): pip install 'featstore[pyg]'") from None
 
+from featstore.adapters.pyg.create import create
 from featstore.adapters.pyg.data import to_data
 from featstore.adapters.pyg.loader import NeighborLoader
+from featstore.adapters.pyg.sampler import Sampler
+from featstore.adapters.pyg.stores import EdgeStore, NodeStore, stores
 
-__all__ = ["NeighborLoader", "to_data"]
+__all__ = ["EdgeStore", "NeighborLoader", "NodeStore", "Sampler", "create", "stores", "to_data"]

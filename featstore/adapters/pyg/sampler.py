@@ -6,11 +6,17 @@ import operator
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, NegativeSampling, NodeSamplerInput, SamplerOutput
 from torch_geometric.sampler.base import NumNeighbors
+from torch_geometric.sampler.neighbor_sampler import edge_sample, node_sample
 
+from featstore.adapters.pyg.data import edges_by_hop, sampled_nodes
 from featstore.errors import OptionError
+from featstore.sampling.batch import Sampler as OwnSampler
+from featstore.sampling.foreign import checked_sampler
 
-__all__ = ["fanouts_of"]
+__all__ = ["Sampler", "fanouts_of"]
 
 
 def fanouts_of(num_neighbors: Any) -> list[int]:
@@ -22,3 +28,131 @@ def fanouts_of(num_neighbors: Any) -> list[int]:
         return [operator.index(each) for each in values]
     except TypeError:
         raise OptionError("num_neighbors", f"a list of integers, one for each hop, not {num_neighbors!r}") from None
+
+
+class Sampler(BaseSampler):  # type: ignore[misc]  # of a package without types
+    """A sampler of the library under PyG's loaders: ``NodeLoader``, ``LinkLoader``, ``NeighborLoader``, ``LinkNeighborLoader``.
+
+    Parameters
+    ----------
+    sampler : Sampler
+        :class:`~featstore.NeighborSampler`, best with ``redraw=False``, or any other that :class:`~featstore.Loader` takes.
+    num_nodes : int, optional
+        By default what the sampler's attributes ``graph`` or ``num_nodes`` say.
+
+    Raises
+    ------
+    TypeError
+        It is no sampler, or nothing says how many nodes there are.
+
+    Notes
+    -----
+    Needs neither pyg-lib nor torch-sparse, nor the adjacency in memory. The draws of a batch are keyed with a number from torch's
+    random generator: they follow ``torch.manual_seed``, and differ from worker to worker and from epoch to epoch. Nodes, edges
+    and counts of hops are as :func:`to_data` says. Seeds may be given more than once: the edges of the first are copied.
+
+    Sampling by time, and disjoint samples, are not there (NotImplementedError).
+
+    Examples
+    --------
+    >>> sampler = Sampler(featstore.NeighborSampler(g, [10, 10], redraw=False))                        # doctest: +SKIP
+    >>> LinkNeighborLoader(stores(g), num_neighbors=[], edge_label_index=(None, edges),                # doctest: +SKIP
+    ...                    neighbor_sampler=sampler, neg_sampling="binary", batch_size=512)
+    """
+
+    def __init__(self, sampler: Any, num_nodes: int | None = None) -> None:
+        n: Any = getattr(getattr(sampler, "graph", sampler), "num_nodes", None) if num_nodes is None else num_nodes
+        if n is None:
+            raise TypeError(f"num_nodes must be given: {type(sampler).__name__} does not say how many nodes there are")
+        self.num_nodes: int = operator.index(n)
+        self.sampler: OwnSampler = checked_sampler(sampler, self.num_nodes)
+
+    def __repr__(self) -> str:
+        return f"Sampler({self.sampler!r})"
+
+    def sample_from_nodes(self, index: NodeSamplerInput, **kwargs: Any) -> SamplerOutput:
+        """Return the sampled neighbourhood of nodes; PyG's loaders call this.
+
+        Raises
+        ------
+        IndexError
+            A seed is no node.
+        NotImplementedError
+            The input has times, or a type of nodes.
+        """
+        return node_sample(_without_types(index), self._sample)
+
+    def sample_from_edges(self, index: EdgeSamplerInput, neg_sampling: NegativeSampling | None = None) -> SamplerOutput:
+        """Return the sampled neighbourhood of the ends of edges, and of negative ones; PyG's loaders call this.
+
+        Raises
+        ------
+        IndexError
+            An end is no node.
+        NotImplementedError
+            The input has times, or a type of edges.
+        """
+        return edge_sample(_without_types(index), self._sample, self.num_nodes, disjoint=False, neg_sampling=neg_sampling)
+
+    def _sample(self, seeds: torch.Tensor, times: torch.Tensor | None = None) -> SamplerOutput:
+        distinct, first_of, place_of = _distinct(seeds)
+        key = int(torch.randint(2**63 - 1, ()))
+        batch = self.sampler.sample(distinct, epoch=0, index=key)
+        edge_index, edge, n_edges = edges_by_hop(batch.blocks)
+        nodes, n_nodes = batch.input_ids, sampled_nodes(len(batch.input_ids), batch.blocks)
+        if len(distinct) < len(seeds):
+            edge_index, edge, n_edges = _repeated(edge_index, edge, n_edges, len(distinct), first_of, place_of)
+            nodes = torch.cat([seeds, nodes[len(distinct) :]])
+            n_nodes[0] = len(seeds)
+        return SamplerOutput(
+            node=nodes,
+            row=edge_index[0],
+            col=edge_index[1],
+            edge=edge,
+            batch=None,
+            num_sampled_nodes=n_nodes,
+            num_sampled_edges=n_edges,
+        )
+
+
+def _without_types(index: Any) -> Any:
+    if index.input_type is not None:
+        raise NotImplementedError(f"the graph has one type of nodes and edges; there is no {index.input_type!r}")
+    if index.time is not None:
+        raise NotImplementedError("sampling by time is not there")
+    return index
+
+
+def _distinct(seeds: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the distinct seeds by first appearance, where each first appears, and the number of each seed's distinct one."""
+    seeds = seeds.to("cpu", torch.int64)
+    values, number = torch.unique(seeds, return_inverse=True)
+    if len(values) == len(seeds):
+        return seeds, torch.arange(len(seeds)), torch.arange(len(seeds))
+    first = torch.full((len(values),), len(seeds)).scatter_reduce_(0, number, torch.arange(len(seeds)), "amin")
+    first, order = torch.sort(first)
+    place = torch.empty_like(order)
+    place[order] = torch.arange(len(order))
+    return seeds[first], first, place[number]
+
+
+def _repeated(
+    edges: torch.Tensor, edge: torch.Tensor | None, n_edges: list[int], n_distinct: int, first: torch.Tensor, number: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor | None, list[int]]:
+    """Return the edges for seeds of which some are given more than once, each with the edges of its first appearance."""
+    n_seeds = len(number)
+
+    def renumbered(nodes: torch.Tensor) -> torch.Tensor:
+        seed = first[nodes.clamp(max=n_distinct - 1)]
+        return torch.where(nodes < n_distinct, seed, nodes + (n_seeds - n_distinct))
+
+    n_own = n_edges[0] if n_edges else 0
+    starts = torch.searchsorted(edges[1, :n_own].contiguous(), torch.arange(n_distinct + 1))
+    degree = starts.diff()[number]
+    ends = degree.cumsum(0)
+    owner = torch.repeat_interleave(torch.arange(n_seeds), degree)
+    at = torch.arange(len(owner)) - (ends - degree)[owner] + starts[number][owner]  # of each edge, among the distinct seeds' own
+    rest = torch.arange(n_own, edges.shape[1])
+    chosen = torch.cat([at, rest])
+    found = torch.stack([renumbered(edges[0][chosen]), torch.cat([owner, renumbered(edges[1, n_own:])])])
+    return found, None if edge is None else edge[chosen], [len(owner), *n_edges[1:]] if n_edges else []

@@ -1,0 +1,171 @@
+"""A dataset from PyG's ``Data``."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch_geometric.data import Data, Dataset, HeteroData, TemporalData
+
+from featstore.graph.dataset import OutOfCoreGraph
+
+__all__ = ["create"]
+
+_EDGES = ("edge_index", "adj_t", "adj")
+
+
+def create(
+    path: str | os.PathLike[str],
+    data: Any,
+    features: str | Sequence[str] | None = None,
+    *,
+    overwrite: bool = False,
+    progress: bool = True,
+    memory: int | str | None = None,
+) -> OutOfCoreGraph:
+    """Write a dataset from a graph of PyG's, and open it.
+
+    Parameters
+    ----------
+    path : path-like
+        The dataset's directory.
+    data : Data or Dataset
+        A graph with ``edge_index``, or with ``adj_t`` as ``ToSparseTensor`` makes it; or an ``InMemoryDataset``,
+        ``OnDiskDataset`` or other dataset of one graph.
+    features : str or sequence of str, optional
+        Attributes that become features, which are read from disk row by row; by default ``x`` alone, if it is there. All other
+        arrays become node data, which are read into memory whole when they are asked for.
+    overwrite, progress, memory
+        See :meth:`featstore.OutOfCoreGraph.create`.
+
+    Returns
+    -------
+    OutOfCoreGraph
+        Open it again with ``featstore.open(path)``.
+
+    Raises
+    ------
+    TypeError
+        ``data`` is heterogeneous or temporal, or none of these; it has an attribute that is no array (names it).
+    ValueError
+        A dataset of several graphs; no edges, or no number of nodes; edges with attributes or weights; a feature that is not
+        there, or has not one row a node; a mask of another length.
+    IndexError
+        An edge leads to what is no node.
+    FileExistsError, BusyError, FormatError, BudgetError, CommittedError, OSError
+        See :meth:`featstore.OutOfCoreGraph.from_edge_index`.
+
+    Notes
+    -----
+    Messages flow from row 0 of ``edge_index`` to row 1, as in PyG. Neighbour lists are stored sorted, so the order of edges is
+    not kept. Tensors are read where they are, memory-mapped ones too.
+    """
+    graph = _graph_of(data)
+    attributes, num_nodes = _attributes(graph), _num_nodes(graph)
+    if features is None:
+        features = ["x"] if "x" in attributes else []
+    rows = {}
+    for name in [features] if isinstance(features, str) else features:
+        if name not in attributes:
+            raise ValueError(f"the data have no attribute {name!r}; they have {', '.join(map(repr, attributes)) or 'none'}")
+        rows[name] = attributes.pop(name)
+    for name, rows_of in rows.items():
+        if rows_of.ndim == 0 or len(rows_of) != num_nodes:
+            raise ValueError(f"feature {name!r} of shape {tuple(rows_of.shape)} has not one row for each of {num_nodes} nodes")
+    _check_masks(attributes, num_nodes)
+    options: Any = {"overwrite": overwrite, "progress": progress, "memory": memory}
+    adjacency = _adjacency(graph, num_nodes)
+    if isinstance(adjacency, tuple):
+        return OutOfCoreGraph.create(path, *adjacency, rows, attributes, **options)
+    return OutOfCoreGraph.from_edge_index(path, adjacency, num_nodes, rows, attributes, **options)
+
+
+def _graph_of(data: Any) -> Data:
+    """Return the one homogeneous graph that is meant."""
+    if isinstance(data, Dataset):
+        if len(data) != 1:
+            raise ValueError(f"{data} has {len(data)} graphs; give one of them, such as dataset[0]")
+        data = data[0]
+    if isinstance(data, HeteroData):
+        types = ", ".join(data.node_types) or "none"
+        raise TypeError(
+            f"heterogeneous data cannot be stored: there is one type of nodes, and here are {types}; "
+            "data.to_homogeneous() makes one of them, where they have the same attributes"
+        )
+    if isinstance(data, TemporalData):
+        raise TypeError("temporal data cannot be stored: edges have no times")
+    if not isinstance(data, Data):
+        raise TypeError(f"data must be a torch_geometric Data or dataset, not {type(data).__name__}")
+    return data
+
+
+def _num_nodes(data: Data) -> int:
+    """Return the number of nodes, if it is known: PyG guesses it from edges, with a warning, and then lacks isolated nodes."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        num_nodes: int | None = data.num_nodes
+    if num_nodes is None or any("num_nodes" in str(each.message) for each in caught):
+        raise ValueError("the data do not say how many nodes there are: set data.num_nodes")
+    return num_nodes
+
+
+def _attributes(data: Data) -> dict[str, torch.Tensor]:
+    """Return the arrays of nodes, by name."""
+    found = {}
+    for name, value in data.to_dict().items():
+        if name in (*_EDGES, "num_nodes") or value is None:
+            continue
+        if isinstance(value, np.ndarray):
+            value = torch.from_numpy(value)
+        if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+            kind = value.layout if isinstance(value, torch.Tensor) else type(value).__name__
+            raise TypeError(f"attribute {name!r} is a {kind}, not an array: leave it out (del data.{name})")
+        if name.startswith("edge_") or data.is_edge_attr(name):
+            raise ValueError(f"attribute {name!r} belongs to edges, which have no data here: leave it out (del data.{name})")
+        value = value.detach().cpu()
+        found[name] = value.reshape(1) if value.ndim == 0 else value
+    return found
+
+
+def _check_masks(attributes: Mapping[str, torch.Tensor], num_nodes: int) -> None:
+    for name, value in attributes.items():
+        if "mask" in name and (value.dtype != torch.bool or len(value) != num_nodes):
+            raise ValueError(
+                f"{name!r} of {value.dtype} and shape {tuple(value.shape)} is no mask of {num_nodes} nodes: bool, an entry a node"
+            )
+
+
+def _adjacency(data: Data, num_nodes: int) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Return ``edge_index``, or ``indptr`` and ``indices`` of in-neighbours."""
+    given = [name for name in _EDGES if data.get(name) is not None]
+    if given in ([], ["adj"]):
+        raise ValueError("the data have no edge_index and no adj_t")
+    if "edge_index" in given:
+        edge_index = data.edge_index
+        if not isinstance(edge_index, torch.Tensor):
+            raise TypeError(f"edge_index must be a tensor, not {type(edge_index).__name__}")
+        return edge_index.detach().as_subclass(torch.Tensor)  # of PyG's EdgeIndex, too
+    adj_t = data.adj_t
+    if tuple(adj_t.sparse_sizes() if hasattr(adj_t, "sparse_sizes") else adj_t.shape) != (num_nodes, num_nodes):
+        raise ValueError(f"adj_t is not of shape ({num_nodes}, {num_nodes})")
+    if hasattr(adj_t, "csr"):  # torch_sparse.SparseTensor: rows are destinations
+        indptr, indices, weights = adj_t.csr()
+    elif isinstance(adj_t, torch.Tensor) and adj_t.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_coo):
+        if adj_t.layout == torch.sparse_coo:
+            _check_weights(adj_t._values())
+            return adj_t._indices().flip(0)  # a repeated edge stays, which coalesce() would add to the first
+        adj_t = adj_t if adj_t.layout == torch.sparse_csr else adj_t.to_sparse_csr()
+        indptr, indices, weights = adj_t.crow_indices(), adj_t.col_indices(), adj_t.values()
+    else:
+        raise TypeError(f"adj_t must be a sparse tensor, not {type(adj_t).__name__}")
+    _check_weights(weights)
+    return indptr, indices
+
+
+def _check_weights(weights: torch.Tensor | None) -> None:
+    if weights is not None and bool((weights != 1).any()):
+        raise ValueError("adj_t has weights, and edges have no data in a dataset: make it without")

@@ -1,0 +1,206 @@
+"""A dataset as PyG's ``FeatureStore`` and ``GraphStore``, which PyG's own loaders read from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+from torch_geometric.data import EdgeAttr, FeatureStore, GraphStore, TensorAttr
+from torch_geometric.data.feature_store import _FieldStatus
+from torch_geometric.data.graph_store import EdgeLayout
+
+from featstore.errors import BudgetError, ClosedError
+from featstore.graph.dataset import OutOfCoreGraph
+from featstore.graph.rowindex import resolve_rows
+
+__all__ = ["EdgeStore", "NodeStore", "stores"]
+
+_NODES_AT_ONCE = 1 << 16
+
+
+def stores(g: OutOfCoreGraph, attributes: Sequence[str] | None = None) -> tuple[NodeStore, EdgeStore]:
+    """Return a dataset as the pair of stores that PyG's loaders take in place of a ``Data``.
+
+    Parameters
+    ----------
+    g : OutOfCoreGraph
+    attributes : sequence of str, optional
+        What batches get: features, and node data with an entry for each node. By default all of them.
+
+    Returns
+    -------
+    NodeStore, EdgeStore
+        ``torch_geometric.data.FeatureStore`` and ``GraphStore``.
+
+    Raises
+    ------
+    KeyError
+        The graph has no such feature and no such node data.
+    ValueError
+        Node data have another number of entries than there are nodes.
+    ClosedError
+        The graph is closed.
+
+    Notes
+    -----
+    Both only read. They pickle as path and options: a worker process, forked or spawned, reads by itself, and has a budget of
+    the same size of its own. PyG's ``NeighborLoader`` asks for the whole adjacency in memory, and for pyg-lib or torch-sparse;
+    with ``neighbor_sampler=Sampler(…)`` it needs neither.
+
+    Examples
+    --------
+    >>> sampler = Sampler(featstore.NeighborSampler(g, [10, 10], redraw=False))                      # doctest: +SKIP
+    >>> loader = NodeLoader(stores(g), sampler, input_nodes=train_idx, batch_size=1024, num_workers=4)  # doctest: +SKIP
+    """
+    return NodeStore(g, attributes), EdgeStore(g)
+
+
+def _read_only(what: str) -> NoReturn:
+    raise NotImplementedError(
+        f"{what}: a dataset on disk is not changed in place; make one with featstore.adapters.pyg.create(path, data), or with "
+        "featstore.OutOfCoreGraph.create(path, …, overwrite=True)"
+    )
+
+
+@dataclass
+class NodeAttr(TensorAttr):  # type: ignore[misc]  # of a package without types
+    """PyG's attribute, whose index may also be a NumPy array, which does not compare as a whole."""
+
+    def is_set(self, key: str) -> bool:
+        """Return whether a field was given."""
+        return getattr(self, key) is not _FieldStatus.UNSET
+
+
+class NodeStore(FeatureStore):  # type: ignore[misc]
+    """Features and node data as attributes of the one type of nodes, ``group_name=None``.
+
+    Parameters
+    ----------
+    g : OutOfCoreGraph
+    attributes : sequence of str, optional
+        See :func:`stores`.
+
+    Notes
+    -----
+    ``store[None, "x", ids]`` reads rows. An index is a tensor or array of ids, a mask, a slice, a range or an int; ``None`` reads
+    everything. Ids out of range are an IndexError, before anything is read. An attribute that is not there is a KeyError. Sizes
+    are known without reading.
+    """
+
+    def __init__(self, g: OutOfCoreGraph, attributes: Sequence[str] | None = None) -> None:
+        super().__init__(NodeAttr)
+        if g.closed:
+            raise ClosedError(f"{g.path} is closed")
+        self._g = g
+        if attributes is None:
+            per_node = [name for name in g.node_data if g.data_shape(name)[:1] == (g.num_nodes,)]
+            attributes = [*g.features, *per_node]
+        self._names = tuple(attributes)
+        for name in self._names:
+            if name not in g.features and g.data_shape(name)[:1] != (g.num_nodes,):
+                raise ValueError(f"node data {name!r} of shape {tuple(g.data_shape(name))} have no entry for each of the nodes")
+
+    def _shape(self, attr: TensorAttr) -> torch.Size:
+        name = attr.attr_name
+        if attr.group_name is not None or name not in self._names:
+            group = "" if attr.group_name is None else f" of {attr.group_name!r}: group_name=None is the one type of nodes"
+            raise KeyError(f"no attribute {name!r}{group}; there is {', '.join(map(repr, self._names)) or 'none'}")
+        return self._g.features[name].shape if name in self._g.features else self._g.data_shape(name)
+
+    def _get_tensor(self, attr: TensorAttr) -> torch.Tensor:
+        shape, name = self._shape(attr), attr.attr_name
+        index = slice(None) if attr.index is None else attr.index
+        if name in self._g.features:
+            return self._g.features[name][index]
+        rows, lead = resolve_rows(index, shape[0])
+        data = self._g.node_data[name]
+        chosen = torch.arange(rows.start, rows.stop) if isinstance(rows, range) else torch.from_numpy(rows)
+        found = data[chosen]  # a copy: the tensor is the graph's own
+        return found[0] if lead is None else found.reshape(*lead, *shape[1:])
+
+    def _get_tensor_size(self, attr: TensorAttr) -> tuple[int, ...]:
+        shape = self._shape(attr)
+        if attr.index is None:
+            return tuple(shape)
+        _, lead = resolve_rows(attr.index, shape[0])
+        return (*(() if lead is None else lead), *shape[1:])
+
+    def get_all_tensor_attrs(self) -> list[TensorAttr]:
+        """Return the attributes that a batch gets; their index is not set."""
+        return [NodeAttr(group_name=None, attr_name=name) for name in self._names]
+
+    def _put_tensor(self, tensor: Any, attr: TensorAttr) -> bool:
+        _read_only("put_tensor")
+
+    def _remove_tensor(self, attr: TensorAttr) -> bool:
+        _read_only("remove_tensor")
+
+    def __len__(self) -> int:
+        """Attributes."""
+        return len(self._names)
+
+    def __repr__(self) -> str:
+        return f"NodeStore({self._g.path!r}, {', '.join(self._names)})"
+
+
+class EdgeStore(GraphStore):  # type: ignore[misc]
+    """The adjacency, of the one type of edges, ``edge_type=None``: in CSC form as it is stored, in COO form on request.
+
+    Parameters
+    ----------
+    g : OutOfCoreGraph
+
+    Notes
+    -----
+    An edge index is read whole into memory that counts in the graph's budget, 8 bytes an edge, in COO form 16. Other layouts are
+    a KeyError; :meth:`csr` makes one from CSC in memory.
+    """
+
+    def __init__(self, g: OutOfCoreGraph) -> None:
+        super().__init__()
+        if g.closed:
+            raise ClosedError(f"{g.path} is closed")
+        self._g = g
+
+    def _get_edge_index(self, edge_attr: EdgeAttr) -> tuple[torch.Tensor, torch.Tensor] | None:
+        n = self._g.num_nodes
+        is_here = edge_attr.edge_type is None and edge_attr.size in (None, (n, n)) and edge_attr.layout != EdgeLayout.CSR
+        if not is_here:
+            return None  # which PyG makes a KeyError of
+        g = self._g
+        topology = g.topology
+        indptr = torch.from_numpy(topology.indptr)
+        try:
+            row = g.pool.tensor((g.num_edges,), torch.int64)
+            ids = row.numpy()
+            for first, block in topology.scan():
+                ids[first : first + len(block)] = block
+            if edge_attr.layout == EdgeLayout.CSC:
+                return row, g.pool.tensor((n + 1,), torch.int64).copy_(indptr)
+            col = g.pool.tensor((g.num_edges,), torch.int64)
+            for first in range(0, n, _NODES_AT_ONCE):
+                bounds = indptr[first : first + _NODES_AT_ONCE + 1]
+                nodes = torch.arange(first, first + len(bounds) - 1)
+                col[int(bounds[0]) : int(bounds[-1])] = torch.repeat_interleave(nodes, bounds.diff())
+        except BudgetError as error:
+            raise BudgetError(
+                f"the whole adjacency in memory: {error.message}; a sampler of the library reads it from disk "
+                "(featstore.adapters.pyg.Sampler)",
+                error.needed,
+            ) from None
+        return row, col
+
+    def get_all_edge_attrs(self) -> list[EdgeAttr]:
+        """Return the one layout that is stored: CSC."""
+        return [EdgeAttr(edge_type=None, layout=EdgeLayout.CSC, size=(self._g.num_nodes, self._g.num_nodes))]
+
+    def _put_edge_index(self, edge_index: Any, edge_attr: EdgeAttr) -> bool:
+        _read_only("put_edge_index")
+
+    def _remove_edge_index(self, edge_attr: EdgeAttr) -> bool:
+        _read_only("remove_edge_index")
+
+    def __repr__(self) -> str:
+        return f"EdgeStore({self._g.path!r}, num_edges={self._g.num_edges})"
