@@ -23,7 +23,7 @@ from featstore.gather.plan import Tier
 from featstore.gather.sources import ExtentSource
 from featstore.pack.packing import ExtentFile
 from featstore.pack.record import OfflineSamples, read_record
-from featstore.pack.tiers import TierTables
+from featstore.pack.tables import TierTables
 from featstore.storage.extents import KIND, PAGES, ExtentMap
 from featstore.storage.format import sums_seed
 from featstore.storage.layout import PAGE_BYTES, RowLayout

@@ -33,7 +33,8 @@ from featstore.pack.nodedata import Carrier, NodeData, is_carried
 from featstore.pack.packing import fill_extents
 from featstore.pack.record import OfflineSamples, read_record, write_record
 from featstore.pack.segments import Stored
-from featstore.pack.tiers import TABLES, ScoresOf, Sizes, TierTables, make_tables
+from featstore.pack.tables import TABLES, TierTables
+from featstore.pack.tiers import ScoresOf, Sizes, make_tables
 from featstore.storage.extents import ExtentMap, ExtentWriter, least_memory, most_memory
 from featstore.storage.lock import WRITER_LOCK, FileLock
 from featstore.storage.ordered import piece_layout
