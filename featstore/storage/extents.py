@@ -20,7 +20,7 @@ import numpy.typing as npt
 import xxhash
 
 from featstore._core.io import direct_mode
-from featstore._core.stream import Packer
+from featstore._core.packer import Packer
 from featstore.config import format_size
 from featstore.storage.calls import close_fd, close_quietly, fsync_fd, naming
 from featstore.storage.checkpoint import Checkpoint, forget_checkpoint, read_checkpoint, write_checkpoint
