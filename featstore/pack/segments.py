@@ -211,10 +211,6 @@ def shortest_segments(
         What some rows take on disk exactly, not less than the bytes of the rows; by default a file of extents and one of caches.
     budget : Budget, optional
 
-    Returns
-    -------
-    Segmentation
-
     Raises
     ------
     OSError
@@ -287,10 +283,6 @@ def segments(
     seed : int
         Of the hashes.
     budget : Budget, optional
-
-    Yields
-    ------
-    Segment
 
     Notes
     -----

@@ -83,12 +83,6 @@ class SharedRows:
 class TierTables:
     """The tables of a layout, open; a batch's plan, by number. Thread-safe but for :meth:`close`.
 
-    Parameters
-    ----------
-    folder : str
-    pack : OfflineSamples
-    n_features : int
-
     Attributes
     ----------
     fill_rows, device_rows : int64 array

@@ -176,6 +176,7 @@ class NeighborSampler:
 
     def __init__(self, g: Graph, fanouts: Sequence[int], replace: bool = False, seed: int = 0) -> None:
         self._g = g
+        self._topology: Topology | None = None  # asked for once; asking takes the graph's lock
         self.fanouts = tuple(operator.index(fanout) for fanout in fanouts)
         self.replace = bool(replace)
         self.seed = operator.index(seed)
@@ -290,7 +291,9 @@ class NeighborSampler:
                 self._idle.appendleft(scratch)
 
     def _sample(self, scratch: _Scratch, ids: Int64s, epoch: int, index: int) -> SampledBatch:
-        g, hops, cache = self._g, scratch.hops, self._g.neighbor_cache
+        g, hops, topology, cache = self._g, scratch.hops, self._topology, self._g.neighbor_cache
+        if topology is None:
+            topology = self._topology = g.topology
         scratch.need(len(ids))
         bad, twice = hops.begin(ids)
         if bad >= 0:
@@ -303,28 +306,30 @@ class NeighborSampler:
         n_located = 0
         for hop, fanout in enumerate(self.fanouts):
             n_dst = hops.n_nodes
-            self._locate(scratch, cache, n_located, n_dst)
+            self._locate(scratch, topology, cache, n_located, n_dst)
             n_located = n_dst
-            blocks.append(self._expand(scratch, cache, n_dst, fanout, absorb(key, hop)))
+            blocks.append(self._expand(scratch, topology, cache, n_dst, fanout, absorb(key, hop)))
         n = hops.n_nodes
         input_ids = g.pool.tensor((n,), torch.int64)
         input_ids.numpy()[:] = scratch.nodes[:n]
         return SampledBatch(index, epoch, input_ids, len(ids), tuple(reversed(blocks)))
 
-    def _locate(self, scratch: _Scratch, cache: NeighborCache | None, first: int, end: int) -> None:
+    def _locate(self, scratch: _Scratch, topology: Topology, cache: NeighborCache | None, first: int, end: int) -> None:
         """Find the lists of nodes ``first … end - 1``, which joined in the last hop."""
         if first == end:
             return
         nodes, place, degree = scratch.nodes[first:end], scratch.place[first:end], scratch.degree[first:end]
         if cache is None:
-            self._g.topology.offsets(nodes, place, degree)
+            topology.offsets(nodes, place, degree)
             np.invert(place, out=place)
         else:
             cache.locate(nodes, place, degree)
 
-    def _expand(self, scratch: _Scratch, cache: NeighborCache | None, n_dst: int, fanout: int, key: int) -> Block:
+    def _expand(
+        self, scratch: _Scratch, topology: Topology, cache: NeighborCache | None, n_dst: int, fanout: int, key: int
+    ) -> Block:
         """One hop over the first ``n_dst`` nodes."""
-        pool, hops, topology = self._g.pool, scratch.hops, self._g.topology
+        pool, hops = self._g.pool, scratch.hops
         n_edges, n_missing, any_drawn = hops.count(n_dst, fanout, self.replace)
         src = pool.tensor((n_edges,), torch.int64)
         dst = pool.tensor((n_edges,), torch.int64)
