@@ -51,10 +51,6 @@ class KeptIds:
 
     Planning passes over the ids several times. What is not kept, or was taken back, is read from the file of samples.
 
-    Parameters
-    ----------
-    budget : Budget
-
     Notes
     -----
     One thread appends, any number read. Whoever still uses an array when it is taken back counts it as a batch being planned.

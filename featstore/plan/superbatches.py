@@ -86,16 +86,12 @@ class SuperbatchInspector:
     ----------
     sample : callable
         ``sample(position)`` samples the batch that runs as number ``position``; called from several threads.
-    start, stop : int
-        Batch numbers.
-    size : int
-        Batches a superbatch.
-    n_rows : int
-        Rows of the features.
+    start, stop, size : int
+        Batch numbers; batches a superbatch.
+    n_rows, capacity : int
+        Rows of the features, and of the cache that is planned.
     policy : PlannedPolicy
         Plans window after window.
-    capacity : int
-        Rows of the cache that is planned.
     runs : RunDirectory
     disk : DiskBudget
     memory : Reservation
