@@ -44,15 +44,7 @@ class RunningEpoch(Iterator[MiniBatch]):
         Kept alive until the threads have ended: what the stages use is closed with it.
     """
 
-    def __init__(
-        self,
-        run: EpochRun,
-        stages: Stages,
-        position: Position,
-        stop: int,
-        depth: int,
-        owner: object,
-    ) -> None:
+    def __init__(self, run: EpochRun, stages: Stages, position: Position, stop: int, depth: int, owner: object) -> None:
         self._run = run
         self._position = position
         self._over = False

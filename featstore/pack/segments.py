@@ -20,15 +20,7 @@ from featstore.config import Budget, Reservation, format_size
 from featstore.storage.format import file_bytes, sums_bytes
 from featstore.storage.layout import PAGE_BYTES, RowLayout
 
-__all__ = [
-    "Segment",
-    "Segmentation",
-    "Stored",
-    "segments",
-    "shortest_segments",
-    "stored_bytes",
-    "stored_rows",
-]
+__all__ = ["Segment", "Segmentation", "Stored", "segments", "shortest_segments", "stored_bytes", "stored_rows"]
 
 Ints = npt.NDArray[Any]
 Int64s = npt.NDArray[np.int64]

@@ -33,15 +33,7 @@ from featstore.plan.trace import Trace
 from featstore.storage.rundir import DiskBudget
 from featstore.storage.sections import SectionWriter
 
-__all__ = [
-    "DiskRows",
-    "ScoresOf",
-    "Sizes",
-    "assign_tiers",
-    "make_tables",
-    "segmentation",
-    "windows",
-]
+__all__ = ["DiskRows", "ScoresOf", "Sizes", "assign_tiers", "make_tables", "segmentation", "windows"]
 
 Ids = npt.NDArray[Any]
 Int64s = npt.NDArray[np.int64]

@@ -19,27 +19,10 @@ import numpy.typing as npt
 from featstore._core.checksum import page_sums
 from featstore.errors import CommittedError, FormatError
 from featstore.storage.calls import close_fd, close_quietly, fsync_fd, pwrite_all
-from featstore.storage.format import (
-    HEADER_BYTES,
-    SUMS_PER_PAGE,
-    Header,
-    file_bytes,
-    file_seed,
-    page_sum,
-    sums_bytes,
-    sums_page,
-)
+from featstore.storage.format import HEADER_BYTES, SUMS_PER_PAGE, Header, file_bytes, file_seed, page_sum, sums_bytes, sums_page
 from featstore.storage.layout import PAGE_BYTES, RowLayout
 
-__all__ = [
-    "FileRecord",
-    "RowFileWriter",
-    "free_bytes",
-    "fsync_directory",
-    "is_drive_full",
-    "make_durable",
-    "write_file",
-]
+__all__ = ["FileRecord", "RowFileWriter", "free_bytes", "fsync_directory", "is_drive_full", "make_durable", "write_file"]
 
 UInt8s = npt.NDArray[np.uint8]
 
