@@ -20,9 +20,10 @@ import numpy.typing as npt
 import torch
 from harness import Report, alternate, arguments, main, scratch
 from r22 import generate
+from segment_traffic import Traffic, traffic
 
 import featstore
-from featstore.pack.segments import Traffic, segments, shortest_segments, traffic
+from featstore.pack.segments import segments, shortest_segments
 from featstore.plan.simulate import row_counts
 from featstore.plan.trace import Trace, record
 

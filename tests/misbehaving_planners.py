@@ -13,18 +13,7 @@ import featstore
 from featstore.cache.belady import Belady
 from featstore.cache.planned import NO_ROWS, PlannedBatch, Window
 from featstore.gather.plan import Changeset
-from tests.planned_misbehaviours import (
-    EITHER,
-    REFUSED,
-    RIGHT,
-    TABLE,
-    Base,
-    Misbehaviour,
-    NothingToSpoil,
-    Seen,
-    spoils,
-    wholly,
-)
+from tests.planned_misbehaviours import EITHER, REFUSED, RIGHT, TABLE, Base, Misbehaviour, NothingToSpoil, Seen, spoils, wholly
 
 __all__ = ["EITHER", "REFUSED", "RIGHT", "TABLE", "Base", "Misbehaviour"]
 

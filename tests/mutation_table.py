@@ -2,59 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from tests.mutation import Mutation
 
-__all__ = ["MUTATIONS", "Mutation"]
-
-
-@dataclass(frozen=True)
-class Mutation:
-    """One way to break the library.
-
-    Parameters
-    ----------
-    name : str
-    mechanism : str
-        What is broken, as docs/contributing.md lists it.
-    file : str
-        Path in the tree.
-    old, new : str
-        ``old`` is in the file exactly once; ``new`` takes its place.
-    tests : tuple of str
-        The quickest tests that should notice, as pytest takes them.
-    """
-
-    name: str
-    mechanism: str
-    file: str
-    old: str
-    new: str
-    tests: tuple[str, ...]
-
-    @property
-    def is_compiled(self) -> bool:
-        """Whether the core has to be built anew."""
-        return self.file.startswith("src_cython/") and not self.tests[0].startswith("tests/test_ring_refill.py")
-
-    def changed(self, text: str) -> str:
-        """Return the file's text with the mutation in it.
-
-        Raises
-        ------
-        ValueError
-            The text is not there, or more than once.
-        """
-        count = text.count(self.old)
-        if count != 1 or self.old == self.new:
-            raise ValueError(
-                f"mutation {self.name!r}: {self.file} has its text {count} times, not once; adapt tests/mutations.py"
-            )
-        return text.replace(self.old, self.new)
-
+__all__ = ["MUTATIONS"]
 
 SAME_BATCHES = "tests/test_superbatch.py::test_the_same_batches"
 AHEAD = "tests/test_superbatch.py::test_the_next_superbatch_is_planned_while_one_runs"
-POWER_CUT = "tests/test_faults_storage.py::test_a_power_cut_after_create_loses_nothing_and_each_fsync_is_needed"
+POWER_CUT = "tests/test_faults_writers.py::test_a_power_cut_after_create_loses_nothing_and_each_fsync_is_needed"
 ORDER = "tests/test_format.py::test_order_of_a_commit"
 DURABLE = "tests/test_durability.py"
 SUPERBATCH = "featstore/plan/superbatches.py"
@@ -69,6 +23,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         "return self._reached >= k - 1 if self._switch is None",
         "return self._reached >= k if self._switch is None",
         (AHEAD,),
+    ),
+    Mutation(
+        "sampled ids not kept",
+        "look-ahead",
+        "featstore/plan/samples.py",
+        "if ids.nbytes <= room else None",
+        "if ids.nbytes < 0 else None",
+        ("tests/test_superbatch.py::test_ids_are_read_twice_at_most",),
     ),
     Mutation(
         "next superbatch's uses ignored",
@@ -99,8 +61,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "sampler without neighbour cache",
         "neighbour cache",
         "featstore/sampling/neighbor.py",
-        "g, hops, cache = self._g, scratch.hops, self._g.neighbor_cache",
-        "g, hops, cache = self._g, scratch.hops, None",
+        "hops, topology, cache = self._g, scratch.hops, self._topology, self._g.neighbor_cache",
+        "hops, topology, cache = self._g, scratch.hops, self._topology, None",
         ("tests/test_neighbor_cache.py::test_the_sampler_reads_only_lists_that_are_not_in_the_cache",),
     ),
     # -- initial fill
@@ -515,6 +477,6 @@ MUTATIONS: tuple[Mutation, ...] = (
         "featstore/storage/update.py",
         "        lock = FileLock(os.path.join(root, WRITER_LOCK), exclusive=True, patience_s=patience_s)\n",
         "        lock = FileLock(os.path.join(root, WRITER_LOCK), exclusive=False, patience_s=patience_s)\n",
-        ("tests/test_catalog.py::test_one_update_at_a_time",),
+        ("tests/test_locks.py::test_one_update_at_a_time",),
     ),
 )

@@ -14,7 +14,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.mutation_table import MUTATIONS, Mutation
+from tests.mutation import Mutation
+from tests.mutation_table import MUTATIONS
 
 __all__ = ["copy_tree", "main", "mutate", "run_tests"]
 

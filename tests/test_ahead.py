@@ -68,9 +68,13 @@ def test_every_batch_gets_what_it_misses(batches: list[Any], n_bytes: int, start
     fields, asked = Fields(), []
     start = min(start, len(batches))
 
-    def misses(position: int, wait: bool) -> Any:
+    def misses(position: int, wait: bool, most: int) -> Any:
+        if not wait and position % 8 == not_planned:
+            return None
+        if len(batches[position]) > most:
+            return len(batches[position])
         asked.append(position)
-        return batches[position] if wait or position % 8 != not_planned else None
+        return batches[position]
 
     ahead = fields.ahead(misses, start, len(batches), n_bytes)
     try:
@@ -89,12 +93,15 @@ def test_every_batch_gets_what_it_misses(batches: list[Any], n_bytes: int, start
     taken = [len(rows) for rows in batches[start:] if len(rows) <= most_rows]
     assert fields.counted.rows == 2 * sum(taken)
     assert len(fields.calls) <= 2 * len(taken)
+    assert len(asked) == len(set(asked))  # no plan is read twice
 
 
 def test_batches_share_a_read_and_two_groups_lie_ready() -> None:
     batches = [np.arange(8 * b, 8 * b + 8) for b in range(20)]
     fields = Fields()
-    ahead = fields.ahead(lambda position, wait: batches[position], 0, 20, 2 * 5 * 4096)  # 39 rows a half: four batches
+    ahead = fields.ahead(
+        lambda position, wait, most: batches[position] if most >= 8 else 8, 0, 20, 2 * 5 * 4096
+    )  # 39 rows a half
     try:
         for position in range(20):
             ahead.take(position, "x")
@@ -109,7 +116,7 @@ def test_batches_share_a_read_and_two_groups_lie_ready() -> None:
 
 def test_an_error_comes_with_its_batch_and_closing_wakes_who_waits() -> None:
     batches = [np.array([b]) for b in range(10)]
-    ahead = Fields(broken=6).ahead(lambda position, wait: batches[position] if wait else None, 0, 10, 1 << 16)
+    ahead = Fields(broken=6).ahead(lambda position, wait, most: batches[position] if wait else None, 0, 10, 1 << 16)
     for position in range(6):
         assert np.array_equal(ahead.take(position, "z"), DATA["z"][[position]])
         ahead.passed(position)
@@ -120,7 +127,7 @@ def test_an_error_comes_with_its_batch_and_closing_wakes_who_waits() -> None:
     ahead.close()
 
     unplanned = threading.Event()
-    waiting = Fields().ahead(lambda position, wait: unplanned.wait(30) and None, 0, 10, 1 << 16)
+    waiting = Fields().ahead(lambda position, wait, most: unplanned.wait(30) and None, 0, 10, 1 << 16)
     found: list[Any] = []
     taker = threading.Thread(target=lambda: found.append(waiting.take(0, "x")))
     taker.start()
@@ -188,7 +195,7 @@ def test_what_was_read_ahead_is_given_back() -> None:
     batches = [np.array([b, b + 1]) for b in range(10)]
     fields, reading, go_on = Fields(), threading.Event(), threading.Event()
 
-    def misses(position: int, wait: bool) -> Any:
+    def misses(position: int, wait: bool, most: int) -> Any:
         return batches[position] if wait and position < 4 else (go_on.wait(30) and None if wait else None)
 
     ahead = fields.ahead(misses, 0, 10, 1 << 16)
@@ -213,7 +220,7 @@ def test_what_was_read_ahead_is_given_back() -> None:
             return read
 
     go_on.clear()
-    ahead = Slow().ahead(lambda position, wait: batches[position] if wait else None, 0, 10, 1 << 16)
+    ahead = Slow().ahead(lambda position, wait, most: batches[position] if wait else None, 0, 10, 1 << 16)
     assert reading.wait(30)
     found: list[bool] = []
     giver = threading.Thread(target=lambda: found.append(ahead.give_back()))
@@ -230,7 +237,9 @@ def test_what_was_read_ahead_is_given_back() -> None:
     def short(rows: Any, out: Any) -> ReadStats:
         raise BudgetError("no memory", 1)
 
-    ahead = ReadAhead(lambda position, wait: batches[position], {"x": short}, {"x": 512}, 0, 10, 1 << 16, fields.counted.add)
+    ahead = ReadAhead(
+        lambda position, wait, most: batches[position], {"x": short}, {"x": 512}, 0, 10, 1 << 16, fields.counted.add
+    )
     ahead.begin()
     with pytest.raises(BudgetError):
         ahead.take(0, "x")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
-import signal
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -18,14 +16,14 @@ import pytest
 import xxhash
 from rowfiles import PAGE, snapshot
 
-from featstore.errors import BusyError, CorruptionError, FeatstoreError, FormatError, VersionError
+from featstore.errors import CorruptionError, FeatstoreError, FormatError, VersionError
 from featstore.storage import catalog as cataloging
 from featstore.storage.catalog import CATALOG_FILE, Catalog, FieldRecord, Part, read_catalog, write_catalog
 from featstore.storage.format import file_bytes, sums_bytes
 from featstore.storage.layout import choose_layout
-from featstore.storage.lock import READERS_LOCK, WRITER_LOCK, FileLock, lock_directory
-from featstore.storage.update import Update, sweep
-from featstore.storage.writer import FileRecord, RowFileWriter
+from featstore.storage.lock import READERS_LOCK, WRITER_LOCK
+from featstore.storage.update import Update
+from featstore.storage.writer import FileRecord
 from featstore.testing.faults import forked, run_in_child
 
 DATASET = {
@@ -47,6 +45,13 @@ def sample(n_fields: int = 2) -> Catalog:
         for name in names
     }
     return Catalog(dict(DATASET), files, fields)
+
+
+def add_field(update: Update, name: str) -> None:
+    with update.writer(f"node.{name}", choose_layout(4), kind="feature", dtype="float32") as out:
+        out.write(np.zeros((10, 4), np.uint8))
+        file = out.commit()
+    update.add([file], [FieldRecord(f"node/_/{name}", "feature", "float32", (10,), file.generation, (Part(file.name, 0, 10),))])
 
 
 @pytest.fixture
@@ -401,133 +406,3 @@ def test_a_failed_commit_keeps_the_old_catalog(root: Path) -> None:
     assert k == 3
     write_catalog(root, sample(3))
     assert read_catalog(root) == sample(3)
-
-
-# --- locks and updates ----------------------------------------------------------------------------------------------------------
-
-
-def test_writers_exclude_each_other_and_readers_share(tmp_path: Path) -> None:
-    path = tmp_path / "lock"
-    with FileLock(path, exclusive=True):
-        with pytest.raises(BusyError) as caught:
-            FileLock(path, exclusive=True)
-        assert caught.value.filename == str(path)
-        with pytest.raises(BusyError):
-            FileLock(path, exclusive=False)
-    with FileLock(path, exclusive=False), FileLock(path, exclusive=False):
-        with pytest.raises(BusyError):
-            FileLock(path, exclusive=True)
-    lock = FileLock(path, exclusive=True)
-    lock.release()
-    lock.release()
-    with pytest.raises(FileNotFoundError):
-        FileLock(tmp_path / "absent", exclusive=False)
-
-
-def test_a_dead_writers_lock_is_gone_with_it(tmp_path: Path) -> None:
-    path = tmp_path / "lock"
-    ready, tell = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        lock = FileLock(path, exclusive=True)
-        os.write(tell, b"held")
-        signal.pause()
-        lock.release()
-        os._exit(0)
-    assert os.read(ready, 4) == b"held"
-    with pytest.raises(BusyError):
-        FileLock(path, exclusive=True)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    FileLock(path, exclusive=True).release()
-    os.close(ready)
-    os.close(tell)
-
-
-def test_a_forked_child_does_not_release_the_parents_lock(tmp_path: Path) -> None:
-    path = tmp_path / "lock"
-    with FileLock(path, exclusive=True) as lock:
-        pid = os.fork()
-        if pid == 0:
-            lock.release()
-            os._exit(0)
-        assert os.waitpid(pid, 0)[1] == 0
-        with pytest.raises(BusyError):
-            FileLock(path, exclusive=True)
-    FileLock(path, exclusive=True).release()
-
-
-def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(fd: int, how: int) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    (tmp_path / "lock").touch()
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    FileLock(tmp_path / "lock", exclusive=False).release()
-    with pytest.raises(OSError, match="No locks"):
-        FileLock(tmp_path / "lock", exclusive=True)
-
-
-def test_directories_can_be_locked(tmp_path: Path) -> None:
-    fd = lock_directory(tmp_path)
-    assert fd is not None
-    assert lock_directory(tmp_path) is None
-    os.close(fd)
-    fd = lock_directory(tmp_path)
-    assert fd is not None
-    os.close(fd)
-    assert lock_directory(tmp_path / "absent") is None
-    (tmp_path / "file").touch()
-    assert lock_directory(tmp_path / "file") is None
-
-
-def add_field(update: Update, name: str) -> None:
-    with update.writer(f"node.{name}", choose_layout(4), kind="feature", dtype="float32") as out:
-        out.write(np.zeros((10, 4), np.uint8))
-        file = out.commit()
-    update.add([file], [FieldRecord(f"node/_/{name}", "feature", "float32", (10,), file.generation, (Part(file.name, 0, 10),))])
-
-
-def test_an_update_adds_a_field_and_replaces_one(root: Path) -> None:
-    with Update(root) as update:
-        add_field(update, "new")
-        add_field(update, "x0")
-        assert read_catalog(root) == sample()  # not before the commit
-        catalog = update.commit()
-    assert read_catalog(root) == catalog
-    assert catalog.generation == 2
-    assert set(catalog.files) == {"node.new.2.rows", "node.x0.2.rows", "node.x1.1.rows"}
-    assert catalog.fields["node/_/x0"].generation == 2
-
-
-def test_an_update_that_is_left_changes_nothing(root: Path) -> None:
-    before = snapshot(root)
-    with Update(root) as update:
-        add_field(update, "new")
-        update.writer("node.open", choose_layout(4), kind="feature", dtype="float32").write(np.zeros((1, 4), np.uint8))
-    assert snapshot(root) == before
-
-
-def test_one_update_at_a_time(root: Path) -> None:
-    with Update(root), pytest.raises(BusyError):
-        Update(root)
-    Update(root).__exit__(None, None, None)
-
-
-def test_leftovers_are_swept_only_while_nobody_reads(root: Path) -> None:
-    for name in ("a.tmp", "node.old.1.rows", "node.old.1.rows.sums", "catalog.lmdb/data.mdb.1.tmp", "mine.txt"):
-        (root / name).touch()
-    RowFileWriter(root, "node.x0.1.rows", choose_layout(4), kind="feature", dtype="float32").commit()
-    with FileLock(root / READERS_LOCK, exclusive=False):
-        with Update(root):
-            assert (root / "a.tmp").exists()
-        assert sweep(root, sample()) == []
-    with Update(root):
-        left = sorted(os.listdir(root))
-    assert left == ["catalog.lmdb", "mine.txt", "node.x0.1.rows", "node.x0.1.rows.sums", READERS_LOCK, WRITER_LOCK]
-    assert os.listdir(root / "catalog.lmdb") == ["data.mdb"]
-
-
-def test_generations_are_in_the_seed(root: Path) -> None:
-    record = file_record("x")
-    assert record.seed != replace(record, generation=2).seed != replace(record, file_id="cd" * 16).seed

@@ -13,12 +13,7 @@ import pytest
 from rowfiles import snapshot
 
 import featstore
-from featstore.errors import (
-    CorruptionError,
-    FeatstoreError,
-    FormatError,
-    VersionError,
-)
+from featstore.errors import CorruptionError, FeatstoreError, FormatError, VersionError
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.storage.catalog import CATALOG_FILE, EDGE, Catalog, Part, read_catalog, write_catalog
 from featstore.storage.layout import choose_layout

@@ -21,11 +21,7 @@ import torch
 
 import featstore
 from featstore.config import parse_disk
-from featstore.errors import (
-    BudgetError,
-    BusyError,
-    ClosedError,
-)
+from featstore.errors import BudgetError, BusyError, ClosedError
 from featstore.graph import dataset as datasets
 from featstore.graph import snapshot as snapshots
 from featstore.graph.dataset import OutOfCoreGraph

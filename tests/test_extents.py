@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from featstore._core.stream import Packer
+from featstore._core.packer import Packer
 from featstore.config import Budget, Options
 from featstore.errors import BudgetError, ClosedError, CorruptionError
 from featstore.gather.sources import ExtentSource

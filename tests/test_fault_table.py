@@ -48,7 +48,7 @@ COVERAGE: dict[str, list[str]] = {
     "files: extents swapped; an old copy put back": [
         "test_damaged_dataset::test_files_swapped_and_older_copies_are_found",
         "test_catalog::test_an_older_copy_of_a_value_under_another_key",
-        "test_catalog::test_generations_are_in_the_seed",
+        "test_locks::test_generations_are_in_the_seed",
     ],
     "files: wrong magic, newer version, other byte order": [
         "test_format::test_hostile_header_is_refused",
@@ -95,8 +95,8 @@ COVERAGE: dict[str, list[str]] = {
         "test_commit_faults::test_some_failing_calls",
         "test_commit_faults::test_every_failing_call",
         "test_commit_faults::test_what_follows_the_catalogs_rename_removes_nothing_that_it_names",
-        "test_faults_storage::test_failing_calls_of_a_builder",
-        "test_faults_storage::test_every_failing_call_of_a_reader",
+        "test_faults_writers::test_failing_calls_of_a_builder",
+        "test_faults_writers::test_every_failing_call_of_a_reader",
         "test_edge_index::test_a_full_disk_while_spilling",
         "test_superbatch_faults::test_run_files_that_cannot_be_written",
         "test_superbatch_faults::test_run_files_that_cannot_be_written_anywhere",
@@ -123,9 +123,9 @@ COVERAGE: dict[str, list[str]] = {
     "process: kill −9 at every system call of create and commit": [
         "test_faults::test_killed_writers_lose_nothing",
         "test_faults::test_killed_writers_lose_nothing_at_any_call",
-        "test_faults_storage::test_builders_killed_at_every_system_call",
-        "test_faults_storage::test_updates_killed_at_every_system_call",
-        "test_faults_storage::test_writers_killed_at_a_system_call",
+        "test_faults_writers::test_builders_killed_at_every_system_call",
+        "test_faults_writers::test_updates_killed_at_every_system_call",
+        "test_faults_writers::test_writers_killed_at_a_system_call",
     ],
     "process: kill −9 at random points of an epoch, and at every system call on a run file": [
         "test_superbatch_faults::test_killed_epochs_leave_what_the_next_run_sweeps",
@@ -133,14 +133,14 @@ COVERAGE: dict[str, list[str]] = {
         "test_superbatch_faults::test_epochs_killed_at_every_call_on_a_run_file",
     ],
     "process: power cut": [
-        "test_faults_storage::test_a_power_cut_after_create_loses_nothing_and_each_fsync_is_needed",
-        "test_faults_storage::test_a_power_cut_at_any_time_leaves_the_old_or_the_new",
+        "test_faults_writers::test_a_power_cut_after_create_loses_nothing_and_each_fsync_is_needed",
+        "test_faults_writers::test_a_power_cut_at_any_time_leaves_the_old_or_the_new",
     ],
     "process: a second writer; a dead writer's lock": [
-        "test_faults_storage::test_a_second_builder_in_another_process",
-        "test_catalog::test_writers_exclude_each_other_and_readers_share",
-        "test_catalog::test_a_dead_writers_lock_is_gone_with_it",
-        "test_create::test_two_builders_of_one_place",
+        "test_faults_writers::test_a_second_builder_in_another_process",
+        "test_locks::test_writers_exclude_each_other_and_readers_share",
+        "test_locks::test_a_dead_writers_lock_is_gone_with_it",
+        "test_build_directory::test_two_builders_of_one_place",
     ],
     "process: fork or spawn with a store open or reads in flight; DataLoader workers": [
         "test_reader::test_a_forked_child_reads_with_queues_of_its_own",

@@ -24,7 +24,8 @@ from rowfiles import PAGE, check_sums, file_rows
 from featstore.errors import CorruptionError, FeatstoreError, FormatError, VersionError
 from featstore.storage import format as fmt
 from featstore.storage import writer as writing
-from featstore.storage.format import DTYPES, Header, file_seed, open_regular, resolve_inside, sums_seed
+from featstore.storage.calls import open_regular
+from featstore.storage.format import DTYPES, Header, file_seed, resolve_inside, sums_seed
 from featstore.storage.layout import RowLayout, choose_layout
 from featstore.storage.writer import FileRecord, RowFileWriter, write_file
 

@@ -13,12 +13,7 @@ import pytest
 import torch
 
 import featstore
-from featstore.errors import (
-    BudgetError,
-    BusyError,
-    CorruptionError,
-    PluginError,
-)
+from featstore.errors import BudgetError, BusyError, CorruptionError, PluginError
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.topology import NeighborCache
 from featstore.storage.catalog import read_catalog

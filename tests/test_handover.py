@@ -32,8 +32,8 @@ from featstore.load.minibatch import MiniBatch
 from featstore.load.transfer import Assembled, HandOver
 from featstore.sampling.batch import Block
 from featstore.strategies.counters import Stopwatch
+from tests.fake_graph import graph, loader
 from tests.loaders import make_loader
-from tests.test_loader import graph, loader
 from tests.test_packed import copied, pack, run
 from tests.test_superbatch import dataset, ondemand, same
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutation_table import MUTATIONS, Mutation
+from tests.mutation import Mutation
+from tests.mutation_table import MUTATIONS
 from tests.mutations import ROOT, copy_tree, mutate, run_tests
 
 # Pure Python, and noticed within seconds.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,12 @@ from hypothesis import strategies as st
 import featstore
 from featstore.cache.belady import Belady
 from featstore.cache.planned import PlannedBatch, Window
-from featstore.plan import superbatches
+from featstore.config import Budget
+from featstore.plan import samples, superbatches
+from featstore.plan.samples import SampleFile
 from featstore.plan.simulate import simulate
 from featstore.plan.trace import record
+from featstore.storage.sections import SectionFile
 from tests.conftest import make_graph
 from tests.loaders import make_loader
 
@@ -361,3 +365,52 @@ def test_slots_split_into_hits_and_misses(slots: list[int]) -> None:
         missed_positions(longer, missed)
     with pytest.raises(ValueError, match="shorter"):
         hits_of(longer, positions, hit_slots)
+
+
+@pytest.mark.parametrize("kind", ["superbatch", "streamed", "spilled", "without memory"])
+def test_ids_are_read_twice_at_most(dataset: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once to read ahead and once to deliver: planning has those that sampling kept. More often only where no memory is free."""
+    reads: Counter[tuple[str, int]] = Counter()
+    files: list[SampleFile] = []
+    run, make = SectionFile.run, SampleFile.__init__
+
+    def counting(self: SectionFile, first: int, count: int, *array: Any) -> Any:
+        reads.update((self.path, number) for number in range(first, first + count))
+        return run(self, first, count, *array)
+
+    def making(self: SampleFile, *given: Any) -> None:
+        make(self, *given)
+        files.append(self)
+
+    monkeypatch.setattr(SectionFile, "run", counting)
+    monkeypatch.setattr(SampleFile, "__init__", making)
+    if kind == "spilled":
+        monkeypatch.setattr(superbatches.SuperbatchInspector, "_must_spill", lambda self, *given: True)
+    if kind == "without memory":
+        monkeypatch.setattr(samples, "FREE_SHARE", 1)
+    strategy = "streamed" if kind == "streamed" else "superbatch"
+    found, stats = batches(dataset, epochs=1, strategy=strategy, superbatch=6, feature_cache=0.1)
+    times = [reads[file._file.path, number * file._stride + 1] for file in files for number in range(len(file))]
+    assert len(times) == len(found) == 25
+    assert max(times) == {"streamed": 1, "without memory": 5}.get(kind, 2)
+    if kind == "superbatch":
+        assert stats["reads"] > 0
+
+
+def test_kept_ids_are_taken_back_where_memory_is_short() -> None:
+    budget = Budget(1 << 20)
+    kept = samples.KeptIds(budget)
+    kept.append(np.arange(100_000, dtype=np.int32))
+    kept.append(np.arange(200_000, dtype=np.int32))  # no room beside what is left free
+    kept.append(np.arange(10, dtype=np.int32))  # nor for those behind it
+    first = kept.get(0)
+    assert first is not None
+    assert not first.flags.writeable
+    assert (kept.get(1), kept.get(2)) == (None, None)
+    assert budget.used == budget.on_loan == 400_000
+    budget.reserve("another", 1 << 20)
+    assert kept.get(0) is None
+    assert budget.on_loan == 0
+    kept.append(np.arange(10, dtype=np.int32))
+    kept.drop()
+    assert budget.used == 1 << 20

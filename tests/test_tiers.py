@@ -16,9 +16,9 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 import featstore
+from benchmarks.segment_traffic import traffic
 from featstore.pack.layout import Layout, find_layouts
 from featstore.pack.nodedata import NodeData, is_carried
-from featstore.pack.segments import traffic
 from featstore.plan.trace import Trace
 from featstore.testing.faults import random_flips
 from tests.directory_size import bytes_at_one_moment

@@ -19,15 +19,7 @@ import numpy.typing as npt
 from featstore.errors import PluginError
 from featstore.registry import Registry
 
-__all__ = [
-    "OnlinePolicy",
-    "Policy",
-    "PolicyContext",
-    "StaticPolicy",
-    "available_policies",
-    "get_policy",
-    "register_policy",
-]
+__all__ = ["OnlinePolicy", "Policy", "PolicyContext", "StaticPolicy", "available_policies", "get_policy", "register_policy"]
 
 Int64s = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]

@@ -43,10 +43,8 @@ class FeatureCache:
     ----------
     capacity : int
         Rows it may hold; more than ``n`` are not taken, 0 is no cache.
-    row_bytes : int
-        Bytes of a row.
-    n : int
-        Rows of the feature.
+    row_bytes, n : int
+        Bytes of a row; rows of the feature.
     policy : Policy or None
         A static policy: :meth:`fill` loads its rows once. An online policy: :meth:`admit` asks it batch by batch. None:
         changesets come from elsewhere (a planner), and :meth:`apply` carries them out.
@@ -63,10 +61,6 @@ class FeatureCache:
         The slots' bytes.
     map : RowMap
         The slot of each row (of no rows where the capacity is 0).
-    budget : Budget or None
-        What counts it.
-    in_use : bool
-        Whether a planner's plans for this cache are being run, see :meth:`claim`: it must not be replaced.
 
     Raises
     ------
@@ -171,6 +165,7 @@ class FeatureCache:
 
     @property
     def in_use(self) -> bool:
+        """Whether a planner's plans for this cache are being run, see :meth:`claim`: it must not be replaced."""
         self._leave_parent()
         return self._user is not None and self._user() is not None
 
@@ -216,13 +211,8 @@ class FeatureCache:
     def plan(self, rows: Int64s, array: Callable[..., npt.NDArray[Any]] = np.empty) -> BatchPlan:
         """Return where each row of a batch is: hits in the host tier, misses in the base file; tell the policy of the hits.
 
-        Parameters
-        ----------
-        rows : int64 array, shape (k,), C-contiguous
-            In ``[0, n)``; any order, repeats allowed (each counts as a request).
-        array : callable
-            ``array(n, dtype)`` makes the plan's arrays, 28 bytes a row at most; what it raises passes through, before the policy
-            or a count has changed.
+        ``rows`` (int64 [k]) are in ``[0, n)``, in any order, repeats allowed: each counts as a request. ``array(n, dtype)`` makes
+        the plan's arrays, 28 bytes a row at most; what it raises passes through, before the policy or a count has changed.
 
         Raises
         ------
@@ -263,14 +253,9 @@ class FeatureCache:
     ) -> Changeset | None:
         """Choose which of a batch's misses come in; to be applied once their bytes are in the batch's output.
 
-        Parameters
-        ----------
-        rows : int64 array, shape (k,)
-            The rows missed (a plan's BASE part), repeats allowed.
-        positions : int64 array, shape (k,), optional
-            Their rows of the output; ``0 … k-1`` where absent.
-        array : callable
-            ``array(n, dtype)`` makes the arrays of the result, within :meth:`scratch_bytes`.
+        ``rows`` (int64 [k]) are those missed, a plan's BASE part, repeats allowed; ``positions`` are their rows of the output, by
+        default 0 … k-1; ``array(n, dtype)`` makes the result's arrays, within :meth:`scratch_bytes`. Of more new rows than slots,
+        the first ``capacity`` in the batch's order come in. Rows that another thread has brought in since are left out.
 
         Returns
         -------
@@ -281,11 +266,6 @@ class FeatureCache:
         ------
         PluginError
             The policy failed; the cache is empty now, the batch's data are right.
-
-        Notes
-        -----
-        Of more new rows than slots, the first ``capacity`` in the batch's order come in. Rows that another thread has brought in
-        since the plan are left out.
         """
         self._enter()
         if positions is None:
@@ -297,12 +277,8 @@ class FeatureCache:
     def apply(self, changes: Changeset | None, out: Uint8s) -> None:
         """Copy admitted rows from a batch's output into their slots; from now on they hit.
 
-        Parameters
-        ----------
-        changes : Changeset or None
-            From :meth:`admit`, or, in a cache without a policy, from a planner: then ``out_rows`` leave first.
-        out : uint8 array, shape (k, row_bytes), C-contiguous
-            The batch's output.
+        ``changes`` are from :meth:`admit`, or, in a cache without a policy, from a planner: then ``out_rows`` leave first. The
+        batch's output ``out`` is uint8 [k, row_bytes].
 
         Raises
         ------
@@ -334,30 +310,17 @@ class FeatureCache:
                 raise PluginError("a static cache does not change")
 
     def fill(self, read: Read, *, by_score: bool = False) -> int:
-        """Load a static policy's rows: the ``capacity`` of highest score, of equals the lowest.
+        """Load a static policy's rows: the ``capacity`` of highest score, of equals the lowest. Return how many.
 
-        Parameters
-        ----------
-        read : callable
-            ``read(rows, out)`` reads ``rows`` (int64 [k], ascending) into ``out`` (uint8 [k, row_bytes]); called with up to 64
-            MiB a time.
-        by_score : bool
-            Give the best rows the first slots, so that a cache that is lent loses its lowest scores first. Then
-            ``read(rows, out, positions)`` reads row ``rows[i]`` into ``out[positions[i]]``.
-
-        Returns
-        -------
-        int
-            Rows loaded. 0 for a cache that is not static.
+        ``read(rows, out)`` reads ``rows`` (int64 [k], ascending) into ``out`` (uint8 [k, row_bytes]), up to 64 MiB a time. With
+        ``by_score`` the best rows get the first slots, so that a cache that is lent loses its lowest scores first; then
+        ``read(rows, out, positions)`` reads row ``rows[i]`` into ``out[positions[i]]``. What ``read`` raises is passed on; the
+        cache then stays empty and may be filled again.
 
         Raises
         ------
         PluginError
             The policy raised, or its scores have the wrong shape or type, or hold NaN. The cache stays empty.
-
-        Notes
-        -----
-        What ``read`` raises is passed on; the cache then stays empty and may be filled again.
         """
         self._enter()
         policy = self.policy
@@ -382,16 +345,7 @@ class FeatureCache:
     def preload(self, rows: Int64s, read: Read) -> None:
         """Load what an empty cache holds when a planner's first batch comes: ``rows[i]`` into slot ``i``.
 
-        Parameters
-        ----------
-        rows : int64 array, shape (k,)
-            Distinct, ascending, at most ``capacity``.
-        read : callable
-            See :meth:`fill`.
-
-        Notes
-        -----
-        What ``read`` raises is passed on; the cache then stays empty.
+        ``rows`` (int64 [k]) are distinct, ascending, at most ``capacity``; ``read`` as for :meth:`fill`.
         """
         self._enter()
         with self._gate.write(), self._lock:

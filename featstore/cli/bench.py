@@ -12,11 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from featstore.cli.arguments import (
-    add_opening,
-    open_graph,
-    positive,
-)
+from featstore.cli.arguments import add_opening, open_graph, positive
 from featstore.cli.output import print_result
 from featstore.config import format_size
 from featstore.graph.feature import FeatureStore

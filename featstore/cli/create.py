@@ -6,9 +6,7 @@ import argparse
 import time
 from typing import Any
 
-from featstore.cli.arguments import (
-    size,
-)
+from featstore.cli.arguments import size
 from featstore.cli.info import describe, description
 from featstore.cli.output import print_result
 from featstore.graph.dataset import OutOfCoreGraph

@@ -6,10 +6,7 @@ import argparse
 import os
 from typing import Any
 
-from featstore.cli.arguments import (
-    add_opening,
-    open_graph,
-)
+from featstore.cli.arguments import add_opening, open_graph
 from featstore.cli.output import print_result
 from featstore.config import format_size
 from featstore.graph.dataset import OutOfCoreGraph

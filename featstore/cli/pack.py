@@ -108,12 +108,7 @@ def _check_packing(g: OutOfCoreGraph, options: argparse.Namespace) -> None:
 
 def _asked(options: argparse.Namespace, labels: str | None) -> dict[str, Any]:
     """Return the arguments of the estimates that the options of the command line come to."""
-    return {
-        "packed": _packed(options),
-        "features": [options.feature],
-        "labels": labels,
-        "device_cache": options.device_cache,
-    }
+    return {"packed": _packed(options), "features": [options.feature], "labels": labels, "device_cache": options.device_cache}
 
 
 def _say(estimate: PackEstimate, show: bool) -> None:
@@ -122,12 +117,7 @@ def _say(estimate: PackEstimate, show: bool) -> None:
 
 
 def _pack_dataset(
-    g: OutOfCoreGraph,
-    path: str | os.PathLike[str],
-    sampler: Sampler,
-    options: argparse.Namespace,
-    *,
-    show: bool,
+    g: OutOfCoreGraph, path: str | os.PathLike[str], sampler: Sampler, options: argparse.Namespace, *, show: bool
 ) -> dict[str, Any]:
     """Sample epochs, unless ``--add-layout`` takes the samples that are there, and pack them; return what was made.
 

@@ -11,15 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from featstore.cache.base import available_policies, get_policy
-from featstore.cli.arguments import (
-    add_opening,
-    add_sampling,
-    disk_size,
-    feature_of,
-    make_sampler,
-    open_graph,
-    positive,
-)
+from featstore.cli.arguments import add_opening, add_sampling, disk_size, feature_of, make_sampler, open_graph, positive
 from featstore.cli.output import print_result
 from featstore.cli.plots import check_plot, draw_estimates, draw_miss_curve
 from featstore.cli.recording import record_epoch, seeds_of

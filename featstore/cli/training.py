@@ -182,10 +182,6 @@ def train(
         Further arguments of the training :class:`~featstore.Loader` (``strategy``, ``prefetch``, ``memory`` …);
         the model is on its ``device``.
 
-    Returns
-    -------
-    TrainResult
-
     Raises
     ------
     ValueError

@@ -44,8 +44,8 @@ class ReadAhead:
     Parameters
     ----------
     misses : callable
-        ``misses(position, wait)`` returns the rows that a batch misses, int64; None where its plan is not there yet and ``wait``
-        is false, or the epoch is over.
+        ``misses(position, wait, most)`` returns the rows that a batch misses, int64, or how many they are where more than
+        ``most``; None where its plan is not there yet and ``wait`` is false, or the epoch is over.
     read : mapping of str to callable
         ``read[name](rows, out)`` reads rows of a feature, as bytes.
     row_bytes : mapping of str to int
@@ -63,7 +63,7 @@ class ReadAhead:
 
     def __init__(
         self,
-        misses: Callable[[int, bool], Int64s | None],
+        misses: Callable[[int, bool, int], Int64s | int | None],
         read: Mapping[str, Callable[[Int64s, Uint8s], ReadStats]],
         row_bytes: Mapping[str, int],
         start: int,
@@ -181,11 +181,9 @@ class ReadAhead:
     def _collect(self) -> list[Int64s] | None:
         """Return the misses of the batches to read next; none where the next one is too large, None at the end."""
         room = self._half_bytes // max(1, sum(self._row_bytes.values()))
-        rows = self._misses(self._position, True)
-        if rows is None:
-            return None
-        if len(rows) > room:
-            return []
+        rows = self._misses(self._position, True, room)
+        if rows is None or isinstance(rows, int):
+            return None if rows is None else []
         found = [rows]
         room -= len(rows)
         with self._lock:  # a half is free, or the group only grows
@@ -194,8 +192,8 @@ class ReadAhead:
                 return None
             self._is_loading = True
         while self._position + len(found) < self._stop:
-            more = self._misses(self._position + len(found), False)
-            if more is None or len(more) > room:
+            more = self._misses(self._position + len(found), False, room)
+            if more is None or isinstance(more, int):
                 break
             found.append(more)
             room -= len(more)

@@ -20,10 +20,6 @@ PORTABLE = 1  # cudaHostRegisterPortable: locked for every device of the process
 class LockedBlock(Block):
     """A block whose pages CUDA has locked: copies from it to a device run beside the host and beside computing.
 
-    Parameters
-    ----------
-    nbytes : int
-
     Raises
     ------
     RuntimeError

@@ -22,9 +22,9 @@ from featstore.graph.extsort import PairSorter
 from featstore.graph.progress import Progress
 from featstore.graph.source import ArrayLike, NpySource, Source, dtype_name, open_source
 from featstore.storage.builddir import BuildDirectory
-from featstore.storage.calls import close_quietly
+from featstore.storage.calls import close_quietly, pread_exactly
 from featstore.storage.catalog import EDGE, NODE, Catalog, FieldRecord, Part, write_catalog
-from featstore.storage.format import HEADER_BYTES, pread_exactly
+from featstore.storage.format import HEADER_BYTES
 from featstore.storage.layout import RowLayout, choose_layout
 from featstore.storage.writer import FileRecord, RowFileWriter
 

@@ -17,9 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from featstore.storage.calls import close_fd, close_quietly
-from featstore.storage.format import pread_exactly
-from featstore.storage.writer import pwrite_all
+from featstore.storage.calls import close_fd, close_quietly, pread_exactly, pwrite_all
 
 __all__ = ["PairSorter", "sort_pairs"]
 

@@ -283,11 +283,7 @@ class FeatureStore:
         return out
 
     def _fill(
-        self,
-        rows: npt.NDArray[np.int64] | range,
-        out: torch.Tensor,
-        gap_bytes: int | None = None,
-        tally: Tally | None = None,
+        self, rows: npt.NDArray[np.int64] | range, out: torch.Tensor, gap_bytes: int | None = None, tally: Tally | None = None
     ) -> None:
         self._n_takes += len(rows) > 0
         self._gather.rows(rows, self._bytes(out), tally, gap_bytes)

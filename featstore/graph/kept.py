@@ -31,17 +31,7 @@ def _static(policy: str | Policy | type[Policy]) -> StaticPolicy:
 
 
 class Kept(Opened):
-    """An opened dataset's topology and caches. Subclasses open its snapshot, and close it after these.
-
-    Parameters
-    ----------
-    path : str
-    options : Options
-
-    Attributes
-    ----------
-    neighbor_cache : NeighborCache or None
-    """
+    """An opened dataset's topology and caches. Subclasses open its snapshot, and close it after these."""
 
     num_edges: int
     _snapshot: Snapshot

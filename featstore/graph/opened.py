@@ -30,11 +30,6 @@ class Opened(ABC):
 
     Subclasses say what node data there is (:meth:`_data_bytes`, :meth:`_read_data`), and close what else they opened
     (:meth:`_close_files`).
-
-    Parameters
-    ----------
-    path : str
-    options : Options
     """
 
     num_nodes: int

@@ -35,10 +35,6 @@ class PolicyInputs:
     counts, parts : Given
         The user's.
     seed : int
-
-    Attributes
-    ----------
-    context : PolicyContext
     """
 
     def __init__(

@@ -15,8 +15,8 @@ import numpy.typing as npt
 import torch
 
 from featstore.errors import CorruptionError, FormatError
-from featstore.storage.calls import close_quietly
-from featstore.storage.format import DTYPES, open_regular, pread_exactly
+from featstore.storage.calls import close_quietly, open_regular, pread_exactly
+from featstore.storage.format import DTYPES
 
 __all__ = ["ArrayLike", "NpySource", "Source", "dtype_name", "numpy_dtype", "open_source", "torch_dtype"]
 

@@ -11,8 +11,9 @@ import numpy.typing as npt
 from featstore._core.checksum import page_sums
 from featstore.errors import CorruptionError, FormatError
 from featstore.graph.snapshot import DatasetFiles
+from featstore.storage.calls import pread_exactly
 from featstore.storage.catalog import EDGE
-from featstore.storage.format import HEADER_BYTES, SUMS_PER_PAGE, pread_exactly, sums_page
+from featstore.storage.format import HEADER_BYTES, SUMS_PER_PAGE, sums_page
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.update import OpenFile, open_file
 from featstore.storage.writer import FileRecord

@@ -21,9 +21,9 @@ from featstore.config import format_size
 from featstore.errors import CorruptionError, FormatError, StaleError
 from featstore.gather.plan import Tier
 from featstore.gather.sources import ExtentSource
-from featstore.pack.packing import ExtentFile
+from featstore.pack.packing import open_extents
 from featstore.pack.record import OfflineSamples, read_record
-from featstore.pack.tiers import TierTables
+from featstore.pack.tables import TierTables
 from featstore.storage.extents import KIND, PAGES, ExtentMap
 from featstore.storage.format import sums_seed
 from featstore.storage.layout import PAGE_BYTES, RowLayout
@@ -149,12 +149,6 @@ def _options(record: Mapping[str, Any]) -> LayoutOptions:
 class Layout:
     """A layout, open.
 
-    Parameters
-    ----------
-    pack : OfflineSamples
-    options : LayoutOptions
-    reader : Reader
-
     Attributes
     ----------
     tables : TierTables
@@ -181,7 +175,7 @@ class Layout:
             pack.check_in_place()
             raise CorruptionError(_ANOTHER, path)
         self.group = options.superbatch or 1
-        self._files: dict[str, ExtentFile] = {}
+        self._files: dict[str, RowFile] = {}
         self._extents: dict[str, FeatureExtents] = {}
         self._shared: dict[str, RowFile] = {}
         features = self.record["features"]
@@ -197,7 +191,7 @@ class Layout:
                 path = check_file(self.folder, record)
                 name = str(feature["name"])
                 self._extents[name] = plan
-                self._files[name] = ExtentFile.open(reader, self.folder, record, plan.extents)
+                self._files[name] = open_extents(reader, self.folder, record)
                 if plan.n_shared:
                     self._shared[name] = reader.open(
                         path,
@@ -213,11 +207,13 @@ class Layout:
 
     def batches(self, name: str, order: Int64s, window_bytes: int) -> ExtentSource:
         """Return the tier ``PACKED`` of a feature, for batches that run in ``order``."""
-        return self._files[name].source(self._extents[name].n_pieces + order, window_bytes)
+        plan = self._extents[name]
+        return ExtentSource(self._files[name], plan.extents, plan.n_pieces + order, window_bytes)
 
     def fill(self, name: str, tier: Tier, window_bytes: int) -> ExtentSource:
         """Return the rows that the tier ``HOST`` or ``DEVICE`` of a feature starts with, to be gathered in pieces, ascending."""
-        return self._files[name].source(self._extents[name].fill(tier), window_bytes)
+        plan = self._extents[name]
+        return ExtentSource(self._files[name], plan.extents, plan.fill(tier), window_bytes)
 
     def shared(self, name: str) -> RowFile | None:
         """Return the tier ``DISK_CACHE`` of a feature; None where batches share nothing."""
@@ -241,10 +237,8 @@ class Layout:
     def close(self) -> None:
         """Close its files; may be called again."""
         self.tables.close()
-        for file in self._files.values():
-            file.file.close()
-        for shared in self._shared.values():
-            shared.close()
+        for file in (*self._files.values(), *self._shared.values()):
+            file.close()
 
 
 def fill_step(row_bytes: int, tier: Tier) -> int:

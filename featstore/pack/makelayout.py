@@ -19,21 +19,13 @@ from featstore.cache.base import Policy
 from featstore.config import Budget, Reservation, format_size
 from featstore.errors import BusyError, CommittedError, CorruptionError, FormatError
 from featstore.graph.progress import Progress, note
-from featstore.pack.layout import (
-    PARTIAL,
-    PREFIX,
-    FeatureExtents,
-    LayoutOptions,
-    Source,
-    check_disk,
-    extent_map,
-    layout_bytes,
-)
+from featstore.pack.layout import PARTIAL, PREFIX, FeatureExtents, LayoutOptions, Source, check_disk, extent_map, layout_bytes
 from featstore.pack.nodedata import Carrier, NodeData, is_carried
 from featstore.pack.packing import fill_extents
 from featstore.pack.record import OfflineSamples, read_record, write_record
 from featstore.pack.segments import Stored
-from featstore.pack.tiers import TABLES, ScoresOf, Sizes, TierTables, make_tables
+from featstore.pack.tables import TABLES, TierTables
+from featstore.pack.tiers import ScoresOf, Sizes, make_tables
 from featstore.storage.extents import ExtentMap, ExtentWriter, least_memory, most_memory
 from featstore.storage.lock import WRITER_LOCK, FileLock
 from featstore.storage.ordered import piece_layout
@@ -351,8 +343,5 @@ def _packing_memory(budget: Budget, extents: ExtentMap, beside: int) -> Iterator
     sums = 8 * (extents.total_pages + 1024 + len(extents.n_rows))
     most = most_memory(extents.row_bytes, longest, len(extents.n_rows)) + sums
     least = least_memory(extents.row_bytes, longest) + sums
-    with (
-        budget.reserve("packing", beside),
-        budget.reserve("packing", max(least, min(most, budget.available // 2))) as memory,
-    ):
+    with budget.reserve("packing", beside), budget.reserve("packing", max(least, min(most, budget.available // 2))) as memory:
         yield memory

@@ -24,7 +24,7 @@ from featstore.storage.rowfile import ReadStats, RowFile
 from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.storage.writer import FileRecord
 
-__all__ = ["ExtentFile", "PackArenas", "RowsOf", "RunPacker", "fill_extents"]
+__all__ = ["PackArenas", "RowsOf", "RunPacker", "fill_extents", "open_extents"]
 
 Int64s = npt.NDArray[np.int64]
 RowsOf = Callable[[int], npt.NDArray[Any]]
@@ -52,23 +52,10 @@ def fill_extents(
         raise BudgetError(f"{error.message.split('; at least')[0]}; at least {needed} bytes in all would do", needed) from None
 
 
-@dataclass
-class ExtentFile:
-    """A file of extents, open."""
-
-    file: RowFile
-    extents: ExtentMap
-
-    @classmethod
-    def open(cls, reader: Reader, folder: str, record: FileRecord, extents: ExtentMap) -> ExtentFile:
-        """Open a file that an :class:`ExtentWriter` finished."""
-        seed = record.seed
-        path = os.path.join(folder, record.name)
-        return cls(reader.open(path, layout=record.layout, n_rows=record.n_rows, seed=seed, sums_seed=sums_seed(seed)), extents)
-
-    def source(self, order: Int64s, window_bytes: int, arenas: Arenas | None = None) -> ExtentSource:
-        """Return the tier ``PACKED`` of batches that run in ``order``."""
-        return ExtentSource(self.file, self.extents, order, window_bytes, arenas)
+def open_extents(reader: Reader, folder: str, record: FileRecord) -> RowFile:
+    """Open a file of extents that an :class:`ExtentWriter` finished."""
+    path, seed = os.path.join(folder, record.name), record.seed
+    return reader.open(path, layout=record.layout, n_rows=record.n_rows, seed=seed, sums_seed=sums_seed(seed))
 
 
 @dataclass
@@ -184,20 +171,20 @@ class _PackedRun:
     ) -> None:
         self._reader, self._disk, self._window_bytes, self._spares = reader, disk, window_bytes, spares
         self._arenas, self._reads = arenas, reads
-        self._files: dict[str, ExtentFile] = {}
+        self._files: dict[str, tuple[RowFile, ExtentMap]] = {}
         self._made: list[tuple[str, FileRecord]] = []
         self._sources: dict[str, ExtentSource] = {}
 
     def add(self, name: str, folder: str, record: FileRecord, extents: ExtentMap) -> None:
         path = os.path.join(folder, record.name)
         self._made.append((path, record))
-        self._files[name] = ExtentFile.open(self._reader, folder, record, extents)
+        self._files[name] = open_extents(self._reader, folder, record), extents
 
     def source(self, name: str) -> ExtentSource:
         if name not in self._sources:
-            file = self._files[name]
-            order = np.arange(len(file.extents.n_rows))
-            self._sources[name] = file.source(order, self._window_bytes, self._arenas[name])
+            file, extents = self._files[name]
+            order = np.arange(len(extents.n_rows))
+            self._sources[name] = ExtentSource(file, extents, order, self._window_bytes, self._arenas[name])
         return self._sources[name]
 
     def stop(self) -> None:
@@ -207,7 +194,7 @@ class _PackedRun:
     def remove(self) -> None:
         self.stop()
         while self._files:
-            self._files.popitem()[1].file.close()
+            self._files.popitem()[1][0].close()
         while self._made:
             path, record = self._made.pop()
             with contextlib.suppress(FileNotFoundError):  # whoever removed the folder took it along

@@ -20,17 +20,7 @@ from featstore.config import Budget, Reservation, format_size
 from featstore.storage.format import file_bytes, sums_bytes
 from featstore.storage.layout import PAGE_BYTES, RowLayout
 
-__all__ = [
-    "Segment",
-    "Segmentation",
-    "Stored",
-    "Traffic",
-    "segments",
-    "shortest_segments",
-    "stored_bytes",
-    "stored_rows",
-    "traffic",
-]
+__all__ = ["Segment", "Segmentation", "Stored", "segments", "shortest_segments", "stored_bytes", "stored_rows"]
 
 Ints = npt.NDArray[Any]
 Int64s = npt.NDArray[np.int64]
@@ -78,50 +68,6 @@ class Segment:
     packed: Int64s
     pages: Int64s
     runs: Int64s
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """What a segmented disk cache takes and what an epoch reads of it.
-
-    Attributes
-    ----------
-    length, threshold : int
-    n_accesses, row_bytes : int
-        Rows asked of it, all batches together, and the bytes of one.
-    cached_rows, packed_rows : int
-        Rows in the segments' caches; copies in extents.
-    extent_pages, cache_pages : int
-        Pages of both on disk; extents are read whole.
-    pages_read, runs_read : int
-        Pages of caches that batches read, and the reads that they are.
-    """
-
-    length: int
-    threshold: int
-    n_accesses: int
-    row_bytes: int
-    cached_rows: int
-    packed_rows: int
-    extent_pages: int
-    cache_pages: int
-    pages_read: int
-    runs_read: int
-
-    @property
-    def disk_bytes(self) -> int:
-        """Bytes on disk, headers and checksums included."""
-        return stored_bytes(self.extent_pages) + (stored_bytes(self.cache_pages) if self.cache_pages else 0)
-
-    @property
-    def bytes_read(self) -> int:
-        """Bytes that an epoch reads, in whole pages."""
-        return PAGE_BYTES * (self.extent_pages + self.pages_read)
-
-    @property
-    def amplification(self) -> float:
-        """Bytes read for each byte asked for."""
-        return self.bytes_read / max(1, self.n_accesses * self.row_bytes)
 
 
 class _Scratch:
@@ -257,10 +203,6 @@ def shortest_segments(
         What some rows take on disk exactly, not less than the bytes of the rows; by default a file of extents and one of caches.
     budget : Budget, optional
 
-    Returns
-    -------
-    Segmentation
-
     Raises
     ------
     OSError
@@ -333,10 +275,6 @@ def segments(
     seed : int
         Of the hashes.
     budget : Budget, optional
-
-    Yields
-    ------
-    Segment
 
     Notes
     -----
@@ -426,38 +364,3 @@ def _touch(touched: npt.NDArray[np.bool_], places: npt.NDArray[np.int32], row_by
     n_runs = int(touched[0]) + int(np.count_nonzero(touched[1:] > touched[:-1]))
     touched[:] = False
     return n_pages, n_runs
-
-
-def traffic(
-    batches: Batches,
-    n: int,
-    length: int,
-    row_bytes: int,
-    *,
-    threshold: int = THRESHOLD,
-    order: Order | None = "minhash",
-    n_hashes: int = HASHES,
-    seed: int = 0,
-    budget: Budget | None = None,
-) -> Traffic:
-    """Count what segments of one length take on disk and what an epoch reads of them; see :func:`segments`."""
-    accesses = cached = packed = extent_pages = cache_pages = pages_read = runs_read = 0
-    for segment in segments(
-        batches,
-        n,
-        length,
-        row_bytes,
-        threshold=threshold,
-        order=order,
-        n_hashes=n_hashes,
-        seed=seed,
-        budget=budget,
-    ):
-        accesses += segment.accesses
-        cached += len(segment.rows)
-        packed += int(segment.packed.sum())
-        extent_pages += int(_pages(segment.packed, row_bytes).sum())
-        cache_pages += int(_pages(len(segment.rows), row_bytes))
-        pages_read += int(segment.pages.sum())
-        runs_read += int(segment.runs.sum())
-    return Traffic(length, threshold, accesses, row_bytes, cached, packed, extent_pages, cache_pages, pages_read, runs_read)

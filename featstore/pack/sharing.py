@@ -10,7 +10,8 @@ import numpy.typing as npt
 from featstore.config import Budget
 from featstore.pack.record import OfflineSamples
 from featstore.pack.segments import Stored, segments
-from featstore.pack.tiers import SECTION_BYTES, DiskRows, Sizes, TierTables, assign_tiers, segmentation, windows
+from featstore.pack.tables import TierTables
+from featstore.pack.tiers import SECTION_BYTES, DiskRows, Sizes, assign_tiers, segmentation, windows
 from featstore.plan.cost import ADMIT_TABLE_BYTES, LOAD_TABLE_BYTES, PLANNED, ROW_TABLE_BYTES, OnDisk
 from featstore.plan.planmemory import planning_bytes
 from featstore.plan.simulate import simulate

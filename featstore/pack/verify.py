@@ -30,7 +30,7 @@ from featstore.pack.nodedata import KIND as NODE_DATA
 from featstore.pack.nodedata import carried, named
 from featstore.pack.record import NODE_DATA as NAMED
 from featstore.pack.record import RECORD, SAMPLES, OfflineSamples, read_record
-from featstore.pack.tiers import PLAN, TierTables
+from featstore.pack.tables import PLAN, TierTables
 from featstore.sampling.foreign import as_sampled
 from featstore.storage.format import DTYPES
 from featstore.storage.lock import OPENING_LOCK, READERS_LOCK, WRITER_LOCK

@@ -196,10 +196,6 @@ def miss_curve(
     on_step : callable, optional
         Called before each simulation with a :class:`Step`.
 
-    Returns
-    -------
-    MissCurve
-
     Raises
     ------
     ValueError

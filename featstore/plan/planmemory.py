@@ -42,13 +42,7 @@ def planning_bytes(
 
 
 class Spill:
-    """Next positions of a window's planned batches in a run file, for as long as they are needed.
-
-    Parameters
-    ----------
-    path : str
-    disk : DiskBudget
-    """
+    """Next positions of a window's planned batches in a run file, for as long as they are needed."""
 
     def __init__(self, path: str, disk: DiskBudget) -> None:
         self._writer = SectionWriter(path, "next", disk)

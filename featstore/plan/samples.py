@@ -1,8 +1,9 @@
-"""Sampled batches on disk: 32-bit ids and sources where they fit, one count a destination."""
+"""Sampled batches on disk: 32-bit ids and sources where they fit, one count a destination; their ids in memory until planned."""
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -11,15 +12,18 @@ import numpy.typing as npt
 import torch
 
 from featstore._core.blocks import count_destinations, expand, narrow
+from featstore.config import Budget, Reservation
 from featstore.errors import CorruptionError, PluginError
 from featstore.gather.buffers import BufferPool
 from featstore.sampling.batch import Block, SampledBatch
 from featstore.storage.rundir import DiskBudget
 from featstore.storage.sections import SectionFile, SectionWriter
 
-__all__ = ["SampleFile", "SampleWriter", "sample_bytes"]
+__all__ = ["KeptIds", "SampleFile", "SampleWriter", "sample_bytes"]
 
 KIND = "samples"
+KEPT_COST = 5  # kept ids are taken back before anything else: reading them again is cheap
+FREE_SHARE = 8  # this part of the memory is left free beside kept ids
 SECTION_BYTES = 32  # of an array's entry in the index
 HEAD = 5  # index, epoch, seeds, hops, arrays of a block; then n_src, n_dst of each block
 
@@ -42,6 +46,68 @@ def sample_bytes(batch: SampledBatch, num_nodes: int) -> int:
     return found + SECTION_BYTES * n_sections
 
 
+class KeptIds:
+    """Input ids of a superbatch's first batches: in memory that nobody else wants, and on loan, until the superbatch is planned.
+
+    Planning passes over the ids several times. What is not kept, or was taken back, is read from the file of samples.
+
+    Notes
+    -----
+    One thread appends, any number read. Whoever still uses an array when it is taken back counts it as a batch being planned.
+    """
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._arrays: list[npt.NDArray[Any]] = []
+        self._held: list[Reservation] = []
+        self._is_over = False
+        self._lock = threading.Lock()
+        self._loan = budget.lend(self._lent_bytes, self._give_back, cost=KEPT_COST)
+
+    def append(self, ids: npt.NDArray[Any]) -> None:
+        """Keep the next batch's ids; those of later batches neither where there is no room for them."""
+        with self._lock:
+            if self._is_over:
+                return
+            room = self._budget.available - self._budget.total // FREE_SHARE
+            held = self._budget.try_reserve("sampled ids", ids.nbytes) if ids.nbytes <= room else None
+            if held is None:
+                self._is_over = True
+                return
+            ids.flags.writeable = False
+            self._held.append(held)
+            self._arrays.append(ids)
+
+    def get(self, number: int) -> npt.NDArray[Any] | None:
+        """Return a batch's ids, read-only, where they are kept."""
+        arrays = self._arrays
+        return arrays[number] if number < len(arrays) else None
+
+    def drop(self) -> None:
+        """Keep nothing any more; may be called again."""
+        with self._lock:
+            self._drop()
+        self._loan.end()
+
+    def _drop(self) -> None:
+        self._is_over, self._arrays = True, []
+        while self._held:
+            self._held.pop().release()
+
+    def _lent_bytes(self) -> int:
+        return sum(held.n_bytes for held in self._held.copy())
+
+    def _give_back(self, n_bytes: int) -> int:
+        if not self._lock.acquire(blocking=False):
+            return 0
+        try:
+            given = self._lent_bytes()
+            self._drop()
+            return given
+        finally:
+            self._lock.release()
+
+
 class SampleWriter(SectionWriter):
     """Write batches of one superbatch, in order. All have as many blocks as the first, and edge positions where it has.
 
@@ -50,6 +116,8 @@ class SampleWriter(SectionWriter):
     path : path-like
     num_nodes : int
     disk : DiskBudget, optional
+    keep : Budget, optional
+        Ids stay in what is free of this memory, too, until :meth:`SampleFile.forget`.
 
     Attributes
     ----------
@@ -57,8 +125,13 @@ class SampleWriter(SectionWriter):
         Blocks of each batch, once one was added; else 0.
     """
 
-    def __init__(self, path: str | os.PathLike[str], num_nodes: int, disk: DiskBudget | None = None) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], num_nodes: int, disk: DiskBudget | None = None, keep: Budget | None = None
+    ) -> None:
+        self._kept: KeptIds | None = None
         super().__init__(path, KIND, disk)
+        if keep is not None:
+            self._kept = KeptIds(keep)
         self._is_narrow = num_nodes < 2**31
         self._shape: tuple[int, int] | None = None
 
@@ -93,7 +166,10 @@ class SampleWriter(SectionWriter):
             head += [block.n_src, block.n_dst]
         self.append(np.array(head, np.int64))
         ids = batch.input_ids.numpy()
-        self.append(_to32(ids) if self._is_narrow else ids)
+        stored = _to32(ids) if self._is_narrow else ids
+        self.append(stored)
+        if self._kept is not None:
+            self._kept.append(stored if self._is_narrow else stored.copy())
         for block in batch.blocks:
             counts = np.empty(block.n_dst, np.int32)
             count_destinations(block.dst.numpy(), counts)
@@ -104,7 +180,17 @@ class SampleWriter(SectionWriter):
 
     def finish_samples(self) -> SampleFile:
         """Close the file and open it for reading."""
-        return SampleFile(self.finish())
+        try:
+            return SampleFile(self.finish(), self._kept)
+        except BaseException:
+            self.abort()
+            raise
+
+    def abort(self) -> None:
+        """Give up; see :class:`~featstore.storage.sections.SectionWriter`."""
+        super().abort()
+        if self._kept is not None:
+            self._kept.drop()
 
 
 class SampleFile:
@@ -116,8 +202,9 @@ class SampleFile:
         The first batch's head is damaged, or the file has not as many arrays as it says.
     """
 
-    def __init__(self, file: SectionFile) -> None:
+    def __init__(self, file: SectionFile, kept: KeptIds | None = None) -> None:
         self._file = file
+        self._kept = kept
         self.n_hops, self._n_arrays = 0, 2
         if len(file):
             head = file[0].tolist()
@@ -131,8 +218,9 @@ class SampleFile:
         return len(self.lengths)
 
     def ids(self, number: int, array: Callable[..., npt.NDArray[Any]] = np.empty) -> npt.NDArray[Any]:
-        """Return the input ids of a batch, int32 or int64, in memory that ``array(n, dtype)`` makes."""
-        return self._file.read(number * self._stride + 1, array)
+        """Return the input ids of a batch, int32 or int64: kept ones, or in memory that ``array(n, dtype)`` makes."""
+        kept = None if self._kept is None else self._kept.get(number)
+        return kept if kept is not None else self._file.read(number * self._stride + 1, array)
 
     def batch(self, number: int, pool: BufferPool) -> SampledBatch:
         """Return a batch as it was sampled, in pooled memory."""
@@ -159,6 +247,12 @@ class SampleFile:
             blocks.append(Block(src, dst, n_src, n_dst, edge_pos))
         return SampledBatch(head[0], head[1], input_ids, head[2], tuple(blocks))
 
+    def forget(self) -> None:
+        """Keep no ids in memory any more; may be called again."""
+        if self._kept is not None:
+            self._kept.drop()
+
     def remove(self) -> None:
         """Delete the file."""
+        self.forget()
         self._file.remove()

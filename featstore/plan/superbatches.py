@@ -86,16 +86,12 @@ class SuperbatchInspector:
     ----------
     sample : callable
         ``sample(position)`` samples the batch that runs as number ``position``; called from several threads.
-    start, stop : int
-        Batch numbers.
-    size : int
-        Batches a superbatch.
-    n_rows : int
-        Rows of the features.
+    start, stop, size : int
+        Batch numbers; batches a superbatch.
+    n_rows, capacity : int
+        Rows of the features, and of the cache that is planned.
     policy : PlannedPolicy
         Plans window after window.
-    capacity : int
-        Rows of the cache that is planned.
     runs : RunDirectory
     disk : DiskBudget
     memory : Reservation
@@ -207,8 +203,8 @@ class SuperbatchInspector:
         """Whether a batch's superbatch is prepared before all earlier ones have run: not with a switch."""
         return self._switch is None or (position - self._start) // self._size <= self._current
 
-    def misses(self, position: int, wait: bool) -> Int64s | None:
-        """Return the rows that a batch will miss; None where its superbatch is not planned yet and ``wait`` is false.
+    def misses(self, position: int, wait: bool, most: int) -> Int64s | int | None:
+        """Return the rows that a batch will miss, or, unread, how many where more than ``most``; None where none is planned yet.
 
         Waiting for it does not hasten it, as :meth:`batch` does; None also where it never will be planned.
         """
@@ -219,6 +215,9 @@ class SuperbatchInspector:
             superbatch = None if self._closed else self._ready.get(k)
         if superbatch is None or superbatch.plans is None:
             return None
+        n_missed = int(superbatch.plans.n_missed[number])
+        if n_missed > most:
+            return n_missed
         array = self._pool.array
         return superbatch.plans.misses(number, superbatch.samples.ids(number, array), array)
 
@@ -305,6 +304,7 @@ class SuperbatchInspector:
                     except BaseException:
                         superbatch.remove()
                         raise
+                    superbatch.samples.forget()
                     with self._lock:
                         self._ready[k] = superbatch
                         self._changed.notify_all()
@@ -345,7 +345,7 @@ class SuperbatchInspector:
         pending: deque[Future[SampledBatch]] = deque()
         with (
             self._time("sample"),
-            SampleWriter(self._runs.file(f"samples-{k}"), self._n_rows, self._disk) as writer,
+            SampleWriter(self._runs.file(f"samples-{k}"), self._n_rows, self._disk, self._memory.budget) as writer,
         ):
             try:
                 for position in positions:

@@ -180,6 +180,7 @@ class NeighborSampler:
 
     def __init__(self, g: Graph, fanouts: Sequence[int], replace: bool = False, seed: int = 0, redraw: bool = True) -> None:
         self._g = g
+        self._topology: Topology | None = None  # asked for once; asking takes the graph's lock
         self.fanouts = tuple(operator.index(fanout) for fanout in fanouts)
         self.replace = bool(replace)
         self.redraw = bool(redraw)
@@ -296,7 +297,9 @@ class NeighborSampler:
                 self._idle.appendleft(scratch)
 
     def _sample(self, scratch: _Scratch, ids: Int64s, epoch: int, index: int) -> SampledBatch:
-        g, hops, cache = self._g, scratch.hops, self._g.neighbor_cache
+        g, hops, topology, cache = self._g, scratch.hops, self._topology, self._g.neighbor_cache
+        if topology is None:
+            topology = self._topology = g.topology
         scratch.need(len(ids))
         bad, twice = hops.begin(ids)
         if bad >= 0:
@@ -309,9 +312,9 @@ class NeighborSampler:
         n_located = 0
         for hop, fanout in enumerate(self.fanouts):
             n_dst = hops.n_nodes
-            self._locate(scratch, cache, n_located, n_dst)
+            self._locate(scratch, topology, cache, n_located, n_dst)
             n_located = n_dst
-            blocks.append(self._expand(scratch, cache, n_dst, fanout, absorb(key, hop)))
+            blocks.append(self._expand(scratch, topology, cache, n_dst, fanout, absorb(key, hop)))
             if not self.redraw:
                 scratch.degree[:n_dst] = 0  # a node without neighbours draws none: these have drawn theirs
         if not self.redraw:
@@ -333,20 +336,22 @@ class NeighborSampler:
             n = end
         return blocks
 
-    def _locate(self, scratch: _Scratch, cache: NeighborCache | None, first: int, end: int) -> None:
+    def _locate(self, scratch: _Scratch, topology: Topology, cache: NeighborCache | None, first: int, end: int) -> None:
         """Find the lists of nodes ``first … end - 1``, which joined in the last hop."""
         if first == end:
             return
         nodes, place, degree = scratch.nodes[first:end], scratch.place[first:end], scratch.degree[first:end]
         if cache is None:
-            self._g.topology.offsets(nodes, place, degree)
+            topology.offsets(nodes, place, degree)
             np.invert(place, out=place)
         else:
             cache.locate(nodes, place, degree)
 
-    def _expand(self, scratch: _Scratch, cache: NeighborCache | None, n_dst: int, fanout: int, key: int) -> Block:
+    def _expand(
+        self, scratch: _Scratch, topology: Topology, cache: NeighborCache | None, n_dst: int, fanout: int, key: int
+    ) -> Block:
         """One hop over the first ``n_dst`` nodes."""
-        pool, hops, topology = self._g.pool, scratch.hops, self._g.topology
+        pool, hops = self._g.pool, scratch.hops
         n_edges, n_missing, any_drawn = hops.count(n_dst, fanout, self.replace)
         src = pool.tensor((n_edges,), torch.int64)
         dst = pool.tensor((n_edges,), torch.int64)

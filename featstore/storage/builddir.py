@@ -116,12 +116,7 @@ class BuildDirectory:
     """
 
     def __init__(
-        self,
-        target: str | os.PathLike[str],
-        *,
-        overwrite: bool = False,
-        marker: str = CATALOG_DIRECTORY,
-        what: str = "dataset",
+        self, target: str | os.PathLike[str], *, overwrite: bool = False, marker: str = CATALOG_DIRECTORY, what: str = "dataset"
     ) -> None:
         self.target = os.path.abspath(os.fspath(target))
         self.path = ""

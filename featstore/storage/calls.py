@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
+import stat
 from collections.abc import Iterator
 
-__all__ = ["close_fd", "close_quietly", "duplicate_fd", "flock_fd", "fsync_fd", "naming"]
+from featstore.errors import CorruptionError, FormatError
+
+__all__ = [
+    "close_fd",
+    "close_quietly",
+    "duplicate_fd",
+    "flock_fd",
+    "fsync_fd",
+    "naming",
+    "open_regular",
+    "pread_exactly",
+    "pread_into",
+    "pwrite_all",
+]
 
 
 @contextlib.contextmanager
@@ -61,3 +76,112 @@ def flock_fd(fd: int, how: int, path: str) -> None:
     """
     with naming(path):
         fcntl.flock(fd, how)
+
+
+def open_regular(
+    path: str | os.PathLike[str], flags: int = 0, *, dir_fd: int | None = None, name_inside: str | None = None
+) -> tuple[int, int]:
+    """Open a regular file for reading, never following a link nor waiting for a FIFO's writer.
+
+    Parameters
+    ----------
+    path : path-like
+    flags : int
+        Of open(2), on top.
+    dir_fd, name_inside : int, str, optional
+        Open this name within this directory; ``path`` is what errors call it.
+
+    Returns
+    -------
+    fd, n_bytes : int
+        The descriptor, the caller's to close, and the file's size.
+
+    Raises
+    ------
+    FormatError
+        A directory, symbolic link, FIFO, socket or device.
+    OSError
+        Missing, no permission, or too many open files.
+    """
+    name = os.fspath(path)
+    target = name if name_inside is None else name_inside
+    try:
+        # Opening a device can act on it, so look first; the open descriptor is checked again.
+        _check_regular(os.lstat(target, dir_fd=dir_fd).st_mode, name)
+        fd = os.open(target, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | flags, dir_fd=dir_fd)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise FormatError(f"{name}: a symbolic link in place of a file") from None
+        if error.filename == name:
+            raise
+        raise OSError(error.errno, error.strerror, name) from None
+    try:
+        with naming(name):
+            status = os.fstat(fd)
+        _check_regular(status.st_mode, name)
+    except BaseException:
+        close_quietly(fd)
+        raise
+    return fd, status.st_size
+
+
+def _check_regular(mode: int, name: str) -> None:
+    if stat.S_ISREG(mode):
+        return
+    kinds = {stat.S_IFDIR: "a directory", stat.S_IFLNK: "a symbolic link", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
+    raise FormatError(f"{name}: {kinds.get(stat.S_IFMT(mode), 'a device')} in place of a file")
+
+
+def pread_exactly(fd: int, n_bytes: int, offset: int, path: str) -> bytearray:
+    """Return ``n_bytes`` at ``offset``; raises as :func:`pread_into`."""
+    data = bytearray(n_bytes)
+    pread_into(fd, memoryview(data), offset, path)
+    return data
+
+
+def pread_into(fd: int, out: memoryview, offset: int, path: str, needed: int | None = None, unit: int = 1) -> None:
+    """Fill ``out`` with what lies at ``offset``, going on after short reads.
+
+    Parameters
+    ----------
+    needed : int, optional
+        The file may end after so many bytes, although more are asked for: all of ``out`` by default.
+    unit : int
+        After a short read it goes on from a whole multiple of so many bytes, as direct I/O wants it.
+
+    Raises
+    ------
+    CorruptionError
+        The file ends before.
+    OSError
+        The drive failed; ``filename`` is set.
+    """
+    needed = len(out) if needed is None else needed
+    done = 0
+    while done < needed:
+        at = done // unit * unit
+        try:
+            count = os.preadv(fd, [out[at : at + (1 << 30)]], offset + at)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, path) from None
+        if at + count <= done:
+            raise CorruptionError(f"the file ends {needed - done} bytes early", path, offset + done)
+        done = at + count
+
+
+def pwrite_all(fd: int, data: bytes | memoryview, offset: int, path: str) -> None:
+    """Write all of ``data`` at ``offset``, going on at the exact byte after a short write.
+
+    Raises
+    ------
+    OSError
+        ENOSPC, EDQUOT, EFBIG, EIO…; ``filename`` is set.
+    """
+    view = memoryview(data).cast("B")
+    done = 0
+    while done < len(view):
+        try:
+            count = os.pwrite(fd, view[done : done + (1 << 30)], offset + done)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, path) from None
+        done += count

@@ -26,9 +26,9 @@ import lmdb
 import xxhash
 
 from featstore.errors import CorruptionError, FormatError, VersionError
-from featstore.storage.calls import close_quietly, naming
+from featstore.storage.calls import close_quietly, naming, pread_exactly
 from featstore.storage.directory import OpenDirectory, Root, open_inside, with_directory
-from featstore.storage.format import DTYPES, FORMAT_VERSION, check_layout, pread_exactly, resolve_inside
+from featstore.storage.format import DTYPES, FORMAT_VERSION, check_layout, resolve_inside
 from featstore.storage.layout import PAGE_BYTES, RowLayout
 from featstore.storage.lmdbcheck import check_environment
 from featstore.storage.writer import FileRecord, write_file

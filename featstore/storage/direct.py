@@ -13,10 +13,8 @@ import numpy.typing as npt
 
 from featstore._core.buffers import Block
 from featstore._core.io import direct_mode
-from featstore.storage.calls import naming
-from featstore.storage.format import pread_into
+from featstore.storage.calls import naming, pread_into, pwrite_all
 from featstore.storage.layout import PAGE_BYTES
-from featstore.storage.writer import pwrite_all
 
 __all__ = ["DirectWriter", "pread_direct", "set_direct"]
 
@@ -125,7 +123,7 @@ def pread_direct(
 ) -> memoryview:
     """Read bytes of a descriptor whose direct I/O is on; switches it off where the drive wants coarser pages.
 
-    ``array(n, dtype)`` makes the memory: up to three pages more than is read. Raises as :func:`~.format.pread_into`.
+    ``array(n, dtype)`` makes the memory: up to three pages more than is read. Raises as :func:`~.calls.pread_into`.
     """
     first = offset // PAGE_BYTES * PAGE_BYTES
     length = -(-(offset + n_bytes - first) // PAGE_BYTES) * PAGE_BYTES

@@ -17,8 +17,8 @@ from types import TracebackType
 from typing import Final, TypeVar
 
 from featstore.errors import BusyError, FormatError
-from featstore.storage.calls import close_quietly, naming
-from featstore.storage.format import open_regular, resolve_inside
+from featstore.storage.calls import close_quietly, naming, open_regular
+from featstore.storage.format import resolve_inside
 from featstore.storage.lock import OPENING_LOCK, FileLock
 
 __all__ = ["OpenDirectory", "Root", "open_directory", "open_inside", "remove_replaced", "with_directory"]
@@ -73,7 +73,7 @@ class OpenDirectory:
         return FileLock(os.path.join(self.path, name), exclusive=False, patience_s=patience_s, dir_fd=self._fd)
 
     def open_regular(self, name: str) -> tuple[int, int]:
-        """Open one of its files; as :func:`~featstore.storage.format.open_regular`, and a name that leads outside is refused."""
+        """Open one of its files; as :func:`~featstore.storage.calls.open_regular`, and a name that leads outside is refused."""
         return open_regular(resolve_inside(self.path, name, self._fd), dir_fd=self._fd, name_inside=name)
 
     def has(self, name: str) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 from featstore._core.buffers import Block
 from featstore._core.io import File, direct_mode
 from featstore.errors import BusyError
-from featstore.storage.calls import close_fd, naming
+from featstore.storage.calls import close_fd, naming, pwrite_all
 from featstore.storage.catalog import Catalog, current_catalog
 from featstore.storage.extents import WRITERS
 from featstore.storage.layout import PAGE_BYTES, RowLayout
@@ -24,7 +24,6 @@ from featstore.storage.pagestream import MOST_WINDOW_BYTES, least_window
 from featstore.storage.rowfile import Queues, RowFile
 from featstore.storage.rundir import RunDirectory
 from featstore.storage.update import Update
-from featstore.storage.writer import pwrite_all
 
 __all__ = ["DriveSpeed", "doubted", "drive_speed", "forget_speed", "time_reads"]
 

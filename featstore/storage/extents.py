@@ -20,9 +20,9 @@ import numpy.typing as npt
 import xxhash
 
 from featstore._core.io import direct_mode
-from featstore._core.stream import Packer
+from featstore._core.packer import Packer
 from featstore.config import format_size
-from featstore.storage.calls import close_fd, close_quietly, fsync_fd, naming
+from featstore.storage.calls import close_fd, close_quietly, fsync_fd, naming, pwrite_all
 from featstore.storage.checkpoint import Checkpoint, forget_checkpoint, read_checkpoint, write_checkpoint
 from featstore.storage.extentmap import (
     PAGES,
@@ -42,7 +42,7 @@ from featstore.storage.pagestream import Arenas, PagedRows, arena_bytes, least_w
 from featstore.storage.reuse import SpareFiles
 from featstore.storage.rowfile import ReadStats
 from featstore.storage.rundir import DiskBudget
-from featstore.storage.writer import FileRecord, free_bytes, fsync_directory, pwrite_all
+from featstore.storage.writer import FileRecord, free_bytes, fsync_directory
 
 __all__ = ["PAGES", "Episode", "ExtentMap", "ExtentWriter", "episodes", "least_memory", "most_memory"]
 

@@ -14,9 +14,9 @@ import numpy.typing as npt
 from featstore._core.checksum import page_sums
 from featstore._core.rows import copy_rows
 from featstore.errors import CorruptionError
+from featstore.storage.calls import pwrite_all
 from featstore.storage.format import SUMS_PER_PAGE
 from featstore.storage.layout import PAGE_BYTES, RowLayout
-from featstore.storage.writer import pwrite_all
 
 __all__ = ["Ordered", "piece_layout"]
 

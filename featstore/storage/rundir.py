@@ -120,10 +120,6 @@ class RunDirectory:
     parent : path-like
         Made if absent; directories that dead processes left in it are removed. A relative path counts from the working directory
         of now.
-
-    Attributes
-    ----------
-    path : str
     """
 
     def __init__(self, parent: str | os.PathLike[str]) -> None:

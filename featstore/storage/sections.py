@@ -19,12 +19,12 @@ import numpy.typing as npt
 import xxhash
 
 from featstore.errors import ClosedError, CorruptionError, FormatError, VersionError
-from featstore.storage.calls import close_fd, close_quietly, fsync_fd
+from featstore.storage.calls import close_fd, close_quietly, fsync_fd, open_regular, pread_exactly, pread_into, pwrite_all
 from featstore.storage.direct import DirectWriter, pread_direct, set_direct
 from featstore.storage.directory import OpenDirectory
-from featstore.storage.format import DTYPES, file_seed, open_regular, pread_exactly, pread_into
+from featstore.storage.format import DTYPES, file_seed
 from featstore.storage.rundir import DiskBudget
-from featstore.storage.writer import fsync_directory, make_durable, pwrite_all
+from featstore.storage.writer import fsync_directory, make_durable
 
 __all__ = ["SectionFile", "SectionWriter"]
 

@@ -10,10 +10,10 @@ from types import TracebackType
 from typing import Any
 
 from featstore.errors import BusyError, CommittedError, CorruptionError, FormatError
-from featstore.storage.calls import close_quietly
+from featstore.storage.calls import close_quietly, pread_exactly
 from featstore.storage.catalog import CATALOG_DIRECTORY, CATALOG_FILE, Catalog, FieldRecord, read_catalog, write_catalog
 from featstore.storage.directory import OpenDirectory, Root, open_inside
-from featstore.storage.format import HEADER_BYTES, Header, pread_exactly, resolve_inside
+from featstore.storage.format import HEADER_BYTES, Header, resolve_inside
 from featstore.storage.layout import RowLayout
 from featstore.storage.lock import READERS_LOCK, WRITER_LOCK, FileLock
 from featstore.storage.writer import FileRecord, RowFileWriter

@@ -18,49 +18,13 @@ import numpy.typing as npt
 
 from featstore._core.checksum import page_sums
 from featstore.errors import CommittedError, FormatError
-from featstore.storage.calls import close_fd, close_quietly, fsync_fd
-from featstore.storage.format import (
-    HEADER_BYTES,
-    SUMS_PER_PAGE,
-    Header,
-    file_bytes,
-    file_seed,
-    page_sum,
-    sums_bytes,
-    sums_page,
-)
+from featstore.storage.calls import close_fd, close_quietly, fsync_fd, pwrite_all
+from featstore.storage.format import HEADER_BYTES, SUMS_PER_PAGE, Header, file_bytes, file_seed, page_sum, sums_bytes, sums_page
 from featstore.storage.layout import PAGE_BYTES, RowLayout
 
-__all__ = [
-    "FileRecord",
-    "RowFileWriter",
-    "free_bytes",
-    "fsync_directory",
-    "is_drive_full",
-    "make_durable",
-    "pwrite_all",
-    "write_file",
-]
+__all__ = ["FileRecord", "RowFileWriter", "free_bytes", "fsync_directory", "is_drive_full", "make_durable", "write_file"]
 
 UInt8s = npt.NDArray[np.uint8]
-
-
-def pwrite_all(fd: int, data: bytes | memoryview, offset: int, path: str) -> None:
-    """Write all of ``data`` at ``offset``, going on at the exact byte after a short write.
-
-    Raises
-    ------
-    OSError
-        ENOSPC, EDQUOT, EFBIG, EIO…; ``filename`` is set.
-    """
-    view = memoryview(data).cast("B")
-    done = 0
-    while done < len(view):
-        try:
-            count = os.pwrite(fd, view[done : done + (1 << 30)], offset + done)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, path) from None
-        done += count
 
 
 def is_drive_full(error: OSError) -> bool:

@@ -134,10 +134,6 @@ class Epochs:
         What the loader's strategy was chosen by.
     n_features, n_batches : int
         Features that are gathered; batches of an epoch.
-
-    Attributes
-    ----------
-    last : Actual or None
     """
 
     def __init__(self, choice: Choice, n_features: int, n_batches: int) -> None:

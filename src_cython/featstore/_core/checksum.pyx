@@ -25,8 +25,3 @@ def page_sums(const uint8_t[::1] data not None, uint64_t seed, uint64_t[::1] out
         fs_secret_init(&secret, seed)
         for i in range(n):
             sums[i] = fn(base + i * PAGE_BYTES, PAGE_BYTES, &secret)
-
-
-def has_level(int level):
-    """Return whether this machine has instruction set ``level``: 0 plain C, 1 AVX2, 2 AVX-512."""
-    return fs_xxh3_variant(level) != NULL

@@ -1,0 +1,33 @@
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from featstore._core.stream import Arena, Stream
+
+class Packer:
+    def __init__(
+        self,
+        fd: int,
+        path: str,
+        seed: int,
+        sums: npt.NDArray[np.uint64],
+        rows: npt.NDArray[Any],
+        bounds: npt.NDArray[np.int64],
+        offsets: npt.NDArray[np.int64],
+        geometry: tuple[int, int, int, int],
+        n_buffers: int,
+        buffer_bytes: int,
+        arena: Arena | None = None,
+    ) -> None: ...
+    def write(self) -> None: ...
+    def run(self, stream: Stream, most: int) -> int: ...
+    def finish(self) -> None: ...
+    def flush(self) -> None: ...
+    def append(self, b: int, data: bytes) -> None: ...
+    @property
+    def offsets(self) -> list[int]: ...
+    def check(self) -> None: ...
+    @property
+    def written_bytes(self) -> int: ...
+    def stop(self) -> None: ...

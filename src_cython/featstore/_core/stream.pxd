@@ -1,0 +1,64 @@
+"""Streams of pages as the modules that use them see them: their C (``pagestream.h``), and what is in the types."""
+
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+
+from featstore._core.rowio cimport fs_job, fs_ring
+from featstore._core.xxh3 cimport fs_secret
+
+cdef extern from "pagestream.h" nogil:
+    ctypedef struct pthread_mutex_t:
+        pass
+    ctypedef struct pthread_cond_t:
+        pass
+    int pthread_mutex_init(pthread_mutex_t *m, void *attr)
+    int pthread_mutex_lock(pthread_mutex_t *m)
+    int pthread_mutex_unlock(pthread_mutex_t *m)
+    int pthread_cond_init(pthread_cond_t *c, void *attr)
+    int pthread_cond_broadcast(pthread_cond_t *c)
+    int pthread_cond_wait(pthread_cond_t *c, pthread_mutex_t *m)
+    ctypedef struct fs_piece:
+        pass
+    ctypedef struct fs_stream:
+        pthread_mutex_t lock
+        pthread_cond_t landed, freed
+        fs_job job
+        uint8_t *arena
+        uint64_t buffer_bytes
+        unsigned n_buffers
+        const uint64_t *pages
+        const uint32_t *counts
+        uint64_t n_pieces, allowed, begun, consumed, at
+        fs_piece *slots
+        int closed
+        uint64_t waited_ns
+    void fs_stream_uring(fs_stream *s, fs_ring *ring)
+    void fs_stream_pread(fs_stream *s)
+    int fs_stream_scatter(fs_stream *s, uint64_t row_bytes, uint64_t n, const int32_t *p32, const int64_t *p64,
+                          uint8_t *out)
+
+
+cdef class Arena:
+    cdef uint8_t *data
+    cdef readonly uint64_t nbytes
+    cdef bint in_use
+    cdef int pid
+
+
+cdef Arena arena_for(Arena given, uint64_t nbytes)
+
+
+cdef class Stream:
+    cdef fs_stream s
+    cdef fs_secret secret
+    cdef const uint64_t[::1] pages
+    cdef const uint32_t[::1] counts
+    cdef readonly object path
+    cdef readonly str backend
+    cdef uint64_t n_sums_pages
+    cdef bytes script
+    cdef int pid, n_inside
+    cdef Arena arena
+
+    cdef int enter(self) except -1
+    cdef void leave(self) noexcept
+    cdef int copy(self, uint64_t n, positions, uint8_t[:, ::1] out) except -1
