@@ -28,7 +28,7 @@ def larger(n_rows: int) -> int:
 
 def pooled_bytes(n_bytes: int) -> int:
     """Bytes of an array from the pool; small ones are ordinary memory."""
-    return block_bytes(n_bytes) if n_bytes >= SMALL_BYTES else n_bytes
+    return block_bytes(n_bytes) if n_bytes >= SMALL_BYTES else 0
 
 
 @dataclass(frozen=True)

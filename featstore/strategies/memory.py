@@ -198,7 +198,7 @@ class Memory:
 
     def batch_bytes(self, n_rows: int) -> int:
         """Return what a batch of ``n_rows`` holds while the loop has it."""
-        rows = sum(pooled_bytes(n_rows * width) for width in self._row_bytes.values())
+        rows = sum(max(n_rows * width, pooled_bytes(n_rows * width)) for width in self._row_bytes.values())
         return self.batch.of(n_rows).sample_bytes * REUSE // (REUSE - 1) + rows
 
     def loop_bytes(self, n_rows: int) -> int:
