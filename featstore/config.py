@@ -279,8 +279,8 @@ class Worker(Protocol):
 class Loan:
     """Memory that its holder gives back where another reservation does not fit; made by :meth:`Budget.lend`."""
 
-    def __init__(self, budget: Budget, cost: int, size: Callable[[], int], give_back: Callable[[int], int]) -> None:
-        self.cost = cost
+    def __init__(self, budget: Budget, cost: int, size: Callable[[], int], give_back: Callable[[int], int], holder: str) -> None:
+        self.cost, self.holder = cost, holder
         self._budget = budget
         # The ledger keeps no holder alive: a lost holder's loan is over. Not a WeakMethod, whose death runs Python code.
         sizes, gives_back = cast(MethodType, size), cast(MethodType, give_back)
@@ -355,9 +355,13 @@ class Budget:
     @property
     def on_loan(self) -> int:
         """Bytes reserved that their holders would give back."""
-        return sum(loan.n_bytes for loan in list(self._loans))
+        return self.lent()
 
-    def lend(self, size: Callable[[], int], give_back: Callable[[int], int], *, cost: int) -> Loan:
+    def lent(self, without: str | None = None) -> int:
+        """Return the bytes on loan, but for those that the report has under the name ``without``."""
+        return sum(loan.n_bytes for loan in list(self._loans) if loan.holder != without)
+
+    def lend(self, size: Callable[[], int], give_back: Callable[[int], int], *, cost: int, holder: str = "") -> Loan:
         """Let the ledger take memory back from a holder.
 
         Parameters
@@ -368,8 +372,10 @@ class Budget:
             Releases ``n_bytes``, or more, or as many as can be had, and returns how many; called from any thread that reserves.
         cost : int
             Loans are taken back in ascending order of it.
+        holder : str
+            Under which name the report has the bytes, where that matters.
         """
-        loan = Loan(self, cost, size, give_back)
+        loan = Loan(self, cost, size, give_back, holder)
         with self._lock:
             self._loans = sorted([*self._loans, loan], key=lambda each: each.cost)
         return loan

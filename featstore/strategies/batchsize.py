@@ -98,7 +98,7 @@ class _FirstKept(DerivedBatches):
     def __init__(self, batches: SampledBatches, first: SampledBatch, graph: Any) -> None:
         super().__init__(batches)
         self._first, self._pool, self._n_bytes = [first], graph.pool, first.nbytes
-        self._loan = graph.budget.lend(self._lent_bytes, self._give_back, cost=LOAN_COST)
+        self._loan = graph.budget.lend(self._lent_bytes, self._give_back, cost=LOAN_COST, holder=HOLDER)
 
     def _lent_bytes(self) -> int:
         return self._n_bytes if self._first else 0

@@ -171,7 +171,7 @@ class Memory:
 
     def _fixed_now(self) -> int:
         """Bytes of :meth:`_held` that are not on loan."""
-        return max(0, self._held() - self._budget.on_loan)
+        return max(0, self._held() - self._budget.lent(without=HOLDER))
 
     def _solve(self, n_bytes: int) -> int:
         """Return the least memory that has ``n_bytes`` beside the reader's queue and tables, which grow with it."""
