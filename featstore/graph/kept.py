@@ -22,6 +22,8 @@ from featstore.graph.topology import NeighborCache, Topology, huge_bytes
 
 __all__ = ["Kept"]
 
+NEIGHBOR_POLICY = "in_out_ratio"
+
 
 def _static(policy: str | Policy | type[Policy]) -> StaticPolicy:
     chosen = get_policy(policy)
@@ -178,7 +180,7 @@ class Kept(Opened):
     def cache_neighbors(
         self,
         budget: int | float | str | None = None,
-        policy: str | Policy | type[Policy] = "in_out_ratio",
+        policy: str | Policy | type[Policy] = NEIGHBOR_POLICY,
         *,
         counts: Given = None,
         parts: Given = None,
@@ -249,7 +251,7 @@ class Kept(Opened):
             return None
         return load_neighbor_cache(self._snapshot.catalog, self._snapshot.files, topology, budget, recipe)
 
-    def make_neighbor_cache(self, budget: Budget, scratch: Budget, policy: str = "in_out_ratio") -> tuple[NeighborCache, bool]:
+    def make_neighbor_cache(self, budget: Budget, scratch: Budget) -> tuple[NeighborCache, bool]:
         """Return a neighbour cache that fills ``budget``, a share of the graph's that the caller holds; loaders call this.
 
         Parameters
@@ -258,21 +260,20 @@ class Kept(Opened):
             Counts the cache.
         scratch : Budget
             Counts what choosing the nodes takes meanwhile: 24 bytes a node, and :meth:`NeighborCache.scratch_bytes`.
-        policy : str
 
         Returns
         -------
         NeighborCache
         bool
             Whether it was loaded as it is stored in the dataset: the whole adjacency, or a cache that :meth:`cache_neighbors`
-            saved with the same size and policy.
+            saved with the same size and its default policy.
 
         Raises
         ------
         BudgetError, ValueError, PluginError, CorruptionError, OSError
             As :meth:`cache_neighbors`.
         """
-        chosen = _static(policy)
+        chosen = _static(NEIGHBOR_POLICY)
         self._check_open()
         n_bytes = budget.available
         found = self._stored_neighbors(n_bytes, budget, {"policy": chosen.name, "bytes": n_bytes, "seed": 0})
