@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +13,9 @@ from featstore.cache.rowmap import huge_array
 from featstore.config import Budget, Reservation, parse_size
 from featstore.errors import BudgetError, ClosedError, CorruptionError
 from featstore.storage.layout import PAGE_BYTES
+from featstore.storage.rowfile import RowFile
 
-__all__ = ["EdgeFile", "NeighborCache", "Topology", "huge_bytes"]
+__all__ = ["NeighborCache", "Topology", "huge_bytes"]
 
 Int64s = npt.NDArray[np.int64]
 
@@ -30,25 +30,6 @@ def huge_bytes(n_bytes: int) -> int:
     return -(-n_bytes // PAGE_BYTES) * PAGE_BYTES
 
 
-class EdgeFile(Protocol):
-    """The file of neighbour ids: rows of 4 or 8 bytes (:class:`featstore.storage.rowfile.RowFile`)."""
-
-    @property
-    def path(self) -> str | os.PathLike[str]:
-        """Its path, for errors."""
-        ...
-
-    def read(self, first: int, n: int, out: npt.NDArray[np.uint8] | None = None) -> npt.NDArray[np.uint8]:
-        """Read rows ``first … first + n - 1``, in order."""
-        ...
-
-    def gather(
-        self, rows: Int64s, out: npt.NDArray[np.uint8], positions: Int64s | None = None, gap_bytes: int | None = None
-    ) -> Any:
-        """Read ``rows``, in any order, into ``out``."""
-        ...
-
-
 class Topology:
     """In-neighbours of every node in CSC form: those of ``v`` are ids ``indptr[v] … indptr[v + 1] - 1`` of the file.
 
@@ -57,7 +38,7 @@ class Topology:
     num_nodes, num_edges : int
     indptr : int64 array, shape (num_nodes + 1,)
         Resident; counted by whoever loaded it, or by :meth:`load`.
-    indices : EdgeFile
+    indices : RowFile
         ``num_edges`` rows of ``id_bytes``.
     id_bytes : {4, 8}
 
@@ -72,7 +53,7 @@ class Topology:
     very large graph may be paged, or come with chunks of the topology.
     """
 
-    def __init__(self, num_nodes: int, num_edges: int, indptr: Int64s, indices: EdgeFile, id_bytes: int) -> None:
+    def __init__(self, num_nodes: int, num_edges: int, indptr: Int64s, indices: RowFile, id_bytes: int) -> None:
         if id_bytes not in (4, 8):
             raise ValueError(f"ids have 4 or 8 bytes, not {id_bytes}")
         if indptr.shape != (num_nodes + 1,):
@@ -88,7 +69,7 @@ class Topology:
             raise CorruptionError(f"offsets do not ascend from 0 to {num_edges} at node {bad}", indices.path)
 
     @classmethod
-    def load(cls, num_nodes: int, num_edges: int, indptr: EdgeFile, indices: EdgeFile, id_bytes: int, budget: Budget) -> Topology:
+    def load(cls, num_nodes: int, num_edges: int, indptr: RowFile, indices: RowFile, id_bytes: int, budget: Budget) -> Topology:
         """Read the offsets, a file of 8-byte rows, into memory that ``budget`` counts as ``indptr``."""
         n_bytes = (num_nodes + 1) * 8
         reservation = budget.reserve("indptr", huge_bytes(n_bytes))
