@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -268,13 +269,16 @@ class NeighborCache:
         table_bytes = huge_bytes(topology.num_nodes * 8)
         whole_bytes = huge_bytes(topology.nbytes)
         if whole_bytes <= limit:
-            with _Held(budget.reserve("neighbor cache", whole_bytes)) as held:
+            with contextlib.ExitStack() as undo:
+                held = budget.reserve("neighbor cache", whole_bytes)
+                undo.callback(held.release)
                 ids = huge_array(topology.nbytes).view(topology.id_dtype)
                 rows = ids.view(np.uint8).reshape(-1, topology.id_bytes)
                 for first, n in _blocks(topology.num_edges, topology.id_bytes):
                     topology.indices.read(first, n, rows[first : first + n])
                     topology.check_ids(first, ids[first : first + n])
-                return cls(topology, ids, None, held.keep())
+                undo.pop_all()
+            return cls(topology, ids, None, held)
         scratch_bytes = cls.scratch_bytes(topology)
         needed = table_bytes
         if scratch is None:
@@ -286,7 +290,9 @@ class NeighborCache:
             raise BudgetError(f"a neighbour cache of this graph needs at least {least} bytes, not {max(0, limit)}", least)
         if scores is None:
             raise ValueError(f"scores are needed: the whole adjacency takes {whole_bytes} bytes, more than {limit}")
-        with scratch.reserve("neighbor cache", scratch_bytes), _Held(budget.reserve("neighbor cache", table_bytes)) as held:
+        with scratch.reserve("neighbor cache", scratch_bytes), contextlib.ExitStack() as undo:
+            held = budget.reserve("neighbor cache", table_bytes)
+            undo.callback(held.release)
             chosen = _Prefix(topology, np.asarray(scores), (limit - table_bytes) // PAGE_BYTES * PAGE_BYTES)
             offset_of_node = huge_array(topology.num_nodes * 8).view(np.int64)
             n_records = chosen.write_offsets(offset_of_node)
@@ -300,7 +306,8 @@ class NeighborCache:
             node = 0
             for position, block in topology.scan(_block_bytes(topology)):
                 node = _core.fill_records(block, position, topology.indptr, offset_of_node, node, records, topology.id_bytes)
-            return cls(topology, records, offset_of_node, held.keep())
+            undo.pop_all()
+        return cls(topology, records, offset_of_node, held)
 
     @staticmethod
     def scratch_bytes(topology: Topology) -> int:
@@ -368,26 +375,6 @@ class NeighborCache:
 
     def close(self) -> None:
         """Give the memory back to the budget; a batch being sampled keeps its arrays until it is done."""
-        if self._reservation is not None:
-            self._reservation.release()
-
-
-class _Held:
-    """A reservation that is released on leaving the block, unless it was kept."""
-
-    def __init__(self, reservation: Reservation) -> None:
-        self._reservation: Reservation | None = reservation
-        self.resize = reservation.resize
-
-    def keep(self) -> Reservation:
-        reservation, self._reservation = self._reservation, None
-        assert reservation is not None
-        return reservation
-
-    def __enter__(self) -> _Held:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
         if self._reservation is not None:
             self._reservation.release()
 
