@@ -475,8 +475,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "two writers at once",
         "locks",
         "featstore/storage/update.py",
-        "        lock = FileLock(os.path.join(root, WRITER_LOCK), exclusive=True, patience_s=patience_s)\n",
-        "        lock = FileLock(os.path.join(root, WRITER_LOCK), exclusive=False, patience_s=patience_s)\n",
+        "        lock = FileLock(os.path.join(root, WRITER_LOCK), exclusive=True)\n",
+        "        lock = FileLock(os.path.join(root, WRITER_LOCK), exclusive=False)\n",
         ("tests/test_locks.py::test_one_update_at_a_time",),
     ),
 )

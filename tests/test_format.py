@@ -75,7 +75,7 @@ def test_header_bytes_are_those_of_the_table() -> None:
 )
 def test_header_round_trip(kind: str, file_id: bytes, generation: int, row_items: int, n_rows: int, dtype: str) -> None:
     header = Header(kind, file_id, generation, choose_layout(row_items * DTYPES[dtype][1]), n_rows, dtype)
-    assert Header.unpack(header.pack(), "f", header.file_bytes) == header
+    assert Header.unpack(header.pack(), "f") == header
 
 
 def forge(**changes: object) -> bytes:
@@ -92,7 +92,7 @@ def forge(**changes: object) -> bytes:
 
 
 def test_forged_header_control() -> None:
-    assert Header.unpack(forge(), "f", 2 * PAGE).n_rows == 10
+    assert Header.unpack(forge(), "f").n_rows == 10
 
 
 @pytest.mark.parametrize(
@@ -153,13 +153,13 @@ def test_arbitrary_fields_under_a_right_checksum_parse_or_are_refused(fields: by
         Header.unpack(body + struct.pack("<Q", xxhash.xxh3_64_intdigest(body)), "f")
 
 
-@pytest.mark.parametrize("n_bytes", [0, 1, PAGE - 1, PAGE, 3 * PAGE - 1, 3 * PAGE + 1, 4 * PAGE])
-def test_wrong_size_is_corruption_with_its_offset(n_bytes: int) -> None:
+@pytest.mark.parametrize("n_bytes", [0, 1, PAGE - 1])
+def test_a_header_that_is_cut_short_is_corruption_with_its_offset(n_bytes: int) -> None:
     header = Header("feature", ID, 1, RowLayout(4, 1, 4), 2000, "float32")
     assert header.file_bytes == 3 * PAGE
     with pytest.raises(CorruptionError) as caught:
-        Header.unpack(header.pack()[:n_bytes], "f", n_bytes)
-    assert caught.value.offset == min(n_bytes, 3 * PAGE)
+        Header.unpack(header.pack()[:n_bytes], "f")
+    assert caught.value.offset == n_bytes
     assert caught.value.filename == "f"
 
 
@@ -214,7 +214,7 @@ def test_rows_come_back_and_every_page_has_its_sum(tmp_path: Path, row_bytes: in
     assert sorted(os.listdir(tmp_path)) == ["x.rows", "x.rows.sums"]
     np.testing.assert_array_equal(file_rows(tmp_path, record), rows)
     check_sums(tmp_path, record)
-    header = Header.unpack((tmp_path / "x.rows").read_bytes()[:PAGE], "x.rows", record.n_bytes)
+    header = Header.unpack((tmp_path / "x.rows").read_bytes()[:PAGE], "x.rows")
     assert header == record.header()
 
 

@@ -16,7 +16,7 @@ import featstore
 from featstore.cache.belady import Belady
 from featstore.cache.planned import Int32s, PlannedBatch, Window
 from featstore.pack.packing import RunPacker
-from featstore.plan.missed import MissedRows
+from featstore.plan.overlapped import MissedRows
 from tests.test_superbatch import batches, dataset, ondemand, same
 
 __all__ = ["dataset", "ondemand"]  # fixtures

@@ -139,7 +139,6 @@ def train(
     hidden: int = 256,
     dropout: float = 0.5,
     lr: float = 0.003,
-    weight_decay: float = 0.0,
     epochs: int = 2,
     batch_size: int = 1000,
     seed: int = 0,
@@ -164,7 +163,7 @@ def train(
     n_layers : int
         Hops of the sampler.
     feature, labels : str
-    hidden, dropout, lr, weight_decay, epochs, batch_size : number
+    hidden, dropout, lr, epochs, batch_size : number
         Adam; one batch of the loader a step.
     seed : int
         Of weights, dropout and the order of the seeds.
@@ -208,7 +207,7 @@ def train(
     n_classes = int(g.node_data[labels].max()) + 1
     torch.manual_seed(seed)
     model = GraphSAGE(store.shape[1], hidden, n_classes, n_layers, dropout).to(device)
-    optimizer = torch.optim.Adam(model.parameters(), lr=lr, weight_decay=weight_decay)
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     common: dict[str, Any] = {"batch_size": batch_size, "features": [feature], "labels": labels, "seed": seed}
     # The training loader makes the cache; evaluation reads through it, on demand.
     kept = {name: value for name, value in options.items() if name in ("prefetch", "threads", "memory", "device")}

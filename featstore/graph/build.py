@@ -201,7 +201,6 @@ class _Cursor:
     """Read a one-dimensional integer source ``n`` at a time, as int64."""
 
     def __init__(self, source: Source, block_bytes: int) -> None:
-        self._source = source
         self._blocks = source.values(block_bytes)
         self._rest: npt.NDArray[Any] = np.empty(0, dtype=np.int64)
 

@@ -15,8 +15,8 @@ from featstore.config import Options
 from featstore.errors import BudgetError, ClosedError, CommittedError, FormatError
 from featstore.graph import build
 from featstore.graph.feature import FeatureStore
-from featstore.graph.fields import Fields
 from featstore.graph.kept import Kept
+from featstore.graph.opened import Fields
 from featstore.graph.progress import Progress
 from featstore.graph.snapshot import Snapshot, open_files
 from featstore.graph.source import ArrayLike, torch_dtype

@@ -22,6 +22,8 @@ from featstore.graph.topology import NeighborCache, Topology, huge_bytes
 
 __all__ = ["Kept"]
 
+NEIGHBOR_POLICY = "in_out_ratio"
+
 
 def _static(policy: str | Policy | type[Policy]) -> StaticPolicy:
     chosen = get_policy(policy)
@@ -178,7 +180,7 @@ class Kept(Opened):
     def cache_neighbors(
         self,
         budget: int | float | str | None = None,
-        policy: str | Policy | type[Policy] = "in_out_ratio",
+        policy: str | Policy | type[Policy] = NEIGHBOR_POLICY,
         *,
         counts: Given = None,
         parts: Given = None,
@@ -249,9 +251,7 @@ class Kept(Opened):
             return None
         return load_neighbor_cache(self._snapshot.catalog, self._snapshot.files, topology, budget, recipe)
 
-    def make_neighbor_cache(
-        self, budget: Budget, scratch: Budget, policy: str = "in_out_ratio", least: int = 0
-    ) -> tuple[NeighborCache, bool]:
+    def make_neighbor_cache(self, budget: Budget, scratch: Budget, least: int) -> tuple[NeighborCache, bool]:
         """Return a neighbour cache that fills ``budget``, a share of the graph's that the caller holds; loaders call this.
 
         Parameters
@@ -260,7 +260,6 @@ class Kept(Opened):
             Counts the cache.
         scratch : Budget
             Counts what choosing the nodes takes meanwhile: 24 bytes a node, and :meth:`NeighborCache.scratch_bytes`.
-        policy : str
         least : int
             Bytes from which on a saved cache will do, though there is memory for a larger one.
 
@@ -269,14 +268,14 @@ class Kept(Opened):
         NeighborCache
         bool
             Whether it was loaded as it is stored in the dataset: the whole adjacency, or a cache that :meth:`cache_neighbors`
-            saved with the same policy.
+            saved with its default policy.
 
         Raises
         ------
         BudgetError, ValueError, PluginError, CorruptionError, OSError
             As :meth:`cache_neighbors`.
         """
-        chosen = _static(policy)
+        chosen = _static(NEIGHBOR_POLICY)
         self._check_open()
         n_bytes = budget.available
         saved = saved_bytes(self._snapshot.catalog)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +14,9 @@ from featstore.cache.rowmap import huge_array
 from featstore.config import Budget, Reservation, parse_size
 from featstore.errors import BudgetError, ClosedError, CorruptionError
 from featstore.storage.layout import PAGE_BYTES
+from featstore.storage.rowfile import RowFile
 
-__all__ = ["EdgeFile", "NeighborCache", "Topology", "huge_bytes"]
+__all__ = ["NeighborCache", "Topology", "huge_bytes"]
 
 Int64s = npt.NDArray[np.int64]
 
@@ -30,25 +31,6 @@ def huge_bytes(n_bytes: int) -> int:
     return -(-n_bytes // PAGE_BYTES) * PAGE_BYTES
 
 
-class EdgeFile(Protocol):
-    """The file of neighbour ids: rows of 4 or 8 bytes (:class:`featstore.storage.rowfile.RowFile`)."""
-
-    @property
-    def path(self) -> str | os.PathLike[str]:
-        """Its path, for errors."""
-        ...
-
-    def read(self, first: int, n: int, out: npt.NDArray[np.uint8] | None = None) -> npt.NDArray[np.uint8]:
-        """Read rows ``first … first + n - 1``, in order."""
-        ...
-
-    def gather(
-        self, rows: Int64s, out: npt.NDArray[np.uint8], positions: Int64s | None = None, gap_bytes: int | None = None
-    ) -> Any:
-        """Read ``rows``, in any order, into ``out``."""
-        ...
-
-
 class Topology:
     """In-neighbours of every node in CSC form: those of ``v`` are ids ``indptr[v] … indptr[v + 1] - 1`` of the file.
 
@@ -57,7 +39,7 @@ class Topology:
     num_nodes, num_edges : int
     indptr : int64 array, shape (num_nodes + 1,)
         Resident; counted by whoever loaded it, or by :meth:`load`.
-    indices : EdgeFile
+    indices : RowFile
         ``num_edges`` rows of ``id_bytes``.
     id_bytes : {4, 8}
 
@@ -72,7 +54,7 @@ class Topology:
     very large graph may be paged, or come with chunks of the topology.
     """
 
-    def __init__(self, num_nodes: int, num_edges: int, indptr: Int64s, indices: EdgeFile, id_bytes: int) -> None:
+    def __init__(self, num_nodes: int, num_edges: int, indptr: Int64s, indices: RowFile, id_bytes: int) -> None:
         if id_bytes not in (4, 8):
             raise ValueError(f"ids have 4 or 8 bytes, not {id_bytes}")
         if indptr.shape != (num_nodes + 1,):
@@ -88,7 +70,7 @@ class Topology:
             raise CorruptionError(f"offsets do not ascend from 0 to {num_edges} at node {bad}", indices.path)
 
     @classmethod
-    def load(cls, num_nodes: int, num_edges: int, indptr: EdgeFile, indices: EdgeFile, id_bytes: int, budget: Budget) -> Topology:
+    def load(cls, num_nodes: int, num_edges: int, indptr: RowFile, indices: RowFile, id_bytes: int, budget: Budget) -> Topology:
         """Read the offsets, a file of 8-byte rows, into memory that ``budget`` counts as ``indptr``."""
         n_bytes = (num_nodes + 1) * 8
         reservation = budget.reserve("indptr", huge_bytes(n_bytes))
@@ -287,13 +269,16 @@ class NeighborCache:
         table_bytes = huge_bytes(topology.num_nodes * 8)
         whole_bytes = huge_bytes(topology.nbytes)
         if whole_bytes <= limit:
-            with _Held(budget.reserve("neighbor cache", whole_bytes)) as held:
+            with contextlib.ExitStack() as undo:
+                held = budget.reserve("neighbor cache", whole_bytes)
+                undo.callback(held.release)
                 ids = huge_array(topology.nbytes).view(topology.id_dtype)
                 rows = ids.view(np.uint8).reshape(-1, topology.id_bytes)
                 for first, n in _blocks(topology.num_edges, topology.id_bytes):
                     topology.indices.read(first, n, rows[first : first + n])
                     topology.check_ids(first, ids[first : first + n])
-                return cls(topology, ids, None, held.keep())
+                undo.pop_all()
+            return cls(topology, ids, None, held)
         scratch_bytes = cls.scratch_bytes(topology)
         needed = table_bytes
         if scratch is None:
@@ -305,7 +290,9 @@ class NeighborCache:
             raise BudgetError(f"a neighbour cache of this graph needs at least {least} bytes, not {max(0, limit)}", least)
         if scores is None:
             raise ValueError(f"scores are needed: the whole adjacency takes {whole_bytes} bytes, more than {limit}")
-        with scratch.reserve("neighbor cache", scratch_bytes), _Held(budget.reserve("neighbor cache", table_bytes)) as held:
+        with scratch.reserve("neighbor cache", scratch_bytes), contextlib.ExitStack() as undo:
+            held = budget.reserve("neighbor cache", table_bytes)
+            undo.callback(held.release)
             chosen = _Prefix(topology, np.asarray(scores), (limit - table_bytes) // PAGE_BYTES * PAGE_BYTES)
             offset_of_node = huge_array(topology.num_nodes * 8).view(np.int64)
             n_records = chosen.write_offsets(offset_of_node)
@@ -319,7 +306,8 @@ class NeighborCache:
             node = 0
             for position, block in topology.scan(_block_bytes(topology)):
                 node = _core.fill_records(block, position, topology.indptr, offset_of_node, node, records, topology.id_bytes)
-            return cls(topology, records, offset_of_node, held.keep())
+            undo.pop_all()
+        return cls(topology, records, offset_of_node, held)
 
     @staticmethod
     def scratch_bytes(topology: Topology) -> int:
@@ -387,26 +375,6 @@ class NeighborCache:
 
     def close(self) -> None:
         """Give the memory back to the budget; a batch being sampled keeps its arrays until it is done."""
-        if self._reservation is not None:
-            self._reservation.release()
-
-
-class _Held:
-    """A reservation that is released on leaving the block, unless it was kept."""
-
-    def __init__(self, reservation: Reservation) -> None:
-        self._reservation: Reservation | None = reservation
-        self.resize = reservation.resize
-
-    def keep(self) -> Reservation:
-        reservation, self._reservation = self._reservation, None
-        assert reservation is not None
-        return reservation
-
-    def __enter__(self) -> _Held:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
         if self._reservation is not None:
             self._reservation.release()
 

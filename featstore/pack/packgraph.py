@@ -14,8 +14,7 @@ import torch
 from featstore.config import Budget, Options
 from featstore.errors import FormatError
 from featstore.gather.sources import AbsentRows
-from featstore.graph.fields import Fields
-from featstore.graph.opened import Opened
+from featstore.graph.opened import Fields, Opened
 from featstore.graph.policyinputs import Given, PolicyInputs
 from featstore.graph.source import torch_dtype
 from featstore.pack.layout import layout_records

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from featstore.config import Reservation
 from featstore.errors import BudgetError
 from featstore.gather.sources import ExtentSource
-from featstore.plan.missed import MissedRows
+from featstore.plan.overlapped import MissedRows
 from featstore.storage.extents import ExtentMap, ExtentWriter, least_memory
 from featstore.storage.format import sums_seed
 from featstore.storage.pagestream import Arenas, PagedRows

@@ -29,8 +29,7 @@ from featstore.errors import BudgetError, ClosedError
 from featstore.gather.buffers import BufferPool
 from featstore.gather.plan import BatchPlan, Tier
 from featstore.gather.sources import ExtentSource
-from featstore.plan.missed import MissedRows
-from featstore.plan.overlapped import Pack, PackBeside, Packed
+from featstore.plan.overlapped import MissedRows, Pack, PackBeside, Packed
 from featstore.plan.planfile import PlanFile, most_bytes, write_bytes, write_plan
 from featstore.plan.planmemory import PLANNER_SHARE, Spill, planning_bytes
 from featstore.plan.samples import SampleFile, SampleWriter

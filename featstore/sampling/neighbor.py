@@ -16,6 +16,7 @@ import torch
 from featstore._core import sampler as _core
 from featstore.cache.rowmap import huge_array
 from featstore.config import Budget
+from featstore.gather.buffers import BufferPool
 from featstore.graph.topology import NeighborCache, Topology, huge_bytes
 from featstore.sampling.batch import Block, SampledBatch
 from featstore.sampling.rng import absorb, batch_key
@@ -28,18 +29,6 @@ SCRATCH = "sampler scratch"  # in the budget's report
 _LEAST_ROOM = 4096  # nodes
 _TABLE = 4  # entries a node: three in four stay free, so that few look-ups go beyond their first entry
 _EMPTY = np.zeros(0, np.int64)
-
-
-class Pool(Protocol):
-    """Pooled memory (:class:`featstore.gather.buffers.BufferPool`)."""
-
-    def tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Return an uninitialised tensor."""
-        ...
-
-    def array(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """Return an uninitialised array."""
-        ...
 
 
 class Graph(Protocol):
@@ -61,7 +50,7 @@ class Graph(Protocol):
         ...
 
     @property
-    def pool(self) -> Pool:
+    def pool(self) -> BufferPool:
         """Where batches lie."""
         ...
 

@@ -78,16 +78,12 @@ def flock_fd(fd: int, how: int, path: str) -> None:
         fcntl.flock(fd, how)
 
 
-def open_regular(
-    path: str | os.PathLike[str], flags: int = 0, *, dir_fd: int | None = None, name_inside: str | None = None
-) -> tuple[int, int]:
+def open_regular(path: str | os.PathLike[str], *, dir_fd: int | None = None, name_inside: str | None = None) -> tuple[int, int]:
     """Open a regular file for reading, never following a link nor waiting for a FIFO's writer.
 
     Parameters
     ----------
     path : path-like
-    flags : int
-        Of open(2), on top.
     dir_fd, name_inside : int, str, optional
         Open this name within this directory; ``path`` is what errors call it.
 
@@ -108,7 +104,7 @@ def open_regular(
     try:
         # Opening a device can act on it, so look first; the open descriptor is checked again.
         _check_regular(os.lstat(target, dir_fd=dir_fd).st_mode, name)
-        fd = os.open(target, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | flags, dir_fd=dir_fd)
+        fd = os.open(target, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=dir_fd)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise FormatError(f"{name}: a symbolic link in place of a file") from None

@@ -86,10 +86,10 @@ def least_memory(row_bytes: int, n_rows: int, id_bytes: int = 8) -> int:
     return (2 * buffer + id_bytes * n_rows + least_window()) * 4 // 3 + PAGE_BYTES
 
 
-def most_memory(row_bytes: int, n_rows: int, n_extents: int, id_bytes: int = 8) -> int:
+def most_memory(row_bytes: int, n_rows: int, n_extents: int) -> int:
     """Return the bytes beyond which filling ``n_extents`` extents of ``n_rows`` rows gains nothing."""
     buffer = min(MOST_BUFFER, -(-n_rows * row_bytes // PAGE_BYTES) * PAGE_BYTES)
-    return (n_extents + SPARE_BUFFERS) * buffer + id_bytes * n_rows * n_extents + 2 * WINDOW_BYTES
+    return (n_extents + SPARE_BUFFERS) * buffer + 8 * n_rows * n_extents + 2 * WINDOW_BYTES
 
 
 def episodes(extents: ExtentMap, n_bytes: int, id_bytes: int, first: int = 0) -> list[Episode]:

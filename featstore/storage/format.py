@@ -171,7 +171,7 @@ class Header:
         return body + _U64.pack(xxhash.xxh3_64_intdigest(body))
 
     @classmethod
-    def unpack(cls, page: bytes, path: str | os.PathLike[str], n_file_bytes: int | None = None) -> Header:
+    def unpack(cls, page: bytes, path: str | os.PathLike[str]) -> Header:
         """Read and check a header page.
 
         Parameters
@@ -180,8 +180,6 @@ class Header:
             The file's first 4096 bytes, or fewer where it is shorter.
         path : path-like
             Named in errors.
-        n_file_bytes : int, optional
-            The file's size, which must be what the header implies.
 
         Raises
         ------
@@ -190,7 +188,7 @@ class Header:
         VersionError
             Written by a newer release or in another byte order.
         CorruptionError
-            The header's checksum differs, or the file is shorter or longer than its header says.
+            The file ends within its header, or the header's checksum differs.
         """
         name = os.fspath(path)
         if len(page) < HEADER_BYTES:
@@ -221,15 +219,7 @@ class Header:
         check_layout(layout, n_rows, itemsize, name)
         if any(body[_HEADER.size :]):
             raise FormatError(f"{name}: reserved bytes of the header are not zero")
-        header = cls(text.decode("ascii"), file_id, generation, layout, n_rows, dtype)
-        if n_file_bytes is not None and n_file_bytes != header.file_bytes:
-            what = "shorter" if n_file_bytes < header.file_bytes else "longer"
-            raise CorruptionError(
-                f"the file is {what} than its header says: {n_file_bytes} instead of {header.file_bytes} bytes",
-                name,
-                min(n_file_bytes, header.file_bytes),
-            )
-        return header
+        return cls(text.decode("ascii"), file_id, generation, layout, n_rows, dtype)
 
 
 def check_layout(layout: RowLayout, n_rows: int, itemsize: int, name: str) -> None:

@@ -287,7 +287,7 @@ class Update:
                 raise
 
 
-def writer_lock(root: str, patience_s: float = 0.0) -> FileLock:
+def writer_lock(root: str) -> FileLock:
     """Take the exclusive right to change the dataset, or pack, at ``root``.
 
     Raises
@@ -296,7 +296,7 @@ def writer_lock(root: str, patience_s: float = 0.0) -> FileLock:
         Somebody else is changing or replacing it.
     """
     while True:
-        lock = FileLock(os.path.join(root, WRITER_LOCK), exclusive=True, patience_s=patience_s)
+        lock = FileLock(os.path.join(root, WRITER_LOCK), exclusive=True)
         # While it was waited for, the directory may have been replaced: then it is the lock of one that is gone.
         try:
             if lock.in_place:

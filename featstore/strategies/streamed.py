@@ -13,8 +13,7 @@ import numpy.typing as npt
 from featstore.cache.table import FeatureCache
 from featstore.gather.buffers import take_pages
 from featstore.pack.packing import PackArenas, RunPacker
-from featstore.plan.missed import MissedRows
-from featstore.plan.overlapped import Pack, Packed
+from featstore.plan.overlapped import MissedRows, Pack, Packed
 from featstore.storage.extents import PAGES, ExtentMap, least_memory, most_memory
 from featstore.storage.format import file_bytes, sums_bytes
 from featstore.storage.pagestream import MOST_WINDOW_BYTES, Arenas, least_window

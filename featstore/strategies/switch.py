@@ -284,7 +284,7 @@ class CacheSwitch:
         if self._file is not None:
             return self._file.load(self._graph.topology, self.share, check)
         scratch = Budget(self._scratch_bytes, "planner")
-        cache, is_stored = self._graph.make_neighbor_cache(self.share, scratch, least=self._features_bytes)
+        cache, is_stored = self._graph.make_neighbor_cache(self.share, scratch, self._features_bytes)
         if not is_stored and self._runs is not None and (self._disk.total is None or 4 * cache.nbytes <= self._disk.total):
             try:
                 self._file = NeighborFile(self._runs.file("neighbors"), cache, self._disk)
