@@ -84,7 +84,14 @@ class CommittedError(FeatstoreError, OSError):
 
 
 class FormatError(FeatstoreError, ValueError):
-    """A file is not in the library's format, or its header is impossible."""
+    """A file is not in the library's format, or its header is impossible; ``filename`` is its path, or None."""
+
+    def __init__(self, message: str, filename: str | None = None) -> None:
+        super().__init__(message)
+        self.filename = filename
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.args[0], self.filename)
 
 
 class VersionError(FormatError):

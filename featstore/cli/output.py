@@ -47,7 +47,7 @@ def _drive_full(error: OSError, path: str) -> str:
 
 def advice_on_damage(error: BaseException) -> str:
     """Return what to do about a damaged or missing file of a pack, as the end of a line; nothing where it is no pack's."""
-    found = os.fsdecode(error.filename or "") if isinstance(error, OSError) else str(error).split(": ")[0].split(" is ")[0]
+    found = os.fsdecode(getattr(error, "filename", None) or "")
     folders = [found, os.path.dirname(found), os.path.dirname(os.path.dirname(found))]
     path = next((folder for folder in folders if may_be_pack(folder)), None)
     if path is None:

@@ -82,7 +82,7 @@ class OutOfCoreGraph(Kept):
         self.num_edges = catalog.num_edges
         for name, record in catalog.by_role("feature").items():
             if record.n_rows != self.num_nodes:
-                raise FormatError(f"{self.path}: feature {name!r} has {record.n_rows} rows for {self.num_nodes} nodes")
+                raise FormatError(f"{self.path}: feature {name!r} has {record.n_rows} rows for {self.num_nodes} nodes", self.path)
             self._open_store(name, self._snapshot.file_of(record), record.shape, torch_dtype(record.dtype), _Reopen(self, name))
         self.features = Fields("feature", list(self._stores), self._stores.__getitem__)
         self.node_data = Fields("node data", list(catalog.by_role("data")), self._load_data)

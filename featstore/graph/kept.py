@@ -153,7 +153,7 @@ class Kept(Opened):
         def out_degree() -> npt.NDArray[np.int64]:
             file, width = self._snapshot.topology_file("out_degree", self.num_nodes)
             if width != 8:
-                raise FormatError(f"{file.path}: out-degrees of {width} bytes")
+                raise FormatError(f"{file.path}: out-degrees of {width} bytes", file.path)
             rows = np.empty((self.num_nodes, 8), np.uint8)
             if self.num_nodes:
                 file.read(0, self.num_nodes, rows)

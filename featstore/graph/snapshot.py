@@ -120,14 +120,16 @@ class Snapshot:
     def file_of(self, record: FieldRecord) -> RowFile:
         """Return the file of a field that lies in one."""
         if len(record.parts) != 1:
-            raise VersionError(f"{self.root}: {record.key} lies in {len(record.parts)} files; this release reads fields of one")
+            raise VersionError(
+                f"{self.root}: {record.key} lies in {len(record.parts)} files; this release reads fields of one", self.root
+            )
         return self.files[record.parts[0].file]
 
     def topology_file(self, name: str, n_rows: int) -> tuple[RowFile, int]:
         """Return the file of ``indptr``, ``indices`` or ``out_degree``, and the bytes of an entry."""
         record = self.catalog.fields.get(f"{EDGE}/{name}")
         if record is None or record.shape != (n_rows,) or record.dtype not in ("int32", "int64"):
-            raise FormatError(f"{self.root}: the catalog has no {name} of {n_rows} rows")
+            raise FormatError(f"{self.root}: the catalog has no {name} of {n_rows} rows", self.root)
         return self.file_of(record), record.row_bytes
 
     def close(self) -> None:

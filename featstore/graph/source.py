@@ -241,12 +241,12 @@ def _npy_header(fd: int, n_bytes: int, path: str) -> tuple[np.dtype[Any], tuple[
     """Return dtype, shape, whether Fortran order, and where the data starts; nothing is executed or unpickled."""
     head = bytes(pread_exactly(fd, min(12, n_bytes), 0, path))
     if head[:6] != b"\x93NUMPY":
-        raise FormatError(f"{path}: not a .npy file")
+        raise FormatError(f"{path}: not a .npy file", path)
     if len(head) < 12 or head[6] not in (1, 2, 3):
-        raise FormatError(f"{path}: .npy version {head[6:8]!r}; versions 1 to 3 are known")
+        raise FormatError(f"{path}: .npy version {head[6:8]!r}; versions 1 to 3 are known", path)
     start, length = (10, struct.unpack_from("<H", head, 8)[0]) if head[6] == 1 else (12, struct.unpack_from("<I", head, 8)[0])
     if length > _MAX_NPY_HEADER:
-        raise FormatError(f"{path}: a .npy header cannot have {length} bytes")
+        raise FormatError(f"{path}: a .npy header cannot have {length} bytes", path)
     if start + length > n_bytes:
         raise CorruptionError("the .npy file ends within its header", path, n_bytes)
     text = pread_exactly(fd, length, start, path)
@@ -259,7 +259,7 @@ def _npy_header(fd: int, n_bytes: int, path: str) -> tuple[np.dtype[Any], tuple[
     except (ValueError, SyntaxError, TypeError, KeyError, MemoryError, RecursionError):
         dtype = None
     if dtype is None or dtype.hasobject or dtype.itemsize == 0:
-        raise FormatError(f"{path}: the .npy header does not describe an array of numbers: {text[:200]!r}")
+        raise FormatError(f"{path}: the .npy header does not describe an array of numbers: {text[:200]!r}", path)
     expected = start + length + math.prod(shape) * dtype.itemsize
     if n_bytes != expected:
         raise CorruptionError(f"the .npy file has {n_bytes} bytes instead of {expected}", path, min(n_bytes, expected))

@@ -84,7 +84,7 @@ class _Column:
     def __init__(self, opened: DatasetFiles, name: str, n_rows: int) -> None:
         record = opened.catalog.fields.get(f"{EDGE}/{name}")
         if record is None or len(record.parts) != 1 or record.shape != (n_rows,) or record.dtype not in ("int32", "int64"):
-            raise FormatError(f"{opened.path}: the catalog has no {name} of {n_rows} rows")
+            raise FormatError(f"{opened.path}: the catalog has no {name} of {n_rows} rows", opened.path)
         self._file = opened.files[record.parts[0].file]
         self.record, self.path = self._file.record, self._file.path
         self.width = self.record.layout.row_bytes

@@ -316,6 +316,6 @@ def file_record(record: Mapping[str, Any], where: str) -> FileRecord:
             int(record["sums_bytes"]),
         )
     except (KeyError, TypeError) as error:
-        raise FormatError(f"{where}: a record of extents without {error}") from None
+        raise FormatError(f"{where}: a record of extents without {error}", where) from None
     found.check(where)
     return found

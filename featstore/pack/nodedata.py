@@ -60,11 +60,11 @@ def named(pack: OfflineSamples) -> dict[str, dict[str, str]]:
     record = pack.check_in_place()
     path, found = pack.file(RECORD), record.get(NODE_DATA)
     if not isinstance(found, dict):
-        raise FormatError(f"{path}: the record has no {NODE_DATA!r}")
+        raise FormatError(f"{path}: the record has no {NODE_DATA!r}", path)
     for name, entry in found.items():
         strings = isinstance(entry, dict) and sorted(entry) == ["file", "id"] and all(isinstance(v, str) for v in entry.values())
         if not strings or not entry["file"].startswith(PREFIX) or os.path.basename(entry["file"]) != entry["file"]:
-            raise FormatError(f"{path}: node data {name!r} is in {entry!r}, which is not a file of node data")
+            raise FormatError(f"{path}: node data {name!r} is in {entry!r}, which is not a file of node data", path)
     return found
 
 

@@ -67,10 +67,10 @@ class PackedGraph(Opened):
             if opened is not pack:
                 opened.close()
         if not fields:
-            raise FormatError(f"{path} holds samples, but no layout: make one where the dataset is")
+            raise FormatError(f"{path} holds samples, but no layout: make one where the dataset is", path)
         for name, field in fields.items():
             if field.get("dtype") not in DTYPES or list(field["shape"])[:1] != [self.num_nodes]:
-                raise FormatError(f"{path}: feature {name!r} of {field.get('dtype')!r}, shape {field.get('shape')}")
+                raise FormatError(f"{path}: feature {name!r} of {field.get('dtype')!r}, shape {field.get('shape')}", path)
             self._identity[f"node/_/{name}"] = str(field["made_of"])
         for name, record in self._carried.items():
             self._identity[f"node/_/{name}"] = str(record["made_of"])

@@ -61,7 +61,7 @@ def read_record(path: str, kind: str, directory: OpenDirectory | None = None) ->
     finally:
         file.close()
     if record.get("format") != PACK_VERSION:
-        raise VersionError(f"{path}: pack format {record.get('format')}; this release reads {PACK_VERSION}")
+        raise VersionError(f"{path}: pack format {record.get('format')}; this release reads {PACK_VERSION}", path)
     return record
 
 
@@ -78,7 +78,7 @@ class OfflineSamples:
 
     def _open(self, directory: OpenDirectory) -> tuple[dict[str, Any], SectionFile]:
         if not directory.has(RECORD):
-            raise FormatError(f"{self.path} is not a pack: it has no record; featstore.sample_offline makes packs")
+            raise FormatError(f"{self.path} is not a pack: it has no record; featstore.sample_offline makes packs", self.path)
         record = read_record(self.file(RECORD), "pack", directory)
         file = SectionFile(self.file(SAMPLES), "samples", directory=directory)
         if file.file_id != record["samples"]:

@@ -107,7 +107,7 @@ def open_regular(path: str | os.PathLike[str], *, dir_fd: int | None = None, nam
         fd = os.open(target, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=dir_fd)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise FormatError(f"{name}: a symbolic link in place of a file") from None
+            raise FormatError(f"{name}: a symbolic link in place of a file", name) from None
         if error.filename == name:
             raise
         raise OSError(error.errno, error.strerror, name) from None
@@ -125,7 +125,7 @@ def _check_regular(mode: int, name: str) -> None:
     if stat.S_ISREG(mode):
         return
     kinds = {stat.S_IFDIR: "a directory", stat.S_IFLNK: "a symbolic link", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
-    raise FormatError(f"{name}: {kinds.get(stat.S_IFMT(mode), 'a device')} in place of a file")
+    raise FormatError(f"{name}: {kinds.get(stat.S_IFMT(mode), 'a device')} in place of a file", name)
 
 
 def pread_exactly(fd: int, n_bytes: int, offset: int, path: str) -> bytearray:

@@ -198,7 +198,7 @@ def _unpack_value(key: bytes, data: bytes, path: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        raise FormatError(f"{path}: the catalog's entry {key!r} is not a JSON object")
+        raise FormatError(f"{path}: the catalog's entry {key!r} is not a JSON object", path)
     return value
 
 
@@ -357,7 +357,7 @@ def _unseal(data: bytes, path: str) -> bytes:
         raise CorruptionError("the catalog is truncated or its last page damaged", path, len(data) - PAGE_BYTES)
     magic, version, mark, n_bytes, digest = _TRAILER.unpack_from(trailer)
     if magic != _TRAILER_MAGIC:
-        raise FormatError(f"{path}: not a featstore catalog")
+        raise FormatError(f"{path}: not a featstore catalog", path)
     if mark != _BYTE_ORDER_MARK or version != FORMAT_VERSION:
         raise VersionError(
             f"{path}: catalog format {version} (byte-order mark {mark:#010x}); this release reads {FORMAT_VERSION}"
@@ -400,7 +400,7 @@ def read_catalog(root: Root) -> Catalog:
     fd, n_bytes = open_inside(root, CATALOG_FILE)
     try:
         if n_bytes > _MAX_BYTES:
-            raise FormatError(f"{path}: a catalog of {n_bytes} bytes")
+            raise FormatError(f"{path}: a catalog of {n_bytes} bytes", path)
         data = bytes(pread_exactly(fd, n_bytes, 0, path))
     finally:
         close_quietly(fd)
@@ -415,7 +415,7 @@ def read_catalog(root: Root) -> Catalog:
         try:
             name = key.decode()
         except UnicodeDecodeError:
-            raise FormatError(f"{path}: a key is not text: {key!r}") from None
+            raise FormatError(f"{path}: a key is not text: {key!r}", path) from None
         entries[name] = _unpack_value(key, value, path)
     return _parse(entries, path)
 
@@ -430,19 +430,19 @@ def current_catalog(path: str | os.PathLike[str]) -> Catalog:
 
 def _parse(entries: dict[str, dict[str, Any]], path: str) -> Catalog:
     if "dataset" not in entries:
-        raise FormatError(f"{path}: the catalog has no entry 'dataset'")
+        raise FormatError(f"{path}: the catalog has no entry 'dataset'", path)
     values = entries.pop("dataset")
     dataset = _Entry(values, f"{path}: entry 'dataset'")
     # Before anything else is interpreted: a newer release may have changed its meaning.
     if dataset.number("format", 1) > FORMAT_VERSION:
-        raise VersionError(f"{path}: format version {values['format']}; this release reads up to {FORMAT_VERSION}")
+        raise VersionError(f"{path}: format version {values['format']}; this release reads up to {FORMAT_VERSION}", path)
     if missing := dataset.list("requires"):
-        raise VersionError(f"{path}: reading it needs features that this release lacks: {', '.join(map(str, missing))}")
+        raise VersionError(f"{path}: reading it needs features that this release lacks: {', '.join(map(str, missing))}", path)
     for name in ("num_nodes", "num_edges"):
         dataset.number(name)
     dataset.number("generation", 1)
     if dataset.text("topology") != "csc":
-        raise VersionError(f"{path}: topology {values['topology']!r} is not known to this release")
+        raise VersionError(f"{path}: topology {values['topology']!r} is not known to this release", path)
     dataset.text("id")
     files = {key[5:]: _file_record(key[5:], value, path) for key, value in entries.items() if key.startswith("file/")}
     fields = {key: _field_record(key, value, files, path) for key, value in entries.items() if key.startswith(("node/", "edge/"))}

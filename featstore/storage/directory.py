@@ -161,7 +161,7 @@ def _open_there(path: str, what: str) -> OpenDirectory:
     except NotADirectoryError:
         if not os.path.lexists(path):
             raise  # it is a part of the path that is no directory
-        raise FormatError(f"{path} is not a {what}: it is not a directory") from None
+        raise FormatError(f"{path} is not a {what}: it is not a directory", path) from None
 
 
 def open_directory(path: str | os.PathLike[str], what: str = "dataset") -> OpenDirectory:

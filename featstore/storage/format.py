@@ -202,23 +202,25 @@ class Header:
             # A few damaged bytes in one of our own headers are damage; anything else was never a row file.
             if not intact and sum(a == b for a, b in zip(magic, MAGIC, strict=True)) >= 4:
                 raise CorruptionError("the header is damaged: its checksum differs", name, 0)
-            raise FormatError(f"{name}: not a featstore row file (it starts with {magic!r})")
+            raise FormatError(f"{name}: not a featstore row file (it starts with {magic!r})", name)
         if not intact:
             raise CorruptionError("the header is damaged: its checksum differs", name, 0)
         if mark != BYTE_ORDER_MARK:
-            raise VersionError(f"{name}: written in another byte order (mark {mark:#010x}, expected {BYTE_ORDER_MARK:#010x})")
+            raise VersionError(
+                f"{name}: written in another byte order (mark {mark:#010x}, expected {BYTE_ORDER_MARK:#010x})", name
+            )
         if version != FORMAT_VERSION:
-            raise VersionError(f"{name}: format version {version}; this release reads version {FORMAT_VERSION}")
+            raise VersionError(f"{name}: format version {version}; this release reads version {FORMAT_VERSION}", name)
         text = kind.rstrip(b"\0")
         if not text or not text.isascii() or b"\0" in text:
-            raise FormatError(f"{name}: the header's kind is not text: {kind!r}")
+            raise FormatError(f"{name}: the header's kind is not text: {kind!r}", name)
         dtype = _DTYPE_NAMES.get(code)
         if dtype is None or DTYPES[dtype][1] != itemsize:
-            raise FormatError(f"{name}: the header names no known dtype (code {code}, {itemsize} bytes an item)")
+            raise FormatError(f"{name}: the header names no known dtype (code {code}, {itemsize} bytes an item)", name)
         layout = RowLayout(row_bytes, group_rows, group_bytes)
         check_layout(layout, n_rows, itemsize, name)
         if any(body[_HEADER.size :]):
-            raise FormatError(f"{name}: reserved bytes of the header are not zero")
+            raise FormatError(f"{name}: reserved bytes of the header are not zero", name)
         return cls(text.decode("ascii"), file_id, generation, layout, n_rows, dtype)
 
 
@@ -232,13 +234,13 @@ def check_layout(layout: RowLayout, n_rows: int, itemsize: int, name: str) -> No
     """
     row_bytes, group_rows, group_bytes = layout.row_bytes, layout.group_rows, layout.group_bytes
     if not 1 <= row_bytes <= MAX_ROW_BYTES or row_bytes % itemsize:
-        raise FormatError(f"{name}: rows of {row_bytes} bytes of items of {itemsize}")
+        raise FormatError(f"{name}: rows of {row_bytes} bytes of items of {itemsize}", name)
     if group_rows < 1 or group_rows > PAGE_BYTES or group_bytes < group_rows * row_bytes or group_bytes > 2 * MAX_ROW_BYTES:
-        raise FormatError(f"{name}: {group_rows} rows of {row_bytes} bytes do not fit groups of {group_bytes}")
+        raise FormatError(f"{name}: {group_rows} rows of {row_bytes} bytes do not fit groups of {group_bytes}", name)
     if not layout.is_dense and group_bytes % PAGE_BYTES:
-        raise FormatError(f"{name}: groups of {group_bytes} bytes are not whole pages")
+        raise FormatError(f"{name}: groups of {group_bytes} bytes are not whole pages", name)
     if n_rows < 0 or (n_rows // group_rows + 1) * group_bytes > MAX_FILE_BYTES:
-        raise FormatError(f"{name}: {n_rows} rows of {row_bytes} bytes are more than a file can hold")
+        raise FormatError(f"{name}: {n_rows} rows of {row_bytes} bytes are more than a file can hold", name)
 
 
 def resolve_inside(root: str | os.PathLike[str], name: str, dir_fd: int | None = None) -> str:

@@ -66,12 +66,12 @@ class _Checker:
                 raise CorruptionError("the catalog ends within LMDB's meta pages", self._path, len(self._body))
             magic, version, _, map_bytes, free, main, last_page, transaction = _META.unpack_from(self._body, start + _PAGE.size)
             if magic != _MAGIC or version != _VERSION:
-                raise FormatError(f"{self._path}: not an LMDB environment of version {_VERSION} in this byte order")
+                raise FormatError(f"{self._path}: not an LMDB environment of version {_VERSION} in this byte order", self._path)
             tree = _TREE.unpack(free)
             if index == 0:
                 page_bytes = self._page_bytes = tree[0]
                 if not 512 <= page_bytes <= 1 << 15 or page_bytes & (page_bytes - 1):
-                    raise FormatError(f"{self._path}: LMDB pages of {page_bytes} bytes")
+                    raise FormatError(f"{self._path}: LMDB pages of {page_bytes} bytes", self._path)
                 self._n_pages = len(self._body) // page_bytes
             number, _, flags, _, _ = _PAGE.unpack_from(self._body, start)
             if number != index or flags & ~_DIRTY != _META_PAGE or tree[0] != page_bytes or map_bytes > _MAX_MAP_BYTES:

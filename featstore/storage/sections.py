@@ -214,13 +214,13 @@ class SectionFile:
         tail = pread_exactly(self._fd, tail_bytes, size - tail_bytes, self.path)
         magic, version, mark, found, file_id, n, where, index_sum = _TAIL.unpack(tail[:-8])
         if magic != MAGIC:
-            raise FormatError(f"{self.path} is cut off, or is not a file of featstore: it does not end like one")
+            raise FormatError(f"{self.path} is cut off, or is not a file of featstore: it does not end like one", self.path)
         if struct.unpack("<Q", tail[-8:])[0] != xxhash.xxh3_64_intdigest(tail[:-8]):
             raise CorruptionError("the tail is damaged", self.path, size - tail_bytes)
         if version != SECTIONS_VERSION or mark != _BYTE_ORDER_MARK:
-            raise VersionError(f"{self.path} has version {version}; this release reads {SECTIONS_VERSION}")
+            raise VersionError(f"{self.path} has version {version}; this release reads {SECTIONS_VERSION}", self.path)
         if found.rstrip(b"\0") != kind.encode("ascii"):
-            raise FormatError(f"{self.path} holds {found.rstrip(bytes(1)).decode('ascii', 'replace')!r}, not {kind!r}")
+            raise FormatError(f"{self.path} holds {found.rstrip(bytes(1)).decode('ascii', 'replace')!r}, not {kind!r}", self.path)
         if where > size or n * _ENTRY.itemsize != size - tail_bytes - where:
             raise CorruptionError("the index does not fit the file", self.path, size - tail_bytes)
         self.file_id = bytes(file_id).hex()

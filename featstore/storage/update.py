@@ -189,7 +189,7 @@ class Update:
         name = f"{stem}.{self.generation}.rows"
         resolve_inside(self.root, name)
         if "/" in name:
-            raise FormatError(f"{self.root}: a file's name has no folders: {name!r}")
+            raise FormatError(f"{self.root}: a file's name has no folders: {name!r}", self.root)
         writer = RowFileWriter(self.root, name, layout, kind=kind, dtype=dtype, generation=self.generation)
         self._writers.append(writer)
         self._names += [name, f"{name}.sums"]
