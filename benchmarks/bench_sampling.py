@@ -28,9 +28,10 @@ from r22 import Workload, generate
 import featstore
 from featstore.config import Budget
 from featstore.gather.buffers import BufferPool
-from featstore.graph.topology import EdgeFile, NeighborCache, Topology, huge_bytes
+from featstore.graph.topology import NeighborCache, Topology, huge_bytes
 from featstore.sampling.neighbor import NeighborSampler
 from featstore.sampling.rng import batch_key
+from featstore.storage.rowfile import RowFile
 
 FANOUTS = (10, 10, 10)
 BATCH_SIZE = 1000
@@ -86,7 +87,7 @@ class PlainC:
 class OneListAtATime:
     """The same file, each list's share of a gather a blocking read of its own."""
 
-    def __init__(self, file: EdgeFile, indptr: Int64s) -> None:
+    def __init__(self, file: RowFile, indptr: Int64s) -> None:
         self._file = file
         self._indptr = indptr
         self.path = file.path
