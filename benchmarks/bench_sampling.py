@@ -26,7 +26,7 @@ from harness import Report, alternate, arguments, bytes_read_by_kernel, drop_fro
 from r22 import Workload, generate
 
 import featstore
-from featstore.config import Budget
+from featstore.budget import Budget
 from featstore.gather.buffers import BufferPool
 from featstore.graph.topology import NeighborCache, Topology, huge_bytes
 from featstore.sampling.neighbor import NeighborSampler

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from hypothesis import strategies as st
 
-from featstore.config import Budget
+from featstore.budget import Budget
 from featstore.graph.topology import NeighborCache, Topology
 
 Int64s = npt.NDArray[np.int64]

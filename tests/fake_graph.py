@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from featstore.config import Budget
+from featstore.budget import Budget
 from featstore.gather.executor import Tally
 from featstore.gather.plan import Tier
 from featstore.load.loader import Loader

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import featstore
-from featstore.config import Budget, Reservation
+from featstore.budget import Budget, Reservation
 from featstore.errors import BudgetError
 from featstore.gather.ahead import ReadAhead
 from featstore.gather.executor import Tally, execute

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from featstore.budget import Budget
 from featstore.cache.base import Int32s, Int64s, OnlinePolicy, PolicyContext
-from featstore.config import Budget
 from featstore.errors import PluginError
 from tests.test_cache_table import batch, gather, make, missed, store
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from featstore.budget import Budget
 from featstore.cache import table
 from featstore.cache.base import Int64s, PolicyContext, StaticPolicy, get_policy
 from featstore.cache.table import FeatureCache
-from featstore.config import Budget
 from featstore.errors import BudgetError, ClosedError, PluginError
 from featstore.gather.plan import BatchPlan, Changeset, Tier
 from featstore.testing.strategies import row_ids

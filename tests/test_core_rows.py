@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from featstore._core.checksum import page_sums
 from featstore._core.rows import copy_rows, wrap_ids
+from featstore.budget import Budget
 from featstore.cache.rowmap import huge_array
-from featstore.config import Budget
 from featstore.errors import BudgetError, ClosedError
 from featstore.gather.buffers import BufferPool, take_pages
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import featstore
+from featstore.budget import Budget
 from featstore.cache.select import top_rows
-from featstore.config import Budget
 from featstore.gather.sources import MemorySource
 from featstore.plan import choice as choice_module
 from featstore.plan.choice import choose, copy_bandwidth, expected_hits, extrapolated, observe, top_sum

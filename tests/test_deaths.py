@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 import featstore
-from featstore.config import Living
+from featstore.budget import Living
 from featstore.sampling.neighbor import SCRATCH
 from tests.loaders import make_loader
 

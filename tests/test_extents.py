@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from featstore._core.packer import Packer
-from featstore.config import Budget, Options
+from featstore.budget import Budget
+from featstore.config import Options
 from featstore.errors import BudgetError, ClosedError, CorruptionError
 from featstore.gather.sources import ExtentSource
 from featstore.storage.extents import ExtentMap, ExtentWriter, episodes

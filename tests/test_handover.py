@@ -22,7 +22,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import featstore
-from featstore.config import Budget
+from featstore.budget import Budget
 from featstore.gather import pinned
 from featstore.gather.buffers import BufferPool
 from featstore.gather.device import Apart, DeviceTier

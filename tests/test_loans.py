@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import featstore
+from featstore.budget import Budget
 from featstore.cache.base import PolicyContext, get_policy
 from featstore.cache.table import FeatureCache
-from featstore.config import Budget
 from featstore.errors import BudgetError, PluginError
 from featstore.gather.plan import Tier
 from tests.loaders import make_loader

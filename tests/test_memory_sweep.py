@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import featstore
+from featstore.budget import Budget
 from featstore.cli.main import main
-from featstore.config import Budget
 from tests.loaders import NAMES, make_loader
 
 N, DIM = 60_000, 100

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import featstore
+from featstore.budget import Budget
 from featstore.cache import base
 from featstore.cli.main import main
 from featstore.cli.plots import check_plot, draw_miss_curve
-from featstore.config import Budget
 from featstore.errors import MissingExtraError
 from featstore.plan.misscurve import Step, miss_curve, parse_sizes
 from featstore.plan.simulate import simulate

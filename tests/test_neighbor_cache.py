@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import featstore
-from featstore.config import Budget
+from featstore.budget import Budget
 from featstore.errors import BudgetError
 from featstore.graph.topology import NeighborCache, _Prefix, huge_bytes
 from featstore.sampling.batch import SampledBatch

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from featstore.config import Budget
+from featstore.budget import Budget
 from featstore.errors import BudgetError, ClosedError
 from featstore.load.pipeline import Pipeline
 from featstore.strategies.counters import Stopwatch

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from featstore._core.io import Engine
-from featstore.config import Budget, Options
+from featstore.budget import Budget
+from featstore.config import Options
 from featstore.errors import BudgetError, ClosedError, CorruptionError, FormatError
 from featstore.storage.layout import PAGE_BYTES, RowLayout, choose_layout
 from featstore.storage.reader import MIN_ARENA_BYTES, PREAD_THREADS, Reader

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import featstore
 from featstore._core import sampler as core
-from featstore.config import Budget
+from featstore.budget import Budget
 from featstore.errors import BudgetError, ClosedError, CorruptionError
 from featstore.graph.topology import NeighborCache, Topology, huge_bytes
 from featstore.sampling.batch import SampledBatch

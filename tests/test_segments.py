@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.segment_traffic import traffic
-from featstore.config import Budget
+from featstore.budget import Budget
 from featstore.errors import BudgetError
 from featstore.pack.segments import Segment, segments, shortest_segments, stored_bytes, stored_rows
 from featstore.plan.trace import Trace

@@ -12,9 +12,10 @@ import pytest
 import torch
 
 import featstore
+from featstore.budget import Budget
 from featstore.cache.base import get_policy
 from featstore.cache.table import FeatureCache
-from featstore.config import Budget, Options
+from featstore.config import Options
 from featstore.errors import BudgetError, ClosedError
 from featstore.gather.buffers import BufferPool
 from featstore.gather.executor import Tally

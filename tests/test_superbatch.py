@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import featstore
+from featstore.budget import Budget
 from featstore.cache.belady import Belady
 from featstore.cache.planned import PlannedBatch, Window
-from featstore.config import Budget
 from featstore.plan import samples, superbatches
 from featstore.plan.samples import SampleFile
 from featstore.plan.simulate import simulate

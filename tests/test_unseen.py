@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import featstore
-from featstore.config import Budget
+from featstore.budget import Budget
 from featstore.plan import choice as choice_module
 from featstore.plan.choice import expected_hits, observe, static_hits
 from featstore.plan.rowsample import RowSample

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from featstore.config import Budget, Options
+from featstore.budget import Budget
+from featstore.config import Options
 from featstore.storage.format import sums_seed
 from featstore.storage.layout import RowLayout, choose_layout
 from featstore.storage.reader import Reader

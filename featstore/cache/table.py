@@ -14,12 +14,12 @@ import numpy.typing as npt
 
 from featstore._core.buffers import discard
 from featstore._core.rows import copy_rows
+from featstore.budget import Budget, Loan
 from featstore.cache.base import OnlinePolicy, Policy, PolicyContext, StaticPolicy
 from featstore.cache.gate import Gate
 from featstore.cache.rowmap import CLAIM_BYTES, RowMap, huge_array
 from featstore.cache.select import choose_rows
 from featstore.cache.slots import PlannedSlots, SlotTable
-from featstore.config import Budget, Loan
 from featstore.errors import BudgetError, ClosedError, PluginError
 from featstore.gather.plan import BatchPlan, Changeset, Part, Tier
 

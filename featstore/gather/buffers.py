@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from featstore._core.buffers import Block, Lease, populate
-from featstore.config import Budget, Reservation
+from featstore.budget import Budget, Reservation
 from featstore.errors import BudgetError, ClosedError
 from featstore.gather.pinned import locked_block
 

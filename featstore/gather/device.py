@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from featstore._core.rows import copy_rows
-from featstore.config import Budget
+from featstore.budget import Budget
 from featstore.gather.buffers import BufferPool
 from featstore.gather.plan import DeviceRows
 

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from featstore.budget import Budget
 from featstore.cache.base import Policy, StaticPolicy, get_policy
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
-from featstore.config import Budget, Options, parse_cache_size
+from featstore.config import Options, parse_cache_size
 from featstore.errors import FormatError
 from featstore.graph.opened import Opened
 from featstore.graph.policyinputs import Given, PolicyInputs

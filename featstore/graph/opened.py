@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 
 import torch
 
+from featstore.budget import Budget, Reservation
 from featstore.cache.table import FeatureCache
-from featstore.config import Budget, Options, Reservation
+from featstore.config import Options
 from featstore.errors import BusyError, ClosedError
 from featstore.gather.buffers import BufferPool
 from featstore.gather.sources import RowSource

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from featstore.budget import Budget
 from featstore.cache.base import PolicyContext, StaticPolicy
-from featstore.config import Budget
 from featstore.errors import PluginError
 
 __all__ = ["Given", "PolicyInputs"]

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from featstore.budget import Budget
 from featstore.cache.rowmap import huge_array
-from featstore.config import Budget
 from featstore.errors import BusyError, CorruptionError
 from featstore.graph.topology import NeighborCache, Topology, huge_bytes
 from featstore.storage.catalog import EDGE, Catalog

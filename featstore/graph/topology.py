@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore._core import sampler as _core
+from featstore.budget import Budget, Reservation
 from featstore.cache.rowmap import huge_array
-from featstore.config import Budget, Reservation, parse_size
+from featstore.config import parse_size
 from featstore.errors import BudgetError, ClosedError, CorruptionError
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.rowfile import RowFile

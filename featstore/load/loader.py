@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from featstore.config import Budget, Living, Reservation, check_at_least, check_flag, parse_cache_size, parse_size
+from featstore.budget import Budget, Living, Reservation
+from featstore.config import check_at_least, check_flag, parse_cache_size, parse_size
 from featstore.errors import BudgetError, ClosedError, OptionError
 from featstore.gather.device import check_device
 from featstore.load.epoch import EpochIterator, Position, RunningEpoch

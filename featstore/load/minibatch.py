@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from featstore.config import Budget
+from featstore.budget import Budget
 from featstore.registry import adapter
 from featstore.sampling.batch import Block
 from featstore.strategies.memory import BATCHES

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from featstore.budget import Budget, Reservation
 from featstore.cache.base import Policy
-from featstore.config import Budget, Reservation, format_size
+from featstore.config import format_size
 from featstore.errors import BusyError, CommittedError, CorruptionError, FormatError
 from featstore.graph.progress import Progress, note
 from featstore.pack.layout import PARTIAL, PREFIX, FeatureExtents, LayoutOptions, Source, check_disk, extent_map, layout_bytes

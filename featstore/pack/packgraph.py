@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from featstore.config import Budget, Options
+from featstore.budget import Budget
+from featstore.config import Options
 from featstore.errors import FormatError
 from featstore.gather.sources import AbsentRows
 from featstore.graph.opened import Fields, Opened

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from featstore.config import Reservation
+from featstore.budget import Reservation
 from featstore.errors import BudgetError
 from featstore.gather.sources import ExtentSource
 from featstore.plan.overlapped import MissedRows

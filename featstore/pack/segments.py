@@ -16,7 +16,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from featstore.config import Budget, Reservation, format_size
+from featstore.budget import Budget, Reservation
+from featstore.config import format_size
 from featstore.storage.format import file_bytes, sums_bytes
 from featstore.storage.layout import PAGE_BYTES, RowLayout
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from featstore.config import Budget
+from featstore.budget import Budget
 from featstore.pack.record import OfflineSamples
 from featstore.pack.segments import Stored, segments
 from featstore.pack.tables import TierTables

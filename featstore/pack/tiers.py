@@ -18,11 +18,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from featstore.budget import Budget
 from featstore.cache.base import Policy, PolicyContext, StaticPolicy
 from featstore.cache.checkedplans import CheckedPolicy
 from featstore.cache.planned import NO_ROWS, PlannedBatch, PlannedPolicy
 from featstore.cache.select import top_rows
-from featstore.config import Budget, format_size
+from featstore.config import format_size
 from featstore.gather.plan import NO_CHANGES
 from featstore.pack.record import OfflineSamples
 from featstore.pack.segments import Segment, Segmentation, Stored, segments, shortest_segments

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from featstore.config import Budget, available_memory
+from featstore.budget import Budget
+from featstore.config import available_memory
 from featstore.errors import CorruptionError, FormatError, PluginError, StaleError
 from featstore.gather.buffers import BufferPool
 from featstore.gather.plan import BatchPlan, Tier

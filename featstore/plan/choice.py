@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from featstore.budget import Budget
 from featstore.cache.base import get_policy
 from featstore.cache.rowmap import huge_array
 from featstore.cache.select import top_rows
 from featstore.cache.table import FeatureCache
-from featstore.config import Budget
 from featstore.gather.sources import MemorySource
 from featstore.plan.cost import SAMPLE_BYTES, Estimate, Machine, Workload, cheapest, estimate_all, table
 from featstore.plan.planmemory import planning_bytes

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from featstore.budget import Budget
 from featstore.cache.base import OnlinePolicy, Policy, PolicyContext, StaticPolicy, available_policies, get_policy
 from featstore.cache.checkedplans import CheckedPolicy
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.select import top_rows
 from featstore.cache.table import FeatureCache
-from featstore.config import Budget, format_size, parse_size
+from featstore.config import format_size, parse_size
 from featstore.errors import FeatstoreError, PluginError
 from featstore.plan.planmemory import planning_bytes
 from featstore.plan.simulate import checked_scores, row_counts, simulate

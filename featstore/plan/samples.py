@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from featstore._core.blocks import count_destinations, expand, narrow
-from featstore.config import Budget, Reservation
+from featstore.budget import Budget, Reservation
 from featstore.errors import CorruptionError, PluginError
 from featstore.gather.buffers import BufferPool
 from featstore.sampling.batch import Block, SampledBatch

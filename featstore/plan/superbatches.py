@@ -21,10 +21,10 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from featstore.budget import Reservation
 from featstore.cache.base import PolicyContext
 from featstore.cache.checkedplans import CheckedPolicy
 from featstore.cache.planned import NO_ROWS, PlannedPolicy, Window
-from featstore.config import Reservation
 from featstore.errors import BudgetError, ClosedError
 from featstore.gather.buffers import BufferPool
 from featstore.gather.plan import BatchPlan, Tier

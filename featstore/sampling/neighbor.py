@@ -14,8 +14,8 @@ import numpy.typing as npt
 import torch
 
 from featstore._core import sampler as _core
+from featstore.budget import Budget
 from featstore.cache.rowmap import huge_array
-from featstore.config import Budget
 from featstore.gather.buffers import BufferPool
 from featstore.graph.topology import NeighborCache, Topology, huge_bytes
 from featstore.sampling.batch import Block, SampledBatch

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore._core.io import PAGE_BYTES, SUMS_PER_PAGE, Engine, File
-from featstore.config import Budget
+from featstore.budget import Budget
 
 __all__ = ["PagedSums"]
 

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from featstore._core.io import MAX_SORTED_ROWS, PAGE_BYTES, Engine, File
-from featstore.config import Budget, Living, Options, Reservation
+from featstore.budget import Budget, Living, Reservation
+from featstore.config import Options
 from featstore.errors import BudgetError, ClosedError
 from featstore.storage.drive import TIMED_MIN_BYTES, DriveSpeed, time_reads
 from featstore.storage.layout import RowLayout

@@ -15,7 +15,7 @@ import xxhash
 
 from featstore._core.io import PAGE_BYTES, SUMS_PER_PAGE, Engine, File
 from featstore._core.stream import Arena
-from featstore.config import Budget, Reservation
+from featstore.budget import Budget, Reservation
 from featstore.errors import ClosedError, CorruptionError
 from featstore.storage.calls import close_quietly, duplicate_fd
 from featstore.storage.layout import RowLayout

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from featstore.budget import Budget
 from featstore.cache.base import Policy, get_policy
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
-from featstore.config import Budget, parse_size
+from featstore.config import parse_size
 from featstore.errors import BudgetError, BusyError
 from featstore.graph.feature import FeatureStore
 from featstore.strategies.memory import Memory, Request, ask

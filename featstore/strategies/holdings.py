@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from featstore.config import Budget, Reservation
+from featstore.budget import Budget, Reservation
 from featstore.errors import BudgetError, BusyError
 from featstore.strategies.memory import Memory
 

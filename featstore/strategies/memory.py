@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from featstore.config import Budget, format_size
+from featstore.budget import Budget
+from featstore.config import format_size
 from featstore.errors import BudgetError
 from featstore.gather.buffers import HOLDER
 from featstore.sampling.neighbor import SCRATCH, scratch_bytes

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from featstore.budget import Reservation
 from featstore.cache.base import Policy, StaticPolicy, get_policy
 from featstore.cache.checkedplans import CheckedPolicy
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
-from featstore.config import Reservation
 from featstore.errors import BudgetError, OptionError
 from featstore.gather.buffers import block_bytes
 from featstore.gather.device import DeviceTier

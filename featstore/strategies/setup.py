@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from featstore.budget import Budget
 from featstore.cache.base import Policy
-from featstore.config import Budget
 from featstore.errors import BudgetError
 from featstore.pack.batches import PackBatches
 from featstore.pack.offline import Pack

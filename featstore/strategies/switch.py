@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from featstore.budget import Budget, Loan
 from featstore.cache.rowmap import huge_array
 from featstore.cache.table import LOAN_COST, FeatureCache
-from featstore.config import Budget, Loan
 from featstore.errors import BudgetError, CorruptionError
 from featstore.graph.topology import NeighborCache, Topology, huge_bytes
 from featstore.storage.rundir import DiskBudget, RunDirectory

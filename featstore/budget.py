@@ -1,0 +1,292 @@
+"""The memory ledger: who holds how many bytes of a budget, who lends some, and who needs how many at the least."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from types import MethodType, TracebackType
+from typing import Any, Generic, Protocol, TypeVar, cast
+
+from featstore.config import format_size
+from featstore.errors import BudgetError
+
+__all__ = ["Budget", "Living", "Loan", "Reservation", "Worker"]
+
+T = TypeVar("T")
+
+
+class Living(Generic[T]):
+    """The objects that were added and still live; keeps none alive. Thread-safe.
+
+    As ``weakref.WeakSet``, but a death runs no Python code: Ctrl-C while objects are collected would be lost in it.
+    """
+
+    def __init__(self) -> None:
+        self._refs: dict[weakref.ref[T], None] = {}
+
+    def add(self, each: T) -> None:
+        """Add an object; it compares by identity."""
+        self._refs[weakref.ref(each, self._refs.pop)] = None
+
+    def __iter__(self) -> Iterator[T]:
+        # A copy: objects may die meanwhile.
+        return iter([each for ref in self._refs.copy() if (each := ref()) is not None])
+
+
+_BUDGETS: Living[Budget] = Living()
+
+
+def _after_fork() -> None:
+    for budget in _BUDGETS:  # another thread of the parent may have held the lock
+        budget._renew_lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+class Worker(Protocol):
+    """Who needs memory beside what it holds under names of its own."""
+
+    def required(self, *, idle: bool) -> int:
+        """Return the least bytes that it needs now; with ``idle`` those that it will need, though it rests."""
+        ...
+
+
+class Loan:
+    """Memory that its holder gives back where another reservation does not fit; made by :meth:`Budget.lend`."""
+
+    def __init__(self, budget: Budget, cost: int, size: Callable[[], int], give_back: Callable[[int], int], holder: str) -> None:
+        self.cost, self.holder = cost, holder
+        self._budget = budget
+        # The ledger keeps no holder alive: a lost holder's loan is over. Not a WeakMethod, whose death runs Python code.
+        sizes, gives_back = cast(MethodType, size), cast(MethodType, give_back)
+        self._holder = weakref.ref(sizes.__self__)
+        self._size, self._give_back = sizes.__func__, gives_back.__func__
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes that the holder would give back now."""
+        holder = self._holder()
+        return 0 if holder is None else int(self._size(holder))
+
+    def give_back(self, n_bytes: int) -> int:
+        """Ask the holder for ``n_bytes``; return how many it has released."""
+        holder = self._holder()
+        return 0 if holder is None else int(self._give_back(holder, n_bytes))
+
+    def end(self) -> None:
+        """Lend no longer; may be called again."""
+        self._budget._end_loan(self)
+
+
+class Budget:
+    """The ledger of one memory budget: who holds how many of its bytes. Thread-safe.
+
+    A holder that can do with less lends the rest (:meth:`lend`). Where a reservation does not fit, the ledger takes loans back,
+    cheapest first, so that nothing is refused while a loan is out. A holder's ``give_back`` runs in the thread that reserves; a
+    thread that holds a lock which a holder's ``give_back`` waits for must not reserve.
+
+    Parameters
+    ----------
+    total : int
+        The budget in bytes.
+    name : str
+        What messages call it.
+    """
+
+    def __init__(self, total: int, name: str = "memory") -> None:
+        self.total = total
+        self.name = name
+        self._held: dict[int, Reservation] = {}
+        self._owned: dict[int, tuple[weakref.ref[Any], Reservation]] = {}
+        self._dead: SimpleQueue[weakref.ref[Any]] = SimpleQueue()
+        self._loans: list[Loan] = []
+        self._workers: Living[Worker] = Living()
+        self._taking_back = threading.local()
+        self._used = 0
+        self._peak = 0
+        self._renew_lock()
+        _BUDGETS.add(self)
+
+    def _renew_lock(self) -> None:
+        # Reentrant: a destructor that releases memory may run inside any of our own calls.
+        self._lock = threading.RLock()
+
+    @property
+    def used(self) -> int:
+        """Bytes reserved now."""
+        self._release_dead()
+        return self._used
+
+    @property
+    def peak(self) -> int:
+        """Most bytes that were ever reserved at once."""
+        return self._peak
+
+    @property
+    def available(self) -> int:
+        """Bytes not reserved."""
+        return self.total - self.used
+
+    @property
+    def on_loan(self) -> int:
+        """Bytes reserved that their holders would give back."""
+        return self.lent()
+
+    def lent(self, without: str | None = None) -> int:
+        """Return the bytes on loan, but for those that the report has under the name ``without``."""
+        return sum(loan.n_bytes for loan in list(self._loans) if loan.holder != without)
+
+    def lend(self, size: Callable[[], int], give_back: Callable[[int], int], *, cost: int, holder: str = "") -> Loan:
+        """Let the ledger take memory back from a holder.
+
+        Parameters
+        ----------
+        size : bound method () -> int
+            Bytes that the holder would give back now; waits for nobody.
+        give_back : bound method (n_bytes) -> int
+            Releases ``n_bytes``, or more, or as many as can be had, and returns how many; called from any thread that reserves.
+        cost : int
+            Loans are taken back in ascending order of it.
+        holder : str
+            Under which name the report has the bytes, where that matters.
+        """
+        loan = Loan(self, cost, size, give_back, holder)
+        with self._lock:
+            self._loans = sorted([*self._loans, loan], key=lambda each: each.cost)
+        return loan
+
+    def require(self, worker: Worker) -> None:
+        """Let others know what ``worker`` needs at the least, for as long as it lives."""
+        self._workers.add(worker)
+
+    def required(self, without: Any = None, *, idle: bool = False) -> int:
+        """Return the bytes that all workers but one need at the least now.
+
+        With ``idle``, where all of them rest: those that the largest will need.
+        """
+        others = [worker for worker in self._workers if worker is not without]
+        now = sum(worker.required(idle=False) for worker in others)
+        return now if now or not idle else max((worker.required(idle=True) for worker in others), default=0)
+
+    def _end_loan(self, loan: Loan) -> None:
+        with self._lock:
+            self._loans = [each for each in self._loans if each is not loan]
+
+    def _take_back(self, n_bytes: int) -> bool:
+        """Take back loans of ``n_bytes``; return whether anything was given back."""
+        if getattr(self._taking_back, "now", False):
+            return False  # a holder that reserves while it gives back
+        self._taking_back.now = True
+        freed = 0
+        try:
+            for loan in self._loans:
+                if freed >= n_bytes:
+                    break
+                if loan.n_bytes:
+                    freed += loan.give_back(n_bytes - freed)
+        finally:
+            self._taking_back.now = False
+        return freed > 0
+
+    def reserve(self, holder: str, n_bytes: int, owner: object = None) -> Reservation:
+        """Reserve ``n_bytes`` for ``holder``, taking back loans where they are needed.
+
+        Where there is an ``owner``, they are released after it has died. Not by its destructor: an interrupt there is lost, with
+        what was left of the destructor. So a death is only noted, which is one call of a compiled method, and the bytes are
+        released when memory is asked for, or counted.
+
+        Raises
+        ------
+        BudgetError
+            They are not available; names the holders and the least total that would do.
+        """
+        reservation = Reservation(self, holder)
+        if owner is not None:
+            ref = weakref.ref(owner, self._dead.put)
+            self._owned[id(ref)] = ref, reservation
+        reservation.resize(n_bytes)
+        return reservation
+
+    def _release_dead(self) -> None:
+        """Release what belongs to owners that have died."""
+        while not self._dead.empty():
+            with contextlib.suppress(Empty):  # another thread was faster
+                self._owned.pop(id(self._dead.get_nowait()))[1].release()
+
+    def try_reserve(self, holder: str, n_bytes: int) -> Reservation | None:
+        """Reserve ``n_bytes``, or return None where they are not available; takes no loans back: for what is optional."""
+        with self._lock:
+            return None if n_bytes > self.available else self.reserve(holder, n_bytes)
+
+    def report(self) -> dict[str, int]:
+        """Return bytes by holder, largest first."""
+        self._release_dead()
+        with self._lock:
+            sums: dict[str, int] = {}
+            for reservation in list(self._held.values()):  # a destructor may release meanwhile
+                sums[reservation.holder] = sums.get(reservation.holder, 0) + reservation.n_bytes
+        return dict(sorted(sums.items(), key=lambda item: -item[1]))
+
+    def _change(self, reservation: Reservation, n_bytes: int) -> None:
+        if n_bytes > reservation.n_bytes:
+            self._release_dead()
+        while True:
+            with self._lock:
+                more = n_bytes - reservation.n_bytes
+                short = self._used + more - self.total
+                if more <= 0 or short <= 0:
+                    self._used += more
+                    self._peak = max(self._peak, self._used)
+                    reservation.n_bytes = n_bytes
+                    if n_bytes:
+                        self._held[id(reservation)] = reservation
+                    else:
+                        self._held.pop(id(reservation), None)
+                    return
+            # Without the lock: holders release from other threads meanwhile.
+            if self._take_back(short):
+                continue
+            with self._lock:
+                more = n_bytes - reservation.n_bytes
+                if self._used + more > self.total:
+                    raise self._refusal(reservation.holder, more)
+
+    def _refusal(self, holder: str, more: int) -> BudgetError:
+        """Return the error of a reservation that does not fit; the lock is held."""
+        holders = ", ".join(f"{name} {format_size(size)}" for name, size in self.report().items()) or "nobody yet"
+        needed = self._used + more
+        return BudgetError(
+            f"{holder} needs {format_size(more)} more, but {format_size(self.total - self._used)} of the "
+            f"{self.name} budget of {format_size(self.total)} are left (held: {holders}); "
+            f"at least {needed} bytes ({format_size(needed)}) would do",
+            needed,
+        )
+
+
+@dataclass(eq=False)
+class Reservation:
+    """Bytes of a budget held under one name; a context manager that releases them."""
+
+    budget: Budget
+    holder: str
+    n_bytes: int = field(default=0)
+
+    def resize(self, n_bytes: int) -> None:
+        """Hold ``n_bytes`` from now on; raises BudgetError, holding what it held, where they are not available."""
+        self.budget._change(self, n_bytes)
+
+    def release(self) -> None:
+        """Give everything back; may be called again."""
+        self.budget._change(self, 0)
+
+    def __enter__(self) -> Reservation:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.release()
