@@ -67,8 +67,7 @@ class _Superbatch:
     def missed(self, number: int) -> Ints:
         """Return the rows that a batch misses, in the plan's order."""
         assert self.plans is not None
-        rows: Ints = self.samples.ids(number)[self.plans.missed(number)]
-        return rows
+        return np.take(self.samples.ids(number), self.plans.missed(number))
 
     def remove(self) -> None:
         self.samples.remove()
@@ -100,8 +99,7 @@ class SuperbatchInspector:
     threads : int
         Batches sampled at once.
     time : callable
-        ``time(stage)`` is a context manager that measures ``"sample"``, ``"plan"``, ``"switch"``, ``"pack"`` and ``"load"``
-        (reading samples and plans back).
+        ``time(stage)`` is a context manager that measures ``"sample"``, ``"plan"``, ``"switch"``, ``"pack"`` or ``"load"``.
     switch : Switch, optional
         The serial schedule: one superbatch after the other, each planned alone.
     pack : Pack, optional
@@ -132,20 +130,14 @@ class SuperbatchInspector:
     ) -> None:
         self._sample = sample
         self._start, self._stop, self._size = start, stop, size
-        self._n_rows = n_rows
-        self._policy, self._runs, self._disk, self._memory, self._pool = CheckedPolicy(policy), runs, disk, memory, pool
-        self._threads = threads
-        self._time = time
-        self._switch = switch
-        self._pack = pack
-        self._capacity = capacity
+        self._policy, self._n_rows, self._capacity, self._residents = CheckedPolicy(policy), n_rows, capacity, residents
+        self._runs, self._disk, self._memory, self._pool = runs, disk, memory, pool
+        self._threads, self._time, self._switch, self._pack = threads, time, switch, pack
         self._policy.keep_memory(switch is None)  # where it is not another's between epochs
-        self._residents = residents
         self._policy.start(capacity, PolicyContext(n_rows, 1), NO_ROWS if residents is None else residents)
         self._n = -(-(stop - start) // size)
         self._ready: dict[int, _Superbatch] = {}
-        self._n_alive = 0  # samples being made or not yet written
-        self._n_sampling = 0  # of them, those being made
+        self._n_alive = self._n_sampling = 0  # samples being made or not yet written; of them, those being made
         self._is_paused = False
         self._awaited: Future[SampledBatch] | None = None  # to be written next
         self._shortage: BudgetError | None = None
@@ -187,11 +179,10 @@ class SuperbatchInspector:
             self._changed.notify_all()
             self._changed.wait_for(lambda: k in self._ready or self._error or self._shortage or self._closed)
             if k not in self._ready:
-                if self._error is not None:
-                    raise self._error
-                if self._shortage is not None:  # the caller may free memory and ask again; sampling goes on meanwhile
+                if self._shortage is not None and self._error is None:
+                    # The caller may free memory and ask again; sampling goes on meanwhile.
                     raise BudgetError(self._shortage.message, self._shortage.needed)
-                raise ClosedError("the epoch is over")
+                raise self._error or ClosedError("the epoch is over")
             superbatch = self._ready[k]
         assert superbatch.plans is not None
         with self._time("load"):
@@ -238,8 +229,7 @@ class SuperbatchInspector:
         with self._lock:
             self._n_passed = max(self._n_passed, position + 1)
             self._is_paused = False
-            done = [old for old in self._ready if old < k]
-            for old in done:
+            for old in [each for each in self._ready if each < k]:
                 self._ready.pop(old).remove()
             self._changed.notify_all()
 
@@ -396,9 +386,7 @@ class SuperbatchInspector:
                     self._changed.notify_all()
                     if not isinstance(error, BudgetError):
                         raise
-                    if not self._n_alive:
-                        self._shortage = error
-                        self._changed.notify_all()
+                    self._shortage = self._shortage if self._n_alive else error
                 self._pool.trim()
                 self._pool.wait(0.02)
             else:
