@@ -472,8 +472,7 @@ def test_the_core_refuses_arrays_that_are_too_short() -> None:
     with pytest.raises(ValueError, match="more destinations"):
         hops.count(3, 1, False)
     arrays[2][:2] = 3
-    records = np.zeros(3, np.int32)
-    two, six = np.zeros(2, np.int64), np.zeros(6, np.int64)
+    records, two, six = np.zeros(3, np.int32), np.zeros(2, np.int64), np.zeros(6, np.int64)
     with pytest.raises(ValueError, match="6 edges"):
         hops.start(2, -1, False, 0, records, 4, two, six, empty, empty, empty)
     with pytest.raises(ValueError, match="4 or 8"):
