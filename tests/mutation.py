@@ -47,6 +47,6 @@ class Mutation:
         count = text.count(self.old)
         if count != 1 or self.old == self.new:
             raise ValueError(
-                f"mutation {self.name!r}: {self.file} has its text {count} times, not once; adapt tests/mutation_table.py"
+                f"mutation {self.name!r}: {self.file} has its text {count} times, not once; adapt tests/mutation_table*.py"
             )
         return text.replace(self.old, self.new)

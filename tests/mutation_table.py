@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.mutation import Mutation
+from tests.mutation_table_core import COMPILED
 
 __all__ = ["MUTATIONS"]
 
@@ -12,7 +13,6 @@ POWER_CUT = "tests/test_faults_writers.py::test_a_power_cut_after_create_loses_n
 ORDER = "tests/test_format.py::test_order_of_a_commit"
 DURABLE = "tests/test_durability.py"
 SUPERBATCH = "featstore/plan/superbatches.py"
-CORE = "src_cython/featstore/_core/"
 
 MUTATIONS: tuple[Mutation, ...] = (
     # -- looking ahead
@@ -83,71 +83,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("tests/test_cache_table.py::test_static_rows_are_the_best_of_equals_the_lowest",),
     ),
     # -- reads
-    Mutation(
-        "gaps never read over",
-        "gap merging",
-        CORE + "rowio.h",
-        "if (a - p1 > job->gap_pages || end > limit || j < k) break;",
-        "if (a - p1 > 0 || end > limit || j < k) break;",
-        ("tests/test_reader.py::test_gaps_up_to_the_stated_one_are_read_over",),
-    ),
-    Mutation(
-        "gaps always read over",
-        "gap merging",
-        CORE + "rowio.h",
-        "if (a - p1 > job->gap_pages || end > limit || j < k) break;",
-        "if (end > limit || j < k) break;",
-        ("tests/test_reader.py::test_gaps_up_to_the_stated_one_are_read_over",),
-    ),
-    Mutation(
-        "ring refilled when empty",
-        "ring refill",
-        CORE + "backends.h",
-        "while (!atomic_load_explicit(&job->stop, memory_order_relaxed) && in_flight < u->depth && head - tail < FS_WINDOW) {",
-        "for (const int begins = !in_flight; begins && in_flight < u->depth && head - tail < FS_WINDOW;) {",
-        ("tests/test_ring_refill.py",),
-    ),
-    Mutation(
-        "ring half full",
-        "ring refill",
-        CORE + "backends.h",
-        "in_flight < u->depth && head - tail < FS_WINDOW) {",
-        "in_flight < u->depth / 2 && head - tail < FS_WINDOW) {",
-        ("tests/test_ring_refill.py",),
-    ),
-    Mutation(
-        "short reads not continued",
-        "short reads",
-        CORE + "backends.h",
-        "            done += (uint64_t)res;\n",
-        "            done = res > 0 ? len : done;\n",
-        ("tests/test_faults.py::test_pread_gather_meets_errors_and_short_reads",),
-    ),
     # -- checksums
-    Mutation(
-        "pages of scattered rows unchecked",
-        "checksums: features",
-        CORE + "rowio.h",
-        "for (p = p > checked ? p : checked; p <= last; p++)",
-        "for (p = last + 1; p <= last; p++)",
-        ("tests/test_reader.py::test_a_flipped_bit_is_found",),
-    ),
-    Mutation(
-        "pages of sequential reads unchecked",
-        "checksums: topology, node data and saved caches, which are read in sequence",
-        CORE + "rowio.h",
-        "for (; checked < op->page1; checked++)",
-        "for (; checked < op->page0; checked++)",
-        ("tests/test_graph_caches.py::test_a_saved_neighbour_cache_is_loaded_again", "tests/test_damaged_dataset.py"),
-    ),
-    Mutation(
-        "extents unchecked",
-        "checksums: extents",
-        CORE + "pagestream.h",
-        "    if (s->job.sums)\n        for (uint64_t p = 0;",
-        "    if (0)\n        for (uint64_t p = 0;",
-        ("tests/test_extents.py::test_damage_is_found",),
-    ),
     Mutation(
         "samples and plans unchecked",
         "checksums: samples, plans, traces (sections)",
@@ -462,14 +398,6 @@ MUTATIONS: tuple[Mutation, ...] = (
         "absorb(key, 0)",
         ("tests/test_sampler.py::test_a_larger_graph_equals_the_oracle",),
     ),
-    Mutation(
-        "draws never take the last neighbour",
-        "draws' key",
-        CORE + "draws.h",
-        "    return (uint64_t)(((unsigned __int128)word * n) >> 64);",
-        "    return (uint64_t)(((unsigned __int128)word * (n > 1 ? n - 1 : n)) >> 64);",
-        ("tests/test_sampler.py::test_a_larger_graph_equals_the_oracle", "tests/test_draws.py"),
-    ),
     # -- PyG
     Mutation(
         "nodes that draw once draw anew",
@@ -512,4 +440,5 @@ MUTATIONS: tuple[Mutation, ...] = (
         "        lock = FileLock(os.path.join(root, WRITER_LOCK), exclusive=False)\n",
         ("tests/test_locks.py::test_one_update_at_a_time",),
     ),
+    *COMPILED,
 )
