@@ -60,6 +60,14 @@ def test_train_sage(tmp_path):
     assert float(printed.split("test accuracy ")[-1].split(",")[0]) > 0.7
 
 
+@pytest.mark.parametrize("options", [["--strategy", "superbatch"], ["--loader", "stores"], ["--loader", "memory"]], ids=str)
+def test_pyg(tmp_path, options):
+    common = [tmp_path / "g", "--nodes", 3000, "--batch-size", 100, "--memory", "64MiB", "--num-workers", 0]
+    printed = run("pyg.py", *common, *options, cwd=tmp_path)
+    assert "epoch 2: loss" in printed
+    assert float(printed.split("test accuracy ")[-1]) > 0.7
+
+
 def test_real_graph_of_a_folder(tmp_path):
     """A folder of the same form as the real graphs'."""
     rng = np.random.default_rng(0)

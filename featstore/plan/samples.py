@@ -146,7 +146,8 @@ class SampleFile:
             n_src, n_dst = head[HEAD + 2 * hop : HEAD + 2 * hop + 2]
             at = first + 2 + self._n_arrays * hop
             counts, sources = self._file.run(at, 2, pool.array)
-            src, dst = pool.tensor((len(sources),), torch.int64), pool.tensor((len(sources),), torch.int64)
+            edges = pool.tensor((2, len(sources)), torch.int64)  # in one array, which is an edge_index without a copy
+            src, dst = edges[0], edges[1]
             if len(counts) != n_dst or not expand(counts, sources, n_src, dst.numpy(), src.numpy()):
                 raise CorruptionError(f"block {hop} of batch {number} does not fit its counts", self._file.path)
             edge_pos = None

@@ -328,7 +328,7 @@ class NeighborSampler:
         blocks, n = [], 0
         for block in hops:
             end = n + len(block.src)
-            src[n:end], dst[n:end] = block.src, block.dst
+            src.numpy()[n:end], dst.numpy()[n:end] = block.src.numpy(), block.dst.numpy()
             blocks.append(Block(src[:end], dst[:end], block.n_src, block.n_dst))
             n = end
         return blocks

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch_geometric.data import Data
 
@@ -108,17 +109,40 @@ def edges_by_hop(blocks: tuple[Block, ...]) -> tuple[torch.Tensor, torch.Tensor 
         return torch.empty((2, 0), dtype=torch.int64), None, []
     hops = blocks[::-1]
     # Destinations ascend: those that the hop before added come last.
-    firsts = [0] + [int(torch.searchsorted(hop.dst, before.n_dst)) for before, hop in pairwise(hops)]
+    firsts = [0] + [_first_of(hop.dst, before.n_dst) for before, hop in pairwise(hops)]
     counts = [len(hop.src) - first for first, hop in zip(firsts, hops, strict=True)]
     has_positions = all(hop.edge_pos is not None for hop in hops)
     if all(_begins_with(hop, first, before) for before, first, hop in zip(hops, firsts[1:], hops[1:], strict=False)):
         outer = blocks[0]
         return _stacked(outer.src, outer.dst), outer.edge_pos if has_positions else None, counts
     edge_index = torch.empty((2, sum(counts)), dtype=torch.int64, device=hops[0].src.device)
-    torch.cat([hop.src[first:] for first, hop in zip(firsts, hops, strict=True)], out=edge_index[0])
-    torch.cat([hop.dst[first:] for first, hop in zip(firsts, hops, strict=True)], out=edge_index[1])
-    positions = [hop.edge_pos[first:] for first, hop in zip(firsts, hops, strict=True) if hop.edge_pos is not None]
-    return edge_index, torch.cat(positions) if has_positions else None, counts
+    _join([hop.src[first:] for first, hop in zip(firsts, hops, strict=True)], edge_index[0])
+    _join([hop.dst[first:] for first, hop in zip(firsts, hops, strict=True)], edge_index[1])
+    if not has_positions:
+        return edge_index, None, counts
+    positions = torch.empty(sum(counts), dtype=torch.int64, device=hops[0].src.device)
+    _join([hop.edge_pos[first:] for first, hop in zip(firsts, hops, strict=True) if hop.edge_pos is not None], positions)
+    return edge_index, positions, counts
+
+
+# In host memory NumPy does these: torch would start its OpenMP threads, which take the processors from the loader's.
+
+
+def _first_of(ascending: torch.Tensor, value: int) -> int:
+    if ascending.device.type == "cpu":
+        return int(np.searchsorted(ascending.numpy(), value))
+    return int(torch.searchsorted(ascending, value))
+
+
+def _is_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return np.array_equal(a.numpy(), b.numpy()) if a.device.type == "cpu" else torch.equal(a, b)
+
+
+def _join(parts: list[torch.Tensor], out: torch.Tensor) -> None:
+    if out.device.type == "cpu":
+        np.concatenate([part.numpy() for part in parts], out=out.numpy())
+    else:
+        torch.cat(parts, out=out)
 
 
 def _begins_with(block: Block, n: int, before: Block) -> bool:
@@ -126,7 +150,7 @@ def _begins_with(block: Block, n: int, before: Block) -> bool:
     if len(before.src) != n:
         return False
     return all(
-        mine.data_ptr() == other.data_ptr() or torch.equal(mine[:n], other)
+        mine.data_ptr() == other.data_ptr() or _is_equal(mine[:n], other)
         for mine, other in zip(block.tensors, before.tensors, strict=False)
     )
 

@@ -226,12 +226,13 @@ class _Positions:
     """Where seeds are among ids."""
 
     def __init__(self, ids: Ids) -> None:
-        given = torch.as_tensor(ids).detach().cpu()
-        self._ids, self._order = torch.sort(given.to(torch.int64))
+        given = ids.detach().cpu().numpy() if isinstance(ids, torch.Tensor) else np.asarray(ids)
+        self._order = np.argsort(given.astype(np.int64), kind="stable")
+        self._ids = given.astype(np.int64)[self._order]
 
     def __call__(self, seeds: torch.Tensor) -> torch.Tensor:
-        found = self._order[torch.searchsorted(self._ids, seeds.cpu())]
-        return found.to(seeds.device)
+        places = np.searchsorted(self._ids, seeds.cpu().numpy())
+        return torch.from_numpy(self._order[places]).to(seeds.device)
 
 
 def _is_mask(ids: Any) -> bool:

@@ -1,0 +1,264 @@
+"""PyTorch Geometric on R22: its loader over a memory map, its loader over the library's stores, and the library's loader.
+
+Figures: seconds of an epoch in a memory control group of 1 GiB for each of the three, with the same sampler; what an epoch of the
+adapter takes beside one of the library's own loader (target: at most 1.05).
+
+PyG's own sampler needs pyg-lib or torch-sparse and the adjacency in memory. ``featstore.adapters.pyg.Sampler`` samples for all
+three, so the figures compare how rows are read. Each run of the three is a process of its own with a cold page cache, cut after
+``--seconds`` between batches; the second half of a run that was cut is stretched to the whole epoch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import mmap
+import os
+import subprocess
+import sys
+import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from harness import Report, alternate, arguments, bytes_read_by_kernel, drop_from_page_cache, main, scratch
+
+GROUP_BYTES = 1 << 30
+RUN_FILES_BYTES = 40 << 20  # dirty pages of run files are the group's memory, too
+LEAST_BATCHES = 4  # of a run that is cut, so that its second half is steady
+FANOUTS = [10, 10, 10]
+SIDES = {
+    "memmap": "PyG over np.memmap",
+    "stores": "PyG over featstore's stores",
+    "adapter": "featstore's loader through the adapter",
+}
+
+
+def import_pyg() -> None:
+    """Import PyG without its warning about torch.jit.script."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import torch_geometric  # noqa: F401
+
+
+# -- what runs in a child ------------------------------------------------------------------------------------------------------
+
+
+def memmap_store(path: str, n_threads: int) -> Any:
+    """Return a PyG feature store over a ``.npy`` file, mapped for random access and read by threads."""
+    import numpy as np
+    import torch
+    from torch_geometric.data import FeatureStore, TensorAttr
+
+    rows = np.load(path, mmap_mode="r")
+    rows._mmap.madvise(mmap.MADV_RANDOM)
+    pool = ThreadPoolExecutor(n_threads)
+
+    class MemmapStore(FeatureStore):
+        def _get_tensor(self, attr: Any) -> torch.Tensor:
+            ids = attr.index.numpy()
+            out = np.empty((len(ids), rows.shape[1]), rows.dtype)
+            step = -(-len(ids) // (4 * n_threads)) or 1
+
+            def read(first: int) -> None:
+                np.take(rows, ids[first : first + step], axis=0, out=out[first : first + step], mode="clip")
+
+            list(pool.map(read, range(0, len(ids), step)))
+            return torch.from_numpy(out)
+
+        def get_all_tensor_attrs(self) -> list[Any]:
+            return [TensorAttr(group_name=None, attr_name="x")]
+
+        def _get_tensor_size(self, attr: Any) -> tuple[int, ...]:
+            return tuple(rows.shape)
+
+        def _put_tensor(self, tensor: Any, attr: Any) -> bool:
+            raise NotImplementedError
+
+        def _remove_tensor(self, attr: Any) -> bool:
+            raise NotImplementedError
+
+    return MemmapStore()
+
+
+def loader_of(job: dict[str, Any], g: Any) -> Any:
+    """Return the loader of one side."""
+    from torch_geometric.loader import NodeLoader
+
+    import featstore
+    from featstore.adapters.pyg import EdgeStore, NeighborLoader, Sampler, stores
+
+    sampler = featstore.NeighborSampler(g, FANOUTS, redraw=False)
+    seeds, size = g.node_data["seeds"], job["batch_size"]
+    if job["side"] == "adapter":
+        strategy = featstore.Streamed(cache=job["cache"])
+        return NeighborLoader(g, None, seeds, neighbor_sampler=sampler, batch_size=size, strategy=strategy)
+    if job["side"] == "stores":
+        g.cache("x", budget=job["cache_bytes"], policy="sieve")
+        return NodeLoader(stores(g), Sampler(sampler), seeds, batch_size=size)
+    return NodeLoader((memmap_store(job["features"], job["threads"]), EdgeStore(g)), Sampler(sampler), seeds, batch_size=size)
+
+
+def child(job: dict[str, Any]) -> dict[str, Any]:
+    """Run one epoch, or its first batches, and say what it took."""
+    import_pyg()
+    import torch
+
+    import featstore
+
+    plans = job["side"] == "adapter"  # its strategy divides the memory by itself
+    with featstore.open(job["dataset"], memory=job["memory"] - (RUN_FILES_BYTES if plans else 0)) as g:
+        if not plans:
+            g.cache_neighbors(job["neighbors"])
+        loader = loader_of(job, g)
+        n_rows, marks, checksum = 0, [0.0], 0
+        read_before, start = bytes_read_by_kernel(), time.perf_counter()
+        for batch in loader:
+            n_rows += len(batch.x)
+            checksum ^= int(batch.x[:: max(1, len(batch.x) // 64)].view(torch.int32).sum())
+            marks.append(time.perf_counter() - start)
+            if job["limit_s"] and len(marks) > LEAST_BATCHES and marks[-1] > job["limit_s"]:
+                break
+        n, n_whole = len(marks) - 1, len(loader)
+        middle = n // 2
+        rest_s = 0.0 if n == n_whole else (marks[-1] - marks[middle]) / (n - middle) * (n_whole - n)
+        if hasattr(loader, "close"):
+            loader.close()
+        return {
+            "seconds": marks[-1] + rest_s,
+            "batches": n,
+            "of_batches": n_whole,
+            "rows_per_batch": n_rows / n,
+            "kernel_bytes": bytes_read_by_kernel() - read_before,
+            "peak": g.budget.peak,
+        }
+
+
+def run_child(job: dict[str, Any], limit_bytes: int | None) -> dict[str, Any]:
+    """Run a job in a process of its own, within a memory control group where a limit is given."""
+    from featstore.testing.limits import memory_group
+
+    for name in ("dataset", "features"):
+        drop_from_page_cache(Path(job[name]))
+    with nullcontext() if limit_bytes is None else memory_group(limit_bytes) as group:
+        command = [sys.executable, __file__, "--child", json.dumps(job)]
+        enter = None if group is None else group.enter
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, preexec_fn=enter)
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+# -- figures -------------------------------------------------------------------------------------------------------------------
+
+
+def three_ways(args: argparse.Namespace, report: Report, job: dict[str, Any]) -> None:
+    """Seconds of an epoch in 1 GiB, one run after the other."""
+    results: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
+
+    def side(name: str) -> float:
+        results[name].append(run_child({**job, "side": name}, GROUP_BYTES))
+        return float(results[name][-1]["seconds"])
+
+    runs = alternate(args.runs, {name: (lambda name=name: side(name)) for name in SIDES})
+    for name, target in (("stores", ">= 1.5"), ("adapter", ">= 10")):
+        faster = [theirs / ours for theirs, ours in zip(runs["memmap"], runs[name], strict=True)]
+        report.figure(
+            f"R22 in 1 GiB, an epoch of {SIDES[name]}",
+            faster,
+            "x",
+            reference=f"{SIDES['memmap']} read by {job['threads']} threads, the library's sampler for both",
+            ratio=sorted(faster)[len(faster) // 2],
+            target=target,
+            seconds=runs[name],
+            reference_seconds=runs["memmap"],
+            details={each: results[each][-1] for each in ("memmap", name)},
+        )
+
+
+def cost(args: argparse.Namespace, report: Report, job: dict[str, Any]) -> None:
+    """Seconds of an epoch through the adapter, against the library's own loader with the same sampler and options."""
+    import_pyg()
+    import featstore
+    from featstore.adapters.pyg import NeighborLoader
+
+    with featstore.open(job["dataset"], memory=job["roomy"]) as g:
+        g.cache_neighbors(job["neighbors"])
+        sampler = featstore.NeighborSampler(g, FANOUTS, redraw=False)
+        seeds = g.node_data["seeds"][: args.batches * job["batch_size"]]
+        path = Path(job["folder"]) / "pack"
+        pack = featstore.sample_offline(g, sampler, seeds, job["batch_size"], path=path, overwrite=True, progress=False)
+        with pack:
+            for strategy in (
+                featstore.OnDemand(cache=0.1, policy="sieve"),
+                featstore.Superbatch(cache=0.1),
+                featstore.Streamed(cache=0.1),
+                featstore.Packed(pack, cache=0.1),
+            ):
+                common: dict[str, Any] = {"labels": None, "strategy": strategy, "shuffle": False}
+                own: dict[str, Any] = {} if strategy.name == "packed" else {"batch_size": job["batch_size"]}
+                samples = {} if strategy.name == "packed" else {"sampler": sampler, "seeds": seeds}
+                with featstore.Loader(g, features=["x"], **samples, **own, **common) as ours:
+
+                    def plain(loader: Any = ours) -> None:
+                        loader.set_epoch(0)
+                        for _ in loader:
+                            pass
+
+                    values, references = [], []
+                    given = {} if strategy.name == "packed" else {"neighbor_sampler": sampler, "input_nodes": seeds}
+                    with NeighborLoader(g, None, features=["x"], **given, **own, **common) as adapted:
+
+                        def through(loader: Any = adapted) -> None:
+                            loader.set_epoch(0)
+                            for _ in loader:
+                                pass
+
+                        runs = alternate(args.runs, {"adapter": through, "loader": plain}, warm_up=1)
+                        values, references = runs["adapter"], runs["loader"]
+                report.figure(
+                    f"R22, an epoch through PyG's Data, {strategy.name}",
+                    values,
+                    "s",
+                    reference="featstore.Loader, same sampler",
+                    references=references,
+                    target="<= 1.05",
+                    batches=args.batches,
+                )
+
+
+def run(args: argparse.Namespace, report: Report) -> None:
+    """All figures."""
+    import r22
+
+    with scratch(args, "pyg") as folder:
+        work = r22.generate(folder, args.scale, seeds=max(1, round(200_000 * 2.0 ** (args.scale - 22))))
+        memory = args.memory << 20
+        neighbors = min(8 * work.num_nodes + 6 * work.n_edges, memory // 2)
+        job = {
+            "folder": os.fspath(folder),
+            "dataset": os.fspath(work.dataset()),
+            "features": os.fspath(work.feature_file()),
+            "memory": memory,
+            "roomy": args.roomy << 20,
+            "neighbors": neighbors,
+            "cache": "auto",
+            "cache_bytes": memory // 5,
+            "batch_size": max(1, 1000 >> max(0, 19 - args.scale)),
+            "limit_s": args.seconds,
+            "threads": args.threads,
+        }
+        for name, figure in {"ways": three_ways, "cost": cost}.items():
+            if args.only in name:
+                figure(args, report, job)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--child"]:
+        print(json.dumps(child(json.loads(sys.argv[2]))))
+    else:
+        options = arguments(__doc__ or "", batches=40, scale=22, memory=720, roomy=1500, seconds=60, threads=16)
+        if options.tiny:
+            options.scale, options.batches, options.runs = 12, 5, 1
+            options.memory = options.roomy = 64
+        main(run, options)
