@@ -317,7 +317,10 @@ def test_bad_values(small, g, options, message) -> None:
         NeighborLoader(g, **given)
 
 
-def test_bad_types(small, g) -> None:
+def test_bad_types(small, g, whole) -> None:
+    for other in (whole, (1, 2), None):
+        with pytest.raises(TypeError, match=r"g must be an OutOfCoreGraph, not .*from_pyg\(path, data\)"):
+            NeighborLoader(other, [2])
     with pytest.raises(TypeError, match="transform must be callable"):
         NeighborLoader(g, [2], small.train_idx, transform="normalize")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="unexpected keyword argument 'num_neighbours'"):

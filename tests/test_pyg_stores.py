@@ -119,6 +119,11 @@ def test_attributes_are_the_features_and_what_each_node_has(g) -> None:
         stores(g, ["x", "train_idx"])
 
 
+def test_stores_of_something_else(whole) -> None:
+    with pytest.raises(TypeError, match="stores are made of an OutOfCoreGraph, not of a Data"):
+        stores(whole)
+
+
 def test_sizes_are_not_read(small) -> None:
     with featstore.open(small.path, memory="64MiB") as g:
         store, edges = stores(g)

@@ -144,6 +144,7 @@ class NeighborLoader:
         num_workers: int = 0,
         **options: Any,
     ) -> None:
+        _check_graph(g, is_sampled=num_neighbors is not None)
         options = _own_options(options, num_workers)
         if transform is not None and not callable(transform):
             raise TypeError(f"transform must be callable, not {type(transform).__name__}")
@@ -152,7 +153,6 @@ class NeighborLoader:
         if num_neighbors is not None:
             if neighbor_sampler is not None:
                 raise OptionError("neighbor_sampler", "it has its own num_neighbors; give one of the two")
-            _check_graph(g)
             sampler = NeighborSampler(g, fanouts_of(num_neighbors), replace=replace, seed=seed, redraw=False)
         if input_nodes is None and sampler is not None:
             input_nodes = torch.arange(g.num_nodes)
@@ -239,9 +239,12 @@ def _is_mask(ids: Any) -> bool:
     return getattr(ids, "dtype", None) in (torch.bool, np.dtype(bool))
 
 
-def _check_graph(g: Any) -> None:
-    if isinstance(g, PackedGraph):
+def _check_graph(g: Any, is_sampled: bool) -> None:
+    if isinstance(g, PackedGraph) and is_sampled:
         raise OptionError("num_neighbors", "a PackedGraph has samples of its own: leave num_neighbors and input_nodes out")
+    if not isinstance(g, (OutOfCoreGraph, PackedGraph)):
+        advice = "make one of PyG's data with featstore.OutOfCoreGraph.from_pyg(path, data)"
+        raise TypeError(f"g must be an OutOfCoreGraph, not {type(g).__name__}: {advice}")
 
 
 def _own_options(given: Mapping[str, Any], num_workers: int) -> dict[str, Any]:

@@ -40,6 +40,8 @@ def stores(g: OutOfCoreGraph, attributes: Sequence[str] | None = None) -> tuple[
         The graph has no such feature and no such node data.
     ValueError
         Node data have another number of entries than there are nodes.
+    TypeError
+        ``g`` is no graph of the library that is on disk as a dataset.
     ClosedError
         The graph is closed.
 
@@ -54,6 +56,8 @@ def stores(g: OutOfCoreGraph, attributes: Sequence[str] | None = None) -> tuple[
     >>> sampler = Sampler(featstore.NeighborSampler(g, [10, 10], redraw=False))                      # doctest: +SKIP
     >>> loader = NodeLoader(stores(g), sampler, input_nodes=train_idx, batch_size=1024, num_workers=4)  # doctest: +SKIP
     """
+    if not isinstance(g, OutOfCoreGraph):
+        raise TypeError(f"stores are made of an OutOfCoreGraph, not of a {type(g).__name__}")
     return NodeStore(g, attributes), EdgeStore(g)
 
 
