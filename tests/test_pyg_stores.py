@@ -231,11 +231,18 @@ def check_same(mine: Any, its: Any) -> None:
 
 
 @pytest.mark.shares_resources  # the resource tracker that spawn starts stays
-@pytest.mark.parametrize("workers", [{}, {"num_workers": 2}, {"num_workers": 2, "multiprocessing_context": "spawn"}], ids=str)
-@pytest.mark.parametrize("per_worker", [None, False])
+@pytest.mark.parametrize(
+    ("workers", "per_worker"),
+    [
+        ({}, None),
+        ({}, False),
+        ({"num_workers": 2}, None),
+        ({"num_workers": 2}, False),
+        ({"num_workers": 2, "multiprocessing_context": "spawn"}, None),
+    ],
+    ids=str,
+)
 def test_pyg_gives_the_same_batches_over_our_files(small, g, whole, workers, per_worker) -> None:
-    if per_worker is False and "multiprocessing_context" in workers:
-        pytest.skip("rows are then gathered by the parent, whoever samples")
     options = {"input_nodes": torch.from_numpy(small.train_idx), "batch_size": 64, "filter_per_worker": per_worker}
     sampler = featstore.NeighborSampler(g, [-1, -1], redraw=False)
     mine = NeighborLoader(stores(g), num_neighbors=[], neighbor_sampler=Sampler(sampler), **options, **workers)
