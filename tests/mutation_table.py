@@ -431,39 +431,6 @@ MUTATIONS: tuple[Mutation, ...] = (
         "degree = starts.diff()[number] * (first[number] == torch.arange(n_seeds))",
         ("tests/test_pyg_sampler.py::test_seeds_given_more_than_once_have_their_neighbours_each_time",),
     ),
-    # -- PyG
-    Mutation(
-        "nodes that draw once draw anew",
-        "edges of PyG's batches",
-        "featstore/sampling/neighbor.py",
-        "scratch.degree[:n_dst] = 0",
-        "scratch.degree[:0] = 0",
-        ("tests/test_sampler.py::test_nodes_that_draw_once_in_a_larger_graph",),
-    ),
-    Mutation(
-        "edges drawn anew stay in the list",
-        "edges of PyG's batches",
-        "featstore/adapters/pyg/data.py",
-        "[_first_of(hop.dst, before.n_dst) for",
-        "[0 * _first_of(hop.dst, before.n_dst) for",
-        ("tests/test_pyg_loader.py::test_other_samplers_blocks",),
-    ),
-    Mutation(
-        "edges turned around",
-        "edges of PyG's batches",
-        "featstore/adapters/pyg/data.py",
-        "_stacked(outer.src, outer.dst)",
-        "_stacked(outer.dst, outer.src)",
-        ("tests/test_pyg_loader.py::test_whole_neighbourhoods_are_the_batches_of_pyg",),
-    ),
-    Mutation(
-        "a repeated seed has no neighbours",
-        "edges of PyG's batches",
-        "featstore/adapters/pyg/sampler.py",
-        "degree = starts.diff()[number]",
-        "degree = starts.diff()[number] * (first[number] == torch.arange(n_seeds))",
-        ("tests/test_pyg_sampler.py::test_seeds_given_more_than_once_have_their_neighbours_each_time",),
-    ),
     # -- writers
     Mutation(
         "two writers at once",

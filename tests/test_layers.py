@@ -97,7 +97,7 @@ def test_imports_go_down() -> None:
         ("featstore.cache.x", "from featstore import graph"),
         ("featstore.load.x", "from featstore.testing import faults"),
         ("featstore.cli", "def f():\n    from featstore.adapters import pyg"),
-        ("featstore.errors", "from featstore.config import Budget"),
+        ("featstore.errors", "from featstore.budget import Budget"),
         ("featstore._core.x", "import featstore.storage.layout"),
     ],
 )
