@@ -23,6 +23,7 @@ from featstore.plan.planmemory import Spill, planning_bytes
 from featstore.plan.simulate import simulate
 from featstore.plan.trace import Trace, TraceWriter, record
 from featstore.sampling.batch import SampledBatch
+from featstore.storage import rundir
 from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.storage.sections import SectionFile, SectionWriter
 
@@ -444,6 +445,26 @@ def test_the_disk_budget_is_an_enospc_that_leaves_nothing(tmp_path: Path) -> Non
     assert disk.used == (tmp_path / "b").stat().st_size
     file.remove()
     assert disk.used == 0
+
+
+@pytest.mark.parametrize("after", ["makedirs", "_sweep"])
+def test_a_run_directory_where_another_removes_the_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: str) -> None:
+    """Who closes the last run directory removes the parent, too, while somebody makes the next one."""
+    parent, times = tmp_path / "runs", []
+    of = rundir.os if after == "makedirs" else rundir
+    step = getattr(of, after)
+
+    def then_removed(*args: Any, **options: Any) -> None:
+        step(*args, **options)
+        if not times:
+            times.append(parent.rmdir())
+
+    monkeypatch.setattr(of, after, then_removed)
+    runs = rundir.RunDirectory(parent)
+    assert times
+    assert os.path.isdir(runs.path)
+    runs.close()
+    assert not parent.exists()
 
 
 def test_run_directories_belong_to_their_process(tmp_path: Path) -> None:

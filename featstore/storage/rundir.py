@@ -124,11 +124,14 @@ class RunDirectory:
 
     def __init__(self, parent: str | os.PathLike[str]) -> None:
         base = os.path.abspath(os.fspath(parent))
-        os.makedirs(base, exist_ok=True)
-        _sweep(base)
         while True:
             self.path = os.path.join(base, uuid.uuid4().hex)
-            os.mkdir(self.path)
+            os.makedirs(base, exist_ok=True)
+            try:
+                _sweep(base)
+                os.mkdir(self.path)
+            except FileNotFoundError:
+                continue  # somebody has removed the parent with his own, which was the last one in it
             try:
                 lock = FileLock(os.path.join(self.path, LOCK_NAME), exclusive=True)
                 break
