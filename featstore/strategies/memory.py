@@ -108,7 +108,10 @@ def too_small(error: BudgetError, needed: int | None, *, before: str = "") -> Bu
     reason = before + error.message.split("; at least")[0]
     if needed is None:
         return BudgetError(reason, None)
-    needed = max(needed, error.needed or 0)
+    if (
+        error.needed or 0
+    ) > needed:  # more is held than was added up: just enough for this allocation would be short for the next
+        needed = larger(error.needed or 0)
     return BudgetError(f"{reason}; at least {needed} bytes ({format_size(needed)}) would do", needed)
 
 
