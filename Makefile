@@ -55,8 +55,9 @@ format: $(VENV)/.installed ## let ruff format and mend what it can
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
+# A process a core, each with torch; PYTEST_ARGS="-n 0" runs them one after the other.
 test: $(VENV)/.built ## the test suite, with samples of the long campaigns
-	$(PY) -m pytest $(PYTEST_ARGS)
+	$(PY) -m pytest -n logical --maxprocesses 8 --dist worksteal $(PYTEST_ARGS)
 
 stress: $(VENV)/.built ## the long campaigns, whole: faults, kills, bit flips, races, mutations; and the demo
 	$(PY) -m pytest -m stress --timeout 3600 -o faulthandler_timeout=0 $(PYTEST_ARGS)

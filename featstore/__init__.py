@@ -41,6 +41,7 @@ __all__ = [
     "Pack",
     "Packed",
     "PackedGraph",
+    "PerformanceWarning",
     "PlannedBatch",
     "PlannedPolicy",
     "PluginError",

@@ -25,6 +25,7 @@ from featstore.errors import (
     FeatstoreError as FeatstoreError,
     FormatError as FormatError,
     OptionError as OptionError,
+    PerformanceWarning as PerformanceWarning,
     PluginError as PluginError,
     StaleError as StaleError,
     VersionError as VersionError,

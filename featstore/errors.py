@@ -19,6 +19,7 @@ __all__ = [
     "FormatError",
     "MissingExtraError",
     "OptionError",
+    "PerformanceWarning",
     "PluginError",
     "StaleError",
     "VersionError",
@@ -139,6 +140,10 @@ class OptionError(FeatstoreError, ValueError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.option, self.reason)
+
+
+class PerformanceWarning(UserWarning):
+    """A choice left to the library, "auto", is several times slower than it would be with more memory or disk; says how much."""
 
 
 class MissingExtraError(FeatstoreError, ImportError):

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from featstore._core import belady as _core
 from featstore.cache.base import PolicyContext, available_policies, get_policy
 from featstore.cache.belady import Belady
 from featstore.cache.planned import Int32s, NextAccess, PlannedBatch, PlannedPolicy, Window
@@ -182,6 +183,65 @@ def test_next_positions_may_be_spilled(tmp_path: Path) -> None:
     on_disk.close()
 
 
+def plans_of(n: int, batches: list[list[int]], capacity: int, size: int, ahead: int, dtype: Any) -> list[list[list[int]]]:
+    """All that is planned, ``size`` batches at a time with ``ahead`` more in sight."""
+    policy = Belady()
+    policy.start(capacity, PolicyContext(n, 1))
+    found = []
+    for first in range(0, len(batches), size):
+        seen = [np.array(batch, dtype) for batch in batches[first : first + size + ahead]]
+        offsets = np.cumsum([0] + [len(batch) for batch in seen]).astype(np.int64)
+        for planned in policy.plan(Window(n, offsets, seen.__getitem__, min(size, len(batches) - first))):
+            change = planned.changes
+            arrays = (planned.slots, change.in_rows, change.in_positions, change.in_slots, change.out_rows)
+            found.append([array.tolist() for array in arrays])
+    return found
+
+
+@given(traces(), st.integers(1, 12), st.integers(1, 9), st.integers(0, 9), st.sampled_from([np.int32, np.int64]))
+def test_a_larger_field_changes_no_plan(
+    trace: tuple[int, list[list[int]]], capacity: int, size: int, ahead: int, dtype: Any
+) -> None:
+    """Where the field has more rows than a window accesses, these are numbered; the plans are those of tables of all rows."""
+    n, batches = trace
+    capacity = min(capacity, n)
+    assert plans_of(n, batches, capacity, size, ahead, dtype) == plans_of(n + 1000, batches, capacity, size, ahead, dtype)
+
+
+@given(st.integers(1, 300), st.data())
+def test_ranks_number_the_distinct_rows(n: int, data: st.DataObject) -> None:
+    """A row's number is its place among the sorted distinct rows; -1 where it is not one of them."""
+    batches = data.draw(st.lists(st.lists(st.integers(0, n - 1), unique=True), max_size=4))
+    for kind in (np.int32, np.int64):
+        ranks = _core.Ranks(np.zeros(_core.Ranks.words_for(n), np.uint64), n)
+        for batch in batches:
+            assert ranks.mark(np.array(batch, kind)) == -1
+        distinct = np.unique(np.concatenate([np.array(batch, kind) for batch in [[], *batches]]))
+        assert ranks.number() == ranks.count == len(distinct)
+        rows = np.arange(n, dtype=kind)
+        found = np.empty(n, kind)
+        ranks.of(rows, found)
+        assert found.tolist() == [int(np.searchsorted(distinct, row)) if row in distinct else -1 for row in rows]
+        assert ranks.mark(np.array([0, n], kind)) == 1
+        assert ranks.mark(np.array([-1], kind)) == 0
+        with pytest.raises(IndexError, match=f"row {n} is out of range"):
+            ranks.of(np.array([n], kind), found)
+
+
+def test_memory_follows_the_accesses() -> None:
+    """A field of a hundred million rows takes a quarter byte a row; all else is that of a small one."""
+    rng = np.random.default_rng(5)
+    n, capacity = 100_000_000, 2_000
+    batches = [np.unique(rng.integers(0, n, 3000)).astype(np.int32) for _ in range(8)]
+    offsets = np.cumsum([0] + [len(batch) for batch in batches]).astype(np.int64)
+    policy = Belady()
+    policy.start(capacity, PolicyContext(n, 1))
+    for _ in policy.plan(Window(n, offsets, batches.__getitem__, 4)):
+        held = policy.nbytes
+        assert held <= planning_bytes(n, int(offsets[-1]), int(offsets[4]), 3000, capacity=capacity)
+        assert n // 4 < held < n // 4 + 2_000_000
+
+
 def test_what_is_held_is_what_is_reserved(tmp_path: Path) -> None:
     """Between windows with look-ahead the planner keeps its arrays; they never come to more than the ledger was told."""
     rng = np.random.default_rng(7)
@@ -202,14 +262,14 @@ def test_what_is_held_is_what_is_reserved(tmp_path: Path) -> None:
             offsets = np.cumsum([0] + [len(batch) for batch in seen]).astype(np.int64)
             for _ in policy.plan(Window(n, offsets, seen.__getitem__, 4, spill if spilled else None)):
                 size = (n, int(offsets[-1]), int(offsets[4]), max(map(len, seen)))
-                assert policy.nbytes <= planning_bytes(*size, spilled=spilled)
+                assert policy.nbytes <= planning_bytes(*size, capacity=capacity, spilled=spilled)
                 assert spilled or policy.nbytes > 4 * int(offsets[4])
         for file in files:
             file.remove()
         assert disk.used == 0
         assert (disk.peak > 4 * sum(map(len, batches))) == spilled
         assert not list(tmp_path.iterdir())
-        assert policy.nbytes == 4 * n + 4 * capacity  # the last window looked no further
+        assert policy.nbytes == 8 * capacity  # the last window looked no further
 
 
 def test_batches_of_very_different_size() -> None:
@@ -239,11 +299,12 @@ def test_positions_beyond_32_bits() -> None:
         limits = [bits.run(nxt[offsets[b] : offsets[b + 1]], offsets, b) for b in range(20)]
         out = np.empty(400, np.uint8)
         core.bits_at(bits, np.arange(400).astype(kind), out)
-        slots = core.Slots(np.full(50, -1, np.int32), np.arange(10, dtype=np.int32)[::-1].copy())
+        slots = core.Slots(np.arange(10, dtype=np.int32)[::-1].copy())
+        slots.begin(np.full(50, -1, np.int32))
         found = []
         for b in range(20):
             at, arrays = np.empty(20, np.int32), [np.empty(20, t) for t in (np.int64, np.int64, np.int32, np.int64)]
-            n_in, n_out = slots.changes(bits, batches[b], nxt[offsets[b] : offsets[b + 1]], limits[b], at, *arrays)
+            n_in, n_out = slots.changes(bits, batches[b], batches[b], nxt[offsets[b] : offsets[b + 1]], limits[b], at, *arrays)
             found.append((at.tolist(), [a[:n_in].tolist() for a in arrays[:3]], arrays[3][:n_out].tolist()))
         results.append((out.tolist(), limits, found))
     assert results[0] == results[1]

@@ -22,6 +22,8 @@ Int32s = npt.NDArray[np.int32]
 Spill = Callable[[int], Any]
 
 EMPTY_ROWS = np.empty(0, np.int64)
+FREE, TAKEN, STAYS = 0, 1, 2  # a slot, when a window begins
+PIECE_SLOTS = 1 << 16
 
 
 class _Kept:
@@ -48,6 +50,40 @@ class _Kept:
         return np.empty(0, dtype) if held is None else held[:n_bytes].view(dtype)
 
 
+class _Numbers:
+    """By which number a window's tables know a row: the row itself, or its rank among those of the window where these are fewer.
+
+    The tables then grow with what is accessed, not with the field; a field of 67 M rows would need 268 MB for each of them.
+    """
+
+    def __init__(self, window: Window, offsets: Int64s, kept: _Kept) -> None:
+        self.count = window.n
+        self._ranks: _core.Ranks | None = None
+        if window.n <= int(offsets[-1]):
+            kept.drop("ranks")
+            return
+        memory = kept.array("ranks", _core.Ranks.words_for(window.n), np.uint64)
+        memory.fill(0)
+        self._ranks = _core.Ranks(memory, window.n)
+        for b in range(window.n_batches):
+            ids = window.ids(b)
+            _check(self._ranks.mark(ids), ids, b, window.n)
+        self.count = self._ranks.number()
+
+    def of(self, rows: Ints) -> Ints:
+        """Return the number of each row; -1 where the window does not have it."""
+        if self._ranks is None:
+            return rows
+        numbers = np.empty(len(rows), rows.dtype)
+        self._ranks.of(rows, numbers)
+        return numbers
+
+
+def _check(bad: int, ids: Ints, b: int, n: int) -> None:
+    if bad >= 0:
+        raise IndexError(f"row {ids[bad]} at position {bad} of batch {b} is out of range for {n} rows")
+
+
 @register_policy("belady")
 class Belady(PlannedPolicy):
     """Keep the rows whose next use is nearest; no schedule with that memory loads fewer rows over the accesses it sees.
@@ -65,8 +101,10 @@ class Belady(PlannedPolicy):
     Notes
     -----
     Three passes, each linear in the accesses, whatever the capacity. Memory: 4 bytes an access that is planned (8 in a window of
-    2³¹ accesses or more; none with ``spill``), 1/4 byte an access of the window, 8 bytes a row and 4 a slot; what a window with
-    look-ahead took is kept for the next one, with :meth:`keep_memory` also what the last one took.
+    2³¹ accesses or more; none with ``spill``), 1/4 byte an access of the window, 4 bytes a row that the window has, 9 a slot, and
+    8 for each row that is evicted at the beginning. A field of more rows than the window accesses has them numbered first, by one
+    more pass, in 1/4 byte a row of the field. What a window with look-ahead took is kept for the next one, with
+    :meth:`keep_memory` also what the last one took.
 
     References
     ----------
@@ -75,8 +113,9 @@ class Belady(PlannedPolicy):
 
     def __init__(self, spill: Spill | None = None) -> None:
         self._spill = spill
-        self._capacity = 0
-        self._slot_of_row: Int32s = np.empty(0, np.int32)
+        self._n = self._capacity = 0
+        self._free: Int32s = np.empty(0, np.int32)
+        self._row_of_slot: Ints = np.empty(0, np.int32)  # of the slots that are taken
         self._slots: _core.Slots | None = None
         self._kept = _Kept()
         self._keeps = False
@@ -90,17 +129,19 @@ class Belady(PlannedPolicy):
     @property
     def nbytes(self) -> int:
         """Bytes held between windows."""
-        return self._slot_of_row.nbytes + 4 * self._capacity + self._kept.nbytes
+        return self._free.nbytes + self._row_of_slot.nbytes + self._kept.nbytes
 
     def start(self, capacity: int, context: PolicyContext, residents: Int64s = EMPTY_ROWS) -> None:
         """See :class:`PlannedPolicy`."""
-        self._capacity = min(capacity, context.n)
-        if len(self._slot_of_row) != context.n:
-            self._slot_of_row = huge_array(4 * context.n).view(np.int32)
-        self._slot_of_row.fill(-1)
-        self._slot_of_row[residents] = np.arange(len(residents), dtype=np.int32)
-        free = np.arange(self._capacity, dtype=np.int32)[::-1].copy()
-        self._slots = _core.Slots(self._slot_of_row, free, len(residents))
+        self._n, self._capacity = context.n, min(capacity, context.n)
+        kind = np.dtype(position_dtype(context.n))
+        if len(self._free) != self._capacity or self._row_of_slot.dtype != kind:
+            self._free = self._row_of_slot = np.empty(0, np.int32)  # before others are made
+            self._free = huge_array(4 * self._capacity).view(np.int32)
+            self._row_of_slot = huge_array(kind.itemsize * self._capacity).view(kind)
+        self._free[:] = np.arange(self._capacity - 1, -1, -1, dtype=np.int32)
+        self._row_of_slot[: len(residents)] = residents
+        self._slots = _core.Slots(self._free, len(residents))
         if not self._keeps:
             self._kept = _Kept()
 
@@ -112,36 +153,70 @@ class Belady(PlannedPolicy):
         IndexError
             A row is not in ``[0, n)``.
         """
-        if self._slots is None or window.n != len(self._slot_of_row):
+        if self._slots is None or window.n != self._n:
             raise ValueError("start() was not called for a field of this many rows")
         offsets = np.ascontiguousarray(window.offsets, np.int64)
-        next_of, last = self._link(window, offsets)
+        numbers = _Numbers(window, offsets, self._kept)
+        next_of, last = self._link(window, offsets, numbers)
         length = int(offsets[-1])
         memory = self._kept.array("bits", _core.Bits.words_for(length), np.uint64)
         memory.fill(0)
         bits = _core.Bits(memory, length, self._capacity)
-        residents = np.flatnonzero(self._slot_of_row >= 0)
-        first_use = last[residents]
-        bits.start(first_use[first_use < length])
+        state = np.full(self._capacity, TAKEN, np.uint8)
+        state[self._free[: self._slots.n_free]] = FREE
+        for _, first_use in self._first_uses(state, numbers, last, length):
+            bits.start(first_use[first_use < length])
         limits = []
         for b in range(window.n_planned):
             limits.append(bits.run(next_of[b], offsets, b))
             if window.foresee is not None:
                 missed = np.empty(int(offsets[b + 1] - offsets[b]), np.int32)
                 window.foresee(b, missed[: bits.missed(int(offsets[b]), int(offsets[b + 1]), missed)])
-        # What came from the last window and will not be hit, or not before it must go, makes room before anything else.
-        stays = np.empty(len(residents), np.uint8)
-        _core.bits_at(bits, first_use, stays)
-        leaving = residents[stays == 0]
-        del residents, first_use, stays
-        self._slots.release(leaving)
-        yield from self._batches(window, next_of, bits, limits, leaving)
+        for slots, first_use in self._first_uses(state, numbers, last, length):
+            stays = np.empty(len(slots), np.uint8)
+            _core.bits_at(bits, first_use, stays)
+            state[slots[stays != 0]] = STAYS
+        first_out = self._leave(state, numbers, last.view(np.int32)[: numbers.count], int(offsets[min(1, window.n_planned)]))
+        del state, last
+        yield from self._batches(window, next_of, bits, limits, numbers, *first_out)
 
-    def _link(self, window: Window, offsets: Int64s) -> tuple[Any, Ints]:
-        """The backward pass: next positions of each planned batch, and the first position of each row."""
+    def _first_uses(
+        self, state: npt.NDArray[np.uint8], numbers: _Numbers, last: Ints, length: int
+    ) -> Iterator[tuple[Int64s, Ints]]:
+        """Yield, piece by piece, the slots that are taken and the first position of each row, ``length`` where it has none."""
+        for first in range(0, self._capacity, PIECE_SLOTS):
+            slots = np.flatnonzero(state[first : first + PIECE_SLOTS]) + first
+            found = numbers.of(self._row_of_slot[slots])
+            first_use = np.full(len(slots), length, last.dtype)
+            known = found >= 0
+            first_use[known] = last[found[known]]
+            yield slots, first_use
+
+    def _leave(self, state: npt.NDArray[np.uint8], numbers: _Numbers, slot_of: Int32s, room: int) -> tuple[Int64s, int]:
+        """Begin the window's table of slots with what stays; all else makes room before anything else.
+
+        That is what came from the last window and will not be hit, or not before it must go. Returns its rows, followed by
+        ``room`` for others, and how many they are.
+        """
+        assert self._slots is not None
+        slot_of.fill(-1)
+        self._slots.begin(slot_of)
+        rows = np.empty(np.count_nonzero(state == TAKEN) + room, np.int64)
+        n = 0
+        for first in range(0, self._capacity, PIECE_SLOTS):
+            piece = state[first : first + PIECE_SLOTS]
+            kept, gone = ((np.flatnonzero(piece == what) + first).astype(np.int32) for what in (STAYS, TAKEN))
+            slot_of[numbers.of(self._row_of_slot[kept])] = kept
+            rows[n : n + len(gone)] = self._row_of_slot[gone]
+            n += len(gone)
+            self._slots.release(gone)
+        return rows, n
+
+    def _link(self, window: Window, offsets: Int64s, numbers: _Numbers) -> tuple[Any, Ints]:
+        """The backward pass: next positions of each planned batch, and the first position of each row, by its number."""
         length = int(offsets[-1])
         kind = position_dtype(length)
-        last = self._kept.array("last", window.n, kind)
+        last = self._kept.array("last", numbers.count, kind)
         last.fill(length)
         longest = int(np.diff(offsets[window.n_planned :]).max(initial=0))
         spill = window.spill or self._spill
@@ -158,15 +233,21 @@ class Belady(PlannedPolicy):
             # Of what is only looked ahead to, where its rows come first is all that counts.
             is_planned = b < window.n_planned
             nxt: Ints = (next_of[b] if spill is None else np.empty(len(ids), kind)) if is_planned else unused[: len(ids)]
-            bad = _core.link(ids, int(offsets[b]), last, nxt)
-            if bad >= 0:
-                raise IndexError(f"row {ids[bad]} at position {bad} of batch {b} is out of range for {window.n} rows")
+            bad = _core.link(numbers.of(ids), int(offsets[b]), last, nxt)
+            _check(bad, ids, b, window.n)
             if is_planned and spill is not None:
                 next_of[b] = nxt
         return next_of, last
 
     def _batches(
-        self, window: Window, next_of: Any, bits: _core.Bits, limits: list[int], leaving: Int64s
+        self,
+        window: Window,
+        next_of: Any,
+        bits: _core.Bits,
+        limits: list[int],
+        numbers: _Numbers,
+        leaving: Int64s,
+        n_leaving: int,
     ) -> Iterator[PlannedBatch]:
         assert self._slots is not None
         longest = int(np.diff(window.offsets[: window.n_planned + 1]).max(initial=0))
@@ -175,15 +256,19 @@ class Belady(PlannedPolicy):
         for b in range(window.n_planned):
             ids = window.ids(b)
             slots = np.empty(len(ids), np.int32)
-            n_in, n_out = self._slots.changes(bits, ids, next_of[b], limits[b], slots, in_rows, in_positions, in_slots, out_rows)
-            gone = out_rows[:n_out]
+            n_in, n_out = self._slots.changes(
+                bits, ids, numbers.of(ids), next_of[b], limits[b], slots, in_rows, in_positions, in_slots, out_rows
+            )
+            self._row_of_slot[in_slots[:n_in]] = in_rows[:n_in]
+            if n_leaving:
+                leaving[n_leaving : n_leaving + n_out] = out_rows[:n_out]
             changes = Changeset(
                 in_rows=in_rows[:n_in].copy(),
                 in_positions=in_positions[:n_in].copy(),
                 in_slots=in_slots[:n_in].copy(),
-                out_rows=np.concatenate([leaving, gone]) if len(leaving) else gone.copy(),
+                out_rows=leaving[: n_leaving + n_out] if n_leaving else out_rows[:n_out].copy(),
             )
-            leaving = EMPTY_ROWS
+            leaving, n_leaving = EMPTY_ROWS, 0
             yield PlannedBatch(slots, changes)
         if window.n_planned == window.n_batches and not self._keeps:  # nothing was looked ahead to, so no window follows
             self._kept = _Kept()

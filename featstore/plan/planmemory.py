@@ -12,33 +12,47 @@ from featstore.storage.sections import SectionFile, SectionWriter
 __all__ = ["PLANNER_SHARE", "Spill", "planning_bytes"]
 
 PLANNER_SHARE = 8  # next positions that make planning need more than this part of the memory are spilled
-BATCH_BYTES = 64  # an access of the longest batch: its ids, next positions, slots and changes while it is planned
+BATCH_BYTES = 72  # an access of the longest batch: its ids, next positions, slots and changes while it is planned
+SLOT_BYTES = 13  # a slot: whether it is free, whether its row stays when a window begins, and that row where it leaves
 
 
 def planning_bytes(
-    n_rows: int, n_accesses: int, n_planned: int | None = None, longest: int = 0, *, spilled: bool = False, checked: bool = False
+    n_rows: int,
+    n_accesses: int,
+    n_planned: int | None = None,
+    longest: int = 0,
+    *,
+    capacity: int | None = None,
+    spilled: bool = False,
+    checked: bool = False,
 ) -> int:
     """Return what planning windows holds.
 
     Parameters
     ----------
     n_rows : int
-        For each: the last position, the slot, and a list of those cached.
+        Of the field: a quarter byte each at the most, where they are more than the accesses.
     n_accesses : int
-        Of a window, look-ahead included; a bit or two each.
+        Of a window, look-ahead included; two bits each, and a position for each distinct row.
     n_planned : int, optional
         Accesses that are planned, whose next positions are held; all by default.
     longest : int
         Accesses of a window's longest batch.
+    capacity : int, optional
+        Most slots of the cache; as many as rows by default.
     spilled : bool
         Next positions are on disk.
     checked : bool
         Plans are checked: a row has another entry in a table of slots, and a slot one in a table of rows.
     """
     width = 4 if n_accesses < 2**31 - 1 else 8
+    id_width = 4 if n_rows < 2**31 - 1 else 8
     writing = 2 * write_bytes(longest)
     held = 0 if spilled else (width + 1) * (n_accesses if n_planned is None else n_planned)
-    return held + n_accesses // 3 + writing + BATCH_BYTES * longest + (width + (20 if checked else 12)) * n_rows
+    tables = width * min(n_rows, n_accesses) + (n_rows // 4 + 16 if n_rows > n_accesses else 0)
+    slots = n_rows if capacity is None else min(capacity, n_rows)
+    table_of_checks = 4 * n_rows + id_width * slots if checked else 0
+    return held + n_accesses // 3 + writing + BATCH_BYTES * longest + tables + (SLOT_BYTES + id_width) * slots + table_of_checks
 
 
 class Spill:

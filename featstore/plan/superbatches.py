@@ -16,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -480,19 +481,19 @@ class SuperbatchInspector:
             Planning does not fit the memory even so.
         """
         size = (self._n_rows, int(lengths.sum()), int(lengths[:n_planned].sum()), int(lengths.max(initial=0)))
-        checked = self._policy.is_checked
-        needed = planning_bytes(*size, checked=checked)
+        needed_for = partial(planning_bytes, *size, checked=self._policy.is_checked)
+        needed = needed_for(capacity=self._capacity)
         if needed <= self._memory.n_bytes:
             return False
         self._pool.trim()
-        if needed <= self._memory.budget.total // PLANNER_SHARE:
+        if needed_for(capacity=0) <= self._memory.budget.total // PLANNER_SHARE:
             try:
                 self._memory.resize(needed)
             except BudgetError:
                 pass
             else:
                 return False
-        self._memory.resize(max(self._memory.n_bytes, planning_bytes(*size, spilled=True, checked=checked)))
+        self._memory.resize(max(self._memory.n_bytes, needed_for(capacity=self._capacity, spilled=True)))
         return True
 
 

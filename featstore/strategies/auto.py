@@ -23,6 +23,7 @@ from featstore.strategies.actual import Epochs
 from featstore.strategies.base import EpochRun, Runner, Strategy
 from featstore.strategies.caches import make_room
 from featstore.strategies.estimates import plugin_estimates
+from featstore.strategies.length import choose_size
 from featstore.strategies.lookahead import rows_in_memory
 from featstore.strategies.memory import ask
 from featstore.strategies.options import CACHE, DISK, EPOCHS, PACK, RUN_DIR, option, options_of
@@ -30,7 +31,8 @@ from featstore.strategies.packed import batches_of, packed_length, size_for_pack
 from featstore.strategies.profile import Profile, pack_trace
 from featstore.strategies.registry import find_strategy, register_strategy
 from featstore.strategies.setup import Planning, Setup
-from featstore.strategies.superbatch import AHEAD_SHARE, choose_size, plan_ahead
+from featstore.strategies.streamed import passes_over
+from featstore.strategies.superbatch import AHEAD_SHARE, plan_ahead
 from featstore.strategies.superbatchepoch import ahead_bytes
 
 __all__ = ["Auto"]
@@ -302,4 +304,5 @@ def _streamed_size(setup: Setup, planning: Planning, w: Workload, stored: int) -
     n_accesses = w.n_accesses // max(1, w.n_batches)
     plan = 12 * n_accesses
     packed = int(n_accesses * w.row_bytes * w.miss_share) // 2
-    return choose_size(planning, setup.graph, len(setup.batches), n_accesses, stored + plan + packed)
+    passes = passes_over(setup, n_accesses, w.miss_share)
+    return choose_size(planning, setup.graph, len(setup.batches), n_accesses, stored + plan + packed, passes)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from featstore.cache.table import FeatureCache
+from featstore.errors import PerformanceWarning
 from featstore.gather.buffers import take_pages
 from featstore.pack.packing import PackArenas, RunPacker
 from featstore.plan.overlapped import MissedRows, Pack, Packed
@@ -23,15 +26,16 @@ from featstore.storage.rundir import DiskBudget, RunDirectory, finalize_here
 from featstore.strategies.base import EpochRun, Runner
 from featstore.strategies.batchsize import BatchSize, larger
 from featstore.strategies.caches import ask_beside_caches, make_room
+from featstore.strategies.length import Passes, least_size, what_would_help
 from featstore.strategies.lookahead import look_ahead, rows_in_memory
 from featstore.strategies.memory import Memory, Request
 from featstore.strategies.profile import Profile
 from featstore.strategies.registry import register_strategy
 from featstore.strategies.setup import Setup
-from featstore.strategies.superbatch import Superbatch, SuperbatchRunner, least_size, run_planned
+from featstore.strategies.superbatch import Superbatch, SuperbatchRunner, run_planned
 from featstore.strategies.superbatchepoch import AHEAD
 
-__all__ = ["Streamed", "StreamedRunner"]
+__all__ = ["Streamed", "StreamedRunner", "passes_over"]
 
 Int64s = npt.NDArray[np.int64]
 
@@ -50,8 +54,12 @@ class Streamed(Superbatch):
 
     Parameters
     ----------
-    cache, policy, length, run_dir
+    cache, policy, run_dir
         As of :class:`~featstore.Superbatch`.
+    length : int or "auto"
+        Batches a superbatch, each of which costs a pass over the features; ``"auto"`` takes as many as disk and memory allow, 200
+        at most. Planning gets up to half of the memory where passes would read more than all else moves.
+        :class:`~featstore.PerformanceWarning` where an epoch still moves more than twice what it could.
     disk : int, str or None
         As of :class:`~featstore.Superbatch`; extents of two superbatches lie on disk, too.
     """
@@ -98,6 +106,26 @@ class StreamedRunner(SuperbatchRunner):
             super().close()
             raise
         packing(self._holdings[PACKING].n_bytes)
+        self._warn()
+
+    def _warn(self) -> None:
+        """Warn where the length "auto" makes many passes over the features, and say what would make them fewer."""
+        setup, batch = self._setup, self.memory.batch
+        assert setup.planning is not None
+        passes = self._passes(setup, batch.n_rows)
+        if setup.planning.superbatch != "auto" or passes is None:
+            return
+        size, stored = int(self._planning.superbatch), self._stored(setup, batch)
+        advice = what_would_help(setup.planning, setup.graph, len(setup.batches), batch.n_rows, stored, passes, size)
+        if advice is not None:
+            warnings.warn(f"strategy 'streamed': {advice}", PerformanceWarning, stacklevel=2)
+
+    def stats(self) -> dict[str, Any]:
+        """Return ``superbatch``, with the ``passes`` over the features of an epoch."""
+        found = super().stats()
+        size, n = found["superbatch"]["batches"], found["superbatch"]["of"]
+        found["superbatch"]["passes"] = -(-n // max(1, size))
+        return found
 
     @classmethod
     def requests(cls, setup: Setup, batch: BatchSize) -> list[Request]:
@@ -132,6 +160,11 @@ class StreamedRunner(SuperbatchRunner):
         # Extents of two superbatches lie on disk at once, samples of four.
         return int(n_accesses * sum(setup.row_bytes.values()) * setup.planning.miss_share) // 2
 
+    @classmethod
+    def _passes(cls, setup: Setup, n_accesses: int) -> Passes | None:
+        assert setup.planning is not None
+        return passes_over(setup, n_accesses, setup.planning.miss_share)
+
     def _packer(self, runs: RunDirectory, disk: DiskBudget) -> Pack | None:
         planning = self._setup.planning
         # How many rows are missed was estimated to choose the size: where a superbatch misses more than the disk holds, its rows
@@ -151,6 +184,13 @@ class StreamedRunner(SuperbatchRunner):
             may_skip=may_skip,
         )
         return _PreparingPack(pack, self._setup, larger(self.memory.batch.n_rows))
+
+
+def passes_over(setup: Setup, n_accesses: int, miss_share: float) -> Passes:
+    """Return what passes over a loader's features cost, by the rows of one batch and the share of them that its cache lacks."""
+    width = sum(setup.row_bytes.values())
+    moved = 2 * int(n_accesses * width * miss_share)
+    return Passes(setup.graph.num_nodes * width, moved * len(setup.batches))
 
 
 def _resize(arenas: PackArenas, n_bytes: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -21,13 +20,14 @@ from featstore.cache.table import FeatureCache
 from featstore.config import parse_disk
 from featstore.graph.topology import NeighborCache
 from featstore.plan.overlapped import Pack
-from featstore.plan.planmemory import PLANNER_SHARE, planning_bytes
+from featstore.plan.planmemory import PLANNER_SHARE
 from featstore.storage.rundir import DiskBudget, RunDirectory, finalize_here
 from featstore.strategies.accesscounts import AccessCounts
 from featstore.strategies.base import EpochRun, Runner, Strategy
 from featstore.strategies.batchsize import BatchSize
 from featstore.strategies.caches import OwnCaches, ask_beside_caches, make_room, size_caches
 from featstore.strategies.holdings import Holdings
+from featstore.strategies.length import Passes, choose_size, least_size, planner_bytes
 from featstore.strategies.memory import Memory, Request
 from featstore.strategies.options import CACHE, DISK, LENGTH, RUN_DIR, option, policy_of
 from featstore.strategies.registry import register_strategy
@@ -35,11 +35,10 @@ from featstore.strategies.setup import Planning, Setup
 from featstore.strategies.superbatchepoch import AHEAD, PLANNER, SuperbatchEpoch, ahead_bytes
 from featstore.strategies.switch import CacheSwitch
 
-__all__ = ["Superbatch", "SuperbatchRunner", "choose_size", "least_size", "plan_ahead", "run_planned"]
+__all__ = ["Superbatch", "SuperbatchRunner", "plan_ahead", "run_planned"]
 
 Int64s = npt.NDArray[np.int64]
 
-MOST_AUTO_BATCHES = 200
 AHEAD_SHARE = 12  # misses are read ahead into one part of so many of what is left of the memory
 SCORING_BYTES = 24  # a node: two degrees and a score, while a neighbour cache is chosen
 
@@ -59,7 +58,8 @@ class Superbatch(Strategy):
     policy : str, Policy or class
         A planned one; or a static one, whose rows stay from the first batch to the last (Ginex-PG and Ali+PG of the paper).
     length : int or "auto"
-        Batches a superbatch; ``"auto"`` takes as many as the disk and an eighth of the memory allow, 200 at most.
+        Batches a superbatch; ``"auto"`` takes as many as the disk and an eighth of the memory allow, 200 at most. Next positions
+        go to disk where fewer than 50 would fit otherwise.
     disk : int, str or None
         Most bytes of run files at once (about four superbatches' samples and plans), or a multiple of the features that are
         loaded (``"1.5x"``); None: a quarter of the free disk.
@@ -152,8 +152,8 @@ class SuperbatchRunner(Runner):
         """Return what is held: the planner, at the least with next positions on disk, and what misses are read ahead into."""
         planning, n, length = setup.planning, batch.n_rows, cls._length(setup, batch)
         assert planning is not None
-        planned, spilled = (_planner_bytes(setup, n, length, spilled=each) for each in (False, True))
-        least = _planner_bytes(setup, n, least_size(setup), spilled=True)
+        planned, spilled = (_held_bytes(setup, n, length, spilled=each) for each in (False, True))
+        least = _held_bytes(setup, n, least_size(setup), spilled=True)
         useful = planned if planned <= setup.graph.budget.total // PLANNER_SHARE else spilled
         requests = [Request(PLANNER, least, useful, otherwise=spilled)]
         if planning.overlap:
@@ -164,14 +164,24 @@ class SuperbatchRunner(Runner):
     def _length(cls, setup: Setup, batch: BatchSize) -> int:
         """Return the batches of a superbatch, by the size of one."""
         assert setup.planning is not None
+        passes = cls._passes(setup, batch.n_rows)
+        return choose_size(setup.planning, setup.graph, len(setup.batches), batch.n_rows, cls._stored(setup, batch), passes)
+
+    @classmethod
+    def _stored(cls, setup: Setup, batch: BatchSize) -> int:
+        """Return the bytes of a batch on disk: its samples, its plan, and rows that are copied."""
         width = 4 if setup.graph.num_nodes < 2**31 else 8
-        stored = batch.n_rows * (width + 12) + 4 * batch.n_stored + cls._packed_bytes(setup, batch.n_rows)
-        return choose_size(setup.planning, setup.graph, len(setup.batches), batch.n_rows, stored)
+        return batch.n_rows * (width + 12) + 4 * batch.n_stored + cls._packed_bytes(setup, batch.n_rows)
 
     @classmethod
     def _packed_bytes(cls, setup: Setup, n_accesses: int) -> int:
         """Return the bytes of copied rows that a batch has on disk, beside its samples and plan."""
         return 0
+
+    @classmethod
+    def _passes(cls, setup: Setup, n_accesses: int) -> Passes | None:
+        """Return what a pass over the features for every superbatch costs; None where there is none."""
+        return None
 
     def _packer(self, runs: RunDirectory, disk: DiskBudget) -> Pack | None:
         """Return what copies the rows that an epoch's caches will lack into extents."""
@@ -223,6 +233,10 @@ class SuperbatchRunner(Runner):
         for finalizer in self._on_death:
             finalizer()
 
+    def stats(self) -> dict[str, Any]:
+        """Return ``superbatch``: its ``batches``, of how many an epoch has."""
+        return {"superbatch": {"batches": int(self._planning.superbatch), "of": len(self._setup.batches)}}
+
     def prepare(self, epoch: int, start: int) -> EpochRun:
         """Begin ``epoch`` with an empty cache; sampling starts with the first batch asked for, in the background.
 
@@ -270,44 +284,12 @@ def _keep_plans(policy: PlannedPolicy, n_bytes: int, held: int) -> None:
         CheckedPolicy(policy).keep_memory(False)
 
 
-def _is_checked(planning: Planning) -> bool:
-    """Return whether the policy's plans are checked, which takes memory."""
-    return isinstance(planning.policy, PlannedPolicy) and CheckedPolicy(planning.policy).is_checked
-
-
-def least_size(setup: Setup) -> int:
-    """Return the batches of the smallest superbatch that the loader allows."""
-    assert setup.planning is not None
-    size = setup.planning.superbatch
-    return 1 if isinstance(size, str) else min(size, max(1, len(setup.batches)))
-
-
-def _planner_bytes(setup: Setup, n_accesses: int, size: int, *, spilled: bool) -> int:
-    """Return what planning superbatches of ``size`` batches holds, by the rows of one."""
+def _held_bytes(setup: Setup, n_accesses: int, size: int, *, spilled: bool) -> int:
+    """Return what is reserved for the planner: with the largest cache that there could be, or for what shares its bytes."""
     graph, planning = setup.graph, setup.planning
     assert planning is not None
-    # Batches differ in size by a few percent, and a window is two superbatches.
-    longest = n_accesses * 9 // 8
-    planned = size * longest
-    accesses = planned * (2 if planning.overlap else 1)
-    needed = planning_bytes(graph.num_nodes, accesses, planned, longest, spilled=spilled, checked=_is_checked(planning))
+    capacity = min(graph.num_nodes, graph.budget.total // max(1, sum(setup.row_bytes.values()))) if setup.features else 0
+    needed = planner_bytes(planning, graph, len(setup.batches), n_accesses, size, spilled=spilled, capacity=capacity)
     if not planning.overlap:
         needed = max(needed, SCORING_BYTES * graph.num_nodes + NeighborCache.scratch_bytes(graph.topology))
     return needed
-
-
-def choose_size(planning: Planning, graph: Any, n_batches: int, n_accesses: int, stored: int) -> int:
-    """As many batches as disk and the planner's share of memory allow, by the rows and stored bytes of one sampled batch."""
-    if not isinstance(planning.superbatch, str):
-        return min(planning.superbatch, max(1, n_batches))
-    disk = planning.disk
-    if disk is None:
-        disk = shutil.disk_usage(os.path.dirname(planning.run_dir) or ".").free // 4
-    # Four superbatches lie on disk at once; in the serial schedule two, and a neighbour cache in a quarter of the disk.
-    by_disk = disk // (4 * stored + 1) if planning.overlap else disk // 4 * 3 // (2 * stored + 1)
-    fixed = planning_bytes(graph.num_nodes, 0, longest=n_accesses, checked=_is_checked(planning))
-    spare = max(0, graph.budget.total // PLANNER_SHARE - fixed)
-    by_memory = spare // (planning_bytes(0, n_accesses * (2 if planning.overlap else 1), n_accesses) + 1)
-    # Rolling, the look-ahead makes more batches worth little; serial, the cache begins anew with each superbatch.
-    most = MOST_AUTO_BATCHES if planning.overlap else n_batches
-    return int(max(1, min(by_disk, by_memory, most, n_batches)))

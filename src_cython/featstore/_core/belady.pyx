@@ -310,71 +310,146 @@ cdef class Bits:
         return n
 
 
-cdef class Slots:
-    """Slots of the rows in the cache, and the free ones. One owner thread."""
+cdef class Ranks:
+    """The distinct rows of a window, numbered 0, 1, … in ascending order: a bitmap, and beside each word of 64 bits how many lie
+    before it. Tables of what a window knows of each row then grow with its rows and not with the field's. One owner thread.
+    """
 
-    cdef int32_t[::1] slot_of_row
+    cdef uint64_t[::1] memory
+    cdef uint64_t *pairs  # a word of bits and its rank, a 64 rows
+    cdef readonly int64_t n
+    cdef readonly int64_t count
+
+    @staticmethod
+    def words_for(int64_t n):
+        """Return how many 64-bit words of memory a field of ``n`` rows needs: a quarter byte a row."""
+        return 2 * (n // 64 + 1)
+
+    def __init__(self, uint64_t[::1] memory not None, int64_t n):
+        """``memory``: zeroed, :meth:`words_for` words."""
+        if n < 0 or memory.shape[0] < Ranks.words_for(n):
+            raise ValueError("too little memory for the rows")
+        self.memory = memory
+        self.pairs = &memory[0]
+        self.n = n
+
+    def mark(self, const row_t[::1] rows not None):
+        """Note that the window has ``rows``. Returns the index of one that is out of range, or −1."""
+        cdef int64_t i, k = rows.shape[0], bad
+        cdef uint64_t *pairs = self.pairs
+        if k == 0:
+            return -1
+        cdef const row_t *r = &rows[0]
+        with nogil:
+            bad = outside(r, k, self.n)
+            if bad < 0:
+                for i in range(k):
+                    if i + AHEAD < k:
+                        fs_touch(pairs + 2 * (r[i + AHEAD] >> 6))
+                    pairs[2 * (r[i] >> 6)] |= <uint64_t>1 << (r[i] & 63)
+        return bad
+
+    def number(self):
+        """Number the rows that were marked; nothing is marked afterwards. Returns how many there are."""
+        cdef int64_t w
+        cdef uint64_t total = 0
+        with nogil:
+            for w in range(self.n // 64 + 1):
+                self.pairs[2 * w + 1] = total
+                total += fs_popcount(self.pairs[2 * w])
+        self.count = <int64_t>total
+        return self.count
+
+    def of(self, const row_t[::1] rows not None, row_t[::1] out not None):
+        """Write the number of each row, −1 for one that the window does not have; each is in ``0 … n - 1``."""
+        cdef int64_t i, k = rows.shape[0]
+        cdef uint64_t word, below
+        cdef uint64_t *pair
+        if out.shape[0] < k:
+            raise ValueError("an array shorter than the rows")
+        if k == 0:
+            return
+        cdef const row_t *r = &rows[0]
+        if outside(r, k, self.n) >= 0:
+            raise IndexError(f"row {rows[outside(r, k, self.n)]} is out of range for {self.n} rows")
+        with nogil:
+            for i in range(k):
+                if i + AHEAD < k:
+                    fs_peek(self.pairs + 2 * (r[i + AHEAD] >> 6))
+                pair = self.pairs + 2 * (r[i] >> 6)
+                word = pair[0]
+                below = (<uint64_t>1 << (r[i] & 63)) - 1
+                out[i] = <row_t>(pair[1] + fs_popcount(word & below)) if word >> (r[i] & 63) & 1 else -1
+
+
+cdef class Slots:
+    """The free slots, and the slots of a window's cached rows. One owner thread."""
+
+    cdef int32_t[::1] slot_of
     cdef int32_t[::1] free_slots
     cdef readonly int64_t n_free
 
-    def __init__(self, int32_t[::1] slot_of_row not None, int32_t[::1] free_slots not None, int64_t n_taken=0):
-        """``slot_of_row``: −1 where absent; ``free_slots``: every slot once, the last taken first; the last ``n_taken`` are."""
+    def __init__(self, int32_t[::1] free_slots not None, int64_t n_taken=0):
+        """``free_slots``: every slot once, the last taken first; the last ``n_taken`` are."""
         if not 0 <= n_taken <= free_slots.shape[0]:
             raise ValueError("more slots are taken than there are")
-        self.slot_of_row = slot_of_row
         self.free_slots = free_slots
         self.n_free = free_slots.shape[0] - n_taken
 
-    def release(self, const row_t[::1] rows not None):
-        """Free the slots of cached ``rows``."""
+    def begin(self, int32_t[::1] slot_of not None):
+        """Begin a window; ``slot_of``: by the number of a row its slot, −1 where it has none."""
+        self.slot_of = slot_of
+
+    def release(self, const int32_t[::1] slots not None):
+        """Free taken ``slots``."""
         cdef int64_t i
-        cdef int32_t slot
-        for i in range(rows.shape[0]):
-            slot = self.slot_of_row[rows[i]]
-            if slot < 0:
-                raise ValueError(f"row {rows[i]} is not cached")
-            self.slot_of_row[rows[i]] = -1
-            self.free_slots[self.n_free] = slot
+        if self.n_free + slots.shape[0] > self.free_slots.shape[0]:
+            raise ValueError("more slots are free than there are")
+        for i in range(slots.shape[0]):
+            self.free_slots[self.n_free] = slots[i]
             self.n_free += 1
 
-    def changes(self, Bits bits not None, const row_t[::1] rows not None, const pos_t[::1] nxt not None, int64_t limit,
-                int32_t[::1] slots not None, int64_t[::1] in_rows not None, int64_t[::1] in_positions not None,
-                int32_t[::1] in_slots not None, int64_t[::1] out_rows not None):
+    def changes(self, Bits bits not None, const row_t[::1] rows not None, const row_t[::1] numbers not None,
+                const pos_t[::1] nxt not None, int64_t limit, int32_t[::1] slots not None, int64_t[::1] in_rows not None,
+                int64_t[::1] in_positions not None, int32_t[::1] in_slots not None, int64_t[::1] out_rows not None):
         """Turn the final bits at one batch's next positions into its slots (−1: missed) and its changeset.
 
-        ``limit`` is what :meth:`Bits.run` returned for the batch. Returns (rows admitted, rows evicted); the four last arrays
-        have room for a whole batch.
+        ``numbers`` are those by which the table of slots knows the rows; ``limit`` is what :meth:`Bits.run` returned for the
+        batch. Returns (rows admitted, rows evicted); the four last arrays have room for a whole batch.
         """
         cdef int64_t i, j, k = rows.shape[0], n_in = 0, n_out = 0, bad
         cdef const uint64_t *words = bits.words
         cdef int32_t *table
         cdef int32_t slot, hit, stays
         cdef pos_t q, before = <pos_t>limit, behind = <pos_t>bits.length
-        cdef row_t row
-        if min(nxt.shape[0], slots.shape[0], in_rows.shape[0], in_positions.shape[0], in_slots.shape[0], out_rows.shape[0]) < k:
+        if min(numbers.shape[0], nxt.shape[0], slots.shape[0], in_rows.shape[0], in_positions.shape[0], in_slots.shape[0],
+               out_rows.shape[0]) < k:
             raise ValueError("arrays shorter than the batch")
         if not 0 <= limit <= bits.length:
             raise ValueError("a limit outside the trace")
         if k == 0:
             return 0, 0
+        if self.slot_of is None:
+            raise ValueError("no window was begun")
         cdef const row_t *r = &rows[0]
+        cdef const row_t *at = &numbers[0]
         cdef const pos_t *next_of = &nxt[0]
         cdef int32_t *slot_at = &slots[0]
         cdef int64_t *position_in = &in_positions[0]
         cdef int64_t *out = &out_rows[0]
         with nogil:
-            bad = outside(r, k, self.slot_of_row.shape[0])
+            bad = outside(at, k, self.slot_of.shape[0])
         if bad >= 0:
-            raise IndexError(f"row {rows[bad]} at position {bad} is out of range for {self.slot_of_row.shape[0]} rows")
-        table = &self.slot_of_row[0]
+            raise IndexError(f"row {rows[bad]} at position {bad} is out of range for {self.slot_of.shape[0]} rows")
+        table = &self.slot_of[0]
         with nogil:
             for i in range(k):
                 if i + AHEAD_SLOTS < k:
-                    fs_peek(table + r[i + AHEAD_SLOTS])
+                    fs_peek(table + at[i + AHEAD_SLOTS])
                     fs_peek(words + 2 * (within(next_of[i + AHEAD_SLOTS], before, behind) >> 6))
                 q = within(next_of[i], before, behind)
                 stays = words[2 * (q >> 6)] >> (q & 63) & 1
-                slot = table[r[i]]
+                slot = table[at[i]]
                 slot_at[i] = slot
                 hit = slot >= 0
                 out[n_out] = i
@@ -386,16 +461,16 @@ cdef class Slots:
                 i = out[j]
                 self.free_slots[self.n_free] = slot_at[i]
                 self.n_free += 1
-                table[r[i]] = -1
+                table[at[i]] = -1
                 out[j] = r[i]
             if n_in <= self.n_free:
                 for j in range(n_in):
-                    row = r[position_in[j]]
+                    i = position_in[j]
                     self.n_free -= 1
                     slot = self.free_slots[self.n_free]
                     in_slots[j] = slot
-                    in_rows[j] = row
-                    table[row] = slot
+                    in_rows[j] = r[i]
+                    table[at[i]] = slot
             else:
                 bad = n_in
         if bad >= 0:

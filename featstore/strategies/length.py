@@ -1,0 +1,143 @@
+"""How many batches a superbatch has: as many as the disk and the planner's memory allow, and what more of either would bring."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import Any
+
+from featstore.cache.checkedplans import CheckedPolicy
+from featstore.cache.planned import PlannedPolicy
+from featstore.config import format_size
+from featstore.plan.planmemory import PLANNER_SHARE, planning_bytes
+from featstore.strategies.setup import Planning, Setup
+
+__all__ = ["Passes", "choose_size", "least_size", "planner_bytes", "what_would_help"]
+
+MOST_AUTO_BATCHES = 200
+ENOUGH_BATCHES = 50  # more of them are no reason to plan with next positions on disk
+SEVERAL = 2  # times slower than it could be: worth a warning
+
+
+@dataclass(frozen=True)
+class Passes:
+    """What a pass over the features for every superbatch costs.
+
+    Parameters
+    ----------
+    n_bytes : int
+        Read by one of them.
+    n_others : int
+        Moved in an epoch besides: rows that are missed, to where they are packed and from there.
+    """
+
+    n_bytes: int
+    n_others: int
+
+    def are_few(self, n: int) -> bool:
+        """Whether so many passes read no more than all else moves."""
+        return n * self.n_bytes <= max(self.n_bytes, self.n_others)
+
+    def moved(self, n: int) -> int:
+        """Return the bytes of an epoch of so many passes."""
+        return n * self.n_bytes + self.n_others
+
+
+def _is_checked(planning: Planning) -> bool:
+    """Return whether the policy's plans are checked, which takes memory."""
+    return isinstance(planning.policy, PlannedPolicy) and CheckedPolicy(planning.policy).is_checked
+
+
+def least_size(setup: Setup) -> int:
+    """Return the batches of the smallest superbatch that the loader allows."""
+    assert setup.planning is not None
+    size = setup.planning.superbatch
+    return 1 if isinstance(size, str) else min(size, max(1, len(setup.batches)))
+
+
+def planner_bytes(
+    planning: Planning, graph: Any, n_batches: int, n_accesses: int, size: int, *, spilled: bool, capacity: int = 0
+) -> int:
+    """Return what planning superbatches of ``size`` batches holds, by the rows of one, for a cache of ``capacity`` rows."""
+    # Batches differ in size by a few percent, and a window is two superbatches.
+    longest = n_accesses * 9 // 8
+    in_sight = min(2 * size, max(size, n_batches)) if planning.overlap else size
+    return planning_bytes(
+        graph.num_nodes,
+        in_sight * longest,
+        size * longest,
+        longest,
+        capacity=capacity,
+        spilled=spilled,
+        checked=_is_checked(planning),
+    )
+
+
+def choose_size(
+    planning: Planning, graph: Any, n_batches: int, n_accesses: int, stored: int, passes: Passes | None = None
+) -> int:
+    """As many batches as disk and the planner's share of memory allow, by the rows and stored bytes of one sampled batch.
+
+    Where every superbatch costs a pass over the features, and these passes read more than all else moves, the planner's share
+    doubles, and doubles again: a pass less saves more than the rows that the cache loses.
+    """
+    if not isinstance(planning.superbatch, str):
+        return min(planning.superbatch, max(1, n_batches))
+    most, total = min(_most(planning, n_batches), _by_disk(planning, stored)), graph.budget.total
+
+    def largest(limit: int, spilled: bool) -> int:
+        def needed(size: int) -> int:
+            return planner_bytes(planning, graph, n_batches, n_accesses, size, spilled=spilled)
+
+        return max(1, bisect_right(range(1, most + 1), limit, key=needed))
+
+    enough = min(most, ENOUGH_BATCHES) if passes is None else most
+    size = 1
+    for share in (PLANNER_SHARE, PLANNER_SHARE // 2, PLANNER_SHARE // 4):
+        size = largest(total // share, False)
+        if size < enough:
+            size = max(size, min(enough, largest(total // share, True)))
+        if passes is None or size == most or passes.are_few(-(-n_batches // size)):
+            break
+    return size
+
+
+def what_would_help(
+    planning: Planning, graph: Any, n_batches: int, n_accesses: int, stored: int, passes: Passes, size: int
+) -> str | None:
+    """Return what to give more of where an epoch in superbatches of ``size`` moves several times what it could; else None."""
+    best = _most(planning, n_batches)
+    n, fewest = (-(-n_batches // max(1, each)) for each in (size, best))
+    if passes.moved(n) <= SEVERAL * passes.moved(fewest):
+        return None
+    if size < min(best, _by_disk(planning, stored)):
+        needed = 2 * planner_bytes(planning, graph, n_batches, n_accesses, best, spilled=True)
+        more = f"memory='{_at_least(max(needed, graph.budget.total * 9 // 8))}'"
+    else:
+        more = f"disk='{_at_least(best * (4 * stored + 1))}'"
+    return (
+        f"superbatches have {size} of {n_batches} batches, so an epoch reads the features {n} times, "
+        f"{format_size(n * passes.n_bytes)}; {more} would make it {fewest}"
+    )
+
+
+def _at_least(n_bytes: int) -> str:
+    """Return a size as an option takes it, not less than ``n_bytes``."""
+    unit, name = (1 << 20, "MiB") if n_bytes >= 16 << 20 else (1 << 10, "KiB")
+    return f"{-(-n_bytes // unit)}{name}"
+
+
+def _most(planning: Planning, n_batches: int) -> int:
+    """Return the most batches that the length "auto" takes."""
+    # Rolling, the look-ahead makes more batches worth little; serial, the cache begins anew with each superbatch.
+    return max(1, min(MOST_AUTO_BATCHES, n_batches) if planning.overlap else n_batches)
+
+
+def _by_disk(planning: Planning, stored: int) -> int:
+    disk = planning.disk
+    if disk is None:
+        disk = shutil.disk_usage(os.path.dirname(planning.run_dir) or ".").free // 4
+    # Four superbatches lie on disk at once; in the serial schedule two, and a neighbour cache in a quarter of the disk.
+    return max(1, disk // (4 * stored + 1) if planning.overlap else disk // 4 * 3 // (2 * stored + 1))

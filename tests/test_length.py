@@ -1,0 +1,144 @@
+"""How many batches a superbatch has: what the planner's memory and the disk allow, and what is said where that is few."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import make_graph
+from hypothesis import given
+from hypothesis import strategies as st
+
+import featstore
+from featstore.cache.base import get_policy
+from featstore.plan.planmemory import PLANNER_SHARE
+from featstore.strategies.length import Passes, choose_size, planner_bytes, what_would_help
+from featstore.strategies.setup import Planning
+
+BATCH, MANY = 1000, 200
+
+
+def planning(disk: int | None = 1 << 60, overlap: bool = True) -> Planning:
+    return Planning(get_policy("belady"), "auto", disk, "runs", overlap)
+
+
+def graph(n: int, total: int) -> Any:
+    return SimpleNamespace(num_nodes=n, budget=SimpleNamespace(total=total))
+
+
+def needed(n: int, n_batches: int, size: int, *, spilled: bool, overlap: bool = True) -> int:
+    return planner_bytes(planning(overlap=overlap), graph(n, 0), n_batches, BATCH, size, spilled=spilled)
+
+
+@given(
+    n=st.sampled_from([10_000, 1_000_000, 100_000_000]),
+    total=st.integers(1 << 20, 1 << 32),
+    n_batches=st.integers(1, 400),
+    overlap=st.booleans(),
+    pass_bytes=st.none() | st.integers(1, 10**12),
+)
+def test_the_length_is_the_largest_that_its_share_holds(
+    n: int, total: int, n_batches: int, overlap: bool, pass_bytes: int | None
+) -> None:
+    """By brute force over every length."""
+    passes = None if pass_bytes is None else Passes(pass_bytes, 10**9)
+    found = choose_size(planning(overlap=overlap), graph(n, total), n_batches, BATCH, 1, passes)
+    most = min(n_batches, MANY) if overlap else n_batches
+    for share in (PLANNER_SHARE, PLANNER_SHARE // 2, PLANNER_SHARE // 4):
+        held, spilled = (
+            max(
+                [1]
+                + [
+                    size
+                    for size in range(1, most + 1)
+                    if needed(n, n_batches, size, spilled=each, overlap=overlap) <= total // share
+                ]
+            )
+            for each in (False, True)
+        )
+        expected = max(held, min(spilled, most if passes else 50))
+        n_passes = -(-n_batches // expected)
+        if passes is None or expected == most or n_passes * passes.n_bytes <= max(passes.n_bytes, passes.n_others):
+            break
+    assert found == expected
+
+
+@pytest.mark.parametrize("n", [100_000, 16_777_216, 111_059_956])
+def test_the_field_costs_a_quarter_byte_a_row(n: int) -> None:
+    """What grows with the field is no more; a superbatch of papers100M's size is as long as one of a small graph's."""
+    small = needed(n=10**9, n_batches=100, size=10, spilled=True)
+    assert 0 <= needed(n, 100, 10, spilled=True) <= n // 4 + needed(20 * BATCH, 100, 10, spilled=True) + 64 * BATCH
+    assert small <= 10**9 // 4 + needed(20 * BATCH, 100, 10, spilled=True) + 64 * BATCH
+    assert choose_size(planning(), graph(n, 1 << 30), 200, BATCH, 1) == 200
+
+
+def test_a_disk_limits_the_length() -> None:
+    roomy = graph(10_000, 1 << 32)
+    assert choose_size(planning(disk=4 * 1000 * 30 + 4 * 30), roomy, 100, BATCH, 1000) == 30
+    assert choose_size(planning(disk=10), roomy, 100, BATCH, 1000) == 1
+
+
+def test_what_would_help() -> None:
+    """Nothing where an epoch moves no more than twice the least; else memory or disk, whichever is short, and it does help."""
+    g, passes = graph(10_000, 1 << 22), Passes(10**10, 10**9)
+    size = choose_size(planning(), g, 100, 20_000, 1, passes)
+    assert 1 <= size < 50
+    said = what_would_help(planning(), g, 100, 20_000, 1, passes, size)
+    assert said is not None
+    assert f"superbatches have {size} of 100 batches, so an epoch reads the features {-(-100 // size)} times" in said
+    assert "would make it 1" in said
+    memory = said.split("memory='")[1].split("'")[0]
+    larger = graph(10_000, featstore.config.parse_size(memory))
+    assert choose_size(planning(), larger, 100, 20_000, 1, passes) == 100
+    assert what_would_help(planning(), larger, 100, 20_000, 1, passes, 100) is None
+    assert what_would_help(planning(), g, 100, 20_000, 1, Passes(10**10, 10**13), size) is None
+    roomy, short = graph(10_000, 1 << 34), planning(disk=4 * 1000 * 10 + 40)
+    size = choose_size(short, roomy, 100, BATCH, 1000, passes)
+    assert size == 10
+    said = what_would_help(short, roomy, 100, BATCH, 1000, passes, size)
+    assert said is not None
+    assert "disk='391KiB' would make it 1" in said
+
+
+def test_many_nodes_and_little_memory(tmp_path: Path) -> None:
+    """A field many times larger than what a window accesses does not shorten superbatches: one pass over the features."""
+    n, n_seeds = 400_000, 2400
+    rng = np.random.default_rng(0)
+    indptr, indices = make_graph(n, 3.0)
+    x = rng.standard_normal((n, 16)).astype(np.float32)
+    seeds = rng.permutation(n)[:n_seeds]
+    featstore.OutOfCoreGraph.create(tmp_path / "g", indptr, indices, {"x": x}, {"train_idx": seeds}, progress=False).close()
+    with featstore.open(tmp_path / "g", memory="12MiB") as g:  # 16 bytes a node would be 6.4 MB
+        sampler = featstore.NeighborSampler(g, [5, 5], seed=1)
+        strategy = featstore.Streamed()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            loader = featstore.Loader(g, sampler, g.node_data["train_idx"], batch_size=100, labels=None, strategy=strategy)
+        with loader:
+            for batch in loader:
+                assert np.array_equal(batch.x.numpy(), x[batch.input_ids.numpy()])
+            assert loader.stats()["superbatch"] == {"batches": 24, "of": 24, "passes": 1}
+        assert g.budget.peak <= g.budget.total
+
+
+def test_many_passes_are_said(tmp_path: Path) -> None:
+    """Where the disk holds two batches, each pair costs a pass over the features; the loader warns and says what would help."""
+    n = 20_000
+    indptr, indices = make_graph(n, 3.0)
+    x = np.zeros((n, 64), np.float32)
+    seeds = np.arange(2000)
+    featstore.OutOfCoreGraph.create(tmp_path / "g", indptr, indices, {"x": x}, {"train_idx": seeds}, progress=False).close()
+    with featstore.open(tmp_path / "g", memory="16MiB") as g:
+        sampler = featstore.NeighborSampler(g, [3], seed=1)
+        given: dict[str, Any] = {"batch_size": 20, "labels": None, "shuffle": False}
+        strategy = featstore.Streamed(cache=None, disk="120KB")
+        with pytest.warns(featstore.PerformanceWarning, match=r"reads the features \d+ times.*disk='.*' would make it 1"):
+            loader = featstore.Loader(g, sampler, g.node_data["train_idx"], strategy=strategy, **given)
+        with loader:
+            found = loader.stats()["superbatch"]
+            assert found["of"] == 100
+            assert found["passes"] == -(-100 // found["batches"]) > 2
