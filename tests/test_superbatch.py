@@ -394,7 +394,7 @@ def test_ids_are_read_twice_at_most(dataset: Path, kind: str, monkeypatch: pytes
     found, stats = batches(dataset, epochs=1, strategy=strategy, superbatch=6, feature_cache=0.1)
     times = [reads[file._file.path, number * file._stride + 1] for file in files for number in range(len(file))]
     assert len(times) == len(found) == 25
-    # Kept nowhere, each of two windows numbers its rows and links them, one plans changes; then they are read ahead and delivered.
+    # Kept nowhere, two windows number and link their rows, one plans changes; then they are read ahead and delivered.
     assert max(times) == {"streamed": 1, "without memory": 7}.get(kind, 2)
     if kind == "superbatch":
         assert stats["reads"] > 0

@@ -303,9 +303,9 @@ class Loader:
             ``batches``; ``rows`` asked for, ``rows_loaded`` from storage, ``hits`` (rows by tier, ``base`` are the loaded ones),
             ``bytes_requested``, ``bytes_read``, ``reads`` of the features, by this loader alone; ``prefetch``, the batches now
             made ahead (fewer than asked for, once memory was short); ``seconds`` by stage. Where superbatches are planned,
-            ``superbatch``: its ``batches``, ``of`` how many an epoch has, and the ``passes`` over the features that an epoch makes
-            where they are streamed. With :class:`~featstore.Auto` also
-            ``auto``: ``taken``, ``reason``, the ``estimates`` of all strategies, and ``actual``, the last whole epoch
+            ``superbatch``: its ``batches``, ``of`` how many an epoch has, and the ``passes`` over the features of an epoch where
+            they are streamed. With :class:`~featstore.Auto` also ``auto``: ``taken``, ``reason``, the ``estimates`` of all
+            strategies, and ``actual``, the last whole epoch
             (:class:`featstore.strategies.actual.Actual`); with a pack ``layout``: its ``name``, and whether it was ``made`` now.
 
         Notes
