@@ -14,6 +14,7 @@ from featstore.cache.base import OnlinePolicy
 from featstore.cache.table import FeatureCache
 from featstore.errors import BudgetError, ClosedError
 from featstore.gather.buffers import BufferPool, carve
+from featstore.gather.copythreads import CopyThreads
 from featstore.gather.executor import Tally, execute
 from featstore.gather.plan import BatchPlan, Part, Tier
 from featstore.gather.sources import MemorySource, RowSource
@@ -48,6 +49,7 @@ class Gather:
         self.source = source
         self._pool = pool
         self._n_threads = n_threads
+        self._beside_extents = CopyThreads(n_threads)
         self.use_cache(None)
 
     @property
@@ -159,10 +161,14 @@ class Gather:
         cache, sources = self._tiers
         if tiers:
             sources = {**sources, **tiers}
-            if cache is not None and Tier.PACKED in tiers:
-                # Two cores read extents and plans; a copying thread that waits for one of them holds up the others.
-                sources[Tier.HOST] = MemorySource(cache.array, max(1, self._n_threads - 2))
+        if cache is None or Tier.PACKED not in sources:
+            self._run(cache, sources, plan, rows, out, tally)
+            return
+        # Cores read extents and plans meanwhile; a copying thread that waits for one of them holds up the others.
+        threads, begin = self._beside_extents, time.perf_counter()
+        sources[Tier.HOST] = MemorySource(cache.array, threads.now)
         self._run(cache, sources, plan, rows, out, tally)
+        threads.ran(out.nbytes, time.perf_counter() - begin)
 
     @staticmethod
     def _run(
