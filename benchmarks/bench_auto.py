@@ -1,15 +1,13 @@
 """``strategy="auto"`` against every fixed strategy: R22, host caches of 2, 10 and 50 % of the rows, one and twenty epochs.
 
-Two epochs are timed without a model, the loader's making included. What an epoch after these takes is the median of the second
-epochs of all runs of that strategy at that budget which loaded as many rows, whoever chose it: one alone, of less than a
+Two whole epochs are timed without a model, the loader's making included. What an epoch after these takes is the median of the
+second epochs of all runs of that strategy at that budget which loaded as many rows, whoever chose it: one alone, of less than a
 second, differs from the next by more than the sides may. ``alone`` has the ratio with the others taken to be like each run's
 own second epoch, ``second_epochs`` what was pooled. All run in one process, each with the dataset opened anew: every fixed
 strategy once, then auto and those that came within a half of the best in turn, ``--runs`` times, each going first every other
-time; the best is the one of the least median. A fixed strategy that is hopelessly behind (three times the best so far) is cut
-off: its epoch is then counted by its batches, the first of which is slower, and said to be cut. The drive is measured before,
-once a dataset, as a user's would be. With a pack, frozen layouts are among the fixed ones, packing included. ``estimates`` has
-the seconds that were expected, once and of an epoch. ``$FEATSTORE_R22`` names a folder that ``r22.py`` filled; ``--only 10``
-runs one budget.
+time; the best is the one of the least median. The drive is measured before, once a dataset, as a user's would be. With a pack,
+frozen layouts are among the fixed ones, packing included. ``estimates`` has the seconds that were expected, once and of an epoch.
+``$FEATSTORE_R22`` names a folder that ``r22.py`` filled; ``--only 10`` runs one budget.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ FIXED: tuple[tuple[str, str], ...] = (
     ("superbatch", "belady"),
 )
 FROZEN: tuple[tuple[str, str], ...] = (("packed", "belady"), ("packed", "frequency"))
-HOPELESS, NEAR = 3.0, 1.5  # times the best: cut off; may be the best when it is timed again
+NEAR = 1.5  # times the best: may be the best when it is timed again
 
 
 class Bench:
@@ -67,8 +65,8 @@ class Bench:
         """The same batches whoever asks."""
         return self.featstore.NeighborSampler(g, [10, 10, 10], seed=0)
 
-    def time(self, share: float, most_s: float, **options: Any) -> dict[str, Any]:
-        """Make a loader and run two epochs; give up on an epoch after ``most_s``."""
+    def time(self, share: float, **options: Any) -> dict[str, Any]:
+        """Make a loader and run two epochs."""
         frozen = "pack" in options
         with self.open() as g:
             name = options["strategy"]
@@ -85,26 +83,19 @@ class Bench:
             with self.featstore.Loader(g, strategy=strategy, **given) as loader:
                 made_s = time.perf_counter() - begin
                 epochs: list[float] = []
-                cut = False
                 for _ in range(2):
-                    start, done, first_s = time.perf_counter(), 0, 0.0
+                    start = time.perf_counter()
+                    n_batches = 0
                     for batch in loader:
                         assert len(batch.x) == len(batch.input_ids)
-                        done += 1
-                        first_s = first_s or time.perf_counter() - start  # with the planning of a superbatch
-                        if time.perf_counter() - start > most_s:
-                            break
-                    cut = cut or done < len(loader)
-                    each_s = (time.perf_counter() - start - first_s) / max(1, done - 1)
-                    epochs.append(first_s + (len(loader) - 1) * (each_s if done > 1 else first_s))
-                    if cut:
-                        break
+                        n_batches += 1
+                    assert n_batches == len(loader)
+                    epochs.append(time.perf_counter() - start)
                 stats = loader.stats()
         result = {
             "taken": f"{options['strategy']} ({options.get('policy')})",
             "made_s": made_s,
             "epochs": epochs,
-            "cut": cut,
             "seconds": stats["seconds"],
             "rows_loaded": stats["rows_loaded"],
         }
@@ -132,8 +123,7 @@ class Seconds:
 
     def add(self, result: dict[str, Any]) -> dict[str, Any]:
         """Note a result, and return it."""
-        if not result["cut"]:
-            self.second.setdefault(self._key(result), []).append(result["epochs"][1])
+        self.second.setdefault(self._key(result), []).append(result["epochs"][1])
         return result
 
     def _key(self, result: dict[str, Any]) -> tuple[str, int]:
@@ -141,7 +131,7 @@ class Seconds:
 
     def total(self, result: dict[str, Any], epochs: int) -> float:
         """Return the seconds of so many epochs: two as they were, the others as the median of such second epochs."""
-        if epochs == 1 or result["cut"]:
+        if epochs == 1:
             return alone(result, epochs)
         return alone(result, 2) + (epochs - 2) * statistics.median(self.second[self._key(result)])
 
@@ -154,30 +144,27 @@ def alone(result: dict[str, Any], epochs: int) -> float:
 def compare(bench: Bench, share: float) -> None:
     """Time every fixed strategy once, then auto and the best of them in turn, and print the ratios of those pairs."""
     fixed: dict[str, dict[str, Any]] = {}
-    best = float("inf")
     seconds = Seconds()
 
     def one(strategy: str, policy: str) -> dict[str, Any]:
         options = {"pack": bench.repack()} if strategy == "packed" else {}
-        return seconds.add(bench.time(share, HOPELESS * best, strategy=strategy, policy=policy, **options))
+        return seconds.add(bench.time(share, strategy=strategy, policy=policy, **options))
 
     def auto(epochs: int, frozen: bool) -> dict[str, Any]:
         options = {"pack": bench.repack()} if frozen else {}
-        result = bench.time(share, float("inf"), strategy="auto", epochs=epochs, **options)
+        result = bench.time(share, strategy="auto", epochs=epochs, **options)
         # With a pack, whatever runs gets its samples from a file: its epochs are not those of fresh samples.
         result["taken"] += ", samples of a pack" if frozen and not result["taken"].startswith("packed") else ""
         return seconds.add(result)
 
     for strategy, policy in (*FIXED, *FROZEN):
-        result = fixed[f"{strategy} ({policy})"] = one(strategy, policy)
-        if not result["cut"]:
-            best = min(best, result["made_s"] + result["epochs"][0])
+        fixed[f"{strategy} ({policy})"] = one(strategy, policy)
     for what, names in (("fresh", FIXED), ("frozen", (*FIXED, *FROZEN))):
         against = {f"{strategy} ({policy})": (strategy, policy) for strategy, policy in names}
         near: dict[int, list[str]] = {}
         for epochs in EPOCHS:
             once = {each: alone(fixed[each], epochs) for each in against}
-            near[epochs] = [each for each in against if once[each] <= NEAR * min(once.values()) and not fixed[each]["cut"]]
+            near[epochs] = [each for each in against if once[each] <= NEAR * min(once.values())]
         ours: dict[int, list[dict[str, Any]]] = {epochs: [] for epochs in EPOCHS}
         theirs: dict[str, list[dict[str, Any]]] = {name: [] for names in near.values() for name in names}
         for number in range(bench.args.runs):
@@ -207,7 +194,7 @@ def compare(bench: Bench, share: float) -> None:
                 fixed={
                     each: {
                         "total_s": alone(fixed[each], epochs),
-                        **{key: fixed[each][key] for key in ("made_s", "epochs", "cut", "rows_loaded")},
+                        **{key: fixed[each][key] for key in ("made_s", "epochs", "rows_loaded")},
                     }
                     for each in against
                 },

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 from harness import (
     PAGE_BYTES,
+    RANDOM_DEPTHS,
     Report,
     alternate,
     arguments,
@@ -99,25 +101,32 @@ def distinct_blocks(ids: np.ndarray, row_bytes: int) -> int:
 
 
 def cold(args: argparse.Namespace, report: Report, folder: Path) -> None:
-    """Random rows of 512 B: blocks a second against fio's random 4 KiB reads of the same file, and the bytes read."""
+    """Random rows of 512 B: blocks a second against fio's random 4 KiB reads of the same file, and the bytes read.
+
+    fio runs with as many reads in flight as the reader, for which the project promises something, and at its own best depth.
+    """
     n_rows, n_ids = (20_000, 500) if args.tiny else (args.rows, 50_000)
     path = make(folder, n_rows, 512)
     with featstore.open(path, memory="512MiB") as g:
         gather = Gather(g.features["x"], n_ids, 2, coalesce_gap=0)
+        depth = g.reader.options.queue_depth
+        depths = sorted({depth, *RANDOM_DEPTHS}) if have_fio() else []
         sides: dict[str, Callable[[], float]] = {"ours": gather}
-        if have_fio():
-            sides["fio"] = lambda: fio_random_iops(data_file(path), 2 * n_ids)
+        sides |= {f"fio {each}": partial(fio_random_iops, data_file(path), 2 * n_ids, (each,)) for each in depths}
         results = alternate(max(args.runs, 7), sides, warm_up=1)
-        note = {"backend": g.features["x"].stats()["backend"]}
-    report.figure(
-        "cold gather, 512 B rows",
-        results["ours"],
-        "blocks/s",
-        reference="fio randread 4 KiB, io_uring, O_DIRECT, depth 256",
-        references=results.get("fio"),
-        target=">= 0.95",
-        **note,
-    )
+        note = {"backend": g.features["x"].stats()["backend"], "depth": depth}
+    rates = {each: results.get(f"fio {each}") for each in (depth, *depths)}
+    best = max(depths, key=lambda each: statistics.median(results[f"fio {each}"]), default=depth)
+    for of_fio, target in ((f"the same depth, {depth}", ">= 0.95"), (f"its best depth, {best}", None))[: 2 if depths else 1]:
+        report.figure(
+            "cold gather, 512 B rows",
+            results["ours"],
+            "blocks/s",
+            reference=f"fio randread 4 KiB, io_uring, O_DIRECT, at {of_fio}",
+            references=rates[depth if target else best],
+            target=target,
+            **note,
+        )
     minimum = [n * PAGE_BYTES for n in gather.n_blocks]
     report.figure(
         "cold gather, bytes read",
@@ -151,7 +160,7 @@ def scan(args: argparse.Namespace, report: Report, folder: Path) -> None:
         "gather of 200,000 rows, default coalescing",
         results["ours"],
         "s",
-        reference="lesser of random reads and a scan, by fio",
+        reference="lesser of random reads and a scan, by fio, each at its best depth",
         references=results.get("fio"),
         target="<= 1.1",
         bytes_read=gather.bytes_read,

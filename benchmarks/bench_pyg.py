@@ -1,37 +1,31 @@
 """PyTorch Geometric on R22: its loader over a memory map, its loader over the library's stores, and the library's loader.
 
-Figures: seconds of an epoch in a memory control group of 1 GiB for each of the three, with the same sampler; what an epoch of the
-adapter takes beside one of the library's own loader (target: at most 1.05).
+Figures: seconds of an epoch in a memory control group of 1 GiB for each of the three, with the same sampler, the memory map read
+by ``--threads`` threads (memmap.py) and by one beside it; what an epoch of the adapter takes beside one of the library's own
+loader (target: at most 1.05).
 
 PyG's own sampler needs pyg-lib or torch-sparse and the adjacency in memory. ``featstore.adapters.pyg.Sampler`` samples for all
-three, so the figures compare how rows are read. Each run of the three is a process of its own with a cold page cache, cut after
-``--seconds`` between batches; the second half of a run that was cut is stretched to the whole epoch.
+three, so the figures compare how rows are read. Each run is a process of its own with a cold page cache. Runs over the memory map
+are cut after ``--seconds``, between batches, and their second half stands for the rest; all others run whole epochs.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import mmap
 import os
-import subprocess
-import sys
-import time
+import statistics
 import warnings
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
-from harness import Report, alternate, arguments, bytes_read_by_kernel, drop_from_page_cache, main, scratch
+from harness import GROUP_BYTES, Report, alternate, answer, arguments, main, run_child, scratch, timed_epoch, whole_epoch
 
-GROUP_BYTES = 1 << 30
 RUN_FILES_BYTES = 40 << 20  # dirty pages of run files are the group's memory, too
-LEAST_BATCHES = 4  # of a run that is cut, so that its second half is steady
 FANOUTS = [10, 10, 10]
 SHARE = 0.1  # of the rows in the cache of packed epochs
 SIDES = {
     "memmap": "PyG over np.memmap",
+    "memmap1": "PyG over np.memmap",
     "stores": "PyG over featstore's stores",
     "fresh": "featstore's loader through the adapter, fresh samples (ginex)",
     "packed": "featstore's loader through the adapter, packed",
@@ -50,31 +44,21 @@ def import_pyg() -> None:
 
 def memmap_store(path: str, n_threads: int) -> Any:
     """Return a PyG feature store over a ``.npy`` file, mapped for random access and read by threads."""
-    import numpy as np
     import torch
+    from memmap import MemmapRows
     from torch_geometric.data import FeatureStore, TensorAttr
 
-    rows = np.load(path, mmap_mode="r")
-    rows._mmap.madvise(mmap.MADV_RANDOM)
-    pool = ThreadPoolExecutor(n_threads)
+    mapped = MemmapRows(path, n_threads)
 
     class MemmapStore(FeatureStore):
         def _get_tensor(self, attr: Any) -> torch.Tensor:
-            ids = attr.index.numpy()
-            out = np.empty((len(ids), rows.shape[1]), rows.dtype)
-            step = -(-len(ids) // (4 * n_threads)) or 1
-
-            def read(first: int) -> None:
-                np.take(rows, ids[first : first + step], axis=0, out=out[first : first + step], mode="clip")
-
-            list(pool.map(read, range(0, len(ids), step)))
-            return torch.from_numpy(out)
+            return mapped[attr.index]
 
         def get_all_tensor_attrs(self) -> list[Any]:
             return [TensorAttr(group_name=None, attr_name="x")]
 
         def _get_tensor_size(self, attr: Any) -> tuple[int, ...]:
-            return tuple(rows.shape)
+            return tuple(mapped.rows.shape)
 
         def _put_tensor(self, tensor: Any, attr: Any) -> bool:
             raise NotImplementedError
@@ -102,14 +86,13 @@ def loader_of(job: dict[str, Any], g: Any) -> Any:
     if job["side"] == "stores":
         g.cache("x", budget=job["cache_bytes"], policy="sieve")
         return NodeLoader(stores(g), Sampler(sampler), seeds, batch_size=size)
-    return NodeLoader((memmap_store(job["features"], job["threads"]), EdgeStore(g)), Sampler(sampler), seeds, batch_size=size)
+    store = memmap_store(job["features"], 1 if job["side"] == "memmap1" else job["threads"])
+    return NodeLoader((store, EdgeStore(g)), Sampler(sampler), seeds, batch_size=size)
 
 
 def child(job: dict[str, Any]) -> dict[str, Any]:
     """Run one epoch, or its first batches, and say what it took."""
     import_pyg()
-    import torch
-
     import featstore
 
     plans = job["side"] in ("fresh", "packed")  # ginex has both caches in one memory, in turn; a pack needs no adjacency
@@ -117,40 +100,16 @@ def child(job: dict[str, Any]) -> dict[str, Any]:
         if not plans:
             g.cache_neighbors(job["neighbors"])
         loader = loader_of(job, g)
-        n_rows, marks, checksum = 0, [0.0], 0
-        read_before, start = bytes_read_by_kernel(), time.perf_counter()
-        for batch in loader:
-            n_rows += len(batch.x)
-            checksum ^= int(batch.x[:: max(1, len(batch.x) // 64)].view(torch.int32).sum())
-            marks.append(time.perf_counter() - start)
-            if job["limit_s"] and not plans and len(marks) > LEAST_BATCHES and marks[-1] > job["limit_s"]:
-                break
-        n, n_whole = len(marks) - 1, len(loader)
-        middle = n // 2
-        rest_s = 0.0 if n == n_whole else (marks[-1] - marks[middle]) / (n - middle) * (n_whole - n)
+        epoch = timed_epoch(loader, lambda batch: batch.x, limit_s=job["limit_s"] if job["side"].startswith("memmap") else 0)
+        n_whole = len(loader)
         if hasattr(loader, "close"):
             loader.close()
-        return {
-            "seconds": marks[-1] + rest_s,
-            "batches": n,
+        marks = epoch.pop("marks")
+        return epoch | {
+            "seconds": whole_epoch([mark["seconds"] for mark in marks], n_whole),
             "of_batches": n_whole,
-            "rows_per_batch": n_rows / n,
-            "kernel_bytes": bytes_read_by_kernel() - read_before,
             "peak": g.budget.peak,
         }
-
-
-def run_child(job: dict[str, Any], limit_bytes: int | None) -> dict[str, Any]:
-    """Run a job in a process of its own, within a memory control group where a limit is given."""
-    from featstore.testing.limits import memory_group
-
-    for name in ("dataset", "features"):
-        drop_from_page_cache(Path(job[name]))
-    with nullcontext() if limit_bytes is None else memory_group(limit_bytes) as group:
-        command = [sys.executable, __file__, "--child", json.dumps(job)]
-        enter = None if group is None else group.enter
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, preexec_fn=enter)
-    return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 # -- figures -------------------------------------------------------------------------------------------------------------------
@@ -175,22 +134,31 @@ def three_ways(args: argparse.Namespace, report: Report, job: dict[str, Any]) ->
     make_pack(job)
 
     def side(name: str) -> float:
-        results[name].append(run_child({**job, "side": name}, GROUP_BYTES))
+        results[name].append(run_child(__file__, {**job, "side": name}, GROUP_BYTES))
         return float(results[name][-1]["seconds"])
 
-    runs = alternate(args.runs, {name: (lambda name=name: side(name)) for name in SIDES})
-    for name, target in (("stores", ">= 1.5"), ("fresh", None), ("packed", ">= 10")):
-        faster = [theirs / ours for theirs, ours in zip(runs["memmap"], runs[name], strict=True)]
+    sides: dict[str, Callable[[], float]] = {name: (lambda name=name: side(name)) for name in SIDES}
+    runs = alternate(args.runs, sides)
+    for name, reference, target in (
+        ("stores", "memmap", ">= 1.5"),
+        ("fresh", "memmap", None),
+        ("packed", "memmap", ">= 10"),
+        ("stores", "memmap1", None),
+        ("fresh", "memmap1", None),
+        ("packed", "memmap1", None),
+    ):
+        faster = [theirs / ours for theirs, ours in zip(runs[reference], runs[name], strict=True)]
+        by = f"{job['threads']} threads" if reference == "memmap" else "1 thread"
         report.figure(
             f"R22 in 1 GiB, an epoch of {SIDES[name]}",
             faster,
             "x",
-            reference=f"{SIDES['memmap']} read by {job['threads']} threads, the library's sampler for both",
-            ratio=sorted(faster)[len(faster) // 2],
+            reference=f"{SIDES[reference]} with MADV_RANDOM read by {by}, the library's sampler for both",
+            ratio=statistics.median(faster),
             target=target,
             seconds=runs[name],
-            reference_seconds=runs["memmap"],
-            details={each: results[each][-1] for each in ("memmap", name)},
+            reference_seconds=runs[reference],
+            details={each: results[each][-1] for each in (reference, name)},
         )
 
 
@@ -272,9 +240,7 @@ def run(args: argparse.Namespace, report: Report) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--child"]:
-        print(json.dumps(child(json.loads(sys.argv[2]))))
-    else:
+    if not answer(child):
         options = arguments(__doc__ or "", batches=40, scale=22, memory=720, roomy=1500, seconds=60, threads=16)
         if options.tiny:
             options.scale, options.batches, options.runs = 12, 5, 1

@@ -1,4 +1,4 @@
-"""What every benchmark shares: paired runs, figures as JSON lines, fio, the kernel's own count of bytes.
+"""What every benchmark shares: paired runs, child processes, timed epochs, figures as JSON lines, fio, the kernel's byte counts.
 
 A figure is one line ``{"name", "value", "unit", "reference", "ratio", "runs", "machine"}``: the median of at least three runs, in
 which both sides took turns in one process, and the median of the ratios of those pairs, because a shared machine drifts more than
@@ -18,24 +18,34 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 PAGE_BYTES = 4096
+GROUP_BYTES = 1 << 30  # memory control group that the sides of an epoch run in
+LEAST_BATCHES = 4  # of an epoch that is cut, so that its second half is steady
+RANDOM_DEPTHS = (256, 512)  # reads in flight that fio is tried with; the reader's default is 512
+SCAN_DEPTHS = (16, 32)  # the same in reads of 1 MiB; extents are read through a window of 32
 PAUSE_S = 0.05  # an OpenMP team spins for milliseconds after its loop: the next side must not pay for that
 
 
 @functools.cache
+def processor() -> str:
+    """The processor's name; clouds give several the same, so its family and model number follow where the kernel tells them."""
+    lines = [line.split(":", 1) for line in Path("/proc/cpuinfo").read_text().splitlines() if ":" in line]
+    fields = {name.strip(): value.strip() for name, value in reversed(lines)}
+    numbers = [f"{title} {fields[name]}" for title, name in (("family", "cpu family"), ("model", "model")) if name in fields]
+    return " ".join([fields.get("model name") or platform.machine(), *([f"({', '.join(numbers)})"] if numbers else [])])
+
+
+@functools.cache
 def machine() -> str:
-    """One line about this machine: processor, cores, memory, kernel, file system of the scratch folder's disk."""
-    model = next(
-        (line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), ""
-    )
+    """One line about this machine: processor, cores, memory, kernel."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
-    return f"{model or platform.machine()}, {len(os.sched_getaffinity(0))} cores, {memory:.0f} GiB, Linux {platform.release()}"
+    return f"{processor()}, {len(os.sched_getaffinity(0))} cores, {memory:.0f} GiB, Linux {platform.release()}"
 
 
 # -- running -------------------------------------------------------------------------------------------------------------------
@@ -73,6 +83,124 @@ def alternate(runs: int, sides: Mapping[str, Callable[[], float | None]], warm_u
 def median_ratio(ours: list[float], theirs: list[float]) -> float:
     """Median of the ratios of the pairs."""
     return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+
+
+# -- epochs in child processes -------------------------------------------------------------------------------------------------
+
+
+def run_child(script: str, job: Mapping[str, Any], limit_bytes: int | None = None) -> dict[str, Any]:
+    """Run a job in a process of its own, with its files out of the page cache, and return what it found.
+
+    Parameters
+    ----------
+    script : str
+        The benchmark's file, which calls :func:`answer` at its end.
+    job : mapping
+        Goes to the child as JSON; ``dataset`` and ``features`` are the paths that are dropped from the page cache.
+    limit_bytes : int, optional
+        Limit of a memory control group around the child, page cache included.
+    """
+    from featstore.testing.limits import memory_group
+
+    for name in ("dataset", "features"):
+        drop_from_page_cache(Path(job[name]))
+    with nullcontext() if limit_bytes is None else memory_group(limit_bytes) as group:
+        command = [sys.executable, script, "--child", json.dumps(job)]
+        enter = None if group is None else group.enter
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, preexec_fn=enter)
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def answer(child: Callable[[dict[str, Any]], dict[str, Any]]) -> bool:
+    """In a child of :func:`run_child`, do the job and print what was found; return whether this process is one."""
+    is_child = sys.argv[1:2] == ["--child"]
+    if is_child:
+        print(json.dumps(child(json.loads(sys.argv[2]))))
+    return is_child
+
+
+def timed_epoch(
+    batches: Iterable[Any],
+    rows_of: Callable[[Any], Any],
+    *,
+    most: int = 0,
+    limit_s: float = 0,
+    compute_s: float = 0,
+    note: Callable[[], dict[str, Any]] = dict,
+) -> dict[str, Any]:
+    """Go through the batches of an epoch as a training loop does.
+
+    Parameters
+    ----------
+    batches : iterable
+    rows_of : callable
+        Takes a batch and returns its features, a tensor of 4-byte elements of shape (n, d); it is timed as ``lookup_s``.
+    most : int
+        Stop after so many batches; 0 for all.
+    limit_s : float
+        Stop after the batch that ends later than this, at least :data:`LEAST_BATCHES` batches; 0 for no limit.
+    compute_s : float
+        Seconds that the loop sleeps after each batch, as if a device computed.
+    note : callable
+        What it returns stands in each mark.
+
+    Returns
+    -------
+    dict
+        ``loop_s``, ``compute_s`` (slept in all), ``lookup_s``, ``kernel_bytes``, ``rows``, ``batches``, and ``marks``: of each
+        batch's end ``seconds``, ``lookup_s`` and ``checksum`` so far, and what ``note`` returned.
+    """
+    import torch
+
+    lookup_s = slept_s = 0.0
+    checksum = n_rows = 0
+    marks: list[dict[str, Any]] = []
+    read_before, start = bytes_read_by_kernel(), time.perf_counter()
+    for batch in batches:
+        at = time.perf_counter()
+        x = rows_of(batch)
+        lookup_s += time.perf_counter() - at
+        checksum ^= int(x[:: max(1, len(x) // 64)].view(torch.int32).sum())
+        n_rows += len(x)
+        seconds = time.perf_counter() - start
+        marks.append({"seconds": seconds, "lookup_s": lookup_s, "checksum": checksum, **note()})
+        if len(marks) == most or (limit_s and len(marks) >= LEAST_BATCHES and seconds > limit_s):
+            break
+        if compute_s:
+            at = time.perf_counter()
+            time.sleep(compute_s)
+            slept_s += time.perf_counter() - at
+    return {
+        "loop_s": time.perf_counter() - start,
+        "compute_s": slept_s,
+        "lookup_s": lookup_s,
+        "kernel_bytes": bytes_read_by_kernel() - read_before,
+        "rows": n_rows,
+        "batches": len(marks),
+        "marks": marks,
+    }
+
+
+def whole_epoch(costs: list[float], n_batches: int) -> float:
+    """Cost of an epoch: what it came to, or, of a run that was cut, what it came to and the rest at the rate of its second half.
+
+    The first half of a run that was cut has the filling of caches, the page cache included, which is not stretched.
+
+    Parameters
+    ----------
+    costs : list of float
+        Cost so far at the end of each batch that ran.
+    n_batches : int
+        Batches of a whole epoch.
+    """
+    n, middle = len(costs), len(costs) // 2
+    if n >= n_batches:
+        return costs[-1]
+    rate = (costs[-1] - (costs[middle - 1] if middle else 0.0)) / (n - middle)
+    return costs[-1] + rate * (n_batches - n)
+
+
+# -- figures -------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -266,20 +394,22 @@ def fio(
     return float(result["io_bytes"]) / (float(result["runtime"]) / 1e3)
 
 
-def fio_random_iops(path: Path, n_blocks: int, depth: int = 256) -> float:
-    """Random 4 KiB reads a second."""
-    return fio(path, pattern="randread", block_bytes=PAGE_BYTES, depth=depth, n_blocks=n_blocks) / PAGE_BYTES
+def fio_random_iops(path: Path, n_blocks: int, depths: Sequence[int] = RANDOM_DEPTHS) -> float:
+    """Random 4 KiB reads a second, at the best of these depths."""
+    rates = [fio(path, pattern="randread", block_bytes=PAGE_BYTES, depth=depth, n_blocks=n_blocks) for depth in depths]
+    return max(rates) / PAGE_BYTES
 
 
-def fio_scan_bandwidth(path: Path, max_seconds: float = 10) -> float:
-    """Sequential bytes a second: 1 MiB reads, 16 in flight."""
-    return fio(path, pattern="read", block_bytes=1 << 20, depth=16, max_seconds=max_seconds)
+def fio_scan_bandwidth(path: Path, max_seconds: float = 10, depths: Sequence[int] = SCAN_DEPTHS) -> float:
+    """Sequential bytes a second in 1 MiB reads, at the best of these depths."""
+    return max(fio(path, pattern="read", block_bytes=1 << 20, depth=depth, max_seconds=max_seconds) for depth in depths)
 
 
 def main(run: Callable[[argparse.Namespace, Report], None], args: argparse.Namespace) -> None:
     """Run a benchmark's body; exit with status 1 where a target was missed at full size."""
     if args.out is not None:
         args.out.parent.mkdir(parents=True, exist_ok=True)
+    print(f"# {machine()}", file=sys.stderr, flush=True)
     report = Report(args.out)
     run(args, report)
     if report.failed and not args.tiny:

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
+
+from benchmarks.memmap import MemmapRows
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 SCRIPTS = sorted(path.name for path in BENCHMARKS.glob("bench_*.py"))
@@ -26,7 +33,7 @@ print("a line before the report", json.dumps({"jobs": [{"read": done, "write": d
 """
 
 
-def check_lines(text: str) -> list[dict[str, object]]:
+def check_lines(text: str) -> list[dict[str, Any]]:
     """Check that each line is a figure with all its fields; return them."""
     figures = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
     assert figures
@@ -37,7 +44,7 @@ def check_lines(text: str) -> list[dict[str, object]]:
     return figures
 
 
-def run_script(script: str, tmp_path: Path, *more: str, **environment: str) -> tuple[list[dict[str, object]], str]:
+def run_script(script: str, tmp_path: Path, *more: str, **environment: str) -> tuple[list[dict[str, Any]], str]:
     """Run a benchmark at its smallest size; return its figures and what it wrote to stderr."""
     out = tmp_path / "out.jsonl"
     command = [
@@ -63,8 +70,13 @@ def run_script(script: str, tmp_path: Path, *more: str, **environment: str) -> t
 
 @pytest.mark.parametrize("script", sorted(set(SCRIPTS) - FIO_SCRIPTS))
 def test_benchmark_runs(script: str, tmp_path: Path) -> None:
-    figures, _ = run_script(script, tmp_path)
+    figures, errors = run_script(script, tmp_path)
     assert [figure for figure in figures if "missing" in figure] == []
+    # Figures of several machines stand in one table: each says whose it is, and so does the run.
+    model = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    name = model[1].strip() if model else platform.machine()
+    assert all(str(figure["machine"]).startswith(name) for figure in figures)
+    assert f"# {figures[0]['machine']}\n" in errors
 
 
 @pytest.mark.parametrize("script", sorted(FIO_SCRIPTS))
@@ -92,13 +104,52 @@ def test_benchmark_runs_with_and_without_fio(script: str, has_fio: bool, tmp_pat
         assert all("fio" in reference for reference in missing)
 
 
+def find(figures: list[dict[str, Any]], start: str, reference: str = "") -> dict[str, Any]:
+    """The one figure of this name whose reference contains a text."""
+    (found,) = [f for f in figures if str(f["name"]).startswith(start) and reference in str(f["reference"])]
+    return found
+
+
+def test_epochs_against_memory_maps_are_whole_and_have_both_references(tmp_path: Path) -> None:
+    figures, _ = run_script("bench_epoch.py", tmp_path, "--only", "memmap")
+    many, one = (find(figures, "R22, an epoch on demand", text) for text in ("read by 16 threads", "read by 1 thread,"))
+    assert "target" in many
+    assert "target" not in one
+    assert many["runs"] == one["runs"]
+    assert many["batches"] == one["batches"] == 195  # seeds of R12, one a batch
+
+
+def test_hidden_has_two_equal_halves_and_no_epoch_is_shorter_than_they(tmp_path: Path) -> None:
+    """Were one half much the shorter, hiding it would show nothing."""
+    figures, _ = run_script("bench_epoch.py", tmp_path, "--only", "hidden")
+    figure = find(figures, "R22, epoch with preparation beside the loop")
+    assert figure["halves"]
+    for halves, reference, seconds in zip(figure["halves"], figure["reference_runs"], figure["runs"], strict=True):
+        assert halves["preparation"] == pytest.approx(sum(halves["stages"].values()))
+        assert {"sample", "plan", "gather"} <= {stage for stage, s in halves["stages"].items() if s > 0}
+        assert halves["preparation"] <= halves["compute"] * 1.001  # a sleep is never too short
+        assert reference == pytest.approx(max(halves["preparation"], halves["compute"]), rel=1e-3)
+        assert seconds >= reference * 0.999
+
+
+def test_frozen_epochs_have_a_bound_without_fio_and_sieve_runs_whole(tmp_path: Path) -> None:
+    """The library's reader measures the drive, too. Where fio is there, a bound takes the better of both."""
+    figures, _ = run_script("bench_packing.py", tmp_path, "--only", "epochs", PATH=str(tmp_path))
+    frozen = find(figures, "R22 frozen, data preparation")
+    copy, read = frozen["copy_s"][len(frozen["copy_s"]) // 2 :], frozen["read_bytes_per_s"][len(frozen["copy_s"]) // 2 :]
+    bounds = [max(c, frozen["missed"] * 512 / r) for c, r in zip(copy, read, strict=True)]
+    assert frozen["reference_runs"] == pytest.approx(bounds, rel=1e-3)
+    assert "missing" in find(figures, "R22 streamed, data preparation")
+
+
 def test_every_part_has_a_benchmark() -> None:
     assert {"bench_gather.py", "bench_planner.py", "bench_sampling.py"} <= set(SCRIPTS)
 
 
 HARNESS = """
 import sys; sys.path.insert(0, sys.argv[1])
-from harness import Report, alternate, median_ratio
+import harness, pathlib, torch
+from harness import Report, alternate, median_ratio, timed_epoch, whole_epoch
 order = []
 results = alternate(3, {"a": lambda: order.append("a") or 4.0, "b": lambda: order.append("b")}, warm_up=1)
 assert order == list("abababab") and results["a"] == [4.0] * 3 and all(0 <= s < 60 for s in results["b"]), (order, results)
@@ -107,9 +158,49 @@ report = Report()
 assert report.figure("f", [1.0, 3.0, 2.0], "s", reference="r", references=[2.0, 3.0, 8.0], target="<= 0.4") == 0.5
 assert report.failed == 1
 report.figure("g", 5.0, "s", target=">= 5")
+# An epoch that ran whole is what it came to; one that was cut goes on as its second half did, however slow the first was.
+assert whole_epoch([5.0, 6.0, 7.0], 3) == 7.0
+assert whole_epoch([50.0, 90.0, 92.0, 94.0], 10) == 94.0 + 6 * 2.0
+assert whole_epoch([50.0, 90.0, 91.0, 94.0, 97.0], 7) == 97.0 + 2 * (97.0 - 90.0) / 3
+assert whole_epoch([3.0], 4) == 12.0
+batches = [torch.full((n, 2), float(n)) for n in range(1, 9)]
+epoch = timed_epoch(batches, lambda batch: batch, compute_s=0.001, note=lambda: {"more": 1})
+assert (epoch["batches"], epoch["rows"], len(epoch["marks"]), epoch["marks"][-1]["more"]) == (8, 36, 8, 1)
+assert 0.008 <= epoch["compute_s"] <= epoch["loop_s"] and 0 <= epoch["lookup_s"] <= epoch["marks"][-1]["lookup_s"]
+other = timed_epoch(batches, lambda batch: batch + (batch == 3), most=4)  # its third batch has other rows
+same = [a["checksum"] == b["checksum"] for a, b in zip(epoch["marks"], other["marks"])]
+assert other["batches"] == 4 and same == [True, True, False, False]
+assert timed_epoch(batches, lambda batch: batch, limit_s=1e-9)["batches"] == harness.LEAST_BATCHES
+# The drive's rate is that at the best depth.
+rates = {16: 3.0, 32: 5.0, 256: 9.0 * 4096, 512: 7.0 * 4096}
+harness.fio = lambda path, *, depth, **_: rates[depth]
+assert harness.fio_scan_bandwidth(pathlib.Path()) == 5.0 and harness.fio_random_iops(pathlib.Path(), 1) == 9.0
+assert harness.fio_random_iops(pathlib.Path(), 1, (512,)) == 7.0
 assert report.figure("h", [1.0], "s", reference="fio", target=">= 9") is None
 assert report.failed == 1
 """
+
+
+@pytest.mark.parametrize("n_threads", [1, 3, 16])
+@pytest.mark.parametrize("dtype", [np.float32, np.int16])
+def test_the_threaded_memory_map_has_the_rows_of_the_file(n_threads: int, dtype: type, tmp_path: Path) -> None:
+    """Every count of ids, so that the threads' parts end anywhere; repeats; the first row and the last."""
+    x = np.random.default_rng(0).integers(-999, 999, (257, 7)).astype(dtype)
+    np.save(tmp_path / "x.npy", x)
+    mapped = MemmapRows(tmp_path / "x.npy", n_threads)
+    for n in (0, 1, 2, 11, 12, 13, 63, 64, 65, 257, 1_000):
+        ids = torch.from_numpy(np.random.default_rng(n).integers(0, 257, n))
+        found = mapped[ids]
+        assert found.dtype == torch.from_numpy(x).dtype
+        assert torch.equal(found, torch.from_numpy(x)[ids])
+        assert found.is_contiguous()
+    assert torch.equal(mapped[torch.tensor([256, 0, 256])], torch.from_numpy(x[[256, 0, 256]]))
+
+
+def test_one_map_serves_all_benchmarks() -> None:
+    """No benchmark maps a file by itself: one that did would be another reference."""
+    users = {path.name for path in BENCHMARKS.glob("*.py") if "MADV_RANDOM)" in path.read_text()}
+    assert users == {"memmap.py"}
 
 
 def test_harness(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import featstore
 
@@ -117,22 +118,28 @@ def test_demo(tmp_path):
     assert not re.search(pattern, printed.replace("are identical", "are NOT IDENTICAL"))
     assert (tmp_path / "demo" / "demo.png").read_bytes().startswith(b"\x89PNG")
     left = {path.name for path in (tmp_path / "demo").iterdir()}
-    assert left == {"demo.png", "featstore.json", "memmap.json"}
-    ours, theirs = (json.loads((tmp_path / "demo" / f"{kind}.json").read_text()) for kind in ("featstore", "memmap"))
+    assert left == {"demo.png", "featstore.json", "memmap.json", "memmap1.json"}
+    kinds = ("featstore", "memmap", "memmap1")
+    ours, theirs, single = (json.loads((tmp_path / "demo" / f"{kind}.json").read_text()) for kind in kinds)
     assert ours["losses"] == theirs["losses"]
+    assert 0 < len(single["losses"]) <= len(ours["losses"])
+    assert ours["losses"][: len(single["losses"])] == single["losses"]
+    assert "np.memmap, 16 threads" in printed
+    assert "np.memmap, 1 thread" in printed
     assert ours["peak_bytes"] <= 48 << 20
     assert ours["epochs"][-1]["test_accuracy"] > 0.15  # guessing: 0.06
 
 
+@pytest.mark.parametrize("kind_of_theirs", ["memmap", "memmap1"])
 @pytest.mark.parametrize("losses", [[2.5, 1.75, 1.5], [2.5, 1.75], [2.5, 1.5], []])
-def test_the_demo_fails_where_losses_differ(tmp_path, monkeypatch, capsys, losses):
-    """What both runs have must be identical, and there must be something: else the exit status says so."""
+def test_the_demo_fails_where_losses_differ(tmp_path, monkeypatch, capsys, losses, kind_of_theirs):
+    """What the runs have must be identical, and there must be something: else the exit status says so."""
     monkeypatch.syspath_prepend(os.fspath(ROOT / "examples"))
     import demo
 
     def run(kind, *_):
         stats = {"batches": 3, "seconds": {"gather": 0.1}, "hits": {"host": 1, "base": 1}, "rows": 2, "epochs": 1}
-        found = [2.5, 1.75, 1.5] if kind == "featstore" else losses
+        found = losses if kind == kind_of_theirs else [2.5, 1.75, 1.5]
         return {"seconds": 1.0, "stats": stats, "epochs": [], "losses": found}
 
     monkeypatch.setattr(demo, "run", run)
@@ -147,6 +154,21 @@ def test_the_demo_fails_where_losses_differ(tmp_path, monkeypatch, capsys, losse
             demo.main(arguments)
         assert caught.value.code != 0
     assert ("identical to the last bit" in capsys.readouterr().out) == is_same
+
+
+@pytest.mark.parametrize("n_threads", [1, 16])
+def test_the_demo_s_map_has_the_rows(tmp_path, monkeypatch, n_threads):
+    """Every count of ids, so that the threads' parts end anywhere: rows are those of the file, in order."""
+    monkeypatch.syspath_prepend(os.fspath(ROOT / "examples"))
+    import demo
+
+    x = np.random.default_rng(0).standard_normal((300, 5), dtype=np.float32)
+    np.save(tmp_path / "x.npy", x)
+    store = demo.MapStore(tmp_path / "x.npy", n_threads)
+    for n in (0, 1, 15, 64, 65, 300, 1_000):
+        ids = torch.from_numpy(np.random.default_rng(n).integers(0, 300, n))
+        tally = demo.Tally()
+        assert torch.equal(store.gather(ids, None, {}, tally), torch.from_numpy(x)[ids])
 
 
 @pytest.mark.parametrize("scale", [2, 11, 12])
