@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from featstore._core.checksum import page_sums
-from featstore._core.rows import copy_rows, wrap_ids
+from featstore._core.rows import copy_costs, copy_rows, wrap_ids
 from featstore.budget import Budget
 from featstore.cache.rowmap import huge_array
 from featstore.errors import BudgetError, ClosedError
@@ -189,3 +189,20 @@ def test_blocks_freed_by_the_collector_inside_the_pool() -> None:
     gc.collect()
     pool.trim()
     assert pool.budget.used == 0
+
+
+@pytest.mark.parametrize(("row_bytes", "n"), [(512, 80_000), (64, 500_000), (100, 200_000), (4096, 9_000)])
+@pytest.mark.parametrize("n_threads", [1, 2])
+def test_large_copies_by_every_way(row_bytes: int, n: int, n_threads: int) -> None:
+    """Pieces of a large copy are done in each way there is, and timed; the rows are those of NumPy's take."""
+    rng = np.random.default_rng(row_bytes)
+    src = rng.integers(0, 256, (n // 4, row_bytes), dtype=np.uint8)
+    rows, places = rng.integers(0, len(src), n).astype(np.int32), rng.permutation(n)
+    out = huge_array(n * row_bytes).reshape(n, row_bytes)
+    copy_rows(src, rows, out, places, n_threads)
+    expected = np.empty_like(out)
+    expected[places] = src[rows]
+    assert np.array_equal(out, expected)
+    costs = copy_costs(row_bytes, row_bytes % 64 == 0)
+    assert min(costs[:2]) > 0
+    assert all(cost < 2**31 for cost in costs)

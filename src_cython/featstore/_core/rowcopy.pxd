@@ -1,6 +1,6 @@
 """The C of copying rows (``rowcopy.h``) as the modules that use it see it: declared once."""
 
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 cdef extern from "rowcopy.h" nogil:
     ctypedef void (*fs_stream_fn)(uint8_t *dst, const uint8_t *src, uint64_t row_bytes) noexcept nogil
@@ -15,3 +15,7 @@ cdef extern from "rowcopy.h" nogil:
         fs_stream_fn stream
     fs_stream_fn fs_choose_stream(const uint8_t *dst, uint64_t row_bytes, uint64_t n_bytes)
     void fs_copy_range(void *context, int64_t begin, int64_t end)
+    enum:
+        FS_WAYS
+    uint32_t fs_way_cost[2][24][FS_WAYS]
+    int fs_width_class(uint64_t row_bytes)
