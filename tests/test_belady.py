@@ -228,6 +228,17 @@ def test_ranks_number_the_distinct_rows(n: int, data: st.DataObject) -> None:
             ranks.of(np.array([n], kind), found)
 
 
+@given(st.lists(st.lists(st.integers(0, 200), max_size=12), max_size=5), st.sampled_from([201, 10**6, 10**12]))
+def test_a_row_twice_in_a_batch_is_found(batches: list[list[int]], n: int) -> None:
+    """Whichever way rows are compared; a row may well come again in another batch."""
+    twice = [number for number, batch in enumerate(batches) if len(set(batch)) < len(batch)]
+    if not twice:
+        assert [batch.tolist() for batch in Trace(batches, n)] == batches
+        return
+    with pytest.raises(ValueError, match=f"batch {twice[0]} names a row twice"):
+        Trace(batches, n)
+
+
 def test_memory_follows_the_accesses() -> None:
     """A field of a hundred million rows takes a quarter byte a row; all else is that of a small one."""
     rng = np.random.default_rng(5)

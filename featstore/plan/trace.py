@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from featstore._core.belady import first_repeat
 from featstore.cache.planned import Window
 from featstore.config import check_at_least
 from featstore.sampling.batch import Sampler
@@ -36,6 +37,14 @@ def _narrow(ids: npt.ArrayLike | torch.Tensor, n: int) -> Ints:
         why = "rows are numbered from 0" if array[bad] < 0 else f"out of range for {n} rows"
         raise IndexError(f"row {array[bad]} at position {bad}: {why}")
     return np.ascontiguousarray(array, np.int32 if n < 2**31 else np.int64)
+
+
+def _check_distinct(batches: Sequence[Ints], n: int, n_accesses: int) -> None:
+    """Raise ValueError where a batch names a row twice: by a bit a row, or by sorting where rows are far more than accesses."""
+    bits = np.zeros(n // 64 + 1, np.uint64) if n <= 64 * n_accesses else None
+    for number, array in enumerate(batches):
+        if (len(np.unique(array)) < len(array)) if bits is None else first_repeat(array, bits) >= 0:
+            raise ValueError(f"batch {number} names a row twice; a trace lists each row of a batch once")
 
 
 class _Reading(Sequence[Ints]):
@@ -88,11 +97,9 @@ class Trace(Sequence[Ints]):
                 raise IndexError(f"row {self.n - 1} is beyond 64 bits")
             self._first = 0
             narrowed = [_narrow(array, self.n) for array in arrays]
-            for number, array in enumerate(narrowed):
-                if len(np.unique(array)) < len(array):
-                    raise ValueError(f"batch {number} names a row twice; a trace lists each row of a batch once")
-            self._batches = narrowed
             lengths = np.array([len(array) for array in narrowed], np.int64)
+            _check_distinct(narrowed, self.n, int(lengths.sum()))
+            self._batches = narrowed
         self.offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
 
     @classmethod

@@ -486,6 +486,33 @@ def bits_at(Bits bits not None, const pos_t[::1] positions not None, uint8_t[::1
         out[i] = 0 <= q < bits.length and bits.words[2 * (q >> 6)] >> (q & 63) & 1
 
 
+def first_repeat(const row_t[::1] rows not None, uint64_t[::1] bits not None):
+    """Return the index of the first row that is there before, −1 if none; ``bits``, one a row, are zero before and after.
+
+    Rows are in ``0 … 64 * len(bits) - 1``.
+    """
+    cdef int64_t i, k = rows.shape[0], found = -1
+    cdef uint64_t bit
+    if k == 0:
+        return -1
+    cdef const row_t *r = &rows[0]
+    if outside(r, k, 64 * bits.shape[0]) >= 0:
+        raise IndexError("a row without a bit")
+    cdef uint64_t *words = &bits[0]
+    with nogil:
+        for i in range(k):
+            if i + AHEAD < k:
+                fs_touch(words + (r[i + AHEAD] >> 6))
+            bit = <uint64_t>1 << (r[i] & 63)
+            if words[r[i] >> 6] & bit:
+                found = i
+                break
+            words[r[i] >> 6] |= bit
+        for i in range(k if found < 0 else found):
+            words[r[i] >> 6] = 0
+    return found
+
+
 def next_uses(const row_t[::1] rows not None, int64_t batch, int64_t[::1] ptr not None, const int64_t[::1] end not None,
               const pos_t[::1] iters not None, int64_t[::1] out not None, bint advance):
     """Write the first batch above ``batch`` that touches each row, −1 if none; ``advance`` moves ``ptr`` there."""
