@@ -84,7 +84,7 @@ def test_a_planner_keeps_its_memory_where_it_is_told_to() -> None:
     offsets = np.cumsum([0] + [len(batch) for batch in batches]).astype(np.int64)
     window = Window(n, offsets, batches.__getitem__, 6)
     policy, other = Belady(), Belady()
-    least = 4 * n + 4 * capacity
+    least = 8 * capacity  # free slots, and the row of each slot
     policy.keep_memory(True)
     for _ in range(3):
         for each in (policy, other):

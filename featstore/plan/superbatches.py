@@ -486,7 +486,9 @@ class SuperbatchInspector:
         if needed <= self._memory.n_bytes:
             return False
         self._pool.trim()
-        if needed_for(capacity=0) <= self._memory.budget.total // PLANNER_SHARE:
+        # A cache on loan is not taken back for it: what it was to hold would be read again, which is worse than to spill.
+        fits = needed - self._memory.n_bytes <= self._memory.budget.available
+        if fits and needed_for(capacity=0) <= self._memory.budget.total // PLANNER_SHARE:
             try:
                 self._memory.resize(needed)
             except BudgetError:

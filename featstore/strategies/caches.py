@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,8 @@ def ask_beside_caches(
     if size is not None and size != "auto" and widths and n:
         sizes = cache_bytes(size, n, widths, policy, setup.graph.budget, 1 << 62)
     capacity = min((FeatureCache.capacity_for(sizes[name], widths[name], n, policy) for name in sizes), default=0)
+    if size != "auto" and setup.planning is not None:
+        setup = replace(setup, planning=replace(setup.planning, capacity=capacity))
     return ask(setup, requests, sum(sizes.values()), capacity, plans=plans)
 
 

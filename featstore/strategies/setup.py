@@ -45,6 +45,8 @@ class Planning:
         Sample and plan while earlier batches are gathered and trained on; otherwise one after the other.
     miss_share : float
         Of a batch's rows, those that the cache will lack, as far as is known: how much is packed of each.
+    capacity : int, optional
+        Rows of the cache, where its size was given.
     """
 
     policy: Policy
@@ -53,6 +55,7 @@ class Planning:
     run_dir: str
     overlap: bool = True
     miss_share: float = 1.0
+    capacity: int | None = None
 
 
 @dataclass(frozen=True)

@@ -153,7 +153,7 @@ class SuperbatchRunner(Runner):
         planning, n, length = setup.planning, batch.n_rows, cls._length(setup, batch)
         assert planning is not None
         planned, spilled = (_held_bytes(setup, n, length, spilled=each) for each in (False, True))
-        least = _held_bytes(setup, n, least_size(setup), spilled=True)
+        least = _held_bytes(setup, n, least_size(setup), spilled=True, least=True)
         useful = planned if planned <= setup.graph.budget.total // PLANNER_SHARE else spilled
         requests = [Request(PLANNER, least, useful, otherwise=spilled)]
         if planning.overlap:
@@ -284,11 +284,17 @@ def _keep_plans(policy: PlannedPolicy, n_bytes: int, held: int) -> None:
         CheckedPolicy(policy).keep_memory(False)
 
 
-def _held_bytes(setup: Setup, n_accesses: int, size: int, *, spilled: bool) -> int:
-    """Return what is reserved for the planner: with the largest cache that there could be, or for what shares its bytes."""
+def _held_bytes(setup: Setup, n_accesses: int, size: int, *, spilled: bool, least: bool = False) -> int:
+    """Return what is reserved for the planner, or for what shares its bytes.
+
+    Where caches have what others leave: at the least for none of them, else for as many rows as there could be.
+    """
     graph, planning = setup.graph, setup.planning
     assert planning is not None
-    capacity = min(graph.num_nodes, graph.budget.total // max(1, sum(setup.row_bytes.values()))) if setup.features else 0
+    capacity = planning.capacity
+    if capacity is None:
+        most = graph.budget.total // max(1, sum(setup.row_bytes.values()))
+        capacity = 0 if least or not setup.features else min(graph.num_nodes, most)
     needed = planner_bytes(planning, graph, len(setup.batches), n_accesses, size, spilled=spilled, capacity=capacity)
     if not planning.overlap:
         needed = max(needed, SCORING_BYTES * graph.num_nodes + NeighborCache.scratch_bytes(graph.topology))
