@@ -108,10 +108,10 @@ def too_small(error: BudgetError, needed: int | None, *, before: str = "") -> Bu
     reason = before + error.message.split("; at least")[0]
     if needed is None:
         return BudgetError(reason, None)
-    if (
-        error.needed or 0
-    ) > needed:  # more is held than was added up: just enough for this allocation would be short for the next
-        needed = larger(error.needed or 0)
+    if (error.needed or 0) > needed:
+        # More is held than was added up. Just enough for this allocation would be short for the next, and what is optional takes
+        # a part of what is added.
+        needed = (error.needed or 0) * 9 // 8
     return BudgetError(f"{reason}; at least {needed} bytes ({format_size(needed)}) would do", needed)
 
 
@@ -211,6 +211,13 @@ class Memory:
         beside = self._plan_bytes(n_rows) + batch.sample_bytes if self._plans else 0  # a sample that waits to be written
         return max(2 * one + beside, one + batch.sampling_bytes)
 
+    def _third_bytes(self) -> int:
+        """Return what one more batch takes where plans are run; before what is optional gets anything, not among the leasts.
+
+        While the loop goes from its batch to the next one both are alive, and the one after them is begun.
+        """
+        return self.batch_bytes(larger(self.batch.n_rows)) if self._plans else 0
+
     def _total(self, n_rows: int, *, idle: bool = False) -> int:
         """Return the least memory in which an epoch runs whose largest batch has ``n_rows``.
 
@@ -262,7 +269,7 @@ class Memory:
         if self._total(self.batch.n_rows) > total:
             raise self._refusal()
         left = total - self._held() - self._graph.reader.least_bytes(total) - self._asked
-        whole = left = max(0, left - self.loop_bytes(larger(self.batch.n_rows)) - self._others(idle=True))
+        whole = left = max(0, left - self.loop_bytes(larger(self.batch.n_rows)) - self._third_bytes() - self._others(idle=True))
         for request in self.requests:
             granted = max(request.least, min(request.useful, request.least + min(left, whole // request.share)))
             if granted < request.useful and request.otherwise is not None:
@@ -297,7 +304,7 @@ class Memory:
         """
         loop, one = self.loop_bytes(larger(self.batch.n_rows)), self.batch_bytes(larger(self.batch.n_rows))
         threads = (self._threads - 1) * self._sampler_bytes
-        free = min(room, self.unused() + loop)
+        free = max(0, min(room, self.unused() + loop) - self._third_bytes())
         while prefetch > 1 and loop + (prefetch - 1) * one + threads > free // 2:
             prefetch -= 1
         return max(0, free - loop - max(0, prefetch - 1) * one - threads), prefetch
