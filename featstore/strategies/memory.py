@@ -108,10 +108,8 @@ def too_small(error: BudgetError, needed: int | None, *, before: str = "") -> Bu
     reason = before + error.message.split("; at least")[0]
     if needed is None:
         return BudgetError(reason, None)
-    if (error.needed or 0) > needed:
-        # More is held than was added up. Just enough for this allocation would be short for the next, and what is optional takes
-        # a part of what is added.
-        needed = (error.needed or 0) * 9 // 8
+    # Just enough for this allocation would be short for the next, and what is optional takes a part of what is added.
+    needed = max(needed, (error.needed or 0) * 9 // 8)
     return BudgetError(f"{reason}; at least {needed} bytes ({format_size(needed)}) would do", needed)
 
 
