@@ -19,6 +19,7 @@ __all__ = ["Passes", "choose_size", "least_size", "planner_bytes", "what_would_h
 MOST_AUTO_BATCHES = 200
 ENOUGH_BATCHES = 50  # more of them are no reason to plan with next positions on disk
 SEVERAL = 2  # times slower than it could be: worth a warning
+CHEAP, MOST_CHEAP = 4, 8  # passes that read one part of so many of what is moved besides, and no more than so many, are cheap
 
 
 @dataclass(frozen=True)
@@ -31,10 +32,18 @@ class Passes:
         Read by one of them.
     n_others : int
         Moved in an epoch besides: rows that are missed, to where they are packed and from there.
+    n_gathered : int
+        Put together in an epoch: every row of every batch, which is sampled besides.
     """
 
     n_bytes: int
     n_others: int
+    n_gathered: int = 0
+
+    @property
+    def cheap(self) -> int:
+        """How many passes are worth it, for a superbatch is made while the one before it is gathered and trained on; at least one."""
+        return max(1, min(MOST_CHEAP, (self.n_others + self.n_gathered) // (CHEAP * max(1, self.n_bytes))))
 
     def are_few(self, n: int) -> bool:
         """Whether so many passes read no more than all else moves."""
@@ -81,7 +90,8 @@ def choose_size(
     """As many batches as disk and the planner's share of memory allow, by the rows and stored bytes of one sampled batch.
 
     Where every superbatch costs a pass over the features, and these passes read more than all else moves, the planner's share
-    doubles, and doubles again: a pass less saves more than the rows that the cache loses.
+    doubles, and doubles again: a pass less saves more than the rows that the cache loses. Where passes are cheap, the epoch has
+    several superbatches although it fits one: nothing is packed beside the loop otherwise.
     """
     if not isinstance(planning.superbatch, str):
         return min(planning.superbatch, max(1, n_batches))
@@ -101,7 +111,7 @@ def choose_size(
             size = max(size, min(enough, largest(total // share, True)))
         if passes is None or size == most or passes.are_few(-(-n_batches // size)):
             break
-    return size
+    return size if passes is None else min(size, -(-n_batches // passes.cheap))
 
 
 def what_would_help(
@@ -110,7 +120,7 @@ def what_would_help(
     """Return what to give more of where an epoch in superbatches of ``size`` moves several times what it could; else None."""
     best = _most(planning, n_batches)
     n, fewest = (-(-n_batches // max(1, each)) for each in (size, best))
-    if passes.moved(n) <= SEVERAL * passes.moved(fewest):
+    if n <= passes.cheap or passes.moved(n) <= SEVERAL * passes.moved(fewest):
         return None
     if size < min(best, _by_disk(planning, stored)):
         needed = 2 * planner_bytes(planning, graph, n_batches, n_accesses, best, spilled=True)

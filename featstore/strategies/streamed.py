@@ -58,7 +58,8 @@ class Streamed(Superbatch):
         As of :class:`~featstore.Superbatch`.
     length : int or "auto"
         Batches a superbatch, each of which costs a pass over the features; ``"auto"`` takes as many as disk and memory allow, 200
-        at most. Planning gets up to half of the memory where passes would read more than all else moves.
+        at most, and fewer where passes are cheap. Planning gets up to half of the memory where passes would read more than all
+        else moves.
         :class:`~featstore.PerformanceWarning` where an epoch still moves more than twice what it could.
     disk : int, str or None
         As of :class:`~featstore.Superbatch`; extents of two superbatches lie on disk, too.
@@ -189,8 +190,8 @@ class StreamedRunner(SuperbatchRunner):
 def passes_over(setup: Setup, n_accesses: int, miss_share: float) -> Passes:
     """Return what passes over a loader's features cost, by the rows of one batch and the share of them that its cache lacks."""
     width = sum(setup.row_bytes.values())
-    moved = 2 * int(n_accesses * width * miss_share)
-    return Passes(setup.graph.num_nodes * width, moved * len(setup.batches))
+    n, gathered = len(setup.batches), n_accesses * width
+    return Passes(setup.graph.num_nodes * width, 2 * int(gathered * miss_share) * n, gathered * n)
 
 
 def _resize(arenas: PackArenas, n_bytes: int) -> None:
