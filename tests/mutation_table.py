@@ -90,7 +90,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "featstore/storage/sections.py",
         "if _sum(part, self._seed, first + i) != expected:",
         "if _sum(part, self._seed, first + i) < 0:",
-        ("tests/test_belady.py::test_every_damage_to_a_section_file_is_found",),
+        ("tests/test_runfiles.py::test_every_damage_to_a_section_file_is_found",),
     ),
     Mutation(
         "index of sections unchecked",
@@ -98,7 +98,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "featstore/storage/sections.py",
         "if _sum(index, self._seed, _MASK) != index_sum:",
         "if _sum(index, self._seed, _MASK) < 0:",
-        ("tests/test_belady.py::test_every_damage_to_a_section_file_is_found",),
+        ("tests/test_runfiles.py::test_every_damage_to_a_section_file_is_found",),
     ),
     Mutation(
         "table of checksums unchecked",

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore._core import belady as _core
+from featstore._core import distinct
 from featstore.cache.base import PolicyContext, register_policy
 from featstore.cache.planned import PlannedBatch, PlannedPolicy, Window, position_dtype
 from featstore.cache.rowmap import huge_array
@@ -58,13 +59,13 @@ class _Numbers:
 
     def __init__(self, window: Window, offsets: Int64s, kept: _Kept) -> None:
         self.count = window.n
-        self._ranks: _core.Ranks | None = None
+        self._ranks: distinct.Ranks | None = None
         if window.n <= int(offsets[-1]):
             kept.drop("ranks")
             return
-        memory = kept.array("ranks", _core.Ranks.words_for(window.n), np.uint64)
+        memory = kept.array("ranks", distinct.Ranks.words_for(window.n), np.uint64)
         memory.fill(0)
-        self._ranks = _core.Ranks(memory, window.n)
+        self._ranks = distinct.Ranks(memory, window.n)
         for b in range(window.n_batches):
             ids = window.ids(b)
             _check(self._ranks.mark(ids), ids, b, window.n)

@@ -1,6 +1,9 @@
-"""The memory of planning a window: its size, and a run file for next positions when that is too much."""
+"""The memory of planning a window: its size, a run file for next positions when that is too much, and who has it in turn."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -9,7 +12,7 @@ from featstore.plan.planfile import write_bytes
 from featstore.storage.rundir import DiskBudget
 from featstore.storage.sections import SectionFile, SectionWriter
 
-__all__ = ["PLANNER_SHARE", "Spill", "planning_bytes"]
+__all__ = ["PLANNER_SHARE", "Spill", "Switch", "planning_bytes"]
 
 PLANNER_SHARE = 8  # next positions that make planning need more than this part of the memory are spilled
 BATCH_BYTES = 72  # an access of the longest batch: its ids, next positions, slots and changes while it is planned
@@ -78,3 +81,18 @@ class Spill:
             self._writer.abort()
         else:
             self._file.remove()
+
+
+class Switch(Protocol):
+    """What is done between sampling and running a superbatch where both use one memory, one after the other.
+
+    ``check`` is called now and then; what it raises (the epoch is over) is passed on.
+    """
+
+    def to_neighbors(self, check: Callable[[], None]) -> None:
+        """Before sampling: no batch of an earlier superbatch is still to run."""
+        ...
+
+    def to_features(self, rows: npt.NDArray[np.int64], check: Callable[[], None]) -> None:
+        """Before running: the plans begin with ``rows`` in the cache, the i-th in slot i."""
+        ...

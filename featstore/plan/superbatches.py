@@ -17,7 +17,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -32,31 +31,16 @@ from featstore.gather.plan import BatchPlan, Tier
 from featstore.gather.sources import ExtentSource
 from featstore.plan.overlapped import MissedRows, Pack, PackBeside, Packed
 from featstore.plan.planfile import PlanFile, most_bytes, write_bytes, write_plan
-from featstore.plan.planmemory import PLANNER_SHARE, Spill, planning_bytes
+from featstore.plan.planmemory import PLANNER_SHARE, Spill, Switch, planning_bytes
 from featstore.plan.samples import SampleFile, SampleWriter
 from featstore.sampling.batch import SampledBatch
 from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.storage.sections import SectionWriter
 
-__all__ = ["SuperbatchInspector", "Switch"]
+__all__ = ["SuperbatchInspector"]
 
 Ints = npt.NDArray[np.int32 | np.int64]
 Int64s = npt.NDArray[np.int64]
-
-
-class Switch(Protocol):
-    """What is done between sampling and running a superbatch where both use one memory, one after the other.
-
-    ``check`` is called now and then; what it raises (the epoch is over) is passed on.
-    """
-
-    def to_neighbors(self, check: Callable[[], None]) -> None:
-        """Before sampling: no batch of an earlier superbatch is still to run."""
-        ...
-
-    def to_features(self, rows: Int64s, check: Callable[[], None]) -> None:
-        """Before running: the plans begin with ``rows`` in the cache, the i-th in slot i."""
-        ...
 
 
 @dataclass

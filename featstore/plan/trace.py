@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from featstore._core.belady import first_repeat
+from featstore._core.distinct import first_repeat
 from featstore.cache.planned import Window
 from featstore.config import check_at_least
 from featstore.sampling.batch import Sampler

@@ -42,7 +42,7 @@ class Passes:
 
     @property
     def cheap(self) -> int:
-        """How many passes are worth it, for a superbatch is made while the one before it is gathered and trained on; at least one."""
+        """How many are worth their cost: a superbatch is made while the one before it is gathered and trained on."""
         return max(1, min(MOST_CHEAP, (self.n_others + self.n_gathered) // (CHEAP * max(1, self.n_bytes))))
 
     def are_few(self, n: int) -> bool:

@@ -11,37 +11,14 @@ behind the last, whose bit is cleared after each batch.
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
-cdef extern from *:
-    """
-    #include <stdint.h>
-    #define fs_touch(p) __builtin_prefetch((p), 1, 3)
-    #define fs_peek(p) __builtin_prefetch((p), 0, 3)
-    #define fs_top(x) (63 - __builtin_clzll(x))
-    #define fs_low(x) __builtin_ctzll(x)
-    /* Without a popcnt instruction the compiler calls a table look-up; these twelve operations are quicker. */
-    static inline int fs_popcount(uint64_t x) {
-        x -= x >> 1 & 0x5555555555555555u;
-        x = (x & 0x3333333333333333u) + (x >> 2 & 0x3333333333333333u);
-        return (int)(((x + (x >> 4)) & 0x0f0f0f0f0f0f0f0fu) * 0x0101010101010101u >> 56);
-    }
-    """
-    void fs_touch(const void *p) nogil
-    void fs_peek(const void *p) nogil
-    int fs_popcount(uint64_t x) nogil
-    int fs_top(uint64_t x) nogil
-    int fs_low(uint64_t x) nogil
-
-ctypedef fused row_t:
-    int32_t
-    int64_t
+from featstore._core.bits cimport AHEAD, fs_low, fs_peek, fs_popcount, fs_top, fs_touch, outside, row_t
 
 ctypedef fused pos_t:
     int32_t
     int64_t
 
-# How many accesses ahead each pass fetches, by measurement on R22: far enough to hide a miss of the last-level cache.
+# As AHEAD: of passes that look up bits, and slots.
 cdef enum:
-    AHEAD = 96
     AHEAD_BITS = 48
     AHEAD_SLOTS = 96
 
@@ -52,21 +29,6 @@ cdef inline pos_t within(pos_t q, pos_t limit, pos_t length) noexcept nogil:
         return q if <uint32_t>q < <uint32_t>limit else length
     else:
         return q if <uint64_t>q < <uint64_t>limit else length
-
-
-cdef int64_t outside(const row_t *rows, int64_t k, int64_t n) noexcept nogil:
-    """Index of the first row that is not in ``0 … n - 1``; −1 if none."""
-    cdef int64_t i
-    cdef row_t any_sign = 0, most = 0
-    for i in range(k):
-        any_sign |= rows[i]
-        most = max(most, rows[i])
-    if any_sign >= 0 and (most < n or k == 0):
-        return -1
-    for i in range(k):
-        if rows[i] < 0 or rows[i] >= n:
-            return i
-    return -1
 
 
 def link(const row_t[::1] rows not None, int64_t first, pos_t[::1] last not None, pos_t[::1] nxt not None):
@@ -310,78 +272,6 @@ cdef class Bits:
         return n
 
 
-cdef class Ranks:
-    """The distinct rows of a window, numbered 0, 1, … in ascending order: a bitmap, and beside each word of 64 bits how many lie
-    before it. Tables of what a window knows of each row then grow with its rows and not with the field's. One owner thread.
-    """
-
-    cdef uint64_t[::1] memory
-    cdef uint64_t *pairs  # a word of bits and its rank, a 64 rows
-    cdef readonly int64_t n
-    cdef readonly int64_t count
-
-    @staticmethod
-    def words_for(int64_t n):
-        """Return how many 64-bit words of memory a field of ``n`` rows needs: a quarter byte a row."""
-        return 2 * (n // 64 + 1)
-
-    def __init__(self, uint64_t[::1] memory not None, int64_t n):
-        """``memory``: zeroed, :meth:`words_for` words."""
-        if n < 0 or memory.shape[0] < Ranks.words_for(n):
-            raise ValueError("too little memory for the rows")
-        self.memory = memory
-        self.pairs = &memory[0]
-        self.n = n
-
-    def mark(self, const row_t[::1] rows not None):
-        """Note that the window has ``rows``. Returns the index of one that is out of range, or −1."""
-        cdef int64_t i, k = rows.shape[0], bad
-        cdef uint64_t *pairs = self.pairs
-        if k == 0:
-            return -1
-        cdef const row_t *r = &rows[0]
-        with nogil:
-            bad = outside(r, k, self.n)
-            if bad < 0:
-                for i in range(k):
-                    if i + AHEAD < k:
-                        fs_touch(pairs + 2 * (r[i + AHEAD] >> 6))
-                    pairs[2 * (r[i] >> 6)] |= <uint64_t>1 << (r[i] & 63)
-        return bad
-
-    def number(self):
-        """Number the rows that were marked; nothing is marked afterwards. Returns how many there are."""
-        cdef int64_t w
-        cdef uint64_t total = 0
-        with nogil:
-            for w in range(self.n // 64 + 1):
-                self.pairs[2 * w + 1] = total
-                total += fs_popcount(self.pairs[2 * w])
-        self.count = <int64_t>total
-        return self.count
-
-    def of(self, const row_t[::1] rows not None, row_t[::1] out not None):
-        """Write the number of each row, −1 for one that the window does not have; each is in ``0 … n - 1``."""
-        cdef int64_t i, k = rows.shape[0]
-        cdef uint64_t word, below
-        cdef uint64_t *pair
-        if out.shape[0] < k:
-            raise ValueError("an array shorter than the rows")
-        if k == 0:
-            return
-        cdef const row_t *r = &rows[0]
-        if outside(r, k, self.n) >= 0:
-            raise IndexError(f"row {rows[outside(r, k, self.n)]} is out of range for {self.n} rows")
-        with nogil:
-            for i in range(k):
-                if i + AHEAD < k:
-                    fs_peek(self.pairs + 2 * (r[i + AHEAD] >> 6))
-                pair = self.pairs + 2 * (r[i] >> 6)
-                word = pair[0]
-                below = (<uint64_t>1 << (r[i] & 63)) - 1
-                out[i] = <row_t>(pair[1] + fs_popcount(word & below)) if word >> (r[i] & 63) & 1 else -1
-
-
 cdef class Slots:
     """The free slots, and the slots of a window's cached rows. One owner thread."""
 
@@ -484,33 +374,6 @@ def bits_at(Bits bits not None, const pos_t[::1] positions not None, uint8_t[::1
     for i in range(positions.shape[0]):
         q = positions[i]
         out[i] = 0 <= q < bits.length and bits.words[2 * (q >> 6)] >> (q & 63) & 1
-
-
-def first_repeat(const row_t[::1] rows not None, uint64_t[::1] bits not None):
-    """Return the index of the first row that is there before, −1 if none; ``bits``, one a row, are zero before and after.
-
-    Rows are in ``0 … 64 * len(bits) - 1``.
-    """
-    cdef int64_t i, k = rows.shape[0], found = -1
-    cdef uint64_t bit
-    if k == 0:
-        return -1
-    cdef const row_t *r = &rows[0]
-    if outside(r, k, 64 * bits.shape[0]) >= 0:
-        raise IndexError("a row without a bit")
-    cdef uint64_t *words = &bits[0]
-    with nogil:
-        for i in range(k):
-            if i + AHEAD < k:
-                fs_touch(words + (r[i + AHEAD] >> 6))
-            bit = <uint64_t>1 << (r[i] & 63)
-            if words[r[i] >> 6] & bit:
-                found = i
-                break
-            words[r[i] >> 6] |= bit
-        for i in range(k if found < 0 else found):
-            words[r[i] >> 6] = 0
-    return found
 
 
 def next_uses(const row_t[::1] rows not None, int64_t batch, int64_t[::1] ptr not None, const int64_t[::1] end not None,

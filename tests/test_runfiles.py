@@ -1,0 +1,142 @@
+"""Files of a run: sections, traces, the disk that they may take, and the directories that they lie in."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from featstore.errors import ClosedError, FeatstoreError, FormatError, PluginError
+from featstore.plan.simulate import simulate
+from featstore.plan.trace import Trace, TraceWriter, record
+from featstore.sampling.batch import SampledBatch
+from featstore.storage import rundir
+from featstore.storage.rundir import DiskBudget, RunDirectory
+from featstore.storage.sections import SectionFile, SectionWriter
+
+
+def test_record_and_files(tmp_path: Path) -> None:
+    class Doubling:
+        def sample(self, seeds: torch.Tensor, epoch: int = 0, index: int = 0) -> SampledBatch:
+            return SampledBatch(index, epoch, torch.cat([seeds, seeds + 50]), len(seeds), ())
+
+    batches = [torch.arange(i, i + 5) for i in range(0, 40, 5)]
+    in_memory = record(Doubling(), batches, 100)
+    on_disk = record(Doubling(), batches, 100, tmp_path / "trace")
+    assert len(in_memory) == len(on_disk) == 8
+    assert in_memory.n_accesses == on_disk.n_accesses == 80
+    for a, b in zip(in_memory, on_disk, strict=True):
+        assert np.array_equal(a, b)
+        assert a.dtype == b.dtype == np.int32
+    on_disk.close()
+    for policy in ("belady", "lru", "frequency"):
+        assert np.array_equal(simulate(tmp_path / "trace", 12, policy), simulate(in_memory, 12, policy))
+    with pytest.raises(PluginError, match="node 80; there are 80"):
+        record(Doubling(), batches, 80)
+    with TraceWriter(tmp_path / "abandoned", 5) as writer:
+        writer.append([1, 2])
+    assert not list(tmp_path.glob("abandoned*"))
+
+
+def test_every_damage_to_a_section_file_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    arrays = [np.arange(10, dtype=np.int32), np.empty(0, np.int64), np.arange(5, dtype=np.uint64), np.arange(10, dtype=np.int32)]
+    with SectionWriter(path, "test") as writer:
+        for array in arrays:
+            writer.append(array)
+        writer.finish(durable=True).close()
+    good = path.read_bytes()
+
+    def read_all() -> list[np.ndarray]:
+        file = SectionFile(path, "test")
+        try:
+            return [file[i] for i in range(len(file))]
+        finally:
+            file.close()
+
+    assert all(np.array_equal(a, b) and a.dtype == b.dtype for a, b in zip(read_all(), arrays, strict=True))
+    for bit in range(0, 8 * len(good), 7):
+        bad = bytearray(good)
+        bad[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(bad)
+        with pytest.raises(FeatstoreError):
+            read_all()
+    for length in range(len(good)):
+        path.write_bytes(good[:length])
+        with pytest.raises(FeatstoreError):
+            read_all()
+    swapped = bytearray(good)
+    swapped[0:40], swapped[80:120] = good[80:120], good[0:40]  # equal arrays under another number are harmless
+    path.write_bytes(swapped)
+    assert np.array_equal(read_all()[0], arrays[0])
+    path.write_bytes(good)
+    with pytest.raises(FormatError, match="'test', not 'trace'"):
+        Trace.open(path)
+    file = SectionFile(path, "test")
+    with pytest.raises(IndexError):
+        file[4]
+    file.close()
+    with pytest.raises(ClosedError):
+        file[0]
+
+
+def test_the_disk_budget_is_an_enospc_that_leaves_nothing(tmp_path: Path) -> None:
+    disk = DiskBudget(10_000)
+    writer = SectionWriter(tmp_path / "a", "test", disk)
+    writer.append(np.zeros(500, np.int64))
+    writer.append(np.zeros(500, np.int64))
+    with pytest.raises(OSError, match="disk budget") as caught:
+        writer.append(np.zeros(500, np.int64))
+    assert (caught.value.errno, caught.value.filename) == (28, str(tmp_path / "a"))
+    assert disk.used == 0
+    assert disk.peak <= 10_000
+    assert not os.listdir(tmp_path)
+    with SectionWriter(tmp_path / "b", "test", disk) as writer:
+        writer.append(np.zeros(500, np.int64))
+        file = writer.finish()
+    assert disk.used == (tmp_path / "b").stat().st_size
+    file.remove()
+    assert disk.used == 0
+
+
+@pytest.mark.parametrize("after", ["makedirs", "_sweep"])
+def test_a_run_directory_where_another_removes_the_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: str) -> None:
+    """Who closes the last run directory removes the parent, too, while somebody makes the next one."""
+    parent, times = tmp_path / "runs", []
+    of = rundir.os if after == "makedirs" else rundir
+    step = getattr(of, after)
+
+    def then_removed(*args: Any, **options: Any) -> None:
+        step(*args, **options)
+        if not times:
+            times.append(parent.rmdir())
+
+    monkeypatch.setattr(of, after, then_removed)
+    runs = rundir.RunDirectory(parent)
+    assert times
+    assert os.path.isdir(runs.path)
+    runs.close()
+    assert not parent.exists()
+
+
+def test_run_directories_belong_to_their_process(tmp_path: Path) -> None:
+    parent = tmp_path / "runs"
+    mine = RunDirectory(parent)
+    (parent / "somebody's").mkdir()
+    child = os.fork()
+    if child == 0:
+        theirs = RunDirectory(parent)  # sweeps nothing that is held
+        Path(theirs.file("x")).write_text("data")
+        os._exit(0 if os.path.exists(mine.path) else 1)  # dies without closing
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(os.listdir(parent)) == 3
+    other = RunDirectory(parent)  # sweeps what the dead child left
+    assert sorted(os.listdir(parent)) == sorted([os.path.basename(mine.path), os.path.basename(other.path), "somebody's"])
+    other.close()
+    mine.close()
+    mine.close()
+    assert os.listdir(parent) == ["somebody's"]
