@@ -79,9 +79,7 @@ def loader_of(job: dict[str, Any], g: Any) -> Any:
     sampler = featstore.NeighborSampler(g, FANOUTS, redraw=False)
     seeds, size = g.node_data["seeds"], job["batch_size"]
     if job["side"] == "fresh":
-        # Beside PyG and the adjacency there is no room for a cache; several superbatches are packed beside gathering.
-        strategy = featstore.Streamed(cache=None, length=25)
-        return NeighborLoader(g, None, seeds, neighbor_sampler=sampler, batch_size=size, strategy=strategy, prefetch=1)
+        return NeighborLoader(g, None, seeds, neighbor_sampler=sampler, batch_size=size, strategy="streamed", prefetch=1)
     if job["side"] == "packed":
         return NeighborLoader(g, strategy=featstore.Packed(job["pack"], cache=SHARE), prefetch=1)
     if job["side"] == "stores":

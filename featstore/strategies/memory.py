@@ -210,9 +210,10 @@ class Memory:
         return max(2 * one + beside, one + batch.sampling_bytes)
 
     def _third_bytes(self) -> int:
-        """Return what one more batch takes where plans are run; before what is optional gets anything, not among the leasts.
+        """Return what one more batch takes where plans are run; before caches on loan get anything, not among the leasts.
 
-        While the loop goes from its batch to the next one both are alive, and the one after them is begun.
+        While the loop goes from its batch to the next one both are alive, and the one after them is begun. Of what requests divide
+        it is half at most: with little to read ahead and to pack in, an epoch is several times slower.
         """
         return self.batch_bytes(larger(self.batch.n_rows)) if self._plans else 0
 
@@ -267,7 +268,8 @@ class Memory:
         if self._total(self.batch.n_rows) > total:
             raise self._refusal()
         left = total - self._held() - self._graph.reader.least_bytes(total) - self._asked
-        whole = left = max(0, left - self.loop_bytes(larger(self.batch.n_rows)) - self._third_bytes() - self._others(idle=True))
+        left = max(0, left - self.loop_bytes(larger(self.batch.n_rows)) - self._others(idle=True))
+        whole = left = left - min(left // 2, self._third_bytes())
         for request in self.requests:
             granted = max(request.least, min(request.useful, request.least + min(left, whole // request.share)))
             if granted < request.useful and request.otherwise is not None:

@@ -136,11 +136,12 @@ class StreamedRunner(SuperbatchRunner):
         tables = OPEN_FILES * sum(_sums_bytes(setup, name, larger(n), shortest) for name in setup.features)
         most = max((most_memory(width, n, longest) for width in setup.row_bytes.values()), default=0)
         return [
-            # Nothing is read of the features' own files while batches run.
-            *(each for each in super().requests(setup, batch) if each.holder != AHEAD),
+            # Before the planner: what spills there costs less than another pass over the features.
             Request(WINDOWS, n_features * least_window(), n_features * MOST_WINDOW_BYTES, WINDOWS_SHARE),
             Request("checksum tables", tables + QUEUE_BYTES, is_held=False),
             Request(PACKING, _packing_bytes(setup, n, shortest), most, PACKING_SHARE),
+            # Nothing is read of the features' own files while batches run.
+            *(each for each in super().requests(setup, batch) if each.holder != AHEAD),
         ]
 
     def _begin(self, epoch: int, start: int) -> EpochRun:
