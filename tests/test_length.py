@@ -17,6 +17,7 @@ import featstore
 from featstore.cache.base import get_policy
 from featstore.plan.planmemory import PLANNER_SHARE
 from featstore.strategies.length import Passes, choose_size, planner_bytes, what_would_help
+from featstore.strategies.memory import Memory
 from featstore.strategies.setup import Planning
 
 BATCH, MANY = 1000, 200
@@ -155,3 +156,34 @@ def test_many_passes_are_said(tmp_path: Path) -> None:
             found = loader.stats()["superbatch"]
             assert found["of"] == 100
             assert found["passes"] == -(-100 // found["batches"]) > 2
+
+
+def test_a_third_batch_leaves_memory_to_pack_in(tmp_path: Path) -> None:
+    """Where there is no more than a third batch beyond the least, reading ahead and packing get their parts of a half of it."""
+    n = 20_000
+    indptr, indices = make_graph(n, 5.0)
+    x = np.zeros((n, 256), np.float32)
+    featstore.OutOfCoreGraph.create(
+        tmp_path / "g", indptr, indices, {"x": x}, {"train_idx": np.arange(n)}, progress=False
+    ).close()
+
+    def memory_of(total: int) -> Memory:
+        with featstore.open(tmp_path / "g", memory=total) as g:
+            g.cache_neighbors("1MiB")
+            sampler = featstore.NeighborSampler(g, [5, 5], seed=1)
+            strategy = featstore.Streamed(cache=None, length=10)
+            seeds = g.node_data["train_idx"]
+            with featstore.Loader(g, sampler, seeds, batch_size=500, labels=None, strategy=strategy) as loader:
+                memory: Memory = loader._runner.memory
+                return memory
+
+    with pytest.raises(featstore.BudgetError) as caught:
+        memory_of(2 << 20)
+    assert caught.value.needed is not None
+    roomy = memory_of(1 << 30)
+    third = roomy.batch_bytes(roomy.batch.n_rows)
+    memory = memory_of(caught.value.needed + third)
+    least, useful = ({each.holder: getattr(each, what) for each in memory.requests} for what in ("least", "useful"))
+    for holder, share in (("extents read ahead", 12), ("packing", 3)):
+        assert memory.granted[holder] >= min(useful[holder], least[holder] + third // 4 // share), holder
+        assert memory.granted[holder] > least[holder]

@@ -212,8 +212,8 @@ class Memory:
     def _third_bytes(self) -> int:
         """Return what one more batch takes where plans are run; before caches on loan get anything, not among the leasts.
 
-        While the loop goes from its batch to the next one both are alive, and the one after them is begun. Of what requests divide
-        it is half at most: with little to read ahead and to pack in, an epoch is several times slower.
+        While the loop goes from its batch to the next one both are alive, and the one after them is begun. Of what is divided it
+        is half at most: with little to read ahead and to pack in, an epoch is several times slower.
         """
         return self.batch_bytes(larger(self.batch.n_rows)) if self._plans else 0
 

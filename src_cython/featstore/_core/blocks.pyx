@@ -1,6 +1,7 @@
 """Stored blocks: 32-bit sources and a count a destination on disk, 64-bit source and destination numbers in a batch."""
 
 from libc.stdint cimport int32_t, int64_t
+from libc.string cimport memcmp
 
 
 def count_destinations(const int64_t[::1] dst not None, int32_t[::1] counts not None):
@@ -74,3 +75,9 @@ def missed_positions(const int32_t[::1] slots not None, int32_t[::1] out not Non
             out[m] = <int32_t>i
             m += slots[i] < 0
     return m
+
+
+def begins_with(const int64_t[::1] values not None, const int64_t[::1] first not None):
+    """Whether ``values`` begin with ``first``. Keeps the GIL for some 10 µs: another thread might keep it for milliseconds."""
+    cdef int64_t k = first.shape[0]
+    return values.shape[0] >= k and (k == 0 or memcmp(&values[0], &first[0], k * sizeof(int64_t)) == 0)
