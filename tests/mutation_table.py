@@ -60,7 +60,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "sampler without neighbour cache",
         "neighbour cache",
-        "featstore/sampling/neighbor.py",
+        "featstore/sampling/hops.py",
         "hops, topology, cache = self._g, scratch.hops, self._topology, self._g.neighbor_cache",
         "hops, topology, cache = self._g, scratch.hops, self._topology, None",
         ("tests/test_neighbor_cache.py::test_the_sampler_reads_only_lists_that_are_not_in_the_cache",),
@@ -352,7 +352,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "sampler's scratch not counted",
         "budget counting",
-        "featstore/sampling/neighbor.py",
+        "featstore/sampling/hops.py",
         "        self.room = room\n        self._reservation.resize(n_bytes)\n",
         "        self.room = room\n        self._reservation.resize(0)\n",
         ("tests/test_sampler.py::test_scratch_is_counted_and_given_back",),
@@ -394,15 +394,15 @@ MUTATIONS: tuple[Mutation, ...] = (
         "same draws every hop",
         "draws' key",
         "featstore/sampling/neighbor.py",
-        "absorb(key, hop)",
-        "absorb(key, 0)",
+        "absorb(batch_key(self.seed, epoch, index), hop)",
+        "absorb(batch_key(self.seed, epoch, index), 0)",
         ("tests/test_sampler.py::test_a_larger_graph_equals_the_oracle",),
     ),
     # -- PyG
     Mutation(
         "nodes that draw once draw anew",
         "edges of PyG's batches",
-        "featstore/sampling/neighbor.py",
+        "featstore/sampling/hops.py",
         "scratch.degree[:n_dst] = 0",
         "scratch.degree[:0] = 0",
         ("tests/test_sampler.py::test_nodes_that_draw_once_in_a_larger_graph",),
