@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from featstore._core import labor as _core
@@ -59,8 +60,9 @@ class LaborSampler(HopSampler):
     -----
     This is Poisson sampling. Each neighbour is taken with probability ``min(1, fanout / d)``, and how many are taken is random:
     a list that is not longer than the fan-out is taken whole; a longer one gives ``fanout`` on average, and **none at all** with
-    probability ``(1 - fanout / d) ** d``, about ``exp(-fanout)``. A model must cope with nodes without neighbours, as it must where
-    the graph has such nodes. A neighbour that is in a list twice counts twice in ``d``, and is taken twice or not at all.
+    probability ``(1 - fanout / d) ** d``, about ``exp(-fanout)``. A model must cope with nodes without neighbours, as it must
+    where the graph has such nodes. Probabilities are multiples of 2⁻³². A neighbour that is in a list twice counts twice in
+    ``d``, and is taken twice or not at all.
 
     All neighbours of a destination have the same probability, so the mean over those that were taken estimates the mean over all.
 
@@ -125,12 +127,13 @@ class LaborSampler(HopSampler):
             scratch.need(2 * scratch.room)
         return Block(src, dst, hops.n_nodes, n_dst)
 
-    def _choose(self, scratch: Scratch, layer: _core.Layer, topology: Topology, counts: Int64s) -> Int64s:
+    def _choose(self, scratch: Scratch, layer: _core.Layer, topology: Topology, counts: Int64s) -> npt.NDArray[Any]:
         """Go through all lists; return the ids that were taken."""
         pool, n = self._g.pool, layer.n_expected
         if n < layer.n_ids:  # random, and correlated: this is not always enough
-            n = min(n + 4 * math.isqrt(n), layer.n_ids) + _core.STEP
-        chosen = pool.array((n,), np.int64)
+            n = min(n + 4 * math.isqrt(n), layer.n_ids)
+        n += _core.STEP
+        chosen = pool.array((n,), topology.id_dtype)
         n_read = min(layer.n_missing, max(layer.n_expected, _LEAST_READ))
         positions = pool.array((n_read,), np.int64) if n_read else EMPTY
         found = pool.array((n_read,), topology.id_dtype)
@@ -140,7 +143,7 @@ class LaborSampler(HopSampler):
             topology.check_found(positions[:n], found[:n])
             scratch.rows_read += n
             while not layer.choose(found[:n], chosen, counts):
-                more = pool.array((len(chosen) * 3 // 2 + _core.STEP,), np.int64)
+                more = pool.array((len(chosen) * 3 // 2 + _core.STEP,), topology.id_dtype)
                 more[: layer.n_chosen] = chosen[: layer.n_chosen]
                 chosen = more
         return chosen

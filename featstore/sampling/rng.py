@@ -16,21 +16,28 @@ Draw ``i`` of ``k`` from a list of ``d`` neighbours turns its word into a positi
 
 Where ``d <= k`` without replacement, or the fan-out is -1, the whole list is taken and nothing is drawn.
 
-Layer-neighbour sampling draws a number for each source, not for each edge. It is the share of 2⁶⁴ that a word is::
+Layer-neighbour sampling draws a number for each source, not for each edge: ``number(hop, id)``, of 32 bits, whose share of 2³²
+is uniform. A list of ``d > k`` neighbours gives its destination those whose number is below ``floor(k · 2³² / d)``. With all
+arithmetic modulo 2³², ``number(key, id)`` is three rounds on the id, keyed with the halves of ``key`` and the low half of
+``absorb(key, 0)``::
 
-    word  = absorb(hop, source id)
+    x = id + low half;              x ^= x >> 17;  x *= 0xED5AD4BB
+    x += high half;                 x ^= x >> 11;  x *= 0xAC4C1B51
+    x += low half of absorb(key, 0);  x ^= x >> 15;  x *= 0x31848BAB;  x ^= x >> 14
 
-A list of ``d > k`` neighbours gives its destination those whose word is below ``floor(k · 2⁶⁴ / d)``. With a batch dependency of
-``K`` a source's number stays for ``K`` batches, and each source changes at a time of its own: the word of batch ``i`` is
-``absorb(absorb(era, hop number), source id)`` with ``era = absorb(absorb(absorb(0, seed), epoch), (i + phase) // K)``. The phase
-is in ``[0, K)``: ``below(absorb(absorb(phases, hop number), source id), K)`` with ``phases`` the key of batch 2⁶⁴ - 1. So every
-number is uniform and independent of the other sources', and in each batch one number in ``K`` is a new one.
+For ids of more than 32 bits, the low half of ``absorb(key, id >> 32)`` is first xored to the low half of the id.
+
+With a batch dependency of ``K`` a source's number stays for ``K`` batches, and each source changes at a time of its own. The
+batch's key is then ``absorb(absorb(absorb(0, seed), epoch), (index + phase) // K)``. The phase, in ``[0, K)``, is
+``number(phases, id) · K >> 32``, where ``phases`` is the hop's key in batch 2⁶⁴ - 1. So every number is uniform,
+it is independent of the other sources' numbers, and in each batch one number in ``K`` is a new one.
 
 References
 ----------
 Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014.
 Bentley, Floyd: A sample of brilliance, CACM 30(9), 1987.
 Balin, Çatalyürek: Layer-neighbor sampling: defusing neighborhood explosion in GNNs, NeurIPS 2023.
+Wellons: Prospecting for hash functions, 2018 (triple32).
 """
 
 from __future__ import annotations
@@ -60,9 +67,9 @@ def source_keys(seed: int, epoch: int, index: int, hop: int, batch_dependency: i
     Returns
     -------
     early, late : int
-        Keys of the numbers' words before and after a source changes; the same where no source has changed.
+        Keys of the numbers before and after a source changes; the same where no source has changed.
     phase, turn : int
-        A source has changed if its word under ``phase`` is ``turn`` or more.
+        A source has changed if its number under ``phase`` is ``turn`` or more.
     """
     era, since = divmod(index, batch_dependency)
     early = absorb(batch_key(seed, epoch, era), hop)
@@ -70,4 +77,4 @@ def source_keys(seed: int, epoch: int, index: int, hop: int, batch_dependency: i
         return early, early, 0, 0
     late = absorb(batch_key(seed, epoch, era + 1), hop)
     phase = absorb(batch_key(seed, epoch, _PHASES), hop)
-    return early, late, phase, -(-((batch_dependency - since) << 64) // batch_dependency)
+    return early, late, phase, -(-((batch_dependency - since) << 32) // batch_dependency)

@@ -98,6 +98,7 @@ def _callable(g: Any) -> Any:
 SAMPLERS: dict[str, Callable[[Any], Any]] = {
     "neighbor": lambda g: featstore.NeighborSampler(g, [4, 3], seed=1),
     "with replacement": lambda g: featstore.NeighborSampler(g, [5, 2], replace=True, seed=2),
+    "by layer": lambda g: featstore.LaborSampler(g, [4, 3], batch_dependency=3, seed=4),
     "callable": _callable,
 }
 

@@ -1,7 +1,7 @@
 """Layer-neighbour sampling: which sources the destinations of a hop take. The kernels are in labor.h."""
 
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
-from libc.stdint cimport int64_t, uint64_t
+from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 cimport cython
 
@@ -10,10 +10,7 @@ from featstore._core.sampler cimport Hops, fs_hop
 
 cdef extern from "labor.h" nogil:
     ctypedef struct fs_numbers:
-        uint64_t early
-        uint64_t late
-        uint64_t phase
-        uint64_t turn
+        int changes
     ctypedef struct fs_layer:
         const void *records
         int wide
@@ -31,10 +28,11 @@ cdef extern from "labor.h" nogil:
         FS_PIECE
         FS_SPARE
     fs_take_fn fs_choose_take(int) noexcept
+    void fs_set_numbers(fs_numbers *, uint64_t, uint64_t, uint64_t, uint32_t) noexcept
     void fs_expect(const int64_t *, const int64_t *, int64_t, int64_t, int64_t *, int64_t *, int64_t *) noexcept
     int64_t fs_turn(fs_layer *, const int64_t *, const int64_t *, int64_t *, int64_t) noexcept
-    int fs_choose(fs_layer *, const int64_t *, const int64_t *, const void *, int64_t *, int64_t, int64_t *, fs_take_fn) noexcept
-    int fs_number_chosen(fs_hop *, const int64_t *, const int64_t *) noexcept
+    int fs_choose(fs_layer *, const int64_t *, const int64_t *, const void *, void *, int64_t, int64_t *, fs_take_fn) noexcept
+    int fs_number_chosen(fs_hop *, const void *, int, const int64_t *) noexcept
 
 
 # Room that a list of chosen ids needs beyond what is in it, so that a hop goes on.
@@ -54,7 +52,7 @@ cdef class Layer:
     n_dst, fanout : int
         ``fanout`` -1 takes all.
     early, late, phase, turn : int
-        Keys of the sources' numbers: ``late``'s where the word under ``phase`` is ``turn`` or more, else ``early``'s.
+        Keys of the sources' numbers: ``late``'s where the number under ``phase`` is ``turn`` or more, else ``early``'s.
     records : buffer of int32 or int64, or None
         Neighbour ids in memory, all in range.
     id_bytes : int
@@ -80,7 +78,7 @@ cdef class Layer:
     cdef readonly int64_t n_expected, n_ids, n_missing
 
     def __cinit__(self, Hops hops not None, int64_t n_dst, int64_t fanout, uint64_t early, uint64_t late, uint64_t phase,
-                  uint64_t turn, records, int id_bytes, int level=2):
+                  uint32_t turn, records, int id_bytes, int level=2):
         cdef Py_buffer view
         if id_bytes != 4 and id_bytes != 8:
             raise ValueError(f"ids have 4 or 8 bytes, not {id_bytes}")
@@ -90,8 +88,7 @@ cdef class Layer:
         self.hops, self.id_bytes, self.take, self.records = hops, id_bytes, fs_choose_take(level), records
         self.layer.wide = id_bytes == 8
         self.layer.n_dst, self.layer.fanout = n_dst, fanout
-        self.layer.numbers.early, self.layer.numbers.late = early, late
-        self.layer.numbers.phase, self.layer.numbers.turn = phase, turn
+        fs_set_numbers(&self.layer.numbers, early, late, phase, turn)
         with nogil:
             fs_expect(hops.hop.degree, hops.hop.place, n_dst, fanout, &self.n_expected, &self.n_ids, &self.n_missing)
         if records is None:
@@ -100,8 +97,7 @@ cdef class Layer:
         else:
             PyObject_GetBuffer(records, &view, PyBUF_SIMPLE)
             try:
-                if view.itemsize != id_bytes:
-                    raise ValueError(f"ids of {id_bytes} bytes expected, not of {view.itemsize}")
+                self._length(&view)
                 self.layer.records = view.buf  # ``self.records`` keeps them
             finally:
                 PyBuffer_Release(&view)
@@ -131,37 +127,46 @@ cdef class Layer:
             n = fs_turn(&self.layer, self.hops.hop.degree, self.hops.hop.place, &positions[0] if room else NULL, room)
         return n
 
-    def choose(self, found, int64_t[::1] chosen not None, int64_t[::1] counts not None):
+    def choose(self, found, chosen, int64_t[::1] counts not None):
         """Go through the lists of a turn; return True when it is over, False when ``chosen`` needs more room.
 
         Parameters
         ----------
         found : buffer of int32 or int64
             The ids at the turn's positions, all in range.
-        chosen : int64 array
+        chosen : writable buffer of int32 or int64
             Ids of what is taken, in order; the first :attr:`n_chosen` of an earlier one belong in one with more room.
             :data:`STEP` entries more than those are enough to go on.
         counts : int64 array, shape (n_dst,)
             Receives how many each destination takes.
         """
-        cdef Py_buffer view
+        cdef Py_buffer source, target
         cdef int wants
-        cdef int64_t room = chosen.shape[0]
+        cdef int64_t room
         if counts.shape[0] != self.layer.n_dst:
             raise ValueError(f"counts has {counts.shape[0]} entries for {self.layer.n_dst} destinations")
-        if room < self.layer.n_chosen:
-            raise ValueError(f"chosen has room for {room}, not for {self.layer.n_chosen}")
-        PyObject_GetBuffer(found, &view, PyBUF_SIMPLE)
+        PyObject_GetBuffer(found, &source, PyBUF_SIMPLE)
         try:
-            if view.itemsize != self.id_bytes:
-                raise ValueError(f"ids of {self.id_bytes} bytes expected, not of {view.itemsize}")
-            self._check_found(view.len // self.id_bytes)
-            with nogil:
-                wants = fs_choose(&self.layer, self.hops.hop.degree, self.hops.hop.place, view.buf,
-                                  &chosen[0] if room else NULL, room, &counts[0] if counts.shape[0] else NULL, self.take)
+            self._check_found(self._length(&source))
+            PyObject_GetBuffer(chosen, &target, PyBUF_WRITABLE)
+            try:
+                room = self._length(&target)
+                if room < self.layer.n_chosen:
+                    raise ValueError(f"chosen has room for {room}, not for {self.layer.n_chosen}")
+                with nogil:
+                    wants = fs_choose(&self.layer, self.hops.hop.degree, self.hops.hop.place, source.buf, target.buf, room,
+                                      &counts[0] if counts.shape[0] else NULL, self.take)
+            finally:
+                PyBuffer_Release(&target)
         finally:
-            PyBuffer_Release(&view)
+            PyBuffer_Release(&source)
         return not wants
+
+    cdef int64_t _length(self, Py_buffer *view) except -1:
+        """Ids in a buffer, after a check of its item size."""
+        if view.itemsize != self.id_bytes:
+            raise ValueError(f"ids of {self.id_bytes} bytes expected, not of {view.itemsize}")
+        return view.len // self.id_bytes
 
     cdef int _check_found(self, int64_t n) except -1:
         """Refuse ids that are fewer than the turn's positions."""
@@ -176,7 +181,7 @@ cdef class Layer:
             raise ValueError(f"{needed} ids expected, not {n}")
         return 0
 
-    def number(self, const int64_t[::1] chosen not None, const int64_t[::1] counts not None, int64_t[::1] src not None,
+    def number(self, chosen, const int64_t[::1] counts not None, int64_t[::1] src not None,
                int64_t[::1] dst not None):
         """Number what was taken: return True when it is done, False when the hops need more room (:meth:`Hops.attach`).
 
@@ -190,10 +195,11 @@ cdef class Layer:
         cdef fs_hop *hop = &self.hops.hop
         cdef int64_t n = self.layer.n_chosen, i, total = 0
         cdef int wants
+        cdef Py_buffer view
         if not self.done:
             raise ValueError("lists are left to go through")
-        if chosen.shape[0] < n or counts.shape[0] != self.layer.n_dst:
-            raise ValueError(f"{n} chosen ids of {self.layer.n_dst} destinations expected")
+        if counts.shape[0] != self.layer.n_dst:
+            raise ValueError(f"counts has {counts.shape[0]} entries for {self.layer.n_dst} destinations")
         if src.shape[0] != n or dst.shape[0] != n:
             raise ValueError(f"the hop has {n} edges; src has room for {src.shape[0]}, dst for {dst.shape[0]}")
         if not self.is_numbering:
@@ -207,9 +213,15 @@ cdef class Layer:
         if n == 0:
             return True
         hop.src, hop.dst = &src[0], &dst[0]
-        with nogil:
-            wants = fs_number_chosen(hop, &chosen[0], &counts[0])
-        hop.src = hop.dst = NULL
+        PyObject_GetBuffer(chosen, &view, PyBUF_SIMPLE)
+        try:
+            if self._length(&view) < n:
+                raise ValueError(f"{n} chosen ids expected, not {self._length(&view)}")
+            with nogil:
+                wants = fs_number_chosen(hop, view.buf, self.layer.wide, &counts[0])
+        finally:
+            PyBuffer_Release(&view)
+            hop.src = hop.dst = NULL
         if wants:
             self.hops._check_room()
         return not wants
