@@ -398,6 +398,31 @@ MUTATIONS: tuple[Mutation, ...] = (
         "absorb(batch_key(self.seed, epoch, index), 0)",
         ("tests/test_sampler.py::test_a_larger_graph_equals_the_oracle",),
     ),
+    # -- layer-neighbour sampling
+    Mutation(
+        "one source changes for all",
+        "numbers of layer-neighbour sampling",
+        "featstore/sampling/rng.py",
+        "<< 32) // batch_dependency)",
+        "<< 32) // batch_dependency) % 2",
+        ("tests/test_labor.py::test_a_larger_graph_equals_the_oracle",),
+    ),
+    Mutation(
+        "layers share their numbers unasked",
+        "numbers of layer-neighbour sampling",
+        "featstore/sampling/labor.py",
+        "0 if self.layer_dependency else hop",
+        "0",
+        ("tests/test_labor.py::test_a_larger_graph_equals_the_oracle",),
+    ),
+    Mutation(
+        "turns of any length",
+        "budget counting",
+        "featstore/sampling/labor.py",
+        "n_read = min(layer.n_missing, max(layer.n_expected, _LEAST_READ))",
+        "n_read = layer.n_missing",
+        ("tests/test_labor.py::test_large_frontiers_are_read_in_turns_that_fit", "tests/test_labor.py::test_a_list_of_millions"),
+    ),
     # -- PyG
     Mutation(
         "nodes that draw once draw anew",
