@@ -561,3 +561,7 @@ def test_the_core_refuses_arrays_that_are_too_short() -> None:
     with pytest.raises(ValueError, match="6 chosen ids"):
         layer.number(chosen[:5], two, six, six.copy())
     assert layer.number(chosen, two, six, six.copy())
+    layer = core.Layer(hops, 2, -1, *keys, None, 4)
+    assert hops.begin(np.arange(1)) == (-1, -1)
+    with pytest.raises(ValueError, match="another batch"):
+        layer.turn(six)

@@ -121,6 +121,7 @@ cdef class Layer:
             As many ids are read at once at the most; at least one where any list is in the file.
         """
         cdef int64_t n, room = positions.shape[0]
+        self._check_hops()
         if not room and self.n_missing:
             raise ValueError("no room for a position")
         with nogil:
@@ -143,6 +144,7 @@ cdef class Layer:
         cdef Py_buffer source, target
         cdef int wants
         cdef int64_t room
+        self._check_hops()
         if counts.shape[0] != self.layer.n_dst:
             raise ValueError(f"counts has {counts.shape[0]} entries for {self.layer.n_dst} destinations")
         PyObject_GetBuffer(found, &source, PyBUF_SIMPLE)
@@ -161,6 +163,12 @@ cdef class Layer:
         finally:
             PyBuffer_Release(&source)
         return not wants
+
+    cdef int _check_hops(self) except -1:
+        """Refuse to go on where the hops have begun another batch."""
+        if self.hops.hop.n_nodes < self.layer.n_dst:
+            raise ValueError("the destinations are gone: another batch was begun")
+        return 0
 
     cdef int64_t _length(self, Py_buffer *view) except -1:
         """Ids in a buffer, after a check of its item size."""
