@@ -1,4 +1,4 @@
-"""Neighbour sampling on R22: in memory against a plain C sampler, from disk against reading one list at a time.
+"""Sampling on R22: neighbours in memory against a plain C sampler, from disk against reading one list at a time; by layers.
 
 ``python benchmarks/bench_sampling.py`` makes the graph (64 M edges, 0.8 GB of scratch) and takes some minutes. All sides deliver
 the same batches; the first of each is compared bit for bit.
@@ -29,6 +29,7 @@ import featstore
 from featstore.budget import Budget
 from featstore.gather.buffers import BufferPool
 from featstore.graph.topology import NeighborCache, Topology, huge_bytes
+from featstore.sampling.labor import LaborSampler
 from featstore.sampling.neighbor import NeighborSampler
 from featstore.sampling.rng import batch_key
 from featstore.storage.rowfile import RowFile
@@ -158,6 +159,39 @@ def memory(args: argparse.Namespace, report: Report, folder: Path, work: Workloa
     view.neighbor_cache = None
 
 
+def layers(args: argparse.Namespace, report: Report, folder: Path, work: Workload, view: View) -> None:
+    """Layer-neighbour sampling, the adjacency in memory: its rate, and the nodes of its batches."""
+    view.neighbor_cache = NeighborCache.build(view.topology, view.budget)
+    parts = torch.from_numpy(work.seeds).split(BATCH_SIZE)[: 4 if args.tiny else args.batches]
+    samplers: dict[str, NeighborSampler | LaborSampler] = {
+        "neighbor": NeighborSampler(view, FANOUTS),
+        "labor": LaborSampler(view, FANOUTS),
+        "dependent": LaborSampler(view, FANOUTS, batch_dependency=256),
+    }
+
+    def side(name: str) -> float:
+        return rate(lambda index: len(samplers[name].sample(parts[index], 0, index).input_ids), len(parts), 1)
+
+    results = alternate(args.runs, {name: partial(side, name) for name in samplers}, warm_up=1)
+    stats = {name: sampler.stats() for name, sampler in samplers.items()}
+    for name in ("labor", "dependent"):
+        report.figure(
+            f"sampling by layers in memory, 1 thread{', batch_dependency=256' * (name == 'dependent')}",
+            results[name],
+            "nodes/s",
+            reference="NeighborSampler, same thread",
+            references=results["neighbor"],
+            nodes_a_batch=round(stats[name]["nodes"] / stats[name]["batches"]),
+            edges_a_batch=round(stats[name]["edges"] / stats[name]["batches"]),
+        )
+    nodes = {name: [each["nodes"] / each["batches"]] for name, each in stats.items()}
+    report.figure(
+        "nodes of a batch by layers", nodes["labor"], "nodes", reference="NeighborSampler", references=nodes["neighbor"]
+    )
+    view.neighbor_cache.close()
+    view.neighbor_cache = None
+
+
 def disk(args: argparse.Namespace, report: Report, folder: Path, work: Workload, view: View) -> None:
     """Lists of the nodes with the highest out- to in-degree ratio in memory, a tenth of the adjacency; the rest on disk."""
     out_degree = np.bincount(work.indices, minlength=view.num_nodes)
@@ -211,7 +245,7 @@ def run(args: argparse.Namespace, report: Report) -> None:
             featstore.OutOfCoreGraph.create(path, work.indptr, work.indices, progress=False).close()
         with featstore.open(path, memory="2GiB") as g:
             view = View(g.num_nodes, g.topology, None, g.pool, g.budget)
-            for group in (memory, disk):
+            for group in (memory, layers, disk):
                 if args.only in group.__name__:
                     group(args, report, folder, work, view)
 

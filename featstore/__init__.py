@@ -29,6 +29,7 @@ __all__ = [
     "FeatureStore",
     "FormatError",
     "Ginex",
+    "LaborSampler",
     "Loader",
     "Machine",
     "MiniBatch",

@@ -74,6 +74,14 @@ COMPILED: tuple[Mutation, ...] = (
         ("tests/test_extents.py::test_damage_is_found",),
     ),
     Mutation(
+        "a list that goes on in the next turn begins anew",
+        "numbers of layer-neighbour sampling",
+        CORE + "labor.h",
+        "        if (position == 0)\n            counts[i] = 0;",
+        "        counts[i] = 0;",
+        ("tests/test_labor.py::test_a_larger_graph_equals_the_oracle",),
+    ),
+    Mutation(
         "draws never take the last neighbour",
         "draws' key",
         CORE + "draws.h",

@@ -129,6 +129,28 @@ def test_train(small, capsys):
     assert captured.err == ""
 
 
+def test_train_by_layers(small, tmp_path, capsys):
+    """Other batches, of fewer nodes; the same losses under every strategy; what goes with the sampler alone is refused."""
+    options = ["--epochs", "1", "--batch-size", "50", "--hidden", "8", "--fanouts", "3,2", "--memory", "64MiB"]
+    command = ["train", str(small.path), *options]
+    assert main([*command, "--json"]) == 0
+    usual = result(capsys)
+    assert main([*command, "--sampler", "labor", "--batch-dependency", "4", "--json"]) == 0
+    layers = result(capsys)
+    assert layers["losses"] != usual["losses"]
+    assert layers["stats"]["rows"] < usual["stats"]["rows"]
+    more = ["--sampler", "labor", "--batch-dependency", "4", "--strategy", "superbatch", "--cache", "0.2", "--length", "3"]
+    assert main([*command, *more, "--json"]) == 0
+    assert result(capsys)["losses"] == layers["losses"]
+    assert main([*command, "--batch-dependency", "4"]) != 0
+    assert "--batch-dependency goes with --sampler labor" in capsys.readouterr().err
+    pack = str(tmp_path / "pack")
+    assert main(["pack", str(small.path), pack, "--sampler", "labor", "--batch-size", "50", "--fanouts", "3,2"]) == 0
+    capsys.readouterr()
+    assert main(["train", pack, "--sampler", "labor"]) != 0
+    assert "--sampler goes with a dataset" in capsys.readouterr().err
+
+
 def test_train_looking_ahead(small, tmp_path, capsys):
     """The losses of training on demand; the stages of figure 14; run files where they are asked for, and gone afterwards."""
     options = ["--batch-size", "50", "--hidden", "8", "--fanouts", "3,2", "--memory", "64MiB", "--neighbor-cache", "0.1"]

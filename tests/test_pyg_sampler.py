@@ -57,6 +57,23 @@ def test_an_output_is_what_pyg_expects(small, g) -> None:
     assert "fanouts=[-1, -1]" in repr(sampler)
 
 
+def test_sampling_by_layers(small, g) -> None:
+    """Seeds take some of their own neighbours, and PyG's loader trims its layers as usual."""
+    sampler = Sampler(featstore.LaborSampler(g, [3, 2], redraw=False))
+    loader = NodeLoader(stores(g, ["x"]), sampler, torch.from_numpy(small.train_idx), batch_size=50)
+    n_edges = 0
+    for batch in loader:
+        assert torch.equal(batch.x, torch.from_numpy(small.x)[batch.n_id])
+        assert sum(batch.num_sampled_edges) == batch.edge_index.shape[1]
+        for place in range(batch.batch_size):
+            node = int(batch.n_id[place])
+            own = small.indices[small.indptr[node] : small.indptr[node + 1]].tolist()
+            drawn = batch.n_id[batch.edge_index[0][batch.edge_index[1] == place]].tolist()
+            assert drawn == own if len(own) <= 3 else set(drawn) <= set(own)
+            n_edges += len(drawn)
+    assert n_edges > 0
+
+
 def test_draws_follow_the_seed_of_torch(small, g) -> None:
     sampler = Sampler(featstore.NeighborSampler(g, [2, 2], redraw=False))
     loader = NodeLoader(stores(g, ["x"]), sampler, torch.from_numpy(small.train_idx), batch_size=100)

@@ -12,6 +12,8 @@ from featstore.config import parse_disk, parse_size
 from featstore.errors import OptionError
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.feature import FeatureStore
+from featstore.sampling.batch import Sampler
+from featstore.sampling.labor import LaborSampler
 from featstore.sampling.neighbor import NeighborSampler
 from featstore.strategies.base import Strategy
 from featstore.strategies.options import CACHE, DISK, options_of
@@ -100,6 +102,20 @@ def add_sampling(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *, m
         parser.add_argument(
             "--fanouts", action=Given, type=_fanouts, default=[10, 10], help="neighbours a hop, seeds' first (default: 10,10)"
         ),
+        parser.add_argument(
+            "--sampler",
+            action=Given,
+            choices=["neighbor", "labor"],
+            default="neighbor",
+            help="neighbor (default), or labor: nodes share their neighbours, so that fewer rows are read",
+        ),
+        parser.add_argument(
+            "--batch-dependency",
+            action=Given,
+            type=positive,
+            metavar="N",
+            help="batches that share their neighbours, too (with --sampler labor; default: 1, none)",
+        ),
         parser.add_argument("--batch-size", action=Given, type=positive, default=1000, help="seeds a batch (default: 1000)"),
         parser.add_argument("--seed", action=Given, type=int, default=0, help="of weights, order and sampling (default: 0)"),
         parser.add_argument(
@@ -187,8 +203,10 @@ def opening(options: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(options, name) for name in ("memory", "backend", "verify", "threads")}
 
 
-def make_sampler(graph: OutOfCoreGraph, options: argparse.Namespace) -> NeighborSampler:
+def make_sampler(graph: OutOfCoreGraph, options: argparse.Namespace) -> Sampler:
     """Make the neighbour cache and the sampler that :func:`add_sampling`'s options describe."""
+    if options.batch_dependency is not None and options.sampler != "labor":
+        raise ValueError(f"--batch-dependency goes with --sampler labor, not {options.sampler}")
     wanted = options.neighbor_cache
     if isinstance(wanted, float):
         if not 0 < wanted < 1:
@@ -196,6 +214,8 @@ def make_sampler(graph: OutOfCoreGraph, options: argparse.Namespace) -> Neighbor
         wanted = int(wanted * graph.budget.total)
     if wanted is not None:
         graph.cache_neighbors(f"{min(parse_size(wanted), graph.budget.available)}B")
+    if options.sampler == "labor":
+        return LaborSampler(graph, options.fanouts, options.batch_dependency or 1, options.seed)
     return NeighborSampler(graph, options.fanouts, seed=options.seed)
 
 

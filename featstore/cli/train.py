@@ -125,6 +125,8 @@ def _in_place_of_its_dataset(path: str | os.PathLike[str], options: argparse.Nam
         raise ValueError(f"--strategy {options.strategy} needs a dataset: {name} is a pack, which runs its own batches")
     if options.neighbor_cache is not None:
         raise ValueError(f"--neighbor-cache goes with a dataset: {name} is a pack, from which nothing is sampled")
+    for option in sorted({"sampler", "batch_dependency"} & set(getattr(options, "given", ()))):
+        raise ValueError(f"--{option.replace('_', '-')} goes with a dataset: {name} is a pack, from which nothing is sampled")
     options.pack, options.strategy = name, "packed"
 
 

@@ -159,6 +159,12 @@ class Topology:
         if bad >= 0:
             raise self.bad_id(first + bad, int(ids[bad]))
 
+    def check_found(self, positions: Int64s, ids: npt.NDArray[Any]) -> None:
+        """Raise CorruptionError if one of ``ids``, which were read at ``positions``, is no node."""
+        bad = _core.first_bad_id(ids, self.id_bytes, self.num_nodes)
+        if bad >= 0:
+            raise self.bad_id(int(positions[bad]), int(ids[bad]))
+
     def bad_id(self, position: int, found: int) -> CorruptionError:
         """Return the error for the id ``found`` at ``position`` of the file."""
         offset = PAGE_BYTES + position * self.id_bytes // PAGE_BYTES * PAGE_BYTES

@@ -54,10 +54,11 @@ class Loader:
     g : OutOfCoreGraph or PackedGraph
         The latter, a pack in place of its dataset, for ``strategy="packed"``; the labels are those that it carries.
     sampler : Sampler
-        :class:`~featstore.NeighborSampler`, or anything with its ``sample(seeds, epoch=, index=)``, thread-safe and a pure
-        function of its arguments, or a callable that is given the seeds. It may return any form of ``(input_ids, blocks)``, see
-        :mod:`featstore.sampling.foreign`; each batch of another's sampler is checked. A sampler of another graph is refused, as
-        far as its attributes ``graph`` and ``num_nodes`` tell; a dataset that was opened twice is one graph.
+        :class:`~featstore.NeighborSampler`, :class:`~featstore.LaborSampler`, or anything with their
+        ``sample(seeds, epoch=, index=)``, thread-safe and a pure function of its arguments, or a callable that is given the
+        seeds. It may return any form of ``(input_ids, blocks)``, see :mod:`featstore.sampling.foreign`; each batch of another's
+        sampler is checked. A sampler of another graph is refused, as far as its attributes ``graph`` and ``num_nodes`` tell; a
+        dataset that was opened twice is one graph.
     seeds : integer array or tensor, shape (n,), or boolean mask, shape (num_nodes,), or Batches
         Distinct nodes that losses are taken over; or which seeds form which batch: :class:`~featstore.RandomBatches`, or an
         object like it, in place of ``batch_size``, ``shuffle``, ``seed`` and ``drop_last``.

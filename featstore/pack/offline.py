@@ -114,9 +114,10 @@ def sample_offline(
     ----------
     g : OutOfCoreGraph
     sampler : Sampler, callable, or iterable
-        :class:`~featstore.NeighborSampler` or another object with its ``sample(seeds, epoch, index)``; a callable, which is given
-        each batch's seeds; or an iterable with seeds of its own (a PyG or DGL loader), which is iterated once an epoch. Each may
-        return any form of ``(input_ids, blocks)``: see :mod:`featstore.sampling.foreign`.
+        :class:`~featstore.NeighborSampler`, :class:`~featstore.LaborSampler` or another object with their
+        ``sample(seeds, epoch, index)``; a callable, which is given each batch's seeds; or an iterable with seeds of its own (a
+        PyG or DGL loader), which is iterated once an epoch. Each may return any form of ``(input_ids, blocks)``: see
+        :mod:`featstore.sampling.foreign`.
     seeds : integer array or tensor, shape (n,), or boolean mask, shape (num_nodes,)
         Distinct nodes. None with an iterable only.
     batch_size : int

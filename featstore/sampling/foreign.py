@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader
 
 from featstore.errors import PluginError
 from featstore.sampling.batch import Block, SampledBatch, Sampler
+from featstore.sampling.labor import LaborSampler
 from featstore.sampling.neighbor import NeighborSampler
 
 __all__ = ["adjacency_of", "as_sampled", "checked_sampler", "has_own_seeds"]
@@ -246,8 +247,9 @@ def checked_sampler(sampler: Any, num_nodes: int, graph: Any = None) -> Sampler:
     a dataset that was opened twice, and a copy of its directory, are one graph.
     """
     _check_graph(sampler, num_nodes, graph)
-    if type(sampler) is NeighborSampler or isinstance(sampler, _CheckedSampler):
-        return sampler
+    if type(sampler) in (NeighborSampler, LaborSampler) or isinstance(sampler, _CheckedSampler):
+        own: Sampler = sampler
+        return own
     if has_own_seeds(sampler):
         raise TypeError(
             f"{type(sampler).__name__} has seeds and batches of its own, and cannot sample others: give its sampler, or give "

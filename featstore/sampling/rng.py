@@ -16,19 +16,65 @@ Draw ``i`` of ``k`` from a list of ``d`` neighbours turns its word into a positi
 
 Where ``d <= k`` without replacement, or the fan-out is -1, the whole list is taken and nothing is drawn.
 
+Layer-neighbour sampling draws a number for each source, not for each edge: ``number(hop, id)``, of 32 bits, whose share of 2³²
+is uniform. A list of ``d > k`` neighbours gives its destination those whose number is below ``floor(k · 2³² / d)``. With all
+arithmetic modulo 2³², ``number(key, id)`` is three rounds on the id, keyed with the halves of ``key`` and the low half of
+``absorb(key, 0)``::
+
+    x = id + low half;              x ^= x >> 17;  x *= 0xED5AD4BB
+    x += high half;                 x ^= x >> 11;  x *= 0xAC4C1B51
+    x += low half of absorb(key, 0);  x ^= x >> 15;  x *= 0x31848BAB;  x ^= x >> 14
+
+For ids of more than 32 bits, the low half of ``absorb(key, id >> 32)`` is first xored to the low half of the id.
+
+With a batch dependency of ``K`` a source's number stays for ``K`` batches, and each source changes at a time of its own. The
+batch's key is then ``absorb(absorb(absorb(0, seed), epoch), (index + phase) // K)``. The phase, in ``[0, K)``, is
+``number(phases, id) · K >> 32``, where ``phases`` is the hop's key in batch 2⁶⁴ - 1. So every number is uniform,
+it is independent of the other sources' numbers, and in each batch one number in ``K`` is a new one.
+
 References
 ----------
 Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014.
 Bentley, Floyd: A sample of brilliance, CACM 30(9), 1987.
+Balin, Çatalyürek: Layer-neighbor sampling: defusing neighborhood explosion in GNNs, NeurIPS 2023.
+Wellons: Prospecting for hash functions, 2018 (triple32).
 """
 
 from __future__ import annotations
 
 from featstore._core.sampler import absorb
 
-__all__ = ["absorb", "batch_key"]
+__all__ = ["absorb", "batch_key", "source_keys"]
+
+_PHASES = 2**64 - 1  # in place of a batch's index, which is divided by a dependency of 2 at least
 
 
 def batch_key(seed: int, epoch: int, index: int) -> int:
     """Return the key of one batch; all arguments in ``[0, 2**64)``."""
     return absorb(absorb(absorb(0, seed), epoch), index)
+
+
+def source_keys(seed: int, epoch: int, index: int, hop: int, batch_dependency: int) -> tuple[int, int, int, int]:
+    """Return the keys of the sources' numbers in one hop.
+
+    Parameters
+    ----------
+    seed, epoch, index, hop : int
+        In ``[0, 2**64)``.
+    batch_dependency : int
+        Batches that a number stays for; at least 1.
+
+    Returns
+    -------
+    early, late : int
+        Keys of the numbers before and after a source changes; the same where no source has changed.
+    phase, turn : int
+        A source has changed if its number under ``phase`` is ``turn`` or more.
+    """
+    era, since = divmod(index, batch_dependency)
+    early = absorb(batch_key(seed, epoch, era), hop)
+    if since == 0:
+        return early, early, 0, 0
+    late = absorb(batch_key(seed, epoch, era + 1), hop)
+    phase = absorb(batch_key(seed, epoch, _PHASES), hop)
+    return early, late, phase, -(-((batch_dependency - since) << 32) // batch_dependency)

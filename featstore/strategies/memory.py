@@ -18,7 +18,7 @@ from featstore.budget import Budget
 from featstore.config import format_size
 from featstore.errors import BudgetError
 from featstore.gather.buffers import HOLDER
-from featstore.sampling.neighbor import SCRATCH, scratch_bytes
+from featstore.sampling.hops import SCRATCH, scratch_bytes
 from featstore.strategies.batchsize import REUSE, BatchSize, foresee, larger, largest, measure, pooled_bytes
 from featstore.strategies.setup import Setup
 

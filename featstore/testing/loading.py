@@ -28,7 +28,7 @@ import featstore
 from featstore.cli.main import main
 from featstore.plan.cost import Machine, Workload
 from featstore.sampling.foreign import checked_sampler
-from featstore.sampling.neighbor import SCRATCH
+from featstore.sampling.hops import SCRATCH
 from featstore.storage.drive import DriveSpeed
 from featstore.strategies.estimates import estimate_of
 from featstore.strategies.options import options_of
@@ -98,6 +98,7 @@ def _callable(g: Any) -> Any:
 SAMPLERS: dict[str, Callable[[Any], Any]] = {
     "neighbor": lambda g: featstore.NeighborSampler(g, [4, 3], seed=1),
     "with replacement": lambda g: featstore.NeighborSampler(g, [5, 2], replace=True, seed=2),
+    "by layer": lambda g: featstore.LaborSampler(g, [4, 3], batch_dependency=3, seed=4),
     "callable": _callable,
 }
 

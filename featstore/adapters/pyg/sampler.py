@@ -36,7 +36,8 @@ class Sampler(BaseSampler):  # type: ignore[misc]  # of a package without types
     Parameters
     ----------
     sampler : Sampler
-        :class:`~featstore.NeighborSampler`, best with ``redraw=False``, or any other that :class:`~featstore.Loader` takes.
+        :class:`~featstore.NeighborSampler` or :class:`~featstore.LaborSampler`, best with ``redraw=False``, or any other that
+        :class:`~featstore.Loader` takes.
     num_nodes : int, optional
         By default what the sampler's attributes ``graph`` or ``num_nodes`` say.
 
@@ -49,7 +50,8 @@ class Sampler(BaseSampler):  # type: ignore[misc]  # of a package without types
     -----
     Needs neither pyg-lib nor torch-sparse, nor the adjacency in memory. The draws of a batch are keyed with a number from torch's
     random generator: they follow ``torch.manual_seed``, and differ from worker to worker and from epoch to epoch. Nodes, edges
-    and counts of hops are as :func:`to_data` says. Seeds may be given more than once: the edges of the first are copied.
+    and counts of hops are as :func:`to_data` says. The number stands for the batch's index, so ``batch_dependency`` has no effect
+    here. Seeds may be given more than once: the edges of the first are copied.
 
     Sampling by time, and disjoint samples, are not there (NotImplementedError).
 

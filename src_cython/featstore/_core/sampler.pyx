@@ -7,38 +7,6 @@ cimport cython
 
 
 cdef extern from "sampler.h" nogil:
-    ctypedef struct fs_shape:
-        uint64_t multiplier
-        uint64_t mask
-        int shift
-    ctypedef struct fs_hop:
-        const void *records
-        int wide
-        int64_t *nodes
-        const int64_t *place
-        const int64_t *degree
-        int64_t n_nodes
-        int64_t limit
-        uint64_t *table
-        fs_shape shape
-        int exact
-        uint32_t base
-        int64_t n_dst
-        int64_t fanout
-        int64_t n_edges
-        uint64_t key
-        int replace
-        int64_t *src
-        int64_t *dst
-        int64_t *scratch
-        int64_t *positions
-        int64_t *edges
-        int64_t n_missing
-        int64_t next_dst
-        int64_t drawn
-        int64_t gathered
-        int64_t numbered
-    ctypedef void (*fs_draw_lanes_fn)() noexcept  # only passed on
     uint64_t fs_absorb(uint64_t, uint64_t) noexcept
     int64_t fs_draw_scratch(int64_t) noexcept
     fs_draw_lanes_fn fs_choose_draw_lanes(int) noexcept
@@ -111,14 +79,6 @@ cdef class Hops:
     draw_level : int
         Widest vector form of the draws to use, if the processor has it: 0 none, 1 AVX2, 2 AVX-512. All draw the same.
     """
-
-    cdef fs_hop hop
-    cdef fs_draw_lanes_fn draw_lanes
-    cdef int64_t num_nodes
-    cdef bint in_hop
-    cdef object records
-    cdef int64_t[::1] nodes_view, place_view, degree_view, src_view, dst_view, scratch_view, positions_view, edges_view
-    cdef uint64_t[::1] table_view
 
     def __cinit__(self, int64_t num_nodes, bint exact, int draw_level=DRAW_LEVEL):
         if num_nodes < 0 or (exact and num_nodes > <int64_t>UINT32_MAX + 1):
@@ -297,11 +257,17 @@ cdef class Hops:
                 wants = fs_number_all(&self.hop)
             else:
                 wants = fs_expand(&self.hop, self.draw_lanes)
-        if wants and self.hop.n_nodes + 256 >= MAX_NODES:
-            raise OverflowError("a batch has at most 2**31 nodes")
-        if not wants:
+        if wants:
+            self._check_room()
+        else:
             self._end_hop()
         return not wants
+
+    cdef int _check_room(self) except -1:
+        """Refuse more room to a hop that has all there may be."""
+        if self.hop.n_nodes + 256 >= MAX_NODES:
+            raise OverflowError("a batch has at most 2**31 nodes")
+        return 0
 
     cdef int _end_hop(self) except -1:
         self.in_hop = False

@@ -1,0 +1,327 @@
+"""What samplers that go hop by hop share: seeds, scratch memory, where lists are, the numbering of nodes, blocks."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from featstore._core import sampler as _core
+from featstore.budget import Budget
+from featstore.cache.rowmap import huge_array
+from featstore.gather.buffers import BufferPool
+from featstore.graph.topology import NeighborCache, Topology, huge_bytes
+from featstore.sampling.batch import Block, SampledBatch
+
+__all__ = ["EMPTY", "SCRATCH", "Graph", "HopKey", "HopSampler", "Int64s", "Scratch", "scratch_bytes"]
+
+Int64s = npt.NDArray[np.int64]
+HopKey = tuple[int, int, int]  # what the draws of a hop depend on: epoch, index of the batch, number of the hop
+
+SCRATCH = "sampler scratch"  # in the budget's report
+_LEAST_ROOM = 4096  # nodes
+_TABLE = 4  # entries a node: three in four stay free, so that few look-ups go beyond their first entry
+EMPTY = np.zeros(0, np.int64)
+
+
+class Graph(Protocol):
+    """What the sampler needs of a graph."""
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes."""
+        ...
+
+    @property
+    def topology(self) -> Topology:
+        """The adjacency."""
+        ...
+
+    @property
+    def neighbor_cache(self) -> NeighborCache | None:
+        """Neighbour lists in memory."""
+        ...
+
+    @property
+    def pool(self) -> BufferPool:
+        """Where batches lie."""
+        ...
+
+    @property
+    def budget(self) -> Budget:
+        """What counts the sampler's scratch."""
+        ...
+
+
+class Scratch:
+    """The arrays of one batch at a time: its nodes, where their lists lie, and the table of their numbers. One owner thread."""
+
+    def __init__(self, num_nodes: int, budget: Budget, room: int) -> None:
+        self._num_nodes = num_nodes
+        self._reservation = budget.reserve(SCRATCH, 0, owner=self)
+        self.hops = _core.Hops(num_nodes, num_nodes <= 2**32)
+        self.room = 0
+        self.nodes = self.place = self.degree = EMPTY
+        self.batches = self.n_edges = self.n_nodes = self.rows_read = 0
+        self.seconds = 0.0
+        self.need(room)
+
+    def need(self, room: int) -> None:
+        """Have room for ``room`` nodes, or for all where there are fewer; keeps what is there."""
+        room = min(room, self._num_nodes + 1)
+        if room <= self.room:
+            return
+        table = _table_entries(room, self._num_nodes)
+        n_bytes = _room_bytes(room, self._num_nodes)
+        held = self._reservation.n_bytes
+        self._reservation.resize(held + n_bytes)
+        try:
+            nodes, place, degree = (huge_array(room * 8).view(np.int64) for _ in range(3))
+            n = self.hops.n_nodes
+            nodes[:n], place[:n], degree[:n] = self.nodes[:n], self.place[:n], self.degree[:n]
+            self.hops.attach(nodes, place, degree, huge_array(table * 8).view(np.uint64))
+        except BaseException:
+            self._reservation.resize(held)
+            raise
+        self.nodes, self.place, self.degree = nodes, place, degree
+        self.room = room
+        self._reservation.resize(n_bytes)
+
+    def drop(self) -> None:
+        """Give the memory back; :meth:`need` takes it anew."""
+        self.hops = _core.Hops(self._num_nodes, self._num_nodes <= 2**32)
+        self.nodes = self.place = self.degree = EMPTY
+        self.room = 0
+        self._reservation.release()
+
+
+def _table_entries(room: int, num_nodes: int) -> int:
+    """Entries of the table of ``room`` nodes' numbers; or an entry a node of the graph, which needs no hashing."""
+    return min(_power_of_two(_TABLE * room), _power_of_two(num_nodes))
+
+
+def _room_bytes(room: int, num_nodes: int) -> int:
+    return 3 * huge_bytes(room * 8) + huge_bytes(_table_entries(room, num_nodes) * 8)
+
+
+def scratch_bytes(n_rows: int, num_nodes: int) -> int:
+    """Return what a thread's scratch takes at the most while it grows to have room for a batch of ``n_rows`` nodes."""
+    room, before = min(_LEAST_ROOM, num_nodes + 1), 0
+    while room < min(n_rows, num_nodes + 1):
+        before, room = _room_bytes(room, num_nodes), min(2 * room, num_nodes + 1)
+    return before + _room_bytes(room, num_nodes)
+
+
+def _power_of_two(n: int) -> int:
+    """Return the least power of two that is at least ``n`` and 2."""
+    return 1 << max(1, (n - 1).bit_length())
+
+
+class HopSampler(ABC):
+    """A sampler that goes hop by hop: each adds a block, and the nodes that it finds join the list of the batch.
+
+    Subclasses draw: see :meth:`_expand`. What they return depends on the graph, their options and the arguments of
+    :meth:`sample` alone.
+
+    Parameters
+    ----------
+    g : Graph
+    fanouts : sequence of int
+    seed : int
+    redraw : bool
+        See :class:`~featstore.NeighborSampler`.
+
+    Raises
+    ------
+    ValueError
+        No fan-outs, a fan-out below -1 or of 2³¹ or more, a seed out of range.
+    """
+
+    def __init__(self, g: Graph, fanouts: Sequence[int], seed: int, redraw: bool) -> None:
+        self._g = g
+        self._topology: Topology | None = None  # asked for once; asking takes the graph's lock
+        self.fanouts = tuple(operator.index(fanout) for fanout in fanouts)
+        self.redraw = bool(redraw)
+        self.seed = operator.index(seed)
+        if not self.fanouts:
+            raise ValueError("fanouts is empty: give one number a hop")
+        for fanout in self.fanouts:
+            if not -1 <= fanout < 2**31:
+                raise ValueError(f"a fan-out is -1 (all), or from 0 to 2**31 - 1, not {fanout}")
+        if not 0 <= self.seed < 2**64:
+            raise ValueError(f"seed must be in [0, 2**64), not {self.seed}")
+        # Deques, whose append and pop are atomic: no lock that a fork could find taken.
+        self._idle: deque[Scratch] = deque()
+        self._all: deque[Scratch] = deque()
+        self._room = _LEAST_ROOM
+
+    @property
+    def graph(self) -> Graph:
+        """The graph that the sampler draws from."""
+        return self._g
+
+    def stats(self) -> dict[str, float]:
+        """Return totals since the sampler was made, over all threads.
+
+        Returns
+        -------
+        dict
+            ``batches``; ``nodes``, distinct ones of each batch, seeds included; ``edges`` drawn; ``edge_rows_read``, ids asked of
+            the file; ``seconds``, summed over threads.
+        """
+        scratches = list(self._all)
+        return {
+            "batches": sum(s.batches for s in scratches),
+            "nodes": sum(s.n_nodes for s in scratches),
+            "edges": sum(s.n_edges for s in scratches),
+            "edge_rows_read": sum(s.rows_read for s in scratches),
+            "seconds": sum(s.seconds for s in scratches),
+        }
+
+    def trim(self) -> bool:
+        """Give back the scratch of threads that do not sample now, but for one; return whether there was any.
+
+        Totals of :meth:`stats` are kept.
+        """
+        idle = []
+        with contextlib.suppress(IndexError):
+            while True:
+                idle.append(self._idle.pop())  # the one that was used last first, as for sampling
+        held = [scratch for scratch in idle[1:] if scratch.room]
+        for scratch in held:
+            scratch.drop()
+        self._idle.extend(reversed(idle))
+        return bool(held)
+
+    def sample(self, seeds: torch.Tensor, epoch: int = 0, index: int = 0) -> SampledBatch:
+        """Sample one batch.
+
+        Parameters
+        ----------
+        seeds : integer tensor or array, shape (n,)
+            Distinct node ids, at most 2³¹; may be empty.
+        epoch, index : int
+            What the draws depend on; in ``[0, 2**64)``.
+
+        Returns
+        -------
+        SampledBatch
+            Blocks of int64 tensors in pooled memory, outermost hop first.
+
+        Raises
+        ------
+        IndexError
+            A seed is no node; names it and its position.
+        ValueError
+            A seed is given twice; names it. Seeds are not 1-D.
+        TypeError
+            Seeds are not integers.
+        CorruptionError
+            The file holds an id that is no node's.
+        BudgetError
+            The scratch or the batch does not fit the graph's budget.
+        OSError
+            The drive failed.
+        """
+        start = time.perf_counter()
+        epoch, index = operator.index(epoch), operator.index(index)
+        if not (0 <= epoch < 2**64 and 0 <= index < 2**64):
+            raise ValueError(f"epoch and index must be in [0, 2**64), not {epoch} and {index}")
+        ids = _as_ids(seeds, self._g.num_nodes)
+        try:
+            scratch = self._idle.pop()
+        except IndexError:
+            scratch = Scratch(self._g.num_nodes, self._g.budget, max(self._room, len(ids)))
+            self._all.append(scratch)
+        try:
+            batch = self._sample(scratch, ids, epoch, index)
+            self._room = max(self._room, scratch.room)
+            scratch.batches += 1
+            scratch.n_nodes += len(batch.input_ids)
+            scratch.n_edges += sum(len(block.src) for block in (batch.blocks if self.redraw else batch.blocks[:1]))
+            scratch.seconds += time.perf_counter() - start
+            return batch
+        finally:
+            if scratch.room >= self._room:
+                self._idle.append(scratch)
+            else:  # for when all others are in use: it would have to grow
+                self._idle.appendleft(scratch)
+
+    def _sample(self, scratch: Scratch, ids: Int64s, epoch: int, index: int) -> SampledBatch:
+        g, hops, topology, cache = self._g, scratch.hops, self._topology, self._g.neighbor_cache
+        if topology is None:
+            topology = self._topology = g.topology
+        scratch.need(len(ids))
+        bad, twice = hops.begin(ids)
+        if bad >= 0:
+            raise IndexError(f"seed {ids[bad]} at position {bad} is out of range for {g.num_nodes} nodes")
+        if twice >= 0:
+            first = int(np.flatnonzero(ids == ids[twice])[0])
+            raise ValueError(f"seeds must be distinct: {ids[twice]} is at positions {first} and {twice}")
+        blocks = []
+        n_located = 0
+        for hop, fanout in enumerate(self.fanouts):
+            n_dst = hops.n_nodes
+            self._locate(scratch, topology, cache, n_located, n_dst)
+            n_located = n_dst
+            blocks.append(self._expand(scratch, topology, cache, n_dst, fanout, (epoch, index, hop)))
+            if not self.redraw:
+                scratch.degree[:n_dst] = 0  # a node without neighbours draws none: these have drawn theirs
+        if not self.redraw:
+            blocks = self._nested(blocks)
+        n = hops.n_nodes
+        input_ids = g.pool.tensor((n,), torch.int64)
+        input_ids.numpy()[:] = scratch.nodes[:n]
+        return SampledBatch(index, epoch, input_ids, len(ids), tuple(reversed(blocks)))
+
+    def _nested(self, hops: list[Block]) -> list[Block]:
+        """Return the layers' blocks, innermost first, from the edges that each hop added: all of them begin one array."""
+        edges = self._g.pool.tensor((2, sum(len(block.src) for block in hops)), torch.int64)
+        src, dst = edges[0], edges[1]
+        blocks, n = [], 0
+        for block in hops:
+            end = n + len(block.src)
+            src.numpy()[n:end], dst.numpy()[n:end] = block.src.numpy(), block.dst.numpy()
+            blocks.append(Block(src[:end], dst[:end], block.n_src, block.n_dst))
+            n = end
+        return blocks
+
+    def _locate(self, scratch: Scratch, topology: Topology, cache: NeighborCache | None, first: int, end: int) -> None:
+        """Find the lists of nodes ``first … end - 1``, which joined in the last hop."""
+        if first == end:
+            return
+        nodes, place, degree = scratch.nodes[first:end], scratch.place[first:end], scratch.degree[first:end]
+        if cache is None:
+            topology.offsets(nodes, place, degree)
+            np.invert(place, out=place)
+        else:
+            cache.locate(nodes, place, degree)
+
+    @abstractmethod
+    def _expand(
+        self, scratch: Scratch, topology: Topology, cache: NeighborCache | None, n_dst: int, fanout: int, at: HopKey
+    ) -> Block:
+        """Draw for the first ``n_dst`` nodes, whose lists are located, and number what they drew."""
+
+
+def _as_ids(seeds: Any, num_nodes: int) -> Int64s:
+    """Return seeds as a contiguous int64 array; only the range is left to check."""
+    array = seeds.detach().cpu().numpy() if isinstance(seeds, torch.Tensor) else np.asarray(seeds)
+    if array.ndim != 1:
+        raise ValueError(f"seeds must be 1-D, not of shape {array.shape}")
+    if array.dtype.kind not in "iu":
+        if len(array) == 0 and not isinstance(seeds, (torch.Tensor, np.ndarray)):
+            return EMPTY
+        raise TypeError(f"seeds must be integers, not {array.dtype}")
+    if array.dtype == np.uint64 and len(array) and int(array.max()) >= 2**63:
+        position = int((array >= 2**63).argmax())
+        raise IndexError(f"seed {array[position]} at position {position} is out of range for {num_nodes} nodes")
+    return np.ascontiguousarray(array, np.int64)

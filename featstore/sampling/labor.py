@@ -1,0 +1,149 @@
+"""Layer-neighbour sampling (LABOR), hop by hop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from featstore._core import labor as _core
+from featstore.config import check_at_least, check_flag
+from featstore.graph.topology import NeighborCache, Topology
+from featstore.sampling.batch import Block
+from featstore.sampling.hops import EMPTY, Graph, HopKey, HopSampler, Int64s, Scratch
+from featstore.sampling.rng import source_keys
+
+__all__ = ["LaborSampler"]
+
+_LEAST_READ = 1 << 16  # ids that are read at once at the least, where as many are missing
+
+_MOST_DEPENDENCY = 2**32  # batches: words of 64 bits tell their phases apart
+
+
+class LaborSampler(HopSampler):
+    """Sample in-neighbours layer by layer, so that the nodes of a hop share their neighbours (LABOR).
+
+    In each hop every source has one random number, the same for all destinations. A destination with ``d`` neighbours takes those
+    whose number is at most ``fanout / d``. It takes as many as with :class:`~featstore.NeighborSampler` on average, but
+    destinations take the same sources where they can: a batch has fewer nodes, and fewer rows are read.
+
+    Parameters
+    ----------
+    g : Graph
+        An open :class:`~featstore.OutOfCoreGraph`. A loader takes the sampler for this graph only, or for the same dataset opened
+        again. Samples are counted in the budget of the graph given here.
+    fanouts : sequence of int
+        Neighbours that a node takes on average in each hop, the seeds' own first; -1 takes all.
+    batch_dependency : int
+        Batches that a source keeps its number for. In every batch one source in so many gets a new number, so that consecutive
+        batches share sources, and a cache that admits what was read is hit more often. 1: all numbers are new in every batch.
+    seed : int
+        In ``[0, 2**64)``.
+    layer_dependency : bool
+        A source has the same number in every hop. The hops of a batch then share sources, too.
+    redraw : bool
+        A node takes neighbours anew in every later hop. If false, it does so once, in the hop after it joined, and keeps these
+        neighbours; see :class:`~featstore.NeighborSampler`.
+
+    Raises
+    ------
+    ValueError
+        No fan-outs, a fan-out below -1 or of 2³¹ or more, a seed out of range, a batch dependency below 1 or above 2³².
+    TypeError
+        ``batch_dependency`` is no integer, ``layer_dependency`` no bool.
+
+    Notes
+    -----
+    This is Poisson sampling. Each neighbour is taken with probability ``min(1, fanout / d)``, and how many are taken is random:
+    a list that is not longer than the fan-out is taken whole; a longer one gives ``fanout`` on average, and **none at all** with
+    probability ``(1 - fanout / d) ** d``, about ``exp(-fanout)``. A model must cope with nodes without neighbours, as it must
+    where the graph has such nodes. Probabilities are multiples of 2⁻³². A neighbour that is in a list twice counts twice in
+    ``d``, and is taken twice or not at all.
+
+    All neighbours of a destination have the same probability, so the mean over those that were taken estimates the mean over all.
+
+    Blocks, seeds, the order of edges and of nodes are as with :class:`~featstore.NeighborSampler`. A batch is a pure function of
+    the graph, the options and the arguments of :meth:`sample` (:mod:`featstore.sampling.rng`); it depends on ``index`` as a place
+    in the epoch where ``batch_dependency`` is more than 1. Numbers are new in every epoch.
+
+    Whole lists are gone through: a hop costs time in proportion to the degrees of its destinations, about a nanosecond a
+    neighbour (two with ``batch_dependency``). Lists that are not in memory are read whole, in turns of as many ids as the hop is
+    expected to have edges, 65,536 at least; a turn is one batch of asynchronous reads.
+
+    Thread-safe; scratch memory as with :class:`~featstore.NeighborSampler`. Releases the GIL.
+
+    References
+    ----------
+    Balin, Çatalyürek: Layer-neighbor sampling: defusing neighborhood explosion in GNNs, NeurIPS 2023 (LABOR-0, section 3).
+
+    Examples
+    --------
+    >>> sampler = LaborSampler(g, fanouts=[10, 10], batch_dependency=64)  # doctest: +SKIP
+    >>> batch = sampler.sample(torch.arange(1000), epoch=0, index=0)      # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        g: Graph,
+        fanouts: Sequence[int],
+        batch_dependency: int = 1,
+        seed: int = 0,
+        layer_dependency: bool = False,
+        redraw: bool = True,
+    ) -> None:
+        super().__init__(g, fanouts, seed, redraw)
+        check_at_least("batch_dependency", batch_dependency, 1)
+        if batch_dependency > _MOST_DEPENDENCY:
+            raise ValueError(f"batch_dependency must be at most 2**32, not {batch_dependency}")
+        check_flag("layer_dependency", layer_dependency)
+        self.batch_dependency = int(batch_dependency)
+        self.layer_dependency = bool(layer_dependency)
+
+    def __repr__(self) -> str:
+        more = ", layer_dependency=True" * self.layer_dependency + ", redraw=False" * (not self.redraw)
+        return f"LaborSampler(fanouts={list(self.fanouts)}, batch_dependency={self.batch_dependency}, seed={self.seed}{more})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._g, self.fanouts, self.batch_dependency, self.seed, self.layer_dependency, self.redraw)
+
+    def _expand(
+        self, scratch: Scratch, topology: Topology, cache: NeighborCache | None, n_dst: int, fanout: int, at: HopKey
+    ) -> Block:
+        """One hop over the first ``n_dst`` nodes."""
+        pool, hops = self._g.pool, scratch.hops
+        epoch, index, hop = at
+        keys = source_keys(self.seed, epoch, index, 0 if self.layer_dependency else hop, self.batch_dependency)
+        records = None if cache is None else cache.records
+        layer = _core.Layer(hops, n_dst, fanout, *keys, records, topology.id_bytes)
+        counts = pool.array((n_dst,), np.int64)
+        chosen = self._choose(scratch, layer, topology, counts)
+        src = pool.tensor((layer.n_chosen,), torch.int64)
+        dst = pool.tensor((layer.n_chosen,), torch.int64)
+        while not layer.number(chosen, counts, src.numpy(), dst.numpy()):
+            scratch.need(2 * scratch.room)
+        return Block(src, dst, hops.n_nodes, n_dst)
+
+    def _choose(self, scratch: Scratch, layer: _core.Layer, topology: Topology, counts: Int64s) -> npt.NDArray[Any]:
+        """Go through all lists; return the ids that were taken."""
+        pool, n = self._g.pool, layer.n_expected
+        if n < layer.n_ids:  # random, and correlated: this is not always enough
+            n = min(n + 4 * math.isqrt(n), layer.n_ids)
+        n += _core.STEP
+        chosen = pool.array((n,), topology.id_dtype)
+        n_read = min(layer.n_missing, max(layer.n_expected, _LEAST_READ))
+        positions = pool.array((n_read,), np.int64) if n_read else EMPTY
+        found = pool.array((n_read,), topology.id_dtype)
+        while not layer.done:
+            n = layer.turn(positions)
+            topology.read_edges(positions[:n], found[:n])
+            topology.check_found(positions[:n], found[:n])
+            scratch.rows_read += n
+            while not layer.choose(found[:n], chosen, counts):
+                more = pool.array((len(chosen) * 3 // 2 + _core.STEP,), topology.id_dtype)
+                more[: layer.n_chosen] = chosen[: layer.n_chosen]
+                chosen = more
+        return chosen

@@ -1,0 +1,341 @@
+/* Kernels of layer-neighbour sampling: a number a source, which all destinations of a hop compare with what they take.
+ *
+ * A source's number has 32 bits; its share of 2^32 is what the literature calls r_t. A destination of degree d takes with
+ * fan-out k every source whose number is below floor(k * 2^32 / d); all of them where d <= k.
+ *
+ * A hop runs in two passes. The first goes through the lists, whole ones, and lists what is taken; lists in the file come in
+ * turns, each as long as the caller has room for. The second numbers the nodes that were taken.
+ */
+#ifndef FEATSTORE_LABOR_H
+#define FEATSTORE_LABOR_H
+
+#include "sampler.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+enum {
+    FS_PIECE = 1024, /* ids compared between two checks for room */
+    FS_AHEAD = 4,   /* destinations between asking for the first ids of a list, and comparing them */
+    FS_FIRST = 256,   /* so many are asked for: processors foresee the rest of a long list themselves */
+    FS_SPARE = 16,   /* ids written beyond what was taken */
+    FS_SHORT = 16    /* ids of a list that is copied in one vector */
+};
+
+/* ---------------------------------------------------------------- numbers
+ * A hash of 32 bits keyed by one word of 64: three rounds on the low half of the id, a bijection of it, in arithmetic that vectors
+ * have (multiplications of 64 bits cost them four times as much). Shifts and factors are those of triple32 (Wellons). */
+typedef struct {
+    uint64_t word;
+    uint32_t a, b, c;
+} fs_key;
+
+/* The numbers of one hop. Where a number stays for several batches, some sources have turned to their next one: those whose
+ * number under `phase` is `turn` or more. */
+typedef struct {
+    fs_key early, late, phase;
+    uint32_t turn;
+    int changes;
+} fs_numbers;
+
+FS_INLINE fs_key fs_key_of(uint64_t word)
+{
+    const fs_key key = {word, (uint32_t)word, (uint32_t)(word >> 32), (uint32_t)fs_absorb(word, 0)};
+    return key;
+}
+
+static void fs_set_numbers(fs_numbers *numbers, uint64_t early, uint64_t late, uint64_t phase, uint32_t turn)
+{
+    numbers->early = fs_key_of(early);
+    numbers->late = fs_key_of(late);
+    numbers->phase = fs_key_of(phase);
+    numbers->turn = turn;
+    numbers->changes = early != late;
+}
+
+/* x, a, b, c: scalars or vectors of uint32_t. */
+#define FS_HASH(x, a, b, c) \
+    x += a;                 \
+    x ^= x >> 17;           \
+    x *= 0xed5ad4bbu;       \
+    x += b;                 \
+    x ^= x >> 11;           \
+    x *= 0xac4c1b51u;       \
+    x += c;                 \
+    x ^= x >> 15;           \
+    x *= 0x31848babu;       \
+    x ^= x >> 14
+
+FS_INLINE uint32_t fs_hash(const fs_key *key, uint64_t id)
+{
+    uint32_t x = (uint32_t)id;
+    if (FS_RARE(id >> 32)) /* in graphs of more than 2^32 nodes */
+        x ^= (uint32_t)fs_absorb(key->word, id >> 32);
+    FS_HASH(x, key->a, key->b, key->c);
+    return x;
+}
+
+FS_INLINE uint32_t fs_number_of_source(const fs_numbers *numbers, uint64_t id)
+{
+    const int has_turned = numbers->changes && fs_hash(&numbers->phase, id) >= numbers->turn;
+    return fs_hash(has_turned ? &numbers->late : &numbers->early, id);
+}
+
+typedef struct {
+    const void *records;
+    int wide;
+    int64_t n_dst, fanout;
+    fs_numbers numbers;
+    /* the list that comes next, and from where in it; where the lists that are there now end */
+    int64_t next_dst, next_position, stop_dst, stop_position;
+    int64_t n_used;   /* of the ids that were read for this turn */
+    int64_t n_chosen; /* by all destinations so far */
+} fs_layer;
+
+/* Whether a destination compares numbers; else it takes its whole list, or nothing. */
+FS_INLINE int fs_compares(int64_t degree, int64_t fanout)
+{
+    return fanout > 0 && degree > fanout;
+}
+
+/* The largest number that is taken. */
+FS_INLINE uint32_t fs_last(int64_t degree, int64_t fanout)
+{
+    const uint64_t bound = ((uint64_t)fanout << 32) / (uint64_t)degree;
+    return (uint32_t)(bound ? bound - 1 : 0);
+}
+
+/* ---------------------------------------------------------------- comparing
+ * The ids among `n` whose number is at most `last`, in order, into out[], of the ids' width; returns how many. Writes up to FS_SPARE
+ * more. */
+
+typedef int64_t (*fs_take_fn)(const void *ids, int wide, int64_t n, const fs_numbers *numbers, uint32_t last, void *out);
+
+/* The numbers of ids, in place: lanes of uint32_t. */
+#define FS_NUMBERS(x)                                                                                      \
+    if (changes) {                                                                                         \
+        __typeof__(x) y = x;                                                                               \
+        FS_HASH(y, phase.a, phase.b, phase.c);                                                             \
+        const __typeof__(x) turned = (__typeof__(x))(y >= turn);                                           \
+        FS_HASH(x, early.a + (turned & more_a), early.b + (turned & more_b), early.c + (turned & more_c)); \
+    } else {                                                                                               \
+        FS_HASH(x, early.a, early.b, early.c);                                                             \
+    }
+
+/* What the loops keep in registers. */
+#define FS_KEYS                                                                            \
+    const fs_key early = numbers->early, phase = numbers->phase;                           \
+    const uint32_t turn = numbers->turn, more_a = numbers->late.a - early.a;               \
+    const uint32_t more_b = numbers->late.b - early.b, more_c = numbers->late.c - early.c; \
+    const int changes = numbers->changes;                                                  \
+    int64_t count = 0, i = 0
+
+#define FS_TAKE(LANES)                                                        \
+    FS_KEYS;                                                                  \
+    typedef uint32_t lanes __attribute__((vector_size(4 * LANES)));           \
+    for (; !wide && i + LANES <= n; i += LANES) {                             \
+        lanes id, x;                                                          \
+        memcpy(&id, (const int32_t *)ids + i, sizeof id);                     \
+        x = id;                                                               \
+        FS_NUMBERS(x)                                                         \
+        const lanes taken = (lanes)(x <= last);                               \
+        for (int l = 0; l < LANES; l++) {                                     \
+            ((uint32_t *)out)[count] = id[l];                                 \
+            count -= (int32_t)taken[l];                                       \
+        }                                                                     \
+    }                                                                         \
+    return fs_take_each(ids, wide, i, n, numbers, last, out, count)
+
+/* One id at a time: the ends of lists, and ids of 8 bytes. */
+FS_INLINE int64_t fs_take_each(const void *ids, int wide, int64_t i, int64_t n, const fs_numbers *numbers, uint32_t last, void *out,
+                               int64_t count)
+{
+    for (; i < n; i++) {
+        const int64_t id = fs_record(ids, wide, i);
+        if (wide)
+            ((int64_t *)out)[count] = id;
+        else
+            ((int32_t *)out)[count] = (int32_t)id;
+        count += fs_number_of_source(numbers, (uint64_t)id) <= last;
+    }
+    return count;
+}
+
+static int64_t fs_take_plain(const void *ids, int wide, int64_t n, const fs_numbers *numbers, uint32_t last, void *out)
+{
+    FS_TAKE(4);
+}
+
+#if defined(__x86_64__)
+__attribute__((target("avx2"))) static int64_t fs_take_avx2(const void *ids, int wide, int64_t n, const fs_numbers *numbers,
+                                                            uint32_t last, void *out)
+{
+    FS_TAKE(8);
+}
+
+__attribute__((target("avx512f,avx512dq,avx512vl,avx512bw,prefer-vector-width=512"))) static int64_t fs_take_avx512(
+    const void *ids, int wide, int64_t n, const fs_numbers *numbers, uint32_t last, void *out)
+{
+    FS_KEYS;
+    typedef uint32_t lanes __attribute__((vector_size(64)));
+    const int is_rare = last < UINT32_MAX / 64; /* most vectors of a long list have none: there the branch is foreseen */
+    const __m512i lasts = _mm512_set1_epi32((int)last);
+    if (wide)
+        return fs_take_each(ids, wide, 0, n, numbers, last, out, 0);
+    for (; i < n; i += 16) {
+        const __mmask16 there = n - i < 16 ? (__mmask16)((1u << (n - i)) - 1) : 0xFFFF;
+        const __m512i id = _mm512_maskz_loadu_epi32(there, (const int32_t *)ids + i);
+        if (i + FS_FIRST < n)
+            __builtin_prefetch((const int32_t *)ids + i + FS_FIRST);
+        lanes x = (lanes)id;
+        FS_NUMBERS(x)
+        const __mmask16 taken = _mm512_mask_cmple_epu32_mask(there, (__m512i)x, lasts);
+        if (is_rare && !taken)
+            continue;
+        _mm512_storeu_si512((int32_t *)out + count, _mm512_maskz_compress_epi32(taken, id));
+        count += __builtin_popcount(taken);
+    }
+    return count;
+}
+#endif
+
+/* The widest form up to `level` (0 plain, 1 AVX2, 2 AVX-512) that this processor has; all take the same. */
+static fs_take_fn fs_choose_take(int level)
+{
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (level >= 2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw"))
+        return fs_take_avx512;
+    if (level >= 1 && __builtin_cpu_supports("avx2"))
+        return fs_take_avx2;
+#else
+    (void)level;
+#endif
+    return fs_take_plain;
+}
+
+/* ---------------------------------------------------------------- a hop
+ * Edges that are expected, ids of all lists, and those of them that must be read. */
+static void fs_expect(const int64_t *degree, const int64_t *place, int64_t n, int64_t fanout, int64_t *n_expected, int64_t *n_ids,
+                      int64_t *n_missing)
+{
+    int64_t expected = 0, ids = 0, missing = 0;
+    for (int64_t i = 0; i < n; i++) {
+        expected += fs_compares(degree[i], fanout) ? fanout : degree[i];
+        ids += degree[i];
+        missing += place[i] < 0 ? degree[i] : 0;
+    }
+    *n_expected = fanout ? expected : 0;
+    *n_ids = fanout ? ids : 0;
+    *n_missing = fanout ? missing : 0;
+}
+
+/* Begin a turn: the places of ids to read, as many as there is room for, which may end within a list. Returns how many. */
+static int64_t fs_turn(fs_layer *layer, const int64_t *degree, const int64_t *place, int64_t *positions, int64_t room)
+{
+    int64_t n = 0, i = layer->next_dst, position = layer->next_position;
+    layer->n_used = 0;
+    if (layer->fanout == 0)
+        i = layer->n_dst;
+    for (; i < layer->n_dst; i++, position = 0) {
+        if (place[i] >= 0)
+            continue;
+        const int64_t first = ~place[i], left = degree[i] - position, more = left < room - n ? left : room - n;
+        for (int64_t j = 0; j < more; j++)
+            positions[n++] = first + position + j;
+        if (more < left) {
+            position += more;
+            break;
+        }
+    }
+    layer->stop_dst = i;
+    layer->stop_position = i < layer->n_dst ? position : 0;
+    return n;
+}
+
+/* Go through the lists of a turn; returns 1 where there is no room for what comes next: the caller gives more and calls again. */
+static int fs_choose(fs_layer *layer, const int64_t *degree, const int64_t *place, const void *found, void *chosen, int64_t room,
+                     int64_t *counts, fs_take_fn take)
+{
+    const int wide = layer->wide, bytes = wide ? 8 : 4;
+    const int64_t fanout = layer->fanout, n_dst = layer->n_dst, stop = layer->stop_dst;
+    const char *records = (const char *)layer->records;
+    int64_t i = layer->next_dst, position = layer->next_position, n_used = layer->n_used, n_chosen = layer->n_chosen;
+    int wants = 0;
+    for (; i < stop || position < layer->stop_position; i++, position = 0) {
+        const int64_t d = degree[i], at = place[i], end = i < stop ? d : layer->stop_position, ahead = i + FS_AHEAD;
+        /* A short list that is taken whole goes the same way: a branch on its length could not be foreseen. */
+        const int compares = fs_compares(d, fanout), hashes = compares || (d <= FS_SHORT && !wide);
+        const uint32_t last = compares ? fs_last(d, fanout) : UINT32_MAX;
+        int64_t taken = 0;
+        if (ahead < n_dst && place[ahead] >= 0 && fanout)
+            for (int64_t j = 0; j < degree[ahead] && j < FS_FIRST; j += wide ? 8 : 16)
+                fs_prefetch_record(records, wide, place[ahead] + j);
+        if (position == 0)
+            counts[i] = 0;
+        while (position < end && fanout) {
+            const int64_t n = end - position < FS_PIECE ? end - position : FS_PIECE;
+            if (FS_RARE(room - n_chosen - taken < n + (hashes ? FS_SPARE : 0))) {
+                wants = 1;
+                break;
+            }
+            const char *ids = at < 0 ? (const char *)found + n_used * bytes : records + (at + position) * bytes;
+            char *out = (char *)chosen + (n_chosen + taken) * bytes;
+            if (hashes) {
+                taken += take(ids, wide, n, &layer->numbers, last, out);
+            } else {
+                memcpy(out, ids, (size_t)(n * bytes));
+                taken += n;
+            }
+            n_used += at < 0 ? n : 0;
+            position += n;
+        }
+        n_chosen += taken;
+        counts[i] += taken;
+        if (wants || i == stop)
+            break;
+    }
+    layer->next_dst = i;
+    layer->next_position = position;
+    layer->n_used = n_used;
+    layer->n_chosen = n_chosen;
+    return wants;
+}
+
+/* Number what was taken, and name each edge's destination; returns 1, for more room, and must then be called again. */
+static int fs_number_chosen(fs_hop *hop, const void *chosen, int wide, const int64_t *counts)
+{
+    const fs_shape shape = hop->shape;
+    const uint64_t *table = hop->table;
+    int64_t *src = hop->src, *dst = hop->dst, e = hop->drawn;
+    for (int64_t i = hop->next_dst; i < hop->n_dst; i++) {
+        const int64_t end = e + counts[i];
+        if (e + FS_SPARE <= hop->n_edges) { /* what is too many is overwritten */
+            for (int j = 0; j < FS_SPARE; j++)
+                dst[e + j] = i;
+            e += FS_SPARE;
+        }
+        for (; e < end; e++)
+            dst[e] = i;
+        e = end;
+    }
+    hop->next_dst = hop->n_dst;
+    hop->drawn = e;
+    while (hop->numbered < hop->n_edges) {
+        const int64_t end = hop->n_edges - hop->numbered < FS_SLICE ? hop->n_edges : hop->numbered + FS_SLICE;
+        const int64_t ahead = hop->n_edges - end < FS_SLICE ? hop->n_edges : end + FS_SLICE;
+        for (e = hop->gathered; e < ahead; e++) {
+            const int64_t id = fs_record(chosen, wide, e);
+            __builtin_prefetch(&table[fs_slot(shape, id)], 1);
+            src[e] = id;
+        }
+        hop->gathered = e;
+        if (hop->exact ? fs_number(hop, 1, end) : fs_number(hop, 0, end))
+            return 1;
+    }
+    return 0;
+}
+
+#endif

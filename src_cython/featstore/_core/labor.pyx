@@ -1,0 +1,235 @@
+"""Layer-neighbour sampling: which sources the destinations of a hop take. The kernels are in labor.h."""
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+cimport cython
+
+from featstore._core.sampler cimport Hops, fs_hop
+
+
+cdef extern from "labor.h" nogil:
+    ctypedef struct fs_numbers:
+        int changes
+    ctypedef struct fs_layer:
+        const void *records
+        int wide
+        int64_t n_dst
+        int64_t fanout
+        fs_numbers numbers
+        int64_t next_dst
+        int64_t next_position
+        int64_t stop_dst
+        int64_t stop_position
+        int64_t n_used
+        int64_t n_chosen
+    ctypedef int64_t (*fs_take_fn)() noexcept  # only passed on
+    enum:
+        FS_PIECE
+        FS_SPARE
+    fs_take_fn fs_choose_take(int) noexcept
+    void fs_set_numbers(fs_numbers *, uint64_t, uint64_t, uint64_t, uint32_t) noexcept
+    void fs_expect(const int64_t *, const int64_t *, int64_t, int64_t, int64_t *, int64_t *, int64_t *) noexcept
+    int64_t fs_turn(fs_layer *, const int64_t *, const int64_t *, int64_t *, int64_t) noexcept
+    int fs_choose(fs_layer *, const int64_t *, const int64_t *, const void *, void *, int64_t, int64_t *, fs_take_fn) noexcept
+    int fs_number_chosen(fs_hop *, const void *, int, const int64_t *) noexcept
+
+
+# Room that a list of chosen ids needs beyond what is in it, so that a hop goes on.
+STEP = FS_PIECE + FS_SPARE
+
+
+@cython.final
+cdef class Layer:
+    """One hop: destinations go through their neighbours' numbers, then what they take is numbered. One owner thread.
+
+    Call :meth:`turn`, read what it asks for, and :meth:`choose`, until :attr:`done`; then :meth:`number`.
+
+    Parameters
+    ----------
+    hops : Hops
+        Whose first ``n_dst`` nodes are the destinations; their places and degrees are known.
+    n_dst, fanout : int
+        ``fanout`` -1 takes all.
+    early, late, phase, turn : int
+        Keys of the sources' numbers: ``late``'s where the number under ``phase`` is ``turn`` or more, else ``early``'s.
+    records : buffer of int32 or int64, or None
+        Neighbour ids in memory, all in range.
+    id_bytes : int
+    level : int
+        Widest vector form to use, if the processor has it: 0 none, 1 AVX2, 2 AVX-512. All take the same.
+
+    Attributes
+    ----------
+    n_expected : int
+        Edges that are expected; as many as there are where no destination compares numbers.
+    n_ids : int
+        Ids of all lists.
+    n_missing : int
+        Those of them that are in the file.
+    """
+
+    cdef Hops hops
+    cdef fs_layer layer
+    cdef fs_take_fn take
+    cdef int id_bytes
+    cdef bint is_numbering
+    cdef object records
+    cdef readonly int64_t n_expected, n_ids, n_missing
+
+    def __cinit__(self, Hops hops not None, int64_t n_dst, int64_t fanout, uint64_t early, uint64_t late, uint64_t phase,
+                  uint32_t turn, records, int id_bytes, int level=2):
+        cdef Py_buffer view
+        if id_bytes != 4 and id_bytes != 8:
+            raise ValueError(f"ids have 4 or 8 bytes, not {id_bytes}")
+        if n_dst < 0 or n_dst > hops.hop.n_nodes:
+            raise ValueError("more destinations than nodes")
+        hops._end_hop()
+        self.hops, self.id_bytes, self.take, self.records = hops, id_bytes, fs_choose_take(level), records
+        self.layer.wide = id_bytes == 8
+        self.layer.n_dst, self.layer.fanout = n_dst, fanout
+        fs_set_numbers(&self.layer.numbers, early, late, phase, turn)
+        with nogil:
+            fs_expect(hops.hop.degree, hops.hop.place, n_dst, fanout, &self.n_expected, &self.n_ids, &self.n_missing)
+        if records is None:
+            if self.n_ids != self.n_missing:
+                raise ValueError("lists in memory, and no records")
+        else:
+            PyObject_GetBuffer(records, &view, PyBUF_SIMPLE)
+            try:
+                self._length(&view)
+                self.layer.records = view.buf  # ``self.records`` keeps them
+            finally:
+                PyBuffer_Release(&view)
+
+    @property
+    def done(self):
+        """Whether all lists were gone through."""
+        return self.layer.next_dst >= self.layer.n_dst
+
+    @property
+    def n_chosen(self):
+        """Edges so far."""
+        return self.layer.n_chosen
+
+    def turn(self, int64_t[::1] positions not None):
+        """Begin the next turn: write the positions in the file of the ids that it needs; return how many.
+
+        Parameters
+        ----------
+        positions : int64 array
+            As many ids are read at once at the most; at least one where any list is in the file.
+        """
+        cdef int64_t n, room = positions.shape[0]
+        self._check_hops()
+        if not room and self.n_missing:
+            raise ValueError("no room for a position")
+        with nogil:
+            n = fs_turn(&self.layer, self.hops.hop.degree, self.hops.hop.place, &positions[0] if room else NULL, room)
+        return n
+
+    def choose(self, found, chosen, int64_t[::1] counts not None):
+        """Go through the lists of a turn; return True when it is over, False when ``chosen`` needs more room.
+
+        Parameters
+        ----------
+        found : buffer of int32 or int64
+            The ids at the turn's positions, all in range.
+        chosen : writable buffer of int32 or int64
+            Ids of what is taken, in order; the first :attr:`n_chosen` of an earlier one belong in one with more room.
+            :data:`STEP` entries more than those are enough to go on.
+        counts : int64 array, shape (n_dst,)
+            Receives how many each destination takes.
+        """
+        cdef Py_buffer source, target
+        cdef int wants
+        cdef int64_t room
+        self._check_hops()
+        if counts.shape[0] != self.layer.n_dst:
+            raise ValueError(f"counts has {counts.shape[0]} entries for {self.layer.n_dst} destinations")
+        PyObject_GetBuffer(found, &source, PyBUF_SIMPLE)
+        try:
+            self._check_found(self._length(&source))
+            PyObject_GetBuffer(chosen, &target, PyBUF_WRITABLE)
+            try:
+                room = self._length(&target)
+                if room < self.layer.n_chosen:
+                    raise ValueError(f"chosen has room for {room}, not for {self.layer.n_chosen}")
+                with nogil:
+                    wants = fs_choose(&self.layer, self.hops.hop.degree, self.hops.hop.place, source.buf, target.buf, room,
+                                      &counts[0] if counts.shape[0] else NULL, self.take)
+            finally:
+                PyBuffer_Release(&target)
+        finally:
+            PyBuffer_Release(&source)
+        return not wants
+
+    cdef int _check_hops(self) except -1:
+        """Refuse to go on where the hops have begun another batch."""
+        if self.hops.hop.n_nodes < self.layer.n_dst:
+            raise ValueError("the destinations are gone: another batch was begun")
+        return 0
+
+    cdef int64_t _length(self, Py_buffer *view) except -1:
+        """Ids in a buffer, after a check of its item size."""
+        if view.itemsize != self.id_bytes:
+            raise ValueError(f"ids of {self.id_bytes} bytes expected, not of {view.itemsize}")
+        return view.len // self.id_bytes
+
+    cdef int _check_found(self, int64_t n) except -1:
+        """Refuse ids that are fewer than the turn's positions."""
+        cdef int64_t needed = self.layer.n_used, i = self.layer.next_dst, position = self.layer.next_position, end
+        with nogil:
+            while i <= self.layer.stop_dst and i < self.layer.n_dst and self.layer.fanout:
+                end = self.hops.hop.degree[i] if i < self.layer.stop_dst else self.layer.stop_position
+                if self.hops.hop.place[i] < 0:
+                    needed += end - position
+                i, position = i + 1, 0
+        if n < needed:
+            raise ValueError(f"{needed} ids expected, not {n}")
+        return 0
+
+    def number(self, chosen, const int64_t[::1] counts not None, int64_t[::1] src not None,
+               int64_t[::1] dst not None):
+        """Number what was taken: return True when it is done, False when the hops need more room (:meth:`Hops.attach`).
+
+        Parameters
+        ----------
+        chosen, counts
+            What :meth:`choose` wrote.
+        src, dst : int64 array, shape (n_chosen,)
+            Output: local numbers.
+        """
+        cdef fs_hop *hop = &self.hops.hop
+        cdef int64_t n = self.layer.n_chosen, i, total = 0
+        cdef int wants
+        cdef Py_buffer view
+        if not self.done:
+            raise ValueError("lists are left to go through")
+        if counts.shape[0] != self.layer.n_dst:
+            raise ValueError(f"counts has {counts.shape[0]} entries for {self.layer.n_dst} destinations")
+        if src.shape[0] != n or dst.shape[0] != n:
+            raise ValueError(f"the hop has {n} edges; src has room for {src.shape[0]}, dst for {dst.shape[0]}")
+        if not self.is_numbering:
+            for i in range(self.layer.n_dst):
+                if counts[i] < 0 or counts[i] > n - total:
+                    raise ValueError("counts are not those of the hop")
+                total += counts[i]
+            hop.n_dst, hop.n_edges = self.layer.n_dst, n
+            hop.next_dst = hop.drawn = hop.gathered = hop.numbered = 0
+            self.is_numbering = True
+        if n == 0:
+            return True
+        hop.src, hop.dst = &src[0], &dst[0]
+        PyObject_GetBuffer(chosen, &view, PyBUF_SIMPLE)
+        try:
+            if self._length(&view) < n:
+                raise ValueError(f"{n} chosen ids expected, not {self._length(&view)}")
+            with nogil:
+                wants = fs_number_chosen(hop, view.buf, self.layer.wide, &counts[0])
+        finally:
+            PyBuffer_Release(&view)
+            hop.src = hop.dst = NULL
+        if wants:
+            self.hops._check_room()
+        return not wants

@@ -1,0 +1,50 @@
+"""The hops of a batch as the modules that draw for them see them: their C (``sampler.h``), and what is in the type."""
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+cdef extern from "sampler.h" nogil:
+    ctypedef struct fs_shape:
+        uint64_t multiplier
+        uint64_t mask
+        int shift
+    ctypedef struct fs_hop:
+        const void *records
+        int wide
+        int64_t *nodes
+        const int64_t *place
+        const int64_t *degree
+        int64_t n_nodes
+        int64_t limit
+        uint64_t *table
+        fs_shape shape
+        int exact
+        uint32_t base
+        int64_t n_dst
+        int64_t fanout
+        int64_t n_edges
+        uint64_t key
+        int replace
+        int64_t *src
+        int64_t *dst
+        int64_t *scratch
+        int64_t *positions
+        int64_t *edges
+        int64_t n_missing
+        int64_t next_dst
+        int64_t drawn
+        int64_t gathered
+        int64_t numbered
+    ctypedef void (*fs_draw_lanes_fn)() noexcept  # only passed on
+
+
+cdef class Hops:
+    cdef fs_hop hop
+    cdef fs_draw_lanes_fn draw_lanes
+    cdef int64_t num_nodes
+    cdef bint in_hop
+    cdef object records
+    cdef int64_t[::1] nodes_view, place_view, degree_view, src_view, dst_view, scratch_view, positions_view, edges_view
+    cdef uint64_t[::1] table_view
+    cdef int _check_room(self) except -1
+    cdef int _end_hop(self) except -1
+    cdef int _check_in_hop(self) except -1
