@@ -38,6 +38,13 @@ from featstore.pack.offline import (
     sample_offline as sample_offline,
 )
 from featstore.pack.packgraph import PackedGraph as PackedGraph
+from featstore.partitioning.assign import partition as partition
+from featstore.partitioning.base import (
+    GraphStream as GraphStream,
+    Partitioner as Partitioner,
+    available_partitioners as available_partitioners,
+    register_partitioner as register_partitioner,
+)
 from featstore.plan.cost import (
     Estimate as Estimate,
     Machine as Machine,
