@@ -42,6 +42,7 @@ __all__ = [
     "Pack",
     "Packed",
     "PackedGraph",
+    "PartitionBatches",
     "Partitioner",
     "PerformanceWarning",
     "PlannedBatch",

@@ -67,6 +67,7 @@ from featstore.sampling.drawn import (
     SampledBatches as SampledBatches,
     SampledEpoch as SampledEpoch,
 )
+from featstore.sampling.partitionbatches import PartitionBatches as PartitionBatches
 from featstore.sampling.neighbor import NeighborSampler as NeighborSampler
 from featstore.strategies import options as options
 from featstore.strategies.auto import Auto as Auto
