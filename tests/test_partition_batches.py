@@ -110,6 +110,7 @@ def test_epochs_are_functions_of_seed_and_epoch(data: Any) -> None:
         ids = np.arange(0, N, 2)
         one, same = (featstore.PartitionBatches(g, ids, 50, seed=3) for _ in range(2))
         other = featstore.PartitionBatches(g, ids, 50, seed=4)
+        five = featstore.PartitionBatches(g, np.arange(N), 50, macro=5)
         still = featstore.PartitionBatches(g, ids, 50, shuffle=False)
         copy = pickle.loads(pickle.dumps(one))
 
@@ -120,9 +121,10 @@ def test_epochs_are_functions_of_seed_and_epoch(data: Any) -> None:
     assert one.digest() == same.digest() == copy.digest() != other.digest()
     assert len({tuple(order(one, epoch)) for epoch in range(4)} | {tuple(order(other, 0))}) == 5
     assert order(still, 0) == order(still, 1) == sorted(ids.tolist(), key=lambda v: (data[1][v], v))
-    # Which parts come together differs from epoch to epoch, not only their order.
-    together = [{frozenset(data[1][one.epoch(e).seeds(k).numpy()].tolist()) for k in range(len(one))} for e in range(3)]
-    assert together[0] != together[1] != together[2]
+    # Which parts come together differs from epoch to epoch: here ten batches are a macro-batch of five parts.
+    macros = [{frozenset(data[1][order(five, e)[k : k + 500]].tolist()) for k in range(0, N, 500)} for e in range(3)]
+    assert all(len(parts) == 5 for each in macros for parts in each)
+    assert macros[0] != macros[1] != macros[2]
     one.check(N)
     with pytest.raises(ValueError, match="of a graph of 3000 nodes, not of 10"):
         one.check(10)
