@@ -38,6 +38,13 @@ from featstore.pack.offline import (
     sample_offline as sample_offline,
 )
 from featstore.pack.packgraph import PackedGraph as PackedGraph
+from featstore.partitioning.assign import partition as partition
+from featstore.partitioning.base import (
+    GraphStream as GraphStream,
+    Partitioner as Partitioner,
+    available_partitioners as available_partitioners,
+    register_partitioner as register_partitioner,
+)
 from featstore.plan.cost import (
     Estimate as Estimate,
     Machine as Machine,
@@ -61,6 +68,7 @@ from featstore.sampling.drawn import (
     SampledEpoch as SampledEpoch,
 )
 from featstore.sampling.labor import LaborSampler as LaborSampler
+from featstore.sampling.partitionbatches import PartitionBatches as PartitionBatches
 from featstore.sampling.neighbor import NeighborSampler as NeighborSampler
 from featstore.strategies import options as options
 from featstore.strategies.auto import Auto as Auto

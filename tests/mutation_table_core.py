@@ -10,6 +10,22 @@ CORE = "src_cython/featstore/_core/"
 
 COMPILED: tuple[Mutation, ...] = (
     Mutation(
+        "ties to the highest part",
+        "partitions",
+        CORE + "partition.h",
+        "(score == most && part < best)",
+        "(score == most && part > best)",
+        ("tests/test_partitioning.py::test_fennel_is_brute_force",),
+    ),
+    Mutation(
+        "a match not played",
+        "partitions",
+        CORE + "partition.h",
+        "if (won == winner[i] && won != own)",
+        "if (won == winner[i])",
+        ("tests/test_partitioning.py::test_fennel_is_brute_force",),
+    ),
+    Mutation(
         "gaps never read over",
         "gap merging",
         CORE + "rowio.h",

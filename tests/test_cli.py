@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -266,7 +267,7 @@ def test_help_and_version(capsys):
     for arguments in (
         ["--help"],
         ["--version"],
-        *([name, "--help"] for name in ("create", "info", "verify", "plan", "train", "bench")),
+        *([name, "--help"] for name in ("create", "info", "verify", "partition", "plan", "train", "bench")),
     ):
         with pytest.raises(SystemExit) as caught:
             main(arguments)
@@ -332,3 +333,36 @@ def test_a_reader_that_went_away(small):
     command = f"{sys.executable} -m featstore.cli info {small.path} | true"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=120, check=False)
     assert done.stderr == ""
+
+
+def test_partition(small, tmp_path, capsys):
+    path = tmp_path / "g"
+    shutil.copytree(small.path, path)
+    assert main(["partition", str(path), "7", "--passes", "2", "--json"]) == 0
+    made = result(capsys)
+    assert (made["name"], made["method"], made["parts"], made["options"]["passes"]) == ("fennel-7", "fennel", 7, 2)
+    assert 0 <= made["cut"] <= 1 <= made["balance"]
+    with featstore.open(path) as g:
+        parts = g.parts()["fennel-7"].load()
+        assert len(parts) == g.num_nodes
+        train = next((name for name in ("train_idx", "train_mask") if name in g.node_data), None)
+        assert (made["train_nodes"] > 0) == (train is not None)
+        np.save(tmp_path / "parts.npy", parts.numpy() * 2)
+    assert main(["partition", str(path), "--array", str(tmp_path / "parts.npy"), "--name", "mine"]) == 0
+    text = capsys.readouterr().out
+    assert "13 parts by array, kept as mine" in text
+    assert "empty parts    6" in text
+    assert main(["partition", str(path), "6", "--levels", "3,2", "--gamma", "2", "--start", "ranges", "--json"]) == 0
+    assert result(capsys)["options"] == {"passes": 3, "gamma": 2.0, "start": "ranges", "levels": [3, 2], "seed": 0}
+    assert main(["info", str(path), "--json"]) == 0
+    assert result(capsys)["parts"]["mine"] == {"parts": 13, "method": "array"}
+    for arguments, text in (
+        ([], "PARTS is needed"),
+        (["6", "--levels", "2,2"], "--levels: 2 times 2 parts are 4, not 6"),
+        (["6", "--method", "ranges", "--gamma", "2"], "--gamma: method 'ranges' has no options"),
+        (["6", "--train", "nothing"], "--train: the dataset has no node data 'nothing'"),
+        (["--array", str(tmp_path / "parts.npy"), "--method", "ldg"], "need no method"),
+        (["6", "--method", "lgd"], "no partitioner is named 'lgd'"),
+    ):
+        assert main(["partition", str(path), *arguments]) == 2
+        assert text in capsys.readouterr().err

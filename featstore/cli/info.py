@@ -36,6 +36,7 @@ def describe(graph: OutOfCoreGraph) -> dict[str, Any]:
         "num_edges": graph.num_edges,
         "features": features,
         "node_data": data,
+        "parts": {name: {"parts": kept.n_parts, "method": kept.method} for name, kept in graph.parts().items()},
         "disk_bytes": disk,
     }
 
@@ -50,6 +51,7 @@ def description(result: dict[str, Any]) -> str:
         for name, field in result[what].items():
             size = f", {format_size(field['bytes'])}" if "bytes" in field else ""
             lines.append(f"  {what.replace('_', ' '):<10} {name}: {field['dtype']} {field['shape']}{size}")
+    lines += [f"  parts      {name}: {kept['parts']:,} by {kept['method']}" for name, kept in result["parts"].items()]
     return "\n".join(lines)
 
 

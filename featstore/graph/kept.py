@@ -1,4 +1,4 @@
-"""The parts of a dataset that are kept in memory: offsets of the adjacency, rows of features, neighbour lists."""
+"""A dataset, and what is kept of it in memory: offsets of the adjacency, rows of features, neighbour lists."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from featstore.budget import Budget
 from featstore.cache.base import Policy, StaticPolicy, get_policy
@@ -18,6 +19,7 @@ from featstore.errors import FormatError
 from featstore.graph.opened import Opened
 from featstore.graph.policyinputs import Given, PolicyInputs
 from featstore.graph.savedcache import load_neighbor_cache, save_neighbor_cache, saved_bytes
+from featstore.graph.savedparts import KeptParts, kept_parts, read_parts, save_parts
 from featstore.graph.snapshot import Snapshot
 from featstore.graph.topology import NeighborCache, Topology, huge_bytes
 
@@ -286,6 +288,31 @@ class Kept(Opened):
             return found, True
         with self._or_closed(), self.policy_inputs(self.topology.id_bytes, None, None, 0, scratch) as inputs:
             return NeighborCache.build(self.topology, budget, inputs.scores(chosen), n_bytes, scratch), False
+
+    # -- parts -------------------------------------------------------------------------------------------------------------------
+
+    def parts(self) -> dict[str, KeptParts]:
+        """Return the partitions that the dataset keeps, by name, the latest last; :func:`featstore.partition` makes them.
+
+        Those that others have kept since this dataset was opened are not among them.
+        """
+        with self.locked():
+            return kept_parts(self._snapshot.catalog, self._read_parts)
+
+    def keep_parts(
+        self,
+        name: str,
+        parts: npt.NDArray[np.int32],
+        train_nodes: npt.NDArray[np.int64] | None,
+        recipe: Mapping[str, Any],
+    ) -> None:
+        """Keep parts in the dataset under a name, in one commit; :func:`featstore.partition` calls this, and checks them."""
+        with self.locked():
+            save_parts(self._snapshot, name, parts, train_nodes, recipe, self._snapshot.adopt)
+
+    def _read_parts(self, kept: KeptParts, role: str) -> torch.Tensor:
+        with self.locked():
+            return read_parts(self._snapshot, self.budget, kept, role)
 
     @contextlib.contextmanager
     def _or_closed(self) -> Iterator[None]:

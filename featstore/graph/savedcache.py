@@ -18,15 +18,15 @@ from featstore.storage.rowfile import RowFile
 from featstore.storage.update import Update
 from featstore.storage.writer import FileRecord
 
-__all__ = ["load_neighbor_cache", "save_neighbor_cache", "saved_bytes"]
+__all__ = ["load_neighbor_cache", "made_of", "save_neighbor_cache", "saved_bytes"]
 
 _KEY = "cache/neighbors"
 _ARRAYS = ("records", "offset_of_node")
 _BLOCK_ROWS = 1 << 20
 
 
-def _made_of(catalog: Catalog) -> dict[str, str]:
-    """Identify the files that a cache was chosen and copied from: one of another topology is never used."""
+def made_of(catalog: Catalog) -> dict[str, str]:
+    """Identify the files of the adjacency: what was made from those of another one is never used."""
     fields = (catalog.fields[f"{EDGE}/{name}"] for name in ("indptr", "indices", "out_degree"))
     return {field.name: catalog.files[field.parts[0].file].file_id for field in fields}
 
@@ -61,7 +61,7 @@ def save_neighbor_cache(root: str, catalog: Catalog, cache: NeighborCache, recip
         The dataset is as it was.
     """
     with Update(root) as update:
-        if _made_of(update.catalog) != _made_of(catalog):
+        if made_of(update.catalog) != made_of(catalog):
             raise BusyError("the dataset was replaced since it was opened", root)
         files: dict[str, FileRecord] = {}
         for name, array in cache.to_arrays().items():
@@ -71,7 +71,7 @@ def save_neighbor_cache(root: str, catalog: Catalog, cache: NeighborCache, recip
                     block = array[first : first + _BLOCK_ROWS].astype(array.dtype.newbyteorder("<"), copy=False)
                     writer.write(block.view(np.uint8).reshape(len(block), array.itemsize))
                 files[name] = writer.commit()
-        entry = {**recipe, "made_of": _made_of(catalog), **{name: files[name].name for name in _ARRAYS}}
+        entry = {**recipe, "made_of": made_of(catalog), **{name: files[name].name for name in _ARRAYS}}
         old = update.catalog.extra.get(_KEY, {})
         update.add(files.values(), extra={_KEY: entry}, drop=[str(old[name]) for name in _ARRAYS if name in old])
         update.commit()
@@ -90,11 +90,7 @@ def load_neighbor_cache(
         Its files are damaged, or are no cache of this topology.
     """
     entry = catalog.extra.get(_KEY)
-    if (
-        entry is None
-        or entry.get("made_of") != _made_of(catalog)
-        or any(entry.get(key) != value for key, value in recipe.items())
-    ):
+    if entry is None or entry.get("made_of") != made_of(catalog) or any(entry.get(key) != value for key, value in recipe.items()):
         return None
     names = [entry.get(name) for name in _ARRAYS]
     dtypes = (topology.id_dtype, np.dtype(np.int64))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from dataclasses import replace
 from types import TracebackType
 
 from featstore.errors import FormatError, VersionError
@@ -99,23 +100,49 @@ class Snapshot:
         self.root = root
         self.catalog = opened.catalog
         self.files: dict[str, RowFile] = {}
+        self._reader = reader
         self._lock, opened.lock = opened.lock, None
         try:
             for name, file in opened.files.items():
-                record = file.record
-                self.files[name] = reader.open(
-                    file.path,
-                    layout=record.layout,
-                    n_rows=record.n_rows,
-                    seed=record.seed,
-                    sums_seed=sums_seed(record.seed),
-                    fds=file.take(),
-                    identity=record.file_id,
-                )
+                self.files[name] = self._open(file)
         except BaseException:
             with contextlib.suppress(OSError):
                 self.close()
             raise
+
+    def _open(self, file: OpenFile) -> RowFile:
+        record = file.record
+        return self._reader.open(
+            file.path,
+            layout=record.layout,
+            n_rows=record.n_rows,
+            seed=record.seed,
+            sums_seed=sums_seed(record.seed),
+            fds=file.take(),
+            identity=record.file_id,
+        )
+
+    def adopt(self, catalog: Catalog, key: str, names: list[str]) -> None:
+        """Use an entry that this process has just committed, and its files, beside the commit that was opened.
+
+        Raises
+        ------
+        OSError
+            A file cannot be opened; nothing is adopted.
+        """
+        with contextlib.ExitStack() as undo:
+            added: dict[str, RowFile] = {}
+            for name in names:
+                file = undo.enter_context(contextlib.closing(open_file(self.root, catalog.files[name])))
+                added[name] = self._open(file)
+                undo.callback(added[name].close)
+            undo.pop_all()
+        self.files |= added
+        self.catalog = replace(
+            self.catalog,
+            files={**self.catalog.files, **{name: catalog.files[name] for name in names}},
+            extra={**self.catalog.extra, key: catalog.extra[key]},
+        )
 
     def file_of(self, record: FieldRecord) -> RowFile:
         """Return the file of a field that lies in one."""

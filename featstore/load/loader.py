@@ -12,7 +12,6 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
 import numpy.typing as npt
 import torch
 
@@ -25,7 +24,7 @@ from featstore.load.minibatch import MiniBatch
 from featstore.load.stages import Stages
 from featstore.pack.packgraph import PackedGraph
 from featstore.sampling.batch import Sampler
-from featstore.sampling.batches import Batches, RandomBatches
+from featstore.sampling.batches import Batches, as_batches
 from featstore.sampling.drawn import Drawn, SampledBatches
 from featstore.sampling.foreign import checked_sampler
 from featstore.strategies.base import Strategy
@@ -60,8 +59,9 @@ class Loader:
         sampler is checked. A sampler of another graph is refused, as far as its attributes ``graph`` and ``num_nodes`` tell; a
         dataset that was opened twice is one graph.
     seeds : integer array or tensor, shape (n,), or boolean mask, shape (num_nodes,), or Batches
-        Distinct nodes that losses are taken over; or which seeds form which batch: :class:`~featstore.RandomBatches`, or an
-        object like it, in place of ``batch_size``, ``shuffle``, ``seed`` and ``drop_last``.
+        Distinct nodes that losses are taken over; or which seeds form which batch: :class:`~featstore.RandomBatches`,
+        :class:`~featstore.PartitionBatches`, or an object like them, in place of ``batch_size``, ``shuffle``, ``seed`` and
+        ``drop_last``.
     batch_size : int, optional
         Seeds a batch; 1000 by default.
     features : str or sequence of str
@@ -197,12 +197,7 @@ class Loader:
             raise ValueError(f"a PackedGraph has no sampler and no seeds: strategy {name!r} needs its dataset")
         if sampler is None or seeds is None:
             raise ValueError(f"strategy {name!r} needs a sampler and seeds")
-        if isinstance(seeds, (torch.Tensor, np.ndarray, Sequence)):
-            batches: Batches = RandomBatches(seeds, BATCH_SIZE if batch_size is None else batch_size, **options)
-        elif batch_size is not None:
-            raise ValueError("batch_size goes with ids: the batches that are given as seeds have their own")
-        else:
-            batches = seeds
+        batches = as_batches(seeds, batch_size, BATCH_SIZE, **options)
         batches.check(g.num_nodes)
         return Drawn(checked_sampler(sampler, g.num_nodes, g), batches)
 

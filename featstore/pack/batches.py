@@ -36,6 +36,7 @@ class PackBatches:
 
     fanouts: Sequence[int] | None = None
     scratch_is_counted = False
+    together = 1  # the largest is known
 
     def __init__(
         self, pack: Pack | str | os.PathLike[str], pool: BufferPool, shuffle: bool = True, seed: int = 0, group: int = 1

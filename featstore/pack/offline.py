@@ -25,7 +25,7 @@ from featstore.pack.record import NODE_DATA, PACK_VERSION, RECORD, SAMPLES, Offl
 from featstore.pack.verify import verify_pack
 from featstore.plan.samples import SampleWriter
 from featstore.sampling.batch import SampledBatch, Sampler
-from featstore.sampling.batches import RandomBatches
+from featstore.sampling.batches import Batches, as_batches
 from featstore.sampling.foreign import adjacency_of, as_sampled, checked_sampler, has_own_seeds
 from featstore.storage.builddir import BuildDirectory
 from featstore.storage.rundir import DiskBudget
@@ -95,7 +95,7 @@ class Pack(OfflineSamples):
 def sample_offline(
     g: OutOfCoreGraph,
     sampler: Any,
-    seeds: torch.Tensor | npt.NDArray[Any] | Sequence[int] | None = None,
+    seeds: torch.Tensor | npt.NDArray[Any] | Sequence[int] | Batches | None = None,
     batch_size: int | None = None,
     epochs: int = 1,
     path: str | os.PathLike[str] | None = None,
@@ -118,10 +118,11 @@ def sample_offline(
         ``sample(seeds, epoch, index)``; a callable, which is given each batch's seeds; or an iterable with seeds of its own (a
         PyG or DGL loader), which is iterated once an epoch. Each may return any form of ``(input_ids, blocks)``: see
         :mod:`featstore.sampling.foreign`.
-    seeds : integer array or tensor, shape (n,), or boolean mask, shape (num_nodes,)
-        Distinct nodes. None with an iterable only.
+    seeds : integer array or tensor, shape (n,), or boolean mask, shape (num_nodes,), or Batches
+        Distinct nodes; or which seeds form which batch, such as :class:`~featstore.PartitionBatches`, in place of ``batch_size``,
+        ``shuffle``, ``seed`` and ``drop_last``. None with an iterable only.
     batch_size : int
-        Seeds a batch. None with an iterable only.
+        Seeds a batch. None with an iterable, and with batches.
     epochs : int
     path : path-like, optional
         The pack's directory; ``<dataset>.pack`` beside the dataset by default.
@@ -173,8 +174,8 @@ def sample_offline(
     if has_own_seeds(sampler):
         if seeds is not None or batch_size is not None:
             raise ValueError(f"{type(sampler).__name__} has seeds and batches of its own: leave out seeds and batch_size")
-    elif seeds is not None and batch_size is not None:
-        batcher = RandomBatches(seeds, batch_size, shuffle, seed, drop_last)
+    elif seeds is not None and not (batch_size is None and isinstance(seeds, (torch.Tensor, np.ndarray, Sequence))):
+        batcher = as_batches(seeds, batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last)
         batcher.check(g.num_nodes)
     else:
         raise ValueError("seeds and batch_size are what a sampler samples batches for; only an iterable has its own")
@@ -192,10 +193,10 @@ def sample_offline(
             "num_nodes": g.num_nodes,
             "epochs": epochs,
             "batches": n_batches,
-            "batch_size": None if batcher is None else batch_size,
-            "drop_last": drop_last,
+            "batch_size": None if batcher is None else batcher.batch_size,
+            "drop_last": bool(getattr(batcher, "drop_last", drop_last)),
             "fanouts": _fanouts(sampler, n_hops if n_batches else None),
-            "seed": seed,
+            "seed": int(getattr(batcher, "seed", seed)),
             "samples": file_id,
             "made_of": adjacency_of(g),
             NODE_DATA: {},
@@ -237,7 +238,7 @@ def _finish(writer: SampleWriter) -> str:
     return file.file_id
 
 
-def _epochs(g: OutOfCoreGraph, sampler: Any, batcher: RandomBatches | None, epochs: int, threads: int) -> Iterator[SampledBatch]:
+def _epochs(g: OutOfCoreGraph, sampler: Any, batcher: Batches | None, epochs: int, threads: int) -> Iterator[SampledBatch]:
     # Others than those with a method may not be asked for several batches at once.
     at_once = threads if hasattr(sampler, "sample") else 1
     checked = None if batcher is None else checked_sampler(sampler, g.num_nodes, g)

@@ -12,7 +12,7 @@ import torch
 
 from featstore.config import check_at_least, check_flag
 
-__all__ = ["Batches", "EpochSeeds", "RandomBatches", "check_seeds"]
+__all__ = ["Batches", "EpochSeeds", "RandomBatches", "as_batches", "check_seeds", "cut", "together_of"]
 
 
 def check_seeds(seeds: torch.Tensor | npt.NDArray[Any] | Sequence[int], num_nodes: int | None = None) -> torch.Tensor:
@@ -76,6 +76,11 @@ class Batches(Protocol):
         Most seeds that a batch has.
     nbytes : int
         Memory that the batches take, one epoch's order included; counted in the budget.
+
+    Notes
+    -----
+    An attribute ``together`` may say how many consecutive batches are alike, because their seeds are neighbours. 1: each is drawn
+    from all seeds, so that one batch tells how large the others are. Otherwise, and without the attribute, several are measured.
     """
 
     @property
@@ -122,6 +127,8 @@ class RandomBatches:
     TypeError, ValueError, IndexError
         See :func:`check_seeds`; ``batch_size`` or ``seed`` out of range.
     """
+
+    together = 1
 
     def __init__(
         self,
@@ -170,7 +177,12 @@ class RandomBatches:
         if self.shuffle:
             generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(self.seed, spawn_key=(epoch,))))
             order = torch.from_numpy(generator.permutation(len(self.seeds)))
-        return _Cut(self.seeds, order, self.batch_size, len(self))
+        return cut(self.seeds, order, self.batch_size, len(self))
+
+
+def cut(seeds: torch.Tensor, order: torch.Tensor | None, batch_size: int, n_batches: int) -> EpochSeeds:
+    """Return seeds cut into batches, in their order or in that of their positions in ``order``."""
+    return _Cut(seeds, order, batch_size, n_batches)
 
 
 class _Cut:
@@ -188,3 +200,41 @@ class _Cut:
         if self._order is None:
             return self._seeds[first:last].clone()  # samplers may change them
         return self._seeds[self._order[first:last]]
+
+
+def together_of(batches: Any) -> int:
+    """Return how many consecutive batches are alike; 1 where each is drawn from all seeds, 2 where that is unknown."""
+    return int(getattr(batches, "together", 2))
+
+
+def as_batches(
+    seeds: torch.Tensor | npt.NDArray[Any] | Sequence[int] | Batches,
+    batch_size: int | None,
+    default: int | None = None,
+    **options: Any,
+) -> Batches:
+    """Return random batches of ids or of a mask, or the batches that are given in place of them.
+
+    Parameters
+    ----------
+    seeds : integer array, boolean mask, or Batches
+    batch_size : int, optional
+        Goes with ids; ``default`` without it.
+    **options
+        Of :class:`RandomBatches`.
+
+    Raises
+    ------
+    ValueError
+        ``batch_size`` beside batches; ids without it.
+    TypeError, ValueError, IndexError
+        See :class:`RandomBatches`.
+    """
+    if isinstance(seeds, (torch.Tensor, np.ndarray, Sequence)):
+        size = default if batch_size is None else batch_size
+        if size is None:
+            raise ValueError("batch_size is needed beside ids")
+        return RandomBatches(seeds, size, **options)
+    if batch_size is not None:
+        raise ValueError("batch_size goes with ids: the batches that are given as seeds have their own")
+    return seeds

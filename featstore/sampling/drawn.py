@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from featstore.sampling.batch import SampledBatch, Sampler
-from featstore.sampling.batches import Batches, EpochSeeds
+from featstore.sampling.batches import Batches, EpochSeeds, together_of
 
 __all__ = ["DerivedBatches", "Drawn", "SampledBatches", "SampledEpoch"]
 
@@ -36,6 +36,8 @@ class SampledBatches(Protocol):
         Nodes of the largest batch, where all of them are known.
     scratch_is_counted : bool
         Sampling takes memory that the budget counts.
+    together : int
+        Consecutive batches that are alike; see :class:`~featstore.Batches`.
     """
 
     @property
@@ -49,6 +51,9 @@ class SampledBatches(Protocol):
 
     @property
     def scratch_is_counted(self) -> bool: ...
+
+    @property
+    def together(self) -> int: ...
 
     def __len__(self) -> int:
         """Batches of an epoch."""
@@ -98,6 +103,11 @@ class DerivedBatches:
         """See :class:`SampledBatches`."""
         return self._batches.scratch_is_counted
 
+    @property
+    def together(self) -> int:
+        """See :class:`SampledBatches`."""
+        return together_of(self._batches)
+
     def __len__(self) -> int:
         return len(self._batches)
 
@@ -143,6 +153,11 @@ class Drawn:
     def scratch_is_counted(self) -> bool:
         """See :class:`SampledBatches`: another library's sampler counts nothing."""
         return hasattr(self.sampler, "trim")
+
+    @property
+    def together(self) -> int:
+        """See :class:`SampledBatches`."""
+        return together_of(self.batches)
 
     def __len__(self) -> int:
         return len(self.batches)

@@ -9,6 +9,7 @@ from typing import Any
 from featstore.errors import BudgetError
 from featstore.gather.buffers import HOLDER, SMALL_BYTES, block_bytes
 from featstore.sampling.batch import SampledBatch
+from featstore.sampling.batches import together_of
 from featstore.sampling.drawn import DerivedBatches, SampledBatches, SampledEpoch
 from featstore.strategies.expected import expected_edges
 
@@ -18,6 +19,7 @@ ROW_BYTES = 64  # of a row of a batch, beside its features: ids, edges and what 
 KEPT_BYTES = 128  # of a row of a pack's batch, of its sample and plan, where none can be read: a generous guess
 REUSE = 9  # idle blocks are used again for somewhat smaller arrays
 MARGIN = 16  # batches differ in size by a few percent: the largest is taken to be larger by one part of so many
+N_OTHERS = 8  # batches that are measured beside the first
 LOAN_COST = 5  # a batch that was sampled to be measured is given back before anything else: it can be sampled again
 
 
@@ -63,7 +65,8 @@ class BatchSize:
 def measure(graph: Any, batches: SampledBatches) -> tuple[BatchSize, SampledBatches]:
     """Sample the first batch, and return what it comes to, and batches that need not sample it again.
 
-    Where the rows of the largest batch are known, it is the largest.
+    Where the rows of the largest batch are known, it is the largest. Where batches differ, because their seeds are neighbours,
+    others of the epoch are sampled, too. The largest of them, and as much more as it is larger than their mean, stands for all.
 
     Raises
     ------
@@ -75,7 +78,17 @@ def measure(graph: Any, batches: SampledBatches) -> tuple[BatchSize, SampledBatc
     size, sampled = _sample(graph, batches, 0)
     if batches.most_rows is not None:
         return size.of(batches.most_rows), batches
-    return size, _FirstKept(batches, sampled, graph)
+    kept = _FirstKept(batches, sampled, graph)
+    del sampled  # or it could not be given back where there is no memory for others
+    return (size if together_of(batches) == 1 else _upper(graph, batches, size)), kept
+
+
+def _upper(graph: Any, batches: SampledBatches, first: BatchSize) -> BatchSize:
+    """Return what the largest batch of an epoch is taken to come to, from some of them."""
+    others = _others(graph, batches, N_OTHERS)
+    most = max([first, *others], key=lambda each: each.n_rows)
+    mean = (first.n_rows + sum(each.n_rows for each in others)) // (1 + len(others))
+    return most.of(min(int(graph.num_nodes), 2 * most.n_rows - mean))
 
 
 def _sample(graph: Any, batches: SampledBatches, position: int) -> tuple[BatchSize, SampledBatch]:
@@ -153,17 +166,22 @@ def foresee(graph: Any, batches: SampledBatches) -> BatchSize:
     return BatchSize(rows, sum(edges) + rows, held, held + drawing)
 
 
-def largest(graph: Any, batches: SampledBatches, batch: BatchSize, n: int = 8) -> BatchSize:
+def largest(graph: Any, batches: SampledBatches, batch: BatchSize, n: int = N_OTHERS) -> BatchSize:
     """Return ``batch``, or what the largest of some others comes to, as far as there is memory to sample them."""
     if batches.most_rows is not None:
         return batch
+    return max([batch, *_others(graph, batches, n)], key=lambda each: each.n_rows)
+
+
+def _others(graph: Any, batches: SampledBatches, n: int) -> list[BatchSize]:
+    """Sample some batches of epoch 0 but for its first, spread over it, as far as there is memory."""
+    found: list[BatchSize] = []
     for position in sorted({k * (len(batches) - 1) // n for k in range(1, n + 1)} - {0}):
         try:
-            other, _ = _sample(graph, batches, position)
+            found.append(_sample(graph, batches, position)[0])
         except BudgetError:
             break
-        batch = max(batch, other, key=lambda each: each.n_rows)
-    return batch
+    return found
 
 
 def is_tight(graph: Any, batches: SampledBatches, row_bytes: int) -> bool:

@@ -26,7 +26,7 @@ from featstore.plan.choice import observe
 from featstore.plan.cost import ADMIT_TABLE_BYTES, LOAD_TABLE_BYTES, PLANNED, ROW_TABLE_BYTES, STATIC, Workload
 from featstore.plan.samples import sample_bytes
 from featstore.plan.trace import Trace
-from featstore.sampling.batches import RandomBatches
+from featstore.sampling.batches import Batches, as_batches, together_of
 from featstore.sampling.drawn import Drawn
 from featstore.sampling.foreign import checked_sampler, has_own_seeds
 from featstore.storage.writer import free_bytes
@@ -118,8 +118,8 @@ class PackEstimate:
 def estimate_pack(
     g: OutOfCoreGraph,
     sampler: Any,
-    seeds: torch.Tensor | npt.NDArray[Any] | Sequence[int],
-    batch_size: int,
+    seeds: torch.Tensor | npt.NDArray[Any] | Sequence[int] | Batches,
+    batch_size: int | None = None,
     epochs: int = 1,
     path: str | os.PathLike[str] | None = None,
     *,
@@ -159,14 +159,14 @@ def estimate_pack(
     """
     if has_own_seeds(sampler):
         raise ValueError(f"{type(sampler).__name__} has seeds of its own: batches cannot be taken from it ahead")
-    seed_batches = RandomBatches(seeds, batch_size, seed=seed)
+    seed_batches = as_batches(seeds, batch_size, seed=seed)
     seed_batches.check(g.num_nodes)
     order = seed_batches.epoch(0)
     checked = Drawn(checked_sampler(sampler, g.num_nodes), seed_batches).epoch(0)
     batches: list[npt.NDArray[Any]] = []
     n_bytes = n_seeds = 0
     with g.budget.reserve("cost model", 0) as held:
-        for index in range(profile_batches(len(order))):
+        for index in range(profile_batches(len(order), together_of(seed_batches))):
             try:
                 sampled = checked.sample(index)
                 held.resize(held.n_bytes + 8 * len(sampled.input_ids))

@@ -18,13 +18,17 @@ from featstore.strategies.setup import Setup
 __all__ = ["LEAST_BATCHES", "Profile", "pack_trace", "profile_batches"]
 
 LEAST_BATCHES, MOST_BATCHES = 8, 32
+MACROS = 4  # rows of batches that are alike
 EPOCH_SHARE = 8  # one batch of so many
 DISK_SHARE = 8  # of the disk: the rest is the strategy's
 
 
-def profile_batches(n_batches: int) -> int:
-    """Return how many batches of an epoch are looked at: an eighth, eight at least and 32 at most."""
-    return min(n_batches, MOST_BATCHES, max(LEAST_BATCHES, n_batches // EPOCH_SHARE))
+def profile_batches(n_batches: int, together: int = 1) -> int:
+    """Return how many batches of an epoch are looked at: an eighth, eight at least and 32 at most.
+
+    Where ``together`` batches in a row are alike, more where four such rows are more.
+    """
+    return min(n_batches, max(MACROS * together, min(MOST_BATCHES, max(LEAST_BATCHES, n_batches // EPOCH_SHARE))))
 
 
 class Profile(DerivedBatches):
@@ -73,7 +77,7 @@ class Profile(DerivedBatches):
         accounts = DiskBudget(None if disk is None else disk // DISK_SHARE)
         try:
             begin = time.perf_counter()
-            most = min(len(order), most or profile_batches(len(order)))
+            most = min(len(order), most or profile_batches(len(order), self.together))
             batches = in_order(order.sample, most, setup.threads, self._pool)
             first = next(batches)
             with SampleWriter(self._runs.file("profile"), self._n_nodes, accounts) as writer:

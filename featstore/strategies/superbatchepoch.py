@@ -75,6 +75,7 @@ class SuperbatchEpoch(EpochRun):
             capacity = switch.capacity
         self._runs: RunDirectory | None = None
         self._ahead: ReadAhead | None = None
+        self._overlaps = planning.overlap
         self._holdings = holdings
         memory = holdings[PLANNER]
         self._beginning = threading.RLock()
@@ -170,8 +171,8 @@ class SuperbatchEpoch(EpochRun):
 
     def spare(self) -> bool:
         freed = self._inspector.pause()
-        if self._ahead is not None and self._switch is None and self._ahead.give_back():
-            # In the serial schedule the memory is the planner's, whose turn comes again.
+        # In the serial schedule the memory is the planner's, whose turn comes again.
+        if self._ahead is not None and self._overlaps and self._ahead.give_back():
             self._holdings[AHEAD].resize(0)
             freed = True
         if freed:

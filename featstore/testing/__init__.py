@@ -1,4 +1,4 @@
-"""What plug-in authors test with: contract suites for policies, row sources and strategies, fault injection.
+"""What plug-in authors test with: contract suites for policies, partitioners, row sources and strategies, fault injection.
 
 The suites need pytest and Hypothesis, which the library itself does not: they are imported when a suite is asked for.
 """
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from featstore.testing.loading import StrategyContract
+    from featstore.testing.partitioners import PartitionerContract
     from featstore.testing.planned import PlannedPolicyContract, play_planned
     from featstore.testing.policies import OnlinePolicyContract, StaticPolicyContract, golden_context, golden_trace, play
     from featstore.testing.sources import RowSourceContract
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "OnlinePolicyContract",
+    "PartitionerContract",
     "PlannedPolicyContract",
     "RowSourceContract",
     "StaticPolicyContract",
@@ -30,7 +32,7 @@ __all__ = [
 ]
 
 _HOMES = {"row_ids": "strategies", "traces": "strategies", "RowSourceContract": "sources", "StrategyContract": "loading"}
-_HOMES |= {"PlannedPolicyContract": "planned", "play_planned": "planned"}
+_HOMES |= {"PartitionerContract": "partitioners", "PlannedPolicyContract": "planned", "play_planned": "planned"}
 
 
 def __getattr__(name: str) -> Any:

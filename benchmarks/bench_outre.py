@@ -1,0 +1,201 @@
+"""Partitions and partition batches (OUTRE, VLDB 2024): speed, what parts cut, and rows requested beside random batches.
+
+Speed is taken on R22 beside FENNEL as plain loops over an adjacency in memory (``fennel_loops.c``, compiled here). Rows are those
+of one epoch, [10, 10], of real graphs and of planted communities with shuffled ids. Real graphs are taken, where they are there,
+from the folder ``--graphs`` (``graphs.py`` and ``.npz`` files), by default ``../shared/data`` beside the checkout.
+``$FEATSTORE_R22`` names a folder that ``r22.py`` filled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from harness import Report, alternate, arguments, main, scratch
+from r22 import generate
+
+import featstore
+from featstore.partitioning.assign import judge
+
+FANOUTS = [10, 10]
+GRAPHS = {"linux414-calls": 1000, "cnr-2000": 1000, "ego-twitter": 200}  # seeds a batch
+SEEDS_A_PART = 500
+METHODS: dict[str, dict[str, Any]] = {
+    "fennel": {},
+    "fennel, 10 passes": {"passes": 10},
+    "fennel from ranges": {"start": "ranges"},
+    "ldg": {"method": "ldg"},
+    "ranges": {"method": "ranges"},
+    "random": {"method": "random"},
+}
+PARTS = (100, 10_000)
+GAMMA = 1.5
+
+Int64s = npt.NDArray[np.int64]
+
+
+class Loops:
+    """fennel_loops.c, compiled here."""
+
+    def __init__(self, folder: Path) -> None:
+        library = folder / "fennel_loops.so"
+        source = Path(__file__).with_name("fennel_loops.c")
+        command = [os.environ.get("CC", "cc"), "-O3", "-shared", "-fPIC", "-ffp-contract=off", "-o", library, source, "-lm"]
+        subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
+        self._run = ctypes.CDLL(str(library)).fennel_loops
+
+    def partition(self, indptr: Int64s, ids: npt.NDArray[np.int32], k: int, passes: int) -> npt.NDArray[np.int32]:
+        """Return the parts that ``featstore.partition`` returns, too."""
+        n = len(indptr) - 1
+        part = np.full(n, -1, np.int32)
+        scale = GAMMA * (len(ids) / 2) / n * (k / n) ** (GAMMA - 1)
+        cap = max(-(-n // k), int(n * 1.1 / k))
+        pointers = [array.ctypes.data_as(ctypes.c_void_p) for array in (indptr, ids, part)]
+        for _ in range(passes):
+            self._run(
+                pointers[0],
+                pointers[1],
+                ctypes.c_int64(n),
+                ctypes.c_int32(k),
+                ctypes.c_double(scale),
+                ctypes.c_int64(cap),
+                pointers[2],
+            )
+        return part
+
+
+def speed(args: argparse.Namespace, report: Report, folder: Path) -> None:
+    """FENNEL on R22: edges a second and pass, beside plain loops; how it grows with the parts."""
+    work = generate(os.environ.get("FEATSTORE_R22", folder), scale=12 if args.tiny else 22)
+    path, loops = folder / "r22-adjacency", Loops(folder)
+    indptr, ids = np.ascontiguousarray(work.indptr), np.ascontiguousarray(work.indices)
+    if not path.exists():
+        featstore.OutOfCoreGraph.create(path, indptr, ids, progress=False).close()
+    parts = tuple(10 if args.tiny else k for k in PARTS[:1]) + tuple(100 if args.tiny else k for k in PARTS[1:])
+    seconds: dict[int, list[float]] = {}
+    with featstore.open(path, memory="1GiB") as g:
+        g.topology.degrees(0, 1)  # offsets are read
+        for k in parts:
+            found: dict[str, Any] = {}
+
+            def ours(k: int = k, found: dict[str, Any] = found) -> None:
+                found["ours"] = featstore.partition(g, k, passes=args.passes, keep=False, progress=False)
+
+            def theirs(k: int = k, found: dict[str, Any] = found) -> None:
+                found["theirs"] = loops.partition(indptr, ids, k, args.passes)
+
+            results = alternate(args.runs, {"ours": ours, "theirs": theirs})
+            assert np.array_equal(found["ours"].numpy(), found["theirs"])
+            seconds[k] = results["ours"]
+            rates = {side: [len(ids) * args.passes / s for s in results[side]] for side in results}
+            report.figure(
+                f"R22, FENNEL streamed, {k:,} parts, {args.passes} passes",
+                rates["ours"],
+                "edges/s a pass",
+                reference="plain loops in memory",
+                references=rates["theirs"],
+                target=None if args.tiny else ">= 0.6",
+            )
+            if not args.tiny:
+                report.figure(
+                    f"R22, FENNEL streamed, {k:,} parts, edges a second", rates["ours"], "edges/s", target=">= 15000000"
+                )
+        few, many = parts
+        report.figure(
+            f"R22, FENNEL, {many:,} parts",
+            seconds[many],
+            "s",
+            reference=f"{few:,} parts",
+            references=seconds[few],
+            target=None if args.tiny else "<= 2",
+        )
+
+
+def communities(n: int, seed: int = 0) -> tuple[Int64s, npt.NDArray[np.int32], Int64s]:
+    """Communities of about 300 nodes with shuffled ids: four of five edges stay inside; half of the nodes are seeds."""
+    rng = np.random.default_rng(seed)
+    community = rng.permutation(np.arange(n) // 300)
+    order = np.argsort(community, kind="stable")
+    counts = np.bincount(community)
+    starts = np.cumsum(counts) - counts
+    degrees = np.minimum(3 + 4 * rng.pareto(1.6, n), n // 4).astype(np.int64)
+    of = np.repeat(community, degrees)
+    inside = order[starts[of] + (counts[of] * rng.random(len(of))).astype(np.int64)]
+    ids = np.where(rng.random(len(of)) < 0.8, inside, rng.integers(0, n, len(of))).astype(np.int32)
+    return np.concatenate([[0], np.cumsum(degrees)]), ids, np.sort(rng.choice(n, n // 2, replace=False))
+
+
+def graphs(args: argparse.Namespace) -> Iterator[tuple[str, Int64s, npt.NDArray[np.int32], Int64s, int]]:
+    """Yield name, adjacency, seeds and seeds a batch of each graph."""
+    n = 6_000 if args.tiny else 300_000
+    yield "planted communities", *communities(n), 100 if args.tiny else 1000
+    if args.tiny or not (args.graphs / "graphs.py").exists():
+        return
+    sys.path.insert(0, str(args.graphs))
+    from graphs import load
+
+    for name, batch_size in GRAPHS.items():
+        if not (args.graphs / f"{name}.npz").exists():
+            continue
+        indptr, ids, z = load(name)
+        seeds = np.flatnonzero(z["train_mask"]) if "train_mask" in z else np.flatnonzero(np.diff(indptr) > 0)
+        yield name, indptr, ids, seeds, batch_size
+
+
+def requested(g: featstore.OutOfCoreGraph, batches: Any) -> int:
+    """Rows that the batches of one epoch ask for."""
+    sampler, order = featstore.NeighborSampler(g, FANOUTS), batches.epoch(0)
+    return sum(len(sampler.sample(order.seeds(k), 0, k).input_ids) for k in range(len(order)))
+
+
+def rows(args: argparse.Namespace, report: Report, folder: Path) -> None:
+    """Rows requested by partition batches; cut and balance of the parts (tables 3, 7 and 8 of the paper)."""
+    for name, indptr, ids, seeds, batch_size in graphs(args):
+        path = folder / name.replace(" ", "-")
+        if not path.exists():
+            featstore.OutOfCoreGraph.create(path, indptr, ids, progress=False).close()
+        k = max(2, len(seeds) // (50 if args.tiny else SEEDS_A_PART))
+        with featstore.open(path, memory="2GiB") as g:
+            g.cache_neighbors()
+            plain = requested(g, featstore.RandomBatches(seeds, batch_size))
+            for label, options in METHODS.items():
+                parts = featstore.partition(g, k, train_idx=seeds, keep=False, progress=False, **options)
+                quality = judge(g, parts, k, seeds, progress=False)
+                batches = featstore.PartitionBatches(g, torch.from_numpy(seeds), batch_size, parts)
+                report.figure(
+                    f"{name}, rows requested, {FANOUTS}, {label}",
+                    float(requested(g, batches)),
+                    "rows",
+                    reference="random batches",
+                    ratio=requested(g, batches) / plain,
+                    target="<= 0.75" if label == "fennel" and not args.tiny else None,
+                    parts=k,
+                    macro=batches.macro,
+                    cut=round(quality.cut, 4),
+                    balance=round(quality.balance, 3),
+                    train_balance=round(quality.train_balance, 3),
+                )
+
+
+def run(args: argparse.Namespace, report: Report) -> None:
+    """All figures."""
+    with scratch(args, "outre") as folder:
+        for group, measure in {"speed": speed, "rows": rows}.items():
+            if args.only in group:
+                measure(args, report, folder)
+
+
+if __name__ == "__main__":
+    own = argparse.ArgumentParser(add_help=False)
+    own.add_argument("--graphs", type=Path, default=Path(__file__).resolve().parents[2] / "shared" / "data")
+    mine, rest = own.parse_known_args()
+    main(run, argparse.Namespace(**vars(arguments(__doc__ or "", rest, passes=3)), **vars(mine)))

@@ -1,0 +1,111 @@
+"""``featstore partition``: nodes divided into parts, and the parts kept in the dataset."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+from featstore.cli.arguments import add_opening, open_graph, positive
+from featstore.cli.output import print_result
+from featstore.graph.dataset import OutOfCoreGraph
+from featstore.partitioning.assign import judge, partition
+
+__all__ = ["add_arguments", "run"]
+
+TRAIN = ("train_idx", "train_mask")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``featstore partition``."""
+    parser.add_argument("parts", metavar="PARTS", type=positive, nargs="?", help="how many parts; not needed with --array")
+    add_opening(parser)
+    parser.add_argument("--method", default="fennel", help="fennel (default), ldg, ranges, random, metis, or a registered name")
+    parser.add_argument("--array", metavar="FILE", help="keep the parts of this .npy file: an integer a node")
+    parser.add_argument("--train", metavar="NAME", help="node data with the training nodes (default: train_idx or train_mask)")
+    parser.add_argument("--name", help="what to keep the parts under (default: METHOD-PARTS)")
+    parser.add_argument("--passes", type=positive, help="fennel, ldg: passes over the adjacency (default: 3)")
+    parser.add_argument("--gamma", type=float, help="fennel: exponent of a part's size, above 1 (default: 1.5)")
+    parser.add_argument("--start", choices=["ranges"], help="fennel: begin with contiguous ranges of ids")
+    parser.add_argument("--levels", type=_levels, metavar="N,M", help="fennel: N parts, and each divided into M")
+    parser.add_argument("--seed", type=int, default=0, help="of randomised methods (default: 0)")
+
+
+def _levels(text: str) -> tuple[int, int]:
+    numbers = text.split(",")
+    if len(numbers) != 2:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a pair of numbers such as 100,100")
+    return positive(numbers[0]), positive(numbers[1])
+
+
+def run(options: argparse.Namespace) -> int:
+    """Divide the nodes, keep the parts, and say how good they are."""
+    if options.array is not None and options.method != "fennel":
+        raise ValueError("--array and --method: the parts of a file need no method")
+    if options.array is None and options.parts is None:
+        raise ValueError("PARTS is needed: how many parts to make")
+    with open_graph(options.path, options) as graph:
+        train = _train_nodes(graph, options.train)
+        given: Any = options.method if options.array is None else np.load(options.array, mmap_mode="r", allow_pickle=False)
+        begin = time.perf_counter()
+        parts = partition(
+            graph,
+            options.parts,
+            given,
+            train,
+            passes=options.passes,
+            gamma=options.gamma,
+            start=options.start,
+            levels=options.levels,
+            name=options.name,
+            seed=options.seed,
+            progress=not options.json,
+        )
+        seconds = time.perf_counter() - begin
+        kept = list(graph.parts().values())[-1]
+        quality = judge(graph, parts, kept.n_parts, train, progress=not options.json)
+    result: dict[str, Any] = {
+        "path": graph.path,
+        "name": kept.name,
+        "method": kept.method,
+        "parts": kept.n_parts,
+        "train_nodes": kept.n_train,
+        "options": kept.options,
+        "seconds": round(seconds, 3),
+        "cut": quality.cut,
+        "balance": _number(quality.balance),
+        "train_balance": _number(quality.train_balance),
+        "empty_parts": quality.n_empty,
+    }
+    print_result(options, result, _describe(result))
+    return 0
+
+
+def _train_nodes(graph: OutOfCoreGraph, name: str | None) -> torch.Tensor | None:
+    """Return the training nodes, where the dataset has them."""
+    if name is None:
+        name = next((each for each in TRAIN if each in graph.node_data), None)
+        return None if name is None else graph.node_data[name]
+    if name not in graph.node_data:
+        raise ValueError(f"--train: the dataset has no node data {name!r}; it has {sorted(graph.node_data)}")
+    return graph.node_data[name]
+
+
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def _describe(result: dict[str, Any]) -> str:
+    lines = [f"{result['path']}: {result['parts']:,} parts by {result['method']}, kept as {result['name']}"]
+    lines.append(f"  time           {result['seconds']:.1f} s")
+    lines.append(f"  edges cut      {result['cut']:.1%}")
+    for name, what in (("balance", "largest part"), ("train_balance", "training nodes")):
+        if result[name] is not None:
+            lines.append(f"  {what:<14} {result[name]:.2f} x the mean")
+    if result["empty_parts"]:
+        lines.append(f"  empty parts    {result['empty_parts']:,}")
+    return "\n".join(lines)

@@ -1,0 +1,199 @@
+"""Partitions kept in the dataset: the part of every node, and the training nodes, under a name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from featstore.budget import Budget
+from featstore.errors import BudgetError, BusyError, CommittedError, FormatError, StaleError
+from featstore.graph.savedcache import made_of
+from featstore.graph.snapshot import Snapshot
+from featstore.storage.catalog import Catalog
+from featstore.storage.layout import choose_layout
+from featstore.storage.update import Update
+from featstore.storage.writer import FileRecord
+
+__all__ = ["HOLDER", "KeptParts", "check_parts_name", "kept_parts", "read_parts", "save_parts"]
+
+HOLDER: Final = "parts"  # in the budget's report
+
+_KEY: Final = "parts/"
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_ARRAYS: Final[dict[str, np.dtype[Any]]] = {"parts": np.dtype(np.int32), "train_nodes": np.dtype(np.int64)}
+_BLOCK_ROWS: Final = 1 << 20
+
+
+@dataclass(frozen=True)
+class KeptParts:
+    """Parts that a dataset keeps, as :meth:`OutOfCoreGraph.parts <featstore.OutOfCoreGraph.parts>` lists them.
+
+    Attributes
+    ----------
+    name : str
+    n_parts : int
+        Parts have numbers in ``[0, n_parts)``; some may be empty.
+    n_train : int
+        Training nodes; 0 where none were given.
+    method : str
+        The partitioner's name, or ``"array"``.
+    options : dict
+        What it was made with.
+    generation : int
+        Number of the commit: later ones are higher.
+    is_stale : bool
+        The adjacency is another one by now; the parts cannot be loaded.
+    """
+
+    name: str
+    n_parts: int
+    n_train: int
+    method: str
+    options: dict[str, Any]
+    generation: int
+    is_stale: bool
+    _read: Callable[[KeptParts, str], torch.Tensor] = field(repr=False, compare=False)
+
+    def load(self) -> torch.Tensor:
+        """Read the part of every node: int32 ``[num_nodes]``, counted in the graph's budget while the tensor lives.
+
+        Raises
+        ------
+        StaleError
+            They were made for another adjacency than the dataset has now.
+        ClosedError, BudgetError, CorruptionError, OSError
+            The graph is closed; no memory; a file is damaged or cannot be read.
+        """
+        return self._read(self, "parts")
+
+    def train_nodes(self) -> torch.Tensor:
+        """Read the training nodes by part, ascending within each: int64 ``[n_train]``. Raises as :meth:`load`."""
+        if not self.n_train:
+            return torch.empty(0, dtype=torch.int64)
+        return self._read(self, "train_nodes")
+
+
+def check_parts_name(name: object) -> None:
+    """Raise TypeError or ValueError unless parts can be kept under ``name``."""
+    if not isinstance(name, str):
+        raise TypeError(f"name must be text, not {name!r}")
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"name must be up to 100 letters, digits, '.', '_' and '-', and begin with none of the last: {name!r}")
+
+
+def kept_parts(catalog: Catalog, read: Callable[[KeptParts, str], torch.Tensor]) -> dict[str, KeptParts]:
+    """Return what a catalog keeps, by name, in the order in which it was kept; entries of later releases are left out."""
+    now = made_of(catalog)
+    found = []
+    for key, entry in catalog.extra.items():
+        n_parts, n_train, generation = (entry.get(each) for each in ("n_parts", "n_train", "generation"))
+        if not key.startswith(_KEY) or not all(isinstance(n, int) and n >= 0 for n in (n_parts, n_train, generation)):
+            continue
+        assert isinstance(n_parts, int)
+        assert isinstance(n_train, int)
+        assert isinstance(generation, int)
+        options = entry.get("options")
+        method, options = str(entry.get("method")), dict(options) if isinstance(options, dict) else {}
+        stale = entry.get("made_of") != now
+        found.append(KeptParts(key.removeprefix(_KEY), n_parts, n_train, method, options, generation, stale, read))
+    return {each.name: each for each in sorted(found, key=lambda each: each.generation)}
+
+
+def save_parts(
+    snapshot: Snapshot,
+    name: str,
+    parts: npt.NDArray[np.int32],
+    train_nodes: npt.NDArray[np.int64] | None,
+    recipe: Mapping[str, Any],
+    adopt: Callable[[Catalog, str, list[str]], None],
+) -> None:
+    """Keep parts in the dataset, in one commit, in place of those that had the name.
+
+    Parameters
+    ----------
+    snapshot : Snapshot
+        The dataset, as it was opened.
+    name : str
+    parts : int32 array, shape (num_nodes,)
+    train_nodes : int64 array, optional
+        By part.
+    recipe : mapping
+        ``method``, ``n_parts``, ``options``.
+    adopt : callable (catalog, key, files)
+        Called after the commit, before anybody else can change the dataset.
+
+    Raises
+    ------
+    BusyError
+        Somebody else is writing, or has replaced the dataset since it was opened.
+    CommittedError, BudgetError
+        The parts are kept, but making that durable failed, or opening them.
+    OSError
+        The dataset is as it was.
+    """
+    key = _KEY + name
+    with Update(snapshot.root) as update:
+        if made_of(update.catalog) != made_of(snapshot.catalog):
+            raise BusyError("the dataset was replaced since it was opened", snapshot.root)
+        files: dict[str, FileRecord] = {}
+        arrays = {"parts": parts, "train_nodes": train_nodes}
+        for role, dtype in _ARRAYS.items():
+            array = arrays[role]
+            if array is None:
+                continue
+            with update.writer(f"{role}.{name}", choose_layout(dtype.itemsize), kind=role, dtype=dtype.name) as writer:
+                for first in range(0, len(array), _BLOCK_ROWS):
+                    block = array[first : first + _BLOCK_ROWS].astype(dtype.newbyteorder("<"), copy=False)
+                    writer.write(block.view(np.uint8).reshape(len(block), dtype.itemsize))
+                files[role] = writer.commit()
+        entry = {
+            **recipe,
+            "n_train": 0 if train_nodes is None else len(train_nodes),
+            "generation": update.generation,
+            "made_of": made_of(snapshot.catalog),
+            "files": {role: record.name for role, record in files.items()},
+        }
+        old = update.catalog.extra.get(key, {}).get("files")
+        gone = [str(file) for file in old.values()] if isinstance(old, dict) else []
+        update.add(files.values(), extra={key: entry}, drop=gone)
+        catalog = update.commit()
+        try:
+            adopt(catalog, key, [record.name for record in files.values()])
+        except OSError as error:
+            what = f"parts {name!r} are kept in {snapshot.root}, but opening them failed"
+            raise CommittedError(what, snapshot.root, error) from error
+        except BudgetError as error:
+            raise BudgetError(f"parts {name!r} are kept, but opening them failed: {error.message}", error.needed) from error
+
+
+def read_parts(snapshot: Snapshot, budget: Budget, kept: KeptParts, role: str) -> torch.Tensor:
+    """Read the parts or the training nodes of what a dataset keeps; see :meth:`KeptParts.load`."""
+    catalog, root = snapshot.catalog, snapshot.root
+    entry = catalog.extra.get(_KEY + kept.name, {})
+    if entry.get("made_of") != made_of(catalog):
+        raise StaleError(
+            f"{root}: parts {kept.name!r} were made for another adjacency than the dataset has now: partition it again", root
+        )
+    if entry.get("generation") != kept.generation:
+        raise StaleError(f"{root}: parts {kept.name!r} were replaced since they were listed: list them again", root)
+    named = entry.get("files")
+    name = named.get(role) if isinstance(named, dict) else None
+    record, dtype = catalog.files.get(name) if isinstance(name, str) else None, _ARRAYS[role]
+    n_rows = catalog.num_nodes if role == "parts" else kept.n_train
+    if record is None or (record.n_rows, record.dtype, record.layout.row_bytes) != (n_rows, dtype.name, dtype.itemsize):
+        raise FormatError(f"{root}: parts {kept.name!r} have no file of {role} with {n_rows} rows", root)
+    array = np.empty(n_rows, dtype)
+    tensor = torch.from_numpy(array)
+    budget.reserve(HOLDER, array.nbytes, owner=tensor)
+    if n_rows:
+        snapshot.files[record.name].read(0, n_rows, array.view(np.uint8).reshape(n_rows, dtype.itemsize))
+    most = kept.n_parts if role == "parts" else catalog.num_nodes
+    if n_rows and not (int(array.min()) >= 0 and int(array.max()) < most):
+        raise FormatError(f"{root}: {role} of parts {kept.name!r} are beyond [0, {most})", root)
+    return tensor

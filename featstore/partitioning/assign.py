@@ -1,0 +1,264 @@
+"""Dividing the nodes of a dataset into parts, and keeping the parts in the dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, is_dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from featstore._core.partition import edges_inside
+from featstore.config import check_at_least, check_flag
+from featstore.errors import FeatstoreError, PluginError
+from featstore.graph.dataset import OutOfCoreGraph
+from featstore.graph.partarrays import MOST_PARTS, by_part, check_parts
+from featstore.graph.progress import Progress
+from featstore.graph.savedparts import HOLDER, check_parts_name
+from featstore.partitioning.base import GraphStream, Partitioner, get_partitioner
+
+__all__ = ["PartQuality", "judge", "partition"]
+
+ARRAY = "array"  # the method's name where the parts are the user's
+_PIECE = 1 << 16
+
+Bytes = npt.NDArray[np.uint8]
+Int32s = npt.NDArray[np.int32]
+Given = torch.Tensor | npt.NDArray[Any] | Sequence[int]
+
+
+def partition(
+    g: OutOfCoreGraph,
+    n_parts: int | None = None,
+    method: str | Partitioner | type[Partitioner] | Given = "fennel",
+    train_idx: Given | None = None,
+    *,
+    passes: int | None = None,
+    gamma: float | None = None,
+    start: str | None = None,
+    levels: Sequence[int] | None = None,
+    name: str | None = None,
+    keep: bool = True,
+    seed: int = 0,
+    progress: bool = True,
+    **options: Any,
+) -> torch.Tensor:
+    """Divide nodes into parts with few edges between them, for partition batches, and keep the parts in the dataset.
+
+    Parameters
+    ----------
+    g : OutOfCoreGraph
+    n_parts : int, optional
+        At least 1. Needed unless ``method`` is an array. More parts than nodes are allowed: some are then empty.
+    method : str, Partitioner, class, or integer array, shape (num_nodes,)
+        ``"fennel"`` streams the adjacency in bounded memory; ``"ldg"`` does, with another score. ``"ranges"`` cuts the ids,
+        ``"random"`` draws. ``"metis"`` needs pymetis, and memory for the whole adjacency several times. Or a registered name; or
+        parts that were made elsewhere.
+    train_idx : integer array or tensor, or boolean mask, shape (num_nodes,), optional
+        Training nodes. ``"fennel"`` spreads them over the parts; they are kept beside the parts.
+    passes, gamma, start, levels
+        Options of ``"fennel"``: passes over the adjacency (3), exponent of the size of a part (1.5), ``"ranges"`` to begin with
+        contiguous ids, two numbers of parts to divide in two levels. See :class:`~featstore.partitioning.fennel.Fennel`.
+    name : str, optional
+        Under which they are kept; ``<method>-<n_parts>`` by default. Parts that had the name are replaced.
+    keep : bool
+        False: leave the dataset as it is.
+    seed : int
+        Of randomised methods.
+    progress : bool
+        Show a progress bar, with the time left, where stderr is a terminal.
+    **options
+        Of other methods.
+
+    Returns
+    -------
+    Tensor of int32, shape (num_nodes,)
+        The part of each node, in ``[0, n_parts)``. Counted in the graph's budget while it lives.
+
+    Raises
+    ------
+    OptionError
+        The method has no such option, or its value cannot be used.
+    ValueError, TypeError, IndexError
+        No such method, a number out of range, a training node that is none, an array of a wrong length, dtype or range.
+    MissingExtraError
+        ``"metis"`` without pymetis.
+    PluginError
+        A partitioner of another package failed, or returned what are no parts.
+    BudgetError
+        The graph's budget does not suffice; names what does.
+    BusyError
+        They cannot be kept: somebody else is writing the dataset, or has replaced it.
+    CommittedError
+        They are kept, but making that durable failed.
+    CorruptionError, OSError
+        Reading or writing failed.
+
+    Notes
+    -----
+    All is kept in one commit: if it fails or is killed, the dataset is as it was, and a second call starts over. ``g`` has the
+    parts at once (:meth:`OutOfCoreGraph.parts`), other handles when they are opened again. ``"fennel"`` needs 5 bytes a node, a
+    few megabytes, and beside it the offsets of the adjacency; a pass reads all neighbour ids once, in sequence.
+
+    Examples
+    --------
+    >>> parts = featstore.partition(g, 3_000, train_idx=g.node_data["train_idx"])
+    >>> g.parts()["fennel-3000"].n_parts
+    3000
+
+    References
+    ----------
+    OUTRE, VLDB 2024, sections 4.2 and 5.2.
+    """
+    named = {"passes": passes, "gamma": gamma, "start": start, "levels": levels, **options}
+    check_at_least("seed", seed, 0)
+    for each, flag in (("keep", keep), ("progress", progress)):
+        check_flag(each, flag)
+    if name is not None:
+        check_parts_name(name)
+    if not hasattr(g, "topology"):
+        raise TypeError(f"a graph with an adjacency is partitioned, not a {type(g).__name__}")
+    given = method if isinstance(method, (torch.Tensor, np.ndarray, list, tuple)) else None
+    chosen = None if given is not None else get_partitioner(method, named)  # type: ignore[arg-type]
+    if given is not None:
+        for each in [each for each, value in named.items() if value is not None]:
+            raise TypeError(f"{each} is an option of a method, and the parts are given")
+    elif n_parts is None:
+        raise TypeError("n_parts is needed: how many parts to make")
+    if n_parts is not None:
+        check_at_least("n_parts", n_parts, 1)
+        if n_parts > MOST_PARTS:
+            raise ValueError(f"n_parts must be at most {MOST_PARTS}, not {n_parts}")
+    n = g.num_nodes
+    if chosen is not None and n_parts is not None:
+        chosen.check(n_parts)
+    with g.budget.reserve("partitioning", n if train_idx is not None else 0) as held:
+        is_train = None if train_idx is None else _mask(train_idx, n)
+        recipe: dict[str, Any] = {}
+        # The result: handed out, it is counted for as long as it lives.
+        held.resize(held.n_bytes + 4 * n)
+        if given is not None:
+            parts = check_parts(given, n, n_parts, "the parts").copy()
+            n_parts = int(parts.max(initial=0)) + 1 if n_parts is None else n_parts
+            label = ARRAY
+        else:
+            assert chosen is not None
+            assert n_parts is not None
+            parts = _assigned(g, chosen, n_parts, is_train, seed, progress)
+            label = chosen.name
+            recipe |= asdict(chosen) if is_dataclass(chosen) else {}
+        if keep:
+            saved = {"method": label, "n_parts": n_parts, "options": _plain({**recipe, "seed": seed})}
+            with g.budget.reserve("partitioning", 0 if is_train is None else 16 * int(is_train.sum(dtype=np.int64))):
+                trained = None if is_train is None else by_part(parts, n_parts, np.flatnonzero(is_train))[1]
+                g.keep_parts(f"{label}-{n_parts}" if name is None else name, parts, trained, saved)
+        held.resize(held.n_bytes - 4 * n)
+        tensor = torch.from_numpy(parts)
+        g.budget.reserve(HOLDER, 4 * n, owner=tensor)
+        return tensor
+
+
+def _plain(options: dict[str, Any]) -> dict[str, Any]:
+    """Return options as JSON has them; those of plug-ins may be anything."""
+    simple = (str, int, float, bool, type(None))
+    return {
+        key: list(each) if isinstance(each, tuple) else each if isinstance(each, simple) else repr(each)
+        for key, each in options.items()
+    }
+
+
+def _assigned(g: OutOfCoreGraph, chosen: Partitioner, n_parts: int, is_train: Bytes | None, seed: int, progress: bool) -> Int32s:
+    topology = g.topology
+    with Progress("partition", chosen.n_passes * topology.nbytes, progress) as bar:
+        stream = GraphStream(topology, n_parts, is_train, seed, g.budget, bar)
+        try:
+            answer = chosen.assign(stream)
+        except (FeatstoreError, OSError, MemoryError):
+            raise
+        except Exception as error:
+            raise PluginError(f"partitioner {chosen.name!r} failed: {type(error).__name__}: {error}") from error
+    try:
+        return check_parts(answer, g.num_nodes, n_parts, "its answer")
+    except (TypeError, ValueError) as error:
+        raise PluginError(f"partitioner {chosen.name!r}: {error}") from error
+
+
+def _mask(train_idx: Given, n: int) -> Bytes:
+    """Return a byte a node: 1 for those that are named, or that a mask has."""
+    array = train_idx.detach().cpu().numpy() if isinstance(train_idx, torch.Tensor) else np.asarray(train_idx)
+    if array.ndim != 1:
+        raise ValueError(f"train_idx must be one-dimensional, not of shape {array.shape}")
+    if array.dtype.kind == "b":
+        if len(array) != n:
+            raise ValueError(f"train_idx: a mask must have one entry a node ({n}), not {len(array)}")
+        return array.astype(np.uint8)
+    if array.dtype.kind not in "iu" and len(array):
+        raise TypeError(f"train_idx must be integers or a mask, not {array.dtype}")
+    is_train = np.zeros(n, np.uint8)
+    for first in range(0, len(array), _PIECE):
+        piece = array[first : first + _PIECE]
+        bad = np.flatnonzero((piece < 0) | (piece >= n))
+        if len(bad):
+            raise IndexError(f"train_idx: {piece[bad[0]]} at position {first + bad[0]} is not a node: the graph has {n}")
+        is_train[piece.astype(np.int64)] = 1
+    return is_train
+
+
+@dataclass(frozen=True)
+class PartQuality:
+    """How good parts are.
+
+    Attributes
+    ----------
+    cut : float
+        Share of the edges whose ends are in different parts.
+    balance, train_balance : float
+        Nodes, and training nodes, of the largest part over the mean of all; 1 is perfect. NaN where there are none.
+    n_empty : int
+        Parts without a node.
+    """
+
+    cut: float
+    balance: float
+    train_balance: float
+    n_empty: int
+
+
+def judge(g: OutOfCoreGraph, parts: Given, n_parts: int, train_idx: Given | None = None, *, progress: bool = True) -> PartQuality:
+    """Count what parts cut, and how even they are; reads the adjacency once, in sequence.
+
+    Parameters
+    ----------
+    g : OutOfCoreGraph
+    parts : integer array, shape (num_nodes,)
+    n_parts : int
+    train_idx : integer array, or boolean mask, optional
+    progress : bool
+
+    Raises
+    ------
+    ValueError, TypeError, IndexError, BudgetError, CorruptionError, OSError
+        As of :func:`partition`.
+    """
+    checked = check_parts(parts, g.num_nodes, n_parts)
+    topology, n_inside, node = g.topology, 0, 0
+    with Progress("judge", topology.nbytes, progress) as bar:
+        stream = GraphStream(topology, n_parts, None, 0, g.budget, bar)
+        for first, ids in stream.blocks():
+            node, found = edges_inside(topology.indptr, node, checked, ids, ids.itemsize, first)
+            n_inside += found
+    with g.budget.reserve("partitioning", 9 * g.num_nodes + 24 * n_parts):
+        sizes = np.bincount(checked, minlength=n_parts)
+        trained = None if train_idx is None else np.bincount(checked[_mask(train_idx, g.num_nodes) > 0], minlength=n_parts)
+    return PartQuality(
+        cut=1 - n_inside / g.num_edges if g.num_edges else 0.0,
+        balance=_balance(sizes),
+        train_balance=float("nan") if trained is None else _balance(trained),
+        n_empty=int((sizes == 0).sum()),
+    )
+
+
+def _balance(counts: npt.NDArray[np.int64]) -> float:
+    return float(counts.max() / counts.mean()) if counts.any() else float("nan")

@@ -1,0 +1,200 @@
+"""The contract of partitioners and their registry.
+
+To add a partitioner: subclass :class:`Partitioner`, decorate it with :func:`register_partitioner` (or name the class in the
+entry-point group ``featstore.partitioners``), and run ``featstore.testing.PartitionerContract`` over it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any, ClassVar, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from featstore.budget import Budget, Reservation
+from featstore.errors import OptionError, PluginError
+from featstore.graph.progress import Progress
+from featstore.graph.topology import Topology
+from featstore.registry import Registry
+
+__all__ = [
+    "GraphStream",
+    "Partitioner",
+    "available_partitioners",
+    "get_partitioner",
+    "options_of",
+    "register_partitioner",
+]
+
+LEAST_BLOCK_BYTES, MOST_BLOCK_BYTES = 1 << 16, 8 << 20
+BLOCK_SHARE = 16  # of the memory that is left, one part of so many
+
+
+class GraphStream:
+    """A graph as a partitioner sees it: degrees in memory, neighbour ids block by block from the file.
+
+    Parameters
+    ----------
+    topology : Topology
+    n_parts : int
+    is_train : uint8 array, shape (num_nodes,), optional
+    seed : int
+    budget : Budget
+    bar : Progress
+        Hears of every block's bytes.
+
+    Attributes
+    ----------
+    num_nodes, num_edges, n_parts, seed : int
+    is_train : uint8 array, shape (num_nodes,), or None
+        1 for training nodes.
+    """
+
+    def __init__(
+        self, topology: Topology, n_parts: int, is_train: npt.NDArray[np.uint8] | None, seed: int, budget: Budget, bar: Progress
+    ) -> None:
+        self._topology, self._budget, self._bar = topology, budget, bar
+        self.num_nodes, self.num_edges = topology.num_nodes, topology.num_edges
+        self.n_parts, self.is_train, self.seed = n_parts, is_train, seed
+
+    @property
+    def indptr(self) -> npt.NDArray[np.int64]:
+        """Where the in-neighbours of each node begin, int64 ``[num_nodes + 1]``; not to be written to."""
+        return self._topology.indptr
+
+    def blocks(self) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+        """Read the adjacency once: yield ``(first, ids)``, the neighbour ids at positions ``first …``, int32 or int64.
+
+        Blocks come in order and without gaps, and cut lists anywhere; a graph without edges has one, which is empty. The ids are
+        checked. The array is used again for the next block.
+        """
+        n_bytes = max(LEAST_BLOCK_BYTES, min(MOST_BLOCK_BYTES, self._budget.available // BLOCK_SHARE))
+        with self.reserve(min(n_bytes, self._topology.nbytes)):
+            if not self.num_edges:
+                yield 0, np.empty(0, self._topology.id_dtype)
+            for first, ids in self._topology.scan(n_bytes):
+                yield first, ids
+                self._bar.add(ids.nbytes)
+
+    def reserve(self, n_bytes: int) -> Reservation:
+        """Count memory in the graph's budget: a context manager. For whatever grows with nodes, edges or parts.
+
+        Raises
+        ------
+        BudgetError
+            They are not available; names the least budget that does.
+        """
+        return self._budget.reserve("partitioning", n_bytes)
+
+
+class Partitioner(ABC):
+    """Divides nodes into parts. A dataclass, if it has options: its fields are those of :func:`featstore.partition`."""
+
+    _registered: ClassVar[str]
+
+    @property
+    def name(self) -> str:
+        """The registered name, or the name of the class."""
+        return str(type(self).__dict__.get("_registered") or type(self).__qualname__)
+
+    @property
+    def n_passes(self) -> int:
+        """How often :meth:`assign` will read the adjacency; for progress bars."""
+        return 1
+
+    def check(self, n_parts: int) -> None:
+        """Raise ValueError where the options do not go with so many parts; called before anything is read."""
+
+    @abstractmethod
+    def assign(self, graph: GraphStream) -> npt.NDArray[Any]:
+        """Return the part of every node: integers in ``[0, graph.n_parts)``, shape (num_nodes,).
+
+        A pure function of the graph, ``graph.is_train``, ``graph.seed`` and the options. Parts may be empty.
+        """
+
+
+PartitionerType = TypeVar("PartitionerType", bound=type[Partitioner])
+
+PARTITIONERS = Registry(
+    "partitioner",
+    Partitioner,  # type: ignore[type-abstract]
+    "featstore.partitioning",
+    "partitioners",
+    "Partitioner",
+)
+
+
+def register_partitioner(name: str) -> Callable[[PartitionerType], PartitionerType]:
+    """Class decorator: make a partitioner known under ``name``.
+
+    Raises
+    ------
+    TypeError
+        The class is not a subclass of Partitioner, or the name is not a string.
+    ValueError
+        The name is empty or taken.
+
+    Examples
+    --------
+    >>> @register_partitioner("stripes")
+    ... class Stripes(Partitioner):
+    ...     def assign(self, graph):
+    ...         return np.arange(graph.num_nodes) % graph.n_parts
+    """
+    return cast(Callable[[PartitionerType], PartitionerType], PARTITIONERS.register(name))
+
+
+def available_partitioners() -> list[str]:
+    """Return the names that :func:`featstore.partition` knows, sorted; imports no plug-in."""
+    return PARTITIONERS.names()
+
+
+def get_partitioner(method: str | Partitioner | type[Partitioner], options: dict[str, Any]) -> Partitioner:
+    """Return an instance of a partitioner.
+
+    Parameters
+    ----------
+    method : str, Partitioner, or subclass of Partitioner
+        A registered name, or that of an entry point of the group ``featstore.partitioners``; an instance has its options.
+    options : dict
+        By name; those that are None are left to the partitioner.
+
+    Raises
+    ------
+    ValueError, PluginError
+        No partitioner has that name; the entry point cannot be loaded; the class cannot be made.
+    OptionError
+        The partitioner has no such option; lists those that it has.
+    TypeError
+        Neither a name, a partitioner nor a class of one.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    if isinstance(method, Partitioner):
+        if given:
+            raise OptionError(next(iter(given)), f"{method.name!r} was made with its options")
+        return method
+    if isinstance(method, str):
+        cls = PARTITIONERS.find(method)
+    elif isinstance(method, type) and issubclass(method, Partitioner):
+        cls = method
+    else:
+        raise TypeError(f"a method is a name, a partitioner, a class of one, or an array of parts, not {method!r}")
+    known = options_of(cls)
+    for name in given:
+        if name not in known:
+            what = ", ".join(known) or "no options"
+            raise OptionError(name, f"method {method if isinstance(method, str) else cls.__qualname__!r} has {what}")
+    try:
+        return cls(**given)
+    except (ValueError, TypeError):
+        raise  # of an option
+    except Exception as error:
+        raise PluginError(f"partitioner {cls.__module__}.{cls.__qualname__} cannot be made: {error}") from error
+
+
+def options_of(cls: type[Partitioner]) -> tuple[str, ...]:
+    """Return the names of a partitioner's options."""
+    return tuple(field.name for field in fields(cls) if field.init) if is_dataclass(cls) else ()

@@ -1,0 +1,175 @@
+"""Batches of seeds from few parts of a graph: seeds that are neighbours share neighbours, so their batch asks for fewer rows."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from featstore.config import check_at_least, check_flag
+from featstore.graph.partarrays import by_part, check_parts
+from featstore.graph.savedparts import KeptParts
+from featstore.sampling.batches import EpochSeeds, check_seeds, cut
+
+if TYPE_CHECKING:
+    from featstore.graph.dataset import OutOfCoreGraph
+
+__all__ = ["PartitionBatches"]
+
+Int64s = npt.NDArray[np.int64]
+Parts = str | KeptParts | torch.Tensor | npt.NDArray[Any] | Sequence[int]
+
+MACRO_BATCHES = 2  # batches of seeds that a macro-batch holds by default
+
+
+class PartitionBatches:
+    """Seeds cut into batches, each from a few random parts.
+
+    An epoch takes the parts in a random order, ``macro`` at a time, and shuffles the seeds of each such macro-batch. Batches are
+    cut from that order, so seeds that are left over go into the next macro-batch's first batch: every epoch has as many batches,
+    and each seed occurs once.
+
+    Parameters
+    ----------
+    g : OutOfCoreGraph
+        Not kept.
+    ids : integer array or tensor, shape (n,), or boolean mask, shape (num_nodes,)
+        Distinct nodes.
+    batch_size : int
+        Seeds a batch; at least 1.
+    parts : integer array or tensor, shape (num_nodes,), str or KeptParts, optional
+        The part of every node; or parts that the dataset keeps, by their name (:meth:`OutOfCoreGraph.parts
+        <featstore.OutOfCoreGraph.parts>`). By default those that were kept last.
+    macro : int, optional
+        Parts of a macro-batch, of those that have a seed. By default the fewest that hold two batches of seeds, if all had as
+        many. More parts mix seeds better, and share fewer neighbours.
+    shuffle : bool
+        A new order each epoch, drawn by a generator keyed with (``seed``, epoch); otherwise parts ascend, and seeds within each
+        are in the order of ``ids``.
+    seed : int
+        Not negative.
+    drop_last : bool
+        Leave out a last batch that is not full.
+
+    Raises
+    ------
+    TypeError, ValueError, IndexError
+        See :func:`~featstore.sampling.batches.check_seeds`; a number out of range; parts of a wrong length, dtype or range; the
+        dataset keeps no parts, or none of that name.
+    StaleError
+        The parts were made for another adjacency than the dataset has now.
+    BudgetError, CorruptionError, OSError
+        Reading kept parts failed.
+
+    Notes
+    -----
+    Memory: 16 bytes a seed and 24 a part that has seeds, counted by the loader; 4 bytes a node while it is made from kept parts.
+
+    References
+    ----------
+    OUTRE, VLDB 2024, sections 3.2 and 4.2.
+
+    Examples
+    --------
+    >>> featstore.partition(g, 300, train_idx=idx)
+    >>> loader = featstore.Loader(g, sampler, featstore.PartitionBatches(g, idx, batch_size=1000))
+    """
+
+    def __init__(
+        self,
+        g: OutOfCoreGraph,
+        ids: torch.Tensor | npt.NDArray[Any] | Sequence[int],
+        batch_size: int,
+        parts: Parts | None = None,
+        macro: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+    ) -> None:
+        check_at_least("batch_size", batch_size, 1)
+        check_at_least("seed", seed, 0)
+        check_flag("shuffle", shuffle)
+        check_flag("drop_last", drop_last)
+        if macro is not None:
+            check_at_least("macro", macro, 1)
+        self.num_nodes, self.batch_size, self.seed = int(g.num_nodes), batch_size, seed
+        self.shuffle, self.drop_last = bool(shuffle), bool(drop_last)
+        seeds = check_seeds(ids, self.num_nodes).numpy()
+        part = check_parts(_load(g, parts), self.num_nodes)
+        # Parts that are empty of seeds are left out: there may be many more of them.
+        _, dense = np.unique(part[seeds], return_inverse=True)
+        del part
+        n_parts = int(dense.max(initial=-1)) + 1
+        self._offsets, order = by_part(dense.astype(np.int32), n_parts)
+        self.seeds = torch.from_numpy(seeds[order])
+        if macro is None:
+            macro = -(-MACRO_BATCHES * batch_size * n_parts // max(1, len(seeds)))
+        self.macro = max(1, min(macro, n_parts))
+
+    def __len__(self) -> int:
+        n = len(self.seeds)
+        return n // self.batch_size if self.drop_last else -(-n // self.batch_size)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the seeds, of one epoch's order, and of the parts."""
+        return 16 * len(self.seeds) + 24 * len(self._offsets)
+
+    @property
+    def together(self) -> int:
+        """Consecutive batches whose seeds are from the same parts."""
+        n_parts = max(1, len(self._offsets) - 1)
+        return max(2, -(-len(self.seeds) * self.macro // (n_parts * self.batch_size)))
+
+    def check(self, num_nodes: int) -> None:
+        """See :class:`~featstore.Batches`."""
+        if num_nodes != self.num_nodes:
+            raise ValueError(f"the batches are of a graph of {self.num_nodes} nodes, not of {num_nodes}")
+
+    def digest(self) -> str:
+        """See :class:`~featstore.Batches`."""
+        text = f"parts {self.batch_size} {self.macro} {self.shuffle} {self.seed} {self.drop_last} {len(self.seeds)} "
+        found = hashlib.blake2b(text.encode(), digest_size=16)
+        found.update(self.seeds.numpy().tobytes())
+        found.update(self._offsets.tobytes())
+        return found.hexdigest()
+
+    def epoch(self, epoch: int) -> EpochSeeds:
+        """See :class:`~featstore.Batches`."""
+        order = None
+        if self.shuffle:
+            generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(self.seed, spawn_key=(epoch,))))
+            order = torch.from_numpy(self._order(generator))
+        return cut(self.seeds, order, self.batch_size, len(self))
+
+    def _order(self, generator: np.random.Generator) -> Int64s:
+        """Return where the seeds of an epoch are, macro-batch by macro-batch."""
+        starts, lengths = self._offsets[:-1], np.diff(self._offsets)
+        shuffled, order, end = generator.permutation(len(lengths)), np.empty(len(self.seeds), np.int64), 0
+        for first in range(0, len(lengths), self.macro):
+            chosen = shuffled[first : first + self.macro]
+            n_seeds = lengths[chosen]
+            begin, end = end, end + int(n_seeds.sum())
+            there = np.repeat(starts[chosen] - (np.cumsum(n_seeds) - n_seeds), n_seeds) + np.arange(end - begin)
+            order[begin:end] = generator.permutation(there)
+        return order
+
+
+def _load(g: OutOfCoreGraph, parts: Parts | None) -> Any:
+    """Return the part of every node, whoever has it."""
+    if isinstance(parts, KeptParts):
+        return parts.load()
+    if parts is not None and not isinstance(parts, str):
+        return parts
+    kept = g.parts()
+    if not kept:
+        raise ValueError(f"{g.path} keeps no parts: make some with featstore.partition, or pass parts=")
+    if parts is None:
+        return list(kept.values())[-1].load()
+    if parts not in kept:
+        raise ValueError(f"{g.path} keeps no parts {parts!r}; there is {', '.join(map(repr, kept))}")
+    return kept[parts].load()

@@ -1,0 +1,201 @@
+/* Streaming partitioning: nodes in the order of their ids, each put into the part that scores highest when its list was read.
+
+   Of parts that hold no neighbour only the least loaded can win, so a node is compared with the parts of its neighbours and with
+   that one. Time follows edges, whatever the number of parts. */
+#ifndef FEATSTORE_PARTITION_H
+#define FEATSTORE_PARTITION_H
+
+#include <math.h>
+
+#include "neighbors.h"
+
+enum { FS_PLACE_AHEAD = 48 }; /* ids fetched ahead: far enough to hide a miss of the last-level cache */
+
+typedef struct {
+    const int64_t *indptr;
+    int64_t n_nodes;
+    int32_t *part;           /* of each node, -1: not placed */
+    const uint8_t *is_train; /* a byte a node, or NULL */
+    const int32_t *group;    /* of each node, or NULL: one group */
+    int64_t width;           /* parts of a group */
+    int64_t leaves;          /* the next power of two */
+    double exponent;         /* gamma - 1 */
+    int is_ldg;
+    const double *scale;       /* of a group: load of a part of one node */
+    const double *train_scale; /* of a group: load of a part of one training node */
+    const int64_t *cap;        /* of a group: most nodes of a part */
+    int64_t *size, *trained;   /* of each part */
+    double *load;              /* of each part; infinite where it is full */
+    int64_t *count;            /* of each part, from entry 1 on: neighbours of the node whose list is read; entry 0: not placed */
+    int32_t *touched;          /* entries of `count` that are not 0, and one that is being counted */
+    int64_t *inside;           /* of each part: neighbours that were in it when its nodes were put there */
+    int32_t *winner;           /* of each group: a tournament of its parts, the least loaded first; `leaves` entries a group */
+    int64_t node;              /* whose list is read */
+    int is_open;
+    int64_t n_touched;
+} fs_placer;
+
+FS_INLINE double fs_power(double x, double exponent)
+{
+    return exponent == 0.5 ? sqrt(x) : exponent == 1.0 ? x : pow(x, exponent);
+}
+
+static void fs_weigh(fs_placer *s, int64_t part)
+{
+    const int64_t group = part / s->width;
+    double load = s->is_ldg ? (double)s->size[part] : s->scale[group] * fs_power((double)s->size[part], s->exponent);
+    if (s->is_train && !s->is_ldg)
+        load += s->train_scale[group] * fs_power((double)s->trained[part], s->exponent);
+    s->load[part] = s->size[part] < s->cap[group] ? load : INFINITY;
+}
+
+/* The less loaded of two parts of a group, the lower of equals; those behind the last are never chosen. */
+FS_INLINE int32_t fs_lighter(const double *load, int64_t width, int32_t a, int32_t b)
+{
+    return b < width && load[b] < load[a] ? b : a;
+}
+
+FS_INLINE int32_t fs_entrant(const fs_placer *s, const int32_t *winner, int64_t i)
+{
+    return i < s->leaves ? winner[i] : (int32_t)(i - s->leaves);
+}
+
+static void fs_tournament(fs_placer *s, int64_t group)
+{
+    int32_t *winner = s->winner + group * s->leaves;
+    const double *load = s->load + group * s->width;
+    winner[0] = 0;
+    for (int64_t i = s->leaves - 1; i > 0; i--)
+        winner[i] = fs_lighter(load, s->width, fs_entrant(s, winner, 2 * i), fs_entrant(s, winner, 2 * i + 1));
+}
+
+/* Weigh a part anew, and play its matches. */
+static void fs_reweigh(fs_placer *s, int64_t part)
+{
+    const int64_t group = part / s->width;
+    int32_t *winner = s->winner + group * s->leaves;
+    const double *load = s->load + group * s->width;
+    const int32_t own = (int32_t)(part - group * s->width);
+    fs_weigh(s, part);
+    for (int64_t i = (own + s->leaves) / 2; i > 0; i /= 2) {
+        const int32_t won = fs_lighter(load, s->width, fs_entrant(s, winner, 2 * i), fs_entrant(s, winner, 2 * i + 1));
+        if (won == winner[i] && won != own)
+            return; /* as before, and its load is as before */
+        winner[i] = won;
+    }
+}
+
+static void fs_put(fs_placer *s, int64_t node, int64_t part, int by)
+{
+    s->size[part] += by;
+    if (s->is_train)
+        s->trained[part] += s->is_train[node] ? by : 0;
+    fs_reweigh(s, part);
+}
+
+/* Take the node out of its part, if it has one: it is no neighbour of its own, and its place is free. */
+FS_INLINE void fs_open(fs_placer *s)
+{
+    const int32_t part = s->part[s->node];
+    s->is_open = 1;
+    s->n_touched = 0;
+    if (part >= 0) {
+        s->part[s->node] = -1;
+        fs_put(s, s->node, part, -1);
+    }
+}
+
+FS_INLINE double fs_score(const fs_placer *s, int64_t part, int64_t n, int64_t cap)
+{
+    if (s->is_ldg)
+        return (double)n * (1.0 - (double)s->size[part] / (double)cap);
+    return (double)n - s->load[part];
+}
+
+FS_INLINE void fs_close(fs_placer *s)
+{
+    const int64_t group = s->group ? s->group[s->node] : 0;
+    const int64_t base = group * s->width;
+    int64_t best = base + s->winner[group * s->leaves + (s->leaves > 1)];
+    int64_t n_best = s->count[best + 1];
+    double most = fs_score(s, best, n_best, s->cap[group]);
+    for (int64_t i = 0; i < s->n_touched; i++) {
+        const int64_t part = (int64_t)s->touched[i] - 1;
+        const int64_t n = s->count[part + 1];
+        s->count[part + 1] = 0;
+        if ((uint64_t)(part - base) >= (uint64_t)s->width || s->load[part] == INFINITY)
+            continue; /* not placed, of another group, or full */
+        const double score = fs_score(s, part, n, s->cap[group]);
+        if (score > most || (score == most && part < best)) {
+            most = score;
+            best = part;
+            n_best = n;
+        }
+    }
+    s->part[s->node] = (int32_t)best;
+    s->inside[best] += n_best;
+    fs_put(s, s->node, best, 1);
+    s->is_open = 0;
+    s->node++;
+}
+
+FS_INLINE void fs_place_as(fs_placer *s, const void *ids, int wide, int64_t first, int64_t n)
+{
+    const int64_t end = first + n;
+    const int32_t *part = s->part;
+    while (s->node < s->n_nodes) {
+        const int64_t lo = s->indptr[s->node], hi = s->indptr[s->node + 1];
+        const int64_t stop = (hi < end ? hi : end) - first;
+        int64_t n_touched;
+        if (!s->is_open)
+            fs_open(s);
+        n_touched = s->n_touched;
+        for (int64_t i = (lo > first ? lo : first) - first; i < stop; i++) {
+            if (i + FS_PLACE_AHEAD < n)
+                __builtin_prefetch(&part[fs_record(ids, wide, i + FS_PLACE_AHEAD)]);
+            const int32_t at = part[fs_record(ids, wide, i)] + 1;
+            s->touched[n_touched] = at; /* no branch: whether a part was seen before is as good as random */
+            n_touched += s->count[at] == 0;
+            s->count[at]++;
+        }
+        s->n_touched = n_touched;
+        if (hi > end)
+            return; /* the rest of the list is in the next block */
+        fs_close(s);
+    }
+}
+
+/* Read the ids at positions `first` … of the file; every node whose list ends there is placed. */
+static void fs_place(fs_placer *s, const void *ids, int wide, int64_t first, int64_t n)
+{
+    if (wide)
+        fs_place_as(s, ids, 1, first, n);
+    else
+        fs_place_as(s, ids, 0, first, n);
+}
+
+FS_INLINE int64_t fs_inside_as(const int64_t *indptr, int64_t node, const int32_t *part, const void *ids, int wide, int64_t first,
+                               int64_t n, int64_t *n_inside)
+{
+    int64_t found = 0;
+    for (int64_t i = 0; i < n; i++) {
+        if (i + FS_PLACE_AHEAD < n)
+            __builtin_prefetch(&part[fs_record(ids, wide, i + FS_PLACE_AHEAD)]);
+        while (indptr[node + 1] <= first + i)
+            node++;
+        found += part[fs_record(ids, wide, i)] == part[node];
+    }
+    *n_inside += found;
+    return node;
+}
+
+/* Count the edges at positions `first` … whose ends are in one part; returns the node that the last is of. */
+static int64_t fs_inside(const int64_t *indptr, int64_t node, const int32_t *part, const void *ids, int wide, int64_t first,
+                         int64_t n, int64_t *n_inside)
+{
+    if (wide)
+        return fs_inside_as(indptr, node, part, ids, 1, first, n, n_inside);
+    return fs_inside_as(indptr, node, part, ids, 0, first, n, n_inside);
+}
+
+#endif

@@ -1,0 +1,300 @@
+"""Streaming partitioning (FENNEL, LDG) of a graph whose lists come block by block. The kernels are in partition.h.
+
+FENNEL: Tsourakakis et al., WSDM 2014; over several passes Nishimura and Ugander, KDD 2013; with a term for training nodes OUTRE,
+VLDB 2024, section 5.2. LDG: Stanton and Kliot, KDD 2012.
+"""
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t
+from libc.stdlib cimport calloc, free
+
+cimport cython
+
+
+cdef extern from "partition.h" nogil:
+    ctypedef struct fs_placer:
+        const int64_t *indptr
+        int64_t n_nodes
+        int32_t *part
+        const uint8_t *is_train
+        const int32_t *group
+        int64_t width
+        int64_t leaves
+        double exponent
+        int is_ldg
+        const double *scale
+        const double *train_scale
+        const int64_t *cap
+        int64_t *size
+        int64_t *trained
+        double *load
+        int64_t *count
+        int32_t *touched
+        int64_t *inside
+        int32_t *winner
+        int64_t node
+        int is_open
+        int64_t n_touched
+    void fs_weigh(fs_placer *, int64_t) noexcept
+    void fs_tournament(fs_placer *, int64_t) noexcept
+    void fs_place(fs_placer *, const void *, int, int64_t, int64_t) noexcept
+    int64_t fs_inside(const int64_t *, int64_t, const int32_t *, const void *, int, int64_t, int64_t, int64_t *) noexcept
+
+
+cdef int64_t _count_of(Py_buffer *view, int id_bytes) except -1:
+    if id_bytes != 4 and id_bytes != 8:
+        raise ValueError(f"ids have 4 or 8 bytes, not {id_bytes}")
+    if view.len % id_bytes:
+        raise ValueError(f"{view.len} bytes are no whole number of ids of {id_bytes} bytes")
+    return view.len // id_bytes
+
+
+cdef int64_t _leaves(int64_t width) noexcept:
+    cdef int64_t leaves = 1
+    while leaves < width:
+        leaves *= 2
+    return leaves
+
+
+def table_bytes(int64_t n_groups, int64_t width):
+    """Return the bytes that a :class:`Placer` allocates."""
+    return 44 * n_groups * width + 16 + 4 * n_groups * _leaves(width)
+
+
+@cython.final
+cdef class Placer:
+    """Puts nodes into parts, in the order of their ids. One owner thread.
+
+    Parameters
+    ----------
+    indptr : int64 array, shape (N + 1,)
+        Checked: ascends from 0.
+    part : int32 array, shape (N,)
+        The part of each node, -1 where it has none yet; changed in place. Parts of group ``g`` are ``g * width`` ….
+    width : int
+        Parts of a group.
+    gamma : float
+    scale, train_scale : float64 array, shape (n_groups,)
+        A part of ``s`` nodes and ``t`` training nodes weighs ``scale * s**(gamma - 1) + train_scale * t**(gamma - 1)``.
+    cap : int64 array, shape (n_groups,)
+        Most nodes of a part; together they have room for the group.
+    is_train : uint8 array, shape (N,), optional
+    group : int32 array, shape (N,), optional
+        One group without it.
+    ldg : bool
+        Score by ``n * (1 - s / cap)`` in place of ``n - weight``.
+
+    Raises
+    ------
+    ValueError
+        Arrays that do not fit each other, a part or group out of range, caps without room.
+    """
+
+    cdef fs_placer state
+    cdef int64_t n_groups
+    cdef const int64_t[::1] indptr_view, cap_view
+    cdef int32_t[::1] part_view
+    cdef const int32_t[::1] group_view
+    cdef const uint8_t[::1] train_view
+    cdef const double[::1] scale_view, train_scale_view
+
+    def __cinit__(self):
+        self.state.size = self.state.trained = self.state.count = self.state.inside = NULL
+        self.state.load = NULL
+        self.state.touched = self.state.winner = NULL
+
+    def __init__(self, const int64_t[::1] indptr not None, int32_t[::1] part not None, int64_t width, double gamma,
+                 const double[::1] scale not None, const double[::1] train_scale not None, const int64_t[::1] cap not None,
+                 const uint8_t[::1] is_train=None, const int32_t[::1] group=None, bint ldg=False):
+        cdef int64_t n = part.shape[0], n_parts
+        if self.state.size != NULL:
+            raise ValueError("it is made once")
+        self.n_groups = scale.shape[0]
+        if indptr.shape[0] != n + 1 or (is_train is not None and is_train.shape[0] != n) or (
+                group is not None and group.shape[0] != n):
+            raise ValueError("indptr, part, is_train and group disagree in length")
+        if self.n_groups < 1 or train_scale.shape[0] != self.n_groups or cap.shape[0] != self.n_groups or (
+                group is None and self.n_groups != 1):
+            raise ValueError("scale, train_scale and cap have an entry a group")
+        if width < 1 or width > INT32_MAX // self.n_groups:
+            raise ValueError(f"{self.n_groups} groups of {width} parts are too many")
+        n_parts = self.n_groups * width
+        self.indptr_view, self.part_view, self.group_view, self.train_view = indptr, part, group, is_train
+        self.scale_view, self.train_scale_view, self.cap_view = scale, train_scale, cap
+        self.state.n_nodes, self.state.width, self.state.leaves = n, width, _leaves(width)
+        self.state.exponent, self.state.is_ldg = gamma - 1, ldg
+        self.state.indptr = &indptr[0]
+        self.state.part = &part[0] if n else NULL
+        self.state.is_train = &is_train[0] if is_train is not None and n else NULL
+        self.state.group = &group[0] if group is not None and n else NULL
+        self.state.scale, self.state.train_scale, self.state.cap = &scale[0], &train_scale[0], &cap[0]
+        self.state.size = <int64_t *>calloc(n_parts, sizeof(int64_t))
+        self.state.trained = <int64_t *>calloc(n_parts, sizeof(int64_t))
+        self.state.load = <double *>calloc(n_parts, sizeof(double))
+        self.state.count = <int64_t *>calloc(n_parts + 1, sizeof(int64_t))
+        self.state.inside = <int64_t *>calloc(n_parts, sizeof(int64_t))
+        self.state.touched = <int32_t *>calloc(n_parts + 2, sizeof(int32_t))
+        self.state.winner = <int32_t *>calloc(self.n_groups * self.state.leaves, sizeof(int32_t))
+        if (self.state.size == NULL or self.state.trained == NULL or self.state.load == NULL or self.state.count == NULL
+                or self.state.inside == NULL or self.state.touched == NULL or self.state.winner == NULL):
+            raise MemoryError(f"no memory for {n_parts} parts")
+        self._count_nodes()
+        self.begin()
+
+    def __dealloc__(self):
+        free(self.state.size)
+        free(self.state.trained)
+        free(self.state.load)
+        free(self.state.count)
+        free(self.state.inside)
+        free(self.state.touched)
+        free(self.state.winner)
+
+    cdef int _count_nodes(self) except -1:
+        """Count what the parts hold already, and check that what they will hold fits the caps."""
+        cdef fs_placer *s = &self.state
+        cdef int64_t node, group, part, bad = -1
+        cdef int64_t *members = <int64_t *>calloc(self.n_groups, sizeof(int64_t))
+        if members == NULL:
+            raise MemoryError(f"no memory for {self.n_groups} groups")
+        try:
+            with nogil:
+                for node in range(s.n_nodes):
+                    group = s.group[node] if s.group != NULL else 0
+                    part = s.part[node]
+                    if not 0 <= group < self.n_groups or (part != -1 and not group * s.width <= part < (group + 1) * s.width):
+                        bad = node
+                        break
+                    members[group] += 1
+                    if part >= 0:
+                        s.size[part] += 1
+                        s.trained[part] += s.is_train != NULL and s.is_train[node] != 0
+            if bad >= 0:
+                raise ValueError(f"the part or the group of node {bad} is out of range")
+            for group in range(self.n_groups):
+                if s.cap[group] < 0 or (s.cap[group] * s.width) < members[group]:
+                    raise ValueError(f"{s.width} parts of {s.cap[group]} nodes have no room for {members[group]}")
+        finally:
+            free(members)
+        with nogil:
+            for part in range(self.n_groups * s.width):
+                fs_weigh(s, part)
+            for group in range(self.n_groups):
+                fs_tournament(s, group)
+        return 0
+
+    def begin(self):
+        """Begin a pass, with node 0: every node is taken out of its part, if it has one, and put into the best."""
+        cdef int64_t i
+        self.state.node = self.state.is_open = self.state.n_touched = 0
+        for i in range(self.n_groups * self.state.width):
+            self.state.inside[i] = 0
+        for i in range(self.n_groups * self.state.width + 1):
+            self.state.count[i] = 0
+
+    @property
+    def node(self):
+        """The node whose list comes next; ``N`` when the pass is over."""
+        return self.state.node
+
+    def place(self, block, int id_bytes, int64_t first):
+        """Read a block of neighbour ids, those at positions ``first`` … of the file, and place every node whose list ends in it.
+
+        Blocks come in order, without gaps. The ids are nodes: **not** checked. A graph without edges has one block, an empty one.
+        """
+        cdef Py_buffer view
+        cdef int64_t n
+        if not first <= self.state.indptr[self.state.n_nodes]:
+            raise ValueError(f"no block begins at {first}")
+        PyObject_GetBuffer(block, &view, PyBUF_SIMPLE)
+        try:
+            n = _count_of(&view, id_bytes)
+            with nogil:
+                fs_place(&self.state, view.buf, id_bytes == 8, first, n)
+        finally:
+            PyBuffer_Release(&view)
+
+    def sizes(self, int64_t[::1] size not None, int64_t[::1] trained not None, int64_t[::1] inside not None):
+        """Write what each part holds: nodes, training nodes, and neighbours that were there when its nodes came, in this pass."""
+        cdef int64_t i, n = self.n_groups * self.state.width
+        if size.shape[0] != n or trained.shape[0] != n or inside.shape[0] != n:
+            raise ValueError(f"there are {n} parts")
+        for i in range(n):
+            size[i], trained[i], inside[i] = self.state.size[i], self.state.trained[i], self.state.inside[i]
+
+
+def edges_inside(const int64_t[::1] indptr not None, int64_t node, const int32_t[::1] part not None, block, int id_bytes,
+                 int64_t first):
+    """Count the edges of a block, at positions ``first`` … of the file, whose ends are in one part.
+
+    Parameters
+    ----------
+    node : int
+        What the call for the block before returned; 0 at first.
+
+    Returns
+    -------
+    node, n_inside : int
+    """
+    cdef Py_buffer view
+    cdef int64_t n, found = 0, last = indptr.shape[0] - 1
+    if last < 0 or part.shape[0] != last:
+        raise ValueError("indptr and part disagree in length")
+    PyObject_GetBuffer(block, &view, PyBUF_SIMPLE)
+    try:
+        n = _count_of(&view, id_bytes)
+        if not 0 <= first <= indptr[last] - n or not 0 <= node <= last:
+            raise ValueError(f"no block of {n} ids begins at {first}")
+        if n:
+            with nogil:
+                node = fs_inside(&indptr[0], node, &part[0], view.buf, id_bytes == 8, first, n, &found)
+    finally:
+        PyBuffer_Release(&view)
+    return node, found
+
+
+def group_by_part(const int32_t[::1] part not None, const int64_t[::1] nodes, int64_t[::1] offsets not None,
+                  int64_t[::1] out not None):
+    """Sort nodes by part, stably, by counting.
+
+    Parameters
+    ----------
+    part : int32 array, shape (N,)
+    nodes : int64 array, shape (k,), or None
+        All nodes where it is None.
+    offsets : int64 array, shape (n_parts + 1,)
+        Receives where each part's nodes begin in ``out``.
+    out : int64 array, shape (k,)
+
+    Returns
+    -------
+    int
+        Position of the first node whose part, or whose id, is out of range; then nothing else is of use. -1 if there is none.
+    """
+    cdef int64_t i, node, n = part.shape[0] if nodes is None else nodes.shape[0], n_parts = offsets.shape[0] - 1, bad = -1
+    cdef int64_t total = part.shape[0], begin, count
+    if n_parts < 0 or out.shape[0] != n:
+        raise ValueError("offsets have an entry more than there are parts, out one a node")
+    with nogil:
+        for i in range(n_parts + 1):
+            offsets[i] = 0
+        for i in range(n):
+            node = i if nodes is None else nodes[i]
+            if not 0 <= node < total or not 0 <= part[node] < n_parts:
+                bad = i
+                break
+            offsets[part[node]] += 1
+        if bad < 0:
+            begin = 0
+            for i in range(n_parts + 1):
+                count = offsets[i]
+                offsets[i] = begin
+                begin += count
+            for i in range(n):
+                node = i if nodes is None else nodes[i]
+                out[offsets[part[node]]] = node
+                offsets[part[node]] += 1
+            for i in range(n_parts, 0, -1):
+                offsets[i] = offsets[i - 1]
+            offsets[0] = 0
+    return bad

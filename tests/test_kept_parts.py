@@ -1,0 +1,240 @@
+"""Parts kept in the dataset: one commit, at once and for others; stale ones; kills, faults and damage."""
+
+from __future__ import annotations
+
+import errno
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import featstore
+from featstore.errors import BusyError, ClosedError, CommittedError, CorruptionError, FormatError, StaleError
+from featstore.storage.update import Update
+from featstore.testing.faults import OPERATIONS, forked, run_in_child, sweep
+from tests.test_partitioning import make
+
+N = 600
+
+
+@pytest.fixture
+def g(tmp_path: Path) -> Any:
+    with make(tmp_path / "g") as graph:
+        yield graph
+
+
+def files_of(g: featstore.OutOfCoreGraph) -> set[str]:
+    return {path.name for path in Path(g.path).iterdir() if path.name.startswith(("parts.", "train_nodes."))}
+
+
+def test_kept_at_once_and_for_others(g: Any) -> None:
+    train = np.arange(0, N, 3)
+    first = featstore.partition(g, 9, train_idx=train)
+    second = featstore.partition(g, 4, "random", seed=5, name="mine")
+    unkept = featstore.partition(g, 5, "random", keep=False)
+    assert len(unkept) == N
+    with featstore.open(g.path) as other:
+        for graph in (g, other):
+            kept = graph.parts()
+            assert list(kept) == ["fennel-9", "mine"]  # the latest last
+            assert (kept["fennel-9"].n_parts, kept["fennel-9"].n_train, kept["fennel-9"].method) == (9, 200, "fennel")
+            assert kept["fennel-9"].options == {"passes": 3, "gamma": 1.5, "start": None, "levels": None, "seed": 0}
+            assert kept["mine"].options == {"seed": 5}
+            assert not kept["mine"].is_stale
+            assert torch.equal(kept["fennel-9"].load(), first)
+            assert torch.equal(kept["mine"].load(), second)
+            assert kept["mine"].train_nodes().tolist() == []
+            found = kept["fennel-9"].train_nodes().tolist()
+            assert found == sorted(train.tolist(), key=lambda v: (int(first[v]), v))
+    assert featstore.open(g.path).verify(progress=False)["files"] == len(files_of(g)) // 2 + 3
+
+
+def test_a_name_is_replaced_and_others_stay(g: Any) -> None:
+    featstore.partition(g, 9, name="a", train_idx=[1])
+    before, old = files_of(g), g.parts()["a"]
+    featstore.partition(g, 9, "ranges", name="b")
+    again = featstore.partition(g, 5, "random", name="a")
+    assert list(g.parts()) == ["b", "a"]
+    assert torch.equal(g.parts()["a"].load(), again)
+    with pytest.raises(StaleError, match="replaced since they were listed"):
+        old.load()
+    g.close()
+    with featstore.open(g.path) as other, Update(g.path):  # which sweeps nothing that is read
+        assert torch.equal(other.parts()["a"].load(), again)
+    with Update(g.path):
+        pass
+    assert not before & files_of(g)
+
+
+def test_another_handle_sees_what_was_kept_when_it_opens_again(g: Any) -> None:
+    with featstore.open(g.path) as other:
+        featstore.partition(g, 3)
+        assert other.parts() == {}
+        featstore.partition(other, 4)
+        assert list(other.parts()) == ["fennel-4"]
+        assert list(g.parts()) == ["fennel-3"]
+    with featstore.open(g.path) as third:
+        assert list(third.parts()) == ["fennel-3", "fennel-4"]
+        assert pickle.loads(pickle.dumps(third)).parts().keys() == third.parts().keys()
+
+
+def test_parts_of_another_adjacency_are_stale(g: Any) -> None:
+    featstore.partition(g, 3)
+    with Update(g.path) as update:  # as a release that appends edges would
+        update.add([], extra={"parts/fennel-3": {**update.catalog.extra["parts/fennel-3"], "made_of": {"indices": "another"}}})
+        update.commit()
+    with featstore.open(g.path) as other:
+        assert other.parts()["fennel-3"].is_stale
+        with pytest.raises(StaleError, match="partition it again"):
+            other.parts()["fennel-3"].load()
+        featstore.partition(other, 3)
+        assert not other.parts()["fennel-3"].is_stale
+
+
+def test_a_replaced_dataset_keeps_nothing(g: Any, tmp_path: Path) -> None:
+    featstore.partition(g, 3)
+    make(tmp_path / "other", seed=1).close()
+    with featstore.open(tmp_path / "other") as other:
+        indptr, indices = other.topology.indptr.copy(), np.concatenate([ids.copy() for _, ids in other.topology.scan()])
+    featstore.OutOfCoreGraph.create(g.path, indptr, indices, overwrite=True, progress=False).close()
+    with pytest.raises(BusyError, match="replaced since it was opened"):
+        featstore.partition(g, 4)
+    assert list(g.parts()) == ["fennel-3"]
+    assert len(g.parts()["fennel-3"].load()) == N  # of what it has open
+    with featstore.open(g.path) as new:
+        assert new.parts() == {}
+
+
+def test_somebody_else_is_writing(g: Any) -> None:
+    with Update(g.path), pytest.raises(BusyError):
+        featstore.partition(g, 3)
+    assert g.parts() == {}
+
+
+def test_entries_of_later_releases_and_nonsense(g: Any) -> None:
+    featstore.partition(g, 3)
+    with Update(g.path) as update:
+        entry = update.catalog.extra["parts/fennel-3"]
+        update.add(
+            [],
+            extra={
+                "parts/later": {"kind": "overlapping"},
+                "parts/lost": {**entry, "files": {"parts": "nothing.rows"}},
+                "parts/other": {**entry, "files": {"parts": next(iter(update.catalog.files))}},
+                "parts/few": {**entry, "n_parts": 1},
+            },
+        )
+        update.commit()
+    with featstore.open(g.path) as other:
+        assert set(other.parts()) == {"fennel-3", "lost", "other", "few"}
+        for name, text in (("lost", "no file of parts"), ("other", "no file of parts"), ("few", r"beyond \[0, 1\)")):
+            with pytest.raises(FormatError, match=text):
+                other.parts()[name].load()
+
+
+def test_damage_is_found(g: Any) -> None:
+    featstore.partition(g, 3)
+    name = next(name for name in files_of(g) if name.endswith(".rows"))
+    path = Path(g.path) / name
+    data = bytearray(path.read_bytes())
+    data[4096 + 17] ^= 1
+    path.write_bytes(data)
+    with featstore.open(g.path) as other, pytest.raises(CorruptionError):
+        other.parts()["fennel-3"].load()
+    with pytest.raises(CorruptionError):
+        g.verify(progress=False)
+
+
+def test_a_closed_graph(g: Any) -> None:
+    featstore.partition(g, 3)
+    kept = g.parts()["fennel-3"]
+    g.close()
+    for call in (g.parts, kept.load, lambda: featstore.partition(g, 3)):
+        with pytest.raises(ClosedError):
+            call()
+
+
+# -- faults ----------------------------------------------------------------------------------------------------------------------
+
+
+def kept_or_not(path: str) -> list[str]:
+    with featstore.open(path) as g:
+        for kept in g.parts().values():
+            assert len(kept.load()) == N
+            assert kept.n_train == len(kept.train_nodes())
+        g.verify(progress=False)
+        return list(g.parts())
+
+
+def fail_each(folder: str, call: str, error: str) -> None:
+    """Fail every call once; in the child."""
+    make(Path(folder) / "g").close()
+    path, n_failed, there = str(Path(folder) / "g"), 0, list[str]()
+    for fault in sweep(folder, call, error):
+        name = f"parts-{fault.k}"
+        with featstore.open(path) as g:
+            with fault:
+                try:
+                    featstore.partition(g, 4, train_idx=[1, 5], name=name)
+                    there.append(name)
+                except CommittedError as failure:
+                    assert failure.errno == getattr(errno, error)
+                    there.append(name)
+                except OSError as failure:
+                    assert failure.errno == getattr(errno, error)
+                    n_failed += 1
+            # Only opening what is kept may fail after the commit.
+            assert set(g.parts()) <= set(there)
+        assert kept_or_not(path) == there
+    assert n_failed > 2
+
+
+@pytest.mark.parametrize(("call", "error"), [("fsync", "EIO"), ("write", "ENOSPC"), ("rename", "EIO"), ("open", "EMFILE")])
+def test_a_failed_call_leaves_the_last_commit(tmp_path: Path, call: str, error: str) -> None:
+    run_in_child(fail_each, str(tmp_path), call, error, faults=True)
+
+
+def drawn(path: str) -> int:
+    """Return the seed of the parts that are kept, whole."""
+    with featstore.open(path) as g:
+        kept = g.parts()["mine"]
+        seed: int = kept.options["seed"]
+        assert torch.equal(kept.load(), featstore.partition(g, 4, "random", seed=seed, keep=False))
+        assert kept.train_nodes().sort().values.tolist() == [1, 5]
+        return seed
+
+
+def kill_each(folder: str, step: int) -> None:
+    """Kill a partitioning at every ``step``-th system call; in the child."""
+    path, n_killed = str(Path(folder) / "g"), 0
+    make(Path(path)).close()
+
+    def attempt(seed: int) -> None:
+        with featstore.open(path) as g:
+            featstore.partition(g, 4, "random", train_idx=[1, 5], name="mine", seed=seed)
+
+    attempt(0)
+    for fault in sweep(folder, OPERATIONS, "kill", step=step):
+        before = drawn(path)
+        with fault:
+            killed = forked(lambda seed=fault.k: attempt(seed))  # type: ignore[misc]
+        assert drawn(path) in (before, fault.k)
+        assert killed is not None or drawn(path) == fault.k
+        n_killed += killed is not None
+        attempt(0)  # starts over
+        with Update(path):  # sweeps what nothing names
+            assert len(list(Path(path).glob("*.tmp"))) == 0
+        assert len([each for each in Path(path).iterdir() if each.name.startswith(("parts.", "train_nodes."))]) == 4
+    assert n_killed >= 60 // step
+
+
+def test_a_kill_leaves_the_last_commit(tmp_path: Path) -> None:
+    run_in_child(kill_each, str(tmp_path), 7, faults=True)
+
+
+@pytest.mark.stress
+def test_a_kill_at_every_system_call(tmp_path: Path) -> None:
+    run_in_child(kill_each, str(tmp_path), 1, faults=True, timeout_s=1800)
