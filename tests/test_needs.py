@@ -145,3 +145,26 @@ def test_a_queue_keeps_scratch_for_few_rows(dataset: Path) -> None:
         g.reader.trim()
         assert g.memory_report()["reader buffers"] <= before - 16 * 15_000
         assert (g.features["x"][np.arange(20_000)[::-1].copy()] == rows).all()
+
+
+def test_a_serial_epoch_without_a_cache_says_what_it_lacks(dataset: Path) -> None:
+    """Read ahead is the planner's memory there: nothing of it can be given back for batches that the loop holds."""
+    needed, tries = 1 << 20, 0
+    while True:
+        tries += 1
+        with featstore.open(dataset, memory=needed) as g:
+            sampler, held = NeighborSampler(g, [10, 5], seed=1), []
+            try:
+                strategy = featstore.Ginex(cache=None, length=4)
+                with featstore.Loader(
+                    g, sampler, g.node_data["train_idx"], batch_size=200, labels=None, strategy=strategy
+                ) as loader:
+                    for batch in loader:
+                        held.append(batch)
+                    break
+            except featstore.BudgetError as error:
+                assert error.needed is not None
+                needed = max(error.needed, needed * 9 // 8)
+            finally:
+                held.clear()
+    assert tries > 2
