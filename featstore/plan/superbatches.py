@@ -371,7 +371,9 @@ class SuperbatchInspector:
                     self._changed.notify_all()
                     if not isinstance(error, BudgetError):
                         raise
-                    self._shortage = self._shortage if self._n_alive else error
+                    # Samples that wait behind this one give nothing back.
+                    if not self._n_sampling and self._is_written():
+                        self._shortage = error
                 self._pool.trim()
                 self._pool.wait(0.02)
             else:
