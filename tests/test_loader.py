@@ -234,8 +234,21 @@ def test_errors_of_the_gather():
         list(loader(g))
 
 
+@pytest.fixture(autouse=True)
+def others():
+    """Know the threads that are there before a test begins: they are no matter of its."""
+    OTHERS.clear()
+    OTHERS.update(threading.enumerate())
+    yield
+    OTHERS.clear()
+
+
+OTHERS: set[threading.Thread] = set()
+
+
 def threads() -> int:
-    return sum(thread.name.startswith("featstore") for thread in threading.enumerate())
+    """Return how many threads of the library a test has running."""
+    return sum(thread.name.startswith("featstore") and thread not in OTHERS for thread in threading.enumerate())
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
