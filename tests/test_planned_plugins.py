@@ -7,6 +7,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,10 @@ import torch
 import featstore
 from featstore.gather.plan import BatchPlan, Changeset, Part, Tier
 from featstore.pack.layout import find_layouts
+from featstore.storage.reader import MAX_ENGINES
 from tests.conftest import make_graph
 from tests.loaders import make_loader
 from tests.misbehaving_planners import EITHER, REFUSED, RIGHT, TABLE, Base, Misbehaviour
-
-pytestmark = pytest.mark.shares_resources  # which of the graph's queues stay open differs; state() counts them and threads
 
 N, BATCH, N_BATCHES = 300, 8, 9
 ROWS = np.random.default_rng(0).standard_normal((N, 9)).astype(np.float32)
@@ -32,6 +32,9 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> Any:
     path = tmp_path_factory.mktemp("data") / "g"
     featstore.OutOfCoreGraph.create(path, indptr, indices, {"x": ROWS}, progress=False).close()
     with featstore.open(path, memory="16MB", threads=1) as g:
+        with ExitStack() as queues:  # all there from now on, however many threads happen to read at once
+            for _ in range(MAX_ENGINES):
+                queues.enter_context(g.reader.engine(1))
         yield g
 
 
@@ -105,7 +108,6 @@ def state(g: Any) -> tuple[Any, ...]:
     """What must be as before: memory held, threads, run files."""
     g.cache("x", 0)
     g.pool.trim()
-    g.reader.trim()  # of a second queue, where two threads happened to read at once
     if "sampler scratch" in g.memory_report():
         gc.collect()  # a sampler, of which a loop or the traceback of an error are not collected yet
     threads = sorted(thread.name for thread in threading.enumerate())
