@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +16,7 @@ import torch
 
 import featstore
 from featstore.errors import BudgetError, BusyError, CorruptionError, PluginError
+from featstore.graph import kept
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.topology import NeighborCache
 from featstore.storage.catalog import read_catalog
@@ -179,10 +182,10 @@ def test_a_saved_neighbour_cache_is_loaded_again(copy: Path, monkeypatch: pytest
     n_built = 0
     real = NeighborCache.build
 
-    def build(*arguments: Any) -> Any:
+    def build(*arguments: Any, **options: Any) -> Any:
         nonlocal n_built
         n_built += 1
-        return real(*arguments)
+        return real(*arguments, **options)
 
     monkeypatch.setattr(NeighborCache, "build", build)
     with featstore.open(copy, memory="64MiB") as g:
@@ -238,3 +241,25 @@ def test_a_saved_neighbour_cache_of_another_topology_is_never_used(copy: Path) -
         replace_column(copy, "out_degree", degrees, "int64")
         with pytest.raises(BusyError, match="replaced"):
             g.cache_neighbors("16KiB", save=True)
+
+
+@pytest.mark.parametrize("size", [0.5, None])
+def test_a_long_pass_over_the_lists_shows_how_far_it_is(
+    size: float | None, small: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    with featstore.open(small.path, memory="8MiB") as g:
+        n_bytes = None if size is None else 8 * g.num_nodes + int(size * g.topology.nbytes) + 8192
+        shown = {}
+        for after_s, progress in ((0.0, True), (0.0, False), (600.0, True)):
+            monkeypatch.setattr(kept, "SHOWN_AFTER_S", after_s)
+            monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+            g.cache_neighbors(n_bytes, progress=progress)
+            assert g.neighbor_cache is not None
+            assert g.neighbor_cache.whole == (size is None)
+            shown[after_s, progress] = terminal.getvalue()
+    assert "neighbour lists: 100%" in shown.pop((0.0, True))
+    assert set(shown.values()) == {""}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from featstore.config import Options, parse_cache_size
 from featstore.errors import FormatError
 from featstore.graph.opened import Opened
 from featstore.graph.policyinputs import Given, PolicyInputs
+from featstore.graph.progress import Progress
 from featstore.graph.savedcache import load_neighbor_cache, save_neighbor_cache, saved_bytes
 from featstore.graph.savedparts import KeptParts, kept_parts, read_parts, save_parts
 from featstore.graph.snapshot import Snapshot
@@ -26,6 +27,7 @@ from featstore.graph.topology import NeighborCache, Topology, huge_bytes
 __all__ = ["Kept"]
 
 NEIGHBOR_POLICY = "in_out_ratio"
+SHOWN_AFTER_S = 0.5  # a bar over what takes less would only flicker
 
 
 def _static(policy: str | Policy | type[Policy]) -> StaticPolicy:
@@ -189,6 +191,7 @@ class Kept(Opened):
         parts: Given = None,
         seed: int = 0,
         save: bool = False,
+        progress: bool = True,
     ) -> None:
         """Keep neighbour lists in memory, for samplers; replaces an earlier cache of them.
 
@@ -204,6 +207,8 @@ class Kept(Opened):
         save : bool
             Also store the cache in the dataset, unless it holds the whole adjacency. A later call with the same budget, policy
             and seed (and no ``counts`` or ``parts``) loads it instead of making it anew.
+        progress : bool
+            Show a progress bar where stderr is a terminal.
 
         Raises
         ------
@@ -233,23 +238,26 @@ class Kept(Opened):
         if n_bytes == 0:
             return
         recipe = {"policy": chosen.name, "bytes": n_bytes, "seed": seed}
-        found = self._stored_neighbors(n_bytes, self.budget, recipe if usual else None)
-        if found is not None:
-            self.neighbor_cache = found
-            return
-        with self._or_closed(), self.policy_inputs(topology.id_bytes, counts, parts, seed, self.budget) as inputs:
-            scores = inputs.scores(chosen)
-            if budget is None:
-                n_bytes = self.budget.available
-            self.neighbor_cache = NeighborCache.build(topology, self.budget, scores, n_bytes)
+        with Progress("neighbour lists", topology.nbytes, progress, delay_s=SHOWN_AFTER_S) as bar:
+            found = self._stored_neighbors(n_bytes, self.budget, recipe if usual else None, bar.add)
+            if found is not None:
+                self.neighbor_cache = found
+                return
+            with self._or_closed(), self.policy_inputs(topology.id_bytes, counts, parts, seed, self.budget) as inputs:
+                scores = inputs.scores(chosen)
+                if budget is None:
+                    n_bytes = self.budget.available
+                self.neighbor_cache = NeighborCache.build(topology, self.budget, scores, n_bytes, note=bar.add)
         if save:
             save_neighbor_cache(self.path, self._snapshot.catalog, self.neighbor_cache, recipe)
 
-    def _stored_neighbors(self, n_bytes: int, budget: Budget, recipe: Mapping[str, Any] | None) -> NeighborCache | None:
+    def _stored_neighbors(
+        self, n_bytes: int, budget: Budget, recipe: Mapping[str, Any] | None, note: Callable[[int], None] = lambda n_bytes: None
+    ) -> NeighborCache | None:
         """Load what needs no choice: the whole adjacency, where it fits ``n_bytes``, or the saved cache of ``recipe``."""
         topology = self.topology
         if huge_bytes(topology.nbytes) <= n_bytes:
-            return NeighborCache.build(topology, budget, None, n_bytes)
+            return NeighborCache.build(topology, budget, None, n_bytes, note=note)
         if recipe is None:
             return None
         return load_neighbor_cache(self._snapshot.catalog, self._snapshot.files, topology, budget, recipe)

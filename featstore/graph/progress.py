@@ -34,12 +34,14 @@ class Progress:
         False: never.
     unit : str
         What is counted.
+    delay_s : float
+        Show nothing of what takes less.
     """
 
-    def __init__(self, label: str, total: int, show: bool, unit: str = "B") -> None:
+    def __init__(self, label: str, total: int, show: bool, unit: str = "B", delay_s: float = 0.0) -> None:
         self._bar: tqdm[Any] | None = None
         if show and sys.stderr.isatty():
-            self._bar = Bar(total=total, desc=label, unit=unit, unit_scale=unit == "B", file=sys.stderr)
+            self._bar = Bar(total=total, desc=label, unit=unit, unit_scale=unit == "B", file=sys.stderr, delay=delay_s)
 
     def add(self, n_bytes: int) -> None:
         """Count ``n_bytes`` more as done."""

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from featstore._core import sampler as _core
+from featstore._core.prefix import write_lengths
 from featstore.budget import Budget, Reservation
 from featstore.cache.rowmap import huge_array
 from featstore.config import parse_size
 from featstore.errors import BudgetError, ClosedError, CorruptionError
+from featstore.graph.prefix import Prefix
 from featstore.storage.layout import PAGE_BYTES
+from featstore.storage.readahead import read_ahead
 from featstore.storage.rowfile import RowFile
 
 __all__ = ["NeighborCache", "Topology", "huge_bytes"]
@@ -22,9 +25,8 @@ __all__ = ["NeighborCache", "Topology", "huge_bytes"]
 Int64s = npt.NDArray[np.int64]
 
 _BLOCK_BYTES = 8 << 20  # one sequential read when lists are loaded
-_CHUNK_NODES = 1 << 16  # nodes handled at once where a pass over many needs temporary arrays
-_SCRATCH_SHARE = 64  # of the nodes, or of the file, that is handled at once where that is less
-_NODE_BYTES = 80  # temporary, of a node whose score is weighed
+_CHUNK_NODES = 1 << 16  # nodes handled at once where that takes temporary arrays
+_SCRATCH_SHARE = 64  # of the file that is read at once where that is less
 
 
 def huge_bytes(n_bytes: int) -> int:
@@ -78,8 +80,9 @@ class Topology:
         try:
             array = huge_array((num_nodes + 1) * 8).view(np.int64)
             rows = array.view(np.uint8).reshape(-1, 8)
-            for first, n in _blocks(num_nodes + 1, 8):
-                indptr.read(first, n, rows[first : first + n])
+            step = _BLOCK_BYTES // 8
+            for first in range(0, num_nodes + 1, step):
+                indptr.read(first, len(rows[first : first + step]), rows[first : first + step])
             try:
                 topology = cls(num_nodes, num_edges, array, indices, id_bytes)
             except CorruptionError as error:
@@ -145,11 +148,26 @@ class Topology:
             self.indices.gather(positions, out.view(np.uint8).reshape(len(positions), self.id_bytes))
 
     def scan(self, block_bytes: int = _BLOCK_BYTES) -> Iterator[tuple[int, npt.NDArray[Any]]]:
-        """Yield ``(first, ids)``, blocks of the whole file in order, ids checked; the array, ``block_bytes``, is reused."""
-        rows = np.empty((max(1, min(self.num_edges, block_bytes // self.id_bytes)), self.id_bytes), np.uint8)
-        for first, n in _blocks(self.num_edges, self.id_bytes, block_bytes):
-            self.indices.read(first, n, rows[:n])
-            ids = rows[:n].reshape(-1).view(self.id_dtype)
+        """Yield ``(first, ids)``, blocks of the whole file in order, ids checked, the next one read meanwhile.
+
+        Two arrays, ``block_bytes`` together, take turns: a block is there until the next one is asked for.
+        """
+        n_ids = max(1, min(-(-self.num_edges // 2), block_bytes // 2 // self.id_bytes))
+        turns = np.empty((2, n_ids * self.id_bytes), np.uint8).view(self.id_dtype)
+        places = enumerate(range(0, self.num_edges, n_ids))
+        yield from self._read((first, turns[k % 2, : min(n_ids, self.num_edges - first)]) for k, first in places)
+
+    def read_all(self, out: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
+        """Read all ids, checked, into ``out``, array of ``id_dtype``, shape (num_edges,); yield its blocks as they are filled."""
+        step = _BLOCK_BYTES // self.id_bytes
+        for _, ids in self._read((first, out[first : first + step]) for first in range(0, self.num_edges, step)):
+            yield ids
+
+    def _read(self, blocks: Iterator[tuple[int, npt.NDArray[Any]]]) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+        """Yield blocks (first edge, ids) once they are read and checked."""
+        rows = ((first, ids.view(np.uint8).reshape(-1, self.id_bytes)) for first, ids in blocks)
+        for first, read in read_ahead(self.indices, rows):
+            ids = read.reshape(-1).view(self.id_dtype)
             self.check_ids(first, ids)
             yield first, ids
 
@@ -175,13 +193,6 @@ class Topology:
         self.indptr = np.zeros(0, np.int64)
         if self._reservation is not None:
             self._reservation.release()
-
-
-def _blocks(n_rows: int, row_bytes: int, block_bytes: int = _BLOCK_BYTES) -> Iterator[tuple[int, int]]:
-    """Cut ``n_rows`` into blocks ``(first, n)`` of at most ``block_bytes``."""
-    step = block_bytes // row_bytes
-    for first in range(0, n_rows, step):
-        yield first, min(step, n_rows - first)
 
 
 class NeighborCache:
@@ -238,6 +249,7 @@ class NeighborCache:
         scores: npt.NDArray[Any] | None = None,
         n_bytes: int | str | None = None,
         scratch: Budget | None = None,
+        note: Callable[[int], None] = lambda n_bytes: None,
     ) -> NeighborCache:
         """Load the neighbour lists of the nodes with the highest scores.
 
@@ -253,6 +265,8 @@ class NeighborCache:
         scratch : Budget, optional
             Counts what is held meanwhile, :meth:`scratch_bytes`; ``budget`` by default, which then leaves the cache that much
             less.
+        note : callable
+            Told how many bytes of the file were read since it was told last; all are ``topology.nbytes``.
 
         Returns
         -------
@@ -280,10 +294,8 @@ class NeighborCache:
                 held = budget.reserve("neighbor cache", whole_bytes)
                 undo.callback(held.release)
                 ids = huge_array(topology.nbytes).view(topology.id_dtype)
-                rows = ids.view(np.uint8).reshape(-1, topology.id_bytes)
-                for first, n in _blocks(topology.num_edges, topology.id_bytes):
-                    topology.indices.read(first, n, rows[first : first + n])
-                    topology.check_ids(first, ids[first : first + n])
+                for block in topology.read_all(ids):
+                    note(block.nbytes)
                 undo.pop_all()
             return cls(topology, ids, None, held)
         scratch_bytes = cls.scratch_bytes(topology)
@@ -300,27 +312,25 @@ class NeighborCache:
         with scratch.reserve("neighbor cache", scratch_bytes), contextlib.ExitStack() as undo:
             held = budget.reserve("neighbor cache", table_bytes)
             undo.callback(held.release)
-            chosen = _Prefix(topology, np.asarray(scores), (limit - table_bytes) // PAGE_BYTES * PAGE_BYTES)
+            chosen = Prefix(
+                topology.indptr, topology.id_bytes, np.asarray(scores), (limit - table_bytes) // PAGE_BYTES * PAGE_BYTES
+            )
             offset_of_node = huge_array(topology.num_nodes * 8).view(np.int64)
             n_records = chosen.write_offsets(offset_of_node)
             held.resize(table_bytes + huge_bytes(n_records * topology.id_bytes))
             records = huge_array(n_records * topology.id_bytes).view(topology.id_dtype)
-            step = _chunk_nodes(topology)
-            for first in range(0, topology.num_nodes, step):
-                offsets = offset_of_node[first : first + step]
-                cached = offsets >= 0
-                records[offsets[cached]] = topology.degrees(first, first + len(offsets))[cached]
+            write_lengths(topology.indptr, offset_of_node, records)
             node = 0
             for position, block in topology.scan(_block_bytes(topology)):
                 node = _core.fill_records(block, position, topology.indptr, offset_of_node, node, records, topology.id_bytes)
+                note(block.nbytes)
             undo.pop_all()
         return cls(topology, records, offset_of_node, held)
 
     @staticmethod
     def scratch_bytes(topology: Topology) -> int:
-        """Return what :meth:`build` holds beside the cache where that has room for a part of the lists; at most 15 MB."""
-        choosing = _NODE_BYTES * _chunk_nodes(topology) + 3 * 8 * (1 << _digit_bits(topology))
-        return choosing + _block_bytes(topology)
+        """Return what :meth:`build` holds beside the cache where that has room for a part of the lists; at most 11 MB."""
+        return Prefix.scratch_bytes(topology.num_nodes) + _block_bytes(topology)
 
     def locate(self, ids: Int64s, place: Int64s, degree: Int64s) -> None:
         """Find the lists of nodes, in memory or in the file.
@@ -386,87 +396,6 @@ class NeighborCache:
             self._reservation.release()
 
 
-def _chunk_nodes(topology: Topology) -> int:
-    """Nodes weighed at once: few where the graph is small, so that choosing takes little beside the cache's table."""
-    return min(topology.num_nodes, max(256, topology.num_nodes // _SCRATCH_SHARE), _CHUNK_NODES)
-
-
 def _block_bytes(topology: Topology) -> int:
     """Bytes of the file read at once while records are filled."""
     return min(topology.nbytes, max(1 << 16, topology.nbytes // _SCRATCH_SHARE), _BLOCK_BYTES) // 8 * 8
-
-
-def _digit_bits(topology: Topology) -> int:
-    """Bits of a score's key that one pass sorts by: sums for every digit are held."""
-    return 16 if topology.num_nodes >= 1 << 18 else 8
-
-
-class _Prefix:
-    """The longest prefix of nodes, by descending score and ascending id, whose records fit a number of bytes.
-
-    The score of the first node that does not fit is found by radix selection, 8 or 16 bits a pass, so no order of all nodes is
-    made.
-    """
-
-    def __init__(self, topology: Topology, scores: npt.NDArray[Any], n_bytes: int) -> None:
-        if scores.shape != (topology.num_nodes,) or scores.dtype.kind not in "biuf":
-            raise ValueError(
-                f"scores must be real numbers of shape ({topology.num_nodes},), not {scores.dtype} of {scores.shape}"
-            )
-        self._topology = topology
-        self._scores = scores
-        self._left = n_bytes
-        self._threshold: int | None = None  # key of the first score that does not fit whole; None: all fit
-        known, bits = 0, _digit_bits(topology)
-        last = (1 << bits) - 1
-        for shift in range(64 - bits, -1, -bits):
-            weights = np.zeros(1 << bits)
-            for _, keys, costs in self._chunks():
-                if shift + bits < 64:
-                    same = keys >> (shift + bits) == known
-                    keys, costs = keys[same], costs[same]
-                weights += np.bincount((keys >> shift & last).astype(np.int64), costs, 1 << bits)
-            reached = np.cumsum(weights[::-1])
-            over = int(np.searchsorted(reached, self._left, side="right"))
-            if over == len(reached):
-                return
-            self._left -= int(reached[over - 1]) if over else 0
-            known = known << bits | last - over
-            if shift == 0:
-                self._threshold = known
-
-    def _chunks(self) -> Iterator[tuple[int, npt.NDArray[np.uint64], Int64s]]:
-        """Yield (first node, sortable keys of the scores, bytes of the records)."""
-        topology = self._topology
-        step = _chunk_nodes(topology)
-        for first in range(0, topology.num_nodes, step):
-            scores = self._scores[first : first + step].astype(np.float64) + 0.0  # of the two zeros only one is left
-            if np.isnan(scores).any():
-                raise ValueError(f"the score of node {first + int(np.isnan(scores).argmax())} is NaN")
-            bits = scores.view(np.uint64)
-            sign = np.uint64(1 << 63)
-            keys = np.where(bits & sign, ~bits, bits | sign)
-            costs = (topology.degrees(first, first + len(scores)) + 1) * topology.id_bytes
-            if topology.id_bytes == 4:
-                costs[costs > 4 << 31] = 1 << 50  # the degree does not fit its record: nothing affords it
-            yield first, keys, costs
-
-    def write_offsets(self, offset_of_node: Int64s) -> int:
-        """Write the record of each chosen node, -1 for the others; return the records' length in ids."""
-        end, left = 0, self._left
-        for first, keys, costs in self._chunks():
-            if self._threshold is None:
-                chosen = np.ones(len(keys), bool)
-            else:
-                chosen = keys > self._threshold
-                ties = np.flatnonzero(keys == self._threshold)
-                spent = np.cumsum(costs[ties])
-                n_fit = int(np.searchsorted(spent, left, side="right"))
-                chosen[ties[:n_fit]] = True
-                left = left - int(spent[n_fit - 1]) if n_fit else left
-                left = left if n_fit == len(ties) else -1  # a prefix: nothing after the first that does not fit
-            lengths = np.where(chosen, costs // self._topology.id_bytes, 0)
-            ends = end + np.cumsum(lengths)
-            offset_of_node[first : first + len(keys)] = np.where(chosen, ends - lengths, -1)
-            end = int(ends[-1]) if len(ends) else end
-        return end

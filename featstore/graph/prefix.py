@@ -1,0 +1,100 @@
+"""The neighbour lists that a cache of a number of bytes takes: a prefix of the nodes in order of score."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from featstore._core import prefix as _core
+
+__all__ = ["Prefix"]
+
+Int64s = npt.NDArray[np.int64]
+
+_KEY_BITS = 64
+_CHUNK_NODES = 1 << 16  # nodes weighed at once, their scores made float64
+_SCRATCH_SHARE = 64  # of the nodes that are weighed at once where that is fewer
+
+
+class Prefix:
+    """The longest prefix of nodes, by descending score and ascending id, whose records fit a number of bytes.
+
+    Parameters
+    ----------
+    indptr : int64 array, shape (num_nodes + 1,)
+        Ascends.
+    id_bytes : {4, 8}
+    scores : real array, shape (num_nodes,)
+    n_bytes : int
+
+    Raises
+    ------
+    ValueError
+        The scores are of another shape or no numbers, or one is NaN.
+
+    Notes
+    -----
+    The score of the first node that does not fit is found by radix selection, 8 or 16 bits a pass, so no order of all nodes is
+    made: O(num_nodes) in :meth:`scratch_bytes` of memory.
+    """
+
+    def __init__(self, indptr: Int64s, id_bytes: int, scores: npt.NDArray[Any], n_bytes: int) -> None:
+        n = len(indptr) - 1
+        if scores.shape != (n,) or scores.dtype.kind not in "biuf":
+            raise ValueError(f"scores must be real numbers of shape ({n},), not {scores.dtype} of {scores.shape}")
+        self._indptr, self._id_bytes = indptr, id_bytes
+        self._scores = scores
+        self._left = float(n_bytes)
+        self._threshold = 0  # key of the first score that does not fit whole
+        bits = _digit_bits(n)
+        last = (1 << bits) - 1
+        known = 0
+        for shift in range(_KEY_BITS - bits, -1, -bits):
+            reached = np.cumsum(self._weights(shift, known, bits)[::-1])
+            over = int(np.searchsorted(reached, self._left, side="right"))
+            if over == len(reached):
+                self._left = math.inf  # all fit
+                return
+            self._left -= float(reached[over - 1]) if over else 0.0
+            known = known << bits | last - over
+        self._threshold = known
+
+    def _weights(self, shift: int, known: int, bits: int) -> npt.NDArray[np.float64]:
+        weights = np.zeros(1 << bits)
+        for first, scores in self._chunks():
+            bad = _core.weigh(scores, self._indptr, first, self._id_bytes, shift, known, weights)
+            if bad >= 0:
+                raise ValueError(f"the score of node {first + bad} is NaN")
+        return weights
+
+    def _chunks(self) -> Iterator[tuple[int, npt.NDArray[np.float64]]]:
+        step = _chunk_nodes(len(self._scores))
+        for first in range(0, len(self._scores), step):
+            yield first, np.ascontiguousarray(self._scores[first : first + step], np.float64)
+
+    @staticmethod
+    def scratch_bytes(num_nodes: int) -> int:
+        """Return what choosing holds at most: below 2.2 MB."""
+        return 8 * _chunk_nodes(num_nodes) + 3 * 8 * (1 << _digit_bits(num_nodes))
+
+    def write_offsets(self, offset_of_node: Int64s) -> int:
+        """Write the record of each chosen node, -1 for the others; return the records' length in ids."""
+        end, left = 0, self._left
+        for first, scores in self._chunks():
+            out = offset_of_node[first : first + len(scores)]
+            left, end = _core.place(scores, self._indptr, first, self._id_bytes, self._threshold, left, end, out)
+        return end
+
+
+def _chunk_nodes(num_nodes: int) -> int:
+    """Nodes weighed at once: few where the graph is small, so that choosing takes little beside the cache's table."""
+    return min(num_nodes, max(256, num_nodes // _SCRATCH_SHARE), _CHUNK_NODES)
+
+
+def _digit_bits(num_nodes: int) -> int:
+    """Bits of a score's key that one pass sorts by: sums for every digit are held."""
+    return 16 if num_nodes >= 1 << 18 else 8

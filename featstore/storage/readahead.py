@@ -1,0 +1,52 @@
+"""Rows of a file in sequence, read ahead by a thread while their consumer works."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["read_ahead"]
+
+Rows = npt.NDArray[np.uint8]
+
+
+class Readable(Protocol):
+    """What is asked of a file; :class:`~featstore.storage.rowfile.RowFile` is one."""
+
+    def read(self, first: int, n: int, out: Rows) -> Any: ...
+
+
+def read_ahead(file: Readable, blocks: Iterable[tuple[int, Rows]]) -> Iterator[tuple[int, Rows]]:
+    """Yield blocks of rows once they are read, while a thread reads the next one.
+
+    Parameters
+    ----------
+    file : RowFile
+    blocks : iterable of (int, uint8 array)
+        Each block's first row, and the array of shape (n, row_bytes), C-contiguous, that its rows go to. Two arrays can take
+        turns: a block is there until the next one is asked for.
+
+    Raises
+    ------
+    CorruptionError, OSError
+        As the file's ``read``, at the block's turn.
+    """
+    coming = iter(blocks)
+    block, following = next(coming, None), next(coming, None)
+    if block is None:
+        return
+    file.read(block[0], len(block[1]), block[1])
+    if following is None:
+        yield block
+        return
+    with ThreadPoolExecutor(1, thread_name_prefix="featstore-read") as thread:  # which is waited for, should nobody go on
+        while following is not None:
+            reading = thread.submit(file.read, following[0], len(following[1]), following[1])
+            yield block
+            reading.result()
+            block, following = following, next(coming, None)
+        yield block
