@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +11,7 @@ from featstore.errors import ClosedError
 from featstore.load.minibatch import MiniBatch
 from featstore.load.pipeline import FINALIZER_JOIN_S, Pipeline
 from featstore.load.stages import Item, Stages
+from featstore.storage.rundir import finalize_here
 from featstore.strategies.base import EpochRun
 
 __all__ = ["EpochIterator", "Position", "RunningEpoch"]
@@ -60,7 +59,7 @@ class RunningEpoch(Iterator[MiniBatch]):
             spare=partial(stages.spare, run),
             may_begin=run.may_begin,
         )
-        self._finalizer = weakref.finalize(self, _end, os.getpid(), self._pipeline, run, stages, owner)
+        self._finalizer = finalize_here(self, _end, self._pipeline, run, stages, owner)
         stages.memory.begin()
         try:
             self._pipeline.begin()
@@ -137,9 +136,7 @@ class EpochIterator(Iterator[MiniBatch]):
             self._running.close()
 
 
-def _end(pid: int, pipeline: Pipeline[Any, Any, Any], run: EpochRun, stages: Stages, owner: object) -> None:
-    if os.getpid() != pid:  # a forked child's copy owns nothing
-        return
+def _end(pipeline: Pipeline[Any, Any, Any], run: EpochRun, stages: Stages, owner: object) -> None:
     try:
         run.stop()  # or a thread would wait for a superbatch that comes only when batches have passed that now never will
         pipeline.close(FINALIZER_JOIN_S)
