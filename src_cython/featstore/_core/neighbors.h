@@ -61,16 +61,18 @@ static int64_t fs_lookup(const int64_t *offset_of_node, const void *records, int
 /* First id out of [0, n_total), or -1. */
 static int64_t fs_first_bad(const void *ids, int wide, int64_t n, int64_t n_total)
 {
+    const int32_t last = n_total > INT32_MAX ? INT32_MAX : (int32_t)(n_total - 1);
     for (int64_t first = 0; first < n; first += 4096) {
         const int64_t end = n - first < 4096 ? n : first + 4096;
         uint64_t bad = 0;
+        int32_t narrow = 0; /* compared as they are: that has vectors on every processor */
         if (wide)
             for (int64_t i = first; i < end; i++)
                 bad |= (uint64_t)((const int64_t *)ids)[i] >= (uint64_t)n_total;
         else
             for (int64_t i = first; i < end; i++)
-                bad |= (uint64_t)(int64_t)((const int32_t *)ids)[i] >= (uint64_t)n_total;
-        if (FS_RARE(bad))
+                narrow |= (((const int32_t *)ids)[i] < 0) | (((const int32_t *)ids)[i] > last);
+        if (FS_RARE(bad | (uint64_t)narrow))
             for (int64_t i = first; i < end; i++)
                 if ((uint64_t)fs_record(ids, wide, i) >= (uint64_t)n_total)
                     return i;
