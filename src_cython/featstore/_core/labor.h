@@ -11,10 +11,6 @@
 
 #include "sampler.h"
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
 enum {
     FS_PIECE = 1024, /* ids compared between two checks for room */
     FS_AHEAD = 4,   /* destinations between asking for the first ids of a list, and comparing them */
@@ -168,14 +164,12 @@ static int64_t fs_take_plain(const void *ids, int wide, int64_t n, const fs_numb
 }
 
 #if defined(__x86_64__)
-__attribute__((target("avx2"))) static int64_t fs_take_avx2(const void *ids, int wide, int64_t n, const fs_numbers *numbers,
-                                                            uint32_t last, void *out)
+FS_AVX2 static int64_t fs_take_avx2(const void *ids, int wide, int64_t n, const fs_numbers *numbers, uint32_t last, void *out)
 {
     FS_TAKE(8);
 }
 
-__attribute__((target("avx512f,avx512dq,avx512vl,avx512bw,prefer-vector-width=512"))) static int64_t fs_take_avx512(
-    const void *ids, int wide, int64_t n, const fs_numbers *numbers, uint32_t last, void *out)
+FS_AVX512 static int64_t fs_take_avx512(const void *ids, int wide, int64_t n, const fs_numbers *numbers, uint32_t last, void *out)
 {
     FS_KEYS;
     typedef uint32_t lanes __attribute__((vector_size(64)));
@@ -204,14 +198,9 @@ __attribute__((target("avx512f,avx512dq,avx512vl,avx512bw,prefer-vector-width=51
 static fs_take_fn fs_choose_take(int level)
 {
 #if defined(__x86_64__)
-    __builtin_cpu_init();
-    if (level >= 2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw"))
-        return fs_take_avx512;
-    if (level >= 1 && __builtin_cpu_supports("avx2"))
-        return fs_take_avx2;
-#else
-    (void)level;
+    const int vectors = fs_vectors(level);
+    if (vectors)
+        return vectors == 2 ? fs_take_avx512 : fs_take_avx2;
 #endif
     return fs_take_plain;
 }
