@@ -70,8 +70,8 @@ class LaborSampler(HopSampler):
     the graph, the options and the arguments of :meth:`sample` (:mod:`featstore.sampling.rng`); it depends on ``index`` as a place
     in the epoch where ``batch_dependency`` is more than 1. Numbers are new in every epoch.
 
-    Whole lists are gone through: a hop costs time in proportion to the degrees of its destinations, about a nanosecond a
-    neighbour (two with ``batch_dependency``). Lists that are not in memory are read whole, in turns of as many ids as the hop is
+    Whole lists are gone through: a hop costs time in proportion to the degrees of its destinations, about half a nanosecond a
+    neighbour (one with ``batch_dependency``). Lists that are not in memory are read whole, in turns of as many ids as the hop is
     expected to have edges, 65,536 at least; a turn is one batch of asynchronous reads.
 
     Thread-safe; scratch memory as with :class:`~featstore.NeighborSampler`. Releases the GIL.

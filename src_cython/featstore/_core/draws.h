@@ -6,6 +6,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "vectors.h"
+
 #define FS_INLINE static inline __attribute__((always_inline))
 #define FS_RARE(condition) __builtin_expect(!!(condition), 0)
 
@@ -116,14 +118,14 @@ static void fs_draw_lanes_plain(const uint64_t *key, const uint32_t *degree, int
 }
 
 #if defined(__x86_64__)
-__attribute__((target("avx2"))) static void fs_draw_lanes_avx2(const uint64_t *key, const uint32_t *degree, int k, int replace,
-                                                               uint8_t (*network)[2], int n_network, fs_u32s *x)
+FS_AVX2 static void fs_draw_lanes_avx2(const uint64_t *key, const uint32_t *degree, int k, int replace, uint8_t (*network)[2],
+                                       int n_network, fs_u32s *x)
 {
     fs_draw_lanes(key, degree, k, replace, network, n_network, x);
 }
 
-__attribute__((target("avx512f,avx512dq,avx512vl,avx512bw,prefer-vector-width=512"))) static void fs_draw_lanes_avx512(
-    const uint64_t *key, const uint32_t *degree, int k, int replace, uint8_t (*network)[2], int n_network, fs_u32s *x)
+FS_AVX512 static void fs_draw_lanes_avx512(const uint64_t *key, const uint32_t *degree, int k, int replace,
+                                           uint8_t (*network)[2], int n_network, fs_u32s *x)
 {
     fs_draw_lanes(key, degree, k, replace, network, n_network, x);
 }
@@ -133,14 +135,9 @@ __attribute__((target("avx512f,avx512dq,avx512vl,avx512bw,prefer-vector-width=51
 static fs_draw_lanes_fn fs_choose_draw_lanes(int level)
 {
 #if defined(__x86_64__)
-    __builtin_cpu_init();
-    if (level >= 2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw"))
-        return fs_draw_lanes_avx512;
-    if (level >= 1 && __builtin_cpu_supports("avx2"))
-        return fs_draw_lanes_avx2;
-#else
-    (void)level;
+    const int vectors = fs_vectors(level);
+    if (vectors)
+        return vectors == 2 ? fs_draw_lanes_avx512 : fs_draw_lanes_avx2;
 #endif
     return fs_draw_lanes_plain;
 }

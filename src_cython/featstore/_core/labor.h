@@ -11,16 +11,14 @@
 
 #include "sampler.h"
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
 enum {
     FS_PIECE = 1024, /* ids compared between two checks for room */
     FS_AHEAD = 4,   /* destinations between asking for the first ids of a list, and comparing them */
+    FS_FORE = 64,    /* ids between asking for an entry of the table, and reading it */
     FS_FIRST = 256,   /* so many are asked for: processors foresee the rest of a long list themselves */
     FS_SPARE = 16,   /* ids written beyond what was taken */
-    FS_SHORT = 16    /* ids of a list that is copied in one vector */
+    FS_SHORT = 16,   /* ids of a list that is copied in one vector */
+    FS_RARELY = 1 << 26 /* where fewer of 2^32 numbers are taken, most vectors have none: there a branch is foreseen */
 };
 
 /* ---------------------------------------------------------------- numbers
@@ -131,22 +129,6 @@ typedef int64_t (*fs_take_fn)(const void *ids, int wide, int64_t n, const fs_num
     const int changes = numbers->changes;                                                  \
     int64_t count = 0, i = 0
 
-#define FS_TAKE(LANES)                                                        \
-    FS_KEYS;                                                                  \
-    typedef uint32_t lanes __attribute__((vector_size(4 * LANES)));           \
-    for (; !wide && i + LANES <= n; i += LANES) {                             \
-        lanes id, x;                                                          \
-        memcpy(&id, (const int32_t *)ids + i, sizeof id);                     \
-        x = id;                                                               \
-        FS_NUMBERS(x)                                                         \
-        const lanes taken = (lanes)(x <= last);                               \
-        for (int l = 0; l < LANES; l++) {                                     \
-            ((uint32_t *)out)[count] = id[l];                                 \
-            count -= (int32_t)taken[l];                                       \
-        }                                                                     \
-    }                                                                         \
-    return fs_take_each(ids, wide, i, n, numbers, last, out, count)
-
 /* One id at a time: the ends of lists, and ids of 8 bytes. */
 FS_INLINE int64_t fs_take_each(const void *ids, int wide, int64_t i, int64_t n, const fs_numbers *numbers, uint32_t last, void *out,
                                int64_t count)
@@ -164,18 +146,105 @@ FS_INLINE int64_t fs_take_each(const void *ids, int wide, int64_t i, int64_t n, 
 
 static int64_t fs_take_plain(const void *ids, int wide, int64_t n, const fs_numbers *numbers, uint32_t last, void *out)
 {
-    FS_TAKE(4);
+    FS_KEYS;
+    typedef uint32_t lanes __attribute__((vector_size(16)));
+    for (; !wide && i + 4 <= n; i += 4) {
+        lanes id, x;
+        memcpy(&id, (const int32_t *)ids + i, sizeof id);
+        x = id;
+        FS_NUMBERS(x)
+        const lanes taken = (lanes)(x <= last);
+        for (int l = 0; l < 4; l++) {
+            ((uint32_t *)out)[count] = id[l];
+            count -= (int32_t)taken[l];
+        }
+    }
+    return fs_take_each(ids, wide, i, n, numbers, last, out, count);
+}
+
+/* Which lanes a mask of 8 keeps, in order, a byte each. Made before the first hop. */
+static uint64_t fs_kept[256];
+
+static void fs_make_kept(void)
+{
+    for (int mask = 0; mask < 256; mask++) {
+        fs_kept[mask] = 0;
+        for (int lane = 7; lane >= 0; lane--)
+            if (mask >> lane & 1)
+                fs_kept[mask] = fs_kept[mask] << 8 | (uint64_t)lane;
+    }
 }
 
 #if defined(__x86_64__)
-__attribute__((target("avx2"))) static int64_t fs_take_avx2(const void *ids, int wide, int64_t n, const fs_numbers *numbers,
-                                                            uint32_t last, void *out)
+#define FS_LOAD8(at) _mm256_loadu_si256((const __m256i *)(at))
+#define FS_MASK8(lanes) (uint32_t)_mm256_movemask_ps((__m256)(lanes))
+
+/* Lanes of x whose number is at most `last`. */
+#define FS_TAKEN8(x) _mm256_cmpeq_epi32(_mm256_min_epu32((__m256i)(x), lasts), (__m256i)(x))
+
+/* The lesser of a source's numbers before and after it changes: one look tells most sources that are not taken. */
+#define FS_LEAST8(x)                                                  \
+    if (changes) {                                                    \
+        lanes y = x;                                                  \
+        FS_HASH(y, late.a, late.b, late.c);                           \
+        FS_HASH(x, early.a, early.b, early.c);                        \
+        x = (lanes)_mm256_min_epu32((__m256i)x, (__m256i)y);          \
+    } else {                                                          \
+        FS_HASH(x, early.a, early.b, early.c);                        \
+    }
+
+/* Write the ids of the lanes in the mask, side by side. */
+#define FS_KEEP8(id, mask)                                                                               \
+    const __m256i kept = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128((int64_t)fs_kept[mask]));                 \
+    _mm256_storeu_si256((__m256i *)((int32_t *)out + count), _mm256_permutevar8x32_epi32(id, kept));      \
+    count += __builtin_popcount(mask)
+
+FS_AVX2 static int64_t fs_take_avx2(const void *ids, int wide, int64_t n, const fs_numbers *numbers, uint32_t last, void *out)
 {
-    FS_TAKE(8);
+    FS_KEYS;
+    typedef uint32_t lanes __attribute__((vector_size(32)));
+    const fs_key late = numbers->late;
+    const int32_t *list = (const int32_t *)ids;
+    const __m256i lasts = _mm256_set1_epi32((int)last), lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    if (wide)
+        return fs_take_each(ids, wide, 0, n, numbers, last, out, 0);
+    for (; last < FS_RARELY && i + 32 <= n; i += 32) {
+        lanes a = (lanes)FS_LOAD8(list + i), b = (lanes)FS_LOAD8(list + i + 8);
+        lanes c = (lanes)FS_LOAD8(list + i + 16), d = (lanes)FS_LOAD8(list + i + 24);
+        __builtin_prefetch(list + i + FS_FIRST);
+        __builtin_prefetch(list + i + FS_FIRST + 16);
+        FS_LEAST8(a)
+        FS_LEAST8(b)
+        FS_LEAST8(c)
+        FS_LEAST8(d)
+        a = (lanes)FS_TAKEN8(a), b = (lanes)FS_TAKEN8(b), c = (lanes)FS_TAKEN8(c), d = (lanes)FS_TAKEN8(d);
+        if (_mm256_testz_si256((__m256i)(a | b | c | d), (__m256i)(a | b | c | d)))
+            continue;
+        for (uint32_t mask = FS_MASK8(a) | FS_MASK8(b) << 8 | FS_MASK8(c) << 16 | FS_MASK8(d) << 24; mask; mask &= mask - 1) {
+            const int32_t id = list[i + __builtin_ctz(mask)];
+            ((int32_t *)out)[count] = id;
+            count += !changes || fs_number_of_source(numbers, (uint64_t)id) <= last;
+        }
+    }
+    for (; i + 8 <= n; i += 8) {
+        const __m256i id = FS_LOAD8(list + i);
+        lanes x = (lanes)id;
+        FS_NUMBERS(x)
+        const uint32_t mask = FS_MASK8(FS_TAKEN8(x));
+        FS_KEEP8(id, mask);
+    }
+    if (i < n) {
+        const __m256i there = _mm256_cmpgt_epi32(_mm256_set1_epi32((int)(n - i)), lane);
+        const __m256i id = _mm256_maskload_epi32(list + i, there);
+        lanes x = (lanes)id;
+        FS_NUMBERS(x)
+        const uint32_t mask = FS_MASK8(_mm256_and_si256(FS_TAKEN8(x), there));
+        FS_KEEP8(id, mask);
+    }
+    return count;
 }
 
-__attribute__((target("avx512f,avx512dq,avx512vl,avx512bw,prefer-vector-width=512"))) static int64_t fs_take_avx512(
-    const void *ids, int wide, int64_t n, const fs_numbers *numbers, uint32_t last, void *out)
+FS_AVX512 static int64_t fs_take_avx512(const void *ids, int wide, int64_t n, const fs_numbers *numbers, uint32_t last, void *out)
 {
     FS_KEYS;
     typedef uint32_t lanes __attribute__((vector_size(64)));
@@ -204,14 +273,9 @@ __attribute__((target("avx512f,avx512dq,avx512vl,avx512bw,prefer-vector-width=51
 static fs_take_fn fs_choose_take(int level)
 {
 #if defined(__x86_64__)
-    __builtin_cpu_init();
-    if (level >= 2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw"))
-        return fs_take_avx512;
-    if (level >= 1 && __builtin_cpu_supports("avx2"))
-        return fs_take_avx2;
-#else
-    (void)level;
+    const int vectors = fs_vectors(level);
+    if (vectors)
+        return vectors == 2 ? fs_take_avx512 : fs_take_avx2;
 #endif
     return fs_take_plain;
 }
@@ -304,12 +368,40 @@ static int fs_choose(fs_layer *layer, const int64_t *degree, const int64_t *plac
     return wants;
 }
 
+/* Number chosen ids, each entry of the table asked for some ids ahead; returns 1, for more room. */
+FS_INLINE int fs_number_ids(fs_hop *hop, const void *chosen, int wide, int exact)
+{
+    int64_t *src = hop->src, *nodes = hop->nodes;
+    uint64_t *table = hop->table;
+    const uint32_t base = hop->base;
+    const fs_shape shape = hop->shape;
+    const int64_t limit = hop->limit, n_edges = hop->n_edges;
+    int64_t e = hop->numbered;
+    uint32_t n = (uint32_t)hop->n_nodes;
+    for (int64_t i = e; i < n_edges && i < e + FS_FORE; i++)
+        __builtin_prefetch(&table[fs_slot(shape, fs_record(chosen, wide, i))], 1);
+    while (e < n_edges) {
+        const int64_t end = n_edges - e < FS_SLICE ? n_edges : e + FS_SLICE;
+        if (FS_RARE((int64_t)n + (end - e) > limit))
+            break;
+        for (; e < end; e++) {
+            const int64_t id = fs_record(chosen, wide, e), ahead = e + FS_FORE < n_edges ? e + FS_FORE : e;
+            uint32_t fresh;
+            __builtin_prefetch(&table[fs_slot(shape, fs_record(chosen, wide, ahead))], 1);
+            src[e] = fs_number_of(table, shape, base, nodes, exact, id, n, &fresh);
+            nodes[n] = id;
+            n += fresh;
+        }
+    }
+    hop->numbered = e;
+    hop->n_nodes = n;
+    return e < n_edges;
+}
+
 /* Number what was taken, and name each edge's destination; returns 1, for more room, and must then be called again. */
 static int fs_number_chosen(fs_hop *hop, const void *chosen, int wide, const int64_t *counts)
 {
-    const fs_shape shape = hop->shape;
-    const uint64_t *table = hop->table;
-    int64_t *src = hop->src, *dst = hop->dst, e = hop->drawn;
+    int64_t *dst = hop->dst, e = hop->drawn;
     for (int64_t i = hop->next_dst; i < hop->n_dst; i++) {
         const int64_t end = e + counts[i];
         if (e + FS_SPARE <= hop->n_edges) { /* what is too many is overwritten */
@@ -323,19 +415,9 @@ static int fs_number_chosen(fs_hop *hop, const void *chosen, int wide, const int
     }
     hop->next_dst = hop->n_dst;
     hop->drawn = e;
-    while (hop->numbered < hop->n_edges) {
-        const int64_t end = hop->n_edges - hop->numbered < FS_SLICE ? hop->n_edges : hop->numbered + FS_SLICE;
-        const int64_t ahead = hop->n_edges - end < FS_SLICE ? hop->n_edges : end + FS_SLICE;
-        for (e = hop->gathered; e < ahead; e++) {
-            const int64_t id = fs_record(chosen, wide, e);
-            __builtin_prefetch(&table[fs_slot(shape, id)], 1);
-            src[e] = id;
-        }
-        hop->gathered = e;
-        if (hop->exact ? fs_number(hop, 1, end) : fs_number(hop, 0, end))
-            return 1;
-    }
-    return 0;
+    if (wide)
+        return hop->exact ? fs_number_ids(hop, chosen, 1, 1) : fs_number_ids(hop, chosen, 1, 0);
+    return fs_number_ids(hop, chosen, 0, 1);
 }
 
 #endif

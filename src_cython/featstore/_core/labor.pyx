@@ -27,6 +27,7 @@ cdef extern from "labor.h" nogil:
     enum:
         FS_PIECE
         FS_SPARE
+    void fs_make_kept() noexcept
     fs_take_fn fs_choose_take(int) noexcept
     void fs_set_numbers(fs_numbers *, uint64_t, uint64_t, uint64_t, uint32_t) noexcept
     void fs_expect(const int64_t *, const int64_t *, int64_t, int64_t, int64_t *, int64_t *, int64_t *) noexcept
@@ -37,6 +38,8 @@ cdef extern from "labor.h" nogil:
 
 # Room that a list of chosen ids needs beyond what is in it, so that a hop goes on.
 STEP = FS_PIECE + FS_SPARE
+
+fs_make_kept()
 
 
 @cython.final
