@@ -11,7 +11,17 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from featstore.cache.base import available_policies, get_policy
-from featstore.cli.arguments import Given, add_opening, add_sampling, disk_size, feature_of, make_sampler, open_graph, positive
+from featstore.cli.arguments import (
+    Given,
+    add_opening,
+    add_sampling,
+    disk_size,
+    feature_of,
+    make_batches,
+    make_sampler,
+    open_graph,
+    positive,
+)
 from featstore.cli.output import print_result
 from featstore.cli.plots import check_plot, draw_estimates, draw_miss_curve, draw_redundancy
 from featstore.cli.recording import record_epoch, seeds_of
@@ -171,8 +181,8 @@ def _redundancy(options: argparse.Namespace) -> int:
     for name in _CACHING:
         if name in given or (name not in ("sizes", "feature") and getattr(options, name)):
             raise ValueError(f"--{name.replace('_', '-')} does not go with --redundancy, which counts rows whatever the cache")
-    for name in sorted({"sampler", "batch_dependency"} & set(given)):
-        why = "both samplers are counted, each batch by itself"
+    for name in sorted({"sampler", "batch_dependency", "batches"} & set(given)):
+        why = "all batches are counted" if name == "batches" else "both samplers are counted, each batch by itself"
         raise ValueError(f"--{name.replace('_', '-')} does not go with --redundancy: {why}; leave it out")
     if options.all and options.max_batches is not None:
         raise ValueError("--all and --max-batches: leave one out")
@@ -198,6 +208,8 @@ def _redundancy(options: argparse.Namespace) -> int:
             seeds_of(graph, options.labels, options.seeds),
             options.batch_size,
             samplers,
+            parts=None if options.parts is None else [options.parts],
+            macro=options.macro,
             seed=options.seed,
             n_batches=None if options.all else options.max_batches or N_BATCHES,
             on_batch=on_batch,
@@ -243,10 +255,8 @@ def _trace(options: argparse.Namespace, graph: OutOfCoreGraph, show: bool) -> It
             trace = record_epoch(
                 graph,
                 make_sampler(graph, options),
-                seeds_of(graph, options.labels, options.seeds),
+                make_batches(graph, options, seeds_of(graph, options.labels, options.seeds)),
                 path,
-                batch_size=options.batch_size,
-                seed=options.seed,
                 max_batches=options.max_batches,
                 disk=DiskBudget(options.disk, "the trace", path if options.save_trace is not None else graph.path),
                 progress=show,
