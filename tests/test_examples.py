@@ -61,6 +61,16 @@ def test_train_sage(tmp_path):
     assert float(printed.split("test accuracy ")[-1].split(",")[0]) > 0.7
 
 
+def test_partition_batches(tmp_path):
+    printed = run("partition_batches.py", "--nodes", 3000, "--batch-size", 50, "--epochs", 3, cwd=tmp_path)
+    found = re.findall(r"^(\w+) +([\d.]+) rows a seed, test accuracy ([\d.]+), ", printed, re.MULTILINE)
+    (random, random_rows, random_accuracy), (partition, rows, accuracy) = found
+    assert (random, partition) == ("random", "partition")
+    assert float(rows) < 0.75 * float(random_rows)
+    assert min(float(random_accuracy), float(accuracy)) > 0.7  # guessing: 0.2
+    assert not [*tmp_path.iterdir()]
+
+
 @pytest.mark.parametrize("options", [["--strategy", "superbatch"], ["--loader", "stores"], ["--loader", "memory"]], ids=str)
 def test_pyg(tmp_path, options):
     common = [tmp_path / "g", "--nodes", 3000, "--batch-size", 100, "--memory", "64MiB", "--num-workers", 0]

@@ -17,7 +17,7 @@ from featstore.errors import BudgetError, StaleError
 from featstore.storage.update import Update
 from featstore.strategies.batchsize import measure
 from featstore.strategies.packsize import estimate_pack
-from featstore.strategies.profile import profile_batches
+from featstore.strategies.profile import Profile, least_batches, pack_trace, profile_batches
 from tests.loaders import make_loader
 
 N, DEGREE, COMMUNITIES = 3_000, 8, 30
@@ -310,3 +310,90 @@ def test_auto_looks_at_several_macro_batches(data: Any) -> None:
         with featstore.Loader(g, featstore.NeighborSampler(g, [3]), batches, strategy="auto") as loader:
             assert loader.stats()["auto"]["taken"]
         assert featstore.RandomBatches([1], 1).together == 1
+
+
+class Counting:
+    """A sampler that notes which batches it samples."""
+
+    fanouts = (3,)
+
+    def __init__(self, g: Any) -> None:
+        self._real, self.sampled = featstore.NeighborSampler(g, [3]), list[int]()
+
+    def sample(self, seeds: Any, epoch: int = 0, index: int = 0) -> Any:
+        if epoch == 0:
+            self.sampled.append(index)
+        return self._real.sample(seeds, epoch=epoch, index=index)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "ahead"),
+    [
+        (featstore.Auto(cache=0.1), range(40)),  # four macro-batches of ten
+        (featstore.Streamed(cache=0.1), range(40)),
+        (featstore.Superbatch(cache=0.1), {0, *(k * 149 // 8 for k in range(1, 9))}),  # nine batches, spread over all
+        (featstore.OnDemand(cache=0.1), {0, *(k * 149 // 8 for k in range(1, 9))}),
+    ],
+    ids=lambda each: getattr(each, "name", ""),
+)
+@pytest.mark.parametrize("shared", [True, False])
+def test_whatever_measured_one_batch_measures_several(data: Any, strategy: Any, ahead: Any, shared: bool) -> None:
+    """Counted: which batches are sampled before the loop begins; of random batches the first, or the first eight."""
+    with featstore.open(data[0], memory="64MiB") as g:
+        batches: Any = featstore.PartitionBatches(g, np.arange(N), 20, macro=2)
+        if not shared:
+            batches = featstore.RandomBatches(np.arange(N), 20)
+        sampler: Any = Counting(g)
+        with featstore.Loader(g, sampler, batches, strategy=strategy) as loader:
+            before = sorted(set(sampler.sampled))
+            spread = sorted({0, *(k * 149 // 8 for k in range(1, 9))})
+            if not shared:
+                assert before == (list(range(len(before))) if len(before) > 1 else [0])
+                assert len(before) == {"auto": 18, "streamed": 8}.get(strategy.name, 1)
+            elif len(ahead) == 40:
+                assert before == sorted({*ahead, *spread})  # measured for the memory first, then judged
+            else:
+                assert before == sorted(ahead) == spread
+            assert sum(1 for _ in loader) == 150
+
+
+def test_a_pack_of_them_is_judged_by_several_macro_batches(data: Any, tmp_path: Path) -> None:
+    with featstore.open(data[0], memory="64MiB") as g:
+        sampler = featstore.NeighborSampler(g, [3])
+        alike = featstore.PartitionBatches(g, np.arange(N), 20, macro=4)
+        for name, batches, together, n in (
+            ("alike", alike, 20, 80),
+            ("random", featstore.RandomBatches(np.arange(N), 20), 1, 18),
+        ):
+            with featstore.sample_offline(g, sampler, batches, path=tmp_path / name, progress=False) as pack:
+                assert (pack.together, pack.record["together"], len(pack_trace(pack))) == (together, together, n)
+                del pack.record["together"]  # as packs have it that were made elsewhere
+                assert pack.together == 2
+                assert len(pack_trace(pack)) == 18
+            with featstore.Loader(g, strategy=featstore.Auto(pack=tmp_path / name, cache=0.1)) as loader:
+                assert loader.stats()["auto"]["taken"]
+
+
+def test_a_small_disk_holds_as_many_batches_as_fit(data: Any) -> None:
+    """Whatever their sizes: by brute force over the sizes of the files. The first batch says nothing about the others."""
+    from featstore.plan.samples import sample_bytes
+
+    with featstore.open(data[0], memory="64MiB") as g:
+        batches = featstore.PartitionBatches(g, np.arange(N), 100, macro=1, shuffle=False)  # from few neighbours to many
+        with featstore.Loader(g, featstore.NeighborSampler(g, [8, 8]), batches) as loader:
+            setup = loader._runner.setup
+            order = setup.batches.epoch(0)
+            sizes = [sample_bytes(order.sample(k), N) for k in range(30)]
+            assert sizes[-1] > 1.25 * sizes[0]
+            counts = set()
+            for room in (sizes[0] + 200, *(sum(sizes[:k]) + 100 + more for k in (2, 5, 7) for more in (-200, 0, 40, 2000))):
+                profile = Profile(setup, f"{g.path}.runs", 8 * room, most=8)
+                file = Path(profile._runs.path) / "profile"
+                assert file.stat().st_size == profile.n_bytes <= room
+                n = profile.n_sampled
+                assert n == 8 or sum(sizes[: n + 1]) + 128 > room
+                counts.add(n)
+                profile.close()
+            assert counts >= {1, 2, 5, 7}
+            assert least_batches() == least_batches(2) == 8
+            assert least_batches(3) == 12

@@ -7,25 +7,31 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from featstore.cli.packs import is_pack
 from featstore.config import parse_disk, parse_size
 from featstore.errors import OptionError
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.feature import FeatureStore
 from featstore.sampling.batch import Sampler
+from featstore.sampling.batches import Batches, RandomBatches
 from featstore.sampling.labor import LaborSampler
 from featstore.sampling.neighbor import NeighborSampler
+from featstore.sampling.partitionbatches import PartitionBatches
 from featstore.strategies.base import Strategy
 from featstore.strategies.options import CACHE, DISK, options_of
 from featstore.strategies.registry import available_strategies, find_strategy
 
 __all__ = [
+    "BATCHES",
     "Given",
     "add_opening",
     "add_sampling",
     "add_strategy_options",
     "disk_size",
     "feature_of",
+    "make_batches",
     "make_sampler",
     "open_graph",
     "opening",
@@ -36,6 +42,7 @@ __all__ = [
     "typed",
 ]
 
+BATCHES = ("batches", "parts", "macro")  # options that say which seeds form which batch
 BUILT_IN = ("ondemand", "superbatch", "ginex", "streamed", "packed", "auto")
 
 
@@ -115,6 +122,26 @@ def add_sampling(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *, m
             type=positive,
             metavar="N",
             help="batches that share their neighbours, too (with --sampler labor; default: 1, none)",
+        ),
+        parser.add_argument(
+            "--batches",
+            action=Given,
+            choices=["random", "partition"],
+            default="random",
+            help="random (default), or partition: seeds of few parts, so that fewer rows are read (see featstore partition)",
+        ),
+        parser.add_argument(
+            "--parts",
+            action=Given,
+            metavar="NAME",
+            help="parts that the dataset keeps (with --batches partition; default: the last)",
+        ),
+        parser.add_argument(
+            "--macro",
+            action=Given,
+            type=positive,
+            metavar="N",
+            help="parts that are mixed (with --batches partition; default: as many as hold two batches of seeds)",
         ),
         parser.add_argument("--batch-size", action=Given, type=positive, default=1000, help="seeds a batch (default: 1000)"),
         parser.add_argument("--seed", action=Given, type=int, default=0, help="of weights, order and sampling (default: 0)"),
@@ -217,6 +244,31 @@ def make_sampler(graph: OutOfCoreGraph, options: argparse.Namespace) -> Sampler:
     if options.sampler == "labor":
         return LaborSampler(graph, options.fanouts, options.batch_dependency or 1, options.seed)
     return NeighborSampler(graph, options.fanouts, seed=options.seed)
+
+
+def make_batches(graph: OutOfCoreGraph, options: argparse.Namespace, seeds: torch.Tensor) -> Batches:
+    """Make the batches of seeds that :func:`add_sampling`'s options describe.
+
+    Raises
+    ------
+    ValueError
+        The dataset keeps no parts, or none of that name; an option goes with partition batches alone.
+    StaleError, BudgetError, CorruptionError, OSError
+        From reading the parts.
+    """
+    if options.batches == "random":
+        for name in ("parts", "macro"):
+            if getattr(options, name) is not None:
+                raise ValueError(f"--{name} goes with --batches partition, not random")
+        return RandomBatches(seeds, options.batch_size, seed=options.seed)
+    kept = graph.parts()
+    if not kept:
+        raise ValueError(
+            f"--batches partition: {graph.path} keeps no parts; make some with: featstore partition {graph.path} PARTS"
+        )
+    if options.parts is not None and options.parts not in kept:
+        raise ValueError(f"--parts: {graph.path} keeps no {options.parts!r}; it keeps {', '.join(map(repr, kept))}")
+    return PartitionBatches(graph, seeds, options.batch_size, options.parts, options.macro, seed=options.seed)
 
 
 def feature_of(options: argparse.Namespace, graph: OutOfCoreGraph) -> FeatureStore:

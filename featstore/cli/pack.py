@@ -11,11 +11,13 @@ from typing import Any
 
 from featstore.cache.base import get_policy
 from featstore.cli.arguments import (
+    BATCHES,
     Given,
     add_opening,
     add_sampling,
     disk_size,
     feature_of,
+    make_batches,
     make_sampler,
     open_graph,
     positive,
@@ -143,25 +145,25 @@ def _pack_dataset(
         check_given(pack, options, ["fanouts", "batch_size", "epochs", "seed"])
         if options.seeds is not None:
             raise ValueError(f"--seeds {options.seeds}: --add-layout packs the samples that are there; leave one out")
+        for name in sorted({*BATCHES} & set(getattr(options, "given", ()))):
+            raise ValueError(f"--{name}: --add-layout packs the samples that are there; leave one out")
     elif os.path.lexists(target) and not options.overwrite:
         if not os.path.lexists(os.path.join(target, RECORD)):
             raise ValueError(f"{path} is there already, and is no pack")
         raise ValueError(f"{path} is there already: --add-layout packs its samples, --overwrite samples anew")
     else:
         _check_packing(g, options)
-        seeds = seeds_of(g, options.labels, options.seeds)
-        asked = {**_asked(options, labels), "seed": options.seed}
-        estimate = estimate_pack(g, sampler, seeds, options.batch_size, options.epochs, target, disk=disk, **asked)
+        batches = make_batches(g, options, seeds_of(g, options.labels, options.seeds))
+        estimate = estimate_pack(g, sampler, batches, None, options.epochs, target, disk=disk, **_asked(options, labels))
         _say(estimate, show)
         estimate.check()
         pack = sample_offline(
             g,
             sampler,
-            seeds,
-            options.batch_size,
+            batches,
+            None,
             options.epochs,
             target,
-            seed=options.seed,
             overwrite=options.overwrite,
             disk=disk,
             progress=show,

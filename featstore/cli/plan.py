@@ -11,9 +11,19 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from featstore.cache.base import available_policies, get_policy
-from featstore.cli.arguments import add_opening, add_sampling, disk_size, feature_of, make_sampler, open_graph, positive
+from featstore.cli.arguments import (
+    Given,
+    add_opening,
+    add_sampling,
+    disk_size,
+    feature_of,
+    make_batches,
+    make_sampler,
+    open_graph,
+    positive,
+)
 from featstore.cli.output import print_result
-from featstore.cli.plots import check_plot, draw_estimates, draw_miss_curve
+from featstore.cli.plots import check_plot, draw_estimates, draw_miss_curve, draw_redundancy
 from featstore.cli.recording import record_epoch, seeds_of
 from featstore.config import format_size
 from featstore.graph.dataset import OutOfCoreGraph
@@ -21,7 +31,9 @@ from featstore.graph.progress import Bar
 from featstore.plan.choice import choose, copy_bandwidth, observe
 from featstore.plan.cost import ONLINE, Machine
 from featstore.plan.misscurve import DEFAULT_SIZES, Step, miss_curve, parse_sizes
+from featstore.plan.redundancy import N_BATCHES, redundancy
 from featstore.plan.trace import Trace
+from featstore.sampling.labor import LaborSampler
 from featstore.storage.drive import drive_speed
 from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.strategies.actual import kept_runs, runs_table
@@ -36,12 +48,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--simulate", action="store_true", help="rows loaded against cache size, for all policies")
     what.add_argument("--explain", action="store_true", help="estimated seconds of every strategy, and which strategy=auto takes")
+    what.add_argument(
+        "--redundancy",
+        action="store_true",
+        help="rows requested a seed by random batches, contiguous ranges and kept parts, with neighbour sampling and with labor",
+    )
     parser.add_argument("--epochs", type=positive, help="with --explain: epochs to come (default: 1)")
     parser.add_argument("--length", type=positive, metavar="N", help="with --explain: batches a superbatch")
     parser.add_argument(
         "--measure", action="store_true", help="with --explain: measure the drive again, whatever the catalog says (once a day)"
     )
-    parser.add_argument("--feature", default="x", help="feature (default: x)")
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help=f"with --redundancy: count all batches of an epoch (default: {N_BATCHES} of them, or --max-batches)",
+    )
+    parser.add_argument("--feature", action=Given, default="x", help="feature (default: x)")
     sampling = parser.add_argument_group("what is recorded: an epoch of featstore train, which takes the same options")
     parser.set_defaults(sampling=add_sampling(sampling))
     sampling.add_argument("--seeds", metavar="NAME", help="node data with the seeds (default: train_idx or train_mask)")
@@ -50,6 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trace", metavar="FILE", help="simulate a recorded trace, of featstore.plan.trace or --save-trace")
     parser.add_argument(
         "--sizes",
+        action=Given,
         default=DEFAULT_SIZES,
         help="cache sizes: shares of the rows (5%%), rows (20000) or memory (1GiB), with commas between "
         f"(default: {DEFAULT_SIZES.replace('%', '%%')})",
@@ -59,7 +82,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Simulate policies, or explain what every strategy would take."""
+    """Simulate policies, explain what every strategy would take, or count what batches request."""
+    if options.redundancy:
+        return _redundancy(options)
+    if options.all:
+        raise ValueError("--all goes with --redundancy: an epoch is recorded whole, or as far as --max-batches says")
     if options.explain:
         return _explain(options)
     for name, why in _EXPLAINING.items():
@@ -149,6 +176,57 @@ def _explain(options: argparse.Namespace) -> int:
     return 0
 
 
+def _redundancy(options: argparse.Namespace) -> int:
+    given = getattr(options, "given", ())
+    for name in _CACHING:
+        if name in given or (name not in ("sizes", "feature") and getattr(options, name)):
+            raise ValueError(f"--{name.replace('_', '-')} does not go with --redundancy, which counts rows whatever the cache")
+    for name in sorted({"sampler", "batch_dependency", "batches"} & set(given)):
+        why = "all batches are counted" if name == "batches" else "both samplers are counted, each batch by itself"
+        raise ValueError(f"--{name.replace('_', '-')} does not go with --redundancy: {why}; leave it out")
+    if options.all and options.max_batches is not None:
+        raise ValueError("--all and --max-batches: leave one out")
+    if options.plot is not None:
+        check_plot(options.plot)
+    show = sys.stderr.isatty() and not options.json
+    with open_graph(options.path, options) as graph, ExitStack() as stack:
+        samplers = {
+            "neighbor": make_sampler(graph, options),
+            "labor": LaborSampler(graph, options.fanouts, seed=options.seed),
+        }
+        bar: Bar | None = None
+
+        def on_batch(done: int, total: int) -> None:
+            nonlocal bar
+            if show and bar is None:
+                bar = stack.enter_context(Bar(total=total, desc="sampling", unit="batch", leave=False, file=sys.stderr))
+            if bar is not None:
+                bar.update(done - bar.n)
+
+        found = redundancy(
+            graph,
+            seeds_of(graph, options.labels, options.seeds),
+            options.batch_size,
+            samplers,
+            parts=None if options.parts is None else [options.parts],
+            macro=options.macro,
+            seed=options.seed,
+            n_batches=None if options.all else options.max_batches or N_BATCHES,
+            on_batch=on_batch,
+        )
+    fanouts = ",".join(map(str, options.fanouts))
+    result = {"path": os.fspath(options.path), "fanouts": options.fanouts, "seed": options.seed, **found.to_dict()}
+    result["plot"] = options.plot
+    text = f"{options.path}: fan-outs {fanouts}\n{found.table()}"
+    if found.n_counted < found.n_batches:
+        text += "\n--all counts every batch"
+    if options.plot is not None:
+        draw_redundancy(found, options.plot, f"{os.path.basename(os.path.abspath(options.path))}, fan-outs {fanouts}")
+        text += f"\ndrawn: {options.plot}"
+    print_result(options, result, text)
+    return 0
+
+
 @contextmanager
 def _trace(options: argparse.Namespace, graph: OutOfCoreGraph, show: bool) -> Iterator[Trace]:
     """Open the trace that was named, or record one, which is kept or goes with the run files."""
@@ -177,10 +255,8 @@ def _trace(options: argparse.Namespace, graph: OutOfCoreGraph, show: bool) -> It
             trace = record_epoch(
                 graph,
                 make_sampler(graph, options),
-                seeds_of(graph, options.labels, options.seeds),
+                make_batches(graph, options, seeds_of(graph, options.labels, options.seeds)),
                 path,
-                batch_size=options.batch_size,
-                seed=options.seed,
                 max_batches=options.max_batches,
                 disk=DiskBudget(options.disk, "the trace", path if options.save_trace is not None else graph.path),
                 progress=show,
@@ -190,6 +266,7 @@ def _trace(options: argparse.Namespace, graph: OutOfCoreGraph, show: bool) -> It
 
 
 _RECORDING = ("seeds", "save_trace", "disk")
+_CACHING = ("epochs", "length", "measure", "trace", "save_trace", "disk", "policies", "sizes", "feature")
 _EXPLAINING = {
     "measure": "a simulation needs no drive",
     "epochs": "one epoch is simulated",

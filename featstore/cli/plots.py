@@ -13,11 +13,12 @@ from featstore.config import format_size
 from featstore.errors import MissingExtraError
 from featstore.plan.choice import Choice
 from featstore.plan.misscurve import MissCurve
+from featstore.plan.redundancy import Redundancy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["check_plot", "draw_estimates", "draw_miss_curve"]
+__all__ = ["check_plot", "draw_estimates", "draw_miss_curve", "draw_redundancy"]
 
 COLORS = ("#4c72b0", "#dd8452", "#55a868", "#c44e52", "#8172b3", "#937860", "#da8bc3", "#8c8c8c", "#ccb974", "#64b5cd")
 MARKERS = "osD^vP<>Xh"
@@ -189,3 +190,39 @@ def _label_sizes(axes: Axes, shares: Any, curve: MissCurve, row_bytes: int) -> N
     labels = [f"{shares[i]:.3g} %\n{_short(curve.sizes[i])} rows\n{format_size(n_bytes[i])}" for i in chosen]
     axes.set_xticks(shares[chosen], labels, fontsize=8.5)
     axes.set_xticks([], minor=True)
+
+
+def draw_redundancy(found: Redundancy, path: str | os.PathLike[str], title: str = "") -> None:
+    """Draw rows requested a seed, a group of bars for each way of making batches, a bar a sampler.
+
+    Parameters
+    ----------
+    found : Redundancy
+    path : path-like
+        Checked by :func:`check_plot`; the name's ending says the format.
+    title : str
+        What was counted.
+    """
+    from matplotlib.figure import Figure
+
+    labels, samplers = (list(dict.fromkeys(getattr(way, name) for way in found.ways)) for name in ("label", "sampler"))
+    figure = Figure(figsize=(9.5, 1.6 + 0.35 * len(found.ways)), layout="constrained", dpi=130)
+    axes: Axes = figure.add_subplot()
+    height = 0.8 / len(samplers)
+    for i, sampler in enumerate(samplers):
+        ways = [way for way in found.ways if way.sampler == sampler]
+        places = [labels.index(way.label) - 0.4 + (i + 0.5) * height for way in ways]
+        bars = axes.barh(places, [way.ratio for way in ways], 0.92 * height, color=COLORS[i % len(COLORS)], label=sampler)
+        texts = [f"{way.ratio:.1f}" + ("" if way is found.ways[0] else f"  ({found.against(way) - 1:+.0%})") for way in ways]
+        axes.bar_label(bars, texts, padding=4, fontsize=9)
+    axes.set_yticks(range(len(labels)), labels)
+    axes.invert_yaxis()
+    axes.margins(x=0.14)
+    axes.set_xlim(left=0)
+    axes.set_xlabel("rows requested a seed (redundancy ratio)")
+    axes.grid(axis="x", color="0.9", linewidth=0.8)
+    axes.set_axisbelow(True)
+    counted = f"{found.n_counted:,} of {found.n_batches:,} batches of {found.batch_size:,} seeds"
+    axes.set_title(f"{title}\n{counted}" if title else counted, fontsize=11)
+    figure.legend(loc="outside right upper", frameon=False, fontsize=9, title="sampler")
+    figure.savefig(os.fspath(path))

@@ -11,7 +11,7 @@ from featstore.cli.training import no_seeds, split_seeds
 from featstore.graph.progress import Bar
 from featstore.plan.trace import Trace, record
 from featstore.sampling.batch import Sampler
-from featstore.sampling.batches import RandomBatches, check_seeds
+from featstore.sampling.batches import Batches, check_seeds
 from featstore.storage.rundir import DiskBudget
 
 if TYPE_CHECKING:
@@ -52,26 +52,22 @@ def seeds_of(g: OutOfCoreGraph, labels: str, name: str | None = None) -> torch.T
 def record_epoch(
     g: OutOfCoreGraph,
     sampler: Sampler,
-    seeds: torch.Tensor,
+    batches: Batches,
     path: str,
     *,
-    batch_size: int,
-    seed: int = 0,
     max_batches: int | None = None,
     disk: DiskBudget | None = None,
     progress: bool = False,
 ) -> Trace:
-    """Sample the first epoch as a :class:`~featstore.Loader` with these options would, and write its rows to a trace file.
+    """Sample the first epoch as a :class:`~featstore.Loader` of these batches would, and write its rows to a trace file.
 
     Parameters
     ----------
     g : OutOfCoreGraph
     sampler : Sampler
-    seeds : int64 tensor, shape (n,)
+    batches : Batches
     path : str
         The file to make.
-    batch_size, seed : int
-        As of a loader.
     max_batches : int, optional
         Record so many batches at most.
     disk : DiskBudget, optional
@@ -83,7 +79,6 @@ def record_epoch(
     OSError
         The file cannot be written, or is there already.
     """
-    batches = RandomBatches(seeds, batch_size, seed=seed)
     with g.budget.reserve("loader order", batches.nbytes):
         order = batches.epoch(0)
         numbers = range(len(order) if max_batches is None else min(len(order), max_batches))

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -15,11 +16,13 @@ from tqdm import tqdm
 
 from featstore.cache.base import get_policy
 from featstore.cli.arguments import (
+    BATCHES,
     BUILT_IN,
     Given,
     add_opening,
     add_sampling,
     add_strategy_options,
+    make_batches,
     make_sampler,
     open_graph,
     opening,
@@ -143,6 +146,9 @@ def train_as_asked(path: str | os.PathLike[str], options: argparse.Namespace, *,
     is_alone = is_pack(path)
     if is_alone:
         _in_place_of_its_dataset(path, options)
+    if options.pack is not None:
+        for name in sorted({*BATCHES} & set(getattr(options, "given", ()))):
+            raise ValueError(f"--{name} goes with batches that are drawn now: {options.pack} is a pack, which runs its own")
     loader_options = _loader_options(options)
     with ExitStack() as stack:
         graph: OutOfCoreGraph | PackedGraph
@@ -168,6 +174,7 @@ def train_as_asked(path: str | os.PathLike[str], options: argparse.Namespace, *,
             epochs=options.epochs,
             batch_size=options.batch_size,
             seed=options.seed,
+            batches=None if isinstance(graph, PackedGraph) else partial(make_batches, graph, options),
             max_batches=options.max_batches,
             progress=sys.stderr.isatty() and not quiet,
             on_epoch=None if quiet else _say,

@@ -18,6 +18,7 @@ from featstore.load.loader import Loader
 from featstore.load.minibatch import MiniBatch
 from featstore.pack.packgraph import PackedGraph
 from featstore.sampling.batch import Sampler
+from featstore.sampling.batches import Batches
 from featstore.strategies.registry import get_strategy
 
 if TYPE_CHECKING:
@@ -142,6 +143,7 @@ def train(
     epochs: int = 2,
     batch_size: int = 1000,
     seed: int = 0,
+    batches: Callable[[torch.Tensor], Batches] | None = None,
     max_batches: int | None = None,
     max_seconds: float | None = None,
     held_out: Sequence[str] = ("val", "test"),
@@ -167,6 +169,9 @@ def train(
         Adam; one batch of the loader a step.
     seed : int
         Of weights, dropout and the order of the seeds.
+    batches : callable, optional
+        Given the training seeds, returns their batches; by default random ones of ``batch_size``, their order given by ``seed``.
+        Accuracy is measured in batches of ``batch_size`` all the same. Not asked with a pack, which has batches of its own.
     max_batches : int, optional
         Stop an epoch after so many batches.
     max_seconds : float, optional
@@ -216,10 +221,12 @@ def train(
     deadline = float("inf") if max_seconds is None else time.perf_counter() + max_seconds
     strategy = get_strategy(options.get("strategy", "ondemand"))
     if not is_pack and getattr(strategy, "pack", None) is None:
-        options |= {"sampler": sampler, "seeds": seeds["train"]}
-        of_training = common
+        assert seeds["train"] is not None
+        options |= {"sampler": sampler, "seeds": seeds["train"] if batches is None else batches(seeds["train"])}
+        has_size = batches is None
     else:
-        of_training = {name: value for name, value in common.items() if name != "batch_size"}  # a pack has batches of its own
+        has_size = False  # a pack has batches of its own
+    of_training = {name: value for name, value in common.items() if has_size or name != "batch_size"}
     with Loader(g, **of_training, **options) as loader:
         for epoch in range(epochs):
             begin = time.perf_counter()

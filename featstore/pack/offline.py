@@ -25,7 +25,7 @@ from featstore.pack.record import NODE_DATA, PACK_VERSION, RECORD, SAMPLES, Offl
 from featstore.pack.verify import verify_pack
 from featstore.plan.samples import SampleWriter
 from featstore.sampling.batch import SampledBatch, Sampler
-from featstore.sampling.batches import Batches, as_batches
+from featstore.sampling.batches import Batches, as_batches, together_of
 from featstore.sampling.foreign import adjacency_of, as_sampled, checked_sampler, has_own_seeds
 from featstore.storage.builddir import BuildDirectory
 from featstore.storage.rundir import DiskBudget
@@ -50,8 +50,8 @@ class Pack(OfflineSamples):
     path : str
     record : dict
         The options that it was made with: ``num_nodes``, ``epochs``, ``batches`` (of an epoch), ``batch_size``, ``drop_last``,
-        ``seed``, ``fanouts`` (None if the sampler has no such attribute), ``made_of``. Also ``node_data``, the files of node data
-        that it carried when it was opened.
+        ``seed``, ``fanouts`` (None if the sampler has no such attribute), ``together`` (consecutive batches that are alike),
+        ``made_of``. Also ``node_data``, the files of node data that it carried when it was opened.
 
     Raises
     ------
@@ -197,6 +197,7 @@ def sample_offline(
             "drop_last": bool(getattr(batcher, "drop_last", drop_last)),
             "fanouts": _fanouts(sampler, n_hops if n_batches else None),
             "seed": int(getattr(batcher, "seed", seed)),
+            "together": together_of(batcher),
             "samples": file_id,
             "made_of": adjacency_of(g),
             NODE_DATA: {},

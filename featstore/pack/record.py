@@ -16,6 +16,7 @@ from featstore.errors import CorruptionError, FormatError, StaleError, VersionEr
 from featstore.gather.buffers import BufferPool
 from featstore.plan.samples import SampleFile
 from featstore.sampling.batch import SampledBatch
+from featstore.sampling.batches import UNKNOWN_TOGETHER
 from featstore.sampling.foreign import adjacency_of
 from featstore.storage.directory import OpenDirectory, with_directory
 from featstore.storage.rundir import DiskBudget
@@ -109,6 +110,11 @@ class OfflineSamples:
     def n_batches(self) -> int:
         """Batches of an epoch."""
         return int(self.record["batches"])
+
+    @property
+    def together(self) -> int:
+        """Consecutive batches that are alike, see :class:`~featstore.Batches`; 2 where the record does not say."""
+        return int(self.record.get("together", UNKNOWN_TOGETHER))
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:

@@ -12,7 +12,9 @@ import torch
 
 from featstore.config import check_at_least, check_flag
 
-__all__ = ["Batches", "EpochSeeds", "RandomBatches", "as_batches", "check_seeds", "cut", "together_of"]
+__all__ = ["UNKNOWN_TOGETHER", "Batches", "EpochSeeds", "RandomBatches", "as_batches", "check_seeds", "cut", "together_of"]
+
+UNKNOWN_TOGETHER = 2  # consecutive batches that are alike, where nobody says: not one batch tells of all
 
 
 def check_seeds(seeds: torch.Tensor | npt.NDArray[Any] | Sequence[int], num_nodes: int | None = None) -> torch.Tensor:
@@ -204,7 +206,7 @@ class _Cut:
 
 def together_of(batches: Any) -> int:
     """Return how many consecutive batches are alike; 1 where each is drawn from all seeds, 2 where that is unknown."""
-    return int(getattr(batches, "together", 2))
+    return int(getattr(batches, "together", UNKNOWN_TOGETHER))
 
 
 def as_batches(

@@ -8,9 +8,10 @@ from featstore.cache.base import get_policy
 from featstore.cache.table import FeatureCache
 from featstore.errors import BudgetError
 from featstore.plan.choice import observe
+from featstore.sampling.batches import together_of
 from featstore.strategies.caches import size_caches
 from featstore.strategies.memory import Memory
-from featstore.strategies.profile import LEAST_BATCHES, Profile
+from featstore.strategies.profile import Profile, least_batches
 from featstore.strategies.setup import Planning, Setup
 
 __all__ = ["look_ahead", "rows_in_memory"]
@@ -32,7 +33,7 @@ def look_ahead(setup: Setup, planning: Planning, capacity: int) -> tuple[Profile
         return None, 1.0
     profile = None
     try:
-        profile = Profile(setup, planning.run_dir, planning.disk, LEAST_BATCHES)
+        profile = Profile(setup, planning.run_dir, planning.disk, least_batches(together_of(setup.batches)))
         trace, n_batches = profile.trace(), len(setup.batches)
         return profile, observe(trace, row_bytes=1, capacity=capacity, budget=setup.graph.budget, n_batches=n_batches).miss_share
     except BaseException as error:

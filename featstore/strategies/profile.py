@@ -8,19 +8,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from featstore.pack.offline import Pack, in_order
-from featstore.plan.samples import SampleFile, SampleWriter
+from featstore.plan.samples import SampleFile, SampleWriter, sample_bytes
 from featstore.plan.trace import Trace
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.drawn import DerivedBatches, SampledEpoch
 from featstore.storage.rundir import DiskBudget, RunDirectory, finalize_here
 from featstore.strategies.setup import Setup
 
-__all__ = ["LEAST_BATCHES", "Profile", "pack_trace", "profile_batches"]
+__all__ = ["LEAST_BATCHES", "Profile", "least_batches", "pack_trace", "profile_batches"]
 
 LEAST_BATCHES, MOST_BATCHES = 8, 32
 MACROS = 4  # rows of batches that are alike
 EPOCH_SHARE = 8  # one batch of so many
 DISK_SHARE = 8  # of the disk: the rest is the strategy's
+TAIL_BYTES = 128  # of a file, beside its arrays and their entries in the index, at most
+
+
+def least_batches(together: int = 1) -> int:
+    """Return how many batches are looked at, at the least: eight, and four rows of ``together`` batches that are alike."""
+    return max(LEAST_BATCHES, MACROS * together)
 
 
 def profile_batches(n_batches: int, together: int = 1) -> int:
@@ -28,7 +34,7 @@ def profile_batches(n_batches: int, together: int = 1) -> int:
 
     Where ``together`` batches in a row are alike, more where four such rows are more.
     """
-    return min(n_batches, max(MACROS * together, min(MOST_BATCHES, max(LEAST_BATCHES, n_batches // EPOCH_SHARE))))
+    return min(n_batches, max(least_batches(together), min(MOST_BATCHES, n_batches // EPOCH_SHARE)))
 
 
 class Profile(DerivedBatches):
@@ -78,17 +84,14 @@ class Profile(DerivedBatches):
         try:
             begin = time.perf_counter()
             most = min(len(order), most or profile_batches(len(order), self.together))
-            batches = in_order(order.sample, most, setup.threads, self._pool)
-            first = next(batches)
+            batches, needed = in_order(order.sample, most, setup.threads, self._pool), TAIL_BYTES
             with SampleWriter(self._runs.file("profile"), self._n_nodes, accounts) as writer:
-                writer.add(first)
-                # Batches differ in size by a few percent.
-                room = most if accounts.total is None else int(accounts.total / (1.25 * max(1, accounts.used)))
-                del first
-                for count, sampled in enumerate(batches, 2):
-                    if count > room:
-                        break
+                for count, sampled in enumerate(batches):
+                    needed += sample_bytes(sampled, self._n_nodes)
+                    if count and accounts.total is not None and needed > accounts.total:
+                        break  # each is asked for its own bytes: batches may differ in size
                     writer.add(sampled)
+                    del sampled  # or the next would have to fit beside it
                 batches.close()
                 self._file = writer.finish_samples()
             self.sample_s = time.perf_counter() - begin
@@ -171,5 +174,5 @@ def _forget(file: SampleFile, runs: RunDirectory) -> None:
 
 def pack_trace(pack: Pack) -> Trace:
     """Return the rows of a pack's first batches, as many as are looked at of an epoch."""
-    n = profile_batches(pack.n_batches)
+    n = profile_batches(pack.n_batches, pack.together)
     return Trace.reading(pack.ids, pack.lengths[:n], pack.num_nodes)

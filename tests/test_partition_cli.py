@@ -1,0 +1,153 @@
+"""Batches from parts on the command line: training under every strategy, packs, plans; what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import featstore
+from featstore.cli.main import main
+
+N, COMMUNITIES, CLASSES, DEGREE = 1_500, 15, 3, 6
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.set_num_threads(n_threads)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Communities with shuffled ids, their classes as labels and in the features; two assignments, the better one kept last."""
+    path = tmp_path_factory.mktemp("of") / "g"
+    rng = np.random.default_rng(0)
+    community = rng.permutation(np.arange(N) % COMMUNITIES)
+    members = [np.flatnonzero(community == c) for c in range(COMMUNITIES)]
+    lists = [np.where(rng.random(DEGREE) < 0.1, rng.integers(0, N, DEGREE), rng.choice(members[c], DEGREE)) for c in community]
+    y = community % CLASSES
+    x = (np.eye(CLASSES, 8)[y] + rng.standard_normal((N, 8))).astype(np.float32)
+    order = rng.permutation(N)
+    node_data = {"y": y, "train_idx": order[:800], "val_idx": order[800:1000]}
+    indptr = np.arange(0, DEGREE * N + 1, DEGREE)
+    with featstore.OutOfCoreGraph.create(path, indptr, np.concatenate(lists), {"x": x}, node_data, progress=False) as g:
+        featstore.partition(g, 5, "random", name="drawn", progress=False)
+        featstore.partition(g, method=community, name="planted", progress=False)
+    return path
+
+
+COMMON = ["--batch-size", "40", "--fanouts", "4,3", "--seed", "5"]
+TRAINING = [*COMMON, "--epochs", "2", "--hidden", "8", "--lr", "0.02", "--memory", "64MiB"]
+
+
+def run(capsys: pytest.CaptureFixture[str], command: str, path: object, *options: object) -> dict[str, Any]:
+    assert main([command, str(path), *map(str, options), "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_every_strategy_has_the_same_losses(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And the same accuracy: validation runs in batches of its own."""
+    plain = run(capsys, "train", data, *TRAINING, "--batches", "partition")
+    assert len(plain["losses"]) == 40
+    assert plain["epochs"][-1]["val_accuracy"] > 0.6
+    looking_ahead = ["--cache", "0.1", "--length", "7"]
+    for strategy in (
+        ["--cache", "0.1", "--policy", "sieve"],
+        ["--strategy", "superbatch", *looking_ahead],
+        ["--strategy", "ginex", *looking_ahead],
+        ["--strategy", "streamed", *looking_ahead],
+        ["--strategy", "auto", "--cache", "0.1"],
+    ):
+        found = run(capsys, "train", data, *TRAINING, "--batches", "partition", *strategy)
+        assert found["losses"] == plain["losses"], strategy
+        assert found["stats"]["rows"] == plain["stats"]["rows"]
+        drop = lambda each: [{**epoch, "seconds": 0} for epoch in each["epochs"]]  # noqa: E731
+        assert drop(found) == drop(plain)
+    pack = tmp_path / "pack"
+    made = run(capsys, "pack", data, pack, *COMMON, "--epochs", 2, "--batches", "partition")
+    assert (made["batches"], made["rows"]) == (20, plain["stats"]["rows"])
+    packed = ["--epochs", "2", "--hidden", "8", "--lr", "0.02", "--seed", "5", "--memory", "64MiB"]
+    assert run(capsys, "train", data, *packed, "--strategy", "packed", "--pack", pack)["losses"] == plain["losses"]
+    assert run(capsys, "train", pack, *packed)["losses"] == plain["losses"]
+    default = run(capsys, "train", data, *TRAINING)
+    assert default["losses"] == run(capsys, "train", data, *TRAINING, "--batches", "random")["losses"] != plain["losses"]
+    assert plain["stats"]["rows"] < 0.8 * default["stats"]["rows"]
+
+
+def test_what_is_planned_is_what_training_requests(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """For each choice of parts and macro-batches, by three commands, and by the batches themselves."""
+    for parts, macro in ((None, None), ("drawn", None), (None, 3), ("drawn", 5)):
+        options = ["--parts", parts] * (parts is not None) + ["--macro", macro] * (macro is not None)
+        counted = run(capsys, "plan", data, "--redundancy", *COMMON, "--all", *options)
+        name = parts or "planted"
+        (way,) = [way for way in counted["ways"] if (way["parts"], way["sampler"]) == (name, "neighbor")]
+        assert {way["parts"] for way in counted["ways"]} == {None, *([parts] if parts else ["drawn", "planted"])}
+        chosen = ["--batches", "partition", *options]
+        planned = run(capsys, "plan", data, "--simulate", *COMMON, *chosen, "--policies", "belady", "--sizes", "10%")
+        trained = run(capsys, "train", data, *TRAINING, "--epochs", 1, *chosen)
+        with featstore.open(data) as g:
+            ids = g.node_data["train_idx"]
+            batches = featstore.PartitionBatches(g, ids, 40, name, macro, seed=5)
+            sampler, order = featstore.NeighborSampler(g, [4, 3], seed=5), batches.epoch(0)
+            rows = sum(len({*sampler.sample(order.seeds(k), 0, k).input_ids.tolist()}) for k in range(20))
+        assert rows == way["rows"] == planned["rows_asked_for"] == trained["stats"]["rows"], options
+        assert way["macro"] == batches.macro
+
+
+def test_explain_takes_them(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = run(capsys, "plan", data, "--explain", *COMMON, "--batches", "partition", "--sizes", "10%")
+    assert found["choices"][0]["taken"]
+
+
+def test_where_nothing_is_kept(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, bare, pack = tmp_path / "with", tmp_path / "bare", tmp_path / "pack"
+    shutil.copytree(data, path)
+    rng = np.random.default_rng(0)
+    node_data = {"y": np.zeros(9, np.int64), "train_idx": np.arange(9)}
+    x = np.zeros((9, 2), np.float32)
+    edges = rng.integers(0, 9, (2, 20))
+    featstore.OutOfCoreGraph.from_edge_index(bare, edges, 9, {"x": x}, node_data, progress=False).close()
+    run(capsys, "pack", path, pack, *COMMON)
+    no_parts = f"--batches partition: {bare} keeps no parts; make some with: featstore partition {bare} PARTS"
+    for arguments, message in [
+        (["train", bare, "--batches", "partition"], no_parts),
+        (["plan", bare, "--simulate", "--batches", "partition"], no_parts),
+        (["pack", bare, tmp_path / "p", "--batches", "partition"], no_parts),
+        (["train", path, "--batches", "partition", "--parts", "x"], f"--parts: {path} keeps no 'x'; it keeps 'drawn', 'planted'"),
+        (["train", path, "--parts", "planted"], "--parts goes with --batches partition, not random"),
+        (["train", path, "--macro", "2"], "--macro goes with --batches partition, not random"),
+        (["plan", path, "--simulate", "--macro", "2"], "--macro goes with --batches partition, not random"),
+        (["plan", path, "--redundancy", "--batches", "partition"], "--batches does not go with --redundancy: all batches are"),
+        (["plan", path, "--redundancy", "--parts", "x"], "keeps no parts 'x'"),
+        (["plan", path, "--simulate", "--trace", "t", "--batches", "partition"], "--batches is for recording"),
+        (["pack", path, pack, "--add-layout", "--batches", "partition"], "--batches: --add-layout packs the samples that are"),
+        (
+            ["train", path, "--strategy", "packed", "--pack", pack, "--batches", "partition"],
+            "--batches goes with batches that are",
+        ),
+        (["train", pack, "--macro", "2"], "--macro goes with batches that are drawn now"),
+    ]:
+        if "t" in arguments:
+            featstore.plan.trace.Trace([[0, 1]], N).save(tmp_path / "t")
+            arguments[arguments.index("t")] = tmp_path / "t"
+        assert main([str(each) for each in arguments]) == 2, arguments
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.count("\n") == 1
+        assert message in captured.err, arguments
+    for option, value in (("--batches", "parts"), ("--macro", "0")):
+        with pytest.raises(SystemExit) as caught:
+            main(["train", str(path), option, value])
+        assert caught.value.code == 2
+        assert f"argument {option}: " in capsys.readouterr().err
