@@ -18,6 +18,7 @@ from featstore.testing.faults import OPERATIONS, forked, run_in_child, sweep
 from tests.test_partitioning import make
 
 N = 600
+STEMS = ("parts.", "train_nodes.", "cross_out_degree.")
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def g(tmp_path: Path) -> Any:
 
 
 def files_of(g: featstore.OutOfCoreGraph) -> set[str]:
-    return {path.name for path in Path(g.path).iterdir() if path.name.startswith(("parts.", "train_nodes."))}
+    return {path.name for path in Path(g.path).iterdir() if path.name.startswith(STEMS)}
 
 
 def test_kept_at_once_and_for_others(g: Any) -> None:
@@ -88,8 +89,9 @@ def test_parts_of_another_adjacency_are_stale(g: Any) -> None:
         update.commit()
     with featstore.open(g.path) as other:
         assert other.parts()["fennel-3"].is_stale
-        with pytest.raises(StaleError, match="partition it again"):
-            other.parts()["fennel-3"].load()
+        for load in (other.parts()["fennel-3"].load, other.parts()["fennel-3"].cross_out_degree):
+            with pytest.raises(StaleError, match="partition it again"):
+                load()
         featstore.partition(other, 3)
         assert not other.parts()["fennel-3"].is_stale
 
@@ -125,25 +127,34 @@ def test_entries_of_later_releases_and_nonsense(g: Any) -> None:
                 "parts/lost": {**entry, "files": {"parts": "nothing.rows"}},
                 "parts/other": {**entry, "files": {"parts": next(iter(update.catalog.files))}},
                 "parts/few": {**entry, "n_parts": 1},
+                "parts/earlier": {**entry, "files": {"parts": entry["files"]["parts"]}},
+                "parts/swapped": {**entry, "files": {**entry["files"], "cross_out_degree": entry["files"]["parts"]}},
             },
         )
         update.commit()
     with featstore.open(g.path) as other:
-        assert set(other.parts()) == {"fennel-3", "lost", "other", "few"}
+        assert set(other.parts()) == {"fennel-3", "lost", "other", "few", "earlier", "swapped"}
         for name, text in (("lost", "no file of parts"), ("other", "no file of parts"), ("few", r"beyond \[0, 1\)")):
             with pytest.raises(FormatError, match=text):
                 other.parts()[name].load()
+        assert len(other.parts()["earlier"].load()) == N
+        for name in ("earlier", "swapped"):
+            with pytest.raises(FormatError, match="no file of cross_out_degree with 600 rows: partition it again"):
+                other.parts()[name].cross_out_degree()
 
 
-def test_damage_is_found(g: Any) -> None:
-    featstore.partition(g, 3)
-    name = next(name for name in files_of(g) if name.endswith(".rows"))
+@pytest.mark.parametrize("role", ["parts", "train_nodes", "cross_out_degree"])
+def test_damage_is_found(g: Any, role: str) -> None:
+    featstore.partition(g, 3, train_idx=[4])
+    name = next(name for name in files_of(g) if name.startswith(f"{role}.") and name.endswith(".rows"))
     path = Path(g.path) / name
     data = bytearray(path.read_bytes())
     data[4096 + 17] ^= 1
     path.write_bytes(data)
-    with featstore.open(g.path) as other, pytest.raises(CorruptionError):
-        other.parts()["fennel-3"].load()
+    with featstore.open(g.path) as other:
+        kept = other.parts()["fennel-3"]
+        with pytest.raises(CorruptionError):
+            {"parts": kept.load, "train_nodes": kept.train_nodes, "cross_out_degree": kept.cross_out_degree}[role]()
     with pytest.raises(CorruptionError):
         g.verify(progress=False)
 
@@ -152,7 +163,7 @@ def test_a_closed_graph(g: Any) -> None:
     featstore.partition(g, 3)
     kept = g.parts()["fennel-3"]
     g.close()
-    for call in (g.parts, kept.load, lambda: featstore.partition(g, 3)):
+    for call in (g.parts, kept.load, kept.cross_out_degree, lambda: featstore.partition(g, 3)):
         with pytest.raises(ClosedError):
             call()
 
@@ -165,6 +176,7 @@ def kept_or_not(path: str) -> list[str]:
         for kept in g.parts().values():
             assert len(kept.load()) == N
             assert kept.n_train == len(kept.train_nodes())
+            assert len(kept.cross_out_degree()) == N
         g.verify(progress=False)
         return list(g.parts())
 
@@ -227,7 +239,7 @@ def kill_each(folder: str, step: int) -> None:
         attempt(0)  # starts over
         with Update(path):  # sweeps what nothing names
             assert len(list(Path(path).glob("*.tmp"))) == 0
-        assert len([each for each in Path(path).iterdir() if each.name.startswith(("parts.", "train_nodes."))]) == 4
+        assert len([each for each in Path(path).iterdir() if each.name.startswith(STEMS)]) == 6
     assert n_killed >= 60 // step
 
 

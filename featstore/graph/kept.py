@@ -16,8 +16,10 @@ from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
 from featstore.config import Options, parse_cache_size
 from featstore.errors import FormatError
+from featstore.graph.crossedges import count_cross_edges, counts_dtype
 from featstore.graph.opened import Opened
 from featstore.graph.policyinputs import Given, PolicyInputs
+from featstore.graph.progress import Progress
 from featstore.graph.savedcache import load_neighbor_cache, save_neighbor_cache, saved_bytes
 from featstore.graph.savedparts import KeptParts, kept_parts, read_parts, save_parts
 from featstore.graph.snapshot import Snapshot
@@ -305,10 +307,24 @@ class Kept(Opened):
         parts: npt.NDArray[np.int32],
         train_nodes: npt.NDArray[np.int64] | None,
         recipe: Mapping[str, Any],
+        progress: bool = False,
     ) -> None:
-        """Keep parts in the dataset under a name, in one commit; :func:`featstore.partition` calls this, and checks them."""
-        with self.locked():
-            save_parts(self._snapshot, name, parts, train_nodes, recipe, self._snapshot.adopt)
+        """Keep parts in the dataset under a name, in one commit; :func:`featstore.partition` calls this, and checks them.
+
+        Reads the adjacency once, to count edges between parts.
+        """
+        arrays: dict[str, npt.NDArray[Any]] = {"parts": parts}
+        if train_nodes is not None:
+            arrays["train_nodes"] = train_nodes
+        topology = self.topology
+        with (
+            self._or_closed(),
+            Progress("edges between parts", topology.nbytes, progress) as bar,
+            self.budget.reserve("partitioning", counts_dtype(self.num_edges).itemsize * self.num_nodes),
+        ):
+            arrays["cross_out_degree"] = count_cross_edges(topology, parts, self.budget, "partitioning", bar.add)
+            with self.locked():
+                save_parts(self._snapshot, name, arrays, recipe, self._snapshot.adopt)
 
     def _read_parts(self, kept: KeptParts, role: str) -> torch.Tensor:
         with self.locked():

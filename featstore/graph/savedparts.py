@@ -1,4 +1,4 @@
-"""Partitions kept in the dataset: the part of every node, and the training nodes, under a name."""
+"""Partitions kept in the dataset: the part of every node, its edges into others, and the training nodes, under a name."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 
 from featstore.budget import Budget
 from featstore.errors import BudgetError, BusyError, CommittedError, FormatError, StaleError
+from featstore.graph.crossedges import counts_dtype
 from featstore.graph.savedcache import made_of
 from featstore.graph.snapshot import Snapshot
 from featstore.storage.catalog import Catalog
@@ -26,8 +27,16 @@ HOLDER: Final = "parts"  # in the budget's report
 
 _KEY: Final = "parts/"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_ARRAYS: Final[dict[str, np.dtype[Any]]] = {"parts": np.dtype(np.int32), "train_nodes": np.dtype(np.int64)}
 _BLOCK_ROWS: Final = 1 << 20
+
+
+@dataclass(frozen=True)
+class _Array:
+    """What a file of kept parts must hold: ``n_rows`` numbers in ``[0, stop)``."""
+
+    dtype: np.dtype[Any]
+    n_rows: int
+    stop: int
 
 
 @dataclass(frozen=True)
@@ -78,6 +87,14 @@ class KeptParts:
             return torch.empty(0, dtype=torch.int64)
         return self._read(self, "train_nodes")
 
+    def cross_out_degree(self) -> torch.Tensor:
+        """Read how many out-edges of each node lead into another part: int32 ``[num_nodes]``, int64 from 2³¹ edges on.
+
+        So often the node is in lists of other parts: see :class:`~featstore.cache.cross_partition.CrossPartition`. Raises as
+        :meth:`load`.
+        """
+        return self._read(self, "cross_out_degree")
+
 
 def check_parts_name(name: object) -> None:
     """Raise TypeError or ValueError unless parts can be kept under ``name``."""
@@ -108,8 +125,7 @@ def kept_parts(catalog: Catalog, read: Callable[[KeptParts, str], torch.Tensor])
 def save_parts(
     snapshot: Snapshot,
     name: str,
-    parts: npt.NDArray[np.int32],
-    train_nodes: npt.NDArray[np.int64] | None,
+    arrays: Mapping[str, npt.NDArray[Any]],
     recipe: Mapping[str, Any],
     adopt: Callable[[Catalog, str, list[str]], None],
 ) -> None:
@@ -120,9 +136,9 @@ def save_parts(
     snapshot : Snapshot
         The dataset, as it was opened.
     name : str
-    parts : int32 array, shape (num_nodes,)
-    train_nodes : int64 array, optional
-        By part.
+    arrays : mapping of str to array
+        ``parts``, int32 ``[num_nodes]``; ``cross_out_degree``, see :func:`~featstore.graph.crossedges.count_cross_edges`; where
+        training nodes were given, ``train_nodes``, int64, by part.
     recipe : mapping
         ``method``, ``n_parts``, ``options``.
     adopt : callable (catalog, key, files)
@@ -142,11 +158,8 @@ def save_parts(
         if made_of(update.catalog) != made_of(snapshot.catalog):
             raise BusyError("the dataset was replaced since it was opened", snapshot.root)
         files: dict[str, FileRecord] = {}
-        arrays = {"parts": parts, "train_nodes": train_nodes}
-        for role, dtype in _ARRAYS.items():
-            array = arrays[role]
-            if array is None:
-                continue
+        for role, array in arrays.items():
+            dtype = array.dtype
             with update.writer(f"{role}.{name}", choose_layout(dtype.itemsize), kind=role, dtype=dtype.name) as writer:
                 for first in range(0, len(array), _BLOCK_ROWS):
                     block = array[first : first + _BLOCK_ROWS].astype(dtype.newbyteorder("<"), copy=False)
@@ -154,7 +167,7 @@ def save_parts(
                 files[role] = writer.commit()
         entry = {
             **recipe,
-            "n_train": 0 if train_nodes is None else len(train_nodes),
+            "n_train": len(arrays.get("train_nodes", ())),
             "generation": update.generation,
             "made_of": made_of(snapshot.catalog),
             "files": {role: record.name for role, record in files.items()},
@@ -173,7 +186,7 @@ def save_parts(
 
 
 def read_parts(snapshot: Snapshot, budget: Budget, kept: KeptParts, role: str) -> torch.Tensor:
-    """Read the parts or the training nodes of what a dataset keeps; see :meth:`KeptParts.load`."""
+    """Read an array of what a dataset keeps, checked; see :meth:`KeptParts.load`."""
     catalog, root = snapshot.catalog, snapshot.root
     entry = catalog.extra.get(_KEY + kept.name, {})
     if entry.get("made_of") != made_of(catalog):
@@ -184,16 +197,25 @@ def read_parts(snapshot: Snapshot, budget: Budget, kept: KeptParts, role: str) -
         raise StaleError(f"{root}: parts {kept.name!r} were replaced since they were listed: list them again", root)
     named = entry.get("files")
     name = named.get(role) if isinstance(named, dict) else None
-    record, dtype = catalog.files.get(name) if isinstance(name, str) else None, _ARRAYS[role]
-    n_rows = catalog.num_nodes if role == "parts" else kept.n_train
-    if record is None or (record.n_rows, record.dtype, record.layout.row_bytes) != (n_rows, dtype.name, dtype.itemsize):
-        raise FormatError(f"{root}: parts {kept.name!r} have no file of {role} with {n_rows} rows", root)
+    record, expected = catalog.files.get(name) if isinstance(name, str) else None, _expected(catalog, kept, role)
+    n_rows, dtype = expected.n_rows, expected.dtype
+    wanted = (role, n_rows, dtype.name, dtype.itemsize)
+    if record is None or (record.kind, record.n_rows, record.dtype, record.layout.row_bytes) != wanted:
+        raise FormatError(f"{root}: parts {kept.name!r} have no file of {role} with {n_rows} rows: partition it again", root)
     array = np.empty(n_rows, dtype)
     tensor = torch.from_numpy(array)
     budget.reserve(HOLDER, array.nbytes, owner=tensor)
     if n_rows:
         snapshot.files[record.name].read(0, n_rows, array.view(np.uint8).reshape(n_rows, dtype.itemsize))
-    most = kept.n_parts if role == "parts" else catalog.num_nodes
-    if n_rows and not (int(array.min()) >= 0 and int(array.max()) < most):
-        raise FormatError(f"{root}: {role} of parts {kept.name!r} are beyond [0, {most})", root)
+    if n_rows and not (int(array.min()) >= 0 and int(array.max()) < expected.stop):
+        raise FormatError(f"{root}: {role} of parts {kept.name!r} are beyond [0, {expected.stop})", root)
     return tensor
+
+
+def _expected(catalog: Catalog, kept: KeptParts, role: str) -> _Array:
+    n, n_edges = catalog.num_nodes, catalog.num_edges
+    return {
+        "parts": _Array(np.dtype(np.int32), n, kept.n_parts),
+        "train_nodes": _Array(np.dtype(np.int64), kept.n_train, n),
+        "cross_out_degree": _Array(counts_dtype(n_edges), n, n_edges + 1),
+    }[role]

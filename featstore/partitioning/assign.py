@@ -100,7 +100,8 @@ def partition(
     -----
     All is kept in one commit: if it fails or is killed, the dataset is as it was, and a second call starts over. ``g`` has the
     parts at once (:meth:`OutOfCoreGraph.parts`), other handles when they are opened again. ``"fennel"`` needs 5 bytes a node, a
-    few megabytes, and beside it the offsets of the adjacency; a pass reads all neighbour ids once, in sequence.
+    few megabytes, and beside it the offsets of the adjacency; a pass reads all neighbour ids once, in sequence. So does keeping
+    the parts, for which each node's edges into other parts are counted: 4 bytes a node, 8 from 2³¹ edges on.
 
     Examples
     --------
@@ -153,7 +154,7 @@ def partition(
             saved = {"method": label, "n_parts": n_parts, "options": _plain({**recipe, "seed": seed})}
             with g.budget.reserve("partitioning", 0 if is_train is None else 16 * int(is_train.sum(dtype=np.int64))):
                 trained = None if is_train is None else by_part(parts, n_parts, np.flatnonzero(is_train))[1]
-                g.keep_parts(f"{label}-{n_parts}" if name is None else name, parts, trained, saved)
+                g.keep_parts(f"{label}-{n_parts}" if name is None else name, parts, trained, saved, progress)
         held.resize(held.n_bytes - 4 * n)
         tensor = torch.from_numpy(parts)
         g.budget.reserve(HOLDER, 4 * n, owner=tensor)

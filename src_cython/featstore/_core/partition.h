@@ -198,4 +198,34 @@ static int64_t fs_inside(const int64_t *indptr, int64_t node, const int32_t *par
     return fs_inside_as(indptr, node, part, ids, 0, first, n, n_inside);
 }
 
+FS_INLINE int64_t fs_cross_as(const int64_t *indptr, int64_t node, const int32_t *part, const void *ids, int wide, int64_t first,
+                              int64_t n, void *counts, int wide_counts)
+{
+    for (int64_t i = 0; i < n; i++) {
+        if (i + FS_PLACE_AHEAD < n) {
+            const int64_t next = fs_record(ids, wide, i + FS_PLACE_AHEAD);
+            __builtin_prefetch(&part[next]);
+            __builtin_prefetch((char *)counts + next * (wide_counts ? 8 : 4), 1);
+        }
+        while (indptr[node + 1] <= first + i)
+            node++;
+        const int64_t source = fs_record(ids, wide, i);
+        const int is_cut = part[source] != part[node];
+        if (wide_counts)
+            ((int64_t *)counts)[source] += is_cut;
+        else
+            ((int32_t *)counts)[source] += is_cut;
+    }
+    return node;
+}
+
+/* Count the edges at positions `first` … whose ends are in two parts, by their source; returns the node that the last is of. */
+static int64_t fs_cross(const int64_t *indptr, int64_t node, const int32_t *part, const void *ids, int wide, int64_t first,
+                        int64_t n, void *counts, int wide_counts)
+{
+    if (wide)
+        return fs_cross_as(indptr, node, part, ids, 1, first, n, counts, wide_counts);
+    return fs_cross_as(indptr, node, part, ids, 0, first, n, counts, wide_counts);
+}
+
 #endif

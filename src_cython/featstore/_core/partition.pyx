@@ -4,7 +4,7 @@ FENNEL: Tsourakakis et al., WSDM 2014; over several passes Nishimura and Ugander
 VLDB 2024, section 5.2. LDG: Stanton and Kliot, KDD 2012.
 """
 
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t
 from libc.stdlib cimport calloc, free
 
@@ -39,6 +39,7 @@ cdef extern from "partition.h" nogil:
     void fs_tournament(fs_placer *, int64_t) noexcept
     void fs_place(fs_placer *, const void *, int, int64_t, int64_t) noexcept
     int64_t fs_inside(const int64_t *, int64_t, const int32_t *, const void *, int, int64_t, int64_t, int64_t *) noexcept
+    int64_t fs_cross(const int64_t *, int64_t, const int32_t *, const void *, int, int64_t, int64_t, void *, int) noexcept
 
 
 cdef int64_t _count_of(Py_buffer *view, int id_bytes) except -1:
@@ -251,6 +252,46 @@ def edges_inside(const int64_t[::1] indptr not None, int64_t node, const int32_t
     finally:
         PyBuffer_Release(&view)
     return node, found
+
+
+def cross_edges(const int64_t[::1] indptr not None, int64_t node, const int32_t[::1] part not None, block, int id_bytes,
+                int64_t first, counts):
+    """Count, for each node, the edges of a block, at positions ``first`` … of the file, that lead from it into another part.
+
+    Parameters
+    ----------
+    node : int
+        What the call for the block before returned; 0 at first.
+    counts : writable buffer of int32 or int64, shape (N,)
+        Added to.
+
+    Returns
+    -------
+    int
+        Node to go on with.
+    """
+    cdef Py_buffer view, target
+    cdef int64_t n, last = indptr.shape[0] - 1
+    if last < 0 or part.shape[0] != last:
+        raise ValueError("indptr and part disagree in length")
+    PyObject_GetBuffer(counts, &target, PyBUF_WRITABLE)
+    try:
+        if target.itemsize not in (4, 8) or target.len != last * target.itemsize:
+            raise ValueError(f"counts must be {last} numbers of 4 or 8 bytes, not {target.len} bytes of {target.itemsize}")
+        PyObject_GetBuffer(block, &view, PyBUF_SIMPLE)
+        try:
+            n = _count_of(&view, id_bytes)
+            if not 0 <= first <= indptr[last] - n or not 0 <= node <= last - (n > 0):
+                raise ValueError(f"no block of {n} ids begins at {first}")
+            if n:
+                with nogil:
+                    node = fs_cross(&indptr[0], node, &part[0], view.buf, id_bytes == 8, first, n, target.buf,
+                                    target.itemsize == 8)
+        finally:
+            PyBuffer_Release(&view)
+    finally:
+        PyBuffer_Release(&target)
+    return node
 
 
 def group_by_part(const int32_t[::1] part not None, const int64_t[::1] nodes, int64_t[::1] offsets not None,
