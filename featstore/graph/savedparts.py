@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ from featstore.storage.layout import choose_layout
 from featstore.storage.update import Update
 from featstore.storage.writer import FileRecord
 
-__all__ = ["HOLDER", "KeptParts", "check_parts_name", "kept_parts", "read_parts", "save_parts"]
+__all__ = ["HOLDER", "KeptParts", "check_parts_name", "find_parts", "kept_parts", "read_parts", "save_parts"]
 
 HOLDER: Final = "parts"  # in the budget's report
 
@@ -120,6 +120,30 @@ def kept_parts(catalog: Catalog, read: Callable[[KeptParts, str], torch.Tensor])
         stale = entry.get("made_of") != now
         found.append(KeptParts(key.removeprefix(_KEY), n_parts, n_train, method, options, generation, stale, read))
     return {each.name: each for each in sorted(found, key=lambda each: each.generation)}
+
+
+class _Keeper(Protocol):
+    path: str
+
+    def parts(self) -> dict[str, KeptParts]: ...
+
+
+def find_parts(g: _Keeper, name: str | None = None) -> KeptParts:
+    """Return the parts that a graph's dataset keeps under ``name``, the latest without one.
+
+    Raises
+    ------
+    ValueError
+        It keeps none, or none of that name; lists the names.
+    """
+    kept = g.parts()
+    if not kept:
+        raise ValueError(f"{g.path} keeps no parts: make some with featstore.partition, or pass parts=")
+    if name is None:
+        return list(kept.values())[-1]
+    if name not in kept:
+        raise ValueError(f"{g.path} keeps no parts {name!r}; there is {', '.join(map(repr, kept))}")
+    return kept[name]
 
 
 def save_parts(
