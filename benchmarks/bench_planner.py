@@ -96,7 +96,7 @@ def loads(args: argparse.Namespace, report: Report, trace: Trace, work: Workload
         simulate = partial(featstore.simulate, trace, capacity, in_degree=lambda: in_degree, out_degree=lambda: out_degree)
         best = int(simulate("belady").sum())
         for policy in featstore.available_policies():
-            if policy == "belady":
+            if policy == "belady" or getattr(featstore.get_policy(policy), "needs_parts", False):
                 continue
             rows = int(simulate(policy).sum())
             target = "<= 0.8" if (policy, share) == ("frequency", 0.1) and not args.tiny else "<= 1.0"

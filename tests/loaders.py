@@ -49,6 +49,11 @@ def make_loader(*args: Any, **options: Any) -> featstore.Loader:
     return featstore.Loader(*args, strategy=strategy_of(options), **options)
 
 
+def row_policies() -> list[str]:
+    """Return the policies that choose rows of any dataset, without parts."""
+    return [name for name in featstore.available_policies() if not getattr(featstore.get_policy(name), "needs_parts", False)]
+
+
 def flat(options: dict[str, Any] | None) -> dict[str, Any]:
     """Return loader options with the strategy that flat ones describe."""
     rest = dict(options or {})

@@ -26,6 +26,14 @@ COMPILED: tuple[Mutation, ...] = (
         ("tests/test_partitioning.py::test_fennel_is_brute_force",),
     ),
     Mutation(
+        "edges into other parts counted at the wrong end",
+        "partitions",
+        CORE + "partition.h",
+        "((int32_t *)counts)[source] += is_cut;",
+        "((int32_t *)counts)[node] += is_cut;",
+        ("tests/test_cross_partition.py::test_the_kernel_is_brute_force",),
+    ),
+    Mutation(
         "gaps never read over",
         "gap merging",
         CORE + "rowio.h",

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from featstore._core import distinct
-from featstore.cache.base import PolicyContext, available_policies, get_policy
+from featstore.cache.base import PolicyContext, get_policy
 from featstore.cache.belady import Belady
 from featstore.cache.planned import Int32s, NextAccess, PlannedBatch, PlannedPolicy, Window
 from featstore.cache.table import FeatureCache
@@ -22,6 +22,7 @@ from featstore.plan.planmemory import Spill, planning_bytes
 from featstore.plan.simulate import simulate
 from featstore.plan.trace import Trace
 from featstore.storage.rundir import DiskBudget
+from tests.loaders import row_policies
 
 NEVER = 10**9
 
@@ -390,7 +391,7 @@ def test_no_policy_loads_fewer_than_belady(share: float) -> None:
     degree = np.arange(n)[::-1].copy()
     total = {
         name: int(simulate(batches, capacity, name, n=n, in_degree=lambda: degree + 1, out_degree=lambda: degree).sum())
-        for name in available_policies()
+        for name in row_policies()
         if not issubclass(type(get_policy(name)), PlannedPolicy) or name == "belady"
     }
     assert {"lru", "sieve", "degree", "frequency"} <= total.keys()

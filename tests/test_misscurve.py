@@ -23,6 +23,7 @@ from featstore.errors import MissingExtraError
 from featstore.plan.misscurve import Step, miss_curve, parse_sizes
 from featstore.plan.simulate import simulate
 from featstore.plan.trace import Trace
+from tests.loaders import row_policies
 
 
 def random_trace(n: int, n_batches: int, size: int, seed: int) -> list[np.ndarray]:
@@ -79,7 +80,7 @@ def test_every_number_is_that_of_simulate(n: int, n_batches: int, size: int, see
     known: dict[str, Any] = {"in_degree": lambda: degree, "out_degree": lambda: degree[::-1].copy(), "seed": 3}
     curve = miss_curve(Trace(batches, n), capacities, **known)
     assert curve.sizes == sorted(set(capacities))
-    assert {each.policy for each in curve.curves} == set(featstore.available_policies())
+    assert {each.policy for each in curve.curves} == set(row_policies())
     for each in curve.curves:
         want = [int(simulate(batches, rows, each.policy, n=n, **known).sum()) for rows in curve.sizes]
         assert each.rows_loaded == want, each.policy
@@ -235,7 +236,7 @@ def test_training_loads_what_was_planned(small: Any, capsys: pytest.CaptureFixtu
     """The trace is what `featstore train` asks for with the same options; the counts are what it then loads."""
     curve = plan(capsys, small.path, *SAMPLING, "--sizes", "2%,10%,40%")
     assert [size["rows"] for size in curve["sizes"]] == [20, 100, 400]
-    assert set(curve["policies"]) == set(featstore.available_policies())
+    assert set(curve["policies"]) == set(row_policies())
     train = ["train", str(small.path), *SAMPLING, "--epochs", "1", "--hidden", "4", "--memory", "64MiB", "--json"]
     n_threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -12,7 +12,7 @@ import torch
 
 import featstore
 from featstore.cli.sage import GraphSAGE
-from tests.loaders import make_loader
+from tests.loaders import make_loader, row_policies
 from tests.planted import CLASSES, make_planted
 
 EPOCHS = 2
@@ -86,7 +86,7 @@ def test_edges_are_what_is_learnt_from(planted: SimpleNamespace, want: list[floa
 def cases() -> list[tuple[str, dict[str, Any]]]:
     """Every policy on demand, in superbatches or streamed, and every other strategy."""
     found: list[tuple[str, dict[str, Any]]] = [("ondemand", {}), ("auto", {"feature_cache": CACHE})]
-    for name in featstore.available_policies():
+    for name in row_policies():
         options = {"policy": name, "feature_cache": CACHE}
         if isinstance(featstore.get_policy(name), featstore.PlannedPolicy):
             found += [("superbatch", options | {"superbatch": 4, "overlap": overlap}) for overlap in (True, False)]

@@ -14,6 +14,7 @@ from reference_policies import ReferenceClock, ReferenceLRU, ReferenceS3FIFO, Re
 
 from featstore.cache.base import Int64s, PolicyContext
 from featstore.cache.clock import Clock
+from featstore.cache.cross_partition import CrossPartition
 from featstore.cache.degree import Degree
 from featstore.cache.frequency import Frequency
 from featstore.cache.in_out_ratio import InOutRatio
@@ -76,6 +77,14 @@ class TestInOutRatio(StaticPolicyContract):
 
     def make(self) -> InOutRatio:
         return InOutRatio()
+
+
+class TestCrossPartition(StaticPolicyContract):
+    registered_name = "cross_partition"
+    golden = (4, 8, 10, 13, 15, 19, 27, 29, 30, 31, 32, 38, 40, 49, 52, 54)
+
+    def make(self) -> CrossPartition:
+        return CrossPartition()
 
 
 class TestFrequency(StaticPolicyContract):
@@ -172,7 +181,12 @@ def test_static_scores() -> None:
 
 
 def test_unknown_arrays_are_named() -> None:
-    for policy, missing in [(Degree(), "out_degree"), (Frequency(), "counts"), (InOutRatio(), "in_degree|out_degree")]:
+    for policy, missing in [
+        (CrossPartition(), "in_degree|cross_out_degree"),
+        (Degree(), "out_degree"),
+        (Frequency(), "counts"),
+        (InOutRatio(), "in_degree|out_degree"),
+    ]:
         with pytest.raises(ValueError, match=missing):
             policy.scores(PolicyContext(3, 4))
 

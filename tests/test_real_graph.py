@@ -15,7 +15,7 @@ import torch
 import featstore
 from featstore.cli.sage import GraphSAGE
 from featstore.cli.training import split_seeds, train
-from tests.loaders import flat
+from tests.loaders import flat, row_policies
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT.parent / "shared" / "data"
@@ -72,7 +72,7 @@ def test_losses_are_those_of_a_tensor_in_memory(real_graph, tmp_path):
     with featstore.open(path) as g:
         want = losses_in_memory(g, x)
     del x
-    runs = [("auto", {"policy": policy}) for policy in featstore.available_policies()]
+    runs = [("auto", {"policy": policy}) for policy in row_policies()]
     runs += [(backend, {}) for backend in ("io_uring", "pread")]
     for backend, options in runs:
         policy = options.get("policy")

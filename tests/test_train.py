@@ -22,7 +22,7 @@ from featstore.cli.training import describe_epoch, split_seeds, stage_table, tra
 from featstore.errors import BudgetError
 from featstore.sampling.batch import Block
 from featstore.testing.faults import run_in_child
-from tests.loaders import flat, make_loader
+from tests.loaders import flat, make_loader, row_policies
 
 N, CLASSES, DIM = 800, 4, 16
 
@@ -166,7 +166,7 @@ def losses_in_memory(planted, n: int) -> list[float]:
 
 def test_losses_are_those_of_a_tensor_in_memory(planted):
     want = losses_in_memory(planted, 16)
-    for policy in featstore.available_policies():
+    for policy in row_policies():
         assert run(planted.path, {**with_policy(policy), "feature_cache": 0.1}).losses == want, policy
     for backend in ("io_uring", "pread"):
         assert run(planted.path, backend=backend).losses == want
@@ -233,7 +233,7 @@ def test_the_same_batches_whatever_the_cache(small, backend):
     with featstore.open(small.path, memory="64MiB", backend=backend) as g:
         sampler = featstore.NeighborSampler(g, [5, 5])
         want = epoch_of(g, sampler, small, prefetch=0)
-        for policy in featstore.available_policies():
+        for policy in row_policies():
             for size in (0.02, 0.3, 1.0, "auto", 30_000):
                 assert epoch_of(g, sampler, small, **with_policy(policy), feature_cache=size) == want
         g.cache("x", 0)

@@ -39,6 +39,8 @@ class PolicyContext:
         Return the array; None if the context does not have it.
     seed : int
         Seed of randomised policies.
+    cross_out_degree_of : callable, optional
+        As the others.
     """
 
     n: int
@@ -48,6 +50,7 @@ class PolicyContext:
     counts_of: Callable[[], npt.NDArray[Any]] | None = None
     parts_of: Callable[[], npt.NDArray[Any]] | None = None
     seed: int = 0
+    cross_out_degree_of: Callable[[], npt.NDArray[Any]] | None = None
 
     def _get(self, what: str, provider: Callable[[], npt.NDArray[Any]] | None, hint: str) -> npt.NDArray[Any]:
         if provider is None:
@@ -79,6 +82,12 @@ class PolicyContext:
         """Partition of every node, integer [n]."""
         return self._get("parts", self.parts_of, "pass parts=")
 
+    @cached_property
+    def cross_out_degree(self) -> npt.NDArray[Any]:
+        """Out-edges of every node into other parts, integer [n]."""
+        hint = "divide the dataset with featstore.partition, or pass parts="
+        return self._get("cross_out_degree", self.cross_out_degree_of, hint)
+
 
 class Policy(ABC):
     """Base of the policy kinds. Asked for by name, a class is made without arguments; an instance serves one cache."""
@@ -96,6 +105,8 @@ class StaticPolicy(Policy):
 
     score_bytes: ClassVar[int] = 8
     """Bytes a row that :meth:`scores` allocates, counted in the budget meanwhile; 0 where it returns an array of the context."""
+    needs_parts: ClassVar[bool] = False
+    """Whether :meth:`scores` asks for ``cross_out_degree``: there are scores only where nodes are divided into parts."""
 
     @abstractmethod
     def scores(self, context: PolicyContext) -> npt.NDArray[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,11 +16,14 @@ from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
 from featstore.config import Options, parse_cache_size
 from featstore.errors import FormatError
+from featstore.graph.crossedges import count_cross_edges, counts_dtype
 from featstore.graph.opened import Opened
+from featstore.graph.partarrays import check_parts
+from featstore.graph.partorder import PartOrder
 from featstore.graph.policyinputs import Given, PolicyInputs
 from featstore.graph.progress import Progress
 from featstore.graph.savedcache import load_neighbor_cache, save_neighbor_cache, saved_bytes
-from featstore.graph.savedparts import KeptParts, kept_parts, read_parts, save_parts
+from featstore.graph.savedparts import Blocks, KeptParts, find_parts, kept_parts, read_parts, save_parts
 from featstore.graph.snapshot import Snapshot
 from featstore.graph.topology import NeighborCache, Topology, huge_bytes
 
@@ -28,6 +31,8 @@ __all__ = ["Kept"]
 
 NEIGHBOR_POLICY = "in_out_ratio"
 SHOWN_AFTER_S = 0.5  # a bar over what takes less would only flicker
+
+GivenParts: TypeAlias = "Given | str | KeptParts"
 
 
 def _static(policy: str | Policy | type[Policy]) -> StaticPolicy:
@@ -69,7 +74,7 @@ class Kept(Opened):
         policy: str | Policy | type[Policy] = "degree",
         *,
         counts: Given = None,
-        parts: Given = None,
+        parts: GivenParts = None,
         seed: int = 0,
     ) -> None:
         """Keep rows of a feature in memory; replaces an earlier cache of it.
@@ -86,8 +91,8 @@ class Kept(Opened):
             A registered name (``featstore.available_policies()``), an instance for this cache alone, or a class.
         counts : integer array, shape (num_nodes,), or callable that returns it, optional
             Accesses of each row in a profiled run, for ``policy="frequency"``; called if the policy asks.
-        parts : integer array, shape (num_nodes,), or callable that returns it, optional
-            The partition of each node, for policies that ask for it.
+        parts : integer array, shape (num_nodes,), callable that returns it, str or KeptParts, optional
+            The partition of each node, for policies that ask for it; or parts that the dataset keeps, by their name.
         seed : int
             Of randomised policies.
 
@@ -118,7 +123,7 @@ class Kept(Opened):
         chosen: Policy,
         *,
         counts: Given = None,
-        parts: Given = None,
+        parts: GivenParts = None,
         seed: int = 0,
         on_loan: bool = False,
     ) -> None:
@@ -151,7 +156,7 @@ class Kept(Opened):
                 raise
 
     def policy_inputs(
-        self, row_bytes: int, counts: Given = None, parts: Given = None, seed: int = 0, budget: Budget | None = None
+        self, row_bytes: int, counts: Given = None, parts: GivenParts = None, seed: int = 0, budget: Budget | None = None
     ) -> PolicyInputs:
         """Return what a policy may know of this graph: a context manager, whose arrays the budget counts; caches call this."""
 
@@ -167,9 +172,26 @@ class Kept(Opened):
         def in_degree() -> npt.NDArray[np.int64]:
             return self.topology.degrees()
 
-        return PolicyInputs(
-            self.num_nodes, row_bytes, self.budget if budget is None else budget, in_degree, out_degree, counts, parts, seed
-        )
+        budget = self.budget if budget is None else budget
+        kept = find_parts(self, parts) if isinstance(parts, str) else parts if isinstance(parts, KeptParts) else None
+        given: Given = parts if kept is None else kept.load  # type: ignore[assignment]
+
+        def cross_out_degree() -> torch.Tensor:
+            if given is None or kept is not None:
+                return (find_parts(self) if kept is None else kept).cross_out_degree()
+            return self._count_cross_edges(given, budget)
+
+        return PolicyInputs(self.num_nodes, row_bytes, budget, in_degree, out_degree, counts, given, seed, cross_out_degree)
+
+    def _count_cross_edges(self, given: Any, budget: Budget) -> torch.Tensor:
+        """Count edges between parts that the dataset does not keep."""
+        n, holder = self.num_nodes, "policy inputs"
+        width = counts_dtype(self.num_edges).itemsize
+        with budget.reserve(holder, (4 + width) * n):
+            parts = check_parts(given() if callable(given) else given, n)
+            counts = torch.from_numpy(count_cross_edges(self.topology, parts, budget, holder))
+        budget.reserve(holder, width * n, owner=counts)
+        return counts
 
     def degree_pieces(self, n_nodes: int) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
         """Yield the in- and out-degrees of ``n_nodes`` nodes after the other, read from the files in sequence."""
@@ -188,7 +210,7 @@ class Kept(Opened):
         policy: str | Policy | type[Policy] = NEIGHBOR_POLICY,
         *,
         counts: Given = None,
-        parts: Given = None,
+        parts: GivenParts = None,
         seed: int = 0,
         save: bool = False,
         progress: bool = True,
@@ -201,12 +223,13 @@ class Kept(Opened):
             Memory of the cache within the graph's budget: bytes or text, or a share of the whole budget (``"10%"`` or ``0.1``).
             By default all that is left; 0: no cache. If the whole adjacency fits, sampling reads nothing from disk.
         policy : str, Policy or class
-            A static policy, which scores the nodes whose lists stay.
+            A static policy, which scores the nodes whose lists stay. ``"cross_partition"`` keeps those that batches of other
+            parts ask for.
         counts, parts, seed
-            As for :meth:`cache`.
+            As for :meth:`cache`. For ``"cross_partition"`` ``parts`` are those that were kept last by default.
         save : bool
             Also store the cache in the dataset, unless it holds the whole adjacency. A later call with the same budget, policy
-            and seed (and no ``counts`` or ``parts``) loads it instead of making it anew.
+            and seed (and no ``counts``, no ``parts`` but kept ones) loads it instead of making it anew.
         progress : bool
             Show a progress bar where stderr is a terminal.
 
@@ -215,8 +238,10 @@ class Kept(Opened):
         BudgetError
             Not even the cache's table of 8 bytes a node fits. The message names the least that works.
         ValueError, PluginError, CorruptionError, OSError
-            No such or no static policy, or nothing to recognise a saved cache by; the policy failed; a list holds what is no
-            node; reading or saving failed.
+            No such or no static policy, or nothing to recognise a saved cache by; the policy needs parts, and none are kept; the
+            policy failed; a list holds what is no node; reading or saving failed.
+        StaleError
+            The parts were made for another adjacency than the dataset has now.
         BusyError
             It cannot be saved: somebody is writing the dataset, or has replaced it. The cache is in use all the same.
         CommittedError
@@ -227,17 +252,22 @@ class Kept(Opened):
         Reads the adjacency once, sequentially. On an error there is no cache, unless only saving failed.
         """
         chosen = _static(policy)
-        usual = isinstance(policy, str) and counts is None and parts is None
+        is_kept = parts is None or isinstance(parts, (str, KeptParts))
+        usual = isinstance(policy, str) and counts is None and (is_kept if chosen.needs_parts else parts is None)
         if save and (not usual or budget is None):
             raise ValueError("a cache is saved for a policy's name and a stated budget, without counts= and parts=")
         size = None if budget is None else parse_cache_size(budget, "budget", "the memory")
         self._check_open()
+        if chosen.needs_parts and is_kept and not isinstance(parts, KeptParts):
+            parts = find_parts(self, parts)  # type: ignore[arg-type]
         self._drop_neighbor_cache()
         topology = self.topology
         n_bytes = self.budget.available if size is None else int(size * self.budget.total) if isinstance(size, float) else size
         if n_bytes == 0:
             return
-        recipe = {"policy": chosen.name, "bytes": n_bytes, "seed": seed}
+        recipe: dict[str, Any] = {"policy": chosen.name, "bytes": n_bytes, "seed": seed}
+        if chosen.needs_parts and isinstance(parts, KeptParts):
+            recipe["parts"] = [parts.name, parts.generation]
         with Progress("neighbour lists", topology.nbytes, progress, delay_s=SHOWN_AFTER_S) as bar:
             found = self._stored_neighbors(n_bytes, self.budget, recipe if usual else None, bar.add)
             if found is not None:
@@ -313,10 +343,28 @@ class Kept(Opened):
         parts: npt.NDArray[np.int32],
         train_nodes: npt.NDArray[np.int64] | None,
         recipe: Mapping[str, Any],
+        progress: bool = False,
+        keep_lists: bool = False,
     ) -> None:
-        """Keep parts in the dataset under a name, in one commit; :func:`featstore.partition` calls this, and checks them."""
-        with self.locked():
-            save_parts(self._snapshot, name, parts, train_nodes, recipe, self._snapshot.adopt)
+        """Keep parts in the dataset under a name, in one commit; :func:`featstore.partition` calls this, and checks them.
+
+        Reads the adjacency once, to count edges between parts; with ``keep_lists`` once more for each window in which lists are
+        put in part order.
+        """
+        arrays: dict[str, npt.NDArray[Any] | Blocks] = {"parts": parts}
+        if train_nodes is not None:
+            arrays["train_nodes"] = train_nodes
+        topology, budget, holder, n_parts = self.topology, self.budget, "partitioning", int(recipe["n_parts"])
+        held = budget.reserve(holder, counts_dtype(self.num_edges).itemsize * self.num_nodes)
+        with self._or_closed(), held, Progress("edges between parts", topology.nbytes, progress) as bar:
+            arrays["cross_out_degree"] = count_cross_edges(topology, parts, budget, holder, bar.add)
+            if keep_lists:
+                held.resize(held.n_bytes + PartOrder.nbytes(topology, n_parts))
+                order = PartOrder(topology, parts, n_parts, budget, holder)
+                arrays |= {"part_nodes": order.nodes, "part_offsets": order.offsets}
+                arrays["part_indices"] = Blocks(topology.id_dtype, order.blocks(bar.add))
+            with self.locked():
+                save_parts(self._snapshot, name, arrays, recipe, self._snapshot.adopt)
 
     def _read_parts(self, kept: KeptParts, role: str) -> torch.Tensor:
         with self.locked():

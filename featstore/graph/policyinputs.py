@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from featstore.budget import Budget
 from featstore.cache.base import PolicyContext, StaticPolicy
@@ -35,6 +36,8 @@ class PolicyInputs:
     counts, parts : Given
         The user's.
     seed : int
+    cross_out_degree : callable, optional
+        Makes a tensor that the budget counts while it lives.
     """
 
     def __init__(
@@ -47,8 +50,10 @@ class PolicyInputs:
         counts: Given,
         parts: Given,
         seed: int,
+        cross_out_degree: Callable[[], torch.Tensor] | None = None,
     ) -> None:
         self._n = n
+        self._tensors: list[torch.Tensor] = []
         self._given = {"counts": counts, "parts": parts}
         self._failure: Exception | None = None
         self._held = budget.reserve("policy inputs", 0)
@@ -60,13 +65,20 @@ class PolicyInputs:
             self._noting(lambda: self._of_user("counts")),
             self._noting(lambda: self._of_user("parts")),
             seed,
+            None if cross_out_degree is None else self._noting(lambda: self._array(cross_out_degree())),
         )
+
+    def _array(self, given: Any) -> npt.NDArray[Any]:
+        """Return an array; a tensor that the budget counts while it lives is kept."""
+        if isinstance(given, torch.Tensor):
+            self._tensors.append(given)
+        return np.asarray(given)
 
     def _of_user(self, name: str) -> npt.NDArray[Any]:
         given = self._given[name]
         if given is None:
             raise ValueError(f"the policy needs {name}: pass {name}=")
-        array = np.asarray(given() if callable(given) else given)
+        array = self._array(given() if callable(given) else given)
         if array.shape != (self._n,):
             raise ValueError(f"{name} must have shape ({self._n},), not {array.shape}")
         return array
@@ -106,5 +118,6 @@ class PolicyInputs:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._held.release()
+        self._tensors.clear()
         if self._failure is not None and isinstance(error, PluginError):
             raise self._failure from None

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from featstore.budget import Budget, Reservation
 from featstore.errors import OptionError, PluginError
+from featstore.graph.crossedges import scan_in
 from featstore.graph.progress import Progress
 from featstore.graph.topology import Topology
 from featstore.registry import Registry
@@ -29,8 +30,7 @@ __all__ = [
     "register_partitioner",
 ]
 
-LEAST_BLOCK_BYTES, MOST_BLOCK_BYTES = 1 << 16, 8 << 20
-BLOCK_SHARE = 16  # of the memory that is left, one part of so many
+HOLDER = "partitioning"  # in the budget's report
 
 
 class GraphStream:
@@ -71,13 +71,11 @@ class GraphStream:
         Blocks come in order and without gaps, and cut lists anywhere; a graph without edges has one, which is empty. The ids are
         checked. The array is used again for the next block.
         """
-        n_bytes = max(LEAST_BLOCK_BYTES, min(MOST_BLOCK_BYTES, self._budget.available // BLOCK_SHARE))
-        with self.reserve(min(n_bytes, self._topology.nbytes)):
-            if not self.num_edges:
-                yield 0, np.empty(0, self._topology.id_dtype)
-            for first, ids in self._topology.scan(n_bytes):
-                yield first, ids
-                self._bar.add(ids.nbytes)
+        if not self.num_edges:
+            yield 0, np.empty(0, self._topology.id_dtype)
+        for first, ids in scan_in(self._topology, self._budget, HOLDER):
+            yield first, ids
+            self._bar.add(ids.nbytes)
 
     def reserve(self, n_bytes: int) -> Reservation:
         """Count memory in the graph's budget: a context manager. For whatever grows with nodes, edges or parts.
@@ -87,7 +85,7 @@ class GraphStream:
         BudgetError
             They are not available; names the least budget that does.
         """
-        return self._budget.reserve("partitioning", n_bytes)
+        return self._budget.reserve(HOLDER, n_bytes)
 
 
 class Partitioner(ABC):

@@ -187,7 +187,7 @@ def miss_curve(
     sizes : iterable of int
         Rows of the cache, each from 1 to ``trace.n``.
     policies : sequence of str, optional
-        Registered names; all of them if absent.
+        Registered names; by default all, but for those that go by parts.
     in_degree, out_degree : callable, optional
         Degrees, for policies that score by them.
     seed : int
@@ -233,6 +233,8 @@ def miss_curve(
     for name in available_policies() if policies is None else dict.fromkeys(policies):
         try:
             policy = get_policy(name)
+            if policies is None and isinstance(policy, StaticPolicy) and policy.needs_parts:
+                continue  # of lists, by parts: a trace has neither
             curves.append((Curve(name, _kind(policy)), policy))
         except PluginError as error:
             if policies is not None:

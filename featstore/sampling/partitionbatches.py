@@ -12,7 +12,7 @@ import torch
 
 from featstore.config import check_at_least, check_flag
 from featstore.graph.partarrays import by_part, check_parts
-from featstore.graph.savedparts import KeptParts
+from featstore.graph.savedparts import KeptParts, find_parts
 from featstore.sampling.batches import EpochSeeds, check_seeds, cut
 
 if TYPE_CHECKING:
@@ -165,11 +165,4 @@ def _load(g: OutOfCoreGraph, parts: Parts | None) -> Any:
         return parts.load()
     if parts is not None and not isinstance(parts, str):
         return parts
-    kept = g.parts()
-    if not kept:
-        raise ValueError(f"{g.path} keeps no parts: make some with featstore.partition, or pass parts=")
-    if parts is None:
-        return list(kept.values())[-1].load()
-    if parts not in kept:
-        raise ValueError(f"{g.path} keeps no parts {parts!r}; there is {', '.join(map(repr, kept))}")
-    return kept[parts].load()
+    return find_parts(g, parts).load()

@@ -163,6 +163,7 @@ def golden_context() -> PolicyContext:
         "out_degree_of": rows * rows % 23,
         "counts_of": rows * 13 % 31,
         "parts_of": rows % 4,
+        "cross_out_degree_of": rows * rows % 23 // 2,
     }
     return _context(GOLDEN_ROWS, arrays)
 
@@ -176,7 +177,7 @@ def _context(n: int, arrays: dict[str, npt.NDArray[Any]], seed: int = 0) -> Poli
 @st.composite
 def _contexts(draw: Any) -> PolicyContext:
     n = draw(st.integers(0, 50))
-    names = ["in_degree_of", "out_degree_of", "counts_of", "parts_of"]
+    names = ["in_degree_of", "out_degree_of", "counts_of", "parts_of", "cross_out_degree_of"]
     degrees = st.lists(st.integers(0, 5), min_size=n, max_size=n)
     return _context(n, {name: np.array(draw(degrees), np.int64) for name in names}, draw(st.integers(0, 2**63 - 1)))
 

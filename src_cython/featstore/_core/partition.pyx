@@ -4,7 +4,7 @@ FENNEL: Tsourakakis et al., WSDM 2014; over several passes Nishimura and Ugander
 VLDB 2024, section 5.2. LDG: Stanton and Kliot, KDD 2012.
 """
 
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t
 from libc.stdlib cimport calloc, free
 
@@ -39,6 +39,10 @@ cdef extern from "partition.h" nogil:
     void fs_tournament(fs_placer *, int64_t) noexcept
     void fs_place(fs_placer *, const void *, int, int64_t, int64_t) noexcept
     int64_t fs_inside(const int64_t *, int64_t, const int32_t *, const void *, int, int64_t, int64_t, int64_t *) noexcept
+    void fs_list_starts(const int64_t *, const int32_t *, int64_t, int64_t, int64_t *, int64_t *) noexcept
+    int64_t fs_move_lists(const char *, int64_t, int64_t, const int64_t *, const int64_t *, int64_t, int64_t, char *, int64_t,
+                          int64_t, int) noexcept
+    int64_t fs_cross(const int64_t *, int64_t, const int32_t *, const void *, int, int64_t, int64_t, void *, int) noexcept
 
 
 cdef int64_t _count_of(Py_buffer *view, int id_bytes) except -1:
@@ -251,6 +255,125 @@ def edges_inside(const int64_t[::1] indptr not None, int64_t node, const int32_t
     finally:
         PyBuffer_Release(&view)
     return node, found
+
+
+def cross_edges(const int64_t[::1] indptr not None, int64_t node, const int32_t[::1] part not None, block, int id_bytes,
+                int64_t first, counts):
+    """Count, for each node, the edges of a block, at positions ``first`` … of the file, that lead from it into another part.
+
+    Parameters
+    ----------
+    node : int
+        What the call for the block before returned; 0 at first.
+    counts : writable buffer of int32 or int64, shape (N,)
+        Added to.
+
+    Returns
+    -------
+    int
+        Node to go on with.
+    """
+    cdef Py_buffer view, target
+    cdef int64_t n, last = indptr.shape[0] - 1
+    if last < 0 or part.shape[0] != last:
+        raise ValueError("indptr and part disagree in length")
+    PyObject_GetBuffer(counts, &target, PyBUF_WRITABLE)
+    try:
+        if target.itemsize not in (4, 8) or target.len != last * target.itemsize:
+            raise ValueError(f"counts must be {last} numbers of 4 or 8 bytes, not {target.len} bytes of {target.itemsize}")
+        PyObject_GetBuffer(block, &view, PyBUF_SIMPLE)
+        try:
+            n = _count_of(&view, id_bytes)
+            if not 0 <= first <= indptr[last] - n or not 0 <= node <= last - (n > 0):
+                raise ValueError(f"no block of {n} ids begins at {first}")
+            if n:
+                with nogil:
+                    node = fs_cross(&indptr[0], node, &part[0], view.buf, id_bytes == 8, first, n, target.buf,
+                                    target.itemsize == 8)
+        finally:
+            PyBuffer_Release(&view)
+    finally:
+        PyBuffer_Release(&target)
+    return node
+
+
+def list_starts(const int64_t[::1] indptr not None, const int32_t[::1] part not None, int64_t[::1] offsets not None,
+                int64_t[::1] starts not None):
+    """Say where each node's list begins if lists lie by part, and by node within each part.
+
+    Parameters
+    ----------
+    indptr : int64 array, shape (N + 1,)
+        Checked: ascends from 0.
+    part : int32 array, shape (N,)
+    offsets : int64 array, shape (n_parts + 1,)
+        Receives where each part's lists begin.
+    starts : int64 array, shape (N,)
+        Receives where each node's list begins.
+
+    Raises
+    ------
+    ValueError
+        A part is out of range; arrays that do not fit each other.
+    """
+    cdef int64_t n = part.shape[0], n_parts = offsets.shape[0] - 1, i, bad = -1
+    if n_parts < 0 or indptr.shape[0] != n + 1 or starts.shape[0] != n:
+        raise ValueError("offsets have an entry more than there are parts, indptr one more than there are nodes")
+    with nogil:
+        for i in range(n):
+            if not 0 <= part[i] < n_parts:
+                bad = i
+                break
+        if bad < 0 and n:
+            fs_list_starts(&indptr[0], &part[0], n, n_parts, &offsets[0], &starts[0])
+    if bad >= 0:
+        raise ValueError(f"the part of node {bad} is not in [0, {n_parts})")
+    if not n:
+        offsets[:] = 0
+
+
+def move_lists(block, int64_t first, const int64_t[::1] indptr not None, const int64_t[::1] starts not None, int64_t node,
+               window, int64_t begin, int id_bytes):
+    """Copy the lists that lie in a block of the file to their places in a window of those in another order.
+
+    Parameters
+    ----------
+    block : buffer
+        Neighbour ids at positions ``first`` ….
+    indptr : int64 array, shape (N + 1,)
+        Checked: ascends from 0.
+    starts : int64 array, shape (N,)
+        Where each list begins in the other order, see :func:`list_starts`.
+    node : int
+        What the call for the block before returned; 0 at first.
+    window : writable buffer
+        Of the other order from position ``begin`` on.
+
+    Returns
+    -------
+    int
+        Node to go on with.
+    """
+    cdef Py_buffer source, target
+    cdef int64_t n = starts.shape[0], n_ids, room
+    if indptr.shape[0] != n + 1 or node < 0 or begin < 0 or first < 0:
+        raise ValueError("indptr and starts disagree in length, or a position is negative")
+    if not n:
+        return 0
+    PyObject_GetBuffer(block, &source, PyBUF_SIMPLE)
+    try:
+        n_ids = _count_of(&source, id_bytes)
+        PyObject_GetBuffer(window, &target, PyBUF_WRITABLE)
+        try:
+            room = _count_of(&target, id_bytes)
+            with nogil:
+                node = fs_move_lists(<const char *>source.buf, first, n_ids, &indptr[0], &starts[0], n, node,
+                                     <char *>target.buf, begin, room, id_bytes)
+        finally:
+            PyBuffer_Release(&target)
+    finally:
+        PyBuffer_Release(&source)
+    return node
 
 
 def group_by_part(const int32_t[::1] part not None, const int64_t[::1] nodes, int64_t[::1] offsets not None,

@@ -1,0 +1,76 @@
+"""Out-edges into other parts, counted for every node in one pass over the adjacency."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from featstore._core.partition import cross_edges
+from featstore.budget import Budget
+from featstore.graph.topology import Topology
+
+__all__ = ["count_cross_edges", "counts_dtype", "scan_in"]
+
+_LEAST_BLOCK_BYTES: Final = 1 << 16
+_MOST_BLOCK_BYTES: Final = 8 << 20
+_BLOCK_SHARE: Final = 16  # of the memory that is left, one part of so many
+
+
+def scan_in(topology: Topology, budget: Budget, holder: str) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+    """Read the adjacency once, see :meth:`Topology.scan`, in a block that ``budget`` counts; small where memory is short.
+
+    Raises
+    ------
+    BudgetError, CorruptionError, OSError
+    """
+    n_bytes = max(_LEAST_BLOCK_BYTES, min(_MOST_BLOCK_BYTES, budget.available // _BLOCK_SHARE))
+    with budget.reserve(holder, min(n_bytes, topology.nbytes)):
+        yield from topology.scan(n_bytes)
+
+
+def counts_dtype(num_edges: int) -> np.dtype[Any]:
+    """Return what holds a number of edges."""
+    return np.dtype(np.int32 if num_edges < 2**31 else np.int64)
+
+
+def count_cross_edges(
+    topology: Topology,
+    parts: npt.NDArray[np.int32],
+    budget: Budget,
+    holder: str,
+    progress: Callable[[int], None] = lambda n_bytes: None,
+) -> npt.NDArray[Any]:
+    """Return how many out-edges of each node lead into another part than its own.
+
+    Parameters
+    ----------
+    topology : Topology
+    parts : int32 array, shape (num_nodes,)
+    budget : Budget
+        Counts the block that is read, as ``holder``; the result is the caller's to count.
+    progress : callable
+        Called with the bytes that were read.
+
+    Returns
+    -------
+    int32 array, shape (num_nodes,); int64 from 2³¹ edges on
+        A repeated edge counts as often as it occurs.
+
+    Raises
+    ------
+    BudgetError, CorruptionError, OSError
+
+    Notes
+    -----
+    Lists hold in-neighbours: a node occurs in the list of every node that its out-edges lead to. One pass in sequence, two
+    look-ups an edge.
+    """
+    counts = np.zeros(topology.num_nodes, counts_dtype(topology.num_edges))
+    node = 0
+    for first, ids in scan_in(topology, budget, holder):
+        node = cross_edges(topology.indptr, node, parts, ids, ids.itemsize, first, counts)
+        progress(ids.nbytes)
+    return counts
