@@ -72,7 +72,17 @@ class Scratch:
         self.nodes = self.place = self.degree = EMPTY
         self.batches = self.n_edges = self.n_nodes = self.rows_read = 0
         self.seconds = 0.0
+        self._sources: Scratch | None = None
+        self._budget = budget
         self.need(room)
+
+    @property
+    def sources(self) -> Scratch:
+        """More of the same, for a subclass that numbers nodes of which the batch takes some; made when it is asked for."""
+        if self._sources is None:
+            self._sources = Scratch(self._num_nodes, self._budget, _LEAST_ROOM)
+        self._sources.need(_LEAST_ROOM)
+        return self._sources
 
     def need(self, room: int) -> None:
         """Have room for ``room`` nodes, or for all where there are fewer; keeps what is there."""
@@ -101,6 +111,8 @@ class Scratch:
         self.nodes = self.place = self.degree = EMPTY
         self.room = 0
         self._reservation.release()
+        if self._sources is not None:
+            self._sources.drop()
 
 
 def _table_entries(room: int, num_nodes: int) -> int:

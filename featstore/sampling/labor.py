@@ -23,6 +23,8 @@ _LEAST_READ = 1 << 16  # ids that are read at once at the least, where as many a
 
 _MOST_DEPENDENCY = 2**32  # batches: words of 64 bits tell their phases apart
 
+_CONVERGED = 1e-4  # a step that takes a smaller share off the expected number of sources is the last one
+
 
 class LaborSampler(HopSampler):
     """Sample in-neighbours layer by layer, so that the nodes of a hop share their neighbours (LABOR).
@@ -48,13 +50,17 @@ class LaborSampler(HopSampler):
     redraw : bool
         A node takes neighbours anew in every later hop. If false, it does so once, in the hop after it joined, and keeps these
         neighbours; see :class:`~featstore.NeighborSampler`.
+    importance_sampling : int
+        Steps of the iteration that finds importance probabilities (LABOR-i): sources that many destinations have in common become
+        more likely, and fewer distinct ones are taken. 0: none, all have the same. -1: steps until they converge (LABOR-*).
 
     Raises
     ------
     ValueError
-        No fan-outs, a fan-out below -1 or of 2³¹ or more, a seed out of range, a batch dependency below 1 or above 2³².
+        No fan-outs, a fan-out below -1 or of 2³¹ or more, a seed out of range, a batch dependency below 1 or above 2³²,
+        ``importance_sampling`` below -1.
     TypeError
-        ``batch_dependency`` is no integer, ``layer_dependency`` no bool.
+        ``batch_dependency`` or ``importance_sampling`` is no integer, ``layer_dependency`` no bool.
 
     Notes
     -----
@@ -66,6 +72,12 @@ class LaborSampler(HopSampler):
 
     All neighbours of a destination have the same probability, so the mean over those that were taken estimates the mean over all.
 
+    With ``importance_sampling`` they have not. Each hop weighs the sources of all its destinations: neighbour ``t`` of ``s`` is
+    taken with a probability ``c[s] * p[t]``. The mean over those that were taken, each with the weight ``1 / (d * c[s] * p[t])``
+    (Horvitz-Thompson), has no bias; ``c[s]`` is such that its variance is that of ``fanout`` uniform draws. Each step lowers the
+    expected number of distinct sources of the hop, or leaves it. More edges are taken than without. **Blocks hold no weights**,
+    so a plain mean leans towards the sources that destinations share.
+
     Blocks, seeds, the order of edges and of nodes are as with :class:`~featstore.NeighborSampler`. A batch is a pure function of
     the graph, the options and the arguments of :meth:`sample` (:mod:`featstore.sampling.rng`); it depends on ``index`` as a place
     in the epoch where ``batch_dependency`` is more than 1. Numbers are new in every epoch.
@@ -73,12 +85,14 @@ class LaborSampler(HopSampler):
     Whole lists are gone through: a hop costs time in proportion to the degrees of its destinations, about half a nanosecond a
     neighbour (one with ``batch_dependency``). Lists that are not in memory are read whole, in turns of as many ids as the hop is
     expected to have edges, 65,536 at least; a turn is one batch of asynchronous reads.
+    Importance probabilities need the lists of all destinations of a hop at once: 4 or 8 bytes a neighbour, about a hundred a
+    distinct source, and some nanoseconds a neighbour and step.
 
     Thread-safe; scratch memory as with :class:`~featstore.NeighborSampler`. Releases the GIL.
 
     References
     ----------
-    Balin, Çatalyürek: Layer-neighbor sampling: defusing neighborhood explosion in GNNs, NeurIPS 2023 (LABOR-0, section 3).
+    Balin, Çatalyürek: Layer-neighbor sampling: defusing neighborhood explosion in GNNs, NeurIPS 2023 (section 3).
 
     Examples
     --------
@@ -94,6 +108,7 @@ class LaborSampler(HopSampler):
         seed: int = 0,
         layer_dependency: bool = False,
         redraw: bool = True,
+        importance_sampling: int = 0,
     ) -> None:
         super().__init__(g, fanouts, seed, redraw)
         check_at_least("batch_dependency", batch_dependency, 1)
@@ -102,13 +117,18 @@ class LaborSampler(HopSampler):
         check_flag("layer_dependency", layer_dependency)
         self.batch_dependency = int(batch_dependency)
         self.layer_dependency = bool(layer_dependency)
+        check_at_least("importance_sampling", importance_sampling, -1)
+        self.importance_sampling = int(importance_sampling)
 
     def __repr__(self) -> str:
         more = ", layer_dependency=True" * self.layer_dependency + ", redraw=False" * (not self.redraw)
+        if self.importance_sampling:
+            more += f", importance_sampling={self.importance_sampling}"
         return f"LaborSampler(fanouts={list(self.fanouts)}, batch_dependency={self.batch_dependency}, seed={self.seed}{more})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._g, self.fanouts, self.batch_dependency, self.seed, self.layer_dependency, self.redraw)
+        options = self.batch_dependency, self.seed, self.layer_dependency, self.redraw, self.importance_sampling
+        return type(self), (self._g, self.fanouts, *options)
 
     def _expand(
         self, scratch: Scratch, topology: Topology, cache: NeighborCache | None, n_dst: int, fanout: int, at: HopKey
@@ -120,21 +140,36 @@ class LaborSampler(HopSampler):
         records = None if cache is None else cache.records
         layer = _core.Layer(hops, n_dst, fanout, *keys, records, topology.id_bytes)
         counts = pool.array((n_dst,), np.int64)
-        chosen = self._choose(scratch, layer, topology, counts)
+        n_read = min(layer.n_missing, max(layer.n_expected, _LEAST_READ))
+        if self.importance_sampling and 0 < layer.n_expected < layer.n_ids:  # else all lists are taken whole, or none
+            layer = _core.Layer(hops, n_dst, -1, *keys, records, topology.id_bytes)
+            chosen = self._choose(scratch, layer, topology, counts, n_read)
+            self._weigh(scratch.sources, layer, fanout, chosen, counts)
+        else:
+            chosen = self._choose(scratch, layer, topology, counts, n_read)
         src = pool.tensor((layer.n_chosen,), torch.int64)
         dst = pool.tensor((layer.n_chosen,), torch.int64)
         while not layer.number(chosen, counts, src.numpy(), dst.numpy()):
             scratch.need(2 * scratch.room)
         return Block(src, dst, hops.n_nodes, n_dst)
 
-    def _choose(self, scratch: Scratch, layer: _core.Layer, topology: Topology, counts: Int64s) -> npt.NDArray[Any]:
-        """Go through all lists; return the ids that were taken."""
+    def _weigh(self, scratch: Scratch, layer: _core.Layer, fanout: int, listed: npt.NDArray[Any], counts: Int64s) -> None:
+        """Keep of whole lists what is taken with importance probabilities, in place; ``scratch`` numbers their sources."""
+        scratch.hops.begin(EMPTY)
+        importance = _core.Importance(layer, scratch.hops, fanout, listed, counts)
+        while not importance.number():
+            scratch.need(2 * scratch.room)
+        weights = self._g.pool.array((importance.n_sources, 2), np.float64)
+        importance.weigh(weights, self.importance_sampling, _CONVERGED)
+        importance.keep()
+
+    def _choose(self, scratch: Scratch, layer: _core.Layer, topology: Topology, counts: Int64s, n_read: int) -> npt.NDArray[Any]:
+        """Go through all lists, those in the file ``n_read`` ids at a time; return the ids that were taken."""
         pool, n = self._g.pool, layer.n_expected
         if n < layer.n_ids:  # random, and correlated: this is not always enough
             n = min(n + 4 * math.isqrt(n), layer.n_ids)
         n += _core.STEP
         chosen = pool.array((n,), topology.id_dtype)
-        n_read = min(layer.n_missing, max(layer.n_expected, _LEAST_READ))
         positions = pool.array((n_read,), np.int64) if n_read else EMPTY
         found = pool.array((n_read,), topology.id_dtype)
         while not layer.done:

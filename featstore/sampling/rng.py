@@ -27,6 +27,9 @@ arithmetic modulo 2³², ``number(key, id)`` is three rounds on the id, keyed wi
 
 For ids of more than 32 bits, the low half of ``absorb(key, id >> 32)`` is first xored to the low half of the id.
 
+With importance probabilities the number ``r`` of a source that has the weight ``w``, one over its probability, is compared as the
+double ``w · r``: those below ``c · 2³²`` are taken, where ``c`` is the destination's scale (``importance.h``).
+
 With a batch dependency of ``K`` a source's number stays for ``K`` batches, and each source changes at a time of its own. The
 batch's key is then ``absorb(absorb(absorb(0, seed), epoch), (index + phase) // K)``. The phase, in ``[0, K)``, is
 ``number(phases, id) · K >> 32``, where ``phases`` is the hop's key in batch 2⁶⁴ - 1. So every number is uniform,

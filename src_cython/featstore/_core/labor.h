@@ -368,10 +368,11 @@ static int fs_choose(fs_layer *layer, const int64_t *degree, const int64_t *plac
     return wants;
 }
 
-/* Number chosen ids, each entry of the table asked for some ids ahead; returns 1, for more room. */
-FS_INLINE int fs_number_ids(fs_hop *hop, const void *chosen, int wide, int exact)
+/* Number the ids of a hop, each entry of the table asked for some ids ahead, into numbers[], which may be ids[] where both have
+ * the same width; returns 1, for more room. */
+FS_INLINE int fs_number_ids(fs_hop *hop, const void *ids, int wide, int exact, void *numbers, int wide_numbers)
 {
-    int64_t *src = hop->src, *nodes = hop->nodes;
+    int64_t *nodes = hop->nodes;
     uint64_t *table = hop->table;
     const uint32_t base = hop->base;
     const fs_shape shape = hop->shape;
@@ -379,16 +380,20 @@ FS_INLINE int fs_number_ids(fs_hop *hop, const void *chosen, int wide, int exact
     int64_t e = hop->numbered;
     uint32_t n = (uint32_t)hop->n_nodes;
     for (int64_t i = e; i < n_edges && i < e + FS_FORE; i++)
-        __builtin_prefetch(&table[fs_slot(shape, fs_record(chosen, wide, i))], 1);
+        __builtin_prefetch(&table[fs_slot(shape, fs_record(ids, wide, i))], 1);
     while (e < n_edges) {
         const int64_t end = n_edges - e < FS_SLICE ? n_edges : e + FS_SLICE;
         if (FS_RARE((int64_t)n + (end - e) > limit))
             break;
         for (; e < end; e++) {
-            const int64_t id = fs_record(chosen, wide, e), ahead = e + FS_FORE < n_edges ? e + FS_FORE : e;
+            const int64_t id = fs_record(ids, wide, e), ahead = e + FS_FORE < n_edges ? e + FS_FORE : e;
             uint32_t fresh;
-            __builtin_prefetch(&table[fs_slot(shape, fs_record(chosen, wide, ahead))], 1);
-            src[e] = fs_number_of(table, shape, base, nodes, exact, id, n, &fresh);
+            __builtin_prefetch(&table[fs_slot(shape, fs_record(ids, wide, ahead))], 1);
+            const uint32_t number = fs_number_of(table, shape, base, nodes, exact, id, n, &fresh);
+            if (wide_numbers)
+                ((int64_t *)numbers)[e] = number;
+            else
+                ((int32_t *)numbers)[e] = (int32_t)number;
             nodes[n] = id;
             n += fresh;
         }
@@ -416,8 +421,8 @@ static int fs_number_chosen(fs_hop *hop, const void *chosen, int wide, const int
     hop->next_dst = hop->n_dst;
     hop->drawn = e;
     if (wide)
-        return hop->exact ? fs_number_ids(hop, chosen, 1, 1) : fs_number_ids(hop, chosen, 1, 0);
-    return fs_number_ids(hop, chosen, 0, 1);
+        return hop->exact ? fs_number_ids(hop, chosen, 1, 1, hop->src, 1) : fs_number_ids(hop, chosen, 1, 0, hop->src, 1);
+    return fs_number_ids(hop, chosen, 0, 1, hop->src, 1);
 }
 
 #endif

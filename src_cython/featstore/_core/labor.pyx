@@ -1,4 +1,4 @@
-"""Layer-neighbour sampling: which sources the destinations of a hop take. The kernels are in labor.h."""
+"""Layer-neighbour sampling: which sources the destinations of a hop take. The kernels are in labor.h and importance.h."""
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -34,6 +34,13 @@ cdef extern from "labor.h" nogil:
     int64_t fs_turn(fs_layer *, const int64_t *, const int64_t *, int64_t *, int64_t) noexcept
     int fs_choose(fs_layer *, const int64_t *, const int64_t *, const void *, void *, int64_t, int64_t *, fs_take_fn) noexcept
     int fs_number_chosen(fs_hop *, const void *, int, const int64_t *) noexcept
+
+cdef extern from "importance.h" nogil:
+    ctypedef struct fs_source:
+        double weight
+    int fs_number_sources(fs_hop *, void *, int) noexcept
+    double fs_weigh(const void *, int, const int64_t *, int64_t, int64_t, fs_source *, int64_t) noexcept
+    int64_t fs_keep(void *, int, int64_t *, int64_t, int64_t, fs_source *, int64_t, const int64_t *, const fs_numbers *) noexcept
 
 
 # Room that a list of chosen ids needs beyond what is in it, so that a hop goes on.
@@ -236,3 +243,140 @@ cdef class Layer:
         if wants:
             self.hops._check_room()
         return not wants
+
+
+@cython.final
+cdef class Importance:
+    """Importance probabilities of one hop, and what its destinations take with them. One owner thread.
+
+    Make it after :meth:`Layer.choose` has listed whole lists (``fanout`` -1). Call :meth:`number` until it is done, :meth:`weigh`
+    and :meth:`keep`; then :meth:`Layer.number`.
+
+    Parameters
+    ----------
+    layer : Layer
+        Gone through; its numbers are those that sources have here.
+    sources : Hops
+        Begun anew; numbers the sources of the hop, whichever are taken.
+    fanout : int
+        At least 1.
+    listed : writable buffer of int32 or int64
+        What :meth:`Layer.choose` wrote. Held, and written over, until :meth:`keep`.
+    counts : int64 array, shape (n_dst,)
+        The same.
+
+    Attributes
+    ----------
+    n_sources : int
+    """
+
+    cdef Layer layer
+    cdef Hops sources
+    cdef Py_buffer listed
+    cdef int64_t[::1] counts
+    cdef double[:, ::1] weights
+    cdef int64_t fanout, n_weighed
+    cdef bint is_held
+
+    def __cinit__(self, Layer layer not None, Hops sources not None, int64_t fanout, listed, int64_t[::1] counts not None):
+        cdef int64_t i, total = 0
+        if fanout < 1:
+            raise ValueError(f"a fan-out of at least 1 is weighed, not {fanout}")
+        if sources is layer.hops or sources.hop.n_nodes or not sources.hop.nodes:
+            raise ValueError("sources are numbered in hops of their own, which were begun without seeds")
+        if not layer.done or layer.is_numbering:
+            raise ValueError("the layer's lists are gone through first")
+        if counts.shape[0] != layer.layer.n_dst:
+            raise ValueError(f"counts has {counts.shape[0]} entries for {layer.layer.n_dst} destinations")
+        for i in range(counts.shape[0]):
+            if counts[i] < 0 or counts[i] > layer.layer.n_chosen - total:
+                raise ValueError("counts are not those of the hop")
+            total += counts[i]
+        if total != layer.layer.n_chosen:
+            raise ValueError("counts are not those of the hop")
+        PyObject_GetBuffer(listed, &self.listed, PyBUF_WRITABLE)
+        self.is_held = True
+        if layer._length(&self.listed) < total:
+            raise ValueError(f"{total} listed ids expected, not {layer._length(&self.listed)}")
+        self.layer, self.sources, self.fanout, self.counts, self.n_weighed = layer, sources, fanout, counts, -1
+        sources.hop.n_edges, sources.hop.numbered = total, 0
+
+    def __dealloc__(self):
+        if self.is_held:
+            PyBuffer_Release(&self.listed)
+
+    @property
+    def n_sources(self):
+        """Sources so far."""
+        return self.sources.hop.n_nodes
+
+    def number(self):
+        """Number the sources: return True when it is done, False when their hops need more room (:meth:`Hops.attach`)."""
+        cdef int wants
+        self._check_held()
+        with nogil:
+            wants = fs_number_sources(&self.sources.hop, self.listed.buf, self.layer.layer.wide)
+        if wants:
+            self.sources._check_room()
+        return not wants
+
+    def weigh(self, double[:, ::1] weights not None, int steps, double least):
+        """Find the probabilities.
+
+        Parameters
+        ----------
+        weights : float64 array, shape (n_sources, 2)
+            Receives one over the probability of each source, and what this class keeps beside it.
+        steps : int
+            Of the fixed-point iteration; negative: until one lowers the expected number of sources by less than ``least`` of it.
+
+        Returns
+        -------
+        list of float
+            Expected number of sources before each step.
+        """
+        cdef int64_t n = self.sources.hop.n_nodes, t
+        cdef fs_source *sources
+        cdef double expected, before = 0
+        self._check_held()
+        if self.sources.hop.numbered < self.sources.hop.n_edges:
+            raise ValueError("sources are left to number")
+        if weights.shape[0] != n or weights.shape[1] != 2:
+            raise ValueError(f"weights of shape ({n}, 2) expected, not ({weights.shape[0]}, {weights.shape[1]})")
+        self.weights = weights
+        sources = <fs_source *>&weights[0, 0] if n else NULL
+        for t in range(n):
+            sources[t].weight = 1
+        self.n_weighed = n
+        found = []
+        while n and len(found) != steps:
+            with nogil:
+                expected = fs_weigh(self.listed.buf, self.layer.layer.wide, &self.counts[0], self.counts.shape[0], self.fanout,
+                                    sources, n)
+            found.append(expected)
+            if steps < 0 and len(found) > 1 and before - expected < least * before:
+                break
+            before = expected
+        return found
+
+    def keep(self):
+        """Keep what is taken: ``listed`` and ``counts`` are then as :meth:`Layer.choose` leaves them."""
+        cdef int64_t n = self.sources.hop.n_nodes, kept = 0
+        self._check_held()
+        if self.n_weighed != n:
+            raise ValueError("these sources have no probabilities yet")
+        if n:
+            with nogil:
+                kept = fs_keep(self.listed.buf, self.layer.layer.wide, &self.counts[0], self.counts.shape[0], self.fanout,
+                               <fs_source *>&self.weights[0, 0], n, self.sources.hop.nodes, &self.layer.layer.numbers)
+        self.layer.layer.n_chosen = kept
+        self.is_held = False
+        PyBuffer_Release(&self.listed)
+
+    cdef int _check_held(self) except -1:
+        """Refuse to go on where the list was written over, or the sources are gone."""
+        if not self.is_held:
+            raise ValueError("what is taken was kept already")
+        if self.sources.hop.n_edges != self.layer.layer.n_chosen:
+            raise ValueError("the sources are gone: another batch was begun")
+        return 0
