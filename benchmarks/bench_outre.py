@@ -1,9 +1,11 @@
-"""Partitions and partition batches (OUTRE, VLDB 2024): speed, what parts cut, and rows requested beside random batches.
+"""Partitions and partition batches (OUTRE, VLDB 2024): speed, what parts cut, rows requested, and seconds of epochs.
 
 Speed is taken on R22 beside FENNEL as plain loops over an adjacency in memory (``fennel_loops.c``, compiled here). Rows are those
 of one epoch, [10, 10], of real graphs and of planted communities with shuffled ids. Real graphs are taken, where they are there,
-from the folder ``--graphs`` (``graphs.py`` and ``.npz`` files), by default ``../shared/data`` beside the checkout.
-``$FEATSTORE_R22`` names a folder that ``r22.py`` filled.
+from the folder ``--graphs`` (``graphs.py`` and ``.npz`` files), by default ``../shared/data`` beside the checkout. Epochs
+(``outre_epochs.py``) are timed on the same graphs with rows of 2 KiB: ``--only preparation`` compares random batches with
+partition batches at equal memory, ``--table 6`` has seconds by stage of a memory map, superbatches, and each mechanism added.
+``$FEATSTORE_R22`` names a folder that ``r22.py`` filled. ``--nodes`` is the size of the planted graph.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,13 +24,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from harness import Report, alternate, arguments, main, scratch
+from outre_epochs import Work, make_work, preparation, table6
 from r22 import generate
 
 import featstore
 from featstore.partitioning.assign import judge
 
 FANOUTS = [10, 10]
+PLANTED = "planted communities"
 GRAPHS = {"linux414-calls": 1000, "cnr-2000": 1000, "ego-twitter": 200}  # seeds a batch
+EPOCH_BATCHES = {PLANTED: 200, "linux414-calls": 500, "cnr-2000": 200, "ego-twitter": 50}  # in epochs: large rows
 SEEDS_A_PART = 500
 METHODS: dict[str, dict[str, Any]] = {
     "fennel": {},
@@ -134,21 +140,24 @@ def communities(n: int, seed: int = 0) -> tuple[Int64s, npt.NDArray[np.int32], I
     return np.concatenate([[0], np.cumsum(degrees)]), ids, np.sort(rng.choice(n, n // 2, replace=False))
 
 
-def graphs(args: argparse.Namespace) -> Iterator[tuple[str, Int64s, npt.NDArray[np.int32], Int64s, int]]:
-    """Yield name, adjacency, seeds and seeds a batch of each graph."""
-    n = 6_000 if args.tiny else 300_000
-    yield "planted communities", *communities(n), 100 if args.tiny else 1000
+Blocks = Iterator[npt.NDArray[np.float32]]
+
+
+def graphs(args: argparse.Namespace) -> Iterator[tuple[str, Int64s, npt.NDArray[np.int32], Int64s, int, Blocks | None]]:
+    """Yield name, adjacency, seeds, seeds a batch, and blocks of features, where it has some, of each graph."""
+    n = 6_000 if args.tiny else args.nodes
+    yield PLANTED, *communities(n), 100 if args.tiny else 1000, None
     if args.tiny or not (args.graphs / "graphs.py").exists():
         return
     sys.path.insert(0, str(args.graphs))
-    from graphs import load
+    from graphs import feature_blocks, load
 
     for name, batch_size in GRAPHS.items():
         if not (args.graphs / f"{name}.npz").exists():
             continue
         indptr, ids, z = load(name)
         seeds = np.flatnonzero(z["train_mask"]) if "train_mask" in z else np.flatnonzero(np.diff(indptr) > 0)
-        yield name, indptr, ids, seeds, batch_size
+        yield name, indptr, ids, seeds, batch_size, feature_blocks(z) if "x_shape" in z else None
 
 
 def requested(g: featstore.OutOfCoreGraph, batches: Any) -> int:
@@ -159,7 +168,7 @@ def requested(g: featstore.OutOfCoreGraph, batches: Any) -> int:
 
 def rows(args: argparse.Namespace, report: Report, folder: Path) -> None:
     """Rows requested by partition batches; cut and balance of the parts (tables 3, 7 and 8 of the paper)."""
-    for name, indptr, ids, seeds, batch_size in graphs(args):
+    for name, indptr, ids, seeds, batch_size, _ in graphs(args):
         path = folder / name.replace(" ", "-")
         if not path.exists():
             featstore.OutOfCoreGraph.create(path, indptr, ids, progress=False).close()
@@ -186,16 +195,36 @@ def rows(args: argparse.Namespace, report: Report, folder: Path) -> None:
                 )
 
 
+def epochs(args: argparse.Namespace, report: Report, folder: Path) -> None:
+    """Seconds of epochs: of the planted graph for the preparation, of all graphs for table 6."""
+    for name, indptr, ids, seeds, _, blocks in graphs(args):
+        groups = {"preparation": preparation, "table 6": table6} if name == PLANTED else {"table 6": table6}
+        chosen = [measure for group, measure in groups.items() if args.only in group]
+        if not chosen:
+            continue
+        batch_size = 20 if args.tiny else EPOCH_BATCHES[name]
+        seeds = seeds[: 50 * batch_size] if args.tiny else seeds
+        work: Work = make_work(folder / "epochs", name, indptr, ids, seeds, batch_size, blocks)
+        for measure in chosen:
+            measure(args, report, work)
+        shutil.rmtree(folder / "epochs")  # graphs one at a time: features are large
+
+
 def run(args: argparse.Namespace, report: Report) -> None:
     """All figures."""
     with scratch(args, "outre") as folder:
         for group, measure in {"speed": speed, "rows": rows}.items():
             if args.only in group:
                 measure(args, report, folder)
+        epochs(args, report, folder)
 
 
 if __name__ == "__main__":
     own = argparse.ArgumentParser(add_help=False)
     own.add_argument("--graphs", type=Path, default=Path(__file__).resolve().parents[2] / "shared" / "data")
+    own.add_argument("--table", type=int, choices=[6], help="only this table of the paper, as --only 'table 6' does")
     mine, rest = own.parse_known_args()
-    main(run, argparse.Namespace(**vars(arguments(__doc__ or "", rest, passes=3)), **vars(mine)))
+    options = arguments(__doc__ or "", rest, passes=3, threads=16, seconds=40, nodes=300_000)
+    if mine.table is not None:
+        options.only = f"table {mine.table}"
+    main(run, argparse.Namespace(**vars(options), **vars(mine)))

@@ -142,6 +142,33 @@ def test_frozen_epochs_have_a_bound_without_fio_and_sieve_runs_whole(tmp_path: P
     assert "missing" in find(figures, "R22 streamed, data preparation")
 
 
+def test_preparation_compares_batches_in_equal_memory(tmp_path: Path) -> None:
+    figures, _ = run_script("bench_outre.py", tmp_path, "--only", "preparation")
+    assert len(figures) == 2
+    for figure, strategy in zip(figures, ("superbatch", "streamed"), strict=True):
+        assert f", {strategy}: data preparation in random batches" in str(figure["name"])
+        assert figure["reference"] == "in partition batches, at equal memory"
+        assert figure["ratio"] == pytest.approx(figure["runs"][0] / figure["reference_runs"][0], rel=1e-3)
+        assert figure["reference_rows"] < figure["rows"]
+        for stages in (figure["stages"], figure["reference_stages"]):
+            assert {"sample", "plan", "gather"} <= {stage for stage, s in stages.items() if s > 0}
+            assert ("pack" in {stage for stage, s in stages.items() if s > 0}) == (strategy == "streamed")
+
+
+def test_table_6_adds_a_mechanism_a_line(tmp_path: Path) -> None:
+    figures, errors = run_script("bench_outre.py", tmp_path, "--table", "6")
+    sides = ["np.memmap", "superbatch", "+ partition batches", "+ LABOR"]
+    assert [str(f["name"]).split(", ")[2].split(":")[0] for f in figures] == sides
+    assert [f["reference"] for f in figures] == [None, *sides[:-1]]
+    rows = [f["rows"] for f in figures]
+    assert rows[0] == rows[1] > rows[2] > rows[3]  # the same batches; then each mechanism requests fewer
+    for name, figure in zip(sides, figures, strict=True):
+        line = next(line for line in errors.splitlines() if line.startswith(name))
+        assert line.split()[-2:] == [f"{figure['rows']:,}", f"{figure['rows_loaded']:,}"]
+        shown = dict(zip(("sample", "plan", "load", "pack", "gather", "update"), line[24:].split(), strict=False))
+        assert {stage: float(s) for stage, s in shown.items()} == pytest.approx(figure["stages"], abs=0.0051)
+
+
 def test_every_part_has_a_benchmark() -> None:
     assert {"bench_gather.py", "bench_planner.py", "bench_sampling.py"} <= set(SCRIPTS)
 
