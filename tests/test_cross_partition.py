@@ -235,10 +235,10 @@ def test_a_saved_cache_is_of_its_parts(tmp_path: Path, monkeypatch: pytest.Monke
     n_built = 0
     build = NeighborCache.build
 
-    def counting(*arguments: Any) -> NeighborCache:
+    def counting(*arguments: Any, **options: Any) -> NeighborCache:
         nonlocal n_built
         n_built += 1
-        return build(*arguments)
+        return build(*arguments, **options)
 
     monkeypatch.setattr(NeighborCache, "build", counting)
     with featstore.open(tmp_path / "g", memory="16MiB") as g:
