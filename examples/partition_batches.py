@@ -1,7 +1,7 @@
 """Train GraphSAGE in random batches, and in batches from parts of the graph: python examples/partition_batches.py
 
 The graph is made here: communities whose members have ids all over, so that seeds of one community share neighbours. Both
-trainings see every seed once an epoch, and reach about the same accuracy; batches from parts request fewer rows.
+trainings see every seed once an epoch. Batches from parts request fewer rows and mix seeds less, which can cost accuracy.
 """
 
 import argparse

@@ -165,6 +165,11 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not broken_links(page)
 
 
+@named(LINKED)
+def test_no_page_is_half_merged(page: Path) -> None:
+    assert not re.findall(r"^(?:<{7}|={7}|>{7})(?: .*)?$", page.read_text(), re.MULTILINE)
+
+
 def test_control_broken_links_are_found(tmp_path: Path) -> None:
     good = "[a](other.md#some-title-2) [b](#a-page) [c](https://x.org/#y) ![d](other.md) [`x[i]`](other.md#xi-and-y)"
     bad = "[e](no.md) [f](other.md#none) [g](#none)"
