@@ -228,47 +228,4 @@ static int64_t fs_cross(const int64_t *indptr, int64_t node, const int32_t *part
     return fs_cross_as(indptr, node, part, ids, 0, first, n, counts, wide_counts);
 }
 
-/* Where each node's list begins if lists lie by part, by node within each: `offsets` has room for a number more than parts. Parts
-   are in range. */
-static void fs_list_starts(const int64_t *indptr, const int32_t *part, int64_t n_nodes, int64_t n_parts, int64_t *offsets,
-                           int64_t *starts)
-{
-    for (int64_t p = 0; p <= n_parts; p++)
-        offsets[p] = 0;
-    for (int64_t v = 0; v < n_nodes; v++)
-        offsets[part[v] + 1] += indptr[v + 1] - indptr[v];
-    for (int64_t p = 0; p < n_parts; p++)
-        offsets[p + 1] += offsets[p];
-    for (int64_t v = 0; v < n_nodes; v++) {
-        starts[v] = offsets[part[v]];
-        offsets[part[v]] += indptr[v + 1] - indptr[v];
-    }
-    for (int64_t p = n_parts; p > 0; p--)
-        offsets[p] = offsets[p - 1];
-    offsets[0] = 0;
-}
-
-/* Copy what of the lists of nodes node … lies in the block of ids [first, first + n) and, moved to their starts, in the window of
-   ids [begin, begin + room); a list may lie in several of either. Returns the node that the next block goes on with. */
-static int64_t fs_move_lists(const char *block, int64_t first, int64_t n, const int64_t *indptr, const int64_t *starts,
-                             int64_t n_nodes, int64_t node, char *window, int64_t begin, int64_t room, int id_bytes)
-{
-    const int64_t end = first + n;
-    for (; node < n_nodes && indptr[node] < end; node++) {
-        const int64_t shift = starts[node] - indptr[node];
-        int64_t from = indptr[node] > first ? indptr[node] : first;
-        int64_t to = indptr[node + 1] < end ? indptr[node + 1] : end;
-        if (from + shift < begin)
-            from = begin - shift;
-        if (to + shift > begin + room)
-            to = begin + room - shift;
-        if (from < to)
-            memcpy(window + (from + shift - begin) * id_bytes, block + (from - first) * id_bytes,
-                   (size_t)((to - from) * id_bytes));
-        if (indptr[node + 1] > end)
-            break;
-    }
-    return node;
-}
-
 #endif
