@@ -350,7 +350,9 @@ def test_the_core_refuses_what_does_not_fit() -> None:
             importance.weigh(np.zeros(shape), 1, 0)
     assert importance.weigh(np.zeros((3, 2)), 1, 0) == [pytest.approx(1)]
     sources.begin(np.arange(1))
-    with pytest.raises(ValueError, match="no probabilities"):
+    with pytest.raises(ValueError, match="sources are gone"):
+        importance.weigh(np.zeros((1, 2)), 1, 0)
+    with pytest.raises(ValueError, match="sources are gone"):
         importance.keep()
     sources.begin(none)
     importance = core.Importance(layer, sources, 1, listed, counts)

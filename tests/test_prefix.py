@@ -96,6 +96,7 @@ def test_a_score_that_is_no_number_is_found() -> None:
         lambda: prefix.weigh(np.zeros(2), offsets([1, 1]), 0, 4, -1, 0, np.zeros(256)),
         lambda: prefix.weigh(np.zeros(2), offsets([1, 1]), 0, 4, 56, 0, np.zeros(255)),
         lambda: prefix.weigh(np.zeros(2), offsets([1, 1]), 0, 4, 56, 0, np.zeros(1)),
+        lambda: prefix.weigh(np.zeros(2), offsets([1, 1]), 0, 4, 56, 0, np.zeros(0)),
         lambda: prefix.place(np.zeros(2), offsets([1, 1]), 0, 4, 0, 0.0, 0, np.zeros(1, np.int64)),
         lambda: prefix.place(np.zeros(3), offsets([1, 1]), 0, 4, 0, 0.0, 0, np.zeros(3, np.int64)),
         lambda: prefix.write_lengths(offsets([1, 1]), np.zeros(1, np.int64), np.zeros(9, np.int32)),

@@ -254,7 +254,9 @@ class Kept(Opened):
         is_kept = parts is None or isinstance(parts, (str, KeptParts))
         usual = isinstance(policy, str) and counts is None and (is_kept if chosen.needs_parts else parts is None)
         if save and (not usual or budget is None):
-            raise ValueError("a cache is saved for a policy's name and a stated budget, without counts= and parts=")
+            raise ValueError(
+                "a cache is saved for a policy's name and a stated budget, without counts=, and with no parts= but kept ones"
+            )
         size = None if budget is None else parse_cache_size(budget, "budget", "the memory")
         self._check_open()
         if chosen.needs_parts and is_kept and not isinstance(parts, KeptParts):

@@ -82,8 +82,8 @@ class LaborSampler(HopSampler):
     the graph, the options and the arguments of :meth:`sample` (:mod:`featstore.sampling.rng`); it depends on ``index`` as a place
     in the epoch where ``batch_dependency`` is more than 1. Numbers are new in every epoch.
 
-    Whole lists are gone through: a hop costs time in proportion to the degrees of its destinations, about half a nanosecond a
-    neighbour (one with ``batch_dependency``). Lists that are not in memory are read whole, in turns of as many ids as the hop is
+    Whole lists are gone through: a hop costs time in proportion to the degrees of its destinations, less than a nanosecond a
+    neighbour (more with ``batch_dependency``). Lists that are not in memory are read whole, in turns of as many ids as the hop is
     expected to have edges, 65,536 at least; a turn is one batch of asynchronous reads.
     Importance probabilities need the lists of all destinations of a hop at once: 4 or 8 bytes a neighbour, about a hundred a
     distinct source, and some nanoseconds a neighbour and step.

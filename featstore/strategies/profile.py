@@ -84,13 +84,14 @@ class Profile(DerivedBatches):
         try:
             begin = time.perf_counter()
             most = min(len(order), most or profile_batches(len(order), self.together))
-            batches, needed = in_order(order.sample, most, setup.threads, self._pool), TAIL_BYTES
+            batches, needed, count = in_order(order.sample, most, setup.threads, self._pool), TAIL_BYTES, 0
             with SampleWriter(self._runs.file("profile"), self._n_nodes, accounts) as writer:
-                for count, sampled in enumerate(batches):
+                for sampled in batches:  # counted by hand: enumerate() would keep one while the next is made
                     needed += sample_bytes(sampled, self._n_nodes)
                     if count and accounts.total is not None and needed > accounts.total:
                         break  # each is asked for its own bytes: batches may differ in size
                     writer.add(sampled)
+                    count += 1
                     del sampled  # or the next would have to fit beside it
                 batches.close()
                 self._file = writer.finish_samples()

@@ -275,7 +275,7 @@ cdef class Importance:
     cdef Py_buffer listed
     cdef int64_t[::1] counts
     cdef double[:, ::1] weights
-    cdef int64_t fanout, n_weighed
+    cdef int64_t fanout, n_numbered, n_weighed
     cdef bint is_held
 
     def __cinit__(self, Layer layer not None, Hops sources not None, int64_t fanout, listed, int64_t[::1] counts not None):
@@ -298,7 +298,8 @@ cdef class Importance:
         self.is_held = True
         if layer._length(&self.listed) < total:
             raise ValueError(f"{total} listed ids expected, not {layer._length(&self.listed)}")
-        self.layer, self.sources, self.fanout, self.counts, self.n_weighed = layer, sources, fanout, counts, -1
+        self.layer, self.sources, self.fanout, self.counts = layer, sources, fanout, counts
+        self.n_numbered = self.n_weighed = -1
         sources.hop.n_edges, sources.hop.numbered = total, 0
 
     def __dealloc__(self):
@@ -318,6 +319,8 @@ cdef class Importance:
             wants = fs_number_sources(&self.sources.hop, self.listed.buf, self.layer.layer.wide)
         if wants:
             self.sources._check_room()
+        else:
+            self.n_numbered = self.sources.hop.n_nodes
         return not wants
 
     def weigh(self, double[:, ::1] weights not None, int steps, double least):
@@ -377,6 +380,6 @@ cdef class Importance:
         """Refuse to go on where the list was written over, or the sources are gone."""
         if not self.is_held:
             raise ValueError("what is taken was kept already")
-        if self.sources.hop.n_edges != self.layer.layer.n_chosen:
+        if self.sources.hop.n_edges != self.layer.layer.n_chosen or self.n_numbered not in (-1, self.sources.hop.n_nodes):
             raise ValueError("the sources are gone: another batch was begun")
         return 0

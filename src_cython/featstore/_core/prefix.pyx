@@ -69,9 +69,10 @@ def weigh(const double[::1] scores not None, const int64_t[::1] indptr not None,
     cdef uint64_t last = weights.shape[0] - 1, key, above
     cdef int bits = 0
     _check(scores, indptr, first, id_bytes)
-    while last >> bits:
-        bits += 1
-    if weights.shape[0] < 2 or (last & (last + 1)) or shift < 0 or shift + bits > 64:
+    if weights.shape[0] >= 2:
+        while last >> bits:
+            bits += 1
+    if not bits or (last & (last + 1)) or shift < 0 or shift + bits > 64:
         raise ValueError("a digit has a power of two of values and lies within 64 bits")
     if k == 0:
         return -1
