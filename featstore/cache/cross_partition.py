@@ -26,7 +26,7 @@ class CrossPartition(StaticPolicy):
     -----
     A list holds the in-neighbours of its node ``v``. A sampler asks for it when it has drawn ``v`` itself, from the list of a
     node ``w`` that ``v`` has an *out*-edge to. Where ``w`` is in the part of ``v``, that happens mostly in batches of this part,
-    which have the part's lists beside the cache, where they are read with it. So the out-edges of ``v`` into *other* parts are
+    which follow each other once an epoch; others ask for the list all along. So the out-edges of ``v`` into *other* parts are
     counted (:meth:`KeptParts.cross_out_degree <featstore.graph.savedparts.KeptParts.cross_out_degree>`), not its list's ids from
     other parts. Those say what the list asks for next, not how often it is asked for. Where all edges are stored in both
     directions the two are the same.
