@@ -15,6 +15,7 @@ from featstore.budget import Budget, Reservation
 from featstore.cache.rowmap import huge_array
 from featstore.config import parse_size
 from featstore.errors import BudgetError, ClosedError, CorruptionError
+from featstore.graph.listblocks import BLOCK_BYTES, ListBlock, stream_lists
 from featstore.graph.prefix import Prefix
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.readahead import read_ahead
@@ -156,6 +157,10 @@ class Topology:
         turns = np.empty((2, n_ids * self.id_bytes), np.uint8).view(self.id_dtype)
         places = enumerate(range(0, self.num_edges, n_ids))
         yield from self._read((first, turns[k % 2, : min(n_ids, self.num_edges - first)]) for k, first in places)
+
+    def lists(self, nodes: Int64s, block_bytes: int = BLOCK_BYTES) -> Iterator[ListBlock]:
+        """Yield the blocks of the file that hold edges of ``nodes``, ascending and distinct; see :class:`ListBlock`."""
+        return stream_lists(self, nodes, block_bytes)
 
     def read_all(self, out: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
         """Read all ids, checked, into ``out``, array of ``id_dtype``, shape (num_edges,); yield its blocks as they are filled."""
@@ -356,6 +361,16 @@ class NeighborCache:
             if n:
                 starts, degrees = self.topology.offsets(ids[part][missing[:n]])
                 _core.set_places(missing[:n], starts, degrees, place[part], degree[part])
+
+    def find(self, ids: Int64s, place: Int64s, degree: Int64s) -> Int64s:
+        """Find the lists of nodes that are in memory, as :meth:`locate`; return the positions in ``ids`` of the others.
+
+        Those have a degree of 0. Nothing is asked of the topology; not where the cache is ``whole``.
+        """
+        assert self.offset_of_node is not None
+        missing = np.empty(len(ids) + 1, np.int64)
+        n = _core.lookup(self.offset_of_node, self.records, self.topology.id_bytes, ids, place, degree, missing)
+        return missing[:n]
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return the arrays to save: ``records`` and, unless the cache is whole, ``offset_of_node``; not copies."""

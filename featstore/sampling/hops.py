@@ -7,7 +7,7 @@ import operator
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,7 +21,7 @@ from featstore.gather.buffers import BufferPool
 from featstore.graph.topology import NeighborCache, Topology, huge_bytes
 from featstore.sampling.batch import Block, SampledBatch
 
-__all__ = ["EMPTY", "SCRATCH", "Graph", "HopKey", "HopSampler", "Int64s", "Scratch", "scratch_bytes"]
+__all__ = ["EMPTY", "SCRATCH", "Draw", "Graph", "HopKey", "HopSampler", "Int64s", "Scratch", "as_ids", "scratch_bytes"]
 
 Int64s = npt.NDArray[np.int64]
 HopKey = tuple[int, int, int]  # what the draws of a hop depend on: epoch, index of the batch, number of the hop
@@ -137,6 +137,9 @@ def _power_of_two(n: int) -> int:
     return 1 << max(1, (n - 1).bit_length())
 
 
+Draw = Callable[[Scratch, int], Block]  # the block of a hop, by its number; the nodes that it adds are numbered
+
+
 class HopSampler(ABC):
     """A sampler that goes hop by hop: each adds a block, and the nodes that it finds join the list of the batch.
 
@@ -243,56 +246,72 @@ class HopSampler(ABC):
         OSError
             The drive failed.
         """
-        start = time.perf_counter()
         epoch, index = operator.index(epoch), operator.index(index)
         if not (0 <= epoch < 2**64 and 0 <= index < 2**64):
             raise ValueError(f"epoch and index must be in [0, 2**64), not {epoch} and {index}")
-        ids = _as_ids(seeds, self._g.num_nodes)
+        ids = as_ids(seeds, self._g.num_nodes)
+        with self.scratch(len(ids)) as scratch:
+            return self.assemble(scratch, ids, self.expand(scratch, ids, self._drawing(epoch, index)), epoch, index)
+
+    @contextlib.contextmanager
+    def scratch(self, n_seeds: int) -> Iterator[Scratch]:
+        """Lend the scratch memory of a thread, for a batch at a time; with room for ``n_seeds``."""
+        start = time.perf_counter()
         try:
             scratch = self._idle.pop()
         except IndexError:
-            scratch = Scratch(self._g.num_nodes, self._g.budget, max(self._room, len(ids)))
+            scratch = Scratch(self._g.num_nodes, self._g.budget, max(self._room, n_seeds))
             self._all.append(scratch)
         try:
-            batch = self._sample(scratch, ids, epoch, index)
+            yield scratch
             self._room = max(self._room, scratch.room)
-            scratch.batches += 1
-            scratch.n_nodes += len(batch.input_ids)
-            scratch.n_edges += sum(len(block.src) for block in (batch.blocks if self.redraw else batch.blocks[:1]))
             scratch.seconds += time.perf_counter() - start
-            return batch
         finally:
             if scratch.room >= self._room:
                 self._idle.append(scratch)
             else:  # for when all others are in use: it would have to grow
                 self._idle.appendleft(scratch)
 
-    def _sample(self, scratch: Scratch, ids: Int64s, epoch: int, index: int) -> SampledBatch:
-        g, hops, topology, cache = self._g, scratch.hops, self._topology, self._g.neighbor_cache
-        if topology is None:
-            topology = self._topology = g.topology
+    def expand(self, scratch: Scratch, ids: Int64s, draw: Draw, n_hops: int | None = None) -> list[Block]:
+        """Number the seeds ``ids``, then what ``draw`` adds in the first ``n_hops`` hops, or all; return a block a hop."""
         scratch.need(len(ids))
-        bad, twice = hops.begin(ids)
+        bad, twice = scratch.hops.begin(ids)
         if bad >= 0:
-            raise IndexError(f"seed {ids[bad]} at position {bad} is out of range for {g.num_nodes} nodes")
+            raise IndexError(f"seed {ids[bad]} at position {bad} is out of range for {self._g.num_nodes} nodes")
         if twice >= 0:
             first = int(np.flatnonzero(ids == ids[twice])[0])
             raise ValueError(f"seeds must be distinct: {ids[twice]} is at positions {first} and {twice}")
-        blocks = []
+        return [draw(scratch, hop) for hop in range(len(self.fanouts) if n_hops is None else n_hops)]
+
+    def assemble(self, scratch: Scratch, ids: Int64s, hops: list[Block], epoch: int, index: int) -> SampledBatch:
+        """Return the batch of all ``hops`` that :meth:`expand` has returned."""
+        blocks = hops if self.redraw else self._nested(hops)
+        n = scratch.hops.n_nodes
+        input_ids = self._g.pool.tensor((n,), torch.int64)
+        input_ids.numpy()[:] = scratch.nodes[:n]
+        scratch.batches += 1
+        scratch.n_nodes += n
+        scratch.n_edges += sum(len(block.src) for block in hops)
+        return SampledBatch(index, epoch, input_ids, len(ids), tuple(reversed(blocks)))
+
+    def _drawing(self, epoch: int, index: int) -> Draw:
+        """Return what looks up the lists of a batch's nodes, and draws from them."""
+        cache, topology = self._g.neighbor_cache, self._topology
+        if topology is None:
+            topology = self._topology = self._g.topology
         n_located = 0
-        for hop, fanout in enumerate(self.fanouts):
-            n_dst = hops.n_nodes
+
+        def draw(scratch: Scratch, hop: int) -> Block:
+            nonlocal n_located
+            n_dst = scratch.hops.n_nodes
             self._locate(scratch, topology, cache, n_located, n_dst)
             n_located = n_dst
-            blocks.append(self._expand(scratch, topology, cache, n_dst, fanout, (epoch, index, hop)))
+            block = self._expand(scratch, topology, cache, n_dst, self.fanouts[hop], (epoch, index, hop))
             if not self.redraw:
                 scratch.degree[:n_dst] = 0  # a node without neighbours draws none: these have drawn theirs
-        if not self.redraw:
-            blocks = self._nested(blocks)
-        n = hops.n_nodes
-        input_ids = g.pool.tensor((n,), torch.int64)
-        input_ids.numpy()[:] = scratch.nodes[:n]
-        return SampledBatch(index, epoch, input_ids, len(ids), tuple(reversed(blocks)))
+            return block
+
+        return draw
 
     def _nested(self, hops: list[Block]) -> list[Block]:
         """Return the layers' blocks, innermost first, from the edges that each hop added: all of them begin one array."""
@@ -324,7 +343,7 @@ class HopSampler(ABC):
         """Draw for the first ``n_dst`` nodes, whose lists are located, and number what they drew."""
 
 
-def _as_ids(seeds: Any, num_nodes: int) -> Int64s:
+def as_ids(seeds: Any, num_nodes: int) -> Int64s:
     """Return seeds as a contiguous int64 array; only the range is left to check."""
     array = seeds.detach().cpu().numpy() if isinstance(seeds, torch.Tensor) else np.asarray(seeds)
     if array.ndim != 1:

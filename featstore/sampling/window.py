@@ -1,0 +1,340 @@
+"""A window of batches drawn at once: hop by hop, all batches' nodes in the order of the lists, each list passed once a hop.
+
+What a hop draws is logged by batch; a batch's blocks are then made of its logs as if it had been sampled alone. In between, the
+nodes that the hop has added are logged by range of ids, so that the next hop has them in the order of the lists.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from featstore._core.epochs import TARGET_WORDS, Draws, replay, sort_targets
+from featstore.cache.rowmap import huge_array
+from featstore.errors import BudgetError, ClosedError
+from featstore.graph.listblocks import BLOCK_BYTES, stream_bytes
+from featstore.sampling.batch import Block, SampledBatch
+from featstore.sampling.hops import Graph, HopSampler, Int64s, Scratch
+from featstore.sampling.logs import SpillingLogs, least_log_bytes
+from featstore.sampling.rng import absorb, batch_key
+from featstore.storage.rundir import DiskBudget
+
+__all__ = ["Window", "least_bytes", "useful_bytes"]
+
+RANGE_BITS = 16  # targets are sorted over 2**16 nodes at once
+MOST_RANGES = 4096
+LEAST_BLOCK_BYTES = 64 << 10
+STREAM_SHARE = 8  # of a worker's memory: what lists are read into, at most
+SORTED_BYTES = 8  # of a target, beside its record
+
+
+def is_wide(graph: Graph) -> bool:
+    """Return whether logs hold 64-bit words."""
+    return graph.num_nodes >= 2**31 or graph.topology.id_bytes == 8
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """How a worker's memory is divided."""
+
+    shift: int  # a range of nodes: 2**shift
+    n_ranges: int
+    n_logs: int
+    block_bytes: int  # of ids, read at once
+    scratch_words: int  # of drawing a large fan-out
+    targets_bytes: int  # of logs of targets, and once more of those of one range
+    drawn_bytes: int
+
+    @property
+    def range_entries(self) -> int:
+        return (1 << self.shift) + 1
+
+    @property
+    def sorting_bytes(self) -> int:
+        """Records of targets, batch and place of each, and three arrays over a range of nodes."""
+        return self.targets_bytes + self.targets_bytes * SORTED_BYTES // (4 * TARGET_WORDS) + 24 * self.range_entries
+
+    @property
+    def nbytes(self) -> int:
+        return (
+            self.targets_bytes
+            + self.drawn_bytes
+            + self.sorting_bytes
+            + stream_bytes(self.block_bytes)
+            + 8 * self.scratch_words
+        )
+
+
+def _shape(graph: Graph, fanouts: tuple[int, ...], n_batches: int, n_bytes: int, wide: bool) -> _Shape:
+    """Divide ``n_bytes`` of one worker; at the least what :func:`least_bytes` says."""
+    n, shift = max(1, graph.num_nodes), RANGE_BITS
+    while -(-n // (1 << shift)) > MOST_RANGES:
+        shift += 1
+    while shift and 1 << shift >= 2 * n:
+        shift -= 1
+    n_ranges, n_logs = -(-n // (1 << shift)), n_batches * len(fanouts)
+    block = BLOCK_BYTES
+    while block > LEAST_BLOCK_BYTES and stream_bytes(block) > n_bytes // STREAM_SHARE:
+        block //= 2
+    targets, drawn = least_log_bytes(n_ranges, 1, wide), least_log_bytes(n_logs, 1, wide)
+    least = _Shape(shift, n_ranges, n_logs, block, Draws.scratch(fanouts), targets, drawn)
+    # Of what is left the drawn ids get three fifths: a target is a record here, and several ids there.
+    left = max(0, n_bytes - least.nbytes)
+    more = left * 2 // 5 * (4 * TARGET_WORDS) // (2 * 4 * TARGET_WORDS + SORTED_BYTES)
+    return _Shape(shift, n_ranges, n_logs, block, least.scratch_words, targets + more, drawn + left * 3 // 5)
+
+
+def least_bytes(graph: Graph, fanouts: tuple[int, ...], n_batches: int, wide: bool) -> int:
+    """Return the least memory in which a window of so many batches is drawn, by one thread."""
+    return _shape(graph, fanouts, n_batches, 0, wide).nbytes
+
+
+def useful_bytes(graph: Graph, fanouts: tuple[int, ...], n_batches: int, drawn: int, targets: int, n_workers: int) -> int:
+    """Return the memory in which nothing is spilled, where a batch has ``drawn`` bytes of logs and so many ``targets``."""
+    least = least_bytes(graph, fanouts, n_batches, True)
+    return n_workers * least + 2 * n_batches * (drawn + targets * (2 * 4 * TARGET_WORDS + SORTED_BYTES))
+
+
+class _Worker:
+    """A thread's memory while it draws."""
+
+    def __init__(self, shape: _Shape, wide: bool) -> None:
+        width = 8 if wide else 4
+        self.records = huge_array(shape.targets_bytes)
+        n_targets = shape.targets_bytes // (width * TARGET_WORDS)
+        self.batch, self.place = (huge_array(n_targets * 4).view(np.uint32) for _ in range(2))
+        self.ends, self.nodes, self.starts = (np.empty(shape.range_entries, np.int64) for _ in range(3))
+        self.scratch = np.empty(shape.scratch_words, np.int64)
+
+
+class Window:
+    """The batches ``first … stop - 1`` of an epoch, to be drawn together.
+
+    Parameters
+    ----------
+    sampler : HopSampler
+        With ``replace``; gives fan-outs, keys, and the memory of batches.
+    graph : Graph
+    seeds : callable
+        ``seeds(position)`` returns a batch's seeds.
+    epoch, first, stop : int
+    n_bytes : int
+        Memory, which the caller has reserved; :func:`least_bytes` at the least.
+    n_workers : int
+        Threads, as far as the memory suffices.
+    path : callable
+        Names run files, for what does not fit the memory.
+    disk : DiskBudget
+    """
+
+    def __init__(
+        self,
+        sampler: HopSampler,
+        graph: Graph,
+        seeds: Callable[[int], Any],
+        epoch: int,
+        first: int,
+        stop: int,
+        *,
+        n_bytes: int,
+        n_workers: int,
+        path: Callable[[], str],
+        disk: DiskBudget,
+    ) -> None:
+        self.first, self.stop = first, stop
+        self._sampler, self._graph, self._seeds, self._epoch = sampler, graph, seeds, epoch
+        self._wide = is_wide(graph)
+        self._n = stop - first
+        fanouts = sampler.fanouts
+        least = least_bytes(graph, fanouts, self._n, self._wide)
+        if n_bytes < least:
+            raise BudgetError(f"a window of {self._n} batches is drawn in {least} bytes at the least, not in {n_bytes}", least)
+        self._n_workers = max(1, min(n_workers, n_bytes // (2 * least)))
+        self._shape = shape = _shape(graph, fanouts, self._n, n_bytes // self._n_workers, self._wide)
+        logs = partial(SpillingLogs, n_workers=self._n_workers, wide=self._wide, path=path, disk=disk)
+        self._targets = logs(shape.n_ranges, n_bytes=self._n_workers * shape.targets_bytes)
+        self._drawn = logs(shape.n_logs, n_bytes=self._n_workers * shape.drawn_bytes)
+        self._fanouts = np.array(fanouts, np.int64)
+        keys = [batch_key(sampler.seed, epoch, index) for index in range(first, stop)]
+        self._keys = np.array([absorb(key, hop) for hop in range(len(fanouts)) for key in keys], np.uint64)
+        self._closed = False
+
+    def stop_drawing(self) -> None:
+        """Let :meth:`draw` end early, with ClosedError."""
+        self._closed = True
+
+    def close(self) -> None:
+        """Remove the run files; nobody draws or samples any more."""
+        self._closed = True
+        for logs in (self._targets, self._drawn):
+            logs.clear()
+
+    def draw(self) -> None:
+        """Draw all hops of all batches.
+
+        Raises
+        ------
+        BudgetError, OSError, CorruptionError
+            As the sampler's ``sample``; and OSError where the run files do not fit the disk. The window is of no use then.
+        """
+        for hop in range(len(self._fanouts)):
+            self._in_parallel(range(self._n), partial(self._aim, hop))
+            # The targets' logs are read from here on, and what sorts them is not there while batches are numbered.
+            workers = [_Worker(self._shape, self._wide) for _ in range(self._n_workers)]
+            self._in_parallel(range(self._shape.n_ranges), partial(self._draw, workers, hop))
+            del workers
+            self._targets.clear()
+
+    def sample(self, position: int) -> SampledBatch:
+        """Return a batch of what was drawn; any number of threads may."""
+        ids, index = self._ids(position), position - self.first
+        with self._sampler.scratch(len(ids)) as scratch:
+            hops = self._sampler.expand(scratch, ids, partial(self._replay, index))
+            return self._sampler.assemble(scratch, ids, hops, self._epoch, position)
+
+    def _ids(self, position: int) -> Int64s:
+        seeds = self._seeds(position)
+        return (seeds.numpy() if isinstance(seeds, torch.Tensor) else np.asarray(seeds)).astype(np.int64, copy=False)
+
+    def _in_parallel(self, numbers: range, work: Callable[[int, int], None]) -> None:
+        """Call ``work(worker, number)`` for all numbers; where memory is short for several at once, one after the other."""
+        coming, short = iter(numbers), list[int]()
+        lock = threading.Lock()
+        failed = threading.Event()
+
+        def run(worker: int) -> None:
+            while not (failed.is_set() or short):
+                with lock:
+                    number = next(coming, None)
+                if number is None:
+                    return
+                try:
+                    self._check()
+                    work(worker, number)
+                except BudgetError:
+                    if self._n_workers == 1:
+                        raise
+                    short.append(number)
+                except BaseException:
+                    failed.set()
+                    raise
+
+        if self._n_workers == 1:
+            run(0)
+            return
+        with ThreadPoolExecutor(self._n_workers, thread_name_prefix="featstore-draw") as workers:
+            for future in [workers.submit(run, worker) for worker in range(self._n_workers)]:
+                future.result()
+        for number in itertools.chain(short, coming):
+            self._check()
+            self._graph.pool.trim()
+            work(0, number)
+
+    def _check(self) -> None:
+        if self._closed:
+            raise ClosedError("the epoch is over")
+
+    # By batch.
+
+    def _aim(self, hop: int, worker: int, index: int) -> None:
+        """Number a batch's nodes up to ``hop``, and let those that the last hop has added draw in this one."""
+        ids = self._ids(self.first + index)
+        targets = self._targets.workers[worker]
+        with self._sampler.scratch(len(ids)) as scratch:
+            first = 0
+            blocks = self._sampler.expand(scratch, ids, partial(self._replay, index), hop)
+            if blocks:
+                first = blocks[-1].n_dst
+            del blocks
+            end = scratch.hops.n_nodes
+            while (first := targets.scatter(scratch.nodes, first, end, index, self._shape.shift)) < end:
+                self._targets.spill(worker)
+
+    def _replay(self, index: int, scratch: Scratch, hop: int) -> Block:
+        """Make a hop's block of what was drawn."""
+        pool, hops = self._graph.pool, scratch.hops
+        n_dst = hops.n_nodes
+        edges: list[torch.Tensor] = []
+
+        def array(n: int) -> tuple[Int64s, Int64s]:
+            edges.extend(pool.tensor((n,), torch.int64) for _ in range(2))
+            return edges[0].numpy(), edges[1].numpy()
+
+        records = self._drawn.read(hop * self._n + index, pool.array)
+        replay(hops, records, self._wide, n_dst, scratch.place, array)
+        while not hops.number():
+            scratch.need(2 * scratch.room)
+        return Block(edges[0], edges[1], hops.n_nodes, n_dst)
+
+    # By list.
+
+    def _draw(self, workers: list[_Worker], hop: int, worker: int, number: int) -> None:
+        """Let the targets in one range of nodes draw, as many at once as the memory takes."""
+        memory = workers[worker]
+        records, used = memory.records, 0
+
+        def draw() -> None:
+            self._check()
+            self._draw_targets(memory, hop, worker, number << self._shape.shift, records[:used])
+
+        def array(n: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+            nonlocal used
+            n_bytes = n * np.dtype(dtype).itemsize
+            if used + n_bytes > len(records):
+                draw()
+                used = 0
+            used += n_bytes
+            return records[used - n_bytes : used].view(dtype)
+
+        for _ in self._targets.pieces(number, array):
+            pass
+        if used:
+            draw()
+
+    def _draw_targets(self, memory: _Worker, hop: int, worker: int, base: int, records: npt.NDArray[np.uint8]) -> None:
+        topology, cache = self._graph.topology, self._graph.neighbor_cache
+        n = sort_targets(
+            records, self._wide, base, memory.ends, memory.batch, memory.place, memory.nodes, memory.starts
+        )
+        nodes, starts = memory.nodes[:n], memory.starts[: n + 1]
+        end = len(self._fanouts) if self._sampler.redraw else hop + 1
+        replace, n_batches = bool(getattr(self._sampler, "replace", False)), self._n
+        draws = Draws(
+            self._drawn.workers[worker], self._keys, self._fanouts, (hop, end), replace, n_batches, nodes, starts, memory.batch,
+            memory.place,
+        )
+
+        def take(first: int, at: Int64s, degree: Int64s, ids: npt.NDArray[Any]) -> None:
+            draws.begin(first, first + len(at), at, degree, ids, topology.id_bytes, memory.scratch)
+            while not draws.go_on():
+                self._drawn.spill(worker)
+
+        wanted, is_wanted = nodes, None
+        if cache is not None:
+            at, degree = np.empty(n, np.int64), np.empty(n, np.int64)
+            if cache.whole:
+                topology.offsets(nodes, at, degree)
+                take(0, at, degree, cache.records)
+                return
+            missing = cache.find(nodes, at, degree)
+            take(0, at, degree, cache.records)
+            wanted, is_wanted = nodes[missing], np.zeros(n, bool)
+            is_wanted[missing] = True
+        for block in topology.lists(wanted, self._shape.block_bytes):
+            last = block.first_node + len(block.offsets) - 1
+            low, high = np.searchsorted(nodes, (block.first_node, last))
+            within = nodes[low:high] - block.first_node
+            begin = block.offsets[within]
+            degree = block.offsets[within + 1] - begin
+            if is_wanted is not None:
+                degree[~is_wanted[low:high]] = 0  # they have drawn from the cache
+            take(int(low), begin - block.first_edge, degree, block.ids)

@@ -1,0 +1,344 @@
+/* Kernels of epoch-wide sampling: logs that many batches are written to at once, draws list by list, and their sorting.
+ *
+ * A log is a list of words, 32 or 64 bits each, in blocks of one arena; records may lie across blocks. Two kinds of records:
+ *
+ *   target  node, batch, place: the node at `place` of the batch's list is to draw
+ *   drawn   place, n, then n neighbour ids: what it drew, in list order; one place may have several records, in order
+ */
+#ifndef FEATSTORE_EPOCHS_H
+#define FEATSTORE_EPOCHS_H
+
+#include "neighbors.h"
+
+enum {
+    FS_TARGET_WORDS = 3,
+    FS_DRAWN_HEAD = 2,
+    FS_LEAST_BLOCK = FS_LANE_DRAWS + FS_DRAWN_HEAD /* words: a record of a small fan-out takes one fresh block at most */
+};
+
+typedef struct {
+    char *arena;
+    int32_t *next;         /* of each block: the next one of its log, or of the free ones; -1 ends a list */
+    int32_t *first, *last; /* of each log */
+    int32_t *fill;         /* of each log: words in its last block */
+    int64_t *length;       /* of each log: words */
+    int64_t n_logs, n_blocks, block_words, n_free;
+    int32_t free;
+    int wide;
+} fs_logs;
+
+static void fs_logs_clear(fs_logs *logs)
+{
+    for (int64_t b = 0; b < logs->n_blocks; b++)
+        logs->next[b] = b + 1 < logs->n_blocks ? (int32_t)(b + 1) : -1;
+    logs->free = logs->n_blocks ? 0 : -1;
+    logs->n_free = logs->n_blocks;
+    for (int64_t log = 0; log < logs->n_logs; log++) {
+        logs->first[log] = logs->last[log] = -1;
+        logs->fill[log] = (int32_t)logs->block_words;
+        logs->length[log] = 0;
+    }
+}
+
+FS_INLINE char *fs_log_block(const fs_logs *logs, int wide, int32_t block)
+{
+    return logs->arena + (size_t)block * (size_t)logs->block_words * (wide ? 8 : 4);
+}
+
+/* Begin a new block of a log; there is a free one. */
+static void fs_log_extend(fs_logs *logs, int64_t log)
+{
+    const int32_t block = logs->free;
+    logs->free = logs->next[block];
+    logs->n_free--;
+    logs->next[block] = -1;
+    if (logs->last[log] < 0)
+        logs->first[log] = block;
+    else
+        logs->next[logs->last[log]] = block;
+    logs->last[log] = block;
+    logs->fill[log] = 0;
+}
+
+FS_INLINE void fs_word(void *words, int wide, int64_t i, int64_t value)
+{
+    if (wide)
+        ((int64_t *)words)[i] = value;
+    else
+        ((int32_t *)words)[i] = (int32_t)value;
+}
+
+FS_INLINE void fs_log_put(fs_logs *logs, int wide, int64_t log, int64_t value)
+{
+    if (FS_RARE(logs->fill[log] == logs->block_words))
+        fs_log_extend(logs, log);
+    fs_word(fs_log_block(logs, wide, logs->last[log]), wide, logs->fill[log]++, value);
+}
+
+/* Room for n words of a log in one piece; NULL where its last block has not so much. */
+FS_INLINE void *fs_log_room(fs_logs *logs, int wide, int64_t log, int64_t n)
+{
+    const int32_t fill = logs->fill[log];
+    if (FS_RARE(logs->block_words - fill < n))
+        return NULL;
+    logs->fill[log] = fill + (int32_t)n;
+    logs->length[log] += n;
+    return fs_log_block(logs, wide, logs->last[log]) + (size_t)fill * (wide ? 8 : 4);
+}
+
+/* Copy a log's words to `out`, which has room for its length. */
+static void fs_log_copy(const fs_logs *logs, int64_t log, char *out)
+{
+    const size_t width = logs->wide ? 8 : 4;
+    for (int32_t block = logs->first[log]; block >= 0; block = logs->next[block]) {
+        const int64_t n = block == logs->last[log] ? logs->fill[log] : logs->block_words;
+        memcpy(out, fs_log_block(logs, logs->wide, block), (size_t)n * width);
+        out += (size_t)n * width;
+    }
+}
+
+/* Enter nodes first … end - 1 of a batch's list as targets, each into the log of its range of 2^shift nodes; returns the node that
+ * there was no room for, or end. */
+static int64_t fs_scatter(fs_logs *logs, const int64_t *nodes, int64_t first, int64_t end, int64_t batch, int shift)
+{
+    for (int64_t i = first; i < end; i++) {
+        const int64_t log = nodes[i] >> shift;
+        if (FS_RARE(!logs->n_free))
+            return i;
+        fs_log_put(logs, logs->wide, log, nodes[i]);
+        fs_log_put(logs, logs->wide, log, batch);
+        fs_log_put(logs, logs->wide, log, i);
+        logs->length[log] += FS_TARGET_WORDS;
+    }
+    return end;
+}
+
+/* Order n records of targets, nodes in [base, base + range), by node: `ends` (range + 1 entries) is left with the end of each
+ * node's; returns 0 where a node is out of range. */
+static int fs_sort_targets(const void *records, int wide, int64_t n, int64_t base, int64_t range, int64_t *ends, uint32_t *batch,
+                           uint32_t *place)
+{
+    memset(ends, 0, (size_t)(range + 1) * sizeof *ends);
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t node = fs_record(records, wide, FS_TARGET_WORDS * i) - base;
+        if (FS_RARE((uint64_t)node >= (uint64_t)range))
+            return 0;
+        ends[node + 1]++;
+    }
+    for (int64_t node = 0; node < range; node++)
+        ends[node + 1] += ends[node];
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t at = ends[fs_record(records, wide, FS_TARGET_WORDS * i) - base]++;
+        batch[at] = (uint32_t)fs_record(records, wide, FS_TARGET_WORDS * i + 1);
+        place[at] = (uint32_t)fs_record(records, wide, FS_TARGET_WORDS * i + 2);
+    }
+    return 1;
+}
+
+/* The nodes that have targets, and where those begin: of `ends` as sorting left it; `starts` gets one entry more. */
+static int64_t fs_distinct(const int64_t *ends, int64_t range, int64_t base, int64_t *nodes, int64_t *starts)
+{
+    int64_t n = 0, begin = 0;
+    for (int64_t node = 0; node < range; node++) {
+        nodes[n] = base + node;
+        starts[n] = begin;
+        n += ends[node] > begin;
+        begin = ends[node];
+    }
+    starts[n] = begin;
+    return n;
+}
+
+/* One pass over lists: each of the targets of node d draws, in hops hop … n_hops - 1, from ids at[d] … at[d] + degree[d] - 1, of
+ * which those in [0, n_ids) are there. What is drawn goes to log hop * n_batches + batch. */
+typedef struct {
+    fs_logs *logs;
+    const uint64_t *keys; /* of (hop, batch) */
+    const int64_t *fanouts;
+    int64_t n_hops, n_batches;
+    int replace;
+    /* targets by node */
+    const int64_t *nodes, *starts;
+    const uint32_t *batch, *place;
+    int64_t first, end; /* nodes whose lists are here */
+    const int64_t *at, *degree;
+    const void *ids;
+    int wide;
+    int64_t n_ids;
+    int64_t *drawn, *scratch; /* of a large fan-out */
+    /* where to go on: hop, node, target, and how many of its ids are in the log already */
+    int64_t hop, node, target, done;
+} fs_pass;
+
+/* Log what a target took at list positions x[0] … x[n-1] (ascending), or 0 … n - 1 where x is NULL, but for the first *done of those
+ * that are here. Stops where no more than `keep` blocks are free: returns 1, and counts in *done. */
+FS_INLINE int fs_emit(fs_pass *pass, int logs_wide, int64_t log, uint32_t place, int64_t at, const int64_t *x, int64_t n,
+                      int64_t keep, int64_t *done)
+{
+    fs_logs *logs = pass->logs;
+    const int64_t most = logs->block_words - FS_DRAWN_HEAD;
+    int64_t from = 0, to = n;
+    if (x) {
+        while (from < n && at + x[from] < 0)
+            from++;
+        while (to > from && at + x[to - 1] >= pass->n_ids)
+            to--;
+    } else {
+        from = at < 0 ? -at : 0;
+        to = at + n > pass->n_ids ? pass->n_ids - at : n;
+    }
+    for (from += *done; from < to;) {
+        const int64_t count = to - from < most ? to - from : most;
+        if (FS_RARE(logs->n_free <= keep))
+            return 1;
+        fs_log_put(logs, logs_wide, log, place);
+        fs_log_put(logs, logs_wide, log, count);
+        for (int64_t j = from; j < from + count; j++)
+            fs_log_put(logs, logs_wide, log, fs_record(pass->ids, pass->wide, at + (x ? x[j] : j)));
+        logs->length[log] += FS_DRAWN_HEAD + count;
+        from += count;
+        *done += count;
+    }
+    *done = 0;
+    return 0;
+}
+
+/* Targets that draw side by side. */
+typedef struct {
+    int n;
+    int64_t target[FS_LANES], at[FS_LANES];
+    uint64_t key[FS_LANES];
+    uint32_t degree[FS_LANES];
+} fs_lanes;
+
+/* Draw for them, and log it. Each takes one fresh block at most: there are so many. */
+FS_INLINE void fs_draw_and_log(fs_pass *pass, int wide, int logs_wide, fs_lanes *lanes, fs_draw_lanes_fn draw_lanes,
+                               uint8_t (*network)[2], int n_network)
+{
+    const int k = (int)pass->fanouts[pass->hop];
+    fs_u32s x[FS_LANE_DRAWS];
+    for (int l = lanes->n; l < FS_LANES; l++) { /* idle lanes draw something harmless */
+        lanes->key[l] = 0;
+        lanes->degree[l] = (uint32_t)k + 1;
+    }
+    draw_lanes(lanes->key, lanes->degree, k, pass->replace, network, n_network, x);
+    for (int l = 0; l < lanes->n; l++) {
+        const int64_t target = lanes->target[l], at = lanes->at[l];
+        const int64_t log = pass->hop * pass->n_batches + pass->batch[target];
+        const int is_here = at >= 0 && at + (int64_t)lanes->degree[l] <= pass->n_ids;
+        void *out = is_here ? fs_log_room(pass->logs, logs_wide, log, FS_DRAWN_HEAD + k) : NULL;
+        if (FS_RARE(!out)) {
+            int64_t positions[FS_LANE_DRAWS], done = 0;
+            for (int j = 0; j < k; j++)
+                positions[j] = x[j][l];
+            fs_emit(pass, logs_wide, log, pass->place[target], at, positions, k, -1, &done);
+            continue;
+        }
+        fs_word(out, logs_wide, 0, pass->place[target]);
+        fs_word(out, logs_wide, 1, k);
+        for (int j = 0; j < k; j++)
+            fs_word(out, logs_wide, FS_DRAWN_HEAD + j, fs_record(pass->ids, wide, at + (int64_t)x[j][l]));
+    }
+    lanes->n = 0;
+}
+
+/* One hop of the pass; returns 1 where the arena is full. Blocks that queued lanes may need stay free. */
+FS_INLINE int fs_pass_hop(fs_pass *pass, int wide, int logs_wide, fs_draw_lanes_fn draw_lanes)
+{
+    const int64_t hop = pass->hop, fanout = pass->fanouts[hop];
+    const uint64_t *keys = pass->keys + hop * pass->n_batches;
+    uint8_t network[FS_NETWORK][2];
+    const int n_network = fanout > 0 && fanout <= FS_LANE_DRAWS ? fs_network((int)fanout, network) : 0;
+    fs_lanes lanes;
+    int full = 0;
+    lanes.n = 0;
+    for (; fanout && pass->node < pass->end; pass->node++) {
+        const int64_t node = pass->node, at = pass->at[node - pass->first], degree = pass->degree[node - pass->first];
+        const int is_drawn = fs_is_drawn(degree, fanout, pass->replace);
+        const int in_lanes = is_drawn && fanout <= FS_LANE_DRAWS && degree <= UINT32_MAX;
+        if (pass->target < pass->starts[node])
+            pass->target = pass->starts[node];
+        for (; pass->target < pass->starts[node + 1]; pass->target++) {
+            const int64_t target = pass->target;
+            const uint32_t batch = pass->batch[target];
+            full = pass->logs->n_free <= FS_LANES;
+            if (FS_RARE(full))
+                goto done;
+            if (in_lanes) {
+                lanes.target[lanes.n] = target;
+                lanes.at[lanes.n] = at;
+                lanes.key[lanes.n] = fs_absorb(keys[batch], (uint64_t)pass->nodes[node]);
+                lanes.degree[lanes.n++] = (uint32_t)degree;
+                if (lanes.n == FS_LANES)
+                    fs_draw_and_log(pass, wide, logs_wide, &lanes, draw_lanes, network, n_network);
+                continue;
+            }
+            if (is_drawn)
+                fs_draw_one(fs_absorb(keys[batch], (uint64_t)pass->nodes[node]), degree, fanout, pass->replace, pass->drawn,
+                            pass->scratch);
+            full = fs_emit(pass, logs_wide, hop * pass->n_batches + batch, pass->place[target], at, is_drawn ? pass->drawn : NULL,
+                           is_drawn ? fanout : degree, FS_LANES, &pass->done);
+            if (FS_RARE(full))
+                goto done;
+        }
+    }
+done:
+    if (lanes.n)
+        fs_draw_and_log(pass, wide, logs_wide, &lanes, draw_lanes, network, n_network);
+    return full;
+}
+
+/* All hops; returns 1 where the arena is full: empty it and call again. */
+static int fs_draw_lists(fs_pass *pass, fs_draw_lanes_fn draw_lanes)
+{
+    const int wide = pass->wide, logs_wide = pass->logs->wide;
+    for (; pass->hop < pass->n_hops; pass->hop++, pass->node = pass->first, pass->target = 0) {
+        const int full = logs_wide ? (wide ? fs_pass_hop(pass, 1, 1, draw_lanes) : fs_pass_hop(pass, 0, 1, draw_lanes))
+                                   : fs_pass_hop(pass, 0, 0, draw_lanes);
+        if (full)
+            return 1;
+    }
+    return 0;
+}
+
+/* Edges of each of a hop's destinations, of the records of what they drew; returns all of them, or -1 where records are damaged. */
+static int64_t fs_count_drawn(const void *records, int wide, int64_t n_words, int64_t n_dst, int64_t *counts)
+{
+    int64_t n_edges = 0;
+    memset(counts, 0, (size_t)n_dst * sizeof *counts);
+    for (int64_t i = 0; i < n_words;) {
+        if (n_words - i < FS_DRAWN_HEAD)
+            return -1;
+        const int64_t place = fs_record(records, wide, i), n = fs_record(records, wide, i + 1);
+        if ((uint64_t)place >= (uint64_t)n_dst || n < 0 || n > n_words - i - FS_DRAWN_HEAD)
+            return -1;
+        counts[place] += n;
+        n_edges += n;
+        i += FS_DRAWN_HEAD + n;
+    }
+    return n_edges;
+}
+
+/* The hop's edges in order of their destinations; `counts` is used up. */
+static void fs_order_drawn(const void *records, int wide, int64_t n_words, int64_t n_dst, int64_t *counts, int64_t *src,
+                           int64_t *dst)
+{
+    int64_t edge = 0;
+    for (int64_t i = 0; i < n_dst; i++) {
+        const int64_t n = counts[i];
+        counts[i] = edge;
+        for (int64_t j = 0; j < n; j++)
+            dst[edge + j] = i;
+        edge += n;
+    }
+    for (int64_t i = 0; i < n_words;) {
+        const int64_t place = fs_record(records, wide, i), n = fs_record(records, wide, i + 1);
+        int64_t *out = src + counts[place];
+        for (int64_t j = 0; j < n; j++)
+            out[j] = fs_record(records, wide, i + FS_DRAWN_HEAD + j);
+        counts[place] += n;
+        i += FS_DRAWN_HEAD + n;
+    }
+}
+
+#endif

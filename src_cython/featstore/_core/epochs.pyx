@@ -1,0 +1,370 @@
+"""Epoch-wide sampling: logs of many batches, draws list by list, and a batch's hops from its logs. The kernels are in epochs.h."""
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
+
+cimport cython
+
+from featstore._core.sampler cimport Hops, fs_draw_lanes_fn
+
+
+cdef enum:
+    LANE_DRAWS = 64
+
+cdef extern from "epochs.h" nogil:
+    ctypedef struct fs_logs:
+        char *arena
+        int32_t *next
+        int32_t *first
+        int32_t *last
+        int32_t *fill
+        int64_t *length
+        int64_t n_logs
+        int64_t n_blocks
+        int64_t block_words
+        int64_t n_free
+        int wide
+    ctypedef struct fs_pass:
+        fs_logs *logs
+        const uint64_t *keys
+        const int64_t *fanouts
+        int64_t n_hops
+        int64_t n_batches
+        int replace
+        const int64_t *nodes
+        const int64_t *starts
+        const uint32_t *batch
+        const uint32_t *place
+        int64_t first
+        int64_t end
+        const int64_t *at
+        const int64_t *degree
+        const void *ids
+        int wide
+        int64_t n_ids
+        int64_t *drawn
+        int64_t *scratch
+        int64_t hop
+        int64_t node
+        int64_t target
+        int64_t done
+    enum:
+        FS_TARGET_WORDS
+        FS_LEAST_BLOCK
+        FS_LANES
+    fs_draw_lanes_fn fs_choose_draw_lanes(int) noexcept
+    int64_t fs_draw_scratch(int64_t) noexcept
+    void fs_logs_clear(fs_logs *) noexcept
+    void fs_log_copy(const fs_logs *, int64_t, char *) noexcept
+    int64_t fs_scatter(fs_logs *, const int64_t *, int64_t, int64_t, int64_t, int) noexcept
+    int fs_sort_targets(const void *, int, int64_t, int64_t, int64_t, int64_t *, uint32_t *, uint32_t *) noexcept
+    int64_t fs_distinct(const int64_t *, int64_t, int64_t, int64_t *, int64_t *) noexcept
+    int fs_draw_lists(fs_pass *, fs_draw_lanes_fn) noexcept
+    int64_t fs_count_drawn(const void *, int, int64_t, int64_t, int64_t *) noexcept
+    void fs_order_drawn(const void *, int, int64_t, int64_t, int64_t *, int64_t *, int64_t *) noexcept
+
+
+TARGET_WORDS = FS_TARGET_WORDS
+LEAST_BLOCK_WORDS = FS_LEAST_BLOCK
+LEAST_BLOCKS = FS_LANES + 2
+LOG_BYTES = 20  # of a log's entries, beside the arena
+BLOCK_BYTES = 4  # of a block's
+
+
+@cython.final
+cdef class Logs:
+    """Lists of words that grow side by side, in blocks of one arena. One owner thread.
+
+    Parameters
+    ----------
+    n_logs : int
+    arena : writable buffer of bytes
+    block_words : int
+        At least ``LEAST_BLOCK_WORDS``; the arena has ``LEAST_BLOCKS`` of them or more.
+    wide : bool
+        Words are int64, not int32.
+    """
+
+    cdef fs_logs logs
+    cdef char[::1] view
+
+    def __cinit__(self, int64_t n_logs, char[::1] arena not None, int64_t block_words, bint wide):
+        cdef int64_t n_blocks = arena.shape[0] // (block_words * (8 if wide else 4)) if block_words > 0 else 0
+        if n_logs < 1 or block_words < FS_LEAST_BLOCK or n_blocks < LEAST_BLOCKS or max(n_blocks, block_words) > INT32_MAX:
+            raise ValueError(f"{n_logs} logs cannot lie in {n_blocks} blocks of {block_words} words")
+        self.view = arena
+        self.logs.arena = &arena[0]
+        self.logs.n_logs, self.logs.n_blocks, self.logs.block_words, self.logs.wide = n_logs, n_blocks, block_words, wide
+        self.logs.next = <int32_t *>calloc(n_blocks, sizeof(int32_t))
+        self.logs.first = <int32_t *>calloc(3 * n_logs, sizeof(int32_t))
+        self.logs.length = <int64_t *>calloc(n_logs, sizeof(int64_t))
+        if self.logs.next == NULL or self.logs.first == NULL or self.logs.length == NULL:
+            raise MemoryError
+        self.logs.last, self.logs.fill = self.logs.first + n_logs, self.logs.first + 2 * n_logs
+        fs_logs_clear(&self.logs)
+
+    def __dealloc__(self):
+        free(self.logs.next)
+        free(self.logs.first)
+        free(self.logs.length)
+
+    @property
+    def is_empty(self):
+        """Whether no log has a word."""
+        return self.logs.n_free == self.logs.n_blocks
+
+    def clear(self):
+        """Empty all logs."""
+        with nogil:
+            fs_logs_clear(&self.logs)
+
+    def length(self, int64_t log):
+        """Return the words of a log."""
+        self.check(log)
+        return self.logs.length[log]
+
+    def copy(self, int64_t log, char[::1] out not None):
+        """Copy a log's words into ``out``, bytes of just its length."""
+        cdef int64_t n_bytes
+        self.check(log)
+        n_bytes = self.logs.length[log] * (8 if self.logs.wide else 4)
+        if out.shape[0] != n_bytes:
+            raise ValueError(f"the log has {n_bytes} bytes, out {out.shape[0]}")
+        if n_bytes:
+            with nogil:
+                fs_log_copy(&self.logs, log, &out[0])
+
+    def scatter(self, const int64_t[::1] nodes not None, int64_t first, int64_t end, int64_t batch, int shift):
+        """Enter ``nodes[first:end]``, of the list of ``batch``, as targets, each into log ``node >> shift``.
+
+        Returns
+        -------
+        int
+            The first position that there was no room for, or ``end``.
+        """
+        cdef int64_t i, last = 0
+        if not 0 <= first <= end <= nodes.shape[0] or not 0 <= batch < INT32_MAX or not 0 <= shift < 63 or end > INT32_MAX:
+            raise ValueError("impossible targets")
+        for i in range(first, end):
+            last = max(last, <int64_t>((<uint64_t>nodes[i]) >> shift))
+        if last >= self.logs.n_logs:
+            raise ValueError("a node has no log")
+        if first == end:
+            return end
+        with nogil:
+            first = fs_scatter(&self.logs, &nodes[0], first, end, batch, shift)
+        return first
+
+    cdef int check(self, int64_t log) except -1:
+        if not 0 <= log < self.logs.n_logs:
+            raise IndexError(f"log {log} of {self.logs.n_logs}")
+        return 0
+
+
+def sort_targets(records, bint wide, int64_t base, int64_t[::1] ends not None, uint32_t[::1] batch not None,
+                 uint32_t[::1] place not None, int64_t[::1] nodes not None, int64_t[::1] starts not None):
+    """Order targets by node.
+
+    Parameters
+    ----------
+    records : buffer of int32 or int64 words
+        Of ``n`` targets, their nodes in ``[base, base + len(ends) - 1)``.
+    wide : bool
+    base : int
+    ends : int64 array
+        Scratch.
+    batch, place : uint32 array, shape (n,)
+        Output, by node.
+    nodes, starts : int64 array
+        Output: the nodes that have targets, ascending, and where those begin; room for one more than there can be.
+
+    Returns
+    -------
+    int
+        How many nodes have targets.
+    """
+    cdef Py_buffer view
+    cdef int64_t n, found = 0, n_range = ends.shape[0] - 1
+    cdef bint good
+    PyObject_GetBuffer(records, &view, PyBUF_SIMPLE)
+    try:
+        n = view.len // (8 if wide else 4) // FS_TARGET_WORDS
+        if n_range < 1 or batch.shape[0] < n or place.shape[0] < n or min(nodes.shape[0], starts.shape[0]) <= min(n, n_range):
+            raise ValueError("no room for the targets")
+        if n == 0:
+            return 0
+        with nogil:
+            good = fs_sort_targets(view.buf, wide, n, base, n_range, &ends[0], &batch[0], &place[0])
+            if good:
+                found = fs_distinct(&ends[0], n_range, base, &nodes[0], &starts[0])
+    finally:
+        PyBuffer_Release(&view)
+    if not good:
+        raise ValueError("a target lies outside its range of nodes")
+    return found
+
+
+@cython.final
+cdef class Draws:
+    """Targets, by node, that draw from lists as those come by. One owner thread.
+
+    Parameters
+    ----------
+    logs : Logs
+        Gets what target after target draws in a hop, in log ``hop * n_batches + batch``.
+    keys : uint64 array, shape (hops * n_batches,)
+        Key of each hop of each batch.
+    fanouts : int64 array, shape (hops,)
+    hops : tuple (first, end)
+        Hops in which these targets draw.
+    replace : bool
+    n_batches : int
+    nodes, starts, batch, place : arrays
+        As :func:`sort_targets` left them.
+    level : int
+        Widest vector form of the draws to use, see :class:`~featstore._core.sampler.Hops`.
+    """
+
+    cdef fs_pass pass_
+    cdef fs_draw_lanes_fn draw_lanes
+    cdef int64_t first_hop, n_nodes
+    cdef tuple views, held
+
+    def __cinit__(self, Logs logs not None, const uint64_t[::1] keys not None, const int64_t[::1] fanouts not None, tuple hops,
+                  bint replace, int64_t n_batches, const int64_t[::1] nodes not None, const int64_t[::1] starts not None,
+                  const uint32_t[::1] batch not None, const uint32_t[::1] place not None, int level=2):
+        cdef int64_t n = nodes.shape[0], n_targets, i
+        self.first_hop, self.pass_.n_hops = hops
+        if not 0 <= self.first_hop < self.pass_.n_hops <= fanouts.shape[0]:
+            raise ValueError("no such hops")
+        if keys.shape[0] != fanouts.shape[0] * n_batches or logs.logs.n_logs < keys.shape[0] or starts.shape[0] != n + 1 or n < 1:
+            raise ValueError("arrays of lengths that disagree")
+        n_targets = starts[n]
+        if batch.shape[0] < n_targets or place.shape[0] < n_targets:
+            raise ValueError("arrays of lengths that disagree")
+        for i in range(n_targets):
+            if batch[i] >= n_batches:
+                raise ValueError(f"a target of batch {batch[i]} of {n_batches}")
+        self.views = (logs, keys, fanouts, nodes, starts, batch, place)
+        self.pass_.logs = &logs.logs
+        self.pass_.keys, self.pass_.fanouts = &keys[0], &fanouts[0]
+        self.pass_.replace, self.pass_.n_batches = replace, n_batches
+        self.pass_.nodes, self.pass_.starts = &nodes[0], &starts[0]
+        self.n_nodes = n
+        if n_targets:
+            self.pass_.batch, self.pass_.place = &batch[0], &place[0]
+        self.draw_lanes = fs_choose_draw_lanes(level)
+
+    @staticmethod
+    def scratch(fanouts):
+        """Return how many int64 words :meth:`begin` needs for these fan-outs."""
+        cdef int64_t fanout, most = 0
+        for fanout in fanouts:
+            if fanout > LANE_DRAWS:
+                most = max(most, fanout + fs_draw_scratch(fanout))
+        return most
+
+    def begin(self, int64_t first, int64_t end, const int64_t[::1] at not None, const int64_t[::1] degree not None, ids,
+              int id_bytes, int64_t[::1] scratch not None):
+        """Take the lists of nodes number ``first … end - 1``, or the parts of them that are in ``ids``.
+
+        Parameters
+        ----------
+        first, end : int
+        at, degree : int64 array, shape (end - first,)
+            Where in ``ids`` each list begins, perhaps before it, and its length.
+        ids : buffer of int32 or int64
+            Checked.
+        id_bytes : int
+        scratch : int64 array, shape (Draws.scratch(fanouts),)
+        """
+        cdef Py_buffer view
+        cdef int64_t hop, k, most = 0
+        if id_bytes not in (4, 8) or (id_bytes == 8 and not self.pass_.logs.wide):
+            raise ValueError("ids that the logs' words cannot hold")
+        if not 0 <= first <= end <= self.n_nodes or at.shape[0] != end - first or degree.shape[0] != end - first:
+            raise ValueError("no such nodes")
+        for hop in range(self.first_hop, self.pass_.n_hops):
+            k = self.pass_.fanouts[hop]
+            if k > LANE_DRAWS:
+                most = max(most, k + fs_draw_scratch(k))
+        if scratch.shape[0] < most:
+            raise ValueError(f"scratch has room for {scratch.shape[0]}, not for {most}")
+        PyObject_GetBuffer(ids, &view, PyBUF_SIMPLE)
+        try:
+            self.pass_.ids, self.pass_.n_ids = view.buf, view.len // id_bytes
+        finally:
+            PyBuffer_Release(&view)
+        self.held = (at, degree, ids, scratch)
+        self.pass_.wide = id_bytes == 8
+        self.pass_.first, self.pass_.end = first, end
+        if end > first:
+            self.pass_.at, self.pass_.degree = &at[0], &degree[0]
+        if most:  # draws of the largest fan-out, then what drawing needs
+            k = max([self.pass_.fanouts[hop] for hop in range(self.first_hop, self.pass_.n_hops)])
+            self.pass_.drawn, self.pass_.scratch = &scratch[0], &scratch[k]
+        self.pass_.hop, self.pass_.node, self.pass_.target, self.pass_.done = self.first_hop, first, 0, 0
+
+    def go_on(self):
+        """Draw; return True when all is done, False where the arena is full: empty the logs, and call again."""
+        cdef int full
+        if self.held is None:
+            raise ValueError("no lists are there")
+        with nogil:
+            full = fs_draw_lists(&self.pass_, self.draw_lanes)
+        if not full:
+            self.held = None
+        return not full
+
+
+def replay(Hops hops not None, records, bint wide, int64_t n_dst, counts, array):
+    """Begin a hop over a batch's first ``n_dst`` nodes with what they have drawn; ``hops.number()`` goes on.
+
+    Parameters
+    ----------
+    hops : Hops
+    records : buffer of int32 or int64 words
+        The hop's log of the batch.
+    wide : bool
+    n_dst : int
+    counts : int64 array, shape (n_dst,)
+        Scratch.
+    array : callable
+        ``array(n)`` returns the pair of int64 arrays, ``(src, dst)``, of the hop's ``n`` edges.
+
+    Raises
+    ------
+    ValueError
+        The log is damaged.
+    """
+    cdef Py_buffer view
+    cdef int64_t n_words, n_edges = 0
+    cdef int64_t[::1] counted = counts
+    cdef int64_t[::1] src, dst
+    if n_dst < 0 or n_dst > hops.hop.n_nodes or counted.shape[0] < n_dst:
+        raise ValueError("more destinations than nodes")
+    PyObject_GetBuffer(records, &view, PyBUF_SIMPLE)
+    try:
+        n_words = view.len // (8 if wide else 4)
+        if n_dst:
+            with nogil:
+                n_edges = fs_count_drawn(view.buf, wide, n_words, n_dst, &counted[0])
+        if n_edges < 0 or (n_words and not n_dst):
+            raise ValueError("the log of a hop is damaged")
+        src, dst = array(n_edges)
+        if src.shape[0] != n_edges or dst.shape[0] != n_edges:
+            raise ValueError(f"the hop has {n_edges} edges")
+        hops._end_hop()
+        if n_edges:
+            with nogil:
+                fs_order_drawn(view.buf, wide, n_words, n_dst, &counted[0], &src[0], &dst[0])
+    finally:
+        PyBuffer_Release(&view)
+    hops.hop.n_dst, hops.hop.n_edges, hops.hop.n_missing = n_dst, n_edges, 0
+    hops.hop.numbered = 0
+    hops.hop.drawn = hops.hop.gathered = n_edges
+    hops.src_view, hops.dst_view = src, dst
+    hops.hop.src = &src[0] if n_edges else NULL
+    hops.hop.dst = &dst[0] if n_edges else NULL
+    hops.in_hop = True
