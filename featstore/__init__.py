@@ -24,6 +24,7 @@ __all__ = [
     "CorruptionError",
     "DerivedBatches",
     "EpochRun",
+    "EpochSampler",
     "Estimate",
     "FeatstoreError",
     "FeatureStore",

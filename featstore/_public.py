@@ -67,6 +67,7 @@ from featstore.sampling.drawn import (
     SampledBatches as SampledBatches,
     SampledEpoch as SampledEpoch,
 )
+from featstore.sampling.epochwide import EpochSampler as EpochSampler
 from featstore.sampling.labor import LaborSampler as LaborSampler
 from featstore.sampling.partitionbatches import PartitionBatches as PartitionBatches
 from featstore.sampling.neighbor import NeighborSampler as NeighborSampler

@@ -6,6 +6,7 @@ each checked whenever it is read; the record ``pack`` is written last, so a dire
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -24,8 +25,9 @@ from featstore.graph.progress import Progress
 from featstore.pack.record import NODE_DATA, PACK_VERSION, RECORD, SAMPLES, OfflineSamples, write_record
 from featstore.pack.verify import verify_pack
 from featstore.plan.samples import SampleWriter
-from featstore.sampling.batch import SampledBatch, Sampler
+from featstore.sampling.batch import SampledBatch
 from featstore.sampling.batches import Batches, as_batches, together_of
+from featstore.sampling.drawn import Drawn, in_turn
 from featstore.sampling.foreign import adjacency_of, as_sampled, checked_sampler, has_own_seeds
 from featstore.storage.builddir import BuildDirectory
 from featstore.storage.rundir import DiskBudget
@@ -248,12 +250,8 @@ def _epochs(g: OutOfCoreGraph, sampler: Any, batcher: Batches | None, epochs: in
             for index, sample in enumerate(sampler):
                 yield as_sampled(sample, g.num_nodes, epoch, index)
             continue
-        order = batcher.epoch(epoch)
-
-        def one(index: int, epoch: int = epoch, order: Any = order, checked: Sampler = checked) -> SampledBatch:
-            return checked.sample(order.seeds(index), epoch=epoch, index=index)
-
-        yield from in_order(one, len(order), at_once, g.pool)
+        with contextlib.closing(in_turn(Drawn(checked, batcher).epoch(epoch), 0)) as order:
+            yield from in_order(order.sample, len(order), at_once, g.pool)
 
 
 def in_order(one: Callable[[int], SampledBatch], n: int, threads: int, pool: BufferPool) -> Generator[SampledBatch, None, None]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from featstore.budget import Reservation
 from featstore.sampling.batch import SampledBatch, Sampler
 from featstore.sampling.batches import Batches, EpochSeeds, together_of
 
-__all__ = ["DerivedBatches", "Drawn", "SampledBatches", "SampledEpoch"]
+__all__ = ["DerivedBatches", "DerivedEpoch", "Drawn", "InTurn", "SampledBatches", "SampledEpoch", "ahead_bytes", "in_turn"]
 
 
 class SampledEpoch(Protocol):
@@ -21,6 +22,97 @@ class SampledEpoch(Protocol):
     def sample(self, position: int) -> SampledBatch:
         """Return the batch that runs as number ``position``; a pure function, thread-safe."""
         ...
+
+
+class InTurn(SampledEpoch, Protocol):
+    """An epoch's batches for whoever takes them about in order, from one on; see :func:`in_turn`."""
+
+    def stop(self) -> None:
+        """Send away, with ClosedError, whoever waits for a batch; waits for nobody."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what was sampled ahead; may be called again."""
+        ...
+
+
+def in_turn(order: SampledEpoch, start: int, memory: Reservation | None = None) -> InTurn:
+    """Return the epoch for whoever takes its batches from ``start`` on about in order, so that many can be sampled at once.
+
+    Parameters
+    ----------
+    order : SampledEpoch
+        Where it has a method of this name, that is asked; otherwise batches are sampled one by one.
+    start : int
+    memory : Reservation, optional
+        What sampling ahead may hold, see :meth:`SampledBatches.ahead_bytes`.
+    """
+    found = getattr(order, "in_turn", None)
+    epoch: InTurn = _OneByOne(order) if found is None else found(start, memory)
+    return epoch
+
+
+class _OneByOne:
+    def __init__(self, order: SampledEpoch) -> None:
+        self._order = order
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def sample(self, position: int) -> SampledBatch:
+        return self._order.sample(position)
+
+    def stop(self) -> None:
+        """Nobody waits."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class DerivedEpoch:
+    """An epoch of which some batches come from elsewhere: :meth:`found` says which.
+
+    Parameters
+    ----------
+    order : SampledEpoch
+    """
+
+    def __init__(self, order: SampledEpoch) -> None:
+        self._order = order
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def found(self, position: int) -> SampledBatch | None:
+        """Return a batch that need not be sampled."""
+        return None
+
+    def sample(self, position: int) -> SampledBatch:
+        """See :class:`SampledEpoch`."""
+        found = self.found(position)
+        return self._order.sample(position) if found is None else found
+
+    def in_turn(self, start: int, memory: Reservation | None) -> InTurn:
+        """See :func:`in_turn`."""
+        return _DerivedInTurn(self, in_turn(self._order, start, memory))
+
+
+class _DerivedInTurn:
+    def __init__(self, epoch: DerivedEpoch, order: InTurn) -> None:
+        self._epoch, self._order = epoch, order
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def sample(self, position: int) -> SampledBatch:
+        found = self._epoch.found(position)
+        return self._order.sample(position) if found is None else found
+
+    def stop(self) -> None:
+        self._order.stop()
+
+    def close(self) -> None:
+        self._order.close()
 
 
 class SampledBatches(Protocol):
@@ -72,6 +164,13 @@ class SampledBatches(Protocol):
         ...
 
 
+def ahead_bytes(batches: SampledBatches, n_rows: int, n_edges: int) -> tuple[int, int]:
+    """Return the least and the most useful bytes of sampling many batches at once, by nodes and edges of one; zeros without it."""
+    found = getattr(batches, "ahead_bytes", None)
+    least, useful = (0, 0) if found is None else found(n_rows, n_edges)
+    return int(least), int(useful)
+
+
 class DerivedBatches:
     """Batches made of others: what is not overridden is theirs.
 
@@ -118,6 +217,10 @@ class DerivedBatches:
     def epoch(self, epoch: int) -> SampledEpoch:
         """See :class:`SampledBatches`."""
         return self._batches.epoch(epoch)
+
+    def ahead_bytes(self, n_rows: int, n_edges: int) -> tuple[int, int]:
+        """See :func:`ahead_bytes`."""
+        return ahead_bytes(self._batches, n_rows, n_edges)
 
     def trim(self) -> None:
         """See :class:`SampledBatches`."""
@@ -170,6 +273,11 @@ class Drawn:
         """See :class:`SampledBatches`."""
         return _DrawnEpoch(self.sampler, self.batches.epoch(epoch), epoch)
 
+    def ahead_bytes(self, n_rows: int, n_edges: int) -> tuple[int, int]:
+        """See :func:`ahead_bytes`."""
+        found = getattr(self.sampler, "memory_bytes", None)
+        return (0, 0) if found is None else found(len(self.batches), n_rows, n_edges)
+
     def trim(self) -> None:
         """See :class:`SampledBatches`."""
         trim = getattr(self.sampler, "trim", None)
@@ -186,3 +294,9 @@ class _DrawnEpoch:
 
     def sample(self, position: int) -> SampledBatch:
         return self._sampler.sample(self._seeds.seeds(position), epoch=self._epoch, index=position)
+
+    def in_turn(self, start: int, memory: Reservation | None) -> InTurn:
+        """See :func:`in_turn`: a sampler may draw many batches at once."""
+        found = getattr(self._sampler, "in_turn", None)
+        epoch: InTurn = _OneByOne(self) if found is None else found(self._seeds.seeds, self._epoch, start, len(self), memory)
+        return epoch

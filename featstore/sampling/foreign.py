@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader
 
 from featstore.errors import PluginError
 from featstore.sampling.batch import Block, SampledBatch, Sampler
+from featstore.sampling.epochwide import EpochSampler
 from featstore.sampling.labor import LaborSampler
 from featstore.sampling.neighbor import NeighborSampler
 
@@ -247,7 +248,7 @@ def checked_sampler(sampler: Any, num_nodes: int, graph: Any = None) -> Sampler:
     a dataset that was opened twice, and a copy of its directory, are one graph.
     """
     _check_graph(sampler, num_nodes, graph)
-    if type(sampler) in (NeighborSampler, LaborSampler) or isinstance(sampler, _CheckedSampler):
+    if type(sampler) in (NeighborSampler, LaborSampler, EpochSampler) or isinstance(sampler, _CheckedSampler):
         own: Sampler = sampler
         return own
     if has_own_seeds(sampler):

@@ -28,7 +28,7 @@ from featstore.sampling.logs import SpillingLogs, least_log_bytes
 from featstore.sampling.rng import absorb, batch_key
 from featstore.storage.rundir import DiskBudget
 
-__all__ = ["Window", "least_bytes", "useful_bytes"]
+__all__ = ["Window", "drawn_bytes", "is_wide", "least_bytes", "useful_bytes"]
 
 RANGE_BITS = 16  # targets are sorted over 2**16 nodes at once
 MOST_RANGES = 4096
@@ -96,6 +96,11 @@ def _shape(graph: Graph, fanouts: tuple[int, ...], n_batches: int, n_bytes: int,
 def least_bytes(graph: Graph, fanouts: tuple[int, ...], n_batches: int, wide: bool) -> int:
     """Return the least memory in which a window of so many batches is drawn, by one thread."""
     return _shape(graph, fanouts, n_batches, 0, wide).nbytes
+
+
+def drawn_bytes(n_edges: int, n_targets: int, width: int) -> int:
+    """Return the bytes of a batch's logs of what was drawn, in words of ``width`` bytes."""
+    return width * (n_edges + 2 * n_targets)
 
 
 def useful_bytes(graph: Graph, fanouts: tuple[int, ...], n_batches: int, drawn: int, targets: int, n_workers: int) -> int:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import numpy.typing as npt
 
+from featstore.sampling.drawn import in_turn
 from featstore.strategies.counters import Stopwatch
 from featstore.strategies.setup import Setup
 
@@ -35,8 +38,9 @@ class AccessCounts:
             self._held.resize(8 * n)
             counts = np.zeros(n, np.int64)
             with self._watch.time("presample"):
-                for index in range(len(order)):
-                    counts[order.sample(index).input_ids.numpy()] += 1
+                with contextlib.closing(in_turn(order, 0)) as batches:
+                    for index in range(len(order)):
+                        counts[batches.sample(index).input_ids.numpy()] += 1
             self._counts = counts
         return self._counts
 

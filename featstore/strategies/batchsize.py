@@ -10,7 +10,7 @@ from featstore.errors import BudgetError
 from featstore.gather.buffers import HOLDER, SMALL_BYTES, block_bytes
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.batches import together_of
-from featstore.sampling.drawn import DerivedBatches, SampledBatches, SampledEpoch
+from featstore.sampling.drawn import DerivedBatches, DerivedEpoch, SampledBatches, SampledEpoch
 from featstore.strategies.expected import expected_edges
 
 __all__ = ["REUSE", "BatchSize", "foresee", "is_tight", "larger", "largest", "measure", "pooled_bytes"]
@@ -140,16 +140,13 @@ class _FirstKept(DerivedBatches):
         super().trim()
 
 
-class _FirstEpoch:
+class _FirstEpoch(DerivedEpoch):
     def __init__(self, order: SampledEpoch, kept: _FirstKept) -> None:
-        self._order, self._kept = order, kept
+        super().__init__(order)
+        self._kept = kept
 
-    def __len__(self) -> int:
-        return len(self._order)
-
-    def sample(self, position: int) -> SampledBatch:
-        first = None if position else self._kept.take()
-        return self._order.sample(position) if first is None else first
+    def found(self, position: int) -> SampledBatch | None:
+        return None if position else self._kept.take()
 
 
 def foresee(graph: Any, batches: SampledBatches) -> BatchSize:

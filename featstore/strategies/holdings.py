@@ -67,6 +67,11 @@ class Holdings:
     def __getitem__(self, holder: str) -> Reservation:
         return self._held[holder].reservation
 
+    def get(self, holder: str) -> Reservation | None:
+        """Return what a holder has, if it asked for any."""
+        held = self._held.get(holder)
+        return None if held is None else held.reservation
+
     def use(self, holder: str, hold: Callable[[int], None], least: int | None = None) -> None:
         """Say how memory is let go of: ``hold(n_bytes)`` keeps no more than that; and what the least is, if it is more by now."""
         held = self._held[holder]

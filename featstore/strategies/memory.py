@@ -18,13 +18,16 @@ from featstore.budget import Budget
 from featstore.config import format_size
 from featstore.errors import BudgetError
 from featstore.gather.buffers import HOLDER
+from featstore.sampling.drawn import ahead_bytes
 from featstore.sampling.hops import SCRATCH, scratch_bytes
 from featstore.strategies.batchsize import REUSE, BatchSize, foresee, larger, largest, measure, pooled_bytes
 from featstore.strategies.setup import Setup
 
-__all__ = ["BATCHES", "Memory", "Request", "ask", "too_small"]
+__all__ = ["BATCHES", "SAMPLED_AHEAD", "Memory", "Request", "ask", "too_small"]
 
 BATCHES = "batches"  # in the report of a loader's share
+SAMPLED_AHEAD = "epoch samples"  # holder
+SAMPLED_SHARE = 4  # of what is left beyond the leasts: what is drawn for many batches at once goes to disk beyond it
 
 
 @dataclass(frozen=True)
@@ -95,12 +98,20 @@ def ask(
         except BudgetError as error:
             refused = error
     known = foresee(setup.graph, setup.batches) if batch is None else batch
-    given = () if requests is None else requests(setup, known)
+    given: Sequence[Request] = ()
+    if requests is not None:
+        given = [*_sampling(setup, known), *requests(setup, known)]
     memory = Memory(setup, known, given, cache_bytes, capacity, plans=plans)
     if refused is not None:
         raise too_small(refused, memory.least() + setup.refused_bytes) from None
     memory.divide()
     return setup, memory
+
+
+def _sampling(setup: Setup, batch: BatchSize) -> list[Request]:
+    """Return what a sampler asks for that draws many batches at once."""
+    least, useful = ahead_bytes(setup.batches, batch.n_rows, batch.n_stored)
+    return [Request(SAMPLED_AHEAD, least, useful, SAMPLED_SHARE)] if useful else []
 
 
 def too_small(error: BudgetError, needed: int | None, *, before: str = "") -> BudgetError:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from featstore.cache.base import OnlinePolicy, Policy, StaticPolicy, get_policy
 from featstore.errors import BudgetError, OptionError
-from featstore.sampling.drawn import SampledEpoch
+from featstore.sampling.drawn import InTurn, in_turn
 from featstore.strategies.accesscounts import AccessCounts
 from featstore.strategies.base import EpochRun, Prepared, Runner, Strategy
 from featstore.strategies.batchsize import is_tight
@@ -89,11 +89,11 @@ class OnDemandRunner(Runner):
 
     def prepare(self, epoch: int, start: int) -> EpochRun:
         """Begin ``epoch``; nothing is done ahead."""
-        return _OnDemandEpoch(self.setup, self.setup.batches.epoch(epoch))
+        return _OnDemandEpoch(self.setup, in_turn(self.setup.batches.epoch(epoch), start))
 
 
 class _OnDemandEpoch(EpochRun):
-    def __init__(self, setup: Setup, order: SampledEpoch) -> None:
+    def __init__(self, setup: Setup, order: InTurn) -> None:
         self._setup, self._order = setup, order
 
     @property
@@ -103,3 +103,9 @@ class _OnDemandEpoch(EpochRun):
     def batch(self, position: int) -> Prepared:
         with self._setup.watch.time("sample"):
             return Prepared(position, self._order.sample(position))
+
+    def stop(self) -> None:
+        self._order.stop()
+
+    def close(self) -> None:
+        self._order.close()

@@ -11,7 +11,7 @@ from featstore.pack.offline import Pack, in_order
 from featstore.plan.samples import SampleFile, SampleWriter, sample_bytes
 from featstore.plan.trace import Trace
 from featstore.sampling.batch import SampledBatch
-from featstore.sampling.drawn import DerivedBatches, SampledEpoch
+from featstore.sampling.drawn import DerivedBatches, DerivedEpoch, SampledEpoch
 from featstore.storage.rundir import DiskBudget, RunDirectory, finalize_here
 from featstore.strategies.setup import Setup
 
@@ -156,16 +156,13 @@ class Profile(DerivedBatches):
         self._finalizer()
 
 
-class _ProfiledEpoch:
+class _ProfiledEpoch(DerivedEpoch):
     def __init__(self, profile: Profile, order: SampledEpoch) -> None:
-        self._profile, self._order = profile, order
+        super().__init__(order)
+        self._profile = profile
 
-    def __len__(self) -> int:
-        return len(self._order)
-
-    def sample(self, position: int) -> SampledBatch:
-        found = self._profile.sampled(position)
-        return self._order.sample(position) if found is None else found
+    def found(self, position: int) -> SampledBatch | None:
+        return self._profile.sampled(position)
 
 
 def _forget(file: SampleFile, runs: RunDirectory) -> None:

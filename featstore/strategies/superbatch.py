@@ -21,6 +21,7 @@ from featstore.config import parse_disk
 from featstore.graph.topology import NeighborCache
 from featstore.plan.overlapped import Pack
 from featstore.plan.planmemory import PLANNER_SHARE
+from featstore.sampling.drawn import in_turn
 from featstore.storage.rundir import DiskBudget, RunDirectory, finalize_here
 from featstore.strategies.accesscounts import AccessCounts
 from featstore.strategies.base import EpochRun, Runner, Strategy
@@ -28,7 +29,7 @@ from featstore.strategies.batchsize import BatchSize
 from featstore.strategies.caches import OwnCaches, ask_beside_caches, make_room, size_caches
 from featstore.strategies.holdings import Holdings
 from featstore.strategies.length import Passes, choose_size, least_size, planner_bytes
-from featstore.strategies.memory import Memory, Request
+from featstore.strategies.memory import SAMPLED_AHEAD, Memory, Request
 from featstore.strategies.options import CACHE, DISK, LENGTH, RUN_DIR, option, policy_of
 from featstore.strategies.registry import register_strategy
 from featstore.strategies.setup import Planning, Setup
@@ -253,9 +254,10 @@ class SuperbatchRunner(Runner):
     def _begin(self, epoch: int, start: int) -> EpochRun:
         # Without it next positions are spilled; but in the serial schedule a neighbour cache is chosen in this memory, too.
         self._holdings.grow(PLANNER, must=self._switch is not None)
-        order = self._setup.batches.epoch(epoch)
         caches = self._caches if self._switch is None else self._switch
         claim = caches.claim()
+        self._holdings.grow(SAMPLED_AHEAD)
+        order = in_turn(self._setup.batches.epoch(epoch), start, self._holdings.get(SAMPLED_AHEAD))
         try:
             self._holdings.grow(AHEAD, self.memory.unused())  # where others were quicker, misses are read when they are needed
             run = SuperbatchEpoch(
@@ -272,6 +274,7 @@ class SuperbatchRunner(Runner):
                 filled=self._filled,
             )
         except BaseException:
+            order.close()
             caches.release()
             raise
         self._holdings.began(run)

@@ -18,7 +18,7 @@ from featstore.gather.plan import BatchPlan, Tier
 from featstore.gather.sources import MemorySource, RowSource
 from featstore.plan.overlapped import Pack
 from featstore.plan.superbatches import SuperbatchInspector
-from featstore.sampling.drawn import SampledEpoch
+from featstore.sampling.drawn import InTurn
 from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.strategies.base import EpochRun, Prepared
 from featstore.strategies.caches import Claim, OwnCaches, read_rows
@@ -51,7 +51,7 @@ class SuperbatchEpoch(EpochRun):
         self,
         setup: Setup,
         planning: Planning,
-        order: SampledEpoch,
+        order: InTurn,
         start: int,
         *,
         threads: int,
@@ -64,7 +64,7 @@ class SuperbatchEpoch(EpochRun):
     ) -> None:
         graph = setup.graph
         assert isinstance(planning.policy, PlannedPolicy)
-        self._setup = setup
+        self._setup, self._order = setup, order
         self._caches, self._claim = caches, claim
         self._switch = switch = caches if isinstance(caches, CacheSwitch) else None
         self.closed = False
@@ -180,14 +180,16 @@ class SuperbatchEpoch(EpochRun):
         return freed
 
     def stop(self) -> None:
+        self._order.stop()
         self._inspector.stop()
 
     def close(self) -> None:
         if not self.closed:
-            self._inspector.stop()
+            self.stop()
             if self._ahead is not None:
                 self._ahead.close()
             self._inspector.close()
+            self._order.close()
             self._caches.release()
             if self._switch is not None:
                 self._switch.end()
