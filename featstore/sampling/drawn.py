@@ -164,10 +164,10 @@ class SampledBatches(Protocol):
         ...
 
 
-def ahead_bytes(batches: SampledBatches, n_rows: int, n_edges: int) -> tuple[int, int]:
-    """Return the least and the most useful bytes of sampling many batches at once, by nodes and edges of one; zeros without it."""
+def ahead_bytes(batches: SampledBatches) -> tuple[int, int]:
+    """Return the least and the most useful bytes of sampling many batches at once; zeros where they are sampled one by one."""
     found = getattr(batches, "ahead_bytes", None)
-    least, useful = (0, 0) if found is None else found(n_rows, n_edges)
+    least, useful = (0, 0) if found is None else found()
     return int(least), int(useful)
 
 
@@ -218,9 +218,9 @@ class DerivedBatches:
         """See :class:`SampledBatches`."""
         return self._batches.epoch(epoch)
 
-    def ahead_bytes(self, n_rows: int, n_edges: int) -> tuple[int, int]:
+    def ahead_bytes(self) -> tuple[int, int]:
         """See :func:`ahead_bytes`."""
-        return ahead_bytes(self._batches, n_rows, n_edges)
+        return ahead_bytes(self._batches)
 
     def trim(self) -> None:
         """See :class:`SampledBatches`."""
@@ -273,10 +273,11 @@ class Drawn:
         """See :class:`SampledBatches`."""
         return _DrawnEpoch(self.sampler, self.batches.epoch(epoch), epoch)
 
-    def ahead_bytes(self, n_rows: int, n_edges: int) -> tuple[int, int]:
+    def ahead_bytes(self) -> tuple[int, int]:
         """See :func:`ahead_bytes`."""
         found = getattr(self.sampler, "memory_bytes", None)
-        return (0, 0) if found is None else found(len(self.batches), n_rows, n_edges)
+        least, useful = (0, 0) if found is None else found(len(self.batches), self.batches.batch_size)
+        return int(least), int(useful)
 
     def trim(self) -> None:
         """See :class:`SampledBatches`."""

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
+from featstore._core.epochs import TARGET_WORDS
 from featstore.budget import Reservation
 from featstore.config import Options, check_at_least, parse_size
 from featstore.errors import ClosedError
@@ -149,12 +150,23 @@ class EpochSampler(NeighborSampler):
         """
         return Turns(self, seeds, epoch, start, stop, memory)
 
-    def memory_bytes(self, n_batches: int, n_rows: int, n_edges: int) -> tuple[int, int]:
-        """Return the least and the most useful bytes to draw an epoch with, by nodes and edges of a batch."""
+    def memory_bytes(self, n_batches: int, n_seeds: int) -> tuple[int, int]:
+        """Return the least and the most useful bytes to draw an epoch with, by its batches and their seeds."""
         n = n_batches if isinstance(self.window, str) else min(self.window, n_batches)
         width = 8 if is_wide(self._g) else 4
-        useful = useful_bytes(self._g, self.fanouts, n, drawn_bytes(n_edges, n_rows, width), n_rows, self.threads)
+        targets, edges = self.expected(n_seeds)
+        useful = useful_bytes(self._g, self.fanouts, n, drawn_bytes(edges, targets, width), targets, self.threads)
         return least_bytes(self._g, self.fanouts, 1 if isinstance(self.window, str) else n, width == 8), useful
+
+    def expected(self, n_seeds: int) -> tuple[int, int]:
+        """Return how many nodes of a batch draw, and how many edges: the most that there can be, or the mean of -1."""
+        n_nodes = self._g.num_nodes
+        mean = self._g.topology.num_edges // max(1, n_nodes) + 1
+        n, targets, edges = n_seeds, 0, 0
+        for fanout in self.fanouts:
+            each = mean if fanout < 0 else fanout
+            targets, n, edges = n, min(n_nodes, n * (1 + each)), edges + n * each
+        return targets, edges
 
 
 def _make(cls: type[EpochSampler], *args: Any) -> EpochSampler:
@@ -296,26 +308,31 @@ class Turns:
     def _plan(self) -> None:
         """Choose how many batches a window has, and have memory for it."""
         sampler, graph, n = self._sampler, self._sampler.graph, self._stop - self._next
-        alone = sampler.sample(self._seeds(self._next), self._epoch, self._next)
-        n_rows, n_edges = len(alone.input_ids), sum(len(block.src) for block in alone.blocks)
-        del alone
-        least, useful = sampler.memory_bytes(n, n_rows, n_edges)
+        seeds, wide = self._seeds(self._next), is_wide(graph)
         if self._memory is None:
+            least, useful = sampler.memory_bytes(n, len(seeds))
             n_bytes = max(least, min(useful, graph.budget.available // MEMORY_SHARE))
             self._memory = graph.budget.reserve(WINDOW, n_bytes)
             self._own.append(self._memory)
-        size = n if isinstance(sampler.window, str) else min(sampler.window, n)
-        if isinstance(sampler.window, str):
-            width = 8 if is_wide(graph) else 4
-            stored = drawn_bytes(n_edges, n_rows, width) + 12 * n_rows
-            free = shutil.disk_usage(os.path.dirname(self._run_dir) or ".").free // DISK_SHARE
-            disk = free if sampler.disk is None else sampler.disk
-            in_memory = self._memory.n_bytes // (2 * LOG_WORDS * width * len(sampler.fanouts))
-            size = max(1, min(n, in_memory, (disk + self._memory.n_bytes // 2) // stored))
-            if size < n:  # two at once
-                size = max(1, size // 2)
-        while size > 1 and least_bytes(graph, sampler.fanouts, size, is_wide(graph)) > self._memory.n_bytes // (1 + (size < n)):
-            size //= 2
+        held, size = self._memory.n_bytes, n
+        if not isinstance(sampler.window, str):
+            size = min(sampler.window, n)
+        else:
+            width = 8 if wide else 4
+            targets, edges = sampler.expected(len(seeds))
+            if -1 in sampler.fanouts:  # which says nothing of the longest lists
+                alone = sampler.sample(seeds, self._epoch, self._next)
+                targets, edges = len(alone.input_ids), sum(len(block.src) for block in alone.blocks)
+            stored = drawn_bytes(edges, targets, width) + TARGET_WORDS * width * targets
+            disk = sampler.disk
+            if disk is None:
+                disk = shutil.disk_usage(os.path.dirname(self._run_dir) or ".").free // DISK_SHARE
+            in_memory = held // (2 * LOG_WORDS * width * len(sampler.fanouts))
+            size = max(1, min(n, in_memory, disk // max(1, stored)))
+            if size < n:
+                size = max(1, size // 2)  # two windows at once
+            while size > 1 and least_bytes(graph, sampler.fanouts, size, wide) > held // (1 + (size < n)):
+                size //= 2
         self._size, self._most = size, 1 + (size < n)
 
     @property

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from featstore._core.epochs import BLOCK_BYTES, LEAST_BLOCK_WORDS, LEAST_BLOCKS, LOG_BYTES, Logs
 from featstore.cache.rowmap import huge_array
-from featstore.storage.rundir import DiskBudget, RunDirectory
+from featstore.storage.rundir import DiskBudget
 from featstore.storage.sections import SectionFile, SectionWriter
 
 __all__ = ["SpillingLogs", "least_log_bytes"]
@@ -65,9 +65,7 @@ class SpillingLogs:
         each = n_bytes // n_workers - n_logs * LOG_BYTES
         words = _block_words(n_logs, each, width)
         n_blocks = each // (words * width + BLOCK_BYTES)
-        self.workers = [
-            Logs(n_logs, huge_array(n_blocks * words * width).view(np.int8), words, wide) for _ in range(n_workers)
-        ]
+        self.workers = [Logs(n_logs, huge_array(n_blocks * words * width).view(np.int8), words, wide) for _ in range(n_workers)]
         self._spilled: list[list[tuple[SectionFile, Int64s]]] = [[] for _ in range(n_workers)]  # with the words of each log
 
     @property

@@ -30,8 +30,10 @@ from featstore.storage.rundir import DiskBudget
 
 __all__ = ["Window", "drawn_bytes", "is_wide", "least_bytes", "useful_bytes"]
 
-RANGE_BITS = 16  # targets are sorted over 2**16 nodes at once
+LEAST_BITS, MOST_BITS = 12, 20  # targets are sorted over so many nodes at once, as a power of two
 MOST_RANGES = 4096
+SORT_SHARE = 16  # of a worker's memory: arrays over such a range, at most
+RANGE_BYTES = 24  # a node of it
 LEAST_BLOCK_BYTES = 64 << 10
 STREAM_SHARE = 8  # of a worker's memory: what lists are read into, at most
 SORTED_BYTES = 8  # of a target, beside its record
@@ -61,22 +63,20 @@ class _Shape:
     @property
     def sorting_bytes(self) -> int:
         """Records of targets, batch and place of each, and three arrays over a range of nodes."""
-        return self.targets_bytes + self.targets_bytes * SORTED_BYTES // (4 * TARGET_WORDS) + 24 * self.range_entries
+        return self.targets_bytes + self.targets_bytes * SORTED_BYTES // (4 * TARGET_WORDS) + RANGE_BYTES * self.range_entries
 
     @property
     def nbytes(self) -> int:
         return (
-            self.targets_bytes
-            + self.drawn_bytes
-            + self.sorting_bytes
-            + stream_bytes(self.block_bytes)
-            + 8 * self.scratch_words
+            self.targets_bytes + self.drawn_bytes + self.sorting_bytes + stream_bytes(self.block_bytes) + 8 * self.scratch_words
         )
 
 
 def _shape(graph: Graph, fanouts: tuple[int, ...], n_batches: int, n_bytes: int, wide: bool) -> _Shape:
     """Divide ``n_bytes`` of one worker; at the least what :func:`least_bytes` says."""
-    n, shift = max(1, graph.num_nodes), RANGE_BITS
+    n, shift = max(1, graph.num_nodes), MOST_BITS
+    while shift > LEAST_BITS and RANGE_BYTES << shift > n_bytes // SORT_SHARE:
+        shift -= 1
     while -(-n // (1 << shift)) > MOST_RANGES:
         shift += 1
     while shift and 1 << shift >= 2 * n:
@@ -307,14 +307,20 @@ class Window:
 
     def _draw_targets(self, memory: _Worker, hop: int, worker: int, base: int, records: npt.NDArray[np.uint8]) -> None:
         topology, cache = self._graph.topology, self._graph.neighbor_cache
-        n = sort_targets(
-            records, self._wide, base, memory.ends, memory.batch, memory.place, memory.nodes, memory.starts
-        )
+        n = sort_targets(records, self._wide, base, memory.ends, memory.batch, memory.place, memory.nodes, memory.starts)
         nodes, starts = memory.nodes[:n], memory.starts[: n + 1]
         end = len(self._fanouts) if self._sampler.redraw else hop + 1
         replace, n_batches = bool(getattr(self._sampler, "replace", False)), self._n
         draws = Draws(
-            self._drawn.workers[worker], self._keys, self._fanouts, (hop, end), replace, n_batches, nodes, starts, memory.batch,
+            self._drawn.workers[worker],
+            self._keys,
+            self._fanouts,
+            (hop, end),
+            replace,
+            n_batches,
+            nodes,
+            starts,
+            memory.batch,
             memory.place,
         )
 

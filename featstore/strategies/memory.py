@@ -100,7 +100,7 @@ def ask(
     known = foresee(setup.graph, setup.batches) if batch is None else batch
     given: Sequence[Request] = ()
     if requests is not None:
-        given = [*_sampling(setup, known), *requests(setup, known)]
+        given = [*_sampling(setup), *requests(setup, known)]
     memory = Memory(setup, known, given, cache_bytes, capacity, plans=plans)
     if refused is not None:
         raise too_small(refused, memory.least() + setup.refused_bytes) from None
@@ -108,9 +108,9 @@ def ask(
     return setup, memory
 
 
-def _sampling(setup: Setup, batch: BatchSize) -> list[Request]:
+def _sampling(setup: Setup) -> list[Request]:
     """Return what a sampler asks for that draws many batches at once."""
-    least, useful = ahead_bytes(setup.batches, batch.n_rows, batch.n_stored)
+    least, useful = ahead_bytes(setup.batches)
     return [Request(SAMPLED_AHEAD, least, useful, SAMPLED_SHARE)] if useful else []
 
 
