@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from featstore.budget import Budget
 from featstore.graph.topology import NeighborCache, Topology
+from featstore.storage.layout import PAGE_BYTES
 
 Int64s = npt.NDArray[np.int64]
 
@@ -24,6 +25,7 @@ class ArrayFile:
     def __init__(self, ids: npt.NDArray[Any]) -> None:
         self.rows = ids.view(np.uint8).reshape(len(ids), ids.itemsize)
         self.n_gathers = self.n_gathered = self.n_read = 0
+        self.streams: list[ArrayStream] = []
 
     def read(self, first: int, n: int, out: npt.NDArray[np.uint8] | None = None) -> npt.NDArray[np.uint8]:
         assert first >= 0
@@ -42,6 +44,40 @@ class ArrayFile:
         self.n_gathers += 1
         self.n_gathered += len(rows)
 
+    def stream(self, runs: Int64s, window_bytes: int, arena: Any = None) -> ArrayStream:
+        stream = ArrayStream(self, runs)
+        self.streams.append(stream)
+        return stream
+
+
+class ArrayStream:
+    """Pages of an :class:`ArrayFile`, in order, as many as were fed."""
+
+    def __init__(self, file: ArrayFile, runs: Int64s) -> None:
+        data = file.rows.reshape(-1)
+        self._data = np.concatenate([data, np.zeros(-len(data) % PAGE_BYTES, np.uint8)]).reshape(-1, PAGE_BYTES)
+        self.pages = np.concatenate([np.arange(first, first + n) for first, n in runs.tolist()]) - 1
+        assert (np.diff(self.pages) > 0).all(), "a page is read twice, or out of order"
+        self._taken = self._fed = 0
+        self.core = self
+
+    def __enter__(self) -> ArrayStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._fed = -1
+
+    def pieces_before(self, n_pages: int) -> int:
+        return n_pages
+
+    def feed(self, n_pieces: int) -> None:
+        self._fed = max(self._fed, n_pieces)
+
+    def scatter(self, n: int, positions: None, out: npt.NDArray[np.uint8]) -> None:
+        assert self._taken + n <= self._fed
+        out[:n] = self._data[self.pages[self._taken : self._taken + n]]
+        self._taken += n
+
 
 class PlainPool:
     """Unpooled memory, filled with what must not be relied on."""
@@ -50,7 +86,7 @@ class PlainPool:
         return torch.full(shape, -99, dtype=dtype)
 
     def array(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        return np.full(shape, -99, dtype)
+        return np.full(shape, 157 if np.dtype(dtype).kind == "u" else -99, dtype)
 
 
 @dataclass

@@ -331,9 +331,10 @@ class Turns:
             size = max(1, min(n, in_memory, disk // max(1, stored)))
             if size < n:
                 size = max(1, size // 2)  # two windows at once
-            while size > 1 and least_bytes(graph, sampler.fanouts, size, wide) > held // (1 + (size < n)):
+            while size > 1 and least_bytes(graph, sampler.fanouts, size, wide) > held:
                 size //= 2
-        self._size, self._most = size, 1 + (size < n)
+        has_room = 2 * least_bytes(graph, sampler.fanouts, size, wide) <= held
+        self._size, self._most = size, 2 if size < n and has_room else 1
 
     @property
     def _run_dir(self) -> str:

@@ -66,7 +66,7 @@ class NeighborSampler(HopSampler):
 
     def __repr__(self) -> str:
         once = "" if self.redraw else ", redraw=False"
-        return f"NeighborSampler(fanouts={list(self.fanouts)}, replace={self.replace}, seed={self.seed}{once})"
+        return f"{type(self).__name__}(fanouts={list(self.fanouts)}, replace={self.replace}, seed={self.seed}{once})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._g, self.fanouts, self.replace, self.seed, self.redraw)

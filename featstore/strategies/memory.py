@@ -89,7 +89,7 @@ def ask(
     """
     refused, batch = setup.refused, setup.batch
     if batch is not None:  # more was sampled since, by several threads
-        for idle in (setup.batches, setup.graph.pool):
+        for idle in (setup.batches, setup.graph.pool, setup.graph.reader):
             idle.trim()
     elif refused is None:
         try:
@@ -98,9 +98,7 @@ def ask(
         except BudgetError as error:
             refused = error
     known = foresee(setup.graph, setup.batches) if batch is None else batch
-    given: Sequence[Request] = ()
-    if requests is not None:
-        given = [*_sampling(setup), *requests(setup, known)]
+    given = [*_sampling(setup), *(() if requests is None else requests(setup, known))]
     memory = Memory(setup, known, given, cache_bytes, capacity, plans=plans)
     if refused is not None:
         raise too_small(refused, memory.least() + setup.refused_bytes) from None

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from featstore.cache.base import OnlinePolicy, Policy, StaticPolicy, get_policy
 from featstore.errors import BudgetError, OptionError
-from featstore.sampling.drawn import InTurn, in_turn
+from featstore.sampling.drawn import InTurn, ahead_bytes, in_turn
 from featstore.strategies.accesscounts import AccessCounts
 from featstore.strategies.base import EpochRun, Prepared, Runner, Strategy
 from featstore.strategies.batchsize import is_tight
 from featstore.strategies.caches import ask_beside_caches, check_instances, make_room, size_caches
-from featstore.strategies.memory import Memory
+from featstore.strategies.holdings import Holdings
+from featstore.strategies.memory import SAMPLED_AHEAD, Memory
 from featstore.strategies.options import CACHE, option, options_of, policy_of
 from featstore.strategies.registry import register_strategy
 from featstore.strategies.setup import Setup
@@ -53,7 +54,8 @@ class OnDemand(Strategy):
         if self.cache is not None:
             make_room(setup.graph, setup.features)  # this cache comes in the place of those that are there
         row_bytes = sum(setup.row_bytes.values())
-        if setup.refused is not None or self.cache is not None or is_tight(setup.graph, setup.batches, row_bytes):
+        draws_ahead = ahead_bytes(setup.batches) != (0, 0)
+        if setup.refused is not None or self.cache is not None or draws_ahead or is_tight(setup.graph, setup.batches, row_bytes):
             setup, memory = ask_beside_caches(setup, self.cache, get_policy(self.policy))
         return OnDemandRunner(setup, memory, self.cache, self.policy)
 
@@ -65,6 +67,7 @@ class OnDemandRunner(Runner):
         self, setup: Setup, memory: Memory | None, cache: int | float | str | None, policy: str | Policy | type[Policy]
     ) -> None:
         super().__init__(setup, memory)
+        self._holdings = Holdings(setup.graph.budget, self.memory)
         if cache is None:
             return
         check_instances(policy, len(setup.features))
@@ -88,13 +91,23 @@ class OnDemandRunner(Runner):
                         left -= max(n_bytes // 8, (error.needed or 0) - graph.budget.total)
 
     def prepare(self, epoch: int, start: int) -> EpochRun:
-        """Begin ``epoch``; nothing is done ahead."""
-        return _OnDemandEpoch(self.setup, in_turn(self.setup.batches.epoch(epoch), start))
+        """Begin ``epoch``; nothing is done ahead, but by a sampler that draws many batches at once."""
+        order = self.setup.batches.epoch(epoch)
+        if self._holdings.is_running:  # what is held is that epoch's
+            return _OnDemandEpoch(self.setup, in_turn(order, start))
+        self._holdings.grow(SAMPLED_AHEAD)
+        run = _OnDemandEpoch(self.setup, in_turn(order, start, self._holdings.get(SAMPLED_AHEAD)))
+        self._holdings.began(run)
+        return run
+
+    def close(self, failed: bool = False) -> None:
+        """Give back what is held for the sampler; may be called again."""
+        self._holdings.close()
 
 
 class _OnDemandEpoch(EpochRun):
     def __init__(self, setup: Setup, order: InTurn) -> None:
-        self._setup, self._order = setup, order
+        self._setup, self._order, self.closed = setup, order, False
 
     @property
     def threads(self) -> int:
@@ -109,3 +122,4 @@ class _OnDemandEpoch(EpochRun):
 
     def close(self) -> None:
         self._order.close()
+        self.closed = True

@@ -1,0 +1,424 @@
+"""Epoch-wide sampling against neighbour sampling batch by batch: windows, logs that spill, lists in pieces, turns."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import pickle
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import featstore
+from featstore import EpochSampler, NeighborSampler
+from featstore.config import Options
+from featstore.errors import BudgetError, ClosedError, CorruptionError
+from featstore.sampling.drawn import Drawn, in_turn
+from featstore.sampling.epochwide import Turns
+from featstore.sampling.window import LEAST_BLOCK_BYTES, Window, is_wide, least_bytes
+from featstore.storage.rundir import DiskBudget
+from tests.array_graphs import ArrayGraph, graphs, random_graph
+from tests.test_sampler import FANOUTS, WORDS, same
+
+Int64s = npt.NDArray[np.int64]
+PLENTY = 64 << 20
+
+
+@dataclass
+class EpochGraph(ArrayGraph):
+    """What an epoch-wide sampler needs of a graph."""
+
+    path: str = ""
+    options: Options = field(default_factory=lambda: Options(1 << 30, "pread", "off", 2))
+
+    @classmethod
+    def of(cls, g: ArrayGraph, path: Path) -> EpochGraph:
+        return cls(g.indptr, g.indices, g.neighbor_cache, path=str(path / "graph"))
+
+
+def batches_of(seeds: Int64s, size: int) -> list[Int64s]:
+    return [seeds[first : first + size] for first in range(0, len(seeds), size)]
+
+
+@contextmanager
+def window_of(
+    sampler: NeighborSampler,
+    g: Any,
+    batches: list[Int64s],
+    path: Path,
+    *,
+    epoch: int = 0,
+    n_bytes: int = PLENTY,
+    n_workers: int = 2,
+) -> Iterator[Window]:
+    numbers = itertools.count()
+    window = Window(
+        sampler,
+        g,
+        lambda k: torch.from_numpy(batches[k]),
+        epoch,
+        0,
+        len(batches),
+        n_bytes=n_bytes,
+        n_workers=n_workers,
+        path=lambda: str(path / f"run-{next(numbers)}"),
+        disk=DiskBudget(None),
+    )
+    try:
+        yield window
+    finally:
+        window.close()
+    assert not list(path.glob("run-*")), "run files are left"
+
+
+def check_window(sampler: NeighborSampler, g: Any, batches: list[Int64s], path: Path, **options: Any) -> int:
+    """Compare every batch of a window with the one that is sampled alone; return the bytes that were spilled."""
+    with window_of(sampler, g, batches, path, **options) as window:
+        window.draw()
+        for k, seeds in enumerate(batches):
+            alone = sampler.sample(torch.from_numpy(seeds), options.get("epoch", 0), k)
+            assert same(window.sample(k), alone), f"batch {k}"
+        return window._drawn.spilled_bytes
+
+
+# ---------------------------------------------------------------- a window
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    data=st.data(),
+    g=graphs(),
+    fanouts=FANOUTS,
+    replace=st.booleans(),
+    redraw=st.booleans(),
+    seed=WORDS,
+    epoch=WORDS,
+    size=st.integers(1, 9),
+    tight=st.booleans(),
+)
+def test_small_graphs_equal_batches_sampled_alone(
+    tmp_path_factory: pytest.TempPathFactory,
+    data: st.DataObject,
+    g: ArrayGraph,
+    fanouts: list[int],
+    replace: bool,
+    redraw: bool,
+    seed: int,
+    epoch: int,
+    size: int,
+    tight: bool,
+) -> None:
+    """Also empty lists, isolated nodes, fan-outs of 0 and -1, 32- and 64-bit ids, whole and partial caches."""
+    path = tmp_path_factory.mktemp("window")
+    cached = data.draw(st.sampled_from([None, g.cached, lambda: g.cached(len(g.indices) // 2 + 1)]))
+    graph = EpochGraph.of(g if cached is None else cached(), path)
+    seeds = np.array(data.draw(st.lists(st.integers(0, g.num_nodes - 1), unique=True, min_size=1)), np.int64)
+    batches = batches_of(seeds, size)
+    sampler = NeighborSampler(graph, fanouts, replace=replace, redraw=redraw, seed=seed)
+    n_bytes = least_bytes(graph, sampler.fanouts, len(batches), is_wide(graph)) if tight else PLENTY
+    check_window(sampler, graph, batches, path, epoch=epoch, n_bytes=n_bytes)
+
+
+@pytest.mark.parametrize("id_bytes", [4, 8])
+@pytest.mark.parametrize("fanouts", [[10, 5, 3], [70, 3], [2, -1], [1000]])
+def test_what_does_not_fit_the_memory_is_spilled(tmp_path: Path, fanouts: list[int], id_bytes: int) -> None:
+    """Fan-outs of more than 64 are drawn in another way; lists of thousands of ids lie in many blocks of a log."""
+    g = EpochGraph.of(random_graph(3000, 20, id_bytes=id_bytes), tmp_path)
+    batches = batches_of(np.random.default_rng(1).permutation(3000)[:700], 100)
+    sampler = NeighborSampler(g, fanouts, seed=3)
+    least = least_bytes(g, sampler.fanouts, len(batches), is_wide(g))
+    spilled = [check_window(sampler, g, batches, tmp_path, n_bytes=n_bytes) for n_bytes in (least, 3 * least, PLENTY)]
+    assert spilled[0] > 0
+    assert spilled[-1] == 0
+    with (
+        pytest.raises(BudgetError, match=f"{least} bytes at the least"),
+        window_of(sampler, g, batches, tmp_path, n_bytes=least - 1),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("fanouts", [[5, 3], [-1, 2], [200]])
+@pytest.mark.parametrize("replace", [False, True])
+def test_a_list_longer_than_memory_is_drawn_from_in_pieces(tmp_path: Path, fanouts: list[int], replace: bool) -> None:
+    n, hub = 500, LEAST_BLOCK_BYTES * 5 // 4
+    rng = np.random.default_rng(0)
+    degrees = rng.integers(0, 4, n)
+    degrees[[7, 300]] = hub, 3000
+    indptr = np.concatenate([[0], np.cumsum(degrees)])
+    indices = np.sort(rng.integers(0, n, indptr[-1]))
+    g = EpochGraph(indptr, indices.astype(np.int32), path=str(tmp_path / "graph"))
+    batches = [np.array([7, 1]), np.array([300, 7, 2]), np.array([4])]
+    sampler = NeighborSampler(g, fanouts, replace=replace, seed=8)
+    least = least_bytes(g, sampler.fanouts, len(batches), is_wide(g))
+    assert 4 * hub > least * 3 // 4 or max(fanouts) > 64
+    check_window(sampler, g, batches, tmp_path, n_bytes=least)
+    assert max(len(stream.pages) for stream in g.file.streams) > 4 * LEAST_BLOCK_BYTES // 4096
+
+
+def test_a_hop_reads_each_needed_page_once_and_no_other(tmp_path: Path) -> None:
+    """Of the file; lists in the neighbour cache are not read, nor pages without a list that is drawn from."""
+    base = random_graph(40_000, 8)
+    batches = batches_of(np.arange(0, 400, 2), 50)  # lists at the file's beginning
+    for g in (EpochGraph.of(base, tmp_path), EpochGraph.of(base.cached(100_000), tmp_path)):
+        sampler = NeighborSampler(g, [3], seed=1)
+        with window_of(sampler, g, batches, tmp_path, n_workers=1) as window:
+            window.draw()
+        read = np.concatenate([stream.pages for stream in g.file.streams])
+        cache, needed = g.neighbor_cache, set[int]()
+        for node in np.concatenate(batches).tolist():
+            first, end = int(g.indptr[node]), int(g.indptr[node + 1])
+            if first < end and (cache is None or cache.offset_of_node is None or cache.offset_of_node[node] < 0):
+                needed.update(range(first * 4 // 4096, (end * 4 - 1) // 4096 + 1))
+        assert needed <= set(read.tolist())
+        assert len(set(read.tolist())) == len(read)
+        assert len(read) <= len(needed) + 8 * len(needed)  # gaps that are read over
+
+
+def test_batches_do_not_depend_on_threads(tmp_path: Path) -> None:
+    g = EpochGraph.of(random_graph(5000, 12, seed=4), tmp_path)
+    batches = batches_of(np.random.default_rng(5).permutation(5000)[:2000], 150)
+    for n_workers in (1, 2, 5):
+        check_window(NeighborSampler(g, [6, 4, 2], seed=9), g, batches, tmp_path, n_workers=n_workers)
+
+
+def test_nodes_of_one_batch_draw_under_its_key_alone(tmp_path: Path) -> None:
+    """The same seeds in every batch draw differently in each, as they do alone."""
+    g = EpochGraph.of(random_graph(300, 30), tmp_path)
+    batches = [np.arange(40)] * 6
+    sampler = NeighborSampler(g, [4, 4], seed=2)
+    check_window(sampler, g, batches, tmp_path)
+    with window_of(sampler, g, batches, tmp_path) as window:
+        window.draw()
+        drawn = [tuple(window.sample(k).blocks[-1].src.tolist()) for k in range(6)]
+    assert len(set(drawn)) == 6
+
+
+def test_no_nodes_and_no_edges(tmp_path: Path) -> None:
+    empty = EpochGraph(np.zeros(1, np.int64), np.zeros(0, np.int32), path=str(tmp_path / "graph"))
+    check_window(NeighborSampler(empty, [3, 2]), empty, [np.zeros(0, np.int64)], tmp_path)
+    bare = EpochGraph(np.zeros(6, np.int64), np.zeros(0, np.int32), path=str(tmp_path / "graph"))
+    check_window(NeighborSampler(bare, [3, -1]), bare, [np.array([4, 0]), np.array([1])], tmp_path)
+
+
+def test_bad_seeds_are_named(tmp_path: Path) -> None:
+    g = EpochGraph.of(random_graph(50, 3), tmp_path)
+    sampler = NeighborSampler(g, [2])
+    with (
+        window_of(sampler, g, [np.array([1]), np.array([3, 50])], tmp_path) as window,
+        pytest.raises(IndexError, match="seed 50"),
+    ):
+        window.draw()
+    with window_of(sampler, g, [np.array([1, 1])], tmp_path) as window, pytest.raises(ValueError, match="must be distinct"):
+        window.draw()
+
+
+# ---------------------------------------------------------------- the epoch's turns
+
+
+def turns(sampler: EpochSampler, batches: list[Int64s], epoch: int = 0, start: int = 0) -> Turns:
+    return sampler.in_turn(lambda k: torch.from_numpy(batches[k]), epoch, start, len(batches))
+
+
+@pytest.mark.parametrize("window", [1, 2, 5, 100, "auto"])
+def test_batches_in_turn_equal_batches_alone(small: SimpleNamespace, window: int | str) -> None:
+    with featstore.open(small.path, memory="64MiB", threads=2) as g:
+        sampler, alone = EpochSampler(g, [4, 3], seed=6, window=window), NeighborSampler(g, [4, 3], seed=6)
+        batches = batches_of(small.train_idx, 23)
+        for epoch, start in ((0, 0), (3, 0), (1, 5), (2, len(batches))):
+            with closing(turns(sampler, batches, epoch, start)) as taken:
+                assert len(taken) == len(batches)
+                for k in range(start, len(batches)):
+                    assert same(taken.sample(k), alone.sample(torch.from_numpy(batches[k]), epoch, k))
+        assert "epoch samples" not in {holder for holder, n_bytes in g.memory_report().items() if n_bytes}
+    assert not Path(f"{small.path}.runs").exists()
+
+
+def test_batches_out_of_turn_and_again(small: SimpleNamespace) -> None:
+    """By many threads, in any order, some twice: a pure function. A batch whose window is gone is sampled alone."""
+    with featstore.open(small.path, memory="64MiB", threads=2) as g:
+        batches = batches_of(small.train_idx, 17)
+        alone = NeighborSampler(g, [3, 3], seed=1)
+        expected = [alone.sample(torch.from_numpy(seeds), 0, k) for k, seeds in enumerate(batches)]
+        for window in (1, 3, "auto"):
+            order = np.concatenate([np.random.default_rng(2).permutation(len(batches)), np.arange(len(batches))])
+            with (
+                closing(turns(EpochSampler(g, [3, 3], seed=1, window=window), batches)) as taken,
+                ThreadPoolExecutor(4) as threads,
+            ):
+                for k, batch in zip(order, threads.map(lambda k: taken.sample(int(k)), order), strict=True):
+                    assert same(batch, expected[k])
+
+
+def test_the_next_window_is_drawn_while_this_one_is_taken(small: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = [threading.Event() for _ in range(4)]
+    draw = Window.draw
+
+    def told(self: Window) -> None:
+        draw(self)
+        drawn[self.first // 3].set()
+
+    monkeypatch.setattr(Window, "draw", told)
+    with featstore.open(small.path, memory="64MiB") as g:
+        batches = batches_of(small.train_idx, 25)
+        with closing(turns(EpochSampler(g, [2], window=3), batches)) as taken:
+            taken.sample(0)
+            assert drawn[1].wait(30)
+            assert not drawn[2].is_set()  # two windows share the memory
+            for k in range(3):
+                taken.sample(k)
+            assert drawn[2].wait(30)
+
+
+def test_closing_stops_drawing_and_sends_waiters_away(small: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    began, aim = threading.Event(), Window._aim
+
+    def slowly(self: Window, *args: Any) -> None:
+        began.set()
+        time.sleep(0.02)
+        aim(self, *args)
+
+    monkeypatch.setattr(Window, "_aim", slowly)
+    with featstore.open(small.path, memory="64MiB") as g, ThreadPoolExecutor(2) as threads:
+        batches = batches_of(small.train_idx, 1)
+        taken = turns(EpochSampler(g, [2, 2]), batches)
+        waiting = [threads.submit(taken.sample, k) for k in (0, 1)]
+        assert began.wait(30)
+        taken.close()
+        for each in waiting:
+            with pytest.raises(ClosedError):
+                each.result()
+        taken.close()
+        with pytest.raises(ClosedError):
+            taken.sample(0)
+        assert not [holder for holder, n_bytes in g.memory_report().items() if n_bytes and holder == "epoch samples"]
+
+
+def test_a_full_disk_is_said_and_the_window_may_be_tried_again(small: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    with featstore.open(small.path, memory="16MiB", threads=1) as g:
+        batches = batches_of(small.train_idx, 10)
+        sampler = EpochSampler(g, [-1, -1, 5], window=len(batches), disk="8KiB")
+        expected = NeighborSampler(g, [-1, -1, 5]).sample(torch.from_numpy(batches[0]))
+        with closing(turns(sampler, batches)) as taken:
+            monkeypatch.setattr("featstore.sampling.epochwide.MEMORY_SHARE", 1 << 20)
+            for _ in range(2):
+                with pytest.raises(OSError, match=r"what is sampled ahead would take .* of a disk budget of 8") as error:
+                    taken.sample(0)
+                assert error.value.errno == errno.ENOSPC
+            taken._disk.total = None
+            assert same(taken.sample(0), expected)
+        assert not list(Path(f"{small.path}.runs").glob("*"))
+
+
+def test_too_little_memory_names_the_least(small: SimpleNamespace) -> None:
+    with featstore.open(small.path, memory="64MiB") as g:
+        batches = batches_of(small.train_idx, 10)
+        sampler = EpochSampler(g, [5, 5], window=len(batches))
+        least = sampler.memory_bytes(len(batches), 10)[0]
+        rest = g.budget.reserve("rest", g.budget.available - least + 4096)
+        with closing(turns(sampler, batches)) as taken, pytest.raises(BudgetError) as error:
+            taken.sample(0)
+        assert error.value.needed is not None
+        rest.release()
+
+
+def test_a_damaged_list_ends_the_epoch(small: SimpleNamespace, tmp_path: Path) -> None:
+    path = tmp_path / "graph"
+    featstore.OutOfCoreGraph.create(path, small.indptr, small.indices, progress=False).close()
+    with featstore.open(path) as g:
+        name = g.topology.indices.path
+    with open(name, "r+b") as file:
+        file.seek(4096 + 2000)
+        file.write(b"\xff\xff\xff\x7f")
+    with featstore.open(path, memory="64MiB") as g:
+        batches = batches_of(np.arange(1000), 100)
+        with closing(turns(EpochSampler(g, [-1]), batches)) as taken, pytest.raises(CorruptionError) as error:
+            taken.sample(0)
+        assert error.value.filename == name
+    with featstore.open(path, memory="64MiB", verify="off") as g:
+        with closing(turns(EpochSampler(g, [-1]), batches)) as taken, pytest.raises(CorruptionError, match="leads to node"):
+            taken.sample(0)
+
+
+def test_options_are_checked_and_kept(small: SimpleNamespace) -> None:
+    with featstore.open(small.path) as g:
+        for bad in (0, -3, "all", 2.5):
+            with pytest.raises((ValueError, TypeError), match="window"):
+                EpochSampler(g, [2], window=bad)
+        with pytest.raises(ValueError, match="fanouts is empty"):
+            EpochSampler(g, [])
+        with pytest.raises(ValueError, match="bytes"):
+            EpochSampler(g, [2], disk="much")
+        sampler = EpochSampler(g, [2, 3], replace=True, seed=4, redraw=False, window=7, disk="1MiB", run_dir="there")
+        copy = pickle.loads(pickle.dumps(sampler))
+        try:
+            assert repr(copy) == repr(sampler) == ("EpochSampler(fanouts=[2, 3], replace=True, seed=4, redraw=False, window=7)")
+            assert (copy.disk, copy.run_dir) == (1 << 20, os.path.abspath("there"))
+        finally:
+            copy.graph.close()
+
+
+# ---------------------------------------------------------------- what takes its batches
+
+
+def test_offline_samples_and_counts_are_drawn_in_windows(
+    small: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Packs, and policies that count an epoch's accesses: the same as with a sampler that goes batch by batch."""
+    windows: list[tuple[int, int]] = []
+    draw = Window.draw
+    monkeypatch.setattr(Window, "draw", lambda self: (windows.append((self.first, self.stop)), draw(self))[1])
+    with featstore.open(small.path, memory="64MiB") as g:
+        packs = [
+            featstore.sample_offline(g, kind(g, [4, 2], seed=3), small.train_idx, 40, epochs=2, path=tmp_path / kind.__name__)
+            for kind in (NeighborSampler, EpochSampler)
+        ]
+        assert windows == [(0, 8), (0, 8)]
+        for k in range(2 * packs[0].n_batches):
+            assert same(packs[0].batch(k, g.pool), packs[1].batch(k, g.pool))
+        for pack in packs:
+            pack.close()
+        kept = []
+        for kind in (NeighborSampler, EpochSampler):
+            strategy = featstore.OnDemand(cache=0.2, policy="frequency")
+            with featstore.Loader(g, kind(g, [4, 2], seed=3), small.train_idx, 40, strategy=strategy) as loader:
+                for batch in loader:
+                    del batch
+                kept.append(g.features["x"].cache.row_map.rows().tolist() if hasattr(g.features["x"].cache, "row_map") else None)
+        assert kept[0] == kept[1]
+        assert len(windows) == 4
+
+
+def test_a_loader_left_early_leaves_nothing(small: SimpleNamespace) -> None:
+    with featstore.open(small.path, memory="32MiB") as g:
+        sampler = EpochSampler(g, [5, 5], window=2)
+        for strategy in ("ondemand", "superbatch", "streamed", "ginex"):
+            with featstore.Loader(g, sampler, small.train_idx, 20, strategy=strategy) as loader:
+                for _ in range(2):
+                    batches = iter(loader)
+                    next(batches)
+                    del batches
+        assert not {holder for holder, n_bytes in g.memory_report().items() if n_bytes} & {"epoch samples"}
+    assert not list(Path(f"{small.path}.runs").glob("*"))
+
+
+def test_drawn_epochs_ask_the_sampler(small: SimpleNamespace) -> None:
+    with featstore.open(small.path, memory="64MiB") as g:
+        batches = featstore.RandomBatches(small.train_idx, 30, seed=1)
+        for sampler, kind in ((EpochSampler(g, [2]), Turns), (NeighborSampler(g, [2]), None)):
+            with closing(in_turn(Drawn(sampler, batches).epoch(0), 0)) as order:
+                assert (type(order) is Turns) == (kind is Turns)
+                order.sample(0)
