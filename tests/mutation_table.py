@@ -88,8 +88,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "sampler without neighbour cache",
         "neighbour cache",
         "featstore/sampling/hops.py",
-        "hops, topology, cache = self._g, scratch.hops, self._topology, self._g.neighbor_cache",
-        "hops, topology, cache = self._g, scratch.hops, self._topology, None",
+        "cache, topology = self._g.neighbor_cache, self._topology",
+        "cache, topology = None, self._topology",
         ("tests/test_neighbor_cache.py::test_the_sampler_reads_only_lists_that_are_not_in_the_cache",),
     ),
     # -- initial fill
@@ -449,6 +449,31 @@ MUTATIONS: tuple[Mutation, ...] = (
         "n_read = min(layer.n_missing, max(layer.n_expected, _LEAST_READ))",
         "n_read = layer.n_missing",
         ("tests/test_labor.py::test_large_frontiers_are_read_in_turns_that_fit", "tests/test_labor.py::test_a_list_of_millions"),
+    ),
+    # -- epoch-wide sampling
+    Mutation(
+        "nodes draw in the hop after they joined alone",
+        "draws of later hops in one pass",
+        "featstore/sampling/window.py",
+        "end = len(self._fanouts) if self._sampler.redraw else hop + 1",
+        "end = hop + 1",
+        ("tests/test_epoch_sampler.py::test_nodes_of_one_batch_draw_under_its_key_alone",),
+    ),
+    Mutation(
+        "cached lists draw from the file, too",
+        "lists that are in memory",
+        "featstore/sampling/window.py",
+        "degree[~is_wanted[low:high]] = 0",
+        "degree[:0] = 0",
+        ("tests/test_epoch_sampler.py::test_small_graphs_equal_batches_sampled_alone",),
+    ),
+    Mutation(
+        "the next window waits until it is asked for",
+        "look-ahead",
+        "featstore/sampling/epochwide.py",
+        "        if self._size and self._next < self._stop and",
+        "        if False and",
+        ("tests/test_epoch_sampler.py::test_the_next_window_is_drawn_while_this_one_is_taken",),
     ),
     # -- PyG
     Mutation(

@@ -106,6 +106,14 @@ COMPILED: tuple[Mutation, ...] = (
         ("tests/test_labor.py::test_a_larger_graph_equals_the_oracle",),
     ),
     Mutation(
+        "what was logged before a spill is logged again",
+        "logs that spill",
+        CORE + "epochs.h",
+        "        *done += count;",
+        "        *done += 0 * count;",
+        ("tests/test_epoch_sampler.py::test_what_does_not_fit_the_memory_is_spilled",),
+    ),
+    Mutation(
         "draws never take the last neighbour",
         "draws' key",
         CORE + "draws.h",

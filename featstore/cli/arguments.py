@@ -16,6 +16,7 @@ from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.feature import FeatureStore
 from featstore.sampling.batch import Sampler
 from featstore.sampling.batches import Batches, RandomBatches
+from featstore.sampling.epochwide import EpochSampler
 from featstore.sampling.labor import LaborSampler
 from featstore.sampling.neighbor import NeighborSampler
 from featstore.sampling.partitionbatches import PartitionBatches
@@ -102,6 +103,11 @@ def add_opening(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=positive, help="threads (default: all processors)")
 
 
+def _window(text: str) -> int | str:
+    """Read ``--window``."""
+    return text if text == "auto" else positive(text)
+
+
 def add_sampling(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *, max_batches: bool = True) -> dict[str, Any]:
     """Add what says which batches an epoch has; return the options' names and defaults."""
     actions = [
@@ -112,9 +118,17 @@ def add_sampling(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *, m
         parser.add_argument(
             "--sampler",
             action=Given,
-            choices=["neighbor", "labor"],
+            choices=["neighbor", "labor", "epoch"],
             default="neighbor",
-            help="neighbor (default), or labor: nodes share their neighbours, so that fewer rows are read",
+            help="neighbor (default); labor: nodes share their neighbours, so that fewer rows are read; epoch: as neighbor, "
+            "but an epoch's batches are drawn at once, which reads a file of neighbour lists in sequence",
+        ),
+        parser.add_argument(
+            "--window",
+            action=Given,
+            type=_window,
+            metavar="N",
+            help="batches drawn at once (with --sampler epoch; default: auto, the epoch or what memory and disk hold)",
         ),
         parser.add_argument(
             "--batch-dependency",
@@ -234,6 +248,8 @@ def make_sampler(graph: OutOfCoreGraph, options: argparse.Namespace) -> Sampler:
     """Make the neighbour cache and the sampler that :func:`add_sampling`'s options describe."""
     if options.batch_dependency is not None and options.sampler != "labor":
         raise ValueError(f"--batch-dependency goes with --sampler labor, not {options.sampler}")
+    if options.window is not None and options.sampler != "epoch":
+        raise ValueError(f"--window goes with --sampler epoch, not {options.sampler}")
     wanted = options.neighbor_cache
     if isinstance(wanted, float):
         if not 0 < wanted < 1:
@@ -243,6 +259,8 @@ def make_sampler(graph: OutOfCoreGraph, options: argparse.Namespace) -> Sampler:
         graph.cache_neighbors(f"{min(parse_size(wanted), graph.budget.available)}B")
     if options.sampler == "labor":
         return LaborSampler(graph, options.fanouts, options.batch_dependency or 1, options.seed)
+    if options.sampler == "epoch":
+        return EpochSampler(graph, options.fanouts, seed=options.seed, window=options.window or "auto")
     return NeighborSampler(graph, options.fanouts, seed=options.seed)
 
 

@@ -240,16 +240,17 @@ class StrategyContract(ABC):
 
     def test_little_memory(self) -> None:
         """In the memory that an error names batches are right, and in somewhat less or more they are, or an error names more."""
-        expected = self._run()
-        least = self._run_in_the_least(LITTLE, expected, self.most_tries)
-        for memory in (least * 7 // 8, least * 5 // 4):
-            self._run_in_the_least(memory, expected, self.most_tries)
+        for sampler in ("neighbor", "epoch-wide"):
+            expected = self._run(sampler=sampler)
+            least = self._run_in_the_least(LITTLE, sampler, expected, self.most_tries)
+            for memory in (least * 7 // 8, least * 5 // 4):
+                self._run_in_the_least(memory, sampler, expected, self.most_tries)
 
-    def _run_in_the_least(self, memory: int, expected: list[list[int]], tries: int) -> int:
+    def _run_in_the_least(self, memory: int, sampler: str, expected: list[list[int]], tries: int) -> int:
         """Run in ``memory``, or in what errors name; return what did."""
         for _ in range(1 + tries):
             try:
-                orders = self._run(memory=memory)
+                orders = self._run(sampler=sampler, memory=memory)
             except featstore.BudgetError as error:
                 refusal = error
             else:
