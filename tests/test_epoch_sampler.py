@@ -374,6 +374,26 @@ def test_options_are_checked_and_kept(small: SimpleNamespace) -> None:
 # ---------------------------------------------------------------- what takes its batches
 
 
+def test_auto_counts_passes_once(small: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it has seen of eight batches tells the passes of the whole epoch; only the rest grows with the batches."""
+    seen: list[tuple[float, float, float]] = []
+    observe = featstore.strategies.auto.observe
+
+    def told(trace: Any, **options: Any) -> Any:
+        workload = observe(trace, **{**options, "sample_s": 3.0, "passes_s": options["passes_s"] and 2.0})
+        seen.append((options["passes_s"], options["sample_s"], workload.sample_s))
+        return workload
+
+    monkeypatch.setattr(featstore.strategies.auto, "observe", told)
+    with featstore.open(small.path, memory="64MiB") as g:
+        for kind in (NeighborSampler, EpochSampler):
+            featstore.Loader(g, kind(g, [3, 2], seed=1), small.train_idx, 10, strategy="auto").close()
+    (none, _, scaled), (passes, all_of_it, once) = seen
+    assert (none, scaled) == (0.0, pytest.approx(3.0 * 30 / 8))
+    assert 0 < passes < all_of_it
+    assert once == pytest.approx(2.0 + 1.0 * 30 / 8)
+
+
 def test_offline_samples_and_counts_are_drawn_in_windows(
     small: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -120,6 +120,7 @@ def observe(
     budget: Budget,
     n_batches: int | None = None,
     sample_s: float = 0.0,
+    passes_s: float = 0.0,
     superbatch: int | None = None,
     epochs: int = 1,
     disk_bytes: int | None = None,
@@ -148,6 +149,8 @@ def observe(
         Of the epoch, where the trace has fewer: its counts are then scaled.
     sample_s : float
         Seconds of sampling the traced batches.
+    passes_s : float
+        Of those, seconds that an epoch takes no matter how many batches it has: passes over neighbour lists.
     superbatch : int, optional
         As many batches as fit the disk by default, 200 at most.
     online : str, optional
@@ -195,7 +198,7 @@ def observe(
         capacity=min(capacity, trace.n),
         n_top=round(seen.n_top),
         loads=round(seen.loads),
-        sample_s=sample_s * scale,
+        sample_s=passes_s + (sample_s - passes_s) * scale,
         plan_s=seen.plan_s,
         count_s=seen.count_s,
         superbatch=max(1, min(total, MOST_BATCHES, most) if superbatch is None else min(total, superbatch)),

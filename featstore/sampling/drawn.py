@@ -27,6 +27,11 @@ class SampledEpoch(Protocol):
 class InTurn(SampledEpoch, Protocol):
     """An epoch's batches for whoever takes them about in order, from one on; see :func:`in_turn`."""
 
+    @property
+    def passes_s(self) -> float:
+        """Seconds that passes over neighbour lists have taken so far, each for many batches."""
+        ...
+
     def stop(self) -> None:
         """Send away, with ClosedError, whoever waits for a batch; waits for nobody."""
         ...
@@ -36,7 +41,7 @@ class InTurn(SampledEpoch, Protocol):
         ...
 
 
-def in_turn(order: SampledEpoch, start: int, memory: Reservation | None = None) -> InTurn:
+def in_turn(order: SampledEpoch, start: int, memory: Reservation | None = None, *, stop: int | None = None) -> InTurn:
     """Return the epoch for whoever takes its batches from ``start`` on about in order, so that many can be sampled at once.
 
     Parameters
@@ -45,14 +50,18 @@ def in_turn(order: SampledEpoch, start: int, memory: Reservation | None = None) 
         Where it has a method of this name, that is asked; otherwise batches are sampled one by one.
     start : int
     memory : Reservation, optional
-        What sampling ahead may hold, see :meth:`SampledBatches.ahead_bytes`.
+        What sampling ahead may hold, see :func:`ahead_bytes`.
+    stop : int, optional
+        Batches from here on will not be taken.
     """
     found = getattr(order, "in_turn", None)
-    epoch: InTurn = _OneByOne(order) if found is None else found(start, memory)
+    epoch: InTurn = _OneByOne(order) if found is None else found(start, memory, len(order) if stop is None else stop)
     return epoch
 
 
 class _OneByOne:
+    passes_s = 0.0
+
     def __init__(self, order: SampledEpoch) -> None:
         self._order = order
 
@@ -92,9 +101,9 @@ class DerivedEpoch:
         found = self.found(position)
         return self._order.sample(position) if found is None else found
 
-    def in_turn(self, start: int, memory: Reservation | None) -> InTurn:
+    def in_turn(self, start: int, memory: Reservation | None, stop: int) -> InTurn:
         """See :func:`in_turn`."""
-        return _DerivedInTurn(self, in_turn(self._order, start, memory))
+        return _DerivedInTurn(self, in_turn(self._order, start, memory, stop=stop))
 
 
 class _DerivedInTurn:
@@ -107,6 +116,10 @@ class _DerivedInTurn:
     def sample(self, position: int) -> SampledBatch:
         found = self._epoch.found(position)
         return self._order.sample(position) if found is None else found
+
+    @property
+    def passes_s(self) -> float:
+        return self._order.passes_s
 
     def stop(self) -> None:
         self._order.stop()
@@ -296,8 +309,8 @@ class _DrawnEpoch:
     def sample(self, position: int) -> SampledBatch:
         return self._sampler.sample(self._seeds.seeds(position), epoch=self._epoch, index=position)
 
-    def in_turn(self, start: int, memory: Reservation | None) -> InTurn:
+    def in_turn(self, start: int, memory: Reservation | None, stop: int) -> InTurn:
         """See :func:`in_turn`: a sampler may draw many batches at once."""
         found = getattr(self._sampler, "in_turn", None)
-        epoch: InTurn = _OneByOne(self) if found is None else found(self._seeds.seeds, self._epoch, start, len(self), memory)
+        epoch: InTurn = _OneByOne(self) if found is None else found(self._seeds.seeds, self._epoch, start, stop, memory)
         return epoch

@@ -206,11 +206,18 @@ class Turns:
         self._disk = DiskBudget(sampler.disk, "what is sampled ahead")
         self._numbers = itertools.count()
         self._closed = False
+        self._passes_s = 0.0  # of windows that are gone
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="featstore-window")
         finalize_here(self, _release, self._own)
 
     def __len__(self) -> int:
         return self._stop
+
+    @property
+    def passes_s(self) -> float:
+        """Seconds that passes over neighbour lists have taken so far."""
+        with self._changed:
+            return self._passes_s + sum(each.window.passes_s for each in self._windows)
 
     def sample(self, position: int) -> SampledBatch:
         """Return a batch; one that was passed, or lies before the first, is sampled alone.
@@ -275,6 +282,7 @@ class Turns:
 
     def _drop(self, which: _Open) -> None:
         self._windows.remove(which)
+        self._passes_s += which.window.passes_s
         which.window.close()
 
     def _begin(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -171,7 +172,13 @@ class Window:
         self._fanouts = np.array(fanouts, np.int64)
         keys = [batch_key(sampler.seed, epoch, index) for index in range(first, stop)]
         self._keys = np.array([absorb(key, hop) for hop in range(len(fanouts)) for key in keys], np.uint64)
+        self._waited_s = [0.0] * self._n_workers  # for lists
         self._closed = False
+
+    @property
+    def passes_s(self) -> float:
+        """Seconds that its threads have waited for lists."""
+        return sum(self._waited_s) / self._n_workers
 
     def stop_drawing(self) -> None:
         """Let :meth:`draw` end early, with ClosedError."""
@@ -340,7 +347,13 @@ class Window:
             take(0, at, degree, cache.records)
             wanted, is_wanted = nodes[missing], np.zeros(n, bool)
             is_wanted[missing] = True
-        for block in topology.lists(wanted, self._shape.block_bytes):
+        blocks = topology.lists(wanted, self._shape.block_bytes)
+        while True:
+            begin_s = time.perf_counter()
+            block = next(blocks, None)
+            self._waited_s[worker] += time.perf_counter() - begin_s
+            if block is None:
+                break
             last = block.first_node + len(block.offsets) - 1
             low, high = np.searchsorted(nodes, (block.first_node, last))
             within = nodes[low:high] - block.first_node

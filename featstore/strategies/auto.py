@@ -210,6 +210,7 @@ def decide(setup: Setup, planning: Planning, *, capacity: int, epochs: int) -> D
                 budget=graph.budget,
                 n_batches=len(setup.batches),
                 sample_s=sample_s,
+                passes_s=0.0 if profile is None else profile.passes_s,
                 epochs=epochs,
                 disk_bytes=planning.disk,
                 has_pack=pack is not None,

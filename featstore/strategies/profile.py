@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from featstore.pack.offline import Pack, in_order
 from featstore.plan.samples import SampleFile, SampleWriter, sample_bytes
 from featstore.plan.trace import Trace
 from featstore.sampling.batch import SampledBatch
-from featstore.sampling.drawn import DerivedBatches, DerivedEpoch, SampledEpoch
+from featstore.sampling.drawn import DerivedBatches, DerivedEpoch, SampledEpoch, in_turn
 from featstore.storage.rundir import DiskBudget, RunDirectory, finalize_here
 from featstore.strategies.setup import Setup
 
@@ -53,6 +54,8 @@ class Profile(DerivedBatches):
     ----------
     sample_s : float
         Seconds that sampling took.
+    passes_s : float
+        Of those, seconds of passes over neighbour lists, which a whole epoch takes too.
     n_bytes : int
         On disk until epoch 0 is over.
 
@@ -84,17 +87,21 @@ class Profile(DerivedBatches):
         try:
             begin = time.perf_counter()
             most = min(len(order), most or profile_batches(len(order), self.together))
-            batches, needed, count = in_order(order.sample, most, setup.threads, self._pool), TAIL_BYTES, 0
-            with SampleWriter(self._runs.file("profile"), self._n_nodes, accounts) as writer:
+            with (
+                contextlib.closing(in_turn(order, 0, stop=most)) as turns,
+                SampleWriter(self._runs.file("profile"), self._n_nodes, accounts) as writer,
+            ):
+                batches, needed, count = in_order(turns.sample, most, setup.threads, self._pool), TAIL_BYTES, 0
                 for sampled in batches:  # counted by hand: enumerate() would keep one while the next is made
                     needed += sample_bytes(sampled, self._n_nodes)
                     if count and accounts.total is not None and needed > accounts.total:
                         break  # each is asked for its own bytes: batches may differ in size
                     writer.add(sampled)
-                    count += 1
+                    count += 1  # noqa: SIM113 - see above
                     del sampled  # or the next would have to fit beside it
                 batches.close()
                 self._file = writer.finish_samples()
+                self.passes_s = turns.passes_s
             self.sample_s = time.perf_counter() - begin
         except BaseException:
             self._runs.close()
