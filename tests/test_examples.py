@@ -61,6 +61,11 @@ def test_train_sage(tmp_path):
     assert float(printed.split("test accuracy ")[-1].split(",")[0]) > 0.7
 
 
+def test_epoch_sampling(tmp_path):
+    printed = run("epoch_sampling.py", "--nodes", 5000, cwd=tmp_path)
+    assert re.search(r"NeighborSampler: .* 1 batches\nEpochSampler: .* MB of lists read in 1 window", printed)
+
+
 def test_partition_batches(tmp_path):
     printed = run("partition_batches.py", "--nodes", 3000, "--batch-size", 50, "--epochs", 3, cwd=tmp_path)
     found = re.findall(r"^(\w+) +([\d.]+) rows a seed, test accuracy ([\d.]+), ", printed, re.MULTILINE)

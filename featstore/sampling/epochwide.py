@@ -115,6 +115,8 @@ class EpochSampler(NeighborSampler):
         else:
             check_at_least("window", window, 1)
         self.window = window
+        self._drawn = {"windows": 0, "passes_s": 0.0, "list_bytes": 0, "spilled_bytes": 0}
+        self._counting = threading.Lock()
         self.disk = None if disk is None else parse_size(disk)
         self.run_dir = None if run_dir is None else os.path.abspath(os.fsdecode(run_dir))
 
@@ -134,6 +136,25 @@ class EpochSampler(NeighborSampler):
     def path(self) -> str:
         """The dataset's directory."""
         return self._dataset.path
+
+    def stats(self) -> dict[str, float]:
+        """Return totals as :meth:`NeighborSampler.stats`, and of windows that were drawn and are done.
+
+        Returns
+        -------
+        dict
+            ``windows``; ``passes_s``, seconds that their threads waited for lists; ``list_bytes`` that they read; and
+            ``spilled_bytes``, which lay in run files.
+        """
+        with self._counting:
+            return {**super().stats(), **self._drawn}
+
+    def count(self, window: Window) -> None:
+        """Count a window that is done."""
+        with self._counting:
+            self._drawn["windows"] += 1
+            for name in ("passes_s", "list_bytes", "spilled_bytes"):
+                self._drawn[name] += getattr(window, name)
 
     def in_turn(
         self, seeds: Callable[[int], torch.Tensor], epoch: int, start: int, stop: int, memory: Reservation | None = None
@@ -283,6 +304,7 @@ class Turns:
     def _drop(self, which: _Open) -> None:
         self._windows.remove(which)
         self._passes_s += which.window.passes_s
+        self._sampler.count(which.window)
         which.window.close()
 
     def _begin(self) -> None:

@@ -173,12 +173,23 @@ class Window:
         keys = [batch_key(sampler.seed, epoch, index) for index in range(first, stop)]
         self._keys = np.array([absorb(key, hop) for hop in range(len(fanouts)) for key in keys], np.uint64)
         self._waited_s = [0.0] * self._n_workers  # for lists
+        self._read_bytes = [0] * self._n_workers
         self._closed = False
 
     @property
     def passes_s(self) -> float:
         """Seconds that its threads have waited for lists."""
         return sum(self._waited_s) / self._n_workers
+
+    @property
+    def list_bytes(self) -> int:
+        """Bytes of lists that were read."""
+        return sum(self._read_bytes)
+
+    @property
+    def spilled_bytes(self) -> int:
+        """Bytes that are in run files."""
+        return self._targets.spilled_bytes + self._drawn.spilled_bytes
 
     def stop_drawing(self) -> None:
         """Let :meth:`draw` end early, with ClosedError."""
@@ -354,6 +365,7 @@ class Window:
             self._waited_s[worker] += time.perf_counter() - begin_s
             if block is None:
                 break
+            self._read_bytes[worker] += block.ids.nbytes
             last = block.first_node + len(block.offsets) - 1
             low, high = np.searchsorted(nodes, (block.first_node, last))
             within = nodes[low:high] - block.first_node
