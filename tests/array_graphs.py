@@ -11,7 +11,8 @@ import torch
 from hypothesis import strategies as st
 
 from featstore.budget import Budget
-from featstore.graph.topology import NeighborCache, Topology
+from featstore.graph.neighborcache import NeighborCache
+from featstore.graph.topology import CscTopology
 
 Int64s = npt.NDArray[np.int64]
 
@@ -66,7 +67,7 @@ class ArrayGraph:
     def __post_init__(self) -> None:
         self.num_nodes = len(self.indptr) - 1
         self.file = ArrayFile(self.indices)
-        self.topology = Topology(self.num_nodes, len(self.indices), self.indptr, self.file, self.indices.itemsize)
+        self.topology = CscTopology(self.num_nodes, len(self.indices), self.indptr, self.file, self.indices.itemsize)
 
     def cached(self, n_ids: int | None = None, seed: int = 0) -> ArrayGraph:
         """The same graph with a whole cache, or a partial one of random nodes with room for ``n_ids`` ids of records."""

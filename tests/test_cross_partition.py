@@ -18,7 +18,8 @@ from featstore.budget import Budget
 from featstore.cache.cross_partition import CrossPartition
 from featstore.errors import StaleError
 from featstore.graph.crossedges import count_cross_edges, counts_dtype
-from featstore.graph.topology import NeighborCache, huge_bytes
+from featstore.graph.neighborcache import NeighborCache
+from featstore.graph.topology import huge_bytes
 from featstore.storage.update import Update
 from tests.test_partitioning import Arrays, arrays, graphs, make
 
