@@ -15,7 +15,7 @@ from featstore.budget import Budget, Reservation
 from featstore.cache.rowmap import huge_array
 from featstore.config import parse_size
 from featstore.errors import BudgetError
-from featstore.graph.prefix import Prefix
+from featstore.graph.prefix import Prefix, piece_nodes
 from featstore.graph.topology import BLOCK_BYTES, Topology, huge_bytes
 from featstore.storage.layout import PAGE_BYTES
 
@@ -24,6 +24,7 @@ __all__ = ["NeighborCache"]
 Int64s = npt.NDArray[np.int64]
 
 _CHUNK_NODES = 1 << 16  # nodes handled at once where that takes temporary arrays
+_PIECE_BYTES = 32  # a node whose offset is read
 _SCRATCH_SHARE = 64  # of the file that is read at once where that is less
 
 
@@ -150,7 +151,7 @@ class NeighborCache:
             n_records = chosen.write_offsets(offset_of_node)
             held.resize(table_bytes + huge_bytes(n_records * topology.id_bytes))
             records = huge_array(n_records * topology.id_bytes).view(topology.id_dtype)
-            for first, offsets in topology.offset_pieces(_CHUNK_NODES):
+            for first, offsets in topology.offset_pieces(piece_nodes(topology.num_nodes) or 1):
                 write_lengths(offsets, offset_of_node[first : first + len(offsets) - 1], records)
             for block in topology.blocks(_block_bytes(topology)):
                 places = offset_of_node[block.first_node : block.first_node + len(block.offsets) - 1]
@@ -184,8 +185,11 @@ class NeighborCache:
 
     @staticmethod
     def scratch_bytes(topology: Topology) -> int:
-        """Return what :meth:`build` holds beside the cache where that has room for a part of the lists; at most 11 MB."""
-        return Prefix.scratch_bytes(topology.num_nodes) + _block_bytes(topology)
+        """Return what :meth:`build` holds beside the cache where that has room for a part of the lists; at most 21 MB."""
+        held = Prefix.scratch_bytes(topology.num_nodes) + _block_bytes(topology)
+        if topology.resident_offsets is None:
+            held += _PIECE_BYTES * piece_nodes(topology.num_nodes) + _block_bytes(topology)
+        return held
 
     def locate(self, ids: Int64s, place: Int64s, degree: Int64s) -> None:
         """Find the lists of nodes, in memory or in the file.

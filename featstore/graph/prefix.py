@@ -12,7 +12,7 @@ import numpy.typing as npt
 from featstore._core import prefix as _core
 from featstore.graph.topology import Topology
 
-__all__ = ["Prefix"]
+__all__ = ["Prefix", "piece_nodes"]
 
 Int64s = npt.NDArray[np.int64]
 
@@ -71,13 +71,13 @@ class Prefix:
         return weights
 
     def _pieces(self) -> Iterator[tuple[int, Int64s, npt.NDArray[np.float64]]]:
-        for first, offsets in self._topology.offset_pieces(_piece_nodes(len(self._scores)) or 1):
+        for first, offsets in self._topology.offset_pieces(piece_nodes(len(self._scores)) or 1):
             yield first, offsets, np.ascontiguousarray(self._scores[first : first + len(offsets) - 1], np.float64)
 
     @staticmethod
     def scratch_bytes(num_nodes: int) -> int:
         """Return what choosing holds at most: below 2.2 MB."""
-        return 8 * _piece_nodes(num_nodes) + 3 * 8 * (1 << _digit_bits(num_nodes))
+        return 8 * piece_nodes(num_nodes) + 3 * 8 * (1 << _digit_bits(num_nodes))
 
     def write_offsets(self, offset_of_node: Int64s) -> int:
         """Write the record of each chosen node, -1 for the others; return the records' length in ids."""
@@ -88,8 +88,8 @@ class Prefix:
         return end
 
 
-def _piece_nodes(num_nodes: int) -> int:
-    """Nodes weighed at once: few where the graph is small, so that choosing takes little beside the cache's table."""
+def piece_nodes(num_nodes: int) -> int:
+    """Return how many nodes are weighed at once: few where the graph is small, so that choosing takes little memory."""
     return min(num_nodes, max(256, num_nodes // _SCRATCH_SHARE), _PIECE_NODES)
 
 
