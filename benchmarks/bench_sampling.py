@@ -28,7 +28,8 @@ from r22 import Workload, generate
 import featstore
 from featstore.budget import Budget
 from featstore.gather.buffers import BufferPool
-from featstore.graph.topology import NeighborCache, Topology, huge_bytes
+from featstore.graph.neighborcache import NeighborCache
+from featstore.graph.topology import CscTopology, huge_bytes
 from featstore.sampling.labor import LaborSampler
 from featstore.sampling.neighbor import NeighborSampler
 from featstore.sampling.rng import batch_key
@@ -45,7 +46,7 @@ class View:
     """A graph as the sampler sees it: the open dataset with another neighbour cache, or another way to read it."""
 
     num_nodes: int
-    topology: Topology
+    topology: CscTopology
     neighbor_cache: NeighborCache | None
     pool: BufferPool
     budget: Budget
@@ -199,7 +200,9 @@ def disk(args: argparse.Namespace, report: Report, folder: Path, work: Workload,
     cache = NeighborCache.build(view.topology, view.budget, scores, huge_bytes(8 * view.num_nodes) + view.topology.nbytes // 10)
     view.neighbor_cache = cache
     topology = view.topology
-    slow = Topology(topology.num_nodes, topology.num_edges, topology.indptr, OneListAtATime(topology.indices, topology.indptr), 4)
+    slow = CscTopology(
+        topology.num_nodes, topology.num_edges, topology.indptr, OneListAtATime(topology.indices, topology.indptr), 4
+    )
     parts = torch.from_numpy(work.seeds).split(BATCH_SIZE)
     sampler = NeighborSampler(view, FANOUTS)
     reference = NeighborSampler(View(view.num_nodes, slow, cache, view.pool, view.budget), FANOUTS)

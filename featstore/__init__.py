@@ -70,6 +70,7 @@ __all__ = [
     "available_partitioners",
     "available_policies",
     "available_strategies",
+    "convert",
     "get_policy",
     "open",
     "options",

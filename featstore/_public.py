@@ -31,6 +31,7 @@ from featstore.errors import (
     VersionError as VersionError,
 )
 from featstore.gather.plan import Changeset as Changeset
+from featstore.graph.convert import convert as convert
 from featstore.graph.dataset import OutOfCoreGraph as OutOfCoreGraph
 from featstore.graph.feature import FeatureStore as FeatureStore
 from featstore.pack.offline import (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,11 @@ import torch
 from hypothesis import strategies as st
 
 from featstore.budget import Budget
-from featstore.graph.topology import NeighborCache, Topology
+from featstore.graph.chunkformat import Directory
+from featstore.graph.chunks import ChunkedTopology
+from featstore.graph.neighborcache import NeighborCache
+from featstore.graph.topology import CscTopology, Topology
+from featstore.graph.topologyfiles import ChunkedFiles
 from featstore.storage.layout import PAGE_BYTES
 
 Int64s = npt.NDArray[np.int64]
@@ -24,6 +28,7 @@ class ArrayFile:
 
     def __init__(self, ids: npt.NDArray[Any]) -> None:
         self.rows = ids.view(np.uint8).reshape(len(ids), ids.itemsize)
+        self.n_rows, self.row_bytes = self.rows.shape
         self.n_gathers = self.n_gathered = self.n_read = 0
         self.streams: list[ArrayStream] = []
 
@@ -89,9 +94,44 @@ class PlainPool:
         return np.full(shape, 157 if np.dtype(dtype).kind == "u" else -99, dtype)
 
 
+class ArrayWriter:
+    """A row file in memory, being written."""
+
+    def __init__(self, row_bytes: int) -> None:
+        self._rows = [np.empty((0, row_bytes), np.uint8)]
+
+    def write(self, rows: npt.NDArray[np.uint8]) -> None:
+        self._rows.append(rows.copy())
+
+    def commit(self) -> ArrayFile:
+        rows = np.concatenate(self._rows)
+        return ArrayFile(np.ascontiguousarray(rows).reshape(-1).view(f"V{rows.shape[1]}"))
+
+    def abort(self) -> None:
+        """Nothing is left anyway."""
+
+
+def chunked(indptr: Int64s, indices: npt.NDArray[Any], chunk_bytes: int, budget: Budget, step: int = 1 << 20) -> ChunkedTopology:
+    """The chunked form of a graph in memory, written ``step`` ids at a time."""
+    n, id_bytes = len(indptr) - 1, indices.itemsize
+    open_writer: Any = lambda name, layout, dtype: ArrayWriter(layout.row_bytes)  # noqa: E731
+    files = ChunkedFiles(n, id_bytes, open_writer, chunk_bytes)
+    for first in range(0, len(indices), step):
+        ids = indices[first : first + step]
+        last = int(np.searchsorted(indptr[:-1], first + len(ids)))
+        files.write(indptr[files.n_begun : last].astype(np.int64), ids)
+    chunks, directory = files.finish()
+    words: Any = chunks.file
+    rows: Any = directory.file
+    made = Directory(rows.rows.view(np.int64), n, len(indices), id_bytes, chunk_bytes, len(words.rows), "directory.bin")
+    return ChunkedTopology(n, len(indices), made, words, budget)
+
+
 @dataclass
 class ArrayGraph:
-    """What a sampler needs of a graph."""
+    """What a sampler needs of a graph: in CSC form, or in chunks of ``chunk_bytes``."""
+
+    chunk_bytes: ClassVar[int | None] = None
 
     indptr: Int64s
     indices: npt.NDArray[Any]
@@ -102,7 +142,12 @@ class ArrayGraph:
     def __post_init__(self) -> None:
         self.num_nodes = len(self.indptr) - 1
         self.file = ArrayFile(self.indices)
-        self.topology = Topology(self.num_nodes, len(self.indices), self.indptr, self.file, self.indices.itemsize)
+        self.topology: Topology
+        if self.chunk_bytes is None:
+            self.topology = CscTopology(self.num_nodes, len(self.indices), self.indptr, self.file, self.indices.itemsize)
+        else:
+            self.topology = chunked(self.indptr, self.indices, self.chunk_bytes, self.budget)
+            self.file = self.topology.chunks
 
     def cached(self, n_ids: int | None = None, seed: int = 0) -> ArrayGraph:
         """The same graph with a whole cache, or a partial one of random nodes with room for ``n_ids`` ids of records."""

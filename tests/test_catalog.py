@@ -311,7 +311,12 @@ F, X = "file/node.x0.1.rows", "node/_/x0"
     [
         ("dataset", {"format": 2}, VersionError),
         ("dataset", {"requires": ["striping"]}, VersionError),
-        ("dataset", {"topology": "chunked"}, VersionError),
+        ("dataset", {"topology": "coo"}, VersionError),
+        ("dataset", {"topology": "chunked"}, FormatError),
+        ("dataset", {"topology": "chunked", "chunk_bytes": 5000}, FormatError),
+        ("dataset", {"topology": "chunked", "chunk_bytes": 0}, FormatError),
+        ("dataset", {"adjacency": ["a"]}, FormatError),
+        ("dataset", {"adjacency": {"a": 1}}, FormatError),
         ("dataset", {"num_nodes": -1}, FormatError),
         ("dataset", {"num_nodes": 2**64}, FormatError),
         ("dataset", {"num_edges": "many"}, FormatError),

@@ -27,6 +27,7 @@ import featstore
 from featstore import EpochSampler, NeighborSampler
 from featstore.config import Options
 from featstore.errors import BudgetError, ClosedError, CorruptionError
+from featstore.graph.neighborcache import NeighborCache
 from featstore.sampling.drawn import Drawn, in_turn
 from featstore.sampling.epochwide import Turns
 from featstore.sampling.window import LEAST_BLOCK_BYTES, Window, is_wide, least_bytes
@@ -47,7 +48,20 @@ class EpochGraph(ArrayGraph):
 
     @classmethod
     def of(cls, g: ArrayGraph, path: Path) -> EpochGraph:
-        return cls(g.indptr, g.indices, g.neighbor_cache, path=str(path / "graph"))
+        """The same graph, and the same lists in memory."""
+        made = cls(g.indptr, g.indices, path=str(path / "graph"))
+        if g.neighbor_cache is not None:
+            arrays = g.neighbor_cache.to_arrays()
+            if g.neighbor_cache.whole and made.topology.resident_offsets is None:
+                arrays["indptr"] = g.indptr
+            made.neighbor_cache = NeighborCache.from_arrays(made.topology, arrays)
+        return made
+
+
+class ChunkedEpochGraph(EpochGraph):
+    """The same in chunks of one page, of which most lists need several."""
+
+    chunk_bytes = 4096
 
 
 def batches_of(seeds: Int64s, size: int) -> list[Int64s]:
@@ -125,7 +139,7 @@ def test_small_graphs_equal_batches_sampled_alone(
     """Also empty lists, isolated nodes, fan-outs of 0 and -1, 32- and 64-bit ids, whole and partial caches."""
     path = tmp_path_factory.mktemp("window")
     cached = data.draw(st.sampled_from([None, g.cached, lambda: g.cached(len(g.indices) // 2 + 1)]))
-    graph = EpochGraph.of(g if cached is None else cached(), path)
+    graph = data.draw(st.sampled_from([EpochGraph, ChunkedEpochGraph])).of(g if cached is None else cached(), path)
     seeds = np.array(data.draw(st.lists(st.integers(0, g.num_nodes - 1), unique=True, min_size=1)), np.int64)
     batches = batches_of(seeds, size)
     sampler = NeighborSampler(graph, fanouts, replace=replace, redraw=redraw, seed=seed)
@@ -133,11 +147,14 @@ def test_small_graphs_equal_batches_sampled_alone(
     check_window(sampler, graph, batches, path, epoch=epoch, n_bytes=n_bytes)
 
 
+@pytest.mark.parametrize("kind", [EpochGraph, ChunkedEpochGraph])
 @pytest.mark.parametrize("id_bytes", [4, 8])
 @pytest.mark.parametrize("fanouts", [[10, 5, 3], [70, 3], [2, -1], [1000]])
-def test_what_does_not_fit_the_memory_is_spilled(tmp_path: Path, fanouts: list[int], id_bytes: int) -> None:
+def test_what_does_not_fit_the_memory_is_spilled(
+    tmp_path: Path, kind: type[EpochGraph], fanouts: list[int], id_bytes: int
+) -> None:
     """Fan-outs of more than 64 are drawn in another way; lists of thousands of ids lie in many blocks of a log."""
-    g = EpochGraph.of(random_graph(3000, 20, id_bytes=id_bytes), tmp_path)
+    g = kind.of(random_graph(3000, 20, id_bytes=id_bytes), tmp_path)
     batches = batches_of(np.random.default_rng(1).permutation(3000)[:700], 100)
     sampler = NeighborSampler(g, fanouts, seed=3)
     least = least_bytes(g, sampler.fanouts, len(batches), is_wide(g))
@@ -153,20 +170,24 @@ def test_what_does_not_fit_the_memory_is_spilled(tmp_path: Path, fanouts: list[i
 
 @pytest.mark.parametrize("fanouts", [[5, 3], [-1, 2], [200]])
 @pytest.mark.parametrize("replace", [False, True])
-def test_a_list_longer_than_memory_is_drawn_from_in_pieces(tmp_path: Path, fanouts: list[int], replace: bool) -> None:
+@pytest.mark.parametrize("kind", [EpochGraph, ChunkedEpochGraph])
+def test_a_list_longer_than_memory_is_drawn_from_in_pieces(
+    tmp_path: Path, kind: type[EpochGraph], fanouts: list[int], replace: bool
+) -> None:
     n, hub = 500, LEAST_BLOCK_BYTES * 5 // 4
     rng = np.random.default_rng(0)
     degrees = rng.integers(0, 4, n)
     degrees[[7, 300]] = hub, 3000
     indptr = np.concatenate([[0], np.cumsum(degrees)])
     indices = np.sort(rng.integers(0, n, indptr[-1]))
-    g = EpochGraph(indptr, indices.astype(np.int32), path=str(tmp_path / "graph"))
+    g = kind(indptr, indices.astype(np.int32), path=str(tmp_path / "graph"))
     batches = [np.array([7, 1]), np.array([300, 7, 2]), np.array([4])]
     sampler = NeighborSampler(g, fanouts, replace=replace, seed=8)
     least = least_bytes(g, sampler.fanouts, len(batches), is_wide(g))
     assert 4 * hub > least * 3 // 4 or max(fanouts) > 64
     check_window(sampler, g, batches, tmp_path, n_bytes=least)
-    assert max(len(stream.pages) for stream in g.file.streams) > 4 * LEAST_BLOCK_BYTES // 4096
+    if kind is EpochGraph:
+        assert max(len(stream.pages) for stream in g.file.streams) > 4 * LEAST_BLOCK_BYTES // 4096
 
 
 def test_a_hop_reads_each_needed_page_once_and_no_other(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import featstore
 from featstore.errors import BudgetError, BusyError, CorruptionError, PluginError
 from featstore.graph import kept
 from featstore.graph.dataset import OutOfCoreGraph
-from featstore.graph.topology import NeighborCache
+from featstore.graph.neighborcache import NeighborCache
 from featstore.storage.catalog import read_catalog
 from featstore.storage.update import Update
 from tests.test_damaged_dataset import replace_column

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 import featstore
 from featstore.budget import Budget
 from featstore.errors import BudgetError
+from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.prefix import Prefix
-from featstore.graph.topology import NeighborCache, huge_bytes
+from featstore.graph.topology import huge_bytes
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.neighbor import NeighborSampler
 from tests.array_graphs import ArrayGraph, graph_of, graphs, random_graph
@@ -36,7 +37,7 @@ def test_the_cache_holds_the_longest_prefix(data: st.DataObject, g: ArrayGraph) 
     scores = np.array(data.draw(st.lists(number, min_size=g.num_nodes, max_size=g.num_nodes)))
     n_bytes = data.draw(st.integers(0, (len(g.indices) + g.num_nodes) * g.topology.id_bytes + 8))
     offset_of_node = np.zeros(g.num_nodes, np.int64)
-    n_records = Prefix(g.topology.indptr, g.topology.id_bytes, scores, n_bytes).write_offsets(offset_of_node)
+    n_records = Prefix(g.topology, scores, n_bytes).write_offsets(offset_of_node)
     chosen = prefix_of(g, scores, n_bytes)
     assert set(np.flatnonzero(offset_of_node >= 0).tolist()) == chosen
     lengths = {node: int(g.indptr[node + 1] - g.indptr[node]) + 1 for node in sorted(chosen)}
@@ -81,7 +82,7 @@ def test_a_partial_cache_holds_what_the_scores_say(share: float, id_bytes: int) 
 
 
 def test_lists_longer_than_a_block_are_cached_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("featstore.graph.topology._BLOCK_BYTES", 64)
+    monkeypatch.setattr("featstore.graph.neighborcache.BLOCK_BYTES", 64)
     g = random_graph(300, 40, seed=9)
     n_bytes = 4096 + g.topology.nbytes // 8192 * 4096
     cache = NeighborCache.build(g.topology, Budget(n_bytes), np.arange(300), scratch=Budget(1 << 20))

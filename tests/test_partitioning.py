@@ -17,6 +17,7 @@ import featstore
 from featstore._core.partition import Placer, edges_inside, group_by_part
 from featstore.budget import Budget
 from featstore.errors import BudgetError, MissingExtraError, OptionError, PluginError
+from featstore.graph.listblocks import ListBlock
 from featstore.graph.partarrays import by_part
 from featstore.partitioning import base
 from featstore.partitioning.assign import judge
@@ -28,15 +29,19 @@ from tests.reference_partitions import fennel, ldg, most_nodes
 
 
 class Arrays:
-    """A topology in memory whose scan cuts lists into blocks of ``step`` ids."""
+    """A topology in memory, read in blocks of ``step`` ids that cut lists."""
 
     def __init__(self, indptr: np.ndarray, indices: np.ndarray, step: int = 3, dtype: Any = np.int32) -> None:
         self.indptr, self.ids, self.step = indptr, indices.astype(dtype), step
+        self.resident_offsets = indptr
         self.num_nodes, self.num_edges, self.nbytes, self.id_dtype = len(indptr) - 1, len(indices), indices.nbytes, dtype
 
-    def scan(self, block_bytes: int) -> Any:
+    def blocks(self, block_bytes: int) -> Any:
         for first in range(0, self.num_edges, self.step):
-            yield first, self.ids[first : first + self.step].copy()
+            ids = self.ids[first : first + self.step].copy()
+            node = int(np.searchsorted(self.indptr, first, side="right")) - 1
+            end = int(np.searchsorted(self.indptr, first + len(ids), side="left"))
+            yield ListBlock(node, self.indptr[node : end + 1].copy(), first, ids)
 
 
 def assign(method: Any, indptr: np.ndarray, indices: np.ndarray, k: int, train: Any = None, **shape: Any) -> np.ndarray:
@@ -368,6 +373,8 @@ def test_the_kernel_checks_what_it_is_given() -> None:
     assert group_by_part(np.array([0, 1], np.int32), np.array([0, 2]), offsets, out) == 1
     with pytest.raises(ValueError, match="no block"):
         edges_inside(indptr, 0, np.zeros(2, np.int32), np.zeros(3, np.int32), 4, 0)
+    with pytest.raises(ValueError, match="are not among"):
+        edges_inside(indptr, 1, np.zeros(2, np.int32), np.zeros(1, np.int32), 4, 0)
 
 
 @given(st.lists(st.integers(0, 5), max_size=40), st.randoms(use_true_random=False))

@@ -21,7 +21,8 @@ import featstore
 from featstore._core import sampler as core
 from featstore.budget import Budget
 from featstore.errors import BudgetError, ClosedError, CorruptionError
-from featstore.graph.topology import NeighborCache, Topology, huge_bytes
+from featstore.graph.neighborcache import NeighborCache
+from featstore.graph.topology import CscTopology, huge_bytes
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.neighbor import NeighborSampler
 from tests.array_graphs import ArrayFile, ArrayGraph, graph_of, graphs, random_graph
@@ -397,15 +398,15 @@ def test_scratch_is_counted_and_given_back() -> None:
 def test_offsets_that_do_not_ascend() -> None:
     for indptr in ([1, 2], [0, 3], [0, 2, 1, 2], [0, 5, 2], [0, -1, 2]):
         with pytest.raises(CorruptionError, match="do not ascend"):
-            Topology(len(indptr) - 1, 2, np.array(indptr), ArrayFile(np.zeros(2, np.int32)), 4)
+            CscTopology(len(indptr) - 1, 2, np.array(indptr), ArrayFile(np.zeros(2, np.int32)), 4)
     with pytest.raises(ValueError, match="shape"):
-        Topology(3, 2, np.array([0, 2]), ArrayFile(np.zeros(2, np.int32)), 4)
+        CscTopology(3, 2, np.array([0, 2]), ArrayFile(np.zeros(2, np.int32)), 4)
 
 
 def test_a_topology_loads_its_offsets() -> None:
     g = random_graph(5000, 4)
     budget = Budget(1 << 20)
-    topology = Topology.load(5000, len(g.indices), ArrayFile(g.indptr), g.file, 4, budget)
+    topology = CscTopology.load(5000, len(g.indices), ArrayFile(g.indptr), g.file, 4, budget)
     assert np.array_equal(topology.indptr, g.indptr)
     assert budget.report() == {"indptr": huge_bytes(5001 * 8)}
     topology.close()
@@ -413,11 +414,11 @@ def test_a_topology_loads_its_offsets() -> None:
     with pytest.raises(ClosedError):
         topology.offsets(np.arange(3))
     with pytest.raises(BudgetError):
-        Topology.load(5000, len(g.indices), ArrayFile(g.indptr), g.file, 4, Budget(100))
+        CscTopology.load(5000, len(g.indices), ArrayFile(g.indptr), g.file, 4, Budget(100))
     bad = g.indptr.copy()
     bad[77] = 2**40
     with pytest.raises(CorruptionError, match="node 77"):
-        Topology.load(5000, len(g.indices), ArrayFile(bad), g.file, 4, budget)
+        CscTopology.load(5000, len(g.indices), ArrayFile(bad), g.file, 4, budget)
     assert budget.used == 0
 
 

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from featstore.cli.arguments import size
+from featstore.cli.convert import add_form
 from featstore.cli.info import describe, description
 from featstore.cli.output import print_result
 from featstore.graph.dataset import OutOfCoreGraph
@@ -39,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=FILE",
         help="labels, masks, index sets",
     )
+    add_form(parser, is_required=False)
     parser.add_argument("--memory", type=size, metavar="SIZE", help="most memory to use")
     parser.add_argument("--overwrite", action="store_true", help="replace a dataset that is there")
 
@@ -49,6 +51,8 @@ def run(options: argparse.Namespace) -> int:
     common: dict[str, Any] = {
         "features": _mapping("--features", options.features),
         "node_data": _mapping("--node-data", options.node_data),
+        "topology": options.topology,
+        "chunk_bytes": options.chunk_bytes,
         "overwrite": options.overwrite,
         "progress": not options.json,
         "memory": options.memory,

@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 from featstore.cli.arguments import add_opening, open_graph
+from featstore.cli.convert import form_text
 from featstore.cli.output import print_result
 from featstore.config import format_size
 from featstore.graph.dataset import OutOfCoreGraph
@@ -21,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def describe(graph: OutOfCoreGraph) -> dict[str, Any]:
     """Return what a dataset holds."""
+    catalog = graph.snapshot.catalog
     features = {
         name: {"shape": list(store.shape), "dtype": str(store.dtype).removeprefix("torch."), "bytes": store.nbytes}
         for name, store in graph.features.items()
@@ -34,6 +36,8 @@ def describe(graph: OutOfCoreGraph) -> dict[str, Any]:
         "path": graph.path,
         "num_nodes": graph.num_nodes,
         "num_edges": graph.num_edges,
+        "topology": catalog.topology,
+        **({"chunk_bytes": catalog.chunk_bytes} if catalog.chunk_bytes else {}),
         "features": features,
         "node_data": data,
         "parts": {name: {"parts": kept.n_parts, "method": kept.method} for name, kept in graph.parts().items()},
@@ -47,6 +51,7 @@ def description(result: dict[str, Any]) -> str:
         result["path"],
         f"  {result['num_nodes']:,} nodes, {result['num_edges']:,} edges, {format_size(result['disk_bytes'])} on disk",
     ]
+    lines.append(f"  topology   {form_text(result)}")
     for what in ("features", "node_data"):
         for name, field in result[what].items():
             size = f", {format_size(field['bytes'])}" if "bytes" in field else ""

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from featstore.cli import bench, create, info, pack, partition, plan, train, verify
+from featstore.cli import bench, convert, create, info, pack, partition, plan, train, verify
 from featstore.cli.output import advice_on_damage, one_line
 from featstore.cli.parser import COMMANDS, make_parser
 from featstore.errors import CorruptionError, FeatstoreError
@@ -21,6 +21,7 @@ _MODULES: dict[str, Any] = {
     "create": create,
     "info": info,
     "verify": verify,
+    "convert": convert,
     "partition": partition,
     "plan": plan,
     "pack": pack,

@@ -16,15 +16,14 @@ import numpy.typing as npt
 import torch
 import xxhash
 
-from featstore.config import available_memory, parse_size
+from featstore.config import available_memory, format_size, parse_size
 from featstore.errors import BudgetError, CorruptionError
 from featstore.graph.extsort import PairSorter
 from featstore.graph.progress import Progress
 from featstore.graph.source import ArrayLike, NpySource, Source, dtype_name, open_source
+from featstore.graph.topologyfiles import Form, WrittenField, open_topology_files
 from featstore.storage.builddir import BuildDirectory
-from featstore.storage.calls import close_quietly, pread_exactly
 from featstore.storage.catalog import EDGE, NODE, Catalog, FieldRecord, Part, write_catalog
-from featstore.storage.format import HEADER_BYTES
 from featstore.storage.layout import RowLayout, choose_layout
 from featstore.storage.writer import FileRecord, RowFileWriter
 
@@ -33,6 +32,7 @@ __all__ = ["create", "from_edge_index"]
 Int64s = npt.NDArray[np.int64]
 
 _LEAST_MEMORY = 8 << 20
+_NONE = np.empty(0, dtype=np.int64)
 
 
 class _Builder:
@@ -68,14 +68,14 @@ class _Builder:
                 self.progress.add(block.nbytes)
             self.register(f"{NODE}/{name}", role, writer.commit(), source.shape)
 
-    def finish(self, num_nodes: int, num_edges: int) -> None:
+    def finish(self, num_nodes: int, num_edges: int, form: Form) -> None:
         """Write the catalog, after which the build directory is a dataset."""
-        dataset = {
+        dataset: dict[str, Any] = {
             "id": uuid.uuid4().hex,
             "generation": 1,
             "num_nodes": num_nodes,
             "num_edges": num_edges,
-            "topology": "csc",
+            **form.entry(),
             "created_by": f"featstore {_release()}",
         }
         write_catalog(self.directory, Catalog(dataset, self.files, self.fields))
@@ -89,64 +89,47 @@ def _release() -> str:
 
 
 class _TopologyWriter:
-    """Write ``indptr``, ``indices`` and ``out_degree`` from sorted neighbour lists that come in order; a context manager."""
+    """Write the adjacency and ``out_degree`` from sorted neighbour lists that come in order; a context manager."""
 
-    def __init__(self, builder: _Builder, num_nodes: int) -> None:
+    def __init__(self, builder: _Builder, num_nodes: int, form: Form) -> None:
         self._builder = builder
         self._n = num_nodes
-        self._edges = 0
-        self._node = 0  # lists of nodes before it are complete
-        self._id_type = "int32" if num_nodes < 1 << 31 else "int64"
         self._step = max(1024, builder.memory // 64)
         # Degrees are counted as the ids go by, for as many nodes as a quarter of the memory holds; the rest is counted later.
         self._degrees = np.zeros(min(num_nodes, max(1024, builder.memory // 32)), dtype=np.int64)
-        self._writers: list[RowFileWriter] = []
-        try:
-            for name, dtype in (("indptr", "int64"), ("indices", self._id_type)):
-                layout = choose_layout(np.dtype(dtype).itemsize)
-                self._writers.append(builder.writer("edge", name, layout, name, dtype))
-            self._write(0, np.zeros(1, dtype=np.int64))
-        except BaseException:
-            self.close()
-            raise
 
-    def _write(self, which: int, values: Int64s) -> None:
-        little = np.ascontiguousarray(values, dtype="<i4" if which and self._id_type == "int32" else "<i8")
-        self._writers[which].write(little.view(np.uint8).reshape(len(little), little.itemsize))
+        def open_writer(name: str, layout: RowLayout, dtype: str) -> RowFileWriter:
+            return builder.writer("edge", name, layout, name, dtype)
 
-    def add_ids(self, ids: Int64s) -> None:
-        """Append neighbour ids, which are in range."""
-        if not len(ids):
-            return
-        self._write(1, ids)
-        self._edges += len(ids)
-        _count(ids, 0, self._degrees)
+        id_bytes = 4 if num_nodes < 1 << 31 else 8
+        self._files = open_topology_files(form.topology, num_nodes, id_bytes, form.chunk_bytes, open_writer)
+
+    def write(self, begins: Int64s, ids: Int64s) -> None:
+        """Append lists, see :meth:`TopologyFiles.write`; the ids are in range."""
+        self._files.write(begins, ids)
+        if len(ids):
+            _count(ids, 0, self._degrees)
         self._builder.progress.add(ids.nbytes)
-
-    def add_offsets(self, ends: Int64s) -> None:
-        """Append the ends of the next nodes' lists."""
-        self._write(0, ends)
-        self._node += len(ends)
 
     def add_pairs(self, dst: Int64s, src: Int64s) -> None:
         """Append edges sorted by destination, which go on where the last call's ended."""
-        last, base = int(dst[-1]), self._edges
-        self.add_ids(src)
-        while self._node < last:
-            nodes = np.arange(self._node, min(last, self._node + self._step), dtype=np.int64)
-            self.add_offsets(base + np.searchsorted(dst, nodes, side="right"))
+        base, done, end = self._files.n_edges, 0, int(dst[-1]) + 1
+        for first in range(self._files.n_begun, end, self._step):
+            at = np.searchsorted(dst, np.arange(first, min(end, first + self._step), dtype=np.int64), side="left")
+            last = int(at[-1])
+            self.write(base + at, src[done:last])
+            done = last
+        self.write(_NONE, src[done:])
 
     def finish(self) -> int:
         """Complete the files; return the number of edges."""
-        while self._node < self._n:
-            self.add_offsets(np.full(min(self._n - self._node, self._step), self._edges, dtype=np.int64))
-        builder = self._builder
-        for writer, name, n_rows in zip(self._writers, ("indptr", "indices"), (self._n + 1, self._edges), strict=True):
-            builder.register(f"{EDGE}/{name}", "topology", writer.commit(), (n_rows,))
-        self._write_degrees(builder.files[builder.fields[f"{EDGE}/indices"].parts[0].file])
-        return self._edges
+        builder, fields = self._builder, self._files.finish()
+        for field in fields:
+            builder.register(f"{EDGE}/{field.name}", "topology", field.file, field.shape)
+        self._write_degrees(fields)
+        return self._files.n_edges
 
-    def _write_degrees(self, indices: FileRecord) -> None:
+    def _write_degrees(self, fields: list[WrittenField]) -> None:
         degrees, low = self._degrees, 0
         with self._builder.writer("edge", "out_degree", choose_layout(8), "out_degree", "int64") as writer:
             while True:
@@ -156,31 +139,15 @@ class _TopologyWriter:
                     break
                 degrees = degrees[: self._n - low]
                 degrees[:] = 0
-                for ids in self._stored_ids(indices):
+                for ids in self._files.stored_ids(fields, self._builder.directory, self._step):
                     _count(ids, low, degrees)
             self._builder.register(f"{EDGE}/out_degree", "topology", writer.commit(), (self._n,))
-
-    def _stored_ids(self, indices: FileRecord) -> Iterator[Int64s]:
-        path = os.path.join(self._builder.directory, indices.name)
-        width = indices.layout.row_bytes
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            for first in range(0, indices.n_rows, self._step):
-                k = min(self._step, indices.n_rows - first)
-                data = pread_exactly(fd, k * width, HEADER_BYTES + first * width, path)
-                yield np.frombuffer(data, dtype=f"<i{width}").astype(np.int64)
-        finally:
-            close_quietly(fd)
-
-    def close(self) -> None:
-        for writer in self._writers:
-            writer.abort()
 
     def __enter__(self) -> _TopologyWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
+        self._files.close()
 
 
 def _count(ids: Int64s, low: int, counts: Int64s) -> None:
@@ -261,7 +228,6 @@ def _write_csc(topology: _TopologyWriter, builder: _Builder, indptr: Source, ind
         if int(degrees.min()) < 0:
             bad = node + int((degrees < 0).argmax())
             raise CorruptionError(f"indptr decreases from {bounds[bad - node]} to {bounds[bad - node + 1]} at node {bad}", where)
-        topology.add_offsets(ends)
         first = 0
         while first < len(ends):
             last = int(np.searchsorted(bounds, bounds[first] + cap, side="right")) - 1
@@ -271,7 +237,7 @@ def _write_csc(topology: _TopologyWriter, builder: _Builder, indptr: Source, ind
                 continue
             block = ids.read(int(bounds[last] - bounds[first]))
             _check_ids(block, int(bounds[first]), n, where)
-            topology.add_ids(_sort_lists(block, degrees[first:last], n))
+            topology.write(bounds[first:last], _sort_lists(block, degrees[first:last], n))
             first = last
     if int(previous[0]) != n_edges:
         raise CorruptionError(f"indptr ends with {previous[0]}, but there are {n_edges} indices", where)
@@ -304,8 +270,10 @@ def _write_long_list(
             _check_ids(block, start + done, n, where)
             sorter.add(np.zeros_like(block), block)
             done += len(block)
+        begins = np.array([start], dtype=np.int64)
         for _, block in sorter.sorted():
-            topology.add_ids(block)
+            topology.write(begins, block)
+            begins = _NONE
 
 
 def _check_names(features: Mapping[str, Any], node_data: Mapping[str, Any]) -> None:
@@ -328,11 +296,14 @@ def _open_fields(
     return found + [("data", name, open_source(f"node data {name!r}", value)) for name, value in node_data.items()]
 
 
-def _build_memory(memory: int | str | None) -> int:
-    n_bytes = min(1 << 30, available_memory() // 4) if memory is None else parse_size(memory)
-    if n_bytes < _LEAST_MEMORY:
-        raise BudgetError(f"making a dataset needs memory of at least {_LEAST_MEMORY} bytes, not {n_bytes}", _LEAST_MEMORY)
-    return n_bytes
+def _build_memory(memory: int | str | None, form: Form) -> int:
+    """Return the memory to work in, beside the chunk that is being filled."""
+    least = _LEAST_MEMORY + form.chunk_bytes
+    n_bytes = max(least, min(1 << 30, available_memory() // 4)) if memory is None else parse_size(memory)
+    if n_bytes < least:
+        of = f" with chunks of {format_size(form.chunk_bytes)}" if form.chunk_bytes else ""
+        raise BudgetError(f"making a dataset{of} needs memory of at least {least} bytes, not {n_bytes}", least)
+    return n_bytes - form.chunk_bytes
 
 
 def _total_bytes(fields: Iterable[tuple[str, str, Source]]) -> int:
@@ -347,14 +318,14 @@ def create(
     node_data: Mapping[str, ArrayLike] | None = None,
     *,
     topology: str = "csc",
+    chunk_bytes: int | str | None = None,
     overwrite: bool = False,
     progress: bool = True,
     memory: int | str | None = None,
 ) -> None:
     """Write a dataset; see :meth:`featstore.OutOfCoreGraph.create`, which also opens it."""
-    if topology != "csc":
-        raise ValueError(f"topology must be 'csc', not {topology!r}")
-    n_bytes = _build_memory(memory)
+    form = Form.of(topology, chunk_bytes)
+    n_bytes = _build_memory(memory, form)
     offsets, ids = _integers("indptr", indptr), _integers("indices", indices)
     target = os.fspath(path)
     if offsets.n_rows == 0:
@@ -364,12 +335,12 @@ def create(
     with BuildDirectory(target, overwrite=overwrite) as build:
         with Progress("create", _total_bytes(fields) + 8 * ids.n_rows, progress) as bar:
             builder = _Builder(build.path, n_bytes, bar)
-            with _TopologyWriter(builder, num_nodes) as writer:
+            with _TopologyWriter(builder, num_nodes, form) as writer:
                 _write_csc(writer, builder, offsets, ids, target)
                 num_edges = writer.finish()
             for role, name, source in fields:
                 builder.add(role, name, source)
-        builder.finish(num_nodes, num_edges)
+        builder.finish(num_nodes, num_edges, form)
         build.commit()
 
 
@@ -427,19 +398,19 @@ def from_edge_index(
     node_data: Mapping[str, ArrayLike] | None = None,
     *,
     topology: str = "csc",
+    chunk_bytes: int | str | None = None,
     overwrite: bool = False,
     progress: bool = True,
     memory: int | str | None = None,
 ) -> None:
     """Write a dataset from an edge list; see :meth:`featstore.OutOfCoreGraph.from_edge_index`, which also opens it."""
-    if topology != "csc":
-        raise ValueError(f"topology must be 'csc', not {topology!r}")
+    form = Form.of(topology, chunk_bytes)
     if isinstance(num_nodes, bool) or not isinstance(num_nodes, (int, np.integer)):
         raise TypeError(f"num_nodes must be an integer, not {num_nodes!r}")
     num_nodes = int(num_nodes)
     if num_nodes < 0:
         raise ValueError(f"num_nodes cannot be negative: {num_nodes}")
-    n_bytes = _build_memory(memory)
+    n_bytes = _build_memory(memory, form)
     fields = _open_fields(features, node_data, num_nodes)
     shape = getattr(edge_index, "shape", None)
     n_known = int(shape[1]) if shape is not None and len(shape) == 2 else 0
@@ -453,11 +424,11 @@ def from_edge_index(
                     sorter.add(dst, src)
                     n_edges += block.shape[1]
                     bar.add(16 * block.shape[1])
-                with _TopologyWriter(builder, num_nodes) as writer:
+                with _TopologyWriter(builder, num_nodes, form) as writer:
                     for dst, src in sorter.sorted():
                         writer.add_pairs(dst, src)
                     num_edges = writer.finish()
             for role, name, source in fields:
                 builder.add(role, name, source)
-        builder.finish(num_nodes, num_edges)
+        builder.finish(num_nodes, num_edges, form)
         build.commit()

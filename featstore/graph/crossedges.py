@@ -10,17 +10,18 @@ import numpy.typing as npt
 
 from featstore._core.partition import cross_edges
 from featstore.budget import Budget
+from featstore.graph.listblocks import ListBlock
 from featstore.graph.topology import Topology
 
-__all__ = ["count_cross_edges", "counts_dtype", "scan_in"]
+__all__ = ["blocks_in", "count_cross_edges", "counts_dtype"]
 
 _LEAST_BLOCK_BYTES: Final = 1 << 16
 _MOST_BLOCK_BYTES: Final = 8 << 20
 _BLOCK_SHARE: Final = 16  # of the memory that is left, one part of so many
 
 
-def scan_in(topology: Topology, budget: Budget, holder: str) -> Iterator[tuple[int, npt.NDArray[Any]]]:
-    """Read the adjacency once, see :meth:`Topology.scan`, in a block that ``budget`` counts; small where memory is short.
+def blocks_in(topology: Topology, budget: Budget, holder: str) -> Iterator[ListBlock]:
+    """Read the adjacency once, see :meth:`Topology.blocks`, in a block that ``budget`` counts; small where memory is short.
 
     Raises
     ------
@@ -28,7 +29,7 @@ def scan_in(topology: Topology, budget: Budget, holder: str) -> Iterator[tuple[i
     """
     n_bytes = max(_LEAST_BLOCK_BYTES, min(_MOST_BLOCK_BYTES, budget.available // _BLOCK_SHARE))
     with budget.reserve(holder, min(n_bytes, topology.nbytes)):
-        yield from topology.scan(n_bytes)
+        yield from topology.blocks(n_bytes)
 
 
 def counts_dtype(num_edges: int) -> np.dtype[Any]:
@@ -69,8 +70,8 @@ def count_cross_edges(
     look-ups an edge.
     """
     counts = np.zeros(topology.num_nodes, counts_dtype(topology.num_edges))
-    node = 0
-    for first, ids in scan_in(topology, budget, holder):
-        node = cross_edges(topology.indptr, node, parts, ids, ids.itemsize, first, counts)
+    for block in blocks_in(topology, budget, holder):
+        ids = block.ids
+        cross_edges(block.offsets, block.first_node, parts, ids, ids.itemsize, block.first_edge, counts)
         progress(ids.nbytes)
     return counts

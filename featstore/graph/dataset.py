@@ -43,7 +43,7 @@ class OutOfCoreGraph(Kept):
         Labels, masks, index sets: read whole, checked and counted in the budget when first asked for. The tensor is the graph's
         own: copy it before you write to it.
     topology : Topology
-        The adjacency; its offsets are read when first asked for.
+        The adjacency; its offsets, or the directory of its chunks, are read when first asked for.
     neighbor_cache : NeighborCache or None
         See :meth:`cache_neighbors`.
     options : Options
@@ -99,6 +99,7 @@ class OutOfCoreGraph(Kept):
         node_data: Mapping[str, ArrayLike] | None = None,
         *,
         topology: str = "csc",
+        chunk_bytes: int | str | None = None,
         overwrite: bool = False,
         progress: bool = True,
         memory: int | str | None = None,
@@ -115,15 +116,20 @@ class OutOfCoreGraph(Kept):
         features : mapping of str to array, shape (num_nodes, …), optional
         node_data : mapping of str to array, shape (any, …), optional
             Labels, masks, index sets.
-        topology : {"csc"}
+        topology : {"csc", "chunked"}
+            How the adjacency is stored. ``"csc"``: its offsets, 8 bytes a node, are in memory while it is sampled.
+            ``"chunked"``: in chunks that hold offsets and neighbour ids, of which no more than a directory and a cache of pages
+            is in memory. Samples are the same. :func:`featstore.convert` makes one of the other.
+        chunk_bytes : int or str, optional
+            Size of a chunk: a multiple of 4 KiB, at most 1 GiB; 1 MiB by default. For ``topology="chunked"``.
         overwrite : bool
             Replace a dataset at ``path`` in one step, when the new one is complete. If creation fails, the old one stays. Open
             handles of the old one go on reading it.
         progress : bool
             Show a progress bar where stderr is a terminal.
         memory : int or str, optional
-            Most memory to hold, besides inputs that are in memory: bytes, or text such as ``"1GiB"``; at least 8 MiB. By default
-            a quarter of what is available, 1 GiB at most. It is also the budget of the returned graph.
+            Most memory to hold, besides inputs that are in memory: bytes, or text such as ``"1GiB"``; at least 8 MiB, and a
+            chunk. By default a quarter of what is available, 1 GiB at most. It is also the budget of the returned graph.
 
         Returns
         -------
@@ -162,7 +168,16 @@ class OutOfCoreGraph(Kept):
                 [1., 0., 0.]])
         """
         build.create(
-            path, indptr, indices, features, node_data, topology=topology, overwrite=overwrite, progress=progress, memory=memory
+            path,
+            indptr,
+            indices,
+            features,
+            node_data,
+            topology=topology,
+            chunk_bytes=chunk_bytes,
+            overwrite=overwrite,
+            progress=progress,
+            memory=memory,
         )
         return cls._open_made(path, memory)
 
@@ -176,6 +191,7 @@ class OutOfCoreGraph(Kept):
         node_data: Mapping[str, ArrayLike] | None = None,
         *,
         topology: str = "csc",
+        chunk_bytes: int | str | None = None,
         overwrite: bool = False,
         progress: bool = True,
         memory: int | str | None = None,
@@ -191,7 +207,7 @@ class OutOfCoreGraph(Kept):
         memory : int or str, optional
             As for :meth:`create`: edges beyond it are sorted through temporary files beside the dataset, 8 bytes an edge (16 from
             2³¹ nodes on), twice that at worst.
-        path, features, node_data, topology, overwrite, progress
+        path, features, node_data, topology, chunk_bytes, overwrite, progress
             See :meth:`create`.
 
         Raises
@@ -213,6 +229,7 @@ class OutOfCoreGraph(Kept):
             features,
             node_data,
             topology=topology,
+            chunk_bytes=chunk_bytes,
             overwrite=overwrite,
             progress=progress,
             memory=memory,
@@ -340,7 +357,10 @@ class OutOfCoreGraph(Kept):
         return tensor
 
     def identity(self) -> dict[str, str]:
-        """Return the id of the file that holds each field, by key: what was made from a field is stale once it differs."""
+        """Return the id of the file that holds each field, by key: what was made from a field is stale once it differs.
+
+        Of the adjacency it is the id of the file that first held it: :func:`featstore.convert` leaves it as it is.
+        """
         return _identity_of(self._snapshot.catalog)
 
     # -- looking after it --------------------------------------------------------------------------------------------------------
@@ -394,10 +414,13 @@ class OutOfCoreGraph(Kept):
 
 
 def _identity_of(catalog: Catalog) -> dict[str, str]:
-    """Return the id of the file that holds each field, by key."""
-    return {
-        key: " ".join(catalog.files[part.file].file_id for part in record.parts) for key, record in sorted(catalog.fields.items())
+    """Return the id of the file that holds each field, by key; of the adjacency what :meth:`Catalog.adjacency` says."""
+    held = {
+        key: " ".join(catalog.files[part.file].file_id for part in record.parts)
+        for key, record in catalog.fields.items()
+        if record.role != "topology"
     }
+    return dict(sorted({**held, **catalog.adjacency()}.items()))
 
 
 def _topology_bytes(catalog: Catalog) -> int:

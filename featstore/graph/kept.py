@@ -17,14 +17,16 @@ from featstore.cache.table import FeatureCache
 from featstore.config import Options, parse_cache_size
 from featstore.errors import FormatError
 from featstore.graph.crossedges import count_cross_edges, counts_dtype
+from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.opened import Opened
+from featstore.graph.opentopology import held_bytes, load_topology, stored_pieces
 from featstore.graph.partarrays import check_parts
 from featstore.graph.policyinputs import Given, PolicyInputs
 from featstore.graph.progress import Progress
 from featstore.graph.savedcache import load_neighbor_cache, save_neighbor_cache, saved_bytes
 from featstore.graph.savedparts import KeptParts, find_parts, kept_parts, read_parts, save_parts
 from featstore.graph.snapshot import Snapshot
-from featstore.graph.topology import NeighborCache, Topology, huge_bytes
+from featstore.graph.topology import Topology
 
 __all__ = ["Kept"]
 
@@ -55,14 +57,26 @@ class Kept(Opened):
     # -- the adjacency -----------------------------------------------------------------------------------------------------------
 
     @property
+    def snapshot(self) -> Snapshot:
+        """The commit that is open."""
+        return self._snapshot
+
+    @property
     def topology(self) -> Topology:
-        """The adjacency. The first use reads the offsets, 8 bytes a node, which the budget counts from then on."""
+        """The adjacency.
+
+        In CSC form the first use reads the offsets, 8 bytes a node, which the budget counts from then on. Of chunks it reads the
+        directory, and the budget counts a cache of pages besides.
+        """
         with self.locked():
             if self._topology is None:
-                indptr, _ = self._snapshot.topology_file("indptr", self.num_nodes + 1)
-                indices, id_bytes = self._snapshot.topology_file("indices", self.num_edges)
-                self._topology = Topology.load(self.num_nodes, self.num_edges, indptr, indices, id_bytes, self.budget)
+                self._topology = load_topology(self._snapshot, self.budget)
             return self._topology
+
+    def topology_bytes(self) -> int:
+        """Return what the adjacency will hold at most once it is asked for: none where it was already."""
+        with self.locked():
+            return 0 if self._topology is not None else held_bytes(self._snapshot, self.budget.total)
 
     # -- rows of features --------------------------------------------------------------------------------------------------------
 
@@ -194,12 +208,9 @@ class Kept(Opened):
 
     def degree_pieces(self, n_nodes: int) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
         """Yield the in- and out-degrees of ``n_nodes`` nodes after the other, read from the files in sequence."""
-        indptr, width = self._snapshot.topology_file("indptr", self.num_nodes + 1)
         out_degree, _ = self._snapshot.topology_file("out_degree", self.num_nodes)
-        for first in range(0, self.num_nodes, n_nodes):
-            n = min(n_nodes, self.num_nodes - first)
-            offsets = indptr.read(first, n + 1).reshape(-1).view(np.int32 if width == 4 else np.int64)
-            yield np.diff(offsets).astype(np.int64), out_degree.read(first, n).reshape(-1).view(np.int64)
+        for first, offsets in stored_pieces(self._snapshot, lambda: self.topology, n_nodes):
+            yield np.diff(offsets), out_degree.read(first, len(offsets) - 1).reshape(-1).view(np.int64)
 
     # -- neighbour lists ---------------------------------------------------------------------------------------------------------
 
@@ -287,7 +298,7 @@ class Kept(Opened):
     ) -> NeighborCache | None:
         """Load what needs no choice: the whole adjacency, where it fits ``n_bytes``, or the saved cache of ``recipe``."""
         topology = self.topology
-        if huge_bytes(topology.nbytes) <= n_bytes:
+        if NeighborCache.whole_bytes(topology) <= n_bytes:
             return NeighborCache.build(topology, budget, None, n_bytes, note=note)
         if recipe is None:
             return None

@@ -11,7 +11,8 @@ import numpy.typing as npt
 from featstore.budget import Budget
 from featstore.cache.rowmap import huge_array
 from featstore.errors import BusyError, CorruptionError
-from featstore.graph.topology import NeighborCache, Topology, huge_bytes
+from featstore.graph.neighborcache import NeighborCache
+from featstore.graph.topology import Topology, huge_bytes
 from featstore.storage.catalog import EDGE, Catalog
 from featstore.storage.layout import choose_layout
 from featstore.storage.rowfile import RowFile
@@ -26,9 +27,8 @@ _BLOCK_ROWS = 1 << 20
 
 
 def made_of(catalog: Catalog) -> dict[str, str]:
-    """Identify the files of the adjacency: what was made from those of another one is never used."""
-    fields = (catalog.fields[f"{EDGE}/{name}"] for name in ("indptr", "indices", "out_degree"))
-    return {field.name: catalog.files[field.parts[0].file].file_id for field in fields}
+    """Identify the adjacency, by the names of its fields: what was made from another one is never used."""
+    return {key.removeprefix(f"{EDGE}/"): file_id for key, file_id in catalog.adjacency().items()}
 
 
 def saved_bytes(catalog: Catalog) -> int:

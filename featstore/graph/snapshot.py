@@ -152,10 +152,20 @@ class Snapshot:
             )
         return self.files[record.parts[0].file]
 
-    def topology_file(self, name: str, n_rows: int) -> tuple[RowFile, int]:
-        """Return the file of ``indptr``, ``indices`` or ``out_degree``, and the bytes of an entry."""
+    def topology_file(self, name: str, n_rows: int | None = None, width: int = 1) -> tuple[RowFile, int]:
+        """Return the file of a field of the adjacency, and the bytes of a row.
+
+        Its rows are ``width`` integers each, and there are ``n_rows`` of them, where that is given.
+
+        Raises
+        ------
+        FormatError
+            The catalog has no such field.
+        """
         record = self.catalog.fields.get(f"{EDGE}/{name}")
-        if record is None or record.shape != (n_rows,) or record.dtype not in ("int32", "int64"):
+        row = () if width == 1 else (width,)
+        is_right = record is not None and record.shape[1:] == row and record.dtype in ("int32", "int64")
+        if record is None or not is_right or n_rows not in (None, record.n_rows):
             raise FormatError(f"{self.root}: the catalog has no {name} of {n_rows} rows", self.root)
         return self.file_of(record), record.row_bytes
 

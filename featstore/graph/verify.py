@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from featstore._core.checksum import page_sums
 from featstore.errors import CorruptionError, FormatError
+from featstore.graph.chunkformat import Directory, check_header
 from featstore.graph.snapshot import DatasetFiles
 from featstore.storage.calls import pread_exactly
 from featstore.storage.catalog import EDGE
@@ -81,9 +82,12 @@ def _verify_open(file: OpenFile, progress: Progress) -> int:
 class _Column:
     """A one-dimensional integer field of the topology, read in runs of dense rows."""
 
-    def __init__(self, opened: DatasetFiles, name: str, n_rows: int) -> None:
+    def __init__(self, opened: DatasetFiles, name: str, n_rows: int | None) -> None:
         record = opened.catalog.fields.get(f"{EDGE}/{name}")
-        if record is None or len(record.parts) != 1 or record.shape != (n_rows,) or record.dtype not in ("int32", "int64"):
+        is_column = (
+            record is not None and len(record.parts) == 1 and len(record.shape) == 1 and record.dtype in ("int32", "int64")
+        )
+        if record is None or not is_column or n_rows not in (None, record.n_rows):
             raise FormatError(f"{opened.path}: the catalog has no {name} of {n_rows} rows", opened.path)
         self._file = opened.files[record.parts[0].file]
         self.record, self.path = self._file.record, self._file.path
@@ -92,9 +96,9 @@ class _Column:
     def blocks(self, step: int) -> Iterator[Int64s]:
         """Yield all values in order, ``step`` at a time."""
         for first in range(0, self.record.n_rows, step):
-            yield self._read(first, min(step, self.record.n_rows - first))
+            yield self.read(first, min(step, self.record.n_rows - first))
 
-    def _read(self, first: int, n: int) -> Int64s:
+    def read(self, first: int, n: int) -> Int64s:
         data = pread_exactly(self._file.fd, n * self.width, HEADER_BYTES + first * self.width, self.path)
         return np.frombuffer(data, dtype=f"<i{self.width}").astype(np.int64)
 
@@ -115,12 +119,17 @@ def verify_topology(opened: DatasetFiles, progress: Progress) -> None:
     Notes
     -----
     Reads offsets and ids once, and the ids once more for every 2 million nodes, to recount their out-degrees in bounded memory.
+    Of a chunked topology it checks the directory and the header of each chunk, too.
     """
     n, n_edges = opened.catalog.num_nodes, opened.catalog.num_edges
-    indptr = _Column(opened, "indptr", n + 1)
-    indices = _Column(opened, "indices", n_edges)
     degrees = _Column(opened, "out_degree", n)
-    starts = _check_offsets(indptr, n_edges, progress)
+    indices: _Column | _ChunkIds
+    if opened.catalog.topology == "csc":
+        indptr, indices = _Column(opened, "indptr", n + 1), _Column(opened, "indices", n_edges)
+        starts = _check_offsets(indptr, n_edges, progress)
+    else:
+        indices = _ChunkIds(opened)
+        starts = indices.starts(progress)
     _check_lists(indices, n, starts, progress)
     low = 0
     for stored in degrees.blocks(8 * _BLOCK_NODES):
@@ -134,6 +143,66 @@ def verify_topology(opened: DatasetFiles, progress: Progress) -> None:
             raise degrees.damage(message, low + node)
         low += len(stored)
         progress(stored.nbytes)
+
+
+class _ChunkIds:
+    """The neighbour ids of a chunked topology, and where lists begin, read in runs and checked against the directory."""
+
+    def __init__(self, opened: DatasetFiles) -> None:
+        catalog = opened.catalog
+        self._words = _Column(opened, "chunks", None)
+        record = catalog.fields.get(f"{EDGE}/chunk_directory")
+        if record is None or len(record.parts) != 1 or record.shape[1:] != (3,) or record.dtype != "int64" or record.n_rows < 1:
+            raise FormatError(f"{opened.path}: the catalog has no directory of chunks", opened.path)
+        file = opened.files[record.parts[0].file]
+        data = pread_exactly(file.fd, 24 * record.n_rows, HEADER_BYTES, file.path)
+        self._directory = Directory(
+            np.frombuffer(data, "<i8").reshape(-1, 3),
+            catalog.num_nodes,
+            catalog.num_edges,
+            self._words.width,
+            catalog.chunk_bytes,
+            self._words.record.n_rows,
+            file.path,
+        )
+
+    def starts(self, progress: Progress) -> Iterator[Int64s]:
+        """Yield with which edges lists begin, checked, and check the header of each chunk."""
+        d = self._directory
+        for chunk in range(d.n_chunks):
+            at, n = chunk * d.chunk_words, int(d.n_nodes[chunk])
+            header = self._words.read(at, d.header_words).astype(f"<i{d.id_bytes}").view(np.uint8)
+            check_header(header, d, chunk, self._words.path)
+            at, previous = at + d.header_words, int(d.first_start[chunk])
+            for first in range(0, n, _BLOCK_NODES):
+                begins = self._words.read(at + first, min(_BLOCK_NODES, n - first)) + int(d.first_edge[chunk])
+                wrong = (
+                    (np.diff(begins, prepend=previous) < 0)
+                    | (begins > d.first_edge[chunk + 1])
+                    | (begins > d.first_start[chunk + 1])
+                )
+                wrong[0] |= first == 0 and begins[0] != previous
+                if wrong.any():
+                    bad = int(wrong.argmax())
+                    node = int(d.first_node[chunk]) + first + bad
+                    raise self._words.damage(f"the list of node {node} cannot begin with edge {begins[bad]}", at + first + bad)
+                previous = int(begins[-1])
+                progress(begins.nbytes)
+                yield begins
+
+    def blocks(self, step: int) -> Iterator[Int64s]:
+        """Yield all ids in order, up to ``step`` at a time."""
+        d = self._directory
+        for chunk in range(d.n_chunks):
+            at, n = int(d.ids_at[chunk]), int(d.n_edges[chunk])
+            for first in range(0, n, step):
+                yield self._words.read(at + first, min(step, n - first))
+
+    def damage(self, message: str, position: int) -> CorruptionError:
+        """Return the error for a wrong id of edge ``position``."""
+        d = self._directory
+        chunk = int(np.searchsorted(d.first_edge[1:], position, side="right"))
+        return self._words.damage(message, int(d.ids_at[chunk]) + position - int(d.first_edge[chunk]))
 
 
 def _check_offsets(indptr: _Column, n_edges: int, progress: Progress) -> Iterator[Int64s]:
@@ -154,10 +223,10 @@ def _check_offsets(indptr: _Column, n_edges: int, progress: Progress) -> Iterato
     return indptr.blocks(_BLOCK_NODES)
 
 
-def _check_lists(indices: _Column, n: int, starts: Iterator[Int64s], progress: Progress) -> None:
+def _check_lists(indices: _Column | _ChunkIds, n: int, starts: Iterator[Int64s], progress: Progress) -> None:
     """Check that ids are nodes and that within each list they ascend."""
     position, previous = 0, -1
-    pending: npt.NDArray[Any] = next(starts, np.empty(0, dtype=np.int64))
+    pending: npt.NDArray[Any] = next(starts, np.empty(0, dtype=np.int64))  # of a chunked topology: checked as they come
     for ids in indices.blocks(_BLOCK_EDGES):
         outside = (ids < 0) | (ids >= n)
         if outside.any():
@@ -178,3 +247,5 @@ def _check_lists(indices: _Column, n: int, starts: Iterator[Int64s], progress: P
             raise indices.damage(f"the neighbour list at indices[{position + bad}] is not sorted", position + bad)
         position, previous = end, int(ids[-1])
         progress(ids.nbytes)
+    for _ in starts:
+        pass

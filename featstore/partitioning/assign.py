@@ -244,12 +244,12 @@ def judge(g: OutOfCoreGraph, parts: Given, n_parts: int, train_idx: Given | None
         As of :func:`partition`.
     """
     checked = check_parts(parts, g.num_nodes, n_parts)
-    topology, n_inside, node = g.topology, 0, 0
+    topology, n_inside = g.topology, 0
     with Progress("judge", topology.nbytes, progress) as bar:
         stream = GraphStream(topology, n_parts, None, 0, g.budget, bar)
-        for first, ids in stream.blocks():
-            node, found = edges_inside(topology.indptr, node, checked, ids, ids.itemsize, first)
-            n_inside += found
+        for block in stream.list_blocks():
+            ids = block.ids
+            n_inside += edges_inside(block.offsets, block.first_node, checked, ids, ids.itemsize, block.first_edge)
     with g.budget.reserve("partitioning", 9 * g.num_nodes + 24 * n_parts):
         sizes = np.bincount(checked, minlength=n_parts)
         trained = None if train_idx is None else np.bincount(checked[_mask(train_idx, g.num_nodes) > 0], minlength=n_parts)

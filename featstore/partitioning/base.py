@@ -15,10 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore.budget import Budget, Reservation
+from featstore.cache.rowmap import huge_array
 from featstore.errors import OptionError, PluginError
-from featstore.graph.crossedges import scan_in
+from featstore.graph.crossedges import blocks_in
+from featstore.graph.listblocks import ListBlock
 from featstore.graph.progress import Progress
-from featstore.graph.topology import Topology
+from featstore.graph.topology import Topology, huge_bytes
 from featstore.registry import Registry
 
 __all__ = [
@@ -31,6 +33,7 @@ __all__ = [
 ]
 
 HOLDER = "partitioning"  # in the budget's report
+_PIECE_NODES = 1 << 16
 
 
 class GraphStream:
@@ -59,11 +62,23 @@ class GraphStream:
         self._topology, self._budget, self._bar = topology, budget, bar
         self.num_nodes, self.num_edges = topology.num_nodes, topology.num_edges
         self.n_parts, self.is_train, self.seed = n_parts, is_train, seed
+        self._read_indptr: npt.NDArray[np.int64] | None = None
 
     @property
     def indptr(self) -> npt.NDArray[np.int64]:
-        """Where the in-neighbours of each node begin, int64 ``[num_nodes + 1]``; not to be written to."""
-        return self._topology.indptr
+        """Where the in-neighbours of each node begin, int64 ``[num_nodes + 1]``; not to be written to.
+
+        Of a chunked topology they are read when they are first asked for, and counted in the budget as long as this object lives.
+        """
+        if self._read_indptr is None:
+            self._read_indptr = self._topology.resident_offsets
+        if self._read_indptr is None:
+            n_bytes = 8 * (self.num_nodes + 1)
+            self._budget.reserve(HOLDER, huge_bytes(n_bytes), owner=self)
+            self._read_indptr = huge_array(n_bytes).view(np.int64)
+            for first, offsets in self._topology.offset_pieces(_PIECE_NODES):
+                self._read_indptr[first : first + len(offsets)] = offsets
+        return self._read_indptr
 
     def blocks(self) -> Iterator[tuple[int, npt.NDArray[Any]]]:
         """Read the adjacency once: yield ``(first, ids)``, the neighbour ids at positions ``first …``, int32 or int64.
@@ -73,9 +88,14 @@ class GraphStream:
         """
         if not self.num_edges:
             yield 0, np.empty(0, self._topology.id_dtype)
-        for first, ids in scan_in(self._topology, self._budget, HOLDER):
-            yield first, ids
-            self._bar.add(ids.nbytes)
+        for block in self.list_blocks():
+            yield block.first_edge, block.ids
+
+    def list_blocks(self) -> Iterator[ListBlock]:
+        """Read the adjacency once, as :meth:`blocks`, with the nodes whose lists each block holds."""
+        for block in blocks_in(self._topology, self._budget, HOLDER):
+            yield block
+            self._bar.add(block.ids.nbytes)
 
     def reserve(self, n_bytes: int) -> Reservation:
         """Count memory in the graph's budget: a context manager. For whatever grows with nodes, edges or parts.

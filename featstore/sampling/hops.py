@@ -18,7 +18,8 @@ from featstore._core import sampler as _core
 from featstore.budget import Budget
 from featstore.cache.rowmap import huge_array
 from featstore.gather.buffers import BufferPool
-from featstore.graph.topology import NeighborCache, Topology, huge_bytes
+from featstore.graph.neighborcache import NeighborCache
+from featstore.graph.topology import Topology, huge_bytes
 from featstore.sampling.batch import Block, SampledBatch
 
 __all__ = ["EMPTY", "SCRATCH", "Draw", "Graph", "HopKey", "HopSampler", "Int64s", "Scratch", "as_ids", "scratch_bytes"]

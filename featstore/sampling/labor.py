@@ -12,7 +12,8 @@ import torch
 
 from featstore._core import labor as _core
 from featstore.config import check_at_least, check_flag
-from featstore.graph.topology import NeighborCache, Topology
+from featstore.graph.neighborcache import NeighborCache
+from featstore.graph.topology import Topology
 from featstore.sampling.batch import Block
 from featstore.sampling.hops import EMPTY, Graph, HopKey, HopSampler, Int64s, Scratch
 from featstore.sampling.rng import source_keys

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from featstore._core import sampler as _core
-from featstore.graph.topology import NeighborCache, Topology
+from featstore.graph.neighborcache import NeighborCache
+from featstore.graph.topology import Topology
 from featstore.sampling.batch import Block
 from featstore.sampling.hops import EMPTY, Graph, HopKey, HopSampler, Scratch
 from featstore.sampling.rng import absorb, batch_key

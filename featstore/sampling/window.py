@@ -22,7 +22,7 @@ import torch
 from featstore._core.epochs import TARGET_WORDS, Draws, replay, sort_targets
 from featstore.cache.rowmap import huge_array
 from featstore.errors import BudgetError, ClosedError
-from featstore.graph.listblocks import BLOCK_BYTES, stream_bytes
+from featstore.graph.liststream import LIST_BYTES, stream_bytes
 from featstore.sampling.batch import Block, SampledBatch
 from featstore.sampling.hops import Graph, HopSampler, Int64s, Scratch
 from featstore.sampling.logs import SpillingLogs, least_log_bytes
@@ -35,7 +35,7 @@ LEAST_BITS, MOST_BITS = 12, 20  # targets are sorted over so many nodes at once,
 MOST_RANGES = 4096
 SORT_SHARE = 16  # of a worker's memory: arrays over such a range, at most
 RANGE_BYTES = 24  # a node of it
-LEAST_BLOCK_BYTES = 64 << 10
+LEAST_BLOCK_BYTES = 64 << 10  # of two blocks together
 STREAM_SHARE = 8  # of a worker's memory: what lists are read into, at most
 SORTED_BYTES = 8  # of a target, beside its record
 
@@ -52,7 +52,7 @@ class _Shape:
     shift: int  # a range of nodes: 2**shift
     n_ranges: int
     n_logs: int
-    block_bytes: int  # of ids, read at once
+    block_bytes: int  # of two blocks of ids, read one after the other
     scratch_words: int  # of drawing a large fan-out
     targets_bytes: int  # of logs of targets, and once more of those of one range
     drawn_bytes: int
@@ -83,7 +83,7 @@ def _shape(graph: Graph, fanouts: tuple[int, ...], n_batches: int, n_bytes: int,
     while shift and 1 << shift >= 2 * n:
         shift -= 1
     n_ranges, n_logs = -(-n // (1 << shift)), n_batches * len(fanouts)
-    block = BLOCK_BYTES
+    block = LIST_BYTES
     while block > LEAST_BLOCK_BYTES and stream_bytes(block) > n_bytes // STREAM_SHARE:
         block //= 2
     targets, drawn = least_log_bytes(n_ranges, 1, wide), least_log_bytes(n_logs, 1, wide)
@@ -351,7 +351,7 @@ class Window:
         if cache is not None:
             at, degree = np.empty(n, np.int64), np.empty(n, np.int64)
             if cache.whole:
-                topology.offsets(nodes, at, degree)
+                cache.locate(nodes, at, degree)
                 take(0, at, degree, cache.records)
                 return
             missing = cache.find(nodes, at, degree)

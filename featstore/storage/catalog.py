@@ -38,6 +38,7 @@ __all__ = [
     "CATALOG_FILE",
     "EDGE",
     "NODE",
+    "TOPOLOGIES",
     "Catalog",
     "FieldRecord",
     "Part",
@@ -50,6 +51,7 @@ CATALOG_DIRECTORY: Final = "catalog.lmdb"
 CATALOG_FILE: Final = "catalog.lmdb/data.mdb"
 NODE: Final = "node/_"
 EDGE: Final = "edge/_,_,_"
+TOPOLOGIES: Final = ("csc", "chunked")
 
 _TRAILER_MAGIC: Final = b"FEATCTLG"
 _TRAILER: Final = struct.Struct("<8sIIQ16s")
@@ -116,7 +118,8 @@ class Catalog:
     Parameters
     ----------
     dataset : dict
-        ``id`` (32 hexadecimal digits), ``generation``, ``num_nodes``, ``num_edges``, ``topology`` (``"csc"``), ``created_by``.
+        ``id`` (32 hexadecimal digits), ``generation``, ``num_nodes``, ``num_edges``, ``topology`` (one of :data:`TOPOLOGIES`),
+        ``chunk_bytes`` where that is ``"chunked"``, ``created_by``; ``adjacency`` where it was converted: see :meth:`adjacency`.
     files : dict of str to FileRecord
         By name.
     fields : dict of str to FieldRecord
@@ -145,6 +148,27 @@ class Catalog:
     def generation(self) -> int:
         """Number of the last commit, from 1."""
         return int(self.dataset["generation"])
+
+    @property
+    def topology(self) -> str:
+        """How the adjacency is stored: one of :data:`TOPOLOGIES`."""
+        return str(self.dataset["topology"])
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of a chunk; 0 where the adjacency is not in chunks."""
+        return int(self.dataset.get("chunk_bytes", 0))
+
+    def adjacency(self) -> dict[str, str]:
+        """Identify the adjacency: the ids of the files that it was first stored in, by key.
+
+        They stay when it is converted: what was made of it (caches, parts, packs) is about the same graph.
+        """
+        kept = self.dataset.get("adjacency")
+        if kept is not None:
+            return dict(kept)
+        records = (record for record in self.fields.values() if record.role == "topology")
+        return {record.key: " ".join(self.files[part.file].file_id for part in record.parts) for record in records}
 
     def by_role(self, role: str, prefix: str = NODE) -> dict[str, FieldRecord]:
         """Return the fields of one role under a key prefix, by name."""
@@ -441,8 +465,13 @@ def _parse(entries: dict[str, dict[str, Any]], path: str) -> Catalog:
     for name in ("num_nodes", "num_edges"):
         dataset.number(name)
     dataset.number("generation", 1)
-    if dataset.text("topology") != "csc":
+    if dataset.text("topology") not in TOPOLOGIES:
         raise VersionError(f"{path}: topology {values['topology']!r} is not known to this release", path)
+    if values["topology"] == "chunked" and dataset.number("chunk_bytes", PAGE_BYTES) % PAGE_BYTES:
+        raise FormatError(f"{dataset.where}: chunks of {values['chunk_bytes']} bytes are not whole pages", path)
+    adjacency = values.get("adjacency", {})
+    if not isinstance(adjacency, dict) or not all(isinstance(each, str) for each in adjacency.values()):
+        raise FormatError(f"{dataset.where}: 'adjacency' must name files, not {adjacency!r}", path)
     dataset.text("id")
     files = {key[5:]: _file_record(key[5:], value, path) for key, value in entries.items() if key.startswith("file/")}
     fields = {key: _field_record(key, value, files, path) for key, value in entries.items() if key.startswith(("node/", "edge/"))}

@@ -172,6 +172,8 @@ class Update:
         self._fields: dict[str, FieldRecord] = {}
         self._extra: dict[str, dict[str, Any]] = {}
         self._dropped: set[str] = set()
+        self._dataset: dict[str, Any] = {}
+        self._dropped_fields: set[str] = set()
         try:
             self.catalog = read_catalog(self.root)
             sweep(self.root, self.catalog)
@@ -201,8 +203,11 @@ class Update:
         fields: Iterable[FieldRecord] = (),
         extra: Mapping[str, dict[str, Any]] | None = None,
         drop: Iterable[str] = (),
+        *,
+        dataset: Mapping[str, Any] | None = None,
+        drop_fields: Iterable[str] = (),
     ) -> None:
-        """Note what the commit shall add.
+        """Note what the commit shall add, and what it shall take away.
 
         Parameters
         ----------
@@ -214,11 +219,17 @@ class Update:
             Other entries of the catalog; they replace those of the same key.
         drop : iterable of str
             Names of files that nothing refers to any more.
+        dataset : mapping, optional
+            What changes in the catalog's entry of the dataset; a member that is None is removed.
+        drop_fields : iterable of str
+            Keys of fields that are no more; their files go with them.
         """
         self._files.update({record.name: record for record in files})
         self._fields.update({record.key: record for record in fields})
         self._extra.update(extra or {})
         self._dropped.update(drop)
+        self._dataset.update(dataset or {})
+        self._dropped_fields.update(drop_fields)
 
     def commit(self) -> Catalog:
         """Make what was added part of the dataset, at once and durably; return the new catalog.
@@ -231,13 +242,18 @@ class Update:
             The dataset is as it was.
         """
         old = self.catalog
-        fields = {**old.fields, **self._fields}
+        fields = {key: record for key, record in old.fields.items() if key not in self._dropped_fields} | self._fields
         used = {part.file for record in fields.values() for part in record.parts}
         # A file goes with the field that it held. Others stay: entries of later releases may refer to them.
-        replaced = {part.file for key in self._fields if key in old.fields for part in old.fields[key].parts}
+        changed = {*self._fields, *self._dropped_fields} & set(old.fields)
+        replaced = {part.file for key in changed for part in old.fields[key].parts}
         gone = (replaced | self._dropped) - used - set(self._files)
         catalog = Catalog(
-            dataset={**old.dataset, "generation": self.generation},
+            dataset={
+                key: value
+                for key, value in {**old.dataset, **self._dataset, "generation": self.generation}.items()
+                if value is not None
+            },
             files={name: record for name, record in {**old.files, **self._files}.items() if name not in gone},
             fields=fields,
             extra={**old.extra, **self._extra},
@@ -247,6 +263,7 @@ class Update:
         self.catalog, self._is_committed = catalog, True
         self._names, self._is_committing = [], False
         self._files, self._fields, self._extra, self._dropped = {}, {}, {}, set()
+        self._dataset, self._dropped_fields = {}, set()
         return catalog
 
     def _catalog_id(self) -> tuple[int, int] | None:

@@ -240,7 +240,7 @@ class Memory:
         if self._is_measured or not hasattr(graph, "num_edges"):
             return 0
         report = self._budget.report()
-        offsets = 0 if "indptr" in report else 8 * n + 4096
+        offsets: int = graph.topology_bytes()
         scratch = scratch_bytes(self.batch.n_rows, n) if self._sampling.scratch_is_counted else 0
         return offsets + max(0, scratch - report.get(SCRATCH, 0))
 

@@ -18,7 +18,7 @@ from featstore.cache.fixed import FixedRows
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
 from featstore.config import parse_disk
-from featstore.graph.topology import NeighborCache
+from featstore.graph.neighborcache import NeighborCache
 from featstore.plan.overlapped import Pack
 from featstore.plan.planmemory import PLANNER_SHARE
 from featstore.sampling.drawn import in_turn

@@ -15,7 +15,8 @@ from featstore.budget import Budget, Loan
 from featstore.cache.rowmap import huge_array
 from featstore.cache.table import LOAN_COST, FeatureCache
 from featstore.errors import BudgetError, CorruptionError
-from featstore.graph.topology import NeighborCache, Topology, huge_bytes
+from featstore.graph.neighborcache import NeighborCache
+from featstore.graph.topology import Topology, huge_bytes
 from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.storage.sections import SectionFile, SectionWriter
 from featstore.strategies.caches import Claim, check_free, rows_within
@@ -269,7 +270,7 @@ class CacheSwitch:
             self._features_bytes = self.share.total
             self._reservation.holder = NEIGHBORS
             if graph.neighbor_cache is None:
-                wanted = min(self._features_bytes + self._while_sampling(), huge_bytes(graph.topology.nbytes))
+                wanted = min(self._features_bytes + self._while_sampling(), NeighborCache.whole_bytes(graph.topology))
                 if self._file is not None:  # it was chosen for the memory that there was
                     wanted = min(wanted, self._file.n_bytes)
                 with suppress(BudgetError):  # others were quicker

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from torch_geometric.data import EdgeAttr, FeatureStore, GraphStore, TensorAttr
 from torch_geometric.data.feature_store import _FieldStatus
@@ -175,19 +176,21 @@ class EdgeStore(GraphStore):  # type: ignore[misc]
             return None  # which PyG makes a KeyError of
         g = self._g
         topology = g.topology
-        indptr = torch.from_numpy(topology.indptr)
         try:
             row = g.pool.tensor((g.num_edges,), torch.int64)
             ids = row.numpy()
             for first, block in topology.scan():
                 ids[first : first + len(block)] = block
             if edge_attr.layout == EdgeLayout.CSC:
-                return row, g.pool.tensor((n + 1,), torch.int64).copy_(indptr)
+                indptr = g.pool.tensor((n + 1,), torch.int64)
+                indptr[:1] = 0  # of a graph without nodes
+                for first, offsets in topology.offset_pieces(_NODES_AT_ONCE):
+                    indptr.numpy()[first : first + len(offsets)] = offsets
+                return row, indptr
             col = g.pool.tensor((g.num_edges,), torch.int64)
-            for first in range(0, n, _NODES_AT_ONCE):
-                bounds = indptr[first : first + _NODES_AT_ONCE + 1]
-                nodes = torch.arange(first, first + len(bounds) - 1)
-                col[int(bounds[0]) : int(bounds[-1])] = torch.repeat_interleave(nodes, bounds.diff())
+            for first, offsets in topology.offset_pieces(_NODES_AT_ONCE):
+                nodes = np.arange(first, first + len(offsets) - 1)
+                col.numpy()[offsets[0] : offsets[-1]] = np.repeat(nodes, np.diff(offsets))
         except BudgetError as error:
             raise BudgetError(
                 f"the whole adjacency in memory: {error.message}; a sampler of the library reads it from disk "

@@ -103,16 +103,16 @@ static int64_t fs_fill_records(const char *block, int64_t first, int64_t n, cons
     return node;
 }
 
-/* First node whose record does not agree with indptr or leaves the array, or -1. */
+/* First node whose record does not agree with indptr, holds an id out of [0, n_total), or leaves the array; or -1. */
 static int64_t fs_first_bad_record(const int64_t *indptr, const int64_t *offset_of_node, int64_t n_nodes, const void *records,
-                                   int wide, int64_t n_records)
+                                   int wide, int64_t n_records, int64_t n_total)
 {
     for (int64_t node = 0; node < n_nodes; node++) {
         const int64_t offset = offset_of_node[node], degree = indptr[node + 1] - indptr[node];
         if (offset == -1)
             continue;
         if (offset < 0 || offset >= n_records || degree > n_records - offset - 1 || fs_record(records, wide, offset) != degree ||
-            fs_first_bad((const char *)records + (offset + 1) * (wide ? 8 : 4), wide, degree, n_nodes) >= 0)
+            fs_first_bad((const char *)records + (offset + 1) * (wide ? 8 : 4), wide, degree, n_total) >= 0)
             return node;
     }
     return -1;

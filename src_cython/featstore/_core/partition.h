@@ -174,7 +174,7 @@ static void fs_place(fs_placer *s, const void *ids, int wide, int64_t first, int
         fs_place_as(s, ids, 0, first, n);
 }
 
-FS_INLINE int64_t fs_inside_as(const int64_t *indptr, int64_t node, const int32_t *part, const void *ids, int wide, int64_t first,
+FS_INLINE int64_t fs_inside_as(const int64_t *indptr, int64_t node, const int32_t *own, const int32_t *part, const void *ids, int wide, int64_t first,
                                int64_t n, int64_t *n_inside)
 {
     int64_t found = 0;
@@ -183,22 +183,23 @@ FS_INLINE int64_t fs_inside_as(const int64_t *indptr, int64_t node, const int32_
             __builtin_prefetch(&part[fs_record(ids, wide, i + FS_PLACE_AHEAD)]);
         while (indptr[node + 1] <= first + i)
             node++;
-        found += part[fs_record(ids, wide, i)] == part[node];
+        found += part[fs_record(ids, wide, i)] == own[node];
     }
     *n_inside += found;
     return node;
 }
 
-/* Count the edges at positions `first` … whose ends are in one part; returns the node that the last is of. */
-static int64_t fs_inside(const int64_t *indptr, int64_t node, const int32_t *part, const void *ids, int wide, int64_t first,
+/* Count the edges at positions `first` … whose ends are in one part, `own` being the parts of the nodes that indptr is of; returns
+ * the node that the last is of. */
+static int64_t fs_inside(const int64_t *indptr, int64_t node, const int32_t *own, const int32_t *part, const void *ids, int wide, int64_t first,
                          int64_t n, int64_t *n_inside)
 {
     if (wide)
-        return fs_inside_as(indptr, node, part, ids, 1, first, n, n_inside);
-    return fs_inside_as(indptr, node, part, ids, 0, first, n, n_inside);
+        return fs_inside_as(indptr, node, own, part, ids, 1, first, n, n_inside);
+    return fs_inside_as(indptr, node, own, part, ids, 0, first, n, n_inside);
 }
 
-FS_INLINE int64_t fs_cross_as(const int64_t *indptr, int64_t node, const int32_t *part, const void *ids, int wide, int64_t first,
+FS_INLINE int64_t fs_cross_as(const int64_t *indptr, int64_t node, const int32_t *own, const int32_t *part, const void *ids, int wide, int64_t first,
                               int64_t n, void *counts, int wide_counts)
 {
     for (int64_t i = 0; i < n; i++) {
@@ -210,7 +211,7 @@ FS_INLINE int64_t fs_cross_as(const int64_t *indptr, int64_t node, const int32_t
         while (indptr[node + 1] <= first + i)
             node++;
         const int64_t source = fs_record(ids, wide, i);
-        const int is_cut = part[source] != part[node];
+        const int is_cut = part[source] != own[node];
         if (wide_counts)
             ((int64_t *)counts)[source] += is_cut;
         else
@@ -220,12 +221,12 @@ FS_INLINE int64_t fs_cross_as(const int64_t *indptr, int64_t node, const int32_t
 }
 
 /* Count the edges at positions `first` … whose ends are in two parts, by their source; returns the node that the last is of. */
-static int64_t fs_cross(const int64_t *indptr, int64_t node, const int32_t *part, const void *ids, int wide, int64_t first,
+static int64_t fs_cross(const int64_t *indptr, int64_t node, const int32_t *own, const int32_t *part, const void *ids, int wide, int64_t first,
                         int64_t n, void *counts, int wide_counts)
 {
     if (wide)
-        return fs_cross_as(indptr, node, part, ids, 1, first, n, counts, wide_counts);
-    return fs_cross_as(indptr, node, part, ids, 0, first, n, counts, wide_counts);
+        return fs_cross_as(indptr, node, own, part, ids, 1, first, n, counts, wide_counts);
+    return fs_cross_as(indptr, node, own, part, ids, 0, first, n, counts, wide_counts);
 }
 
 #endif

@@ -38,8 +38,10 @@ cdef extern from "partition.h" nogil:
     void fs_weigh(fs_placer *, int64_t) noexcept
     void fs_tournament(fs_placer *, int64_t) noexcept
     void fs_place(fs_placer *, const void *, int, int64_t, int64_t) noexcept
-    int64_t fs_inside(const int64_t *, int64_t, const int32_t *, const void *, int, int64_t, int64_t, int64_t *) noexcept
-    int64_t fs_cross(const int64_t *, int64_t, const int32_t *, const void *, int, int64_t, int64_t, void *, int) noexcept
+    int64_t fs_inside(const int64_t *, int64_t, const int32_t *, const int32_t *, const void *, int, int64_t, int64_t,
+                      int64_t *) noexcept
+    int64_t fs_cross(const int64_t *, int64_t, const int32_t *, const int32_t *, const void *, int, int64_t, int64_t, void *,
+                     int) noexcept
 
 
 cdef int64_t _count_of(Py_buffer *view, int id_bytes) except -1:
@@ -224,74 +226,77 @@ cdef class Placer:
             size[i], trained[i], inside[i] = self.state.size[i], self.state.trained[i], self.state.inside[i]
 
 
-def edges_inside(const int64_t[::1] indptr not None, int64_t node, const int32_t[::1] part not None, block, int id_bytes,
+def edges_inside(const int64_t[::1] offsets not None, int64_t first_node, const int32_t[::1] part not None, block, int id_bytes,
                  int64_t first):
-    """Count the edges of a block, at positions ``first`` … of the file, whose ends are in one part.
+    """Count the edges of a block whose ends are in one part.
 
     Parameters
     ----------
-    node : int
-        What the call for the block before returned; 0 at first.
-
-    Returns
-    -------
-    node, n_inside : int
-    """
-    cdef Py_buffer view
-    cdef int64_t n, found = 0, last = indptr.shape[0] - 1
-    if last < 0 or part.shape[0] != last:
-        raise ValueError("indptr and part disagree in length")
-    PyObject_GetBuffer(block, &view, PyBUF_SIMPLE)
-    try:
-        n = _count_of(&view, id_bytes)
-        if not 0 <= first <= indptr[last] - n or not 0 <= node <= last:
-            raise ValueError(f"no block of {n} ids begins at {first}")
-        if n:
-            with nogil:
-                node = fs_inside(&indptr[0], node, &part[0], view.buf, id_bytes == 8, first, n, &found)
-    finally:
-        PyBuffer_Release(&view)
-    return node, found
-
-
-def cross_edges(const int64_t[::1] indptr not None, int64_t node, const int32_t[::1] part not None, block, int id_bytes,
-                int64_t first, counts):
-    """Count, for each node, the edges of a block, at positions ``first`` … of the file, that lead from it into another part.
-
-    Parameters
-    ----------
-    node : int
-        What the call for the block before returned; 0 at first.
-    counts : writable buffer of int32 or int64, shape (N,)
-        Added to.
+    offsets : int64 array, shape (k + 1,)
+        Ascends; the edges of node ``first_node + i`` are ``offsets[i] … offsets[i + 1]``.
+    first_node : int
+    part : int32 array, shape (N,)
+    block : buffer
+        Neighbour ids of the edges ``first …``, which lie between the first and the last of ``offsets``.
+    id_bytes : {4, 8}
+    first : int
 
     Returns
     -------
     int
-        Node to go on with.
+    """
+    cdef Py_buffer view
+    cdef int64_t n, found = 0
+    PyObject_GetBuffer(block, &view, PyBUF_SIMPLE)
+    try:
+        n = _count_of(&view, id_bytes)
+        _check_block(offsets, first_node, part.shape[0], first, n)
+        if n:
+            with nogil:
+                fs_inside(&offsets[0], 0, &part[first_node], &part[0], view.buf, id_bytes == 8, first, n, &found)
+    finally:
+        PyBuffer_Release(&view)
+    return found
+
+
+cdef int _check_block(const int64_t[::1] offsets, int64_t first_node, int64_t n_nodes, int64_t first, int64_t n) except -1:
+    cdef int64_t k = offsets.shape[0] - 1
+    if k < 0 or not 0 <= first_node <= n_nodes - k:
+        raise ValueError(f"{k} nodes from {first_node} on are not among {n_nodes}")
+    if not offsets[0] <= first <= offsets[k] - n:
+        raise ValueError(f"no block of {n} ids begins at {first}")
+    return 0
+
+
+def cross_edges(const int64_t[::1] offsets not None, int64_t first_node, const int32_t[::1] part not None, block, int id_bytes,
+                int64_t first, counts):
+    """Count, for each node, the edges of a block that lead from it into another part.
+
+    Parameters
+    ----------
+    offsets, first_node, part, block, id_bytes, first
+        As for :func:`edges_inside`.
+    counts : writable buffer of int32 or int64, shape (N,)
+        Added to.
     """
     cdef Py_buffer view, target
-    cdef int64_t n, last = indptr.shape[0] - 1
-    if last < 0 or part.shape[0] != last:
-        raise ValueError("indptr and part disagree in length")
+    cdef int64_t n, n_nodes = part.shape[0]
     PyObject_GetBuffer(counts, &target, PyBUF_WRITABLE)
     try:
-        if target.itemsize not in (4, 8) or target.len != last * target.itemsize:
-            raise ValueError(f"counts must be {last} numbers of 4 or 8 bytes, not {target.len} bytes of {target.itemsize}")
+        if target.itemsize not in (4, 8) or target.len != n_nodes * target.itemsize:
+            raise ValueError(f"counts must be {n_nodes} numbers of 4 or 8 bytes, not {target.len} bytes of {target.itemsize}")
         PyObject_GetBuffer(block, &view, PyBUF_SIMPLE)
         try:
             n = _count_of(&view, id_bytes)
-            if not 0 <= first <= indptr[last] - n or not 0 <= node <= last - (n > 0):
-                raise ValueError(f"no block of {n} ids begins at {first}")
+            _check_block(offsets, first_node, n_nodes, first, n)
             if n:
                 with nogil:
-                    node = fs_cross(&indptr[0], node, &part[0], view.buf, id_bytes == 8, first, n, target.buf,
-                                    target.itemsize == 8)
+                    fs_cross(&offsets[0], 0, &part[first_node], &part[0], view.buf, id_bytes == 8, first, n, target.buf,
+                             target.itemsize == 8)
         finally:
             PyBuffer_Release(&view)
     finally:
         PyBuffer_Release(&target)
-    return node
 
 
 def group_by_part(const int32_t[::1] part not None, const int64_t[::1] nodes, int64_t[::1] offsets not None,

@@ -21,7 +21,7 @@ cdef extern from "sampler.h" nogil:
     int64_t fs_first_bad(const void *, int, int64_t, int64_t) noexcept
     int64_t fs_fill_records(const char *, int64_t, int64_t, const int64_t *, const int64_t *, int64_t, int64_t, char *,
                             int) noexcept
-    int64_t fs_first_bad_record(const int64_t *, const int64_t *, int64_t, const void *, int, int64_t) noexcept
+    int64_t fs_first_bad_record(const int64_t *, const int64_t *, int64_t, const void *, int, int64_t, int64_t) noexcept
     int64_t fs_first_bad_offset(const int64_t *, int64_t, int64_t) noexcept
 
 
@@ -377,8 +377,12 @@ def first_bad_offset(const int64_t[::1] indptr not None, int64_t num_edges):
     return bad
 
 
-def first_bad_record(const int64_t[::1] indptr not None, const int64_t[::1] offset_of_node not None, records, int id_bytes):
-    """Return the first node whose cached record leaves the array, has another degree or an id out of range, or -1."""
+def first_bad_record(const int64_t[::1] indptr not None, const int64_t[::1] offset_of_node not None, records, int id_bytes,
+                     int64_t num_nodes):
+    """Return the first node whose cached record leaves the array, has another degree or an id out of range, or -1.
+
+    ``indptr`` and ``offset_of_node`` may be those of a run of nodes; ids are in ``[0, num_nodes)``.
+    """
     cdef Py_buffer view
     cdef int64_t bad = -1, n = offset_of_node.shape[0]
     _check_width(id_bytes)
@@ -389,7 +393,8 @@ def first_bad_record(const int64_t[::1] indptr not None, const int64_t[::1] offs
         _count_of(&view, id_bytes)
         if n:
             with nogil:
-                bad = fs_first_bad_record(&indptr[0], &offset_of_node[0], n, view.buf, id_bytes == 8, view.len // id_bytes)
+                bad = fs_first_bad_record(&indptr[0], &offset_of_node[0], n, view.buf, id_bytes == 8, view.len // id_bytes,
+                                          num_nodes)
     finally:
         PyBuffer_Release(&view)
     return bad
@@ -405,7 +410,7 @@ def fill_records(block, int64_t first, const int64_t[::1] indptr not None, const
         Neighbour ids of the edges ``first …``.
     first : int
     indptr : int64 array, shape (N + 1,)
-        Checked: ascends from 0.
+        Checked: ascends. Of all nodes, or of a run of nodes that are numbered from 0 here.
     offset_of_node : int64 array, shape (N,)
         Offsets that leave room for the lists.
     node : int

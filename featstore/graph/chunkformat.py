@@ -1,0 +1,151 @@
+"""The bytes of a chunked topology: headers of chunks, and the directory that says which nodes and edges each holds.
+
+A chunk is a run of words, as wide as a neighbour id: a header, for each node whose list begins in the chunk where it begins, and
+the neighbour ids. Byte tables in docs/format.md. In-situ sampling (DaMoN 2024), section 2.1.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from featstore.config import format_size, parse_size
+from featstore.errors import CorruptionError
+from featstore.storage.layout import PAGE_BYTES
+
+__all__ = [
+    "DEFAULT_CHUNK_BYTES",
+    "HEADER_BYTES",
+    "MOST_CHUNK_BYTES",
+    "Directory",
+    "check_header",
+    "chunk_header",
+    "parse_chunk_bytes",
+]
+
+Int64s = npt.NDArray[np.int64]
+
+DEFAULT_CHUNK_BYTES: Final = 1 << 20
+MOST_CHUNK_BYTES: Final = 1 << 30  # one read operation
+HEADER_BYTES: Final = 64
+_MAGIC: Final = int.from_bytes(b"FSCHUNK\0", "little")
+
+
+def parse_chunk_bytes(value: int | str) -> int:
+    """Return the size of a chunk in bytes.
+
+    Raises
+    ------
+    ValueError
+        No multiple of 4 KiB, less than that, or more than 1 GiB.
+    TypeError
+        Neither an integer nor text.
+    """
+    n_bytes = parse_size(value)
+    if not PAGE_BYTES <= n_bytes <= MOST_CHUNK_BYTES or n_bytes % PAGE_BYTES:
+        raise ValueError(
+            f"chunk_bytes must be a multiple of {PAGE_BYTES} bytes, from {PAGE_BYTES} to {MOST_CHUNK_BYTES}, not {value!r} "
+            f"({format_size(n_bytes)})"
+        )
+    return n_bytes
+
+
+def chunk_header(
+    number: int, first_node: int, n_nodes: int, first_edge: int, n_edges: int, id_bytes: int
+) -> npt.NDArray[np.uint8]:
+    """Return the header of chunk ``number``, :data:`HEADER_BYTES` bytes."""
+    words = [_MAGIC, number, first_node, n_nodes, first_edge, n_edges, id_bytes, 0]
+    return np.array(words, "<i8").view(np.uint8)
+
+
+class Directory:
+    """What each chunk holds; all that stays in memory of a chunked topology.
+
+    Parameters
+    ----------
+    rows : int64 array, shape (n_chunks + 1, 3)
+        Of each chunk: the first node whose list begins in it or later, its first edge, and the edge with which that node's list
+        begins. The last row is ``(num_nodes, num_edges, num_edges)``.
+    num_nodes, num_edges, id_bytes, chunk_bytes : int
+    n_words : int
+        Words of ``id_bytes`` of the file of chunks.
+    path : str
+        Of the directory's file; named in errors.
+
+    Attributes
+    ----------
+    first_node, first_edge, first_start : int64 array, shape (n_chunks + 1,)
+        The columns of ``rows``.
+    ids_at : int64 array, shape (n_chunks,)
+        The word of the file with which each chunk's ids begin.
+
+    Raises
+    ------
+    CorruptionError
+        The rows do not describe chunks that hold such a graph, one after the other.
+
+    Notes
+    -----
+    About 64 bytes a chunk.
+    """
+
+    def __init__(
+        self, rows: Int64s, num_nodes: int, num_edges: int, id_bytes: int, chunk_bytes: int, n_words: int, path: str
+    ) -> None:
+        self.n_chunks = len(rows) - 1
+        self.chunk_bytes, self.id_bytes = chunk_bytes, id_bytes
+        self.header_words, self.chunk_words = HEADER_BYTES // id_bytes, chunk_bytes // id_bytes
+        self.first_node, self.first_edge, self.first_start = (np.ascontiguousarray(rows[:, k]) for k in range(3))
+        bad = self._first_bad(num_nodes, num_edges, n_words)
+        if bad >= 0:
+            where = PAGE_BYTES + bad * 24 // PAGE_BYTES * PAGE_BYTES
+            raise CorruptionError(f"the entry of chunk {bad} does not agree with its neighbours or the graph", path, where)
+        self.n_nodes = np.diff(self.first_node)
+        self.n_edges = np.diff(self.first_edge)
+        self.ids_at = np.arange(self.n_chunks, dtype=np.int64) * self.chunk_words + self.header_words + self.n_nodes
+
+    @staticmethod
+    def held_bytes(n_chunks: int) -> int:
+        """Return the bytes of a directory's arrays, and of the numbers of each chunk's first page in a cache of pages."""
+        return 7 * 8 * (n_chunks + 1)
+
+    def _first_bad(self, num_nodes: int, num_edges: int, n_words: int) -> int:
+        """Return the first row that is wrong, or -1."""
+        node, edge, start, last = self.first_node, self.first_edge, self.first_start, self.n_chunks
+        if (node[last], edge[last], start[last]) != (num_nodes, num_edges, num_edges):
+            return last
+        if node[0] or edge[0] or start[0]:
+            return 0
+        in_range = (node >= 0) & (node <= num_nodes) & (edge >= 0) & (edge <= num_edges) & (start >= edge) & (start <= num_edges)
+        if not in_range.all():
+            return int(in_range.argmin())
+        n_nodes, n_edges = np.diff(node), np.diff(edge)
+        used = self.header_words + n_nodes + n_edges
+        is_good = (n_nodes >= 0) & (n_edges >= 0) & (n_nodes + n_edges > 0) & (used <= self.chunk_words)
+        # The first list of a chunk begins in it; without one, all of it belongs to a list that goes on.
+        is_good &= np.where(n_nodes > 0, start[:-1] <= edge[1:], start[:-1] == start[1:]) & (start[1:] >= start[:-1])
+        if not is_good.all():
+            return int(is_good.argmin())
+        page_words = PAGE_BYTES // self.id_bytes
+        expected = (last - 1) * self.chunk_words + -(-int(used[-1]) // page_words) * page_words if last else 0
+        return -1 if n_words == expected else last
+
+
+def check_header(words: npt.NDArray[np.uint8], directory: Directory, number: int, path: str) -> None:
+    """Raise CorruptionError unless ``words``, :data:`HEADER_BYTES` bytes, are the header that the directory implies."""
+    expected = chunk_header(
+        number,
+        int(directory.first_node[number]),
+        int(directory.n_nodes[number]),
+        int(directory.first_edge[number]),
+        int(directory.n_edges[number]),
+        directory.id_bytes,
+    )
+    if not np.array_equal(words, expected):
+        raise CorruptionError(
+            f"another chunk is in the place of chunk {number}: its header differs",
+            path,
+            PAGE_BYTES + number * directory.chunk_bytes,
+        )

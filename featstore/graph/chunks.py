@@ -1,0 +1,352 @@
+"""The chunked form of the adjacency: nothing that grows with the nodes stays in memory."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from featstore.budget import Budget, Reservation
+from featstore.errors import ClosedError, CorruptionError, FormatError
+from featstore.graph.chunkformat import Directory, check_header
+from featstore.graph.listblocks import ListBlock
+from featstore.graph.offsetpages import OffsetPages
+from featstore.graph.topology import BLOCK_BYTES, Topology
+from featstore.storage.layout import PAGE_BYTES
+from featstore.storage.readahead import read_ahead
+from featstore.storage.rowfile import RowFile
+
+__all__ = ["ChunkedTopology"]
+
+Int64s = npt.NDArray[np.int64]
+Words = npt.NDArray[Any]
+
+LIST_BYTES = 16 << 20  # of two blocks together, where lists of chosen nodes are read
+_PIECE = 1 << 16  # nodes or edges handled at once where that takes temporary arrays
+_LEAST_NODES = 1024  # whose offsets are read at once of a chunk that is larger than a block
+
+
+class ChunkedTopology(Topology):
+    """The adjacency in chunks of a fixed size, each with the places where its lists begin (in-situ sampling, section 2.1).
+
+    Parameters
+    ----------
+    num_nodes, num_edges : int
+    directory : Directory
+    chunks : RowFile
+        Words of ``directory.id_bytes``.
+    budget : Budget
+
+    Notes
+    -----
+    Thread-safe if ``chunks`` is. In memory are the directory, 64 bytes a chunk, and a cache of pages
+    (:class:`~featstore.graph.offsetpages.OffsetPages`). A list costs two reads, of the page that says where it begins and of its
+    ids, unless the first is cached.
+
+    References
+    ----------
+    Song et al., In situ neighborhood sampling for large-scale GNN training, DaMoN 2024, section 2.1.
+    """
+
+    kind = "chunked"
+
+    def __init__(self, num_nodes: int, num_edges: int, directory: Directory, chunks: RowFile, budget: Budget) -> None:
+        super().__init__(num_nodes, num_edges, directory.id_bytes)
+        self.chunks = chunks
+        self._directory: Directory | None = directory
+        self._reservation: Reservation | None = None
+        self._pages = OffsetPages(directory, chunks, budget)
+
+    @classmethod
+    def load(
+        cls, num_nodes: int, num_edges: int, chunks: RowFile, directory: RowFile, chunk_bytes: int, budget: Budget
+    ) -> ChunkedTopology:
+        """Read the directory, a file of rows of three int64, into memory that ``budget`` counts as ``chunk directory``.
+
+        Raises
+        ------
+        CorruptionError, FormatError, BudgetError, OSError
+            The directory does not describe chunks of this graph; chunks of an impossible size; no memory; reading failed.
+        """
+        if chunk_bytes < PAGE_BYTES or chunk_bytes % PAGE_BYTES or directory.n_rows < 1:
+            raise FormatError(f"{chunks.path}: {directory.n_rows - 1} chunks of {chunk_bytes} bytes", chunks.path)
+        n_rows = directory.n_rows
+        with budget.reserve("chunk directory", 24 * n_rows):
+            reservation = budget.reserve("chunk directory", Directory.held_bytes(n_rows))
+            try:
+                rows = directory.read(0, n_rows).reshape(-1).view(np.int64).reshape(-1, 3)
+                made = Directory(rows, num_nodes, num_edges, chunks.row_bytes, chunk_bytes, chunks.n_rows, directory.path)
+                topology = cls(num_nodes, num_edges, made, chunks, budget)
+            except BaseException:
+                reservation.release()
+                raise
+        topology._reservation = reservation
+        return topology
+
+    @staticmethod
+    def held_bytes(num_nodes: int, n_chunks: int, id_bytes: int, total: int) -> int:
+        """Return what is held at most once the topology is loaded where the budget is of ``total`` bytes."""
+        return Directory.held_bytes(n_chunks + 1) + OffsetPages.held_bytes(num_nodes, n_chunks, id_bytes, total)
+
+    @property
+    def directory(self) -> Directory:
+        """What each chunk holds."""
+        directory = self._directory  # stays if another thread closes
+        if directory is None:
+            raise ClosedError("the topology is closed")
+        return directory
+
+    @property
+    def resident_offsets(self) -> Int64s | None:
+        """See :attr:`Topology.resident_offsets`: none."""
+        return None
+
+    # -- single lists ------------------------------------------------------------------------------------------------------------
+
+    def offsets(self, ids: Int64s, starts: Int64s | None = None, degrees: Int64s | None = None) -> tuple[Int64s, Int64s]:
+        """See :meth:`Topology.offsets`; pages that are not cached are read, each once."""
+        starts = np.empty(len(ids), np.int64) if starts is None else starts
+        degrees = np.empty(len(ids), np.int64) if degrees is None else degrees
+        for first in range(0, len(ids), _PIECE):
+            part = slice(first, first + _PIECE)
+            self._look_up(self.directory, ids[part], starts[part], degrees[part])
+        return starts, degrees
+
+    def _look_up(self, d: Directory, ids: Int64s, starts: Int64s, degrees: Int64s) -> None:
+        chunk = np.searchsorted(d.first_node[1:], ids, side="right")
+        word = ids - d.first_node[chunk]
+        word += d.header_words
+        # A list ends where the next one begins; the last one of a chunk where the directory says that the next chunk's begins.
+        within = np.flatnonzero(ids + 1 < d.first_node[chunk + 1])
+        chunks = np.concatenate([chunk, chunk[within]])
+        words = np.concatenate([word, word[within] + 1])
+        begins = self._pages.words(chunks, words)
+        if bool(((begins < 0) | (begins > d.n_edges[chunks])).any()):
+            bad = int(((begins < 0) | (begins > d.n_edges[chunks])).argmax())
+            raise self._damaged(d, int(chunks[bad]), int(words[bad]))
+        begins += d.first_edge[chunks]
+        starts[:] = begins[: len(ids)]
+        degrees[:] = d.first_start[chunk + 1]
+        degrees[within] = begins[len(ids) :]
+        degrees -= starts
+        if bool((degrees < 0).any()):
+            bad = int((degrees < 0).argmax())
+            raise self._damaged(d, int(chunk[bad]), int(word[bad]))
+
+    def _damaged(self, d: Directory, chunk: int, word: int) -> CorruptionError:
+        """Return the error for a begin that does not agree with its neighbours or the directory."""
+        return CorruptionError(
+            f"where lists begin does not ascend within chunk {chunk}",
+            self.chunks.path,
+            self._page_at(chunk * d.chunk_words + word),
+        )
+
+    def _page_at(self, word: int) -> int:
+        return PAGE_BYTES + word * self.id_bytes // PAGE_BYTES * PAGE_BYTES
+
+    def read_edges(self, positions: Int64s, out: npt.NDArray[Any]) -> None:
+        """See :meth:`Topology.read_edges`."""
+        if not len(positions):
+            return
+        d = self.directory
+        shift = d.ids_at - d.first_edge[:-1]
+        n_moved = 0
+        try:
+            for first in range(0, len(positions), _PIECE):
+                part = positions[first : first + _PIECE]
+                if int(part.min()) < 0 or int(part.max()) >= self.num_edges:
+                    bad = int(((part < 0) | (part >= self.num_edges)).argmax())
+                    raise IndexError(f"edge {part[bad]} is out of range for {self.num_edges} edges")
+                # In place: another array as long would be memory that nobody has counted.
+                part += shift[np.searchsorted(d.first_edge[1:], part, side="right")]
+                n_moved = first + len(part)
+            self.chunks.gather(positions, out.view(np.uint8).reshape(len(positions), self.id_bytes))
+        finally:
+            for first in range(0, n_moved, _PIECE):
+                part = positions[first : min(first + _PIECE, n_moved)]
+                part -= shift[part // d.chunk_words]
+
+    # -- all lists, or many, in sequence -----------------------------------------------------------------------------------------
+
+    def offset_pieces(self, n_nodes: int) -> Iterator[tuple[int, Int64s]]:
+        """See :meth:`Topology.offset_pieces`; of each chunk the pages that say where lists begin are read."""
+        for first in range(0, self.num_nodes, n_nodes):
+            yield first, self._offsets_between(first, min(first + n_nodes, self.num_nodes))
+
+    def _offsets_between(self, first: int, stop: int) -> Int64s:
+        """Return the offsets of nodes ``first … stop - 1``, and the end of the last."""
+        d = self.directory
+        out = np.empty(stop - first + 1, np.int64)
+        chunk, node = int(np.searchsorted(d.first_node[1:], first, side="right")), first
+        while node < stop:
+            base, end = int(d.first_node[chunk]), min(stop, int(d.first_node[chunk + 1]))
+            if end > node:
+                # One more, where it is in the chunk: the end of the last.
+                more = min(end + 1, int(d.first_node[chunk + 1]))
+                begins = self._begins(d, chunk, node - base, more - base)
+                out[node - first : node - first + len(begins)] = begins
+                if more == end:
+                    out[end - first] = d.first_start[chunk + 1]
+            node, chunk = end, chunk + 1
+        return out
+
+    def _begins(self, d: Directory, chunk: int, first: int, stop: int) -> Int64s:
+        """Read with which edges the lists of nodes ``first … stop - 1`` of a chunk begin, checked."""
+        rows = self.chunks.read(chunk * d.chunk_words + d.header_words + first, stop - first)
+        return self._checked(d, chunk, first, rows.reshape(-1).view(self.id_dtype))
+
+    def _checked(self, d: Directory, chunk: int, first: int, words: Words) -> Int64s:
+        """Return the edges that words of a chunk, those of its nodes ``first …``, name; CorruptionError if they cannot be."""
+        begins = words.astype(np.int64)
+        is_good = (begins >= 0) & (begins <= d.n_edges[chunk])
+        is_good[1:] &= begins[1:] >= begins[:-1]
+        begins += d.first_edge[chunk]
+        is_good &= begins <= d.first_start[chunk + 1]
+        if first == 0 and len(begins):
+            is_good[0] &= begins[0] == d.first_start[chunk]
+        if not is_good.all():
+            raise self._damaged(d, chunk, d.header_words + first + int(is_good.argmin()))
+        return begins
+
+    def blocks(self, block_bytes: int = BLOCK_BYTES) -> Iterator[ListBlock]:
+        """See :meth:`Topology.blocks`."""
+        return self._blocks_of(np.arange(self.directory.n_chunks), block_bytes)
+
+    def lists(self, nodes: Int64s, block_bytes: int = LIST_BYTES) -> Iterator[ListBlock]:
+        """See :meth:`Topology.lists`.
+
+        Chunks with none of the nodes are not read, nor are those without an edge. A chunk that is larger than half of
+        ``block_bytes`` is read in parts.
+        """
+        return self._blocks_of(self._chunks_of(nodes), block_bytes)
+
+    def _chunks_of(self, nodes: Int64s) -> Int64s:
+        """Return the chunks that hold edges of nodes, ascending."""
+        d = self.directory
+        is_wanted = np.zeros(d.n_chunks, bool)
+        for first in range(0, len(nodes), _PIECE):
+            part = nodes[first : first + _PIECE]
+            chunk = np.searchsorted(d.first_node[1:], part, side="right")
+            is_wanted[chunk] = True
+            # A list that goes on behind its chunk: up to the chunk in which the next one begins.
+            for at in chunk[(part + 1 == d.first_node[chunk + 1]) & (d.first_start[chunk + 1] > d.first_edge[chunk + 1])]:
+                is_wanted[at + 1 : int(np.searchsorted(d.first_edge[1:], d.first_start[at + 1], side="left")) + 1] = True
+        return np.flatnonzero(is_wanted)
+
+    def _blocks_of(self, chunks: Int64s, block_bytes: int) -> Iterator[ListBlock]:
+        d = self.directory
+        goes_on = d.first_start[1:] > d.first_edge[1:]
+        chunks = chunks[(d.n_edges[chunks] > 0) | goes_on[chunks]]
+        n_words = min(max(1, block_bytes // 2 // PAGE_BYTES) * PAGE_BYTES // self.id_bytes, self.chunks.n_rows)
+        turns = np.empty((2, n_words), self.id_dtype)
+        if d.chunk_words <= n_words or (d.n_chunks == 1 and self.chunks.n_rows <= n_words):
+            found = self._whole_chunks(d, chunks, turns)
+        else:
+            found = self._parts_of_chunks(d, chunks, turns)
+        for block in found:
+            self.check_ids(block.first_edge, block.ids)
+            yield block
+
+    def _whole_chunks(self, d: Directory, chunks: Int64s, turns: Words) -> Iterator[ListBlock]:
+        """Read chunks whole, as many at once as follow each other and fit a block."""
+        most = max(1, turns.shape[1] // d.chunk_words)
+        breaks = np.flatnonzero(np.diff(chunks) != 1) + 1
+        groups = [
+            run[first : first + most]
+            for run in np.split(chunks, breaks)
+            for first in range(0, len(run), most)
+        ]  # fmt: skip
+        used = d.header_words + d.n_nodes + d.n_edges
+
+        def reads() -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
+            for k, group in enumerate(groups):
+                n_words = int((group[-1] - group[0]) * d.chunk_words + used[group[-1]])
+                yield int(group[0]) * d.chunk_words, turns[k % 2, :n_words].view(np.uint8).reshape(-1, self.id_bytes)
+
+        carried: int | None = None  # with which edge the list began that goes on in the next chunk
+        before = -1
+        for group, (_, rows) in zip(groups, read_ahead(self.chunks, reads()), strict=True):
+            words = rows.reshape(-1).view(self.id_dtype)
+            for k, chunk in enumerate(group.tolist()):
+                held = words[k * d.chunk_words : k * d.chunk_words + int(used[chunk])]
+                check_header(held[: d.header_words].view(np.uint8), d, chunk, self.chunks.path)
+                ids = held[d.header_words + int(d.n_nodes[chunk]) :]
+                begins = self._checked(d, chunk, 0, held[d.header_words : len(held) - len(ids)])
+                block = _block(d, chunk, begins, carried if before == chunk - 1 else None, ids)
+                if len(begins) or before != chunk - 1:
+                    carried = int(begins[-1]) if len(begins) else None
+                before = chunk
+                if block is not None:
+                    yield block
+
+    def _parts_of_chunks(self, d: Directory, chunks: Int64s, turns: Words) -> Iterator[ListBlock]:
+        """Read chunks in parts: where some lists begin, then their ids."""
+        n_ids = turns.shape[1]
+        coming: deque[tuple[int, Int64s, int]] = deque()
+
+        def reads() -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
+            turn = 0
+            for first_node, offsets, chunk in self._pieces_of_chunks(d, chunks, max(_LEAST_NODES, n_ids // 4)):
+                low = max(int(offsets[0]), int(d.first_edge[chunk]))
+                end = min(int(offsets[-1]), int(d.first_edge[chunk + 1]))
+                for edge in range(low, end, n_ids):
+                    n = min(n_ids, end - edge)
+                    begin = int(np.searchsorted(offsets, edge, side="right")) - 1
+                    stop = int(np.searchsorted(offsets, edge + n, side="left"))
+                    coming.append((first_node + begin, offsets[begin : stop + 1], edge))
+                    at = int(d.ids_at[chunk]) + edge - int(d.first_edge[chunk])
+                    yield at, turns[turn % 2, :n].view(np.uint8).reshape(-1, self.id_bytes)
+                    turn += 1
+
+        for _, rows in read_ahead(self.chunks, reads()):
+            first_node, offsets, edge = coming.popleft()
+            yield ListBlock(first_node, offsets, edge, rows.reshape(-1).view(self.id_dtype))
+
+    def _pieces_of_chunks(self, d: Directory, chunks: Int64s, n_nodes: int) -> Iterator[tuple[int, Int64s, int]]:
+        """Yield first node, offsets and chunk of ``n_nodes`` lists at a time; one that goes on from chunk to chunk in each."""
+        carried: int | None = None
+        before = -1
+        for chunk in chunks.tolist():
+            header = self.chunks.read(chunk * d.chunk_words, d.header_words).reshape(-1)
+            check_header(header, d, chunk, self.chunks.path)
+            carried = carried if before == chunk - 1 else None
+            before = chunk
+            node, n = int(d.first_node[chunk]), int(d.n_nodes[chunk])
+            if carried is not None and d.first_start[chunk] > d.first_edge[chunk]:
+                yield node - 1, np.array([carried, d.first_start[chunk]]), chunk
+            for first in range(0, n, n_nodes):
+                stop = min(first + n_nodes, n)
+                begins = self._begins(d, chunk, first, min(stop + 1, n))
+                if stop == n:
+                    begins = np.append(begins, d.first_start[chunk + 1])
+                    carried = int(begins[-2])
+                yield node + first, begins, chunk
+
+    def bad_id(self, position: int, found: int) -> CorruptionError:
+        """See :meth:`Topology.bad_id`."""
+        d = self.directory
+        chunk = int(np.searchsorted(d.first_edge[1:], position, side="right"))
+        where = self._page_at(int(d.ids_at[chunk]) + position - int(d.first_edge[chunk]))
+        return CorruptionError(f"edge {position} leads to node {found} of {self.num_nodes}", self.chunks.path, where)
+
+    def close(self) -> None:
+        """See :meth:`Topology.close`."""
+        self._directory = None
+        self._pages.close()
+        if self._reservation is not None:
+            self._reservation.release()
+
+
+def _block(d: Directory, chunk: int, begins: Int64s, carried: int | None, ids: Words) -> ListBlock | None:
+    """Return a chunk's lists; without one that goes on from the chunk before, unless it began with the edge ``carried``."""
+    first_edge, first_start = int(d.first_edge[chunk]), int(d.first_start[chunk])
+    node, offsets = int(d.first_node[chunk]), np.append(begins, d.first_start[chunk + 1])
+    if first_start > first_edge:
+        if carried is None:
+            skipped = first_start - first_edge
+            return ListBlock(node, offsets, first_start, ids[skipped:]) if skipped < len(ids) else None
+        return ListBlock(node - 1, np.concatenate([[carried], offsets]), first_edge, ids)
+    return ListBlock(node, offsets, first_edge, ids) if len(ids) else None

@@ -1,0 +1,143 @@
+"""Storing the adjacency of a dataset in another form."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+import numpy as np
+import numpy.typing as npt
+
+from featstore.graph.dataset import OutOfCoreGraph
+from featstore.graph.opentopology import stored_ids, stored_pieces
+from featstore.graph.progress import Progress
+from featstore.graph.topologyfiles import Form, WrittenField, open_topology_files
+from featstore.storage.catalog import EDGE, Catalog, FieldRecord, Part
+from featstore.storage.layout import RowLayout
+from featstore.storage.update import Update, sweep
+from featstore.storage.writer import RowFileWriter
+
+__all__ = ["convert"]
+
+Int64s = npt.NDArray[np.int64]
+
+_PIECE_NODES = 1 << 16
+_BLOCK_BYTES = 4 << 20
+_BUFFER_BYTES = 16 << 20  # of two writers, blocks of ids and pieces of offsets
+_NONE = np.empty(0, np.int64)
+
+
+def convert(
+    path: str | os.PathLike[str],
+    topology: str,
+    *,
+    chunk_bytes: int | str | None = None,
+    memory: int | str | None = None,
+    progress: bool = True,
+) -> bool:
+    """Store the adjacency of a dataset in another form, in one commit.
+
+    Parameters
+    ----------
+    path : path-like
+        The dataset's directory.
+    topology : {"csc", "chunked"}
+        See :meth:`OutOfCoreGraph.create`.
+    chunk_bytes : int or str, optional
+        Size of a chunk, for ``"chunked"``: a multiple of 4 KiB, at most 1 GiB; 1 MiB by default.
+    memory : int or str, optional
+        Most memory to hold: a chunk and about 32 MiB are needed. As for :func:`featstore.open` by default.
+    progress : bool
+        Show a progress bar where stderr is a terminal.
+
+    Returns
+    -------
+    bool
+        False where the adjacency has this form already; nothing is written then.
+
+    Raises
+    ------
+    ValueError, TypeError
+        No such form, or no such size of a chunk.
+    BusyError
+        Somebody else is writing the dataset.
+    BudgetError
+        ``memory`` is too little; names the least that works.
+    CommittedError
+        The new form is in place, but making that durable failed.
+    FileNotFoundError, CorruptionError, FormatError, VersionError, OSError
+        There is no dataset; it is damaged; the disk is full or failed. The dataset is as it was.
+
+    Notes
+    -----
+    Reads the adjacency once, in sequence, and writes it once, beside the old one: the disk must hold both. The old files go at
+    the end; while somebody has the dataset open they stay, and go with the next writer. If it fails or is killed, the old form
+    stays. It is the same graph: kept parts, saved neighbour caches, packs and samplers are valid as before. Open graphs go on
+    reading the old files.
+
+    Examples
+    --------
+    >>> featstore.convert("graph", "chunked", chunk_bytes="8MiB")      # doctest: +SKIP
+    True
+    """
+    form = Form.of(topology, chunk_bytes)
+    root = os.path.abspath(os.fspath(path))
+    with Update(root) as update:
+        catalog = update.catalog
+        if (catalog.topology, catalog.chunk_bytes) == (form.topology, form.chunk_bytes):
+            return False
+        with OutOfCoreGraph.open(root, memory=memory) as g:
+            with g.budget.reserve("convert", form.chunk_bytes + _BUFFER_BYTES):
+                fields = _write(g, update, form, progress)
+        added = [
+            FieldRecord(f"{EDGE}/{name}", "topology", file.dtype, shape, update.generation, (Part(file.name, 0, file.n_rows),))
+            for name, file, shape in ((each.name, each.file, each.shape) for each in fields)
+        ]
+        gone = {f"{EDGE}/{name}" for name in ("indptr", "indices", "chunks", "chunk_directory")} & set(catalog.fields)
+        update.add(
+            (each.file for each in fields),
+            added,
+            dataset={"chunk_bytes": None, **form.entry(), "adjacency": catalog.adjacency()},
+            drop_fields=gone,
+        )
+        _sweep(root, update.commit())
+    return True
+
+
+def _sweep(root: str, catalog: Catalog) -> None:
+    """Remove the old files, unless somebody reads them: then the next writer does. The conversion is complete either way."""
+    with contextlib.suppress(OSError):
+        sweep(root, catalog)
+
+
+def _write(g: OutOfCoreGraph, update: Update, form: Form, progress: bool) -> list[WrittenField]:
+    """Write the files of the new form, each list as it is stored."""
+
+    def open_writer(name: str, layout: RowLayout, dtype: str) -> RowFileWriter:
+        return update.writer(f"edge.{name}", layout, kind=name, dtype=dtype)
+
+    snapshot = g.snapshot
+    id_bytes, ids = stored_ids(snapshot, lambda: g.topology, _BLOCK_BYTES)
+    with (
+        Progress("convert", g.num_edges * id_bytes, progress) as bar,
+        open_topology_files(form.topology, g.num_nodes, id_bytes, form.chunk_bytes, open_writer) as files,
+    ):
+        pieces = stored_pieces(snapshot, lambda: g.topology, _PIECE_NODES)
+        begins: Int64s | None = _NONE
+        for block in ids:
+            rest = block
+            while len(rest):
+                if begins is not None and not len(begins):
+                    begins = next((offsets[:-1] for _, offsets in pieces), None)
+                    continue
+                known = _NONE if begins is None else begins
+                n_nodes = int(np.searchsorted(known, files.n_edges + len(rest)))
+                # Up to the last begin that is known, where more may follow it.
+                n_ids = len(rest) if begins is None or n_nodes < len(known) else int(known[-1]) - files.n_edges
+                files.write(known[:n_nodes], rest[:n_ids])
+                rest = rest[n_ids:]
+                begins = None if begins is None else known[n_nodes:]
+            bar.add(block.nbytes)
+        for _ in pieces:  # of nodes without neighbours; reading checks them
+            pass
+        return files.finish()

@@ -1,0 +1,282 @@
+"""The cache of neighbour lists in memory, for samplers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from featstore._core import sampler as _core
+from featstore._core.prefix import write_lengths
+from featstore.budget import Budget, Reservation
+from featstore.cache.rowmap import huge_array
+from featstore.config import parse_size
+from featstore.errors import BudgetError
+from featstore.graph.prefix import Prefix, piece_nodes
+from featstore.graph.topology import BLOCK_BYTES, Topology, huge_bytes
+from featstore.storage.layout import PAGE_BYTES
+
+__all__ = ["NeighborCache"]
+
+Int64s = npt.NDArray[np.int64]
+
+_CHUNK_NODES = 1 << 16  # nodes handled at once where that takes temporary arrays
+_PIECE_BYTES = 32  # a node whose offset is read
+_SCRATCH_SHARE = 64  # of the file that is read at once where that is less
+
+
+class NeighborCache:
+    """Neighbour lists in memory: of all nodes, or of those with the highest scores.
+
+    Make one with :meth:`build` or :meth:`from_arrays`.
+
+    Attributes
+    ----------
+    whole : bool
+        Every list is in memory; nothing is read from the file.
+    records : array of the topology's ``id_dtype``
+        All ids in order of their edges where ``whole``; else records ``[degree, n1 … nd]`` one after the other, in node order.
+    offset_of_node : int64 array, shape (num_nodes,), or None
+        Index of each node's record, -1 where it has none; None where ``whole``.
+    indptr : int64 array, shape (num_nodes + 1,), or None
+        The offsets of all lists, where the cache is ``whole`` and the topology has none in memory.
+
+    Notes
+    -----
+    Read-only once made, so any number of threads may use it. Direct addressing as in Ginex (VLDB 2022), section 3.2.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        records: npt.NDArray[Any],
+        offset_of_node: Int64s | None,
+        reservation: Reservation | None = None,
+        indptr: Int64s | None = None,
+    ) -> None:
+        self.topology = topology
+        self.records = records
+        self.offset_of_node = offset_of_node
+        self.indptr = indptr
+        self._reservation = reservation
+
+    @property
+    def whole(self) -> bool:
+        """Whether every list is in memory."""
+        return self.offset_of_node is None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        return sum(array.nbytes for array in self.to_arrays().values())
+
+    @property
+    def n_cached(self) -> int:
+        """Nodes whose list is in memory."""
+        return self.topology.num_nodes if self.offset_of_node is None else int(np.count_nonzero(self.offset_of_node >= 0))
+
+    def __repr__(self) -> str:
+        what = "whole" if self.whole else f"{self.n_cached} of {self.topology.num_nodes} nodes"
+        return f"NeighborCache({what}, {self.nbytes} bytes)"
+
+    @classmethod
+    def build(
+        cls,
+        topology: Topology,
+        budget: Budget,
+        scores: npt.NDArray[Any] | None = None,
+        n_bytes: int | str | None = None,
+        scratch: Budget | None = None,
+        note: Callable[[int], None] = lambda n_bytes: None,
+    ) -> NeighborCache:
+        """Load the neighbour lists of the nodes with the highest scores.
+
+        Parameters
+        ----------
+        topology : Topology
+        budget : Budget
+            Counts the arrays, as ``neighbor cache``.
+        scores : array, shape (num_nodes,), optional
+            One a node, no NaN; of equals the lowest node comes first. Not needed where everything fits.
+        n_bytes : int or str, optional
+            What the cache may take, its table of 8 bytes a node included; all that ``budget`` has left by default.
+        scratch : Budget, optional
+            Counts what is held meanwhile, :meth:`scratch_bytes`; ``budget`` by default, which then leaves the cache that much
+            less.
+        note : callable
+            Told how many bytes of the file were read since it was told last; all are ``topology.nbytes``.
+
+        Returns
+        -------
+        NeighborCache
+            The whole adjacency if it fits ``n_bytes``; else the longest prefix of the nodes in order of score.
+
+        Raises
+        ------
+        BudgetError
+            Not even the table fits; names the least that works.
+        ValueError
+            Scores are missing, of the wrong shape, or NaN.
+        CorruptionError
+            The file holds an id that is no node's.
+
+        Notes
+        -----
+        One sequential pass over the file; a few passes over the scores.
+        """
+        limit = budget.available if n_bytes is None else parse_size(n_bytes)
+        table_bytes = huge_bytes(topology.num_nodes * 8)
+        whole_bytes = cls.whole_bytes(topology)
+        if whole_bytes <= limit:
+            return cls._whole(topology, budget, note)
+        scratch_bytes = cls.scratch_bytes(topology)
+        needed = table_bytes
+        if scratch is None:
+            scratch = budget
+            limit = min(limit, budget.available - scratch_bytes)
+            needed += scratch_bytes
+        if table_bytes > limit:
+            least = min(needed, whole_bytes)
+            raise BudgetError(f"a neighbour cache of this graph needs at least {least} bytes, not {max(0, limit)}", least)
+        if scores is None:
+            raise ValueError(f"scores are needed: the whole adjacency takes {whole_bytes} bytes, more than {limit}")
+        with scratch.reserve("neighbor cache", scratch_bytes), contextlib.ExitStack() as undo:
+            held = budget.reserve("neighbor cache", table_bytes)
+            undo.callback(held.release)
+            chosen = Prefix(topology, np.asarray(scores), (limit - table_bytes) // PAGE_BYTES * PAGE_BYTES)
+            offset_of_node = huge_array(topology.num_nodes * 8).view(np.int64)
+            n_records = chosen.write_offsets(offset_of_node)
+            held.resize(table_bytes + huge_bytes(n_records * topology.id_bytes))
+            records = huge_array(n_records * topology.id_bytes).view(topology.id_dtype)
+            for first, offsets in topology.offset_pieces(piece_nodes(topology.num_nodes) or 1):
+                write_lengths(offsets, offset_of_node[first : first + len(offsets) - 1], records)
+            for block in topology.blocks(_block_bytes(topology)):
+                places = offset_of_node[block.first_node : block.first_node + len(block.offsets) - 1]
+                _core.fill_records(block.ids, block.first_edge, block.offsets, places, 0, records, topology.id_bytes)
+                note(block.ids.nbytes)
+            undo.pop_all()
+        return cls(topology, records, offset_of_node, held)
+
+    @classmethod
+    def _whole(cls, topology: Topology, budget: Budget, note: Callable[[int], None]) -> NeighborCache:
+        with contextlib.ExitStack() as undo:
+            held = budget.reserve("neighbor cache", cls.whole_bytes(topology))
+            undo.callback(held.release)
+            indptr = None
+            if topology.resident_offsets is None:
+                indptr = huge_array((topology.num_nodes + 1) * 8).view(np.int64)
+                for first, offsets in topology.offset_pieces(_CHUNK_NODES):
+                    indptr[first : first + len(offsets)] = offsets
+            ids = huge_array(topology.nbytes).view(topology.id_dtype)
+            for first, block in topology.scan():
+                ids[first : first + len(block)] = block
+                note(block.nbytes)
+            undo.pop_all()
+        return cls(topology, ids, None, held, indptr)
+
+    @staticmethod
+    def whole_bytes(topology: Topology) -> int:
+        """Return what a cache of all lists holds: the ids, and the offsets where the topology has none in memory."""
+        offsets = 0 if topology.resident_offsets is not None else huge_bytes((topology.num_nodes + 1) * 8)
+        return huge_bytes(topology.nbytes) + offsets
+
+    @staticmethod
+    def scratch_bytes(topology: Topology) -> int:
+        """Return what :meth:`build` holds beside the cache where that has room for a part of the lists; at most 21 MB."""
+        held = Prefix.scratch_bytes(topology.num_nodes) + _block_bytes(topology)
+        if topology.resident_offsets is None:
+            held += _PIECE_BYTES * piece_nodes(topology.num_nodes) + _block_bytes(topology)
+        return held
+
+    def locate(self, ids: Int64s, place: Int64s, degree: Int64s) -> None:
+        """Find the lists of nodes, in memory or in the file.
+
+        Parameters
+        ----------
+        ids : int64 array, shape (k,)
+            In ``[0, num_nodes)``; **not** checked.
+        place : int64 array, shape (k,)
+            Receives the index of each node's first neighbour in :attr:`records`, or ``~position`` in the file.
+        degree : int64 array, shape (k,)
+            Receives the in-degrees.
+        """
+        if self.offset_of_node is None:
+            if self.indptr is None:
+                self.topology.offsets(ids, place, degree)
+            else:
+                _core.offsets(self.indptr, ids, place, degree)
+            return
+        missing = np.empty(min(len(ids), _CHUNK_NODES) + 1, np.int64)
+        for first in range(0, len(ids), _CHUNK_NODES):
+            part = slice(first, first + _CHUNK_NODES)
+            n = _core.lookup(
+                self.offset_of_node, self.records, self.topology.id_bytes, ids[part], place[part], degree[part], missing
+            )
+            if n:
+                starts, degrees = self.topology.offsets(ids[part][missing[:n]])
+                _core.set_places(missing[:n], starts, degrees, place[part], degree[part])
+
+    def find(self, ids: Int64s, place: Int64s, degree: Int64s) -> Int64s:
+        """Find the lists of nodes that are in memory, as :meth:`locate`; return the positions in ``ids`` of the others.
+
+        Those have a degree of 0. Nothing is asked of the topology. Not where the cache is ``whole``.
+        """
+        assert self.offset_of_node is not None
+        missing = np.empty(len(ids) + 1, np.int64)
+        n = _core.lookup(self.offset_of_node, self.records, self.topology.id_bytes, ids, place, degree, missing)
+        return missing[:n]
+
+    def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Return the arrays to save, not copies: ``records``, and of ``offset_of_node`` and ``indptr`` those that are there."""
+        arrays = {"records": self.records, "offset_of_node": self.offset_of_node, "indptr": self.indptr}
+        return {name: array for name, array in arrays.items() if array is not None}
+
+    @classmethod
+    def from_arrays(
+        cls, topology: Topology, arrays: Mapping[str, npt.NDArray[Any]], reservation: Reservation | None = None
+    ) -> NeighborCache:
+        """Make a cache of saved arrays, which stay the caller's to count (``reservation`` is released by :meth:`close`).
+
+        Raises
+        ------
+        ValueError
+            The arrays are not a cache of this topology: a wrong shape or dtype, a record that disagrees with the offsets, an id
+            that is no node's.
+        """
+        records, offset_of_node, indptr = arrays["records"], arrays.get("offset_of_node"), arrays.get("indptr")
+        if records.dtype != topology.id_dtype or records.ndim != 1 or not records.flags.c_contiguous:
+            raise ValueError(f"records must be a 1-D array of {topology.id_dtype}")
+        if offset_of_node is None:
+            if len(records) != topology.num_edges or _core.first_bad_id(records, topology.id_bytes, topology.num_nodes) >= 0:
+                raise ValueError("the records are not this topology's adjacency")
+            is_whole = indptr is not None and indptr.dtype == np.int64 and indptr.shape == (topology.num_nodes + 1,)
+            if (topology.resident_offsets is None) != is_whole:
+                raise ValueError(
+                    "offsets of all lists are kept where the topology has none in memory, int64, one a node and one more"
+                )
+            if indptr is not None:
+                for first, offsets in topology.offset_pieces(_CHUNK_NODES):
+                    if not np.array_equal(indptr[first : first + len(offsets)], offsets):
+                        raise ValueError(f"the offsets from node {first} on are not this topology's")
+        else:
+            if offset_of_node.dtype != np.int64 or offset_of_node.shape != (topology.num_nodes,):
+                raise ValueError(f"offset_of_node must be int64 of shape ({topology.num_nodes},)")
+            for first, offsets in topology.offset_pieces(_CHUNK_NODES):
+                places = offset_of_node[first : first + len(offsets) - 1]
+                bad = _core.first_bad_record(offsets, places, records, topology.id_bytes, topology.num_nodes)
+                if bad >= 0:
+                    raise ValueError(f"the record of node {first + bad} is not this topology's")
+        return cls(topology, records, offset_of_node, reservation, indptr)
+
+    def close(self) -> None:
+        """Give the memory back to the budget; a batch being sampled keeps its arrays until it is done."""
+        if self._reservation is not None:
+            self._reservation.release()
+
+
+def _block_bytes(topology: Topology) -> int:
+    """Bytes of the file read at once while records are filled."""
+    return min(topology.nbytes, max(1 << 16, topology.nbytes // _SCRATCH_SHARE), BLOCK_BYTES) // 8 * 8

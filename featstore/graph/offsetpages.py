@@ -1,0 +1,180 @@
+"""Pages that say where lists begin, of the chunks of a topology: a clock of those that were used, within the budget."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import numpy as np
+import numpy.typing as npt
+
+from featstore.budget import Budget
+from featstore.cache.table import LOAN_COST
+from featstore.graph.chunkformat import Directory
+from featstore.storage.layout import PAGE_BYTES
+from featstore.storage.rowfile import RowFile
+
+__all__ = ["OffsetPages"]
+
+Int64s = npt.NDArray[np.int64]
+
+_LEAST_PAGES = 64
+_BUDGET_SHARE = 64  # the cache takes one part of so many
+_READ_PAGES = 256  # read at once; they are in memory twice meanwhile
+_LOAN_COST = LOAN_COST + 1  # given back last: without it every list costs a read more
+
+
+class OffsetPages:
+    """Words of chunks that say where lists begin, read by pages and kept. Thread-safe.
+
+    Parameters
+    ----------
+    directory : Directory
+    chunks : RowFile
+        Words of ``directory.id_bytes``.
+    budget : Budget
+        Counts the cache as ``offset pages``: one part in 64 of it, unless all pages take less. All but 64 pages of it are on
+        loan.
+
+    Notes
+    -----
+    Pages that were used since the clock's hand came by stay. Where what is missing would drive out more than half of the pages,
+    single words are read, and none of their pages is kept.
+    """
+
+    def __init__(self, directory: Directory, chunks: RowFile, budget: Budget) -> None:
+        self._directory, self._chunks = directory, chunks
+        self._page_words = PAGE_BYTES // directory.id_bytes
+        used = np.where(directory.n_nodes > 0, directory.header_words + directory.n_nodes, 0)
+        # Pages are numbered through all chunks, those without begins left out.
+        self._first_page = np.concatenate([[0], np.cumsum(-(-used // self._page_words))]).astype(np.int64)
+        n_pages = int(self._first_page[-1])
+        n_slots = self._n_slots(n_pages, budget.total)
+        self._held = budget.reserve("offset pages", self._bytes(n_pages, n_slots))
+        self._slot_of_page = np.full(n_pages, -1, np.int32)
+        self._make(n_slots)
+        self._new_lock()
+        self._loan = budget.lend(self._lendable, self._give_back, cost=_LOAN_COST, holder="offset pages")
+
+    @staticmethod
+    def _n_slots(n_pages: int, total: int) -> int:
+        return min(n_pages, max(_LEAST_PAGES, total // _BUDGET_SHARE // PAGE_BYTES))
+
+    @staticmethod
+    def _bytes(n_pages: int, n_slots: int) -> int:
+        return 4 * n_pages + (PAGE_BYTES + 9) * n_slots
+
+    @classmethod
+    def held_bytes(cls, num_nodes: int, n_chunks: int, id_bytes: int, total: int) -> int:
+        """Return what is held at most of the pages of so many nodes and chunks where the budget is of ``total`` bytes."""
+        n_pages = num_nodes * id_bytes // PAGE_BYTES + 2 * n_chunks
+        return cls._bytes(n_pages, cls._n_slots(n_pages, total))
+
+    def _make(self, n_slots: int) -> None:
+        self._pages = np.empty((n_slots, self._page_words), np.dtype(f"i{self._directory.id_bytes}"))
+        self._page_of_slot = np.full(n_slots, -1, np.int64)
+        self._was_used = np.zeros(n_slots, bool)
+        self._n_filled = self._hand = 0
+
+    def _new_lock(self) -> None:
+        self._lock, self._pid = threading.Lock(), os.getpid()
+
+    def words(self, chunk: Int64s, word: Int64s) -> Int64s:
+        """Return words of chunks.
+
+        Parameters
+        ----------
+        chunk : int64 array, shape (k,)
+        word : int64 array, shape (k,)
+            Within its chunk, of its header and begins; **not** checked.
+
+        Raises
+        ------
+        CorruptionError, ClosedError, OSError
+        """
+        if self._pid != os.getpid():
+            self._new_lock()  # another thread of the parent's may have held it
+        page, at = self._first_page[chunk] + word // self._page_words, word % self._page_words
+        out = np.empty(len(chunk), np.int64)
+        with self._lock:
+            slot = self._slot_of_page[page]
+            is_here = slot >= 0
+            here = slot[is_here]
+            out[is_here] = self._pages[here, at[is_here]]
+            self._was_used[here] = True
+            n_free = len(self._pages) - self._n_filled
+        if is_here.all():
+            return out
+        lacking = np.flatnonzero(~is_here)
+        wanted, which = np.unique(page[lacking], return_inverse=True)
+        if len(wanted) > max(n_free, len(self._page_of_slot) // 2):
+            rows = chunk[lacking] * self._directory.chunk_words + word[lacking]
+            out[lacking] = self._gather(rows)
+            return out
+        for first in range(0, len(wanted), _READ_PAGES):
+            numbers = wanted[first : first + _READ_PAGES]
+            pages = self._read(numbers)
+            mine = np.flatnonzero((which >= first) & (which < first + len(numbers)))
+            out[lacking[mine]] = pages[which[mine] - first, at[lacking[mine]]]
+            with self._lock:
+                self._keep(numbers, pages)
+        return out
+
+    def _gather(self, rows: Int64s) -> npt.NDArray[np.signedinteger]:
+        width = self._directory.id_bytes
+        found = np.empty((len(rows), width), np.uint8)
+        self._chunks.gather(rows, found)
+        return found.reshape(-1).view(f"i{width}")
+
+    def _read(self, numbers: Int64s) -> npt.NDArray[np.signedinteger]:
+        """Read pages by number."""
+        chunk = np.searchsorted(self._first_page[1:], numbers, side="right")
+        begin = chunk * self._directory.chunk_words + (numbers - self._first_page[chunk]) * self._page_words
+        rows = (begin[:, None] + np.arange(self._page_words)).reshape(-1)
+        return self._gather(rows).reshape(len(numbers), self._page_words)
+
+    def _keep(self, numbers: Int64s, pages: npt.NDArray[np.signedinteger]) -> None:
+        """Keep pages that another thread has not kept meanwhile; the lock is held."""
+        new = np.flatnonzero(self._slot_of_page[numbers] < 0)
+        n_slots = len(self._pages)
+        n_free = min(len(new), n_slots - self._n_filled)
+        slots = list(range(self._n_filled, self._n_filled + n_free))
+        self._n_filled += n_free
+        taken = set(slots)
+        for _ in range(2 * n_slots):  # once round, the hand has cleared all marks
+            if len(slots) >= min(len(new), n_slots):
+                break
+            hand, self._hand = self._hand, (self._hand + 1) % n_slots
+            if self._was_used[hand]:
+                self._was_used[hand] = False
+            elif hand not in taken:
+                if (old := int(self._page_of_slot[hand])) >= 0:
+                    self._slot_of_page[old] = -1  # first: a child forked in between must not think that the page is there
+                slots.append(hand)
+                taken.add(hand)
+        kept = numbers[new[: len(slots)]]
+        self._pages[slots] = pages[new[: len(slots)]]
+        self._page_of_slot[slots] = kept
+        self._was_used[slots] = True
+        self._slot_of_page[kept] = slots
+
+    def _lendable(self) -> int:
+        return max(0, len(self._page_of_slot) - _LEAST_PAGES) * (PAGE_BYTES + 9)
+
+    def _give_back(self, n_bytes: int) -> int:
+        """Keep the least from now on; pages are read again when they are wanted."""
+        with self._lock:
+            freed = self._lendable()
+            if freed:
+                self._slot_of_page[:] = -1
+                self._make(_LEAST_PAGES)
+                self._held.resize(self._held.n_bytes - freed)
+        return freed
+
+    def close(self) -> None:
+        """Give the memory back to the budget."""
+        self._loan.end()
+        with self._lock:
+            self._slot_of_page = np.full(len(self._slot_of_page), -1, np.int32)
+            self._make(0)
+            self._held.release()

@@ -1,0 +1,70 @@
+"""The adjacency of an opened dataset, in the form in which it is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from featstore.budget import Budget
+from featstore.graph.chunks import ChunkedTopology
+from featstore.graph.snapshot import Snapshot
+from featstore.graph.topology import CscTopology, Topology, scan_ids, stored_offsets
+
+__all__ = ["held_bytes", "load_topology", "stored_ids", "stored_pieces"]
+
+
+def load_topology(snapshot: Snapshot, budget: Budget) -> Topology:
+    """Open the adjacency; ``budget`` counts what of it stays in memory.
+
+    Raises
+    ------
+    FormatError, CorruptionError, BudgetError, OSError
+    """
+    catalog = snapshot.catalog
+    n, n_edges = catalog.num_nodes, catalog.num_edges
+    if catalog.topology == "csc":
+        indptr, _ = snapshot.topology_file("indptr", n + 1)
+        indices, id_bytes = snapshot.topology_file("indices", n_edges)
+        return CscTopology.load(n, n_edges, indptr, indices, id_bytes, budget)
+    chunks, _ = snapshot.topology_file("chunks")
+    directory, _ = snapshot.topology_file("chunk_directory", width=3)
+    return ChunkedTopology.load(n, n_edges, chunks, directory, catalog.chunk_bytes, budget)
+
+
+def held_bytes(snapshot: Snapshot, total: int) -> int:
+    """Return what :func:`load_topology` holds at most in a budget of ``total`` bytes."""
+    catalog = snapshot.catalog
+    if catalog.topology == "csc":
+        return CscTopology.held_bytes(catalog.num_nodes)
+    chunks, id_bytes = snapshot.topology_file("chunks")
+    return ChunkedTopology.held_bytes(catalog.num_nodes, -(-chunks.n_rows * id_bytes // catalog.chunk_bytes), id_bytes, total)
+
+
+def stored_pieces(
+    snapshot: Snapshot, topology: Callable[[], Topology], n_nodes: int
+) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
+    """Yield the offsets of all nodes as :meth:`Topology.offset_pieces` does, with none of them kept in memory.
+
+    ``topology`` opens the adjacency; it is called where that does not read all offsets.
+    """
+    catalog = snapshot.catalog
+    if catalog.topology != "csc":
+        return topology().offset_pieces(n_nodes)
+    indptr, _ = snapshot.topology_file("indptr", catalog.num_nodes + 1)
+    return stored_offsets(indptr, catalog.num_nodes, catalog.num_edges, n_nodes)
+
+
+def stored_ids(snapshot: Snapshot, topology: Callable[[], Topology], block_bytes: int) -> tuple[int, Iterator[npt.NDArray[Any]]]:
+    """Return the bytes of a neighbour id, and all ids in order, checked, in blocks; see :meth:`Topology.scan`.
+
+    ``topology`` opens the adjacency; it is called where that does not read all offsets.
+    """
+    catalog = snapshot.catalog
+    if catalog.topology != "csc":
+        opened = topology()
+        return opened.id_bytes, (ids for _, ids in opened.scan(block_bytes))
+    indices, id_bytes = snapshot.topology_file("indices", catalog.num_edges)
+    return id_bytes, (ids for _, ids in scan_ids(indices, catalog.num_nodes, catalog.num_edges, id_bytes, block_bytes))

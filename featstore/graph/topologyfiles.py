@@ -1,0 +1,315 @@
+"""Writing the adjacency, in either form, from neighbour lists that come in order."""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from featstore.cache.rowmap import huge_array
+from featstore.graph.chunkformat import DEFAULT_CHUNK_BYTES, HEADER_BYTES, chunk_header, parse_chunk_bytes
+from featstore.storage.calls import close_quietly, open_regular, pread_exactly
+from featstore.storage.catalog import TOPOLOGIES
+from featstore.storage.format import HEADER_BYTES as FILE_HEADER_BYTES
+from featstore.storage.layout import PAGE_BYTES, RowLayout, choose_layout
+from featstore.storage.writer import FileRecord, RowFileWriter
+
+__all__ = ["ChunkedFiles", "CscFiles", "Form", "TopologyFiles", "WrittenField", "open_topology_files"]
+
+Int64s = npt.NDArray[np.int64]
+UInt8s = npt.NDArray[np.uint8]
+# name, layout, dtype -> the writer of the field's file, of that kind
+OpenWriter = Callable[[str, RowLayout, str], RowFileWriter]
+
+
+@dataclass(frozen=True)
+class Form:
+    """How the adjacency is stored: ``"csc"``, or ``"chunked"`` in chunks of so many bytes."""
+
+    topology: str
+    chunk_bytes: int
+
+    @classmethod
+    def of(cls, topology: str, chunk_bytes: int | str | None) -> Form:
+        """Check what a user asks for.
+
+        Raises
+        ------
+        ValueError
+            No such form, no such size of a chunk, or one of a form without chunks.
+        TypeError
+            The size is neither an integer nor text.
+        """
+        if topology not in TOPOLOGIES:
+            raise ValueError(f"topology must be one of {', '.join(map(repr, TOPOLOGIES))}, not {topology!r}")
+        if chunk_bytes is not None and topology != "chunked":
+            raise ValueError(f"chunk_bytes is of topology='chunked', not of {topology!r}")
+        if topology == "csc":
+            return cls(topology, 0)
+        return cls(topology, DEFAULT_CHUNK_BYTES if chunk_bytes is None else parse_chunk_bytes(chunk_bytes))
+
+    def entry(self) -> dict[str, Any]:
+        """Return what the catalog says of it."""
+        return (
+            {"topology": self.topology}
+            if self.topology == "csc"
+            else {"topology": self.topology, "chunk_bytes": self.chunk_bytes}
+        )
+
+
+@dataclass(frozen=True)
+class WrittenField:
+    """A field of the topology, and its file, which is durable."""
+
+    name: str
+    file: FileRecord
+    shape: tuple[int, ...]
+
+
+class TopologyFiles(ABC):
+    """The files of one form of the adjacency, being written; a context manager, which removes what was not finished.
+
+    Parameters
+    ----------
+    num_nodes : int
+    id_bytes : {4, 8}
+    open_writer : callable (name, layout, dtype) -> RowFileWriter
+    """
+
+    kind: str
+
+    def __init__(self, num_nodes: int, id_bytes: int, open_writer: OpenWriter) -> None:
+        self.num_nodes, self.id_bytes = num_nodes, id_bytes
+        self.id_type = f"int{8 * id_bytes}"
+        self.n_begun = 0  # nodes whose lists have begun
+        self.n_edges = 0
+        self._open_writer = open_writer
+        self._writers: list[RowFileWriter] = []
+
+    def _open(self, name: str, layout: RowLayout, dtype: str) -> RowFileWriter:
+        self._writers.append(self._open_writer(name, layout, dtype))
+        return self._writers[-1]
+
+    @abstractmethod
+    def write(self, begins: Int64s, ids: Int64s) -> None:
+        """Append edges.
+
+        Parameters
+        ----------
+        begins : int64 array, shape (k,)
+            Ascending: with which edge the list of each further node begins, of those that are appended now or of the next one.
+        ids : integer array, shape (n,)
+            The neighbour ids of the next edges, in range.
+        """
+
+    @abstractmethod
+    def finish(self) -> list[WrittenField]:
+        """Complete the files: lists that have not begun are empty. They are durable when this returns."""
+
+    @abstractmethod
+    def stored_ids(self, fields: list[WrittenField], directory: str, step: int) -> Iterator[Int64s]:
+        """Yield all ids of finished files that lie in ``directory``, about ``step`` at a time, in order."""
+
+    def _rest(self) -> Iterator[Int64s]:
+        """Yield the begins of the nodes that have none."""
+        while self.n_begun < self.num_nodes:
+            yield np.full(min(self.num_nodes - self.n_begun, 1 << 16), self.n_edges, np.int64)
+
+    def close(self) -> None:
+        for writer in self._writers:
+            writer.abort()
+
+    def __enter__(self) -> TopologyFiles:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _rows(values: npt.NDArray[np.integer], width: int) -> UInt8s:
+    """Return integers as little-endian rows of ``width`` bytes."""
+    return np.ascontiguousarray(values, f"<i{width}").view(np.uint8).reshape(len(values), width)
+
+
+class CscFiles(TopologyFiles):
+    """``indptr`` and ``indices``."""
+
+    kind = "csc"
+
+    def __init__(self, num_nodes: int, id_bytes: int, open_writer: OpenWriter) -> None:
+        super().__init__(num_nodes, id_bytes, open_writer)
+        try:
+            self._indptr = self._open("indptr", choose_layout(8), "int64")
+            self._indices = self._open("indices", choose_layout(id_bytes), self.id_type)
+        except BaseException:
+            self.close()
+            raise
+
+    def write(self, begins: Int64s, ids: Int64s) -> None:
+        """See :meth:`TopologyFiles.write`."""
+        if len(begins):
+            self._indptr.write(_rows(begins, 8))
+            self.n_begun += len(begins)
+        if len(ids):
+            self._indices.write(_rows(ids, self.id_bytes))
+            self.n_edges += len(ids)
+
+    def finish(self) -> list[WrittenField]:
+        """See :meth:`TopologyFiles.finish`."""
+        for begins in self._rest():
+            self.write(begins, np.empty(0, np.int64))
+        self._indptr.write(_rows(np.array([self.n_edges]), 8))
+        return [
+            WrittenField("indptr", self._indptr.commit(), (self.num_nodes + 1,)),
+            WrittenField("indices", self._indices.commit(), (self.n_edges,)),
+        ]
+
+    def stored_ids(self, fields: list[WrittenField], directory: str, step: int) -> Iterator[Int64s]:
+        """See :meth:`TopologyFiles.stored_ids`."""
+        with _opened(directory, fields[1].file) as read:
+            for first in range(0, self.n_edges, step):
+                yield read(first, min(step, self.n_edges - first))
+
+
+class ChunkedFiles(TopologyFiles):
+    """``chunks`` and ``chunk_directory``.
+
+    Parameters
+    ----------
+    chunk_bytes : int
+        A multiple of 4 KiB.
+
+    Notes
+    -----
+    Holds one chunk. A chunk is filled with what comes: a word for each list that begins, a word for each id.
+    """
+
+    kind = "chunked"
+
+    def __init__(self, num_nodes: int, id_bytes: int, open_writer: OpenWriter, chunk_bytes: int) -> None:
+        super().__init__(num_nodes, id_bytes, open_writer)
+        self.chunk_bytes = chunk_bytes
+        self._capacity = (chunk_bytes - HEADER_BYTES) // id_bytes
+        # Begins are filled from the front and ids from the back; untouched pages take no memory.
+        self._begins = huge_array(self._capacity * id_bytes).view(f"<i{id_bytes}")
+        self._ids = huge_array(self._capacity * id_bytes).view(f"<i{id_bytes}")
+        self._n_nodes = self._n_ids = self._n_chunks = 0
+        self._is_last = False
+        self._first_node = self._first_edge = 0
+        # Directory rows of chunks whose first list has not begun yet.
+        self._waiting: list[tuple[int, int]] = []
+        try:
+            self._chunks = self._open("chunks", choose_layout(id_bytes), self.id_type)
+            self._directory = self._open("chunk_directory", choose_layout(24), "int64")
+        except BaseException:
+            self.close()
+            raise
+
+    def write(self, begins: Int64s, ids: npt.NDArray[np.integer]) -> None:
+        """See :meth:`TopologyFiles.write`."""
+        while len(begins) or len(ids):
+            room = self._capacity - self._n_nodes - self._n_ids
+            # A list's begin takes a word before the id that it begins with.
+            place = begins[:room] - self.n_edges
+            place += np.arange(len(place))
+            n_nodes = int(np.searchsorted(place, room))
+            n_ids = min(room - n_nodes, len(ids))
+            is_full = n_nodes + n_ids == room
+            if is_full and n_nodes and int(begins[n_nodes - 1]) == self.n_edges + n_ids:
+                n_nodes -= 1  # or its list would begin in this chunk without any of its ids
+            self._fill(begins[:n_nodes], ids[:n_ids])
+            begins, ids = begins[n_nodes:], ids[n_ids:]
+            if is_full:
+                self._flush()
+
+    def _fill(self, begins: Int64s, ids: npt.NDArray[np.integer]) -> None:
+        if len(begins):
+            if self._n_nodes == 0:
+                self._waiting.append((self._first_node, self._first_edge))
+                self._begin(int(begins[0]))
+            np.subtract(
+                begins, self._first_edge, out=self._begins[self._n_nodes : self._n_nodes + len(begins)], casting="same_kind"
+            )
+            self._n_nodes += len(begins)
+            self.n_begun += len(begins)
+        self._ids[self._n_ids : self._n_ids + len(ids)] = ids
+        self._n_ids += len(ids)
+        self.n_edges += len(ids)
+
+    def _begin(self, edge: int) -> None:
+        """Write the directory's rows of the chunks that waited for a list to begin."""
+        rows = np.array([(node, first, edge) for node, first in self._waiting], "<i8").reshape(-1, 3)
+        self._directory.write(rows.view(np.uint8))
+        self._waiting.clear()
+
+    def _flush(self) -> None:
+        """Write the chunk, whole; the last one up to its last page."""
+        width = self.id_bytes
+        if self._n_nodes == 0:
+            self._waiting.append((self._first_node, self._first_edge))
+        header = chunk_header(self._n_chunks, self._first_node, self._n_nodes, self._first_edge, self._n_ids, width)
+        used = self._n_nodes + self._n_ids
+        n_bytes = -(-(HEADER_BYTES + used * width) // PAGE_BYTES) * PAGE_BYTES if self._is_last else self.chunk_bytes
+        for part in (header, self._begins[: self._n_nodes], self._ids[: self._n_ids]):
+            self._chunks.write(part.view(np.uint8).reshape(-1, width))
+        if padding := n_bytes - HEADER_BYTES - used * width:
+            self._chunks.write(np.zeros((padding // width, width), np.uint8))
+        self._n_chunks += 1
+        self._first_node, self._first_edge = self.n_begun, self.n_edges
+        self._n_nodes = self._n_ids = 0
+
+    def finish(self) -> list[WrittenField]:
+        """See :meth:`TopologyFiles.finish`."""
+        for begins in self._rest():
+            self.write(begins, np.empty(0, np.int64))
+        self._is_last = True
+        if self._n_nodes or self._n_ids:
+            self._flush()
+        self._waiting.append((self.num_nodes, self.n_edges))
+        self._begin(self.n_edges)
+        chunks, directory = self._chunks.commit(), self._directory.commit()
+        return [
+            WrittenField("chunks", chunks, (chunks.n_rows,)),
+            WrittenField("chunk_directory", directory, (directory.n_rows, 3)),
+        ]
+
+    def stored_ids(self, fields: list[WrittenField], directory: str, step: int) -> Iterator[Int64s]:
+        """See :meth:`TopologyFiles.stored_ids`."""
+        header_words, chunk_words = HEADER_BYTES // self.id_bytes, self.chunk_bytes // self.id_bytes
+        with _opened(directory, fields[0].file) as read:
+            for chunk in range(self._n_chunks):
+                header = read(chunk * chunk_words, header_words).astype(f"<i{self.id_bytes}").view("<i8")
+                at, n_ids = chunk * chunk_words + header_words + int(header[3]), int(header[5])
+                for first in range(0, n_ids, step):
+                    yield read(at + first, min(step, n_ids - first))
+
+
+@contextlib.contextmanager
+def _opened(directory: str, file: FileRecord) -> Iterator[Callable[[int, int], Int64s]]:
+    """Read runs of a finished file of integers, as int64."""
+    path, width = f"{directory}/{file.name}", file.layout.row_bytes
+    fd, _ = open_regular(path)
+
+    def read(first: int, n: int) -> Int64s:
+        data = pread_exactly(fd, n * width, FILE_HEADER_BYTES + first * width, path)
+        return np.frombuffer(data, dtype=f"<i{width}").astype(np.int64)
+
+    try:
+        yield read
+    finally:
+        close_quietly(fd)
+
+
+def open_topology_files(
+    kind: str, num_nodes: int, id_bytes: int, chunk_bytes: int, open_writer: OpenWriter
+) -> CscFiles | ChunkedFiles:
+    """Return the writer of a form of the adjacency."""
+    if kind == "csc":
+        return CscFiles(num_nodes, id_bytes, open_writer)
+    return ChunkedFiles(num_nodes, id_bytes, open_writer, chunk_bytes)
