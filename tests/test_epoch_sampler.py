@@ -304,6 +304,36 @@ def test_the_next_window_is_drawn_while_this_one_is_taken(small: SimpleNamespace
             assert drawn[2].wait(30)
 
 
+def test_a_window_that_nobody_waits_for_leaves_memory_to_others(tmp_path: Path) -> None:
+    """It stands still while little is free, until somebody waits for it, or there is more."""
+    g = EpochGraph.of(random_graph(300, 5), tmp_path)
+    batches = batches_of(np.arange(100), 10)
+    sampler = NeighborSampler(g, [3, 3], seed=2)
+    for free in (False, True):
+        with window_of(sampler, g, batches, tmp_path) as window, ThreadPoolExecutor(1) as thread:
+            window._batch_bytes = g.budget.available
+            drawing = thread.submit(window.draw)
+            with pytest.raises(TimeoutError):
+                drawing.result(0.2)
+            if free:
+                window._batch_bytes = 1
+            else:
+                window.hurry()
+            drawing.result(30)
+            assert same(window.sample(3), sampler.sample(torch.from_numpy(batches[3]), 0, 3))
+
+
+def test_a_window_that_is_waited_for_hurries(small: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    hurried: list[int] = []
+    monkeypatch.setattr(Window, "hurry", lambda self: (hurried.append(self.first), self._is_urgent.set())[0])
+    with featstore.open(small.path, memory="64MiB") as g:
+        batches = batches_of(small.train_idx, 20)
+        with closing(turns(EpochSampler(g, [10, 10], window=5), batches)) as taken:
+            for k in range(len(batches)):
+                taken.sample(k)
+    assert hurried[0] == 0
+
+
 def test_closing_stops_drawing_and_sends_waiters_away(small: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     began, aim = threading.Event(), Window._aim
 

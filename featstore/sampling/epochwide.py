@@ -285,6 +285,8 @@ class Turns:
                     raise error
                 if found is None and not self._make_room():
                     continue
+                if found is not None:
+                    found.window.hurry()
                 self._changed.wait()
 
     def _make_room(self) -> bool:

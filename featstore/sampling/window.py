@@ -38,6 +38,8 @@ RANGE_BYTES = 24  # a node of it
 LEAST_BLOCK_BYTES = 64 << 10  # of two blocks together
 STREAM_SHARE = 8  # of a worker's memory: what lists are read into, at most
 SORTED_BYTES = 8  # of a target, beside its record
+BYTES_AN_EDGE = 32  # of a batch while it is numbered: its block, and the log that it is made of
+PATIENCE_S = 0.02
 
 
 def is_wide(graph: Graph) -> bool:
@@ -175,6 +177,8 @@ class Window:
         self._waited_s = [0.0] * self._n_workers  # for lists
         self._read_bytes = [0] * self._n_workers
         self._closed = False
+        self._batch_bytes = 0  # of memory that numbering a batch takes, as far as is known
+        self._is_urgent = threading.Event()
 
     @property
     def passes_s(self) -> float:
@@ -194,12 +198,17 @@ class Window:
     def stop_drawing(self) -> None:
         """Let :meth:`draw` end early, with ClosedError."""
         self._closed = True
+        self._is_urgent.set()
 
     def close(self) -> None:
         """Remove the run files; nobody draws or samples any more."""
         self._closed = True
         for logs in (self._targets, self._drawn):
             logs.clear()
+
+    def hurry(self) -> None:
+        """Hear that somebody waits: until then, batches are numbered while twice their memory is free, and nobody lacks it."""
+        self._is_urgent.set()
 
     def draw(self) -> None:
         """Draw all hops of all batches.
@@ -271,12 +280,16 @@ class Window:
     def _aim(self, hop: int, worker: int, index: int) -> None:
         """Number a batch's nodes up to ``hop``, and let those that the last hop has added draw in this one."""
         ids = self._ids(self.first + index)
-        targets = self._targets.workers[worker]
+        targets, budget = self._targets.workers[worker], self._graph.budget
+        while budget.available < 2 * self._n_workers * self._batch_bytes and not self._is_urgent.wait(PATIENCE_S):
+            self._check()
         with self._sampler.scratch(len(ids)) as scratch:
             first = 0
             blocks = self._sampler.expand(scratch, ids, partial(self._replay, index), hop)
             if blocks:
                 first = blocks[-1].n_dst
+                edges = sum(len(block.src) for block in blocks)
+                self._batch_bytes = max(self._batch_bytes, BYTES_AN_EDGE * edges)
             del blocks
             end = scratch.hops.n_nodes
             while (first := targets.scatter(scratch.nodes, first, end, index, self._shape.shift)) < end:
