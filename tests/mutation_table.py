@@ -470,9 +470,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "the next window waits until it is asked for",
         "look-ahead",
-        "featstore/sampling/epochwide.py",
-        "        if self._size and self._next < self._stop and",
-        "        if False and",
+        "featstore/sampling/turns.py",
+        "        if self._next < self._stop:\n            self._begin(plan)\n        elif",
+        "        if",
         ("tests/test_epoch_sampler.py::test_the_next_window_is_drawn_while_this_one_is_taken",),
     ),
     # -- PyG

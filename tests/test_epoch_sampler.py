@@ -29,7 +29,7 @@ from featstore.config import Options
 from featstore.errors import BudgetError, ClosedError, CorruptionError
 from featstore.graph.neighborcache import NeighborCache
 from featstore.sampling.drawn import Drawn, in_turn
-from featstore.sampling.epochwide import Turns
+from featstore.sampling.turns import Turns
 from featstore.sampling.window import LEAST_BLOCK_BYTES, Window, is_wide, least_bytes
 from featstore.storage.rundir import DiskBudget
 from tests.array_graphs import ArrayGraph, graphs, random_graph
@@ -364,12 +364,12 @@ def test_a_full_disk_is_said_and_the_window_may_be_tried_again(small: SimpleName
         sampler = EpochSampler(g, [-1, -1, 5], window=len(batches), disk="8KiB")
         expected = NeighborSampler(g, [-1, -1, 5]).sample(torch.from_numpy(batches[0]))
         with closing(turns(sampler, batches)) as taken:
-            monkeypatch.setattr("featstore.sampling.epochwide.MEMORY_SHARE", 1 << 20)
+            monkeypatch.setattr("featstore.sampling.turns.MEMORY_SHARE", 1 << 20)
             for _ in range(2):
                 with pytest.raises(OSError, match=r"what is sampled ahead would take .* of a disk budget of 8") as error:
                     taken.sample(0)
                 assert error.value.errno == errno.ENOSPC
-            taken._disk.total = None
+            monkeypatch.setattr(sampler, "disk", None)
             assert same(taken.sample(0), expected)
         assert not list(Path(f"{small.path}.runs").glob("*"))
 
@@ -449,15 +449,15 @@ def test_offline_samples_and_counts_are_drawn_in_windows(
     small: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Packs, and policies that count an epoch's accesses: the same as with a sampler that goes batch by batch."""
-    windows: list[tuple[int, int]] = []
+    windows: list[tuple[int, int, int]] = []
     draw = Window.draw
-    monkeypatch.setattr(Window, "draw", lambda self: (windows.append((self.first, self.stop)), draw(self))[1])
+    monkeypatch.setattr(Window, "draw", lambda self: (windows.append((self._epoch, self.first, self.stop)), draw(self))[1])
     with featstore.open(small.path, memory="64MiB") as g:
         packs = [
             featstore.sample_offline(g, kind(g, [4, 2], seed=3), small.train_idx, 40, epochs=2, path=tmp_path / kind.__name__)
             for kind in (NeighborSampler, EpochSampler)
         ]
-        assert windows == [(0, 8), (0, 8)]
+        assert windows == [(0, 0, 8), (1, 0, 8)]
         for k in range(2 * packs[0].n_batches):
             assert same(packs[0].batch(k, g.pool), packs[1].batch(k, g.pool))
         for pack in packs:
@@ -470,7 +470,62 @@ def test_offline_samples_and_counts_are_drawn_in_windows(
                     del batch
                 kept.append(g.features["x"].cache.row_map.rows().tolist() if hasattr(g.features["x"].cache, "row_map") else None)
         assert kept[0] == kept[1]
-        assert len(windows) == 4
+        assert windows[2:4] == [(0, 0, 8), (0, 0, 8)]  # to count, and to train
+        assert set(windows[4:]) <= {(1, 0, 8)}  # that is likely next
+
+
+@dataclass
+class Seen:
+    """Windows that were begun, by epoch, and events for when the one of epoch 1 has begun and is drawn."""
+
+    epochs: list[int] = field(default_factory=list)
+    done: dict[int, threading.Event] = field(default_factory=lambda: {k: threading.Event() for k in range(9)})
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
+    found, draw = Seen(), Window.draw
+
+    def told(self: Window) -> None:
+        found.epochs.append(self._epoch)
+        try:
+            draw(self)
+        finally:
+            found.done[self._epoch].set()
+
+    monkeypatch.setattr(Window, "draw", told)
+    return found
+
+
+@pytest.mark.parametrize("strategy", ["ondemand", "superbatch", "streamed"])
+def test_the_next_epoch_is_drawn_beside_this_one(small: SimpleNamespace, seen: Seen, strategy: str) -> None:
+    with featstore.open(small.path, memory="64MiB") as g:
+        alone = NeighborSampler(g, [4, 3], seed=7)
+        with featstore.Loader(g, EpochSampler(g, [4, 3], seed=7), small.train_idx, 30, strategy=strategy, seed=2) as loader:
+            order = featstore.RandomBatches(small.train_idx, 30, seed=2)
+            for epoch in range(3):
+                for batch in loader:
+                    expected = alone.sample(order.epoch(epoch).seeds(batch.index), epoch, batch.index)
+                    assert torch.equal(batch.input_ids, expected.input_ids)
+                assert seen.done[epoch + 1].wait(30), "the next epoch is not drawn while the loop rests"
+            assert [epoch for epoch in seen.epochs if epoch] == [1, 2, 3]
+            loader.set_epoch(7)  # what was drawn is of no use
+            assert next(iter(loader)).index == 0
+            assert seen.epochs[-1] in (7, 8)
+            assert 7 in seen.epochs
+    assert not Path(f"{small.path}.runs").exists()
+
+
+def test_what_is_drawn_for_the_next_epoch_is_given_back_where_memory_is_short(small: SimpleNamespace, seen: Seen) -> None:
+    with featstore.open(small.path, memory="64MiB") as g:
+        with featstore.Loader(g, EpochSampler(g, [4, 3], seed=7), small.train_idx, 30, seed=2) as loader:
+            first = [batch.input_ids.clone() for batch in loader]
+            assert seen.done[1].wait(30)
+            held = g.memory_report()["epoch samples"]
+            with g.budget.reserve("others", g.budget.available + held // 2):
+                assert g.memory_report()["epoch samples"] < held // 2
+            loader.set_epoch(0)
+            assert all(torch.equal(one, batch.input_ids) for one, batch in zip(first, loader, strict=True))
 
 
 def test_a_loader_left_early_leaves_nothing(small: SimpleNamespace) -> None:

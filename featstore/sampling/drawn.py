@@ -9,7 +9,17 @@ from featstore.budget import Reservation
 from featstore.sampling.batch import SampledBatch, Sampler
 from featstore.sampling.batches import Batches, EpochSeeds, together_of
 
-__all__ = ["DerivedBatches", "DerivedEpoch", "Drawn", "InTurn", "SampledBatches", "SampledEpoch", "ahead_bytes", "in_turn"]
+__all__ = [
+    "DerivedBatches",
+    "DerivedEpoch",
+    "Drawn",
+    "InTurn",
+    "SampledBatches",
+    "SampledEpoch",
+    "ahead_bytes",
+    "in_turn",
+    "keep_ahead",
+]
 
 
 class SampledEpoch(Protocol):
@@ -177,6 +187,13 @@ class SampledBatches(Protocol):
         ...
 
 
+def keep_ahead(batches: SampledBatches, n_bytes: int) -> None:
+    """Let what is sampled ahead of the next epoch hold no more than that; nothing of it is lost but time."""
+    keep: Any = getattr(batches, "keep_ahead", None)
+    if keep is not None:
+        keep(n_bytes)
+
+
 def ahead_bytes(batches: SampledBatches) -> tuple[int, int]:
     """Return the least and the most useful bytes of sampling many batches at once; zeros where they are sampled one by one."""
     found = getattr(batches, "ahead_bytes", None)
@@ -235,6 +252,10 @@ class DerivedBatches:
         """See :func:`ahead_bytes`."""
         return ahead_bytes(self._batches)
 
+    def keep_ahead(self, n_bytes: int) -> None:
+        """See :func:`keep_ahead`."""
+        keep_ahead(self._batches, n_bytes)
+
     def trim(self) -> None:
         """See :class:`SampledBatches`."""
         self._batches.trim()
@@ -253,6 +274,8 @@ class Drawn:
 
     def __init__(self, sampler: Sampler, batches: Batches) -> None:
         self.sampler, self.batches = sampler, batches
+        coming: Any = getattr(sampler, "coming", None)
+        self._coming = None if coming is None else coming(lambda epoch: batches.epoch(epoch).seeds)
 
     @property
     def batch_size(self) -> int:
@@ -284,13 +307,18 @@ class Drawn:
 
     def epoch(self, epoch: int) -> SampledEpoch:
         """See :class:`SampledBatches`."""
-        return _DrawnEpoch(self.sampler, self.batches.epoch(epoch), epoch)
+        return _DrawnEpoch(self.sampler, self.batches.epoch(epoch), epoch, self._coming)
 
     def ahead_bytes(self) -> tuple[int, int]:
         """See :func:`ahead_bytes`."""
         found = getattr(self.sampler, "memory_bytes", None)
         least, useful = (0, 0) if found is None else found(len(self.batches), self.batches.batch_size)
         return int(least), int(useful)
+
+    def keep_ahead(self, n_bytes: int) -> None:
+        """See :func:`keep_ahead`."""
+        if self._coming is not None:
+            self._coming.keep(n_bytes)
 
     def trim(self) -> None:
         """See :class:`SampledBatches`."""
@@ -300,8 +328,8 @@ class Drawn:
 
 
 class _DrawnEpoch:
-    def __init__(self, sampler: Sampler, seeds: EpochSeeds, epoch: int) -> None:
-        self._sampler, self._seeds, self._epoch = sampler, seeds, epoch
+    def __init__(self, sampler: Sampler, seeds: EpochSeeds, epoch: int, coming: Any) -> None:
+        self._sampler, self._seeds, self._epoch, self._coming = sampler, seeds, epoch, coming
 
     def __len__(self) -> int:
         return len(self._seeds)
@@ -311,6 +339,10 @@ class _DrawnEpoch:
 
     def in_turn(self, start: int, memory: Reservation | None, stop: int) -> InTurn:
         """See :func:`in_turn`: a sampler may draw many batches at once."""
-        found = getattr(self._sampler, "in_turn", None)
-        epoch: InTurn = _OneByOne(self) if found is None else found(self._seeds.seeds, self._epoch, start, stop, memory)
+        found: Any = getattr(self._sampler, "in_turn", None)
+        if found is None:
+            return _OneByOne(self)
+        # Memory that is only there for this epoch is gone when the next one begins.
+        coming = self._coming if memory is not None and stop == len(self) else None
+        epoch: InTurn = found(self._seeds.seeds, self._epoch, start, stop, memory, coming)
         return epoch

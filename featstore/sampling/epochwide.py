@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-import shutil
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
-
-from featstore._core.epochs import TARGET_WORDS
 from featstore.budget import Reservation
 from featstore.config import Options, check_at_least, parse_size
-from featstore.errors import ClosedError
-from featstore.sampling.batch import SampledBatch
-from featstore.sampling.hops import Graph
+from featstore.sampling.hops import Graph, HopSampler
 from featstore.sampling.neighbor import NeighborSampler
+from featstore.sampling.turns import Coming, Seeds, Turns
 from featstore.sampling.window import Window, drawn_bytes, is_wide, least_bytes, useful_bytes
-from featstore.storage.rundir import DiskBudget, RunDirectory, finalize_here
 
-__all__ = ["WINDOW", "EpochSampler", "Turns"]
-
-WINDOW = "epoch samples"  # holder
-LOG_WORDS = 2048  # that a batch's log of a hop should have in memory before it is spilled
-DISK_SHARE = 4  # of the free disk
-MEMORY_SHARE = 4  # of the memory that is left, where nobody divides it
+__all__ = ["EpochSampler"]
 
 
 class Dataset(Graph, Protocol):
@@ -80,8 +65,8 @@ class EpochSampler(NeighborSampler):
     -----
     A window's cost is, a hop: the lists that its batches need, read once in the order of the file (lists in the neighbour cache
     are not read); the nodes that draw, sorted; and what they draw, written in logs by batch. Where the epoch has several windows,
-    the next one is drawn while batches of this one are taken, each in half of the memory. Batches that are asked for again, or
-    out of turn, are sampled alone.
+    the next one is drawn while batches of this one are taken, each in half of the memory; so is the first one of a loader's next
+    epoch. Batches that are asked for again, or out of turn, are sampled alone.
 
     Thread-safe. Memory is counted in the graph's budget as ``epoch samples``.
 
@@ -115,10 +100,10 @@ class EpochSampler(NeighborSampler):
         else:
             check_at_least("window", window, 1)
         self.window = window
-        self._drawn = {"windows": 0, "passes_s": 0.0, "list_bytes": 0, "spilled_bytes": 0}
-        self._counting = threading.Lock()
+        # Seconds of passes, bytes of lists and spilled bytes of each window; a deque, as for scratch.
+        self._windows: deque[tuple[float, int, int]] = deque()
         self.disk = None if disk is None else parse_size(disk)
-        self.run_dir = None if run_dir is None else os.path.abspath(os.fsdecode(run_dir))
+        self.run_dir = f"{g.path}.runs" if run_dir is None else os.path.abspath(os.fsdecode(run_dir))
 
     def __repr__(self) -> str:
         return f"{super().__repr__()[:-1]}, window={self.window!r})"
@@ -133,9 +118,9 @@ class EpochSampler(NeighborSampler):
         return self._dataset.options.threads
 
     @property
-    def path(self) -> str:
-        """The dataset's directory."""
-        return self._dataset.path
+    def hops(self) -> HopSampler:
+        """What makes a batch of its hops."""
+        return self
 
     def stats(self) -> dict[str, float]:
         """Return totals as :meth:`NeighborSampler.stats`, and of windows that were drawn and are done.
@@ -146,18 +131,27 @@ class EpochSampler(NeighborSampler):
             ``windows``; ``passes_s``, seconds that their threads waited for lists; ``list_bytes`` that they read; and
             ``spilled_bytes``, which lay in run files.
         """
-        with self._counting:
-            return {**super().stats(), **self._drawn}
+        windows = list(self._windows)
+        names = ("passes_s", "list_bytes", "spilled_bytes")
+        sums = {name: sum(each[k] for each in windows) for k, name in enumerate(names)}
+        return {**super().stats(), "windows": len(windows), **sums}
 
     def count(self, window: Window) -> None:
         """Count a window that is done."""
-        with self._counting:
-            self._drawn["windows"] += 1
-            for name in ("passes_s", "list_bytes", "spilled_bytes"):
-                self._drawn[name] += getattr(window, name)
+        self._windows.append((window.passes_s, window.list_bytes, window.spilled_bytes))
+
+    def coming(self, seeds_of: Callable[[int], Seeds]) -> Coming:
+        """Return what draws the first window of the next epoch beside this one; ``seeds_of(epoch)`` tells its batches' seeds."""
+        return Coming(seeds_of)
 
     def in_turn(
-        self, seeds: Callable[[int], torch.Tensor], epoch: int, start: int, stop: int, memory: Reservation | None = None
+        self,
+        seeds: Seeds,
+        epoch: int,
+        start: int,
+        stop: int,
+        memory: Reservation | None = None,
+        coming: Coming | None = None,
     ) -> Turns:
         """Return the batches ``start … stop - 1`` of an epoch, for whoever takes them about in order.
 
@@ -168,8 +162,10 @@ class EpochSampler(NeighborSampler):
         epoch, start, stop : int
         memory : Reservation, optional
             What drawing may hold; by default some is reserved of what the budget has left.
+        coming : Coming, optional
+            Draws the next epoch's first window, in half of that memory; ``stop`` is then the epoch's end.
         """
-        return Turns(self, seeds, epoch, start, stop, memory)
+        return Turns(self, seeds, epoch, start, stop, memory, coming)
 
     def memory_bytes(self, n_batches: int, n_seeds: int) -> tuple[int, int]:
         """Return the least and the most useful bytes to draw an epoch with, by its batches and their seeds."""
@@ -192,214 +188,3 @@ class EpochSampler(NeighborSampler):
 
 def _make(cls: type[EpochSampler], *args: Any) -> EpochSampler:
     return cls(*args[:-1], **args[-1])
-
-
-@dataclass(eq=False)
-class _Open:
-    """A window that is drawn, or being drawn."""
-
-    window: Window
-    drawing: Future[None]
-    left: set[int]  # batches that nobody has taken
-    n_users: int = 0
-
-
-class Turns:
-    """The batches of an epoch, drawn in windows as they are taken. Thread-safe; made by :meth:`EpochSampler.in_turn`."""
-
-    def __init__(
-        self,
-        sampler: EpochSampler,
-        seeds: Callable[[int], torch.Tensor],
-        epoch: int,
-        start: int,
-        stop: int,
-        memory: Reservation | None,
-    ) -> None:
-        self._sampler, self._seeds, self._epoch, self._stop = sampler, seeds, epoch, stop
-        self._changed = threading.Condition(threading.RLock())
-        self._memory, self._own = memory, list[Reservation]()
-        self._size = 0  # batches of a window, once it is known
-        self._most = 1  # windows at once
-        self._next = start  # the first batch that no window has
-        self._windows: deque[_Open] = deque()  # oldest first; of those only the last may be in the making
-        self._runs: RunDirectory | None = None
-        self._disk = DiskBudget(sampler.disk, "what is sampled ahead")
-        self._numbers = itertools.count()
-        self._closed = False
-        self._passes_s = 0.0  # of windows that are gone
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="featstore-window")
-        finalize_here(self, _release, self._own)
-
-    def __len__(self) -> int:
-        return self._stop
-
-    @property
-    def passes_s(self) -> float:
-        """Seconds that passes over neighbour lists have taken so far."""
-        with self._changed:
-            return self._passes_s + sum(each.window.passes_s for each in self._windows)
-
-    def sample(self, position: int) -> SampledBatch:
-        """Return a batch; one that was passed, or lies before the first, is sampled alone.
-
-        Raises
-        ------
-        ClosedError, BudgetError, OSError, CorruptionError
-            As the sampler's ``sample``; OSError also where run files do not fit the disk. The window is then drawn anew by
-            whoever asks next.
-        """
-        found = self._enter(position)
-        if found is None:
-            return self._sampler.sample(self._seeds(position), self._epoch, position)
-        try:
-            sampled = found.window.sample(position)
-            found.left.discard(position)
-            return sampled
-        finally:
-            with self._changed:
-                found.n_users -= 1
-                if not found.left and not found.n_users and found in self._windows:
-                    self._drop(found)
-                    self._look_ahead()
-                self._changed.notify_all()
-
-    def _enter(self, position: int) -> _Open | None:
-        """Wait until a batch's window is drawn, and return it, in use; None for a batch whose window is gone."""
-        with self._changed:
-            while True:
-                if self._closed:
-                    raise ClosedError("the epoch is over")
-                found = next((each for each in self._windows if each.window.first <= position < each.window.stop), None)
-                if found is None and position < self._next:
-                    return None
-                if found is not None and found.drawing.done():
-                    error = found.drawing.exception()
-                    if error is None:
-                        found.n_users += 1
-                        self._look_ahead()
-                        return found
-                    self._drop(found)
-                    self._next = found.window.first
-                    self._changed.notify_all()
-                    raise error
-                if found is None and not self._make_room():
-                    continue
-                if found is not None:
-                    found.window.hurry()
-                self._changed.wait()
-
-    def _make_room(self) -> bool:
-        """Begin the next window, in the place of the oldest if there are too many; False where one was begun."""
-        if len(self._windows) >= self._most:
-            oldest = self._windows[0]
-            if oldest.n_users or not oldest.drawing.done():
-                return True
-            self._drop(oldest)
-        self._begin()
-        return False
-
-    def _look_ahead(self) -> None:
-        if self._size and self._next < self._stop and len(self._windows) < self._most and not self._closed:
-            self._begin()
-
-    def _drop(self, which: _Open) -> None:
-        self._windows.remove(which)
-        self._passes_s += which.window.passes_s
-        self._sampler.count(which.window)
-        which.window.close()
-
-    def _begin(self) -> None:
-        """Let the next window be drawn."""
-        if not self._size:
-            self._plan()
-        assert self._memory is not None
-        sampler, first = self._sampler, self._next
-        stop = min(self._stop, first + self._size)
-        window = Window(
-            sampler,
-            sampler.graph,
-            self._seeds,
-            self._epoch,
-            first,
-            stop,
-            n_bytes=self._memory.n_bytes // self._most,
-            n_workers=sampler.threads,
-            path=self._path,
-            disk=self._disk,
-        )
-        drawing = self._thread.submit(window.draw)
-        self._windows.append(_Open(window, drawing, set(range(first, stop))))
-        self._next = stop
-        drawing.add_done_callback(self._tell)
-
-    def _tell(self, _: object) -> None:
-        with self._changed:
-            self._changed.notify_all()
-
-    def _plan(self) -> None:
-        """Choose how many batches a window has, and have memory for it."""
-        sampler, graph, n = self._sampler, self._sampler.graph, self._stop - self._next
-        seeds, wide = self._seeds(self._next), is_wide(graph)
-        if self._memory is None:
-            least, useful = sampler.memory_bytes(n, len(seeds))
-            n_bytes = max(least, min(useful, graph.budget.available // MEMORY_SHARE))
-            self._memory = graph.budget.reserve(WINDOW, n_bytes)
-            self._own.append(self._memory)
-        held, size = self._memory.n_bytes, n
-        if not isinstance(sampler.window, str):
-            size = min(sampler.window, n)
-        else:
-            width = 8 if wide else 4
-            targets, edges = sampler.expected(len(seeds))
-            if -1 in sampler.fanouts:  # which says nothing of the longest lists
-                alone = sampler.sample(seeds, self._epoch, self._next)
-                targets, edges = len(alone.input_ids), sum(len(block.src) for block in alone.blocks)
-            stored = drawn_bytes(edges, targets, width) + TARGET_WORDS * width * targets
-            disk = sampler.disk
-            if disk is None:
-                disk = shutil.disk_usage(os.path.dirname(self._run_dir) or ".").free // DISK_SHARE
-            in_memory = held // (2 * LOG_WORDS * width * len(sampler.fanouts))
-            size = max(1, min(n, in_memory, disk // max(1, stored)))
-            if size < n:
-                size = max(1, size // 2)  # two windows at once
-            while size > 1 and least_bytes(graph, sampler.fanouts, size, wide) > held:
-                size //= 2
-        has_room = 2 * least_bytes(graph, sampler.fanouts, size, wide) <= held
-        self._size, self._most = size, 2 if size < n and has_room else 1
-
-    @property
-    def _run_dir(self) -> str:
-        given = self._sampler.run_dir
-        return f"{self._sampler.path}.runs" if given is None else given
-
-    def _path(self) -> str:
-        with self._changed:
-            if self._runs is None:
-                self._runs = RunDirectory(self._run_dir)
-            return self._runs.file(f"drawn-{next(self._numbers)}")
-
-    def stop(self) -> None:
-        """Stop drawing, and send whoever waits away; does not wait for them."""
-        with self._changed:
-            self._closed = True
-            for each in self._windows:
-                each.window.stop_drawing()
-            self._changed.notify_all()
-
-    def close(self) -> None:
-        """Stop drawing, and remove the run files; may be called again."""
-        self.stop()
-        self._thread.shutdown()
-        with self._changed:
-            self._changed.wait_for(lambda: not any(each.n_users for each in self._windows))
-            while self._windows:
-                self._drop(self._windows[-1])
-            if self._runs is not None:
-                self._runs.close()
-        _release(self._own)
-
-
-def _release(held: list[Reservation]) -> None:
-    while held:
-        held.pop().release()

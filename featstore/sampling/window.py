@@ -160,6 +160,7 @@ class Window:
     ) -> None:
         self.first, self.stop = first, stop
         self._sampler, self._graph, self._seeds, self._epoch = sampler, graph, seeds, epoch
+        self._topology = graph.topology  # asked for once; asking takes the graph's lock
         self._wide = is_wide(graph)
         self._n = stop - first
         fanouts = sampler.fanouts
@@ -337,7 +338,7 @@ class Window:
             draw()
 
     def _draw_targets(self, memory: _Worker, hop: int, worker: int, base: int, records: npt.NDArray[np.uint8]) -> None:
-        topology, cache = self._graph.topology, self._graph.neighbor_cache
+        topology, cache = self._topology, self._graph.neighbor_cache
         n = sort_targets(records, self._wide, base, memory.ends, memory.batch, memory.place, memory.nodes, memory.starts)
         nodes, starts = memory.nodes[:n], memory.starts[: n + 1]
         end = len(self._fanouts) if self._sampler.redraw else hop + 1

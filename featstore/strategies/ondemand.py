@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from featstore.cache.base import OnlinePolicy, Policy, StaticPolicy, get_policy
 from featstore.errors import BudgetError, OptionError
-from featstore.sampling.drawn import InTurn, ahead_bytes, in_turn
+from featstore.sampling.drawn import InTurn, ahead_bytes, in_turn, keep_ahead
 from featstore.strategies.accesscounts import AccessCounts
 from featstore.strategies.base import EpochRun, Prepared, Runner, Strategy
 from featstore.strategies.batchsize import is_tight
@@ -68,6 +69,8 @@ class OnDemandRunner(Runner):
     ) -> None:
         super().__init__(setup, memory)
         self._holdings = Holdings(setup.graph.budget, self.memory)
+        if SAMPLED_AHEAD in self.memory.granted:
+            self._holdings.use(SAMPLED_AHEAD, partial(keep_ahead, setup.batches))
         if cache is None:
             return
         check_instances(policy, len(setup.features))

@@ -21,7 +21,7 @@ from featstore.config import parse_disk
 from featstore.graph.neighborcache import NeighborCache
 from featstore.plan.overlapped import Pack
 from featstore.plan.planmemory import PLANNER_SHARE
-from featstore.sampling.drawn import in_turn
+from featstore.sampling.drawn import in_turn, keep_ahead
 from featstore.storage.rundir import DiskBudget, RunDirectory, finalize_here
 from featstore.strategies.accesscounts import AccessCounts
 from featstore.strategies.base import EpochRun, Runner, Strategy
@@ -142,6 +142,8 @@ class SuperbatchRunner(Runner):
         self._setup, self._planning = setup, replace(setup.planning, superbatch=self._length(setup, memory.batch))
         self._on_death: list[weakref.finalize[..., Any]] = []
         self._holdings = Holdings(setup.graph.budget, memory)
+        if SAMPLED_AHEAD in memory.granted:
+            self._holdings.use(SAMPLED_AHEAD, partial(keep_ahead, setup.batches))
         self._holdings.use(PLANNER, partial(_keep_plans, policy, memory.granted[PLANNER]))
         self._switch: CacheSwitch | None = None
         self._caches = OwnCaches(setup.graph, setup.features)

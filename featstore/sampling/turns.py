@@ -1,0 +1,326 @@
+"""The batches of an epoch in windows, each drawn when it is wanted, the next one ahead of that; also the next epoch's first."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from featstore._core.epochs import TARGET_WORDS
+from featstore.budget import Reservation
+from featstore.errors import ClosedError
+from featstore.sampling.batch import SampledBatch
+from featstore.sampling.hops import Graph, HopSampler
+from featstore.sampling.window import Window, drawn_bytes, is_wide, least_bytes
+from featstore.storage.rundir import DiskBudget, RunDirectory, finalize_here
+
+__all__ = ["Coming", "Seeds", "Turns"]
+
+HOLDER = "epoch samples"
+LOG_WORDS = 2048  # that a batch's log of a hop should have in memory before it is spilled
+DISK_SHARE = 4  # of the free disk
+MEMORY_SHARE = 4  # of the memory that is left, where nobody divides it
+
+Seeds = Callable[[int], torch.Tensor]  # of a batch, by its index; pure, thread-safe
+
+
+class Drawer(Protocol):
+    """What is needed of the sampler beside :class:`HopSampler`; see :class:`~featstore.EpochSampler`."""
+
+    window: int | str
+    disk: int | None
+    run_dir: str
+    fanouts: tuple[int, ...]
+
+    @property
+    def graph(self) -> Graph: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def hops(self) -> HopSampler: ...
+    def sample(self, seeds: torch.Tensor, epoch: int = 0, index: int = 0) -> SampledBatch: ...
+    def memory_bytes(self, n_batches: int, n_seeds: int) -> tuple[int, int]: ...
+    def expected(self, n_seeds: int) -> tuple[int, int]: ...
+    def count(self, window: Window) -> None: ...
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How an epoch is cut into windows."""
+
+    size: int  # batches of a window
+    most: int  # windows at once
+    n_bytes: int  # memory of each
+
+
+class _Open:
+    """A window that is drawn, or being drawn, by a thread of its own; its run files go when it is closed."""
+
+    def __init__(self, sampler: Drawer, seeds: Seeds, epoch: int, first: int, stop: int, plan: _Plan) -> None:
+        self.plan, self.n_users = plan, 0
+        self.left = set(range(first, stop))  # batches that nobody has taken
+        self._sampler, self._runs = sampler, list[RunDirectory]()
+        self._numbers, self._making = itertools.count(), threading.Lock()
+        disk = None if sampler.disk is None else sampler.disk // plan.most
+        self.window = Window(
+            sampler.hops,
+            sampler.graph,
+            seeds,
+            epoch,
+            first,
+            stop,
+            n_bytes=plan.n_bytes,
+            n_workers=sampler.threads,
+            path=self._path,
+            disk=DiskBudget(disk, "what is sampled ahead"),
+        )
+        thread = ThreadPoolExecutor(1, thread_name_prefix="featstore-window")
+        self.drawing: Future[None] = thread.submit(self.window.draw)
+        thread.shutdown(wait=False)
+
+    def _path(self) -> str:
+        with self._making:
+            if not self._runs:
+                self._runs.append(RunDirectory(self._sampler.run_dir))
+            return self._runs[0].file(f"drawn-{next(self._numbers)}")
+
+    def close(self) -> None:
+        """Stop drawing, and remove the run files; nobody takes batches any more."""
+        self.window.stop_drawing()
+        self.drawing.exception()  # waits
+        self._sampler.count(self.window)
+        self.window.close()
+        while self._runs:
+            self._runs.pop().close()
+
+
+class Coming:
+    """The first window of the epoch that is likely next, drawn while this one is trained on. Thread-safe.
+
+    Parameters
+    ----------
+    seeds_of : callable
+        ``seeds_of(epoch)`` returns an epoch's :data:`Seeds`.
+    """
+
+    def __init__(self, seeds_of: Callable[[int], Seeds]) -> None:
+        self._seeds_of = seeds_of
+        self._lock = threading.Lock()
+        self._held: tuple[int, _Open] | None = None
+
+    def begin(self, sampler: Drawer, epoch: int, stop: int, plan: _Plan) -> None:
+        """Let the first window of ``epoch`` be drawn, unless it is."""
+        with self._lock:
+            if self._held is None:
+                self._held = epoch, _Open(sampler, self._seeds_of(epoch), epoch, 0, min(stop, plan.size), plan)
+
+    def take(self, epoch: int, start: int) -> _Open | None:
+        """Return the window, if it is the first of this epoch; otherwise it is dropped."""
+        with self._lock:
+            held, self._held = self._held, None
+        if held is None:
+            return None
+        if (epoch, start) == (held[0], 0):
+            return held[1]
+        held[1].close()
+        return None
+
+    def keep(self, n_bytes: int) -> None:
+        """Keep the window only if it takes no more memory than that."""
+        with self._lock:
+            held = self._held
+            if held is None or held[1].plan.n_bytes <= n_bytes:
+                return
+            self._held = None
+        held[1].close()
+
+
+class Turns:
+    """The batches of an epoch, drawn in windows as they are taken. Thread-safe; made by :meth:`EpochSampler.in_turn`."""
+
+    def __init__(
+        self,
+        sampler: Drawer,
+        seeds: Seeds,
+        epoch: int,
+        start: int,
+        stop: int,
+        memory: Reservation | None,
+        coming: Coming | None,
+    ) -> None:
+        self._sampler, self._seeds, self._epoch, self._stop = sampler, seeds, epoch, stop
+        self._changed = threading.Condition(threading.RLock())
+        self._memory, self._own, self._coming = memory, list[Reservation](), coming
+        self._plan: _Plan | None = None
+        self._next = start  # the first batch that no window has
+        self._windows: deque[_Open] = deque()  # oldest first; of those only the last may be in the making
+        self._closed = False
+        self._passes_s = 0.0  # of windows that are gone
+        if coming is not None and (found := coming.take(epoch, start)) is not None:
+            self._plan, self._next = found.plan, found.window.stop
+            self._append(found)
+        finalize_here(self, _release, self._own)
+
+    def __len__(self) -> int:
+        return self._stop
+
+    @property
+    def passes_s(self) -> float:
+        """Seconds that passes over neighbour lists have taken so far."""
+        with self._changed:
+            return self._passes_s + sum(each.window.passes_s for each in self._windows)
+
+    def sample(self, position: int) -> SampledBatch:
+        """Return a batch; one that was passed, or lies before the first, is sampled alone.
+
+        Raises
+        ------
+        ClosedError, BudgetError, OSError, CorruptionError
+            As the sampler's ``sample``; OSError also where run files do not fit the disk. The window is then drawn anew by
+            whoever asks next.
+        """
+        found = self._enter(position)
+        if found is None:
+            return self._sampler.sample(self._seeds(position), self._epoch, position)
+        try:
+            sampled = found.window.sample(position)
+            found.left.discard(position)
+            return sampled
+        finally:
+            with self._changed:
+                found.n_users -= 1
+                if not found.left and not found.n_users and found in self._windows:
+                    self._drop(found)
+                    self._look_ahead()
+                self._changed.notify_all()
+
+    def _enter(self, position: int) -> _Open | None:
+        """Wait until a batch's window is drawn, and return it, in use; None for a batch whose window is gone."""
+        with self._changed:
+            while True:
+                if self._closed:
+                    raise ClosedError("the epoch is over")
+                found = next((each for each in self._windows if each.window.first <= position < each.window.stop), None)
+                if found is None and position < self._next:
+                    return None
+                if found is not None and found.drawing.done():
+                    error = found.drawing.exception()
+                    if error is None:
+                        found.n_users += 1
+                        self._look_ahead()
+                        return found
+                    self._drop(found)
+                    self._next = found.window.first
+                    self._changed.notify_all()
+                    raise error
+                if found is None and not self._make_room():
+                    continue
+                if found is not None:
+                    found.window.hurry()
+                self._changed.wait()
+
+    def _make_room(self) -> bool:
+        """Begin the next window, in the place of the oldest if there are too many; False where one was begun."""
+        if self._plan is None:
+            self._plan = self._divide()
+        if len(self._windows) >= self._plan.most:
+            oldest = self._windows[0]
+            if oldest.n_users or not oldest.drawing.done():
+                return True
+            self._drop(oldest)
+        self._begin(self._plan)
+        return False
+
+    def _look_ahead(self) -> None:
+        plan = self._plan
+        if plan is None or self._closed or len(self._windows) >= plan.most:
+            return
+        if self._next < self._stop:
+            self._begin(plan)
+        elif self._coming is not None:
+            self._coming.begin(self._sampler, self._epoch + 1, self._stop, plan)
+
+    def _drop(self, which: _Open) -> None:
+        self._windows.remove(which)
+        self._passes_s += which.window.passes_s
+        which.close()
+
+    def _begin(self, plan: _Plan) -> None:
+        """Let the next window be drawn."""
+        first, stop = self._next, min(self._stop, self._next + plan.size)
+        self._append(_Open(self._sampler, self._seeds, self._epoch, first, stop, plan))
+        self._next = stop
+
+    def _append(self, which: _Open) -> None:
+        self._windows.append(which)
+        which.drawing.add_done_callback(self._tell)
+
+    def _tell(self, _: object) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _divide(self) -> _Plan:
+        """Choose how many batches a window has, and have memory for it."""
+        sampler, graph, n = self._sampler, self._sampler.graph, self._stop - self._next
+        seeds, wide = self._seeds(self._next), is_wide(graph)
+        if self._memory is None:
+            least, useful = sampler.memory_bytes(n, len(seeds))
+            n_bytes = max(least, min(useful, graph.budget.available // MEMORY_SHARE))
+            self._memory = graph.budget.reserve(HOLDER, n_bytes)
+            self._own.append(self._memory)
+        held, size = self._memory.n_bytes, n
+        if not isinstance(sampler.window, str):
+            size = min(sampler.window, n)
+        else:
+            width = 8 if wide else 4
+            targets, edges = sampler.expected(len(seeds))
+            if -1 in sampler.fanouts:  # which says nothing of the longest lists
+                alone = sampler.sample(seeds, self._epoch, self._next)
+                targets, edges = len(alone.input_ids), sum(len(block.src) for block in alone.blocks)
+            stored = drawn_bytes(edges, targets, width) + TARGET_WORDS * width * targets
+            disk = sampler.disk
+            if disk is None:
+                disk = shutil.disk_usage(os.path.dirname(sampler.run_dir) or ".").free // DISK_SHARE
+            in_memory = held // (2 * LOG_WORDS * width * len(sampler.fanouts))
+            size = max(1, min(n, in_memory, disk // max(1, stored)))
+            if size < n:
+                size = max(1, size // 2)  # two windows at once
+            while size > 1 and least_bytes(graph, sampler.fanouts, size, wide) > held:
+                size //= 2
+        follows = size < n or self._coming is not None
+        has_room = 2 * least_bytes(graph, sampler.fanouts, size, wide) <= held
+        most = 2 if follows and has_room else 1
+        return _Plan(size, most, held // most)
+
+    def stop(self) -> None:
+        """Stop drawing, and send whoever waits away; does not wait for them."""
+        with self._changed:
+            self._closed = True
+            for each in self._windows:
+                each.window.stop_drawing()
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Stop drawing, and remove the run files; may be called again."""
+        self.stop()
+        with self._changed:
+            self._changed.wait_for(lambda: not any(each.n_users for each in self._windows))
+            windows = list(self._windows)
+            self._windows.clear()
+            self._passes_s += sum(each.window.passes_s for each in windows)
+        for each in windows:  # not under the lock, which those that draw take at their end
+            each.close()
+        _release(self._own)
+
+
+def _release(held: list[Reservation]) -> None:
+    while held:
+        held.pop().release()
