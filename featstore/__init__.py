@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from featstore._public import *
 
 __all__ = [
+    "Aggregate",
     "Auto",
     "Batches",
     "Block",
@@ -70,6 +71,7 @@ __all__ = [
     "available_policies",
     "available_strategies",
     "get_policy",
+    "infer",
     "open",
     "options",
     "partition",

@@ -81,6 +81,8 @@ class Room:
 def room_in(budget: Budget, memory: int | str | None, row_bytes: int) -> Room:
     """Divide what a budget has left, or ``memory`` of it; rows that are made have ``row_bytes``, in all of their forms."""
     n_bytes = budget.available
+    if memory is not None or n_bytes < budget.total // 4:
+        n_bytes += budget.on_loan  # which a reservation takes back
     n_bytes -= min(_MOST_READER, n_bytes // 8)
     if memory is not None:
         n_bytes = min(n_bytes, parse_size(memory))
@@ -158,7 +160,6 @@ def aggregate(
         generous(g.budget),
         Making(g.path, g.catalog, name, recipe, uses, overwrite=overwrite, progress=progress) as making,
     ):
-        making.check_room(fields)
         for hop in range(hops):
             if making.is_done(hop):
                 continue
@@ -169,8 +170,7 @@ def aggregate(
                     rows = Rows(file, torch.float64, rows.width)
                 label = f"aggregate {name}" + (f" {hop + 1}/{hops}" if hops > 1 else "")
                 costs.append(_hop(g, topology, rows, op, hop, fields[hop], making, memory, progress, label))
-        catalog, _ = making.commit(hops - 1, fields[hops - 1])
-        g.adopt_feature(catalog, name)
+        g.adopt_feature(making.commit(hops - 1), name)
     return costs
 
 

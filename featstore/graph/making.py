@@ -127,6 +127,7 @@ class Making:
         self._left: WriterState | None = None
         self._left_step = -1
         self._files: dict[int, FileRecord] = {}
+        self._fields: dict[int, Field] = {}
         self._shows = progress
         self._written_at = time.monotonic()
         self._update = Update(root)
@@ -168,16 +169,25 @@ class Making:
             if record["recipe"] != self._recipe or record["format"] != 1:
                 return False
             files = {int(step): _file_record(entry) for step, entry in record["files"].items()}
+            fields = {int(step): Field(*entry) for step, entry in record["fields"].items()}
             writer = record["writer"]
         except (FormatError, CorruptionError, FileNotFoundError, NotADirectoryError, ValueError, KeyError, IndexError, TypeError):
             return False
         if any(not os.path.isfile(os.path.join(self._folder, each.name)) for each in files.values()):
             return False
-        self._files = files
+        self._files, self._fields = files, fields
         if writer is not None:
             self._left_step = int(writer["step"])
-            numbers = (int(writer[key]) for key in ("generation", "rows", "offset"))
-            self._left = WriterState(bytes.fromhex(writer["id"]), *numbers, tail, first, sums, int(writer["sums_pages"]))
+            self._left = WriterState(
+                file_id=bytes.fromhex(writer["id"]),
+                generation=int(writer["generation"]),
+                n_rows=int(writer["rows"]),
+                offset=int(writer["offset"]),
+                tail=tail,
+                first_sums=first,
+                sums=sums,
+                n_sums_pages=int(writer["sums_pages"]),
+            )
         self._sweep()
         return True
 
@@ -185,7 +195,7 @@ class Making:
         """Remove files that the record does not name."""
         named = {_STATE, *(name for each in self._files.values() for name in (each.name, each.sums_name))}
         if self._left is not None:
-            stem = f"{_step_name(self._left_step)}"
+            stem = _step_name(self._left_step)
             named |= {f"{name}.{self._left.file_id.hex()}.tmp" for name in (stem, f"{stem}.sums")}
         for entry in os.listdir(self._folder):
             if entry not in named:
@@ -205,6 +215,7 @@ class Making:
             }
         record = {"format": 1, "recipe": self._recipe, "writer": writer}
         record["files"] = {str(number): _entry(each) for number, each in self._files.items()}
+        record["fields"] = {str(number): [each.n_rows, each.row_shape, each.dtype] for number, each in self._fields.items()}
         none = np.empty(0, np.uint64)
         arrays = (np.empty(0, np.uint8), none, none) if state is None else (state.tail, state.first_sums, state.sums)
         temporary = f"{self._state_path}.new"
@@ -226,11 +237,13 @@ class Making:
         """Whether a step's field is whole; one whose field was dropped counts."""
         return any(each >= step for each in self._files)
 
-    def check_room(self, fields: Mapping[int, Field]) -> None:
-        """Raise OSError (ENOSPC) before anything is written where the drive has no room for steps that are not done."""
-        needed = sum(field.disk_bytes for step, field in fields.items() if not self.is_done(step))
-        if self._left is not None:
-            needed -= self._left.offset
+    def field_of(self, step: int) -> Field | None:
+        """Return what a step makes, where its field is there, or a part of it; None where it was not begun."""
+        return self._fields.get(step)
+
+    def _check_room(self, field: Field) -> None:
+        """Raise OSError (ENOSPC) before anything is written where the drive has no room for the rest of a field."""
+        needed = field.disk_bytes - (0 if self._left is None else self._left.offset)
         free = free_bytes(self._folder)
         if free is not None and needed > free:
             text = f"{os.strerror(errno.ENOSPC)}: {self.name!r} takes {format_size(needed)}, and {format_size(free)} are free"
@@ -240,8 +253,10 @@ class Making:
         """Return the writer of a step's field, behind the rows that are there."""
         options: dict[str, Any] = {"kind": "feature", "dtype": field.dtype, "generation": self._update.generation}
         options["buffer_bytes"] = buffer_bytes
+        self._check_room(field)
         name, left = _step_name(step), self._left
         self._left = None
+        self._fields[step] = field
         if left is not None and self._left_step == step:
             try:
                 self._writer = RowFileWriter(self._folder, name, field.layout, **options, resume=left)
@@ -282,15 +297,8 @@ class Making:
             identity=record.file_id,
         )
 
-    def field_of(self, step: int, field: Field) -> bool:
-        """Whether a step's field is there and is ``field``."""
-        record = self._files.get(step)
-        if record is None:
-            return False
-        return (record.n_rows, record.dtype, record.layout.row_bytes) == (field.n_rows, field.dtype, field.row_bytes)
-
-    def commit(self, step: int, field: Field) -> tuple[Catalog, str]:
-        """Make a step's field the feature, in one commit; return the catalog, and the feature's file.
+    def commit(self, step: int) -> Catalog:
+        """Make a step's field the feature, in one commit; return the new catalog.
 
         Raises
         ------
@@ -299,7 +307,7 @@ class Making:
         OSError
             The dataset is as it was.
         """
-        update, made = self._update, self._files[step]
+        update, made, field = self._update, self._files[step], self._fields[step]
         file = replace(made, name=f"node.{file_stem(self.name)}.{update.generation}.rows")
         key, shape = f"{NODE}/{self.name}", (field.n_rows, *field.row_shape)
         record = FieldRecord(key, "feature", field.dtype, shape, update.generation, (Part(file.name, 0, field.n_rows),))
@@ -309,7 +317,7 @@ class Making:
         fsync_directory(update.root)
         catalog = update.commit()
         shutil.rmtree(self._folder, ignore_errors=True)
-        return catalog, file.name
+        return catalog
 
     # -- life --------------------------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -325,7 +326,7 @@ class Passes:
             numbers = self._numbers(found)
             scale = None if self._scale is None else self._scale[first : first + len(found)]
 
-            def add(low: int, high: int) -> int:
+            def add(low: int, high: int, numbers: UInt8s = numbers, first: int = first, scale: Any = scale) -> int:
                 return _core.accumulate(
                     numbers,
                     self._item,
@@ -371,7 +372,7 @@ class Passes:
         return [0, *inner.tolist(), len(ends)]
 
     def _in_threads(self, work: Callable[[int, int], int], bounds: list[int]) -> list[int]:
-        pairs = [(low, high) for low, high in zip(bounds[:-1], bounds[1:], strict=True) if low < high]
+        pairs = [(low, high) for low, high in pairwise(bounds) if low < high]
         if self._threads is None:
             return [work(low, high) for low, high in pairs]
         futures = [self._threads.submit(work, low, high) for low, high in pairs]
@@ -385,10 +386,7 @@ class Passes:
     def _finish(self, sums: UInt8s, first: int, stop: int, degrees: Int64s) -> None:
         if self._op == "sum":
             return
-        if self._scale is None:
-            factors = np.maximum(degrees, 1).astype(np.float64)
-        else:
-            factors = self._scale[first:stop]
+        factors = np.maximum(degrees, 1).astype(np.float64) if self._scale is None else self._scale[first:stop]
 
         def work(low: int, high: int) -> int:
             _core.finish(sums, self._sum_item, self._rows.width, factors, self._op == "mean", low, high)

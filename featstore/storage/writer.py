@@ -22,7 +22,16 @@ from featstore.storage.calls import close_fd, close_quietly, fsync_fd, pwrite_al
 from featstore.storage.format import HEADER_BYTES, SUMS_PER_PAGE, Header, file_bytes, file_seed, page_sum, sums_bytes, sums_page
 from featstore.storage.layout import PAGE_BYTES, RowLayout
 
-__all__ = ["FileRecord", "RowFileWriter", "WriterState", "free_bytes", "fsync_directory", "is_drive_full", "make_durable", "write_file"]
+__all__ = [
+    "FileRecord",
+    "RowFileWriter",
+    "WriterState",
+    "free_bytes",
+    "fsync_directory",
+    "is_drive_full",
+    "make_durable",
+    "write_file",
+]
 
 UInt8s = npt.NDArray[np.uint8]
 
@@ -210,8 +219,8 @@ class RowFileWriter:
 
     Notes
     -----
-    A context manager: leaving it without :meth:`commit` or :meth:`leave` removes the temporary files. Memory is ``buffer_bytes`` and about as much
-    again for page-grouped layouts.
+    A context manager: leaving it without :meth:`commit` or :meth:`leave` removes the temporary files. Memory is ``buffer_bytes``
+    and about as much again for page-grouped layouts.
     """
 
     def __init__(
