@@ -93,14 +93,15 @@ def room_in(budget: Budget, memory: int | str | None, row_bytes: int) -> Room:
 
 
 @contextlib.contextmanager
-def generous(budget: Budget) -> Iterator[None]:
-    """Have a BudgetError name a budget that does, as of what is more a part goes to the writer and the reader."""
+def generous(budget: Budget, memory: int | str | None) -> Iterator[None]:
+    """Have a BudgetError name a budget, or ``memory``, that does: of what is more a part goes to the writer and the reader."""
     try:
         yield
     except BudgetError as error:
         if error.needed is None:
             raise
-        needed = max(0, budget.total + math.ceil(_SHARE * max(0, error.needed - budget.total)))
+        stated = budget.total if memory is None else parse_size(memory)
+        needed = stated + math.ceil(_SHARE * max(0, error.needed - budget.total))
         raise BudgetError(f"{error.message.split('; ')[0]}; at least {needed} bytes in all would do", needed) from None
 
 
@@ -157,7 +158,7 @@ def aggregate(
     uses = [*FIELDS, f"{NODE}/{feature}"]
     topology, costs = g.topology, []
     with (
-        generous(g.budget),
+        generous(g.budget, memory),
         Making(g.path, g.catalog, name, recipe, uses, overwrite=overwrite, progress=progress) as making,
     ):
         for hop in range(hops):

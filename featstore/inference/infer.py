@@ -177,7 +177,7 @@ def run_layers(
     }
     uses = [*FIELDS, f"{NODE}/{features}"]
     with (
-        generous(g.budget),
+        generous(g.budget, memory),
         Making(g.path, g.catalog, out, recipe, uses, overwrite=overwrite, progress=progress) as making,
         torch.inference_mode(),
     ):

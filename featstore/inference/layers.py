@@ -93,14 +93,12 @@ def _add(digest: xxhash.xxh3_128, value: Any, path: list[int]) -> None:
             digest.update(name.encode())
             _add(digest, tensor, path)
     elif isinstance(value, Aggregate):
-        for part in (value.apply, value.before, value.op, value.needs_self):
-            _add(digest, part, path)
+        _add(digest, [value.apply, value.before, value.op, value.needs_self], path)
     elif isinstance(value, types.MethodType):
         _add(digest, value.__self__, path)
         _add(digest, value.__func__, path)
     elif isinstance(value, functools.partial):
-        for part in (value.func, value.args, value.keywords):
-            _add(digest, part, path)
+        _add(digest, [value.func, list(value.args), value.keywords], path)
     elif isinstance(value, types.FunctionType):
         _add_code(digest, value, path)
     elif isinstance(value, (list, tuple)):
