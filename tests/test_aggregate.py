@@ -105,7 +105,7 @@ def test_hops_are_repeated_in_float64(made: Any, tmp_path: Path) -> None:
         g.verify(progress=False)
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
     n=st.integers(0, 40),
     mean=st.sampled_from([0, 1, 6]),
@@ -201,7 +201,7 @@ def test_each_block_reads_the_feature_once(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_the_memory_is_reserved_and_the_least_is_named(tmp_path: Path) -> None:
-    path, _, _, _ = wide(tmp_path, 300, 40_000)
+    path, _, _, _ = wide(tmp_path, 40, 40_000)
     with featstore.open(path, memory="3MiB") as g, pytest.raises(BudgetError) as caught:
         g.aggregate("x", progress=False)
     assert caught.value.needed is not None

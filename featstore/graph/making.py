@@ -136,7 +136,11 @@ class Making:
             if made_of(catalog) != made_of(opened) or any(catalog.fields.get(key) != opened.fields[key] for key in uses):
                 raise BusyError("the dataset was changed since it was opened", root)
             check_new_feature(catalog, name, overwrite)
-            self._begin()
+            try:
+                self._begin()
+            except BaseException as error:
+                self._leave(error)
+                raise
         except BaseException:
             self._update.__exit__(None, None, None)
             raise

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import numpy as np
 import torch
 
 from featstore.config import check_flag
@@ -24,6 +25,7 @@ from featstore.graph.source import dtype_name, torch_dtype
 from featstore.inference.gathered import whole_blocks
 from featstore.inference.layers import Aggregate, Layer, fingerprint
 from featstore.storage.catalog import NODE
+from featstore.storage.readahead import read_ahead
 from featstore.storage.writer import RowFileWriter
 
 __all__ = ["LayerCosts", "infer", "run_layers"]
@@ -239,9 +241,12 @@ class _Run:
         room = room_in(self._g.budget, self._memory, self._piece_row(source))
         output = _Output(self, number, 2 * number, room, costs, f"{label}: what is aggregated")
         with self._g.budget.reserve(HOLDER, room.held), output:
-            for first, stop in output.pieces(self._piece_row(source)):
-                rows = self._rows(source, shape, first, stop)
+            row_bytes = self._piece_row(source)
+            output.expect((self._g.num_nodes - output.first) * row_bytes)
+            step = max(1, room.piece_bytes // row_bytes)
+            for first, stop, rows in self._pieces((source, shape), output.first, self._g.num_nodes, step):
                 output.write(first, stop, self._timed(layer.before, costs, rows))
+                output.passed((stop - first) * row_bytes)
         self._making.finish(2 * number)
 
     def _aggregate(
@@ -267,10 +272,8 @@ class _Run:
                 for block in passes.blocks():
                     found = torch.from_numpy(block.sums).reshape(len(block.sums), *shape)
                     step = max(1, room.piece_bytes // per_row)
-                    for first in range(block.first, block.stop, step):
-                        stop = min(block.stop, first + step)
+                    for first, stop, h_self in self._pieces(own if layer.needs_self else None, block.first, block.stop, step):
                         aggregated = found[first - block.first : stop - block.first].to(self._dtype).to(self._device)
-                        h_self = self._rows(*own, first, stop) if layer.needs_self else None
                         output.write(first, stop, self._timed(layer.apply, costs, h_self, aggregated))
                 costs.passes = passes.costs
 
@@ -291,11 +294,21 @@ class _Run:
     # -- rows --------------------------------------------------------------------------------------------------------------------
 
     def _piece_row(self, source: Rows) -> int:
-        """Bytes of a row of a piece: as it is stored, and as a layer gets it."""
-        return source.file.row_bytes + source.width * self._dtype.itemsize
+        """Bytes of a row of a piece: as it is stored, for two pieces that take turns, and as a layer gets it."""
+        return 2 * source.file.row_bytes + source.width * self._dtype.itemsize
 
-    def _rows(self, source: Rows, shape: tuple[int, ...], first: int, stop: int) -> torch.Tensor:
-        return self._as_given(source.file.read(first, stop - first), source, shape)
+    def _pieces(
+        self, own: tuple[Rows, tuple[int, ...]] | None, first: int, stop: int, step: int
+    ) -> Iterator[tuple[int, int, torch.Tensor | None]]:
+        """Yield the begin and end of pieces of nodes, and their rows, the next ones read meanwhile; None without ``own``."""
+        if own is None:
+            yield from ((low, min(stop, low + step), None) for low in range(first, stop, step))
+            return
+        source, shape = own
+        turns = np.empty((2, min(step, max(1, stop - first)), source.file.row_bytes), np.uint8)
+        blocks = ((low, turns[k % 2, : min(step, stop - low)]) for k, low in enumerate(range(first, stop, step)))
+        for low, found in read_ahead(source.file, blocks):
+            yield low, low + len(found), self._as_given(found, source, shape)
 
     def _as_given(self, stored: Any, source: Rows, shape: tuple[int, ...]) -> torch.Tensor:
         """Return stored rows as layers get them."""
@@ -336,15 +349,6 @@ class _Output:
     def passed(self, n: int) -> None:
         """Count ``n`` more as done."""
         self._bar.add(n)
-
-    def pieces(self, row_bytes: int) -> Iterator[tuple[int, int]]:
-        """Yield first and last node + 1 of pieces of the nodes that are left, in order, with progress."""
-        step = max(1, self._room.piece_bytes // row_bytes)
-        self.expect((self._n - self.first) * row_bytes)
-        for first in range(self.first, self._n, step):
-            stop = min(self._n, first + step)
-            yield first, stop
-            self.passed((stop - first) * row_bytes)
 
     def write(self, first: int, stop: int, rows: Any) -> None:
         """Append the rows that a layer returned for nodes ``first … stop - 1``."""
