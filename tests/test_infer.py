@@ -201,6 +201,16 @@ def test_what_cannot_be_inferred_is_refused(path: Path) -> None:
         assert not (path / "making.h").exists(), "nothing was there to go on from"
 
 
+def test_a_graph_without_nodes_and_a_pack_have_no_output(tmp_path: Path) -> None:
+    empty = np.zeros((0, 3), np.float32)
+    with featstore.OutOfCoreGraph.create(tmp_path / "e", [0], np.zeros(0, np.int64), {"x": empty}, progress=False) as g:
+        with pytest.raises(ValueError, match="without nodes"):
+            featstore.infer(g, [Aggregate(lambda h, mean: mean)], progress=False)
+        assert not (tmp_path / "e" / "making.h").exists()
+    with pytest.raises(TypeError, match="adjacency"):
+        featstore.infer(object(), [Aggregate(lambda h, mean: mean)])  # type: ignore[arg-type]
+
+
 def test_a_node_with_more_in_neighbours_than_memory_names_what_would_do(path: Path) -> None:
     layer = callables(sage())[:1]
     with featstore.open(path, memory="2500KiB") as g, pytest.raises(BudgetError) as caught:

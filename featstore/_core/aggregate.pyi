@@ -3,7 +3,6 @@ import numpy.typing as npt
 
 Int64s = npt.NDArray[np.int64]
 UInt8s = npt.NDArray[np.uint8]
-Float64s = npt.NDArray[np.float64]
 
 LEVELS: int
 NO_MORE: int
@@ -21,7 +20,7 @@ def accumulate(
     nexts: Int64s,
     sums: UInt8s,
     sum_item: int,
-    scale: Float64s | None,
+    scale: npt.NDArray[np.float64] | None,
     self_first: int,
     lo: int,
     hi: int,
@@ -29,4 +28,6 @@ def accumulate(
 ) -> int: ...
 def count_self(ids: UInt8s, id_bytes: int, begins: Int64s, ends: Int64s, first: int, counts: Int64s) -> None: ...
 def mark_runs(ids: UInt8s, id_bytes: int, run: int, wanted: UInt8s) -> bool: ...
-def finish(sums: UInt8s, sum_item: int, width: int, factors: Float64s, divides: bool, lo: int, hi: int) -> None: ...
+def finish(
+    sums: UInt8s, sum_item: int, width: int, factors: npt.NDArray[np.float64], divides: bool, lo: int, hi: int
+) -> None: ...

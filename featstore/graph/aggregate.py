@@ -14,20 +14,18 @@ from featstore.budget import Budget
 from featstore.config import Options, check_at_least, check_flag, parse_size
 from featstore.errors import BudgetError
 from featstore.graph.feature import FeatureStore
-from featstore.graph.making import Field, Making, check_new_feature
+from featstore.graph.making import Field, Making, adjacency_of, check_new_feature
 from featstore.graph.passes import PassCosts, Passes, Rows, check_op
 from featstore.graph.progress import Progress
-from featstore.graph.savedcache import made_of
 from featstore.graph.source import dtype_name
 from featstore.graph.topology import Topology
-from featstore.storage.catalog import EDGE, NODE, Catalog
+from featstore.storage.catalog import NODE, Catalog
 from featstore.storage.reader import Reader
 from featstore.storage.writer import RowFileWriter
 
 __all__ = ["HOLDER", "Host", "Room", "aggregate", "identity_of", "room_in", "write_block"]
 
 HOLDER: Final = "aggregation"  # in the budget's report
-FIELDS: Final = tuple(f"{EDGE}/{name}" for name in ("indptr", "indices", "out_degree"))
 _LEAST_BUFFER: Final = 64 << 10
 _MOST_BUFFER: Final = 4 << 20
 _WRITER_BYTES: Final = 1 << 19  # of checksums that are not written yet
@@ -151,11 +149,11 @@ def aggregate(
     made = dtype_name(out_dtype)
     recipe = {
         "what": "aggregate",
-        "made_of": [made_of(g.catalog), identity_of(g.catalog, feature)],
+        "made_of": [adjacency_of(g.catalog), identity_of(g.catalog, feature)],
         "options": [op, hops, made],
     }
     fields = {hop: Field(n, row_shape, "float64" if hop < hops - 1 else made) for hop in range(hops)}
-    uses = [*FIELDS, f"{NODE}/{feature}"]
+    uses = [f"{NODE}/{feature}"]
     topology, costs = g.topology, []
     with (
         generous(g.budget, memory),

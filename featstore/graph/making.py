@@ -23,9 +23,8 @@ from featstore.config import format_size
 from featstore.errors import BusyError, CorruptionError, FormatError
 from featstore.graph.build import check_field_name, file_stem
 from featstore.graph.progress import note
-from featstore.graph.savedcache import made_of
 from featstore.graph.source import torch_dtype
-from featstore.storage.catalog import NODE, Catalog, FieldRecord, Part
+from featstore.storage.catalog import EDGE, NODE, Catalog, FieldRecord, Part
 from featstore.storage.format import DTYPES, file_bytes, sums_bytes, sums_seed
 from featstore.storage.layout import RowLayout, choose_layout
 from featstore.storage.reader import Reader
@@ -34,11 +33,17 @@ from featstore.storage.sections import SectionFile, SectionWriter
 from featstore.storage.update import Update
 from featstore.storage.writer import FileRecord, RowFileWriter, WriterState, free_bytes, fsync_directory
 
-__all__ = ["CHECKPOINT_S", "Field", "Making", "check_new_feature"]
+__all__ = ["CHECKPOINT_S", "Field", "Making", "adjacency_of", "check_new_feature"]
 
 CHECKPOINT_S: Final = 5.0  # between two records, or longer where flushing takes long
 KIND: Final = "making"
 _STATE: Final = "state"
+
+
+def adjacency_of(catalog: Catalog) -> dict[str, list[str]]:
+    """Return the ids of the files of the adjacency, by key."""
+    fields = catalog.by_role("topology", EDGE).values()
+    return {record.key: [catalog.files[part.file].file_id for part in record.parts] for record in fields}
 
 
 def check_new_feature(catalog: Catalog, name: str, overwrite: bool) -> None:
@@ -91,7 +96,7 @@ class Making:
     recipe : mapping
         What it is made of and how, as JSON has it; of another recipe nothing is gone on with.
     uses : sequence of str
-        Keys of the fields that it is made of.
+        Keys of the fields that it is made of, beside the adjacency.
     overwrite : bool
     progress : bool
         Say, where stderr is a terminal, what a killed maker left, and whether it is gone on with.
@@ -133,7 +138,9 @@ class Making:
         self._update = Update(root)
         try:
             catalog = self._update.catalog
-            if made_of(catalog) != made_of(opened) or any(catalog.fields.get(key) != opened.fields[key] for key in uses):
+            if adjacency_of(catalog) != adjacency_of(opened) or any(
+                catalog.fields.get(key) != opened.fields[key] for key in uses
+            ):
                 raise BusyError("the dataset was changed since it was opened", root)
             check_new_feature(catalog, name, overwrite)
             try:

@@ -39,7 +39,7 @@ RUN_SHARE: Final = 16  # of the memory, one part of so many for each of two runs
 MOST_PIECE: Final = 1 << 20  # ids of lists that are read at once
 LEAST_PIECE: Final = 1 << 10
 _PIECE_BYTES: Final = 40  # of an id while its piece is read: its position, twice, and what its node's begin is repeated to
-_NODE_BYTES: Final = 64  # of a node of a block beside its sum and its list: offsets, cursors, what the block was chosen by
+_NODE_BYTES: Final = 80  # of a node of a block beside its sum and its list: offsets, cursors, what the block was chosen by
 _EXACT_IN_FLOAT: Final = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.float16, torch.bfloat16})
 
 

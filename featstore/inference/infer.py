@@ -15,12 +15,11 @@ import torch
 
 from featstore.config import check_flag
 from featstore.gather.device import check_device
-from featstore.graph.aggregate import FIELDS, Host, Room, generous, identity_of, room_in, write_block
+from featstore.graph.aggregate import Host, Room, generous, identity_of, room_in, write_block
 from featstore.graph.feature import FeatureStore
-from featstore.graph.making import Field, Making, check_new_feature
+from featstore.graph.making import Field, Making, adjacency_of, check_new_feature
 from featstore.graph.passes import PassCosts, Passes, Rows, summed_dtype
 from featstore.graph.progress import Progress, note
-from featstore.graph.savedcache import made_of
 from featstore.graph.source import dtype_name, torch_dtype
 from featstore.inference.gathered import whole_blocks
 from featstore.inference.layers import Aggregate, Layer, fingerprint
@@ -156,6 +155,8 @@ def run_layers(
     """Do as :func:`infer`; return what each layer that was run came to."""
     for each, flag in (("overwrite", overwrite), ("progress", progress)):
         check_flag(each, flag)
+    if not hasattr(g, "topology"):
+        raise TypeError(f"a graph with an adjacency is needed, not a {type(g).__name__}")
     layers = list(layers)
     if not layers:
         raise ValueError("layers: at least one is needed")
@@ -174,13 +175,12 @@ def run_layers(
     model = fingerprint(layers) if key is None else f"key {key}"
     recipe = {
         "what": "infer",
-        "made_of": [made_of(g.catalog), identity_of(g.catalog, features)],
+        "made_of": [adjacency_of(g.catalog), identity_of(g.catalog, features)],
         "options": [len(layers), str(given), uuid.uuid4().hex if model is None else model],
     }
-    uses = [*FIELDS, f"{NODE}/{features}"]
     with (
         generous(g.budget, memory),
-        Making(g.path, g.catalog, out, recipe, uses, overwrite=overwrite, progress=progress) as making,
+        Making(g.path, g.catalog, out, recipe, [f"{NODE}/{features}"], overwrite=overwrite, progress=progress) as making,
         torch.inference_mode(),
     ):
         if model is None:
