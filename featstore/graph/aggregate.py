@@ -28,6 +28,7 @@ __all__ = ["HOLDER", "Host", "Room", "aggregate", "identity_of", "room_in", "wri
 HOLDER: Final = "aggregation"  # in the budget's report
 _LEAST_BUFFER: Final = 64 << 10
 _MOST_BUFFER: Final = 4 << 20
+_MOST_PIECE: Final = 32 << 20  # torch starts and ends a team of threads for each operation on a piece
 _WRITER_BYTES: Final = 1 << 19  # of checksums that are not written yet
 _GROUP_BYTES: Final = 1 << 20  # rows that are padded at once
 _MOST_READER: Final = 24 << 20  # left to the reader, which sorts what it reads
@@ -85,7 +86,7 @@ def room_in(budget: Budget, memory: int | str | None, row_bytes: int) -> Room:
     if memory is not None:
         n_bytes = min(n_bytes, parse_size(memory))
     buffer_bytes = max(_LEAST_BUFFER, min(_MOST_BUFFER, n_bytes // 32))
-    piece_bytes = max(row_bytes, min(_MOST_BUFFER, n_bytes // 32))
+    piece_bytes = max(row_bytes, min(_MOST_PIECE, n_bytes // 32))
     held = buffer_bytes + piece_bytes + _WRITER_BYTES + _GROUP_BYTES
     return Room(n_bytes - held, buffer_bytes, piece_bytes, held)
 
