@@ -55,6 +55,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
     ),
     Mutation(
+        "rows recorded before they are flushed",
+        "features made of others",
+        "featstore/storage/writer.py",
+        "            for number, fd in enumerate(self._fds):",
+        "            for number, fd in enumerate(self._fds[1:], 1):",
+        ("tests/test_resumed_writer.py::test_what_a_state_says_is_on_the_drive",),
+    ),
+    Mutation(
         "sums divided by the wrong node's list",
         "features made of others",
         "featstore/graph/passes.py",

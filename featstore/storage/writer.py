@@ -268,7 +268,8 @@ class RowFileWriter:
 
     def _go_on(self, state: WriterState) -> None:
         """Open what another writer left, and drop what it wrote after its state was recorded."""
-        sizes = (state.offset, state.n_sums_pages * PAGE_BYTES if state.n_sums_pages > 1 else 0)
+        ends = state.offset, state.n_sums_pages * PAGE_BYTES
+        sizes = [end if end > PAGE_BYTES else 0 for end in ends]  # the first page of either is written last
         try:
             for path, n_bytes in zip(self._temporary, sizes, strict=True):
                 self._fds.append(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC))
@@ -300,8 +301,8 @@ class RowFileWriter:
                 self._write_pages(self._buffer[:whole])
                 self._buffer[: self._filled - whole] = self._buffer[whole : self._filled].copy()
                 self._filled -= whole
-            for fd, path in zip(self._fds, self._temporary, strict=True):
-                fsync_fd(fd, path)
+            for number, fd in enumerate(self._fds):  # before anybody records what is there
+                fsync_fd(fd, self._temporary[number])
         except BaseException:
             self.abort()
             raise
