@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from featstore._public import *
 
 __all__ = [
+    "Aggregate",
     "Auto",
     "Batches",
     "Block",
@@ -72,6 +73,7 @@ __all__ = [
     "available_strategies",
     "convert",
     "get_policy",
+    "infer",
     "open",
     "options",
     "partition",

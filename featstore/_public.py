@@ -34,6 +34,8 @@ from featstore.gather.plan import Changeset as Changeset
 from featstore.graph.convert import convert as convert
 from featstore.graph.dataset import OutOfCoreGraph as OutOfCoreGraph
 from featstore.graph.feature import FeatureStore as FeatureStore
+from featstore.inference.infer import infer as infer
+from featstore.inference.layers import Aggregate as Aggregate
 from featstore.pack.offline import (
     Pack as Pack,
     sample_offline as sample_offline,

@@ -42,6 +42,34 @@ MUTATIONS: tuple[Mutation, ...] = (
         "return size, kept",
         ("tests/test_partition_batches.py::test_several_batches_are_measured",),
     ),
+    # -- features made of others
+    Mutation(
+        "what was left of another recipe used",
+        "features made of others",
+        "featstore/graph/making.py",
+        """if record["recipe"] != self._recipe or record["format"] != 1:""",
+        """if record["format"] != 1:""",
+        (
+            "tests/test_aggregate.py::test_what_was_left_of_something_else_is_not_used",
+            "tests/test_infer.py::test_another_model_starts_over",
+        ),
+    ),
+    Mutation(
+        "rows recorded before they are flushed",
+        "features made of others",
+        "featstore/storage/writer.py",
+        "            for number, fd in enumerate(self._fds):",
+        "            for number, fd in enumerate(self._fds[1:], 1):",
+        ("tests/test_resumed_writer.py::test_what_a_state_says_is_on_the_drive",),
+    ),
+    Mutation(
+        "sums divided by the wrong node's list",
+        "features made of others",
+        "featstore/graph/passes.py",
+        "factors = np.maximum(degrees, 1)",
+        "factors = np.maximum(degrees[::-1], 1)",
+        ("tests/test_aggregate.py::test_the_dtype_is_the_features_own_or_float64",),
+    ),
     # -- looking ahead
     Mutation(
         "superbatch planned late",

@@ -231,3 +231,9 @@ def test_rmat_is_skewed_as_it_should(tmp_path):
     assert abs(degrees[0] / want[0] - 1) < 0.05
     assert abs(degrees[:11].sum() / want[:11].sum() - 1) < 0.05
     assert abs(degrees[:176].sum() / want[:176].sum() - 1) < 0.02
+
+
+def test_infer(tmp_path):
+    found = re.findall(r"accuracy at all nodes ([\d.]+)%", run("infer.py", cwd=tmp_path))
+    assert len(found) == 2
+    assert all(float(each) > 90 for each in found)

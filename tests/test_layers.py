@@ -22,6 +22,7 @@ RANKS = [
     {"cache"},
     {"graph"},
     {"sampling", "partitioning"},
+    {"inference"},
     {"plan"},
     {"pack"},
     {"strategies"},

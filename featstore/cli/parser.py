@@ -16,6 +16,8 @@ COMMANDS = {
     "plan": "find out ahead what training would load, to choose a policy and a budget",
     "pack": "sample epochs ahead, once, and pack the rows that their batches need",
     "train": "train a GraphSAGE on a dataset within a memory budget",
+    "aggregate": "make a feature of each node's in-neighbours' rows: their mean, sum or normalised sum",
+    "infer": "compute the class scores of every node by a trained model",
     "bench": "measure the drive under a dataset, and gathers from it",
 }
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from featstore.cli import bench, convert, create, info, pack, partition, plan, train, verify
+from featstore.cli import aggregate, bench, convert, create, infer, info, pack, partition, plan, train, verify
 from featstore.cli.output import advice_on_damage, one_line
 from featstore.cli.parser import COMMANDS, make_parser
 from featstore.errors import CorruptionError, FeatstoreError
@@ -26,6 +26,8 @@ _MODULES: dict[str, Any] = {
     "plan": plan,
     "pack": pack,
     "train": train,
+    "aggregate": aggregate,
+    "infer": infer,
     "bench": bench,
 }
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 
 import torch
 
+from featstore.inference.layers import Aggregate
 from featstore.sampling.batch import Block
 
 __all__ = ["GraphSAGE", "SageLayer", "mean_of_neighbors"]
@@ -30,9 +32,19 @@ class SageLayer(torch.nn.Module):
         self.of_self = torch.nn.Linear(n_in, n_out)
         self.of_neighbors = torch.nn.Linear(n_in, n_out, bias=False)
 
+    @property
+    def is_narrower(self) -> bool:
+        """Whether rows are multiplied before they are averaged: the narrower side travels along the edges."""
+        return self.of_neighbors.out_features < self.of_neighbors.in_features
+
+    def of_mean(self, h: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
+        """Return the output, shape (n, n_out), of nodes with rows ``h``, of what was averaged over their neighbours."""
+        result: torch.Tensor = self.of_self(h) + (mean if self.is_narrower else self.of_neighbors(mean))
+        return result
+
     def forward(self, h: torch.Tensor, block: Block) -> torch.Tensor:
         """Return shape (n_dst, n_out)."""
-        if self.of_neighbors.out_features < self.of_neighbors.in_features:  # the narrower side travels along the edges
+        if self.is_narrower:
             neighbors = mean_of_neighbors(self.of_neighbors(h), block)
         else:
             neighbors = self.of_neighbors(mean_of_neighbors(h, block))
@@ -72,3 +84,17 @@ class GraphSAGE(torch.nn.Module):
             if i < len(self.norms):
                 h = self.dropout(self.norms[i](h).relu())
         return h
+
+    def inference_layers(self) -> list[Aggregate]:
+        """Return the layers as :func:`featstore.infer` takes them."""
+        return [
+            Aggregate(partial(self._output, i), before=layer.of_neighbors if layer.is_narrower else None)
+            for i, layer in enumerate(self.layers)
+            if isinstance(layer, SageLayer)
+        ]
+
+    def _output(self, i: int, h: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
+        layer = self.layers[i]
+        assert isinstance(layer, SageLayer)
+        result = layer.of_mean(h, mean)
+        return self.norms[i](result).relu() if i < len(self.norms) else result

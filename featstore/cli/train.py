@@ -71,6 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser, named: str | None = None) -> 
     parser.add_argument("--feature", default="x", help="feature (default: x)")
     parser.add_argument("--hidden", type=positive, default=256, help="width of the hidden layers (default: 256)")
     parser.add_argument("--epochs", type=positive, default=2, help="(default: 2)")
+    parser.add_argument("--save", metavar="FILE", help="write the trained model there, for featstore infer")
     parser.add_argument("--lr", type=float, default=0.003, help="learning rate of Adam (default: 0.003)")
     parser.add_argument("--dropout", type=float, default=0.5, help="(default: 0.5)")
     parser.add_argument(
@@ -178,6 +179,7 @@ def train_as_asked(path: str | os.PathLike[str], options: argparse.Namespace, *,
             max_batches=options.max_batches,
             progress=sys.stderr.isatty() and not quiet,
             on_epoch=None if quiet else _say,
+            save=options.save,
             loader_options=loader_options,
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tqdm import tqdm
 
+from featstore.cli.model import ModelSizes, save_model
 from featstore.cli.sage import GraphSAGE
 from featstore.config import format_size
 from featstore.gather.device import check_device
@@ -150,6 +152,7 @@ def train(
     progress: bool | None = None,
     on_epoch: Callable[[Epoch], None] | None = None,
     loader_options: Mapping[str, Any] | None = None,
+    save: str | os.PathLike[str] | None = None,
 ) -> TrainResult:
     """Train a :class:`GraphSAGE` on the ``train`` split, and measure accuracy on ``val`` and ``test`` after every epoch.
 
@@ -185,6 +188,8 @@ def train(
     loader_options : mapping, optional
         Further arguments of the training :class:`~featstore.Loader` (``strategy``, ``prefetch``, ``memory`` …);
         the model is on its ``device``.
+    save : path-like, optional
+        Write the trained model to this file, which :func:`~featstore.cli.model.load_model` reads.
 
     Raises
     ------
@@ -211,7 +216,8 @@ def train(
         raise ValueError(no_seeds(seeds["train"], g.node_data))
     n_classes = int(g.node_data[labels].max()) + 1
     torch.manual_seed(seed)
-    model = GraphSAGE(store.shape[1], hidden, n_classes, n_layers, dropout).to(device)
+    sizes = ModelSizes(feature, store.shape[1], hidden, n_classes, n_layers)
+    model = sizes.make(dropout).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     common: dict[str, Any] = {"batch_size": batch_size, "features": [feature], "labels": labels, "seed": seed}
     # The training loader makes the cache; evaluation reads through it, on demand.
@@ -245,6 +251,8 @@ def train(
             if time.perf_counter() > deadline:
                 break
         stats = loader.stats()
+    if save is not None:
+        save_model(save, model, sizes)
     stats["seconds"]["compute"] = result.compute_s
     stats["seconds"]["evaluate"] = evaluate_s
     stats["row_bytes"] = store.nbytes // max(1, len(store))

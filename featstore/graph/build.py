@@ -27,12 +27,20 @@ from featstore.storage.catalog import EDGE, NODE, Catalog, FieldRecord, Part, wr
 from featstore.storage.layout import RowLayout, choose_layout
 from featstore.storage.writer import FileRecord, RowFileWriter
 
-__all__ = ["create", "from_edge_index"]
+__all__ = ["check_field_name", "create", "file_stem", "from_edge_index"]
 
 Int64s = npt.NDArray[np.int64]
 
 _LEAST_MEMORY = 8 << 20
 _NONE = np.empty(0, dtype=np.int64)
+
+
+def file_stem(name: str) -> str:
+    """Return a part of a file's name that tells the field ``name`` from all others, and is plain whatever the field is called."""
+    stem = urllib.parse.quote(name, safe=" ,;@()+")
+    if len(stem) > 100:  # file names end at 255 bytes, and a letter can take 12
+        stem = f"{stem[:80]}-{xxhash.xxh3_64_hexdigest(name.encode())}"
+    return stem
 
 
 class _Builder:
@@ -48,11 +56,8 @@ class _Builder:
 
     def writer(self, prefix: str, name: str, layout: RowLayout, kind: str, dtype: str) -> RowFileWriter:
         """Open a writer for a field's file; its name says what it is, and is a plain file name whatever the field is called."""
-        stem = urllib.parse.quote(name, safe=" ,;@()+")
-        if len(stem) > 100:  # file names end at 255 bytes, and a letter can take 12
-            stem = f"{stem[:80]}-{xxhash.xxh3_64_hexdigest(name.encode())}"
         buffer_bytes = max(64 << 10, min(4 << 20, self.memory // 32))
-        file = f"{prefix}.{stem}.1.rows"
+        file = f"{prefix}.{file_stem(name)}.1.rows"
         return RowFileWriter(self.directory, file, layout, kind=kind, dtype=dtype, buffer_bytes=buffer_bytes)
 
     def register(self, key: str, role: str, file: FileRecord, shape: tuple[int, ...]) -> None:
@@ -276,10 +281,15 @@ def _write_long_list(
             begins = _NONE
 
 
+def check_field_name(name: object) -> None:
+    """Raise ValueError unless a field can have this name."""
+    if not isinstance(name, str) or not re.fullmatch(r"[^/\x00-\x1f\x7f]{1,60}", name) or name.startswith("."):
+        raise ValueError(f"a field's name is 1 to 60 printable characters without '/', not starting with '.': {name!r}")
+
+
 def _check_names(features: Mapping[str, Any], node_data: Mapping[str, Any]) -> None:
     for name in (*features, *node_data):
-        if not isinstance(name, str) or not re.fullmatch(r"[^/\x00-\x1f\x7f]{1,60}", name) or name.startswith("."):
-            raise ValueError(f"a field's name is 1 to 60 printable characters without '/', not starting with '.': {name!r}")
+        check_field_name(name)
     if twice := sorted(set(features) & set(node_data)):
         raise ValueError(f"named both as a feature and as node data: {', '.join(twice)}")
 

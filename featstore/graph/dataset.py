@@ -84,8 +84,17 @@ class OutOfCoreGraph(Kept):
             if record.n_rows != self.num_nodes:
                 raise FormatError(f"{self.path}: feature {name!r} has {record.n_rows} rows for {self.num_nodes} nodes", self.path)
             self._open_store(name, self._snapshot.file_of(record), record.shape, torch_dtype(record.dtype), _Reopen(self, name))
-        self.features = Fields("feature", list(self._stores), self._stores.__getitem__)
+        self._list_features()
         self.node_data = Fields("node data", list(catalog.by_role("data")), self._load_data)
+
+    def _list_features(self) -> None:
+        self.features = Fields("feature", list(self._stores), self._stores.__getitem__)
+
+    def _open_feature(self, name: str) -> None:
+        record = self._snapshot.catalog.by_role("feature")[name]
+        file = self._snapshot.file_of(record)
+        self._open_store(name, file, record.shape, torch_dtype(record.dtype), _Reopen(self, name))
+        self._list_features()
 
     # -- making ------------------------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
@@ -17,8 +16,8 @@ from featstore.cache.table import FeatureCache
 from featstore.config import Options, parse_cache_size
 from featstore.errors import FormatError
 from featstore.graph.crossedges import count_cross_edges, counts_dtype
+from featstore.graph.madefeatures import MadeFeatures
 from featstore.graph.neighborcache import NeighborCache
-from featstore.graph.opened import Opened
 from featstore.graph.opentopology import held_bytes, load_topology, stored_pieces
 from featstore.graph.partarrays import check_parts
 from featstore.graph.policyinputs import Given, PolicyInputs
@@ -43,11 +42,10 @@ def _static(policy: str | Policy | type[Policy]) -> StaticPolicy:
     return chosen
 
 
-class Kept(Opened):
+class Kept(MadeFeatures):
     """An opened dataset's topology and caches. Subclasses open its snapshot, and close it after these."""
 
     num_edges: int
-    _snapshot: Snapshot
 
     def __init__(self, path: str, options: Options) -> None:
         super().__init__(path, options)
@@ -377,15 +375,6 @@ class Kept(Opened):
     def _read_parts(self, kept: KeptParts, role: str) -> torch.Tensor:
         with self.locked():
             return read_parts(self._snapshot, self.budget, kept, role)
-
-    @contextlib.contextmanager
-    def _or_closed(self) -> Iterator[None]:
-        """Raise ClosedError in place of what comes of offsets that close() has taken away meanwhile."""
-        try:
-            yield
-        except (IndexError, ValueError):
-            self._check_open()
-            raise
 
     def _drop_neighbor_cache(self) -> None:
         old, self.neighbor_cache = self.neighbor_cache, None

@@ -164,6 +164,15 @@ class Opened(ABC):
             self._check_open()
             yield
 
+    @contextlib.contextmanager
+    def _or_closed(self) -> Iterator[None]:
+        """Raise ClosedError in place of what comes of offsets that close() has taken away meanwhile."""
+        try:
+            yield
+        except (IndexError, ValueError):
+            self._check_open()
+            raise
+
     @property
     def closed(self) -> bool:
         """Whether :meth:`close` was called."""

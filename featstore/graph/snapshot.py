@@ -123,7 +123,7 @@ class Snapshot:
         )
 
     def adopt(self, catalog: Catalog, key: str, names: list[str]) -> None:
-        """Use an entry that this process has just committed, and its files, beside the commit that was opened.
+        """Use an entry or a field that this process has just committed, and its files, beside the commit that was opened.
 
         Raises
         ------
@@ -141,7 +141,8 @@ class Snapshot:
         self.catalog = replace(
             self.catalog,
             files={**self.catalog.files, **{name: catalog.files[name] for name in names}},
-            extra={**self.catalog.extra, key: catalog.extra[key]},
+            fields={**self.catalog.fields, **{each: catalog.fields[each] for each in (key,) if each in catalog.fields}},
+            extra={**self.catalog.extra, **{each: catalog.extra[each] for each in (key,) if each in catalog.extra}},
         )
 
     def file_of(self, record: FieldRecord) -> RowFile:

@@ -22,7 +22,16 @@ from featstore.storage.calls import close_fd, close_quietly, fsync_fd, pwrite_al
 from featstore.storage.format import HEADER_BYTES, SUMS_PER_PAGE, Header, file_bytes, file_seed, page_sum, sums_bytes, sums_page
 from featstore.storage.layout import PAGE_BYTES, RowLayout
 
-__all__ = ["FileRecord", "RowFileWriter", "free_bytes", "fsync_directory", "is_drive_full", "make_durable", "write_file"]
+__all__ = [
+    "FileRecord",
+    "RowFileWriter",
+    "WriterState",
+    "free_bytes",
+    "fsync_directory",
+    "is_drive_full",
+    "make_durable",
+    "write_file",
+]
 
 UInt8s = npt.NDArray[np.uint8]
 
@@ -150,6 +159,34 @@ class FileRecord:
             raise FormatError(f"{where}: sizes {self.n_bytes} and {self.n_sums_bytes}, but its rows need {expected}")
 
 
+@dataclass(frozen=True)
+class WriterState:
+    """What of an unfinished row file is on the drive, and what a writer needs to go on with it.
+
+    Parameters
+    ----------
+    file_id : bytes
+    generation, n_rows : int
+    offset : int
+        Bytes of whole pages.
+    tail : uint8 array
+        The page behind them, as far as there are rows for it.
+    first_sums, sums : uint64 array
+        Sums of the first page of sums, and those behind them that are not in the side file.
+    n_sums_pages : int
+        Pages of the side file, the first one included.
+    """
+
+    file_id: bytes
+    generation: int
+    n_rows: int
+    offset: int
+    tail: UInt8s
+    first_sums: npt.NDArray[np.uint64]
+    sums: npt.NDArray[np.uint64]
+    n_sums_pages: int
+
+
 class RowFileWriter:
     """Stream rows into a row file and its side file of checksums, in bounded memory. One owner thread.
 
@@ -168,11 +205,22 @@ class RowFileWriter:
         Number of the commit this file is written for.
     buffer_bytes : int
         Bytes gathered before each write.
+    resume : WriterState, optional
+        Go on with the file that another writer left in this state; ``generation`` is that file's then.
+
+    Raises
+    ------
+    FormatError
+        The file to go on with is shorter than its state says; nothing was changed.
+    FileNotFoundError
+        It is gone.
+    OSError
+        The files cannot be made.
 
     Notes
     -----
-    A context manager: leaving it without :meth:`commit` removes the temporary files. Memory is ``buffer_bytes`` and about as much
-    again for page-grouped layouts.
+    A context manager: leaving it without :meth:`commit` or :meth:`leave` removes the temporary files. Memory is ``buffer_bytes``
+    and about as much again for page-grouped layouts.
     """
 
     def __init__(
@@ -185,6 +233,7 @@ class RowFileWriter:
         dtype: str,
         generation: int = 1,
         buffer_bytes: int = 4 << 20,
+        resume: WriterState | None = None,
     ) -> None:
         self.layout = layout
         self.n_rows = 0
@@ -192,9 +241,9 @@ class RowFileWriter:
         self._name = name
         self._kind = kind
         self._dtype = dtype
-        self._generation = generation
-        self._id = uuid.uuid4().bytes
-        self._seed = file_seed(kind, self._id, generation)
+        self._generation = generation if resume is None else resume.generation
+        self._id = uuid.uuid4().bytes if resume is None else resume.file_id
+        self._seed = file_seed(kind, self._id, self._generation)
         self._buffer: UInt8s = np.empty(max(1, buffer_bytes // PAGE_BYTES) * PAGE_BYTES, dtype=np.uint8)
         self._filled = 0
         self._offset = HEADER_BYTES
@@ -206,6 +255,9 @@ class RowFileWriter:
         self._path = os.path.join(self._directory, name)
         self._temporary = [f"{path}.{self._id.hex()}.tmp" for path in (self._path, f"{self._path}.sums")]
         self._fds: list[int] = []
+        if resume is not None:
+            self._go_on(resume)
+            return
         try:
             for path in self._temporary:
                 self._fds.append(_create(path))
@@ -213,6 +265,55 @@ class RowFileWriter:
             self._temporary = self._temporary[: len(self._fds)]  # the other belongs to somebody else
             self.abort()
             raise
+
+    def _go_on(self, state: WriterState) -> None:
+        """Open what another writer left, and drop what it wrote after its state was recorded."""
+        ends = state.offset, state.n_sums_pages * PAGE_BYTES
+        sizes = [end if end > PAGE_BYTES else 0 for end in ends]  # the first page of either is written last
+        try:
+            for path, n_bytes in zip(self._temporary, sizes, strict=True):
+                self._fds.append(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC))
+                if os.fstat(self._fds[-1]).st_size < n_bytes:
+                    raise FormatError(f"{path} is shorter than what was recorded of it: {n_bytes} bytes", path)
+            for fd, n_bytes in zip(self._fds, sizes, strict=True):
+                os.ftruncate(fd, n_bytes)
+        except BaseException:
+            self.leave()
+            raise
+        self.n_rows, self._offset, self._filled = state.n_rows, state.offset, len(state.tail)
+        self._buffer[: self._filled] = state.tail
+        self._first_sums, self._n_first = [state.first_sums], len(state.first_sums)
+        self._sums, self._n_sums_pages = state.sums, state.n_sums_pages
+
+    def checkpoint(self) -> WriterState:
+        """Make the rows so far durable, and return what a later writer needs to go on behind them.
+
+        Raises
+        ------
+        OSError
+            Writing failed; the temporary files are gone and the writer is closed.
+        """
+        if not self._fds:
+            raise ValueError(f"the writer of {self._path} is closed")
+        try:
+            whole = self._filled // PAGE_BYTES * PAGE_BYTES
+            if whole:
+                self._write_pages(self._buffer[:whole])
+                self._buffer[: self._filled - whole] = self._buffer[whole : self._filled].copy()
+                self._filled -= whole
+            for number, fd in enumerate(self._fds):  # before anybody records what is there
+                fsync_fd(fd, self._temporary[number])
+        except BaseException:
+            self.abort()
+            raise
+        tail, first = self._buffer[: self._filled].copy(), np.concatenate(self._first_sums)
+        sums, n_pages = self._sums.copy(), self._n_sums_pages
+        return WriterState(self._id, self._generation, self.n_rows, self._offset, tail, first, sums, n_pages)
+
+    def leave(self) -> None:
+        """Close the temporary files and let them stay, for a writer that goes on from the last checkpoint."""
+        self._close_fds()
+        self._temporary = []
 
     def write(self, rows: UInt8s) -> None:
         """Append rows.

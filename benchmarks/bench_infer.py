@@ -1,0 +1,144 @@
+"""Aggregated features and layer-wise inference on R22: bytes, passes, seconds; beside layer-wise inference over gathers.
+
+A GraphSAGE of three layers is run at every node, all neighbours, within ``--budget`` MiB (1024). The reference is the usual
+layer-wise inference over the library's own gathers: batches of 1,000 nodes, all neighbours, each layer's input read with
+``store[ids]``. It is cut after ``--seconds`` a layer, and whole layers are taken from the batches that ran. Hidden layers have
+the features' width, so that every layer of the reference reads the features; what it would have to write does not count. The
+bound is the longer of the reads, at the rate at which the library reads the feature in sequence, and the processor's part alone:
+sums and the layers' own code. ``$FEATSTORE_R22`` names a folder that ``r22.py`` filled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from harness import Report, arguments, bytes_read_by_kernel, drop_from_page_cache, main, scratch
+from r22 import generate
+
+import featstore
+from featstore.cli.sage import GraphSAGE
+from featstore.graph.aggregate import aggregate
+from featstore.inference.infer import run_layers
+
+CLASSES, LAYERS = 47, 3
+BATCH = 1000
+
+
+def sequential_rate(g: featstore.OutOfCoreGraph) -> float:
+    """Bytes a second at which the feature is read in sequence, checked, nothing done with it."""
+    source, n = g.features["x"].source, g.num_nodes
+    step = max(1, (32 << 20) // source.row_bytes)
+    rows = np.empty((step, source.row_bytes), np.uint8)
+    begin = time.perf_counter()
+    for first in range(0, n, step):
+        count = min(step, n - first)
+        source.gather(range(first, first + count), rows)
+    return n * source.row_bytes / (time.perf_counter() - begin)
+
+
+def aggregated(args: argparse.Namespace, report: Report, path: Path) -> None:
+    """One hop of the mean: bytes by the kernel's count against the blocks, and seconds against the drive's rate."""
+    for _ in range(args.runs):
+        with featstore.open(path, memory=f"{args.budget}MiB") as g:
+            g.topology.degrees(0, 1)
+            drop_from_page_cache(path)
+            rate = sequential_rate(g)
+            nbytes = g.features["x"].nbytes
+            drop_from_page_cache(path)
+            read, begin = bytes_read_by_kernel(), time.perf_counter()
+            costs = aggregate(g, "x", "mean", 1, "x_mean", None, True, None, False)[0]
+            seconds, read = time.perf_counter() - begin, bytes_read_by_kernel() - read
+        name = f"aggregate, mean, {args.budget} MiB"
+        passes = {"blocks": costs.blocks, "read_s": round(costs.bytes_read / rate, 2), "sum_s": round(costs.sum_s, 2)}
+        bound = max(costs.bytes_read / rate, costs.sum_s)
+        report.figure(
+            f"{name}, bytes read",
+            float(read),
+            "B",
+            reference="blocks + 1 times the features",
+            ratio=read / ((costs.blocks + 1) * nbytes),
+            target=None if args.tiny else "<= 1",
+            **passes,
+        )
+        report.figure(name, seconds, "s", reference="longer of its reads and its sums", ratio=seconds / bound, **passes)
+
+
+def gathered_layer(
+    g: featstore.OutOfCoreGraph, layer: Any, source: featstore.FeatureStore, limit_s: float, n_batches: int
+) -> float:
+    """Seconds of a layer over gathers, in batches of all neighbours: those of a few, for all."""
+    sampler = featstore.NeighborSampler(g, [-1], seed=0)
+    ids = torch.randperm(g.num_nodes, generator=torch.Generator().manual_seed(0))[: BATCH * n_batches]
+    begin, n_done = time.perf_counter(), 0
+    with torch.inference_mode():
+        for seeds in ids.split(BATCH):
+            batch = sampler.sample(seeds)
+            layer(source[batch.input_ids], batch.blocks[0])
+            n_done += len(seeds)
+            if time.perf_counter() - begin > limit_s:
+                break
+    return (time.perf_counter() - begin) * g.num_nodes / max(1, n_done)
+
+
+def inferred(args: argparse.Namespace, report: Report, path: Path) -> None:
+    """Three layers at every node, beside gathers, and beside the longer of reads and processor."""
+    torch.manual_seed(0)
+    for _ in range(args.runs):
+        with featstore.open(path, memory=f"{args.budget}MiB") as g:
+            n_in = g.features["x"].shape[1]
+            model = GraphSAGE(n_in, n_in, CLASSES, LAYERS).eval()
+            g.topology.degrees(0, 1)
+            drop_from_page_cache(path)
+            rate = sequential_rate(g)
+            drop_from_page_cache(path)
+            read, begin = bytes_read_by_kernel(), time.perf_counter()
+            costs = run_layers(g, model.inference_layers(), "x", "h", overwrite=True, progress=False)
+            seconds, read = time.perf_counter() - begin, bytes_read_by_kernel() - read
+            theirs = sum(gathered_layer(g, layer, g.features["x"], args.seconds, args.batches) for layer in model.layers)
+        reads_s = read / rate
+        processor_s = sum(each.passes.sum_s + each.apply_s for each in costs)
+        more = {
+            "blocks": [each.passes.blocks for each in costs],
+            "kernel_bytes": read,
+            "reads_s": round(reads_s, 2),
+            "processor_s": round(processor_s, 2),
+            "write_s": round(sum(each.write_s for each in costs), 2),
+        }
+        name = f"infer, {LAYERS} layers, {args.budget} MiB"
+        report.figure(
+            name,
+            seconds,
+            "s",
+            reference="layer-wise over gathers",
+            ratio=seconds / theirs,
+            target=None if args.tiny else "<= 0.1",
+            gathers_s=round(theirs, 1),
+            **more,
+        )
+        which = "its reads at the drive's rate" if reads_s > processor_s else "the processor's part alone"
+        bound = max(reads_s, processor_s)
+        target = None if args.tiny else "<= 1.5"
+        report.figure(f"{name}, bound", seconds, "s", reference=which, ratio=seconds / bound, target=target, **more)
+
+
+def run(args: argparse.Namespace, report: Report) -> None:
+    """Make the dataset, and measure on it."""
+    if args.tiny:
+        args.runs, args.batches, args.budget = 1, 2, 32
+    with scratch(args, "infer") as folder:
+        work = generate(os.environ.get("FEATSTORE_R22", folder), scale=12 if args.tiny else 22)
+        path = work.dataset()
+        if "aggregate" in args.only or not args.only:
+            aggregated(args, report, path)
+        if "infer" in args.only or not args.only:
+            inferred(args, report, path)
+
+
+if __name__ == "__main__":
+    main(run, arguments(__doc__ or "", budget=1024, seconds=20, batches=10**6))

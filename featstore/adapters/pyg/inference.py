@@ -1,0 +1,70 @@
+"""PyG's convolutions as layers of :func:`featstore.infer`, which run in blockwise passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch_geometric.nn import GCNConv, SAGEConv
+
+from featstore.inference.layers import Aggregate
+
+__all__ = ["inference_layer"]
+
+
+def inference_layer(conv: Any, then: Callable[[torch.Tensor], torch.Tensor] | None = None) -> Aggregate:
+    """Return a convolution as a layer that says what it aggregates.
+
+    Parameters
+    ----------
+    conv : SAGEConv or GCNConv
+        ``SAGEConv`` with ``aggr`` of ``"mean"`` or ``"sum"``, without projection; ``GCNConv`` with self loops and normalisation.
+        Both without normalised outputs and edge weights.
+    then : callable, optional
+        What follows it, row by row: normalisation, activation.
+
+    Raises
+    ------
+    ValueError
+        Another convolution, or other options of it: :func:`featstore.infer` takes those as ``layer(h, block)``.
+
+    Notes
+    -----
+    If the output is narrower than the input, rows are multiplied before they are aggregated, which commutes.
+
+    References
+    ----------
+    Hamilton et al.: Inductive Representation Learning on Large Graphs. NeurIPS 2017. Kipf, Welling: Semi-Supervised
+    Classification with Graph Convolutional Networks. ICLR 2017.
+    """
+    finish = _same if then is None else then
+    if isinstance(conv, GCNConv) and conv.normalize and conv.add_self_loops and not conv.improved:
+        return _of_gcn(conv, finish)
+    if isinstance(conv, SAGEConv) and conv.aggr in ("mean", "sum") and not conv.normalize and not conv.project:
+        return _of_sage(conv, finish)
+    raise ValueError(f"{conv!r} has no blockwise form with its options: give it to infer as a callable layer(h, block)")
+
+
+def _same(rows: torch.Tensor) -> torch.Tensor:
+    return rows
+
+
+def _of_gcn(conv: GCNConv, finish: Callable[[torch.Tensor], torch.Tensor]) -> Aggregate:
+    bias, is_narrower = conv.bias, conv.out_channels < conv.in_channels
+
+    def apply(_: None, aggregated: torch.Tensor) -> torch.Tensor:
+        rows = aggregated if is_narrower else conv.lin(aggregated)
+        return finish(rows if bias is None else rows + bias)
+
+    return Aggregate(apply, "gcn", conv.lin if is_narrower else None, needs_self=False)
+
+
+def _of_sage(conv: SAGEConv, finish: Callable[[torch.Tensor], torch.Tensor]) -> Aggregate:
+    has_root = conv.root_weight
+
+    def apply(h_self: torch.Tensor, aggregated: torch.Tensor) -> torch.Tensor:
+        rows = conv.lin_l(aggregated)
+        return finish(rows + conv.lin_r(h_self) if has_root else rows)
+
+    return Aggregate(apply, str(conv.aggr), needs_self=has_root)

@@ -1,0 +1,54 @@
+"""``featstore aggregate``: a feature made of another one over each node's in-neighbours."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+from featstore.cli.arguments import add_opening, open_graph, positive
+from featstore.cli.output import print_result
+from featstore.config import format_size
+from featstore.graph.passes import OPS
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``featstore aggregate``."""
+    add_opening(parser)
+    parser.add_argument("--feature", default="x", help="feature that is aggregated (default: x)")
+    parser.add_argument("--op", choices=OPS, default="mean", help="over the in-neighbours (default: mean)")
+    parser.add_argument("--hops", type=positive, default=1, help="how often (default: 1)")
+    parser.add_argument("--name", help="of the new feature (default: FEATURE_OP, and the hops if there are several)")
+    parser.add_argument("--dtype", help="of the new feature (default: the feature's own; float64 for integers)")
+    parser.add_argument("--overwrite", action="store_true", help="replace a feature that has the name")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Make the feature, and say what it is."""
+    begin = time.perf_counter()
+    with open_graph(options.path, options) as graph:
+        if options.feature not in graph.features:
+            raise ValueError(f"--feature: the dataset has no {options.feature!r}; it has {sorted(graph.features)}")
+        store = graph.aggregate(
+            options.feature,
+            options.op,
+            hops=options.hops,
+            name=options.name,
+            dtype=options.dtype,
+            overwrite=options.overwrite,
+            progress=not options.json,
+        )
+        result: dict[str, Any] = {
+            "path": graph.path,
+            "name": store.name,
+            "shape": list(store.shape),
+            "dtype": str(store.dtype).removeprefix("torch."),
+            "bytes": store.nbytes,
+            "seconds": round(time.perf_counter() - begin, 3),
+        }
+    shape = " x ".join(f"{n:,}" for n in result["shape"])
+    text = f"{result['path']}: feature {store.name}, {shape} {result['dtype']}, {format_size(store.nbytes)}"
+    print_result(options, result, f"{text}, made in {result['seconds']:.1f} s")
+    return 0

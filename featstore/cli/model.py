@@ -1,0 +1,74 @@
+"""A trained GraphSAGE in a file: its sizes and its weights, checked when they are read; no pickle."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import torch
+
+from featstore.cli.sage import GraphSAGE
+from featstore.errors import FormatError
+from featstore.storage.sections import SectionFile, SectionWriter
+
+__all__ = ["ModelSizes", "load_model", "save_model"]
+
+KIND = "model"
+
+
+@dataclass(frozen=True)
+class ModelSizes:
+    """What a :class:`GraphSAGE` is made with, and the feature that it was trained on."""
+
+    feature: str
+    n_in: int
+    hidden: int
+    n_out: int
+    n_layers: int
+
+    def make(self, dropout: float = 0.0) -> GraphSAGE:
+        """Return a model of these sizes."""
+        return GraphSAGE(self.n_in, self.hidden, self.n_out, self.n_layers, dropout)
+
+
+def save_model(path: str | os.PathLike[str], model: GraphSAGE, sizes: ModelSizes) -> None:
+    """Write a model to a file, in place of what is there.
+
+    Raises
+    ------
+    OSError
+        What was there stays.
+    """
+    state = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
+    record = {"format": 1, "sizes": asdict(sizes), "weights": list(state)}
+    with SectionWriter(path, KIND) as writer:
+        writer.append(np.frombuffer(json.dumps(record).encode(), np.uint8))
+        for tensor in state.values():
+            writer.append(tensor.to(torch.float32).reshape(-1).numpy())
+        writer.finish(durable=True).close()
+
+
+def load_model(path: str | os.PathLike[str]) -> tuple[GraphSAGE, ModelSizes]:
+    """Read what :func:`save_model` wrote; the model does not train.
+
+    Raises
+    ------
+    FormatError, CorruptionError
+        No model, or a damaged one.
+    FileNotFoundError
+    """
+    file = SectionFile(path, KIND)
+    try:
+        record = json.loads(file[0].tobytes())
+        weights = {name: torch.from_numpy(file[i + 1].copy()) for i, name in enumerate(record["weights"])}
+        sizes = ModelSizes(**record["sizes"])
+        model = sizes.make()
+        shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+        model.load_state_dict({name: tensor.reshape(shapes[name]) for name, tensor in weights.items()})
+    except (KeyError, TypeError, IndexError, RuntimeError) as error:
+        raise FormatError(f"{os.fspath(path)}: not a model of featstore train: {error}", os.fspath(path)) from error
+    finally:
+        file.close()
+    return model.eval(), sizes

@@ -1,0 +1,235 @@
+"""Features that are made of a feature's rows over each node's in-neighbours: their mean, sum, or normalised sum."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import torch
+
+from featstore.budget import Budget
+from featstore.config import Options, check_at_least, check_flag, parse_size
+from featstore.errors import BudgetError
+from featstore.graph.feature import FeatureStore
+from featstore.graph.making import Field, Making, adjacency_of, check_new_feature
+from featstore.graph.passes import PassCosts, Passes, Rows, check_op
+from featstore.graph.progress import Progress
+from featstore.graph.source import dtype_name
+from featstore.graph.topology import Topology
+from featstore.storage.catalog import NODE, Catalog
+from featstore.storage.reader import Reader
+from featstore.storage.writer import RowFileWriter
+
+__all__ = ["HOLDER", "Host", "Room", "aggregate", "identity_of", "room_in", "write_block"]
+
+HOLDER: Final = "aggregation"  # in the budget's report
+_LEAST_BUFFER: Final = 64 << 10
+_MOST_BUFFER: Final = 4 << 20
+_MOST_PIECE: Final = 32 << 20  # torch starts and ends a team of threads for each operation on a piece
+_WRITER_BYTES: Final = 1 << 19  # of checksums that are not written yet
+_GROUP_BYTES: Final = 1 << 20  # rows that are padded at once
+_MOST_READER: Final = 24 << 20  # left to the reader, which sorts what it reads
+_SHARE: Final = 1.5  # of memory more than passes want, as parts of it go to the writer and the reader
+
+
+class Host(Protocol):
+    """What is asked of a graph; :class:`~featstore.graph.dataset.OutOfCoreGraph` is one."""
+
+    path: str
+    num_nodes: int
+    budget: Budget
+    reader: Reader
+    options: Options
+
+    @property
+    def features(self) -> Any: ...
+    @property
+    def topology(self) -> Topology: ...
+    @property
+    def catalog(self) -> Catalog: ...
+    def rows_of(self, name: str) -> Rows: ...
+    def check_replaceable(self, name: str) -> None: ...
+    def adopt_feature(self, catalog: Catalog, name: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Room:
+    """How the memory for making a field is divided.
+
+    Parameters
+    ----------
+    passes : int
+        Bytes for the sums, their lists and the rows that are read.
+    buffer_bytes : int
+        Of the writer.
+    piece_bytes : int
+        Rows that are made from sums at once.
+    held : int
+        Bytes of the writer and the pieces together.
+    """
+
+    passes: int
+    buffer_bytes: int
+    piece_bytes: int
+    held: int
+
+
+def room_in(budget: Budget, memory: int | str | None, row_bytes: int) -> Room:
+    """Divide what a budget has left, or ``memory`` of it; rows that are made have ``row_bytes``, in all of their forms."""
+    n_bytes = budget.available
+    if memory is not None or n_bytes < budget.total // 4:
+        n_bytes += budget.on_loan  # which a reservation takes back
+    n_bytes -= min(_MOST_READER, n_bytes // 8)
+    if memory is not None:
+        n_bytes = min(n_bytes, parse_size(memory))
+    buffer_bytes = max(_LEAST_BUFFER, min(_MOST_BUFFER, n_bytes // 32))
+    piece_bytes = max(row_bytes, min(_MOST_PIECE, n_bytes // 32))
+    held = buffer_bytes + piece_bytes + _WRITER_BYTES + _GROUP_BYTES
+    return Room(n_bytes - held, buffer_bytes, piece_bytes, held)
+
+
+@contextlib.contextmanager
+def generous(budget: Budget, memory: int | str | None) -> Iterator[None]:
+    """Have a BudgetError name a budget, or ``memory``, that does: of what is more a part goes to the writer and the reader."""
+    try:
+        yield
+    except BudgetError as error:
+        if error.needed is None:
+            raise
+        stated = budget.total if memory is None else parse_size(memory)
+        needed = stated + math.ceil(_SHARE * max(0, error.needed - budget.total))
+        raise BudgetError(f"{error.message.split('; ')[0]}; at least {needed} bytes in all would do", needed) from None
+
+
+def identity_of(catalog: Catalog, name: str) -> list[str]:
+    """Return the ids of the files that hold a feature."""
+    return [catalog.files[part.file].file_id for part in catalog.fields[f"{NODE}/{name}"].parts]
+
+
+def write_block(
+    first: int,
+    stop: int,
+    make: Callable[[int, int], torch.Tensor],
+    writer: RowFileWriter,
+    piece_rows: int,
+    field: Field,
+) -> None:
+    """Write rows ``first … stop - 1``, as ``make(low, high)`` returns them for a few nodes at a time."""
+    for low in range(first, stop, piece_rows):
+        rows = make(low, min(stop, low + piece_rows)).contiguous()
+        writer.write(rows.reshape(-1).view(torch.uint8).numpy().reshape(-1, field.row_bytes))
+
+
+def aggregate(
+    g: Host,
+    feature: str,
+    op: str,
+    hops: int,
+    name: str | None,
+    dtype: torch.dtype | str | None,
+    overwrite: bool,
+    memory: int | str | None,
+    progress: bool,
+) -> list[PassCosts]:
+    """Make a feature; see :meth:`featstore.OutOfCoreGraph.aggregate`. Returns what the passes of each hop came to."""
+    check_op(op)
+    check_at_least("hops", hops, 1)
+    for each, flag in (("overwrite", overwrite), ("progress", progress)):
+        check_flag(each, flag)
+    store: FeatureStore = g.features[feature]
+    name = default_name(feature, op, hops) if name is None else name
+    if name == feature:
+        raise ValueError(f"name: {name!r} is the feature that is aggregated; choose another")
+    out_dtype = output_dtype(store.dtype, dtype)
+    check_new_feature(g.catalog, name, overwrite)
+    g.check_replaceable(name)
+    row_shape, n = store.shape[1:], g.num_nodes
+    made = dtype_name(out_dtype)
+    recipe = {
+        "what": "aggregate",
+        "made_of": [adjacency_of(g.catalog), identity_of(g.catalog, feature)],
+        "options": [op, hops, made],
+    }
+    fields = {hop: Field(n, row_shape, "float64" if hop < hops - 1 else made) for hop in range(hops)}
+    uses = [f"{NODE}/{feature}"]
+    topology, costs = g.topology, []
+    with (
+        generous(g.budget, memory),
+        Making(g.path, g.catalog, name, recipe, uses, overwrite=overwrite, progress=progress) as making,
+    ):
+        for hop in range(hops):
+            if making.is_done(hop):
+                continue
+            with contextlib.ExitStack() as stack:
+                rows = g.rows_of(feature)
+                if hop:
+                    file = stack.enter_context(contextlib.closing(making.open(hop - 1, g.reader)))
+                    rows = Rows(file, torch.float64, rows.width)
+                label = f"aggregate {name}" + (f" {hop + 1}/{hops}" if hops > 1 else "")
+                costs.append(_hop(g, topology, rows, op, hop, fields[hop], making, memory, progress, label))
+        g.adopt_feature(making.commit(hops - 1), name)
+    return costs
+
+
+def default_name(feature: str, op: str, hops: int) -> str:
+    """Return what an aggregated feature is called where nothing else is asked for: ``x_mean``, ``x_mean2``."""
+    return f"{feature}_{op}{hops if hops > 1 else ''}"
+
+
+def output_dtype(stored: torch.dtype, asked: torch.dtype | str | None) -> torch.dtype:
+    """Return the dtype of an aggregated feature."""
+    if asked is None:
+        return stored if stored.is_floating_point else torch.float64
+    found: torch.dtype = getattr(torch, dtype_name(asked))
+    if not found.is_floating_point:
+        raise TypeError(f"dtype must be a floating-point one, not {asked}")
+    return found
+
+
+def _hop(
+    g: Host,
+    topology: Topology,
+    rows: Rows,
+    op: str,
+    hop: int,
+    field: Field,
+    making: Making,
+    memory: int | str | None,
+    progress: bool,
+    label: str,
+) -> PassCosts:
+    """Make one hop's field, from where an earlier call left it."""
+    out_dtype: torch.dtype = getattr(torch, field.dtype)
+    row_bytes = field.row_bytes + 8 * rows.width
+    room = room_in(g.budget, memory, row_bytes)
+    with g.budget.reserve(HOLDER, room.held), contextlib.ExitStack() as stack:
+        writer = making.writer(hop, field, room.buffer_bytes)
+        first, bar = writer.n_rows, Progress(label, 0, False)
+        passes = stack.enter_context(
+            Passes(
+                topology,
+                rows,
+                op,
+                torch.float64,
+                g.budget,
+                room.passes,
+                g.options.threads,
+                HOLDER,
+                lambda n_bytes: bar.add(n_bytes),
+                first,
+            )
+        )
+        bar = stack.enter_context(Progress(label, passes.total_bytes, progress))
+        for block in passes.blocks():
+            sums, start = torch.from_numpy(block.sums), block.first
+
+            def make(low: int, high: int, sums: torch.Tensor = sums, start: int = start) -> torch.Tensor:
+                return sums[low - start : high - start].to(out_dtype)
+
+            write_block(block.first, block.stop, make, writer, max(1, room.piece_bytes // row_bytes), field)
+            making.checkpoint(hop)
+        making.finish(hop, [hop - 1])
+        return passes.costs

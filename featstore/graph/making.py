@@ -1,0 +1,366 @@
+"""A feature in the making: its rows, and fields on the way to it, in a folder of the dataset, until one commit adds it.
+
+The folder ``making.<feature>`` is worked on under the dataset's writer lock. A record in it says what is being made, of what, and
+what of it is on the drive. Whoever is killed is followed by one who goes on from the last record.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Final
+
+import numpy as np
+
+from featstore.config import format_size
+from featstore.errors import BusyError, CorruptionError, FormatError
+from featstore.graph.build import check_field_name, file_stem
+from featstore.graph.progress import note
+from featstore.graph.source import torch_dtype
+from featstore.storage.catalog import EDGE, NODE, Catalog, FieldRecord, Part
+from featstore.storage.format import DTYPES, file_bytes, sums_bytes, sums_seed
+from featstore.storage.layout import RowLayout, choose_layout
+from featstore.storage.reader import Reader
+from featstore.storage.rowfile import RowFile
+from featstore.storage.sections import SectionFile, SectionWriter
+from featstore.storage.update import Update
+from featstore.storage.writer import FileRecord, RowFileWriter, WriterState, free_bytes, fsync_directory
+
+__all__ = ["CHECKPOINT_S", "Field", "Making", "adjacency_of", "check_new_feature"]
+
+CHECKPOINT_S: Final = 5.0  # between two records, or longer where flushing takes long
+KIND: Final = "making"
+_STATE: Final = "state"
+
+
+def adjacency_of(catalog: Catalog) -> dict[str, list[str]]:
+    """Return the ids of the files of the adjacency, by key."""
+    fields = catalog.by_role("topology", EDGE).values()
+    return {record.key: [catalog.files[part.file].file_id for part in record.parts] for record in fields}
+
+
+def check_new_feature(catalog: Catalog, name: str, overwrite: bool) -> None:
+    """Raise ValueError or TypeError unless a feature can get this name."""
+    check_field_name(name)
+    if name in catalog.by_role("data"):
+        raise ValueError(f"{name!r} is the name of node data; choose another")
+    if name in catalog.by_role("feature") and not overwrite:
+        raise ValueError(f"there is a feature {name!r} already; overwrite=True replaces it")
+
+
+class Field:
+    """What a step makes: rows of one shape and dtype, one a node.
+
+    Parameters
+    ----------
+    n_rows : int
+    row_shape : sequence of int
+    dtype : str
+        A name of ``DTYPES``.
+    """
+
+    def __init__(self, n_rows: int, row_shape: Sequence[int], dtype: str) -> None:
+        self.n_rows, self.row_shape, self.dtype = n_rows, tuple(row_shape), dtype
+        self.row_bytes = int(np.prod(self.row_shape, dtype=np.int64)) * DTYPES[dtype][1]
+
+    @property
+    def layout(self) -> RowLayout:
+        """How its rows lie."""
+        return choose_layout(self.row_bytes)
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes that it takes, its checksums included."""
+        n_bytes = file_bytes(self.layout, self.n_rows)
+        return n_bytes + sums_bytes(n_bytes)
+
+
+class Making:
+    """Makes a feature, step by step; a context manager, which holds the dataset's writer lock. One owner thread.
+
+    Parameters
+    ----------
+    root : str
+        The dataset.
+    opened : Catalog
+        As it was opened.
+    name : str
+        Of the feature.
+    recipe : mapping
+        What it is made of and how, as JSON has it; of another recipe nothing is gone on with.
+    uses : sequence of str
+        Keys of the fields that it is made of, beside the adjacency.
+    overwrite : bool
+    progress : bool
+        Say, where stderr is a terminal, what a killed maker left, and whether it is gone on with.
+
+    Raises
+    ------
+    BusyError
+        Somebody else is writing, or has replaced what it is made of since the dataset was opened.
+    ValueError
+        The name is taken.
+    OSError
+
+    Notes
+    -----
+    An error of the drive leaves nothing. Whatever else ends it (a kill, Ctrl-C, too little memory) leaves what a later call goes
+    on from.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        opened: Catalog,
+        name: str,
+        recipe: Mapping[str, Any],
+        uses: Sequence[str],
+        *,
+        overwrite: bool,
+        progress: bool,
+    ) -> None:
+        self.name, self._recipe = name, json.loads(json.dumps(recipe))
+        self._folder = os.path.join(root, f"making.{file_stem(name)}")
+        self._writer: RowFileWriter | None = None
+        self._left: WriterState | None = None
+        self._left_step = -1
+        self._files: dict[int, FileRecord] = {}
+        self._fields: dict[int, Field] = {}
+        self._shows = progress
+        self._written_at = time.monotonic()
+        self._update = Update(root)
+        try:
+            catalog = self._update.catalog
+            if adjacency_of(catalog) != adjacency_of(opened) or any(
+                catalog.fields.get(key) != opened.fields[key] for key in uses
+            ):
+                raise BusyError("the dataset was changed since it was opened", root)
+            check_new_feature(catalog, name, overwrite)
+            try:
+                self._begin()
+            except BaseException as error:
+                self._leave(error)
+                raise
+        except BaseException:
+            self._update.__exit__(None, None, None)
+            raise
+
+    # -- the record --------------------------------------------------------------------------------------------------------------
+
+    @property
+    def _state_path(self) -> str:
+        return os.path.join(self._folder, _STATE)
+
+    def _begin(self) -> None:
+        """Take over what a killed maker left where it is of the same recipe, or remove it."""
+        if os.path.lexists(self._folder):
+            if self._take_over():
+                note(f"featstore: going on with {self.name!r}, which an earlier call had begun", self._shows)
+                return
+            note(f"featstore: making {self.name!r} from the start; what an earlier call left was of something else", self._shows)
+            shutil.rmtree(self._folder)
+        os.mkdir(self._folder)
+        fsync_directory(self._update.root)
+
+    def _take_over(self) -> bool:
+        try:
+            file = SectionFile(self._state_path, KIND)
+            try:
+                record = json.loads(file[0].tobytes())
+                tail, first, sums = (file[number].copy() for number in (1, 2, 3))
+            finally:
+                file.close()
+            if record["recipe"] != self._recipe or record["format"] != 1:
+                return False
+            files = {int(step): _file_record(entry) for step, entry in record["files"].items()}
+            fields = {int(step): Field(*entry) for step, entry in record["fields"].items()}
+            writer = record["writer"]
+        except (FormatError, CorruptionError, FileNotFoundError, NotADirectoryError, ValueError, KeyError, IndexError, TypeError):
+            return False
+        if any(not os.path.isfile(os.path.join(self._folder, each.name)) for each in files.values()):
+            return False
+        self._files, self._fields = files, fields
+        if writer is not None:
+            self._left_step = int(writer["step"])
+            self._left = WriterState(
+                file_id=bytes.fromhex(writer["id"]),
+                generation=int(writer["generation"]),
+                n_rows=int(writer["rows"]),
+                offset=int(writer["offset"]),
+                tail=tail,
+                first_sums=first,
+                sums=sums,
+                n_sums_pages=int(writer["sums_pages"]),
+            )
+        self._sweep()
+        return True
+
+    def _sweep(self) -> None:
+        """Remove files that the record does not name."""
+        named = {_STATE, *(name for each in self._files.values() for name in (each.name, each.sums_name))}
+        if self._left is not None:
+            stem = _step_name(self._left_step)
+            named |= {f"{name}.{self._left.file_id.hex()}.tmp" for name in (stem, f"{stem}.sums")}
+        for entry in os.listdir(self._folder):
+            if entry not in named:
+                os.unlink(os.path.join(self._folder, entry))
+
+    def _record(self, step: int = -1, state: WriterState | None = None) -> None:
+        """Write down, durably and at once, what is on the drive."""
+        writer = None
+        if state is not None:
+            writer = {
+                "step": step,
+                "id": state.file_id.hex(),
+                "generation": state.generation,
+                "rows": state.n_rows,
+                "offset": state.offset,
+                "sums_pages": state.n_sums_pages,
+            }
+        record = {"format": 1, "recipe": self._recipe, "writer": writer}
+        record["files"] = {str(number): _entry(each) for number, each in self._files.items()}
+        record["fields"] = {str(number): [each.n_rows, each.row_shape, each.dtype] for number, each in self._fields.items()}
+        none = np.empty(0, np.uint64)
+        arrays = (np.empty(0, np.uint8), none, none) if state is None else (state.tail, state.first_sums, state.sums)
+        temporary = f"{self._state_path}.new"
+        for path in (temporary, f"{temporary}.tmp"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+        with SectionWriter(temporary, KIND) as out:
+            out.append(np.frombuffer(json.dumps(record).encode(), np.uint8))
+            for array in arrays:
+                out.append(array)
+            out.finish(durable=True).close()
+        os.rename(temporary, self._state_path)
+        fsync_directory(self._folder)
+        self._written_at = time.monotonic()
+
+    # -- steps -------------------------------------------------------------------------------------------------------------------
+
+    def is_done(self, step: int) -> bool:
+        """Whether a step's field is whole; one whose field was dropped counts."""
+        return any(each >= step for each in self._files)
+
+    def field_of(self, step: int) -> Field | None:
+        """Return what a step makes, where its field is there, or a part of it; None where it was not begun."""
+        return self._fields.get(step)
+
+    def _check_room(self, field: Field) -> None:
+        """Raise OSError (ENOSPC) before anything is written where the drive has no room for the rest of a field."""
+        needed = field.disk_bytes - (0 if self._left is None else self._left.offset)
+        free = free_bytes(self._folder)
+        if free is not None and needed > free:
+            text = f"{os.strerror(errno.ENOSPC)}: {self.name!r} takes {format_size(needed)}, and {format_size(free)} are free"
+            raise OSError(errno.ENOSPC, text, self._folder)
+
+    def writer(self, step: int, field: Field, buffer_bytes: int) -> RowFileWriter:
+        """Return the writer of a step's field, behind the rows that are there."""
+        options: dict[str, Any] = {"kind": "feature", "dtype": field.dtype, "generation": self._update.generation}
+        options["buffer_bytes"] = buffer_bytes
+        self._check_room(field)
+        name, left = _step_name(step), self._left
+        self._left = None
+        self._fields[step] = field
+        if left is not None and self._left_step == step:
+            try:
+                self._writer = RowFileWriter(self._folder, name, field.layout, **options, resume=left)
+                return self._writer
+            except (FormatError, FileNotFoundError):
+                note(f"featstore: making a field of {self.name!r} from the start: what was left of it is cut short", self._shows)
+                self._sweep()
+        self._writer = RowFileWriter(self._folder, name, field.layout, **options)
+        return self._writer
+
+    def checkpoint(self, step: int) -> None:
+        """Record the rows that were written, if that is some time ago: flushing takes a part of the time at most."""
+        begin = time.monotonic()
+        if self._writer is not None and begin - self._written_at >= CHECKPOINT_S:
+            self._record(step, self._writer.checkpoint())
+            self._written_at += min(60.0, 4 * (time.monotonic() - begin))
+
+    def finish(self, step: int, drops: Sequence[int] = ()) -> None:
+        """Complete a step's field; fields of the steps ``drops`` are not needed any more, and go."""
+        assert self._writer is not None
+        self._files[step] = self._writer.commit()
+        self._writer = None
+        gone = [self._files.pop(each) for each in drops if each in self._files]
+        self._record()
+        for record in gone:
+            for name in (record.name, record.sums_name):
+                os.unlink(os.path.join(self._folder, name))
+
+    def open(self, step: int, reader: Reader) -> RowFile:
+        """Open a step's field for reading; the caller closes it."""
+        record = self._files[step]
+        return reader.open(
+            os.path.join(self._folder, record.name),
+            layout=record.layout,
+            n_rows=record.n_rows,
+            seed=record.seed,
+            sums_seed=sums_seed(record.seed),
+            identity=record.file_id,
+        )
+
+    def commit(self, step: int) -> Catalog:
+        """Make a step's field the feature, in one commit; return the new catalog.
+
+        Raises
+        ------
+        CommittedError
+            It is, but making that durable failed.
+        OSError
+            The dataset is as it was.
+        """
+        update, made, field = self._update, self._files[step], self._fields[step]
+        file = replace(made, name=f"node.{file_stem(self.name)}.{update.generation}.rows")
+        key, shape = f"{NODE}/{self.name}", (field.n_rows, *field.row_shape)
+        record = FieldRecord(key, "feature", field.dtype, shape, update.generation, (Part(file.name, 0, field.n_rows),))
+        update.add([file], [record])
+        for old, new in ((made.name, file.name), (made.sums_name, file.sums_name)):
+            os.rename(os.path.join(self._folder, old), os.path.join(update.root, new))
+        fsync_directory(update.root)
+        catalog = update.commit()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        return catalog
+
+    # -- life --------------------------------------------------------------------------------------------------------------------
+
+    def _leave(self, error: BaseException | None) -> None:
+        if self._writer is not None:
+            with contextlib.suppress(OSError):  # what counts was flushed before it was recorded
+                self._writer.leave()
+        if isinstance(error, OSError) or not os.path.exists(self._state_path):
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> Making:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            self._leave(error)
+        finally:
+            self._update.__exit__(kind, error, trace)
+
+
+def _step_name(step: int) -> str:
+    return f"step-{step}.rows"
+
+
+def _entry(record: FileRecord) -> dict[str, Any]:
+    layout = record.layout
+    values = {name: getattr(record, name) for name in ("name", "kind", "file_id", "generation", "n_rows", "dtype")}
+    sizes = {"n_bytes": record.n_bytes, "n_sums_bytes": record.n_sums_bytes}
+    return {**values, **sizes, "layout": [layout.row_bytes, layout.group_rows, layout.group_bytes]}
+
+
+def _file_record(entry: Mapping[str, Any]) -> FileRecord:
+    values = {name: entry[name] for name in entry if name != "layout"}
+    torch_dtype(values["dtype"])
+    return FileRecord(**values, layout=RowLayout(*entry["layout"]))

@@ -1,0 +1,403 @@
+"""Blockwise passes: the rows of each node's in-neighbours summed, of fields larger than memory.
+
+Nodes are taken in blocks whose sums fit the memory. For each block the neighbour lists are read, and then the rows once, in
+sequence: a row is added to the sum of every node of the block whose list names it. Rows come in ascending order, as lists do, so
+each sum is made in the order of its list, whatever the blocks, and has the same bits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from featstore._core import aggregate as _core
+from featstore.budget import Budget, Reservation
+from featstore.cache.rowmap import huge_array
+from featstore.errors import BudgetError, CorruptionError
+from featstore.graph.topology import Topology
+from featstore.storage.readahead import read_ahead
+from featstore.storage.rowfile import RowFile
+
+__all__ = ["OPS", "Block", "PassCosts", "Passes", "Rows", "check_op", "summed_dtype"]
+
+Int64s = npt.NDArray[np.int64]
+UInt8s = npt.NDArray[np.uint8]
+
+OPS: Final = ("mean", "sum", "gcn")
+
+MOST_RUN_BYTES: Final = 64 << 20  # rows that are read at once; long runs meet a sum more seldom, and each meeting moves it
+RUN_SHARE: Final = 16  # of the memory, one part of so many for each of two runs
+MOST_PIECE: Final = 1 << 20  # ids of lists that are read at once
+LEAST_PIECE: Final = 1 << 10
+_PIECE_BYTES: Final = 40  # of an id while its piece is read: its position, twice, and what its node's begin is repeated to
+_NODE_BYTES: Final = 80  # of a node of a block beside its sum and its list: offsets, cursors, what the block was chosen by
+_EXACT_IN_FLOAT: Final = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.float16, torch.bfloat16})
+
+
+def check_op(op: object) -> None:
+    """Raise ValueError unless ``op`` is one of :data:`OPS`."""
+    if op not in OPS:
+        raise ValueError(f"op must be one of {', '.join(OPS)}, not {op!r}")
+
+
+def summed_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return what numbers of ``dtype`` are before they are added: float32 where that holds them all, float64 otherwise."""
+    return torch.float32 if dtype == torch.float32 or dtype in _EXACT_IN_FLOAT else torch.float64
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A field whose rows are summed: ``width`` numbers of ``dtype`` a row."""
+
+    file: RowFile
+    dtype: torch.dtype
+    width: int
+
+
+@dataclass
+class PassCosts:
+    """What passes came to.
+
+    Parameters
+    ----------
+    blocks, edges, bytes_read : int
+        Blocks of nodes, each of them a pass; ids of their lists; bytes of the rows that were read.
+    lists_s, wait_s, sum_s : float
+        Seconds: reading lists, waiting for rows, adding them.
+    """
+
+    blocks: int = 0
+    edges: int = 0
+    bytes_read: int = 0
+    lists_s: float = 0.0
+    wait_s: float = 0.0
+    sum_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Block:
+    """Aggregated rows of nodes ``first … stop - 1``: float32 or float64 array, shape (stop - first, width), until the next."""
+
+    first: int
+    stop: int
+    sums: npt.NDArray[Any]
+
+
+class Passes:
+    """Aggregated rows of all nodes, block by block; a context manager, which holds the memory.
+
+    Parameters
+    ----------
+    topology : Topology
+    rows : Rows
+        One row a node.
+    op : {"mean", "sum", "gcn"}
+        See :meth:`featstore.OutOfCoreGraph.aggregate`.
+    sum_dtype : torch.dtype
+        float32 or float64; not narrower than :func:`summed_dtype` of the rows.
+    budget : Budget
+        Counts everything as ``holder``.
+    memory : int
+        Bytes to hold at most.
+    n_threads : int
+        That add.
+    holder : str
+    progress : callable
+        Told the bytes that are done of :attr:`total_bytes`.
+    first : int
+        The first node that is wanted.
+
+    Raises
+    ------
+    BudgetError
+        ``memory`` is not enough for one node, or the budget has less.
+    CorruptionError, OSError
+        Reading lists, for ``"gcn"``.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        rows: Rows,
+        op: str,
+        sum_dtype: torch.dtype,
+        budget: Budget,
+        memory: int,
+        n_threads: int,
+        holder: str,
+        progress: Callable[[int], None] = lambda n_bytes: None,
+        first: int = 0,
+    ) -> None:
+        self.costs = PassCosts()
+        self._topology, self._rows, self._op = topology, rows, op
+        self._sum_item, self._progress, self._n_threads = sum_dtype.itemsize, progress, n_threads
+        self._item = summed_dtype(rows.dtype).itemsize
+        assert self._item <= self._sum_item
+        self._stack = ExitStack()
+        self._held: Reservation | None = None
+        n, row_bytes = topology.num_nodes, rows.file.row_bytes
+        is_gcn = op == "gcn"
+        table_bytes = 8 * n if is_gcn else 0
+        self._converts = rows.dtype not in (torch.float32, torch.float64)
+        per_row = 2 * row_bytes + rows.width * self._item * self._converts
+        self._node_bytes = rows.width * self._sum_item + _NODE_BYTES
+        least = table_bytes + per_row + self._node_bytes + LEAST_PIECE * (_PIECE_BYTES + topology.id_bytes)
+        if memory < least:
+            needed = budget.total - memory + least
+            raise BudgetError(f"{holder} needs at least {least} bytes, and {memory} are left; {needed} in all would do", needed)
+        memory -= table_bytes
+        self._piece = min(MOST_PIECE, max(LEAST_PIECE, memory // 16 // _PIECE_BYTES))
+        run_bytes = min(2 * MOST_RUN_BYTES, max(per_row, 2 * memory // RUN_SHARE))
+        self._run_rows = max(1, min(n, run_bytes // per_row))
+        self._of_blocks = memory - self._run_rows * per_row - self._piece * _PIECE_BYTES
+        if self._of_blocks < self._node_bytes + LEAST_PIECE * topology.id_bytes:
+            self._piece, self._run_rows = LEAST_PIECE, 1
+            self._of_blocks = memory - per_row - LEAST_PIECE * _PIECE_BYTES
+        try:
+            self._held = budget.reserve(holder, table_bytes + memory - self._of_blocks)
+            self._stack.callback(self._held.release)
+            self._scale: npt.NDArray[np.float64] | None = None
+            # What the largest block takes is reserved, not what it might.
+            self._blocks = list(self._cut(first))
+            self._most_nodes = max((stop - begin for begin, stop, _ in self._blocks), default=0)
+            self._held.resize(self._held.n_bytes + max((n_bytes for _, _, n_bytes in self._blocks), default=0))
+            self._n_runs = -(-n // self._run_rows)
+            self._turns = huge_array(2 * self._run_rows * row_bytes).reshape(2, self._run_rows, row_bytes)
+            self._wide = torch.empty(self._run_rows * rows.width if self._converts else 0, dtype=summed_dtype(rows.dtype))
+            self._sums = huge_array(self._most_nodes * rows.width * self._sum_item)
+            self._threads: ThreadPoolExecutor | None = None
+            if n_threads > 1:
+                threads = ThreadPoolExecutor(n_threads, thread_name_prefix="featstore-sum")
+                self._threads = self._stack.enter_context(threads)
+            if is_gcn:
+                self._scale = self._normalisation()
+        except BaseException:
+            self._stack.close()
+            raise
+
+    @property
+    def n_blocks(self) -> int:
+        """Blocks, and so passes over the rows."""
+        return len(self._blocks)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes that progress comes to."""
+        return self.n_blocks * self._topology.num_nodes * self._rows.file.row_bytes
+
+    def __enter__(self) -> Passes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    # -- blocks ------------------------------------------------------------------------------------------------------------------
+
+    def _cut(self, first: int) -> Iterator[tuple[int, int, int]]:
+        """Yield first and last node + 1 of blocks that fit the memory, and their bytes; a list that does not fit is alone."""
+        n, id_bytes = self._topology.num_nodes, self._topology.id_bytes
+        while first < n:
+            most = min(n - first, max(1, self._of_blocks // self._node_bytes))
+            degrees = self._topology.degrees(first, first + most)
+            cost = np.cumsum(degrees)
+            cost *= id_bytes
+            cost += np.arange(1, most + 1) * self._node_bytes
+            fit = int(np.searchsorted(cost, self._of_blocks, "right"))
+            yield first, first + max(1, fit), int(cost[fit - 1]) if fit else self._of_blocks
+            first += max(1, fit)
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield all blocks in order; raises CorruptionError, OSError, ClosedError."""
+        for first, stop, _ in self._blocks:
+            yield self._summed(first, stop)
+
+    def _summed(self, first: int, stop: int) -> Block:
+        n, width = stop - first, self._rows.width
+        sums = self._sums[: n * width * self._sum_item]
+        sums[:] = 0
+        starts, degrees = self._topology.offsets(np.arange(first, stop))
+        n_edges = int(degrees.sum())
+        if self._node_bytes + n_edges * self._topology.id_bytes > self._of_blocks and n == 1:
+            self._sum_long_list(first, int(starts[0]), n_edges, sums)
+        else:
+            begin = time.perf_counter()
+            ids = self._read_lists(starts, degrees)
+            self.costs.lists_s += time.perf_counter() - begin
+            ends = np.cumsum(degrees)
+            self._sum_lists(ids, ends - degrees, ends, sums, first, first if self._scale is not None else -1)
+        self._finish(sums, first, stop, degrees)
+        self.costs.blocks += 1
+        self.costs.edges += n_edges
+        return Block(first, stop, sums.view(np.float32 if self._sum_item == 4 else np.float64).reshape(n, width))
+
+    # -- lists -------------------------------------------------------------------------------------------------------------------
+
+    def _read_lists(self, starts: Int64s, degrees: Int64s) -> npt.NDArray[Any]:
+        """Read lists one after the other, checked."""
+        ends = np.cumsum(degrees)
+        n_edges = int(ends[-1])
+        ids = np.empty(n_edges, self._topology.id_dtype)
+        for low in range(0, n_edges, self._piece):
+            high = min(n_edges, low + self._piece)
+            v = int(np.searchsorted(ends, low, "right"))
+            w = int(np.searchsorted(ends, high, "left")) + 1
+            begins = ends[v:w] - degrees[v:w]
+            counts = np.minimum(ends[v:w], high) - np.maximum(begins, low)
+            positions = np.repeat(starts[v:w] - begins, counts)
+            positions += np.arange(low, high)
+            self._read_ids(positions, ids[low:high])
+        return ids
+
+    def _read_ids(self, positions: Int64s, out: npt.NDArray[Any]) -> None:
+        self._topology.read_edges(positions, out)
+        self._topology.check_found(positions, out)
+
+    def _sum_long_list(self, node: int, start: int, degree: int, sums: UInt8s) -> None:
+        """Sum one list that does not fit the memory, a stretch of it after the other: the rows between are read once each."""
+        most = (self._of_blocks - self._node_bytes) // self._topology.id_bytes // 2  # for a copy without the node itself, too
+        has_self = self._scale is None
+        for low in range(0, degree, most):
+            ids = np.empty(min(most, degree - low), self._topology.id_dtype)
+            for first in range(0, len(ids), self._piece):
+                piece = ids[first : first + self._piece]
+                self._read_ids(np.arange(start + low + first, start + low + first + len(piece)), piece)
+            if self._scale is not None:
+                ids = ids[ids != node]
+            if not has_self and (low + most >= degree or (len(ids) and ids[-1] > node)):
+                ids, has_self = np.insert(ids, np.searchsorted(ids, node), node), True
+            self._sum_lists(ids, np.zeros(1, np.int64), np.array([len(ids)]), sums, node, -1)
+
+    def _normalisation(self) -> npt.NDArray[np.float64]:
+        """Return 1/√(in-degree + 1) of every node, where edges from a node to itself do not count."""
+        topology = self._topology
+        scale = np.empty(topology.num_nodes, np.float64)
+        first = 0
+        while first < topology.num_nodes:
+            most = min(topology.num_nodes - first, max(1, self._of_blocks // _NODE_BYTES))
+            cost = np.cumsum(topology.degrees(first, first + most)) * topology.id_bytes + np.arange(1, most + 1) * _NODE_BYTES
+            n = max(1, int(np.searchsorted(cost, self._of_blocks, "right")))
+            starts, degrees = topology.offsets(np.arange(first, first + n))
+            n_self = np.zeros(n, np.int64)
+            if n > 1 or int(cost[0]) <= self._of_blocks:
+                ends = np.cumsum(degrees)
+                ids = self._read_lists(starts, degrees)
+                _core.count_self(_bytes(ids), topology.id_bytes, ends - degrees, ends, first, n_self)
+            else:
+                for low in range(0, int(degrees[0]), self._piece):
+                    positions = np.arange(low, min(int(degrees[0]), low + self._piece)) + starts[0]
+                    ids = np.empty(len(positions), topology.id_dtype)
+                    self._read_ids(positions, ids)
+                    n_self[0] += np.count_nonzero(ids == first)
+            scale[first : first + n] = degrees - n_self + 1
+            first += n
+        return np.divide(1.0, np.sqrt(scale, out=scale), out=scale)
+
+    # -- sums --------------------------------------------------------------------------------------------------------------------
+
+    def _sum_lists(
+        self, ids: npt.NDArray[Any], cursor: Int64s, ends: Int64s, sums: UInt8s, first_node: int, self_first: int
+    ) -> None:
+        """Go through the rows once, those runs of them that a list names, and add."""
+        rows, n, lists, id_bytes = self._rows, len(ends), _bytes(ids), self._topology.id_bytes
+        nexts = np.empty(n, np.int64)
+        _core.begin(lists, id_bytes, cursor, ends, nexts)
+        wanted = np.zeros(self._n_runs, np.uint8)
+        if not _core.mark_runs(lists, id_bytes, self._run_rows, wanted):
+            raise self._damaged(first_node)
+        if self_first >= 0:
+            wanted[self_first // self._run_rows : (self_first + n - 1) // self._run_rows + 1] = 1
+        bounds = self._bounds(ends)
+        is_wanted = np.flatnonzero(wanted)
+        n_rows, step = self._topology.num_nodes, self._run_rows
+        runs = ((int(k) * step, self._turns[i % 2, : min(step, n_rows - int(k) * step)]) for i, k in enumerate(is_wanted))
+        self._progress((self._n_runs - len(is_wanted)) * step * rows.file.row_bytes)
+        asked = time.perf_counter()
+        for first, found in read_ahead(rows.file, runs):
+            begin = time.perf_counter()
+            numbers = self._numbers(found)
+            scale = None if self._scale is None else self._scale[first : first + len(found)]
+
+            def add(low: int, high: int, numbers: UInt8s = numbers, first: int = first, scale: Any = scale) -> int:
+                return _core.accumulate(
+                    numbers,
+                    self._item,
+                    first,
+                    rows.width,
+                    lists,
+                    id_bytes,
+                    cursor,
+                    ends,
+                    nexts,
+                    sums,
+                    self._sum_item,
+                    scale,
+                    self_first,
+                    low,
+                    high,
+                )
+
+            bad = max(self._in_threads(add, bounds))
+            if bad >= 0:
+                raise self._damaged(first_node + bad)
+            self.costs.bytes_read += found.nbytes
+            self._progress(found.nbytes)
+            self.costs.wait_s += begin - asked
+            asked = time.perf_counter()
+            self.costs.sum_s += asked - begin
+
+    def _numbers(self, found: UInt8s) -> UInt8s:
+        """Return rows as float32 or float64, in bytes."""
+        flat = found.reshape(-1)
+        if not self._converts:
+            return flat
+        given = torch.from_numpy(flat).view(self._rows.dtype)
+        wide = self._wide[: len(given)]
+        wide.copy_(given)
+        return wide.numpy().view(np.uint8)
+
+    def _bounds(self, ends: Int64s) -> list[int]:
+        """Return where the nodes of a block are cut, for threads to share them: a few parts each, of equal weight."""
+        n_parts = 1 if self._threads is None else 4 * self._n_threads
+        weight = ends + np.arange(len(ends))
+        inner = np.searchsorted(weight, np.linspace(0, weight[-1], n_parts + 1)[1:-1])
+        return [0, *inner.tolist(), len(ends)]
+
+    def _in_threads(self, work: Callable[[int, int], int], bounds: list[int]) -> list[int]:
+        pairs = [(low, high) for low, high in pairwise(bounds) if low < high]
+        if self._threads is None:
+            return [work(low, high) for low, high in pairs]
+        futures = [self._threads.submit(work, low, high) for low, high in pairs]
+        try:
+            return [future.result() for future in futures]
+        finally:
+            for future in futures:  # an interrupt must not leave threads that write to the sums
+                if not future.cancel():
+                    future.exception()
+
+    def _finish(self, sums: UInt8s, first: int, stop: int, degrees: Int64s) -> None:
+        if self._op == "sum":
+            return
+        factors = np.maximum(degrees, 1).astype(np.float64) if self._scale is None else self._scale[first:stop]
+
+        def work(low: int, high: int) -> int:
+            _core.finish(sums, self._sum_item, self._rows.width, factors, self._op == "mean", low, high)
+            return 0
+
+        bounds = np.linspace(0, stop - first, 4 * self._n_threads + 1).astype(int).tolist()
+        self._in_threads(work, bounds)
+
+    def _damaged(self, node: int) -> CorruptionError:
+        return CorruptionError(f"the neighbours of node {node} or one after it do not ascend", self._topology.indices.path)
+
+
+def _bytes(ids: npt.NDArray[Any]) -> UInt8s:
+    return ids.view(np.uint8)

@@ -1,0 +1,1 @@
+"""Inference: the outputs of a model at every node, layer by layer, out of core."""

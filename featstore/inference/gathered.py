@@ -1,0 +1,99 @@
+"""A layer of any kind, run on blocks of nodes with all their in-neighbours: the sources' rows are gathered for each block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from featstore.budget import Budget
+from featstore.errors import BudgetError
+from featstore.graph.passes import Rows
+from featstore.graph.topology import Topology
+from featstore.sampling.batch import Block
+
+__all__ = ["WholeBlock", "whole_blocks"]
+
+Int64s = npt.NDArray[np.int64]
+
+_EDGE_BYTES: Final = 80  # of an edge of a block: its ends, their positions, and what sorts them
+_NODE_BYTES: Final = 64
+
+
+@dataclass(frozen=True)
+class WholeBlock:
+    """Nodes ``first … stop - 1``, all their in-edges, and the rows of the sources, as stored: uint8 array (n_src, row_bytes)."""
+
+    first: int
+    stop: int
+    block: Block
+    rows: npt.NDArray[np.uint8]
+
+
+def whole_blocks(
+    topology: Topology, rows: Rows, item: int, first: int, budget: Budget, memory: int, holder: str
+) -> Iterator[WholeBlock]:
+    """Yield blocks of consecutive nodes from ``first`` on that fit the memory.
+
+    Parameters
+    ----------
+    topology : Topology
+    rows : Rows
+    item : int
+        Bytes of a number as the layer gets it. A row an edge of these is counted, too, as layers commonly make them.
+    first : int
+    budget : Budget
+        Counts a block while it is used, as ``holder``.
+    memory : int
+        Bytes.
+    holder : str
+
+    Raises
+    ------
+    BudgetError
+        A node with all its in-neighbours does not fit.
+    CorruptionError, OSError, ClosedError
+    """
+    row_bytes, n = rows.file.row_bytes, topology.num_nodes
+    given = row_bytes + item * rows.width
+    per_edge, per_node = given + item * rows.width + _EDGE_BYTES, 2 * given + _NODE_BYTES
+    while first < n:
+        degrees = topology.degrees(first, min(n, first + max(1, memory // per_node)))
+        cost = np.cumsum(degrees) * per_edge
+        cost += np.arange(1, len(cost) + 1) * per_node
+        fit = int(np.searchsorted(cost, memory, "right"))
+        if not fit:
+            needed = budget.total + int(cost[0]) - memory
+            raise BudgetError(
+                f"node {first} has {degrees[0]} in-neighbours, whose rows take {int(cost[0])} bytes in a block, and {memory} are "
+                f"left; {needed} in all would do",
+                needed,
+            )
+        with budget.reserve(holder, int(cost[fit - 1])):
+            yield _block(topology, rows, first, first + fit)
+        first += fit
+
+
+def _block(topology: Topology, rows: Rows, first: int, stop: int) -> WholeBlock:
+    n_dst = stop - first
+    starts, degrees = topology.offsets(np.arange(first, stop))
+    ends = np.cumsum(degrees)
+    positions = np.repeat(starts - ends + degrees, degrees)
+    positions += np.arange(len(positions))
+    found = np.empty(len(positions), topology.id_dtype)
+    topology.read_edges(positions, found)
+    topology.check_found(positions, found)
+    ids = found.astype(np.int64)
+    is_inside = (ids >= first) & (ids < stop)
+    others: npt.NDArray[Any] = np.unique(ids[~is_inside])
+    src = np.where(is_inside, ids - first, n_dst + np.searchsorted(others, ids))
+    dst = np.repeat(np.arange(n_dst), degrees)
+    out = np.empty((n_dst + len(others), rows.file.row_bytes), np.uint8)
+    rows.file.read(first, n_dst, out[:n_dst])
+    if len(others):
+        rows.file.gather(others, out[n_dst:])
+    return WholeBlock(first, stop, Block(torch.from_numpy(src), torch.from_numpy(dst), len(out), n_dst), out)

@@ -1,0 +1,392 @@
+"""Every node's output by a model given layer by layer, all neighbours, out of core."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from featstore.config import check_flag
+from featstore.gather.device import check_device
+from featstore.graph.aggregate import Host, Room, generous, identity_of, room_in, write_block
+from featstore.graph.feature import FeatureStore
+from featstore.graph.making import Field, Making, adjacency_of, check_new_feature
+from featstore.graph.passes import PassCosts, Passes, Rows, summed_dtype
+from featstore.graph.progress import Progress, note
+from featstore.graph.source import dtype_name, torch_dtype
+from featstore.inference.gathered import whole_blocks
+from featstore.inference.layers import Aggregate, Layer, fingerprint
+from featstore.storage.catalog import NODE
+from featstore.storage.readahead import read_ahead
+from featstore.storage.writer import RowFileWriter
+
+__all__ = ["LayerCosts", "infer", "run_layers"]
+
+HOLDER: Final = "inference"  # in the budget's report
+
+
+@dataclass
+class LayerCosts:
+    """What a layer came to.
+
+    Parameters
+    ----------
+    passes : PassCosts
+        Of a layer that aggregates.
+    blocks : int
+        Of a layer of another kind.
+    apply_s, write_s, total_s : float
+        Seconds: in the layer's own code, writing, and altogether.
+    """
+
+    passes: PassCosts = field(default_factory=PassCosts)
+    blocks: int = 0
+    apply_s: float = 0.0
+    write_s: float = 0.0
+    total_s: float = 0.0
+
+
+def infer(
+    g: Host,
+    layers: Sequence[Layer],
+    features: str = "x",
+    out: str = "h",
+    *,
+    dtype: torch.dtype | str | None = None,
+    device: str | torch.device = "cpu",
+    overwrite: bool = False,
+    memory: int | str | None = None,
+    key: str | None = None,
+    progress: bool = True,
+) -> FeatureStore:
+    """Compute every node's output by a model given layer by layer, with all in-neighbours, and add it as a feature.
+
+    Parameters
+    ----------
+    g : OutOfCoreGraph
+    layers : sequence of Aggregate or callable
+        The model's layers, in order. An :class:`~featstore.Aggregate` says what it aggregates, and runs in blockwise passes. Any
+        other is called as in a training loop, ``layer(h, block)``: ``h`` has the rows of the block's sources, shape (n_src, …),
+        the first ``n_dst`` of them the destinations', and the layer returns the destinations', shape (n_dst, …). Put what
+        follows a layer, such as its activation, into it; call ``model.eval()`` before.
+    features : str
+        The feature that the first layer gets.
+    out : str
+        Name of the new feature, the last layer's output.
+    dtype : torch.dtype or str, optional
+        Of the rows that layers get: float64 for a float64 feature, else float32. What layers return is stored in its own dtype.
+    device : str or torch.device
+        Where layers' own code runs; rows are aggregated on the CPU.
+    overwrite : bool
+        Replace a feature of that name.
+    memory : int or str, optional
+        Most bytes to hold, within the graph's budget; by default nearly all that it has left. What layers allocate themselves is
+        not counted.
+    key : str, optional
+        What tells this model from others, where a killed run is to be gone on with. By default weights, code and the values that
+        layers refer to are; where something among them cannot be compared, the next call starts over.
+    progress : bool
+        Show progress bars, with the time left, where stderr is a terminal.
+
+    Returns
+    -------
+    FeatureStore
+        ``g.features[out]``: row v is node v's output.
+
+    Raises
+    ------
+    KeyError, ValueError, TypeError
+        No such feature; a name that is taken; no layers, or none that can be called; a layer returned something else than a
+        floating-point tensor of one row a node, which names the layer.
+    BudgetError
+        Too little memory for the sums of one node, or for a node with all its in-neighbours; names what does.
+    BusyError, CommittedError, CorruptionError, OSError
+        As :meth:`featstore.OutOfCoreGraph.aggregate`.
+
+    Notes
+    -----
+    Exceptions of layers pass through. The result is committed in one step. A layer's output lies in the dataset's folder until
+    the next layer is done, and after a kill, Ctrl-C or an exception of a layer the same call goes on where the last one was.
+
+    An :class:`~featstore.Aggregate` reads the rows that it aggregates once a block of nodes, whose sums fit the memory: as many
+    passes as ``num_nodes · row_bytes / memory``. Its sums are made in ascending order of the neighbours, in float32 for float32
+    rows: in the same order as ``index_add_`` over a block's edges. Any other layer reads the distinct sources of each block.
+
+    Examples
+    --------
+    >>> h = featstore.infer(g, [Aggregate(lambda h, mean: (l.of_self(h) + l.of_neighbors(mean)).relu()) for l in model.layers])
+    """
+    run_layers(
+        g,
+        layers,
+        features,
+        out,
+        dtype=dtype,
+        device=device,
+        overwrite=overwrite,
+        memory=memory,
+        key=key,
+        progress=progress,
+    )
+    store: FeatureStore = g.features[out]
+    return store
+
+
+def run_layers(
+    g: Host,
+    layers: Sequence[Layer],
+    features: str,
+    out: str,
+    *,
+    dtype: torch.dtype | str | None = None,
+    device: str | torch.device = "cpu",
+    overwrite: bool = False,
+    memory: int | str | None = None,
+    key: str | None = None,
+    progress: bool = True,
+) -> list[LayerCosts]:
+    """Do as :func:`infer`; return what each layer that was run came to."""
+    for each, flag in (("overwrite", overwrite), ("progress", progress)):
+        check_flag(each, flag)
+    if not hasattr(g, "topology"):
+        raise TypeError(f"a graph with an adjacency is needed, not a {type(g).__name__}")
+    layers = list(layers)
+    if not layers:
+        raise ValueError("layers: at least one is needed")
+    for number, layer in enumerate(layers):
+        if not isinstance(layer, Aggregate) and not callable(layer):
+            raise TypeError(f"layer {number} must be an Aggregate or callable, not {layer!r}")
+    stored = g.features[features].dtype
+    usual = torch.float64 if stored == torch.float64 else torch.float32
+    given = usual if dtype is None else torch_dtype(dtype_name(dtype))
+    if given not in (torch.float32, torch.float64):
+        raise TypeError(f"dtype must be float32 or float64, not {dtype}")
+    if out == features:
+        raise ValueError(f"out: {out!r} is the feature that is read; choose another name")
+    check_new_feature(g.catalog, out, overwrite)
+    g.check_replaceable(out)
+    model = fingerprint(layers) if key is None else f"key {key}"
+    recipe = {
+        "what": "infer",
+        "made_of": [adjacency_of(g.catalog), identity_of(g.catalog, features)],
+        "options": [len(layers), str(given), uuid.uuid4().hex if model is None else model],
+    }
+    with (
+        generous(g.budget, memory),
+        Making(g.path, g.catalog, out, recipe, [f"{NODE}/{features}"], overwrite=overwrite, progress=progress) as making,
+        torch.inference_mode(),
+    ):
+        if model is None:
+            note("featstore: these layers cannot be told from others: a run that is killed starts over; key= helps", progress)
+        run = _Run(g, making, given, check_device(device), memory, progress)
+        for number, layer in enumerate(layers):
+            run.layer(number, len(layers), layer, features)
+        g.adopt_feature(making.commit(2 * len(layers) - 1), out)
+    return run.costs
+
+
+class _Run:
+    """Layers, one after the other. Steps of the making: ``2 i`` is what layer i aggregates, ``2 i + 1`` its output."""
+
+    def __init__(
+        self, g: Host, making: Making, dtype: torch.dtype, device: torch.device, memory: int | str | None, progress: bool
+    ) -> None:
+        self._g, self._making, self._dtype, self._device = g, making, dtype, device
+        self._memory, self._shows = memory, progress
+        self.costs: list[LayerCosts] = []
+
+    def layer(self, number: int, n_layers: int, layer: Layer, features: str) -> None:
+        """Run a layer, or what of it is not done."""
+        making, step = self._making, 2 * number + 1
+        if making.is_done(step):
+            return
+        begin, costs = time.perf_counter(), LayerCosts()
+        label = f"layer {number + 1}/{n_layers}"
+        with contextlib.ExitStack() as stack:
+            if number:
+                source, shape = self._open(stack, step - 2)
+            else:
+                source, shape = self._g.rows_of(features), tuple(self._g.features[features].shape[1:])
+            if not isinstance(layer, Aggregate):
+                self._general(number, layer, source, shape, costs, label)
+            else:
+                passed, passed_shape = source, shape
+                if layer.before is not None:
+                    if not making.is_done(step - 1):
+                        self._map(number, layer, source, shape, costs, label)
+                    passed, passed_shape = self._open(stack, step - 1)
+                self._aggregate(number, layer, (source, shape), (passed, passed_shape), costs, label)
+        making.finish(step, [step - 2, step - 1])
+        costs.total_s = time.perf_counter() - begin
+        self.costs.append(costs)
+
+    def _open(self, stack: contextlib.ExitStack, step: int) -> tuple[Rows, tuple[int, ...]]:
+        field_of = self._making.field_of(step)
+        assert field_of is not None
+        file = stack.enter_context(contextlib.closing(self._making.open(step, self._g.reader)))
+        return Rows(file, torch_dtype(field_of.dtype), math.prod(field_of.row_shape)), field_of.row_shape
+
+    # -- kinds of layers -------------------------------------------------------------------------------------------------------
+
+    def _map(self, number: int, layer: Aggregate, source: Rows, shape: tuple[int, ...], costs: LayerCosts, label: str) -> None:
+        """Write what a layer aggregates, from the rows that it gets."""
+        assert layer.before is not None
+        room = room_in(self._g.budget, self._memory, self._piece_row(source))
+        output = _Output(self, number, 2 * number, room, costs, f"{label}: what is aggregated")
+        with self._g.budget.reserve(HOLDER, room.held), output:
+            row_bytes = self._piece_row(source)
+            output.expect((self._g.num_nodes - output.first) * row_bytes)
+            step = max(1, room.piece_bytes // row_bytes)
+            for first, stop, rows in self._pieces((source, shape), output.first, self._g.num_nodes, step):
+                output.write(first, stop, self._timed(layer.before, costs, rows))
+                output.passed((stop - first) * row_bytes)
+        self._making.finish(2 * number)
+
+    def _aggregate(
+        self,
+        number: int,
+        layer: Aggregate,
+        own: tuple[Rows, tuple[int, ...]],
+        passed: tuple[Rows, tuple[int, ...]],
+        costs: LayerCosts,
+        label: str,
+    ) -> None:
+        g, (rows, shape) = self._g, passed
+        summed = summed_dtype(rows.dtype)
+        sums = summed if self._dtype == torch.float32 else torch.float64
+        per_row = self._piece_row(own[0]) + sums.itemsize * rows.width
+        room = room_in(g.budget, self._memory, per_row)
+        output = _Output(self, number, 2 * number + 1, room, costs, label)
+        with g.budget.reserve(HOLDER, room.held), output:
+            with Passes(
+                g.topology, rows, layer.op, sums, g.budget, room.passes, g.options.threads, HOLDER, output.passed, output.first
+            ) as passes:
+                output.expect(passes.total_bytes)
+                for block in passes.blocks():
+                    found = torch.from_numpy(block.sums).reshape(len(block.sums), *shape)
+                    step = max(1, room.piece_bytes // per_row)
+                    for first, stop, h_self in self._pieces(own if layer.needs_self else None, block.first, block.stop, step):
+                        aggregated = found[first - block.first : stop - block.first].to(self._dtype).to(self._device)
+                        output.write(first, stop, self._timed(layer.apply, costs, h_self, aggregated))
+                costs.passes = passes.costs
+
+    def _general(self, number: int, layer: Any, source: Rows, shape: tuple[int, ...], costs: LayerCosts, label: str) -> None:
+        g = self._g
+        room = room_in(g.budget, self._memory, 0)
+        output = _Output(self, number, 2 * number + 1, room, costs, label)
+        item = self._dtype.itemsize
+        with g.budget.reserve(HOLDER, room.held), output:
+            output.expect(g.num_nodes - output.first)
+            for each in whole_blocks(g.topology, source, item, output.first, g.budget, room.passes, HOLDER):
+                h = self._as_given(each.rows, source, shape)
+                block = each.block.map(lambda tensor: tensor.to(self._device))
+                output.write(each.first, each.stop, self._timed(layer, costs, h, block))
+                output.passed(each.stop - each.first)
+                costs.blocks += 1
+
+    # -- rows --------------------------------------------------------------------------------------------------------------------
+
+    def _piece_row(self, source: Rows) -> int:
+        """Bytes of a row of a piece: as it is stored, for two pieces that take turns, and as a layer gets it."""
+        return 2 * source.file.row_bytes + source.width * self._dtype.itemsize
+
+    def _pieces(
+        self, own: tuple[Rows, tuple[int, ...]] | None, first: int, stop: int, step: int
+    ) -> Iterator[tuple[int, int, torch.Tensor | None]]:
+        """Yield the begin and end of pieces of nodes, and their rows, the next ones read meanwhile; None without ``own``."""
+        if own is None:
+            yield from ((low, min(stop, low + step), None) for low in range(first, stop, step))
+            return
+        source, shape = own
+        turns = np.empty((2, min(step, max(1, stop - first)), source.file.row_bytes), np.uint8)
+        blocks = ((low, turns[k % 2, : min(step, stop - low)]) for k, low in enumerate(range(first, stop, step)))
+        for low, found in read_ahead(source.file, blocks):
+            yield low, low + len(found), self._as_given(found, source, shape)
+
+    def _as_given(self, stored: Any, source: Rows, shape: tuple[int, ...]) -> torch.Tensor:
+        """Return stored rows as layers get them."""
+        rows = torch.from_numpy(stored.reshape(-1)).view(source.dtype).reshape(len(stored), *shape)
+        return rows.to(self._dtype).to(self._device)
+
+    @staticmethod
+    def _timed(function: Any, costs: LayerCosts, *args: Any) -> Any:
+        begin = time.perf_counter()
+        try:
+            return function(*args)
+        finally:
+            costs.apply_s += time.perf_counter() - begin
+
+
+class _Output:
+    """The field that a step writes: it begins with the first rows, whose shape and dtype are its; a context manager."""
+
+    def __init__(self, run: _Run, number: int, step: int, room: Room, costs: LayerCosts, label: str) -> None:
+        self._making, self._n = run._making, run._g.num_nodes
+        self._number, self._step, self._room, self._costs, self._label = number, step, room, costs, label
+        self._shows, self._bar = run._shows, Progress(label, 0, False)
+        self._stack = contextlib.ExitStack()
+        self._writer: RowFileWriter | None = None
+        self._field = self._making.field_of(step)
+        if self._field is not None:
+            self._writer = self._making.writer(step, self._field, room.buffer_bytes)
+
+    @property
+    def first(self) -> int:
+        """The first node whose row is not there."""
+        return 0 if self._writer is None else self._writer.n_rows
+
+    def expect(self, total: int) -> None:
+        """Show progress towards ``total``, which :meth:`passed` counts."""
+        self._bar = self._stack.enter_context(Progress(self._label, total, self._shows))
+
+    def passed(self, n: int) -> None:
+        """Count ``n`` more as done."""
+        self._bar.add(n)
+
+    def write(self, first: int, stop: int, rows: Any) -> None:
+        """Append the rows that a layer returned for nodes ``first … stop - 1``."""
+        begin = time.perf_counter()
+        name = f"layer {self._number}"
+        if not isinstance(rows, torch.Tensor):
+            raise TypeError(f"{name} returned a {type(rows).__name__}, not a tensor")
+        if rows.ndim < 1 or len(rows) != stop - first or (self._field and tuple(rows.shape[1:]) != self._field.row_shape):
+            expected = "…" if self._field is None else ", ".join(map(str, self._field.row_shape))
+            raise ValueError(
+                f"{name} returned shape {tuple(rows.shape)} for {stop - first} nodes, not ({stop - first}, {expected})"
+            )
+        if not rows.dtype.is_floating_point or (self._field and rows.dtype != torch_dtype(self._field.dtype)):
+            expected = "a floating-point dtype" if self._field is None else self._field.dtype
+            raise TypeError(f"{name} returned {rows.dtype}, not {expected}")
+        if self._field is None:
+            self._begin(rows)
+        assert self._field is not None
+        assert self._writer is not None
+        of, host = self._field, rows.detach().cpu()
+        write_block(0, len(host), lambda low, high: host[low:high], self._writer, max(1, (4 << 20) // of.row_bytes), of)
+        self._making.checkpoint(self._step)
+        self._costs.write_s += time.perf_counter() - begin
+
+    def _begin(self, rows: torch.Tensor) -> None:
+        try:
+            dtype = dtype_name(rows.dtype)
+        except TypeError as error:
+            raise TypeError(f"layer {self._number} returned {rows.dtype}: {error}") from None
+        if not all(rows.shape[1:]):
+            raise ValueError(f"layer {self._number} returned rows of shape {tuple(rows.shape[1:])}, which have no numbers")
+        self._field = Field(self._n, rows.shape[1:], dtype)
+        self._writer = self._making.writer(self._step, self._field, self._room.buffer_bytes)
+
+    def __enter__(self) -> _Output:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self._stack.close()
+        if error is None and self._writer is None:
+            raise ValueError("a graph without nodes has no output: its width is not known")

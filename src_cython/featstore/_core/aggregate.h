@@ -1,0 +1,119 @@
+/* Sums of neighbours' rows: rows of a run of sources are added to the accumulators of the destinations whose lists name them.
+
+A destination's list ascends, and so do the runs: each sum is made in the order of its list, whatever the runs, the blocks, the
+threads and the processor's vectors. Products and sums round one by one. */
+#ifndef FEATSTORE_AGGREGATE_H
+#define FEATSTORE_AGGREGATE_H
+
+#include <stdint.h>
+#include "vectors.h"
+
+#define FS_NO_MORE INT64_MAX
+#define FS_DESTINATIONS_AHEAD 6
+#define FS_LINES_AHEAD 4 /* of a row; the processor's own prefetching goes on from there */
+
+typedef struct {
+    const void *rows;     /* of sources first … stop - 1, width numbers each */
+    int64_t first, stop, width;
+    const void *ids;      /* lists one after the other */
+    int64_t id_bytes;
+    int64_t *cursor;      /* of each destination: what of its list was not added yet begins here */
+    const int64_t *ends;
+    int64_t *nexts;       /* of each destination: the id at its cursor, FS_NO_MORE at the end of the list */
+    void *sums;           /* width numbers a destination */
+    const double *scale;  /* of sources first … stop - 1, or NULL: what a row is multiplied by */
+    int64_t self;         /* destination 0's id where every destination is a source of itself once, whatever its list says; or -1 */
+} fs_aggregate;
+
+static inline int64_t fs_list_id(const void *ids, int64_t id_bytes, int64_t at)
+{
+    return id_bytes == 4 ? (int64_t)((const int32_t *)ids)[at] : ((const int64_t *)ids)[at];
+}
+
+static inline void fs_touch_row(const char *row, int64_t n_bytes)
+{
+    for (int64_t at = 0; at < n_bytes && at < 64 * FS_LINES_AHEAD; at += 64)
+        __builtin_prefetch(row + at);
+}
+
+/* Adds to destinations lo … hi - 1. Returns the first whose list descends, or has no such source; -1 where all is well. */
+#define FS_DEFINE_ACCUMULATE(NAME, TARGET, ROW, SUM)                                                                            \
+    TARGET static int64_t NAME(const fs_aggregate *job, int64_t lo, int64_t hi)                                                \
+    {                                                                                                                          \
+        const int64_t width = job->width, first = job->first, stop = job->stop;                                                \
+        const ROW *rows = (const ROW *)job->rows;                                                                              \
+        for (int64_t v = lo; v < hi; v++) {                                                                                    \
+            int64_t ahead = v + FS_DESTINATIONS_AHEAD;                                                                         \
+            if (ahead < hi && job->nexts[ahead] < stop && job->nexts[ahead] >= first) {                                        \
+                fs_touch_row((const char *)(rows + (job->nexts[ahead] - first) * width), width * (int64_t)sizeof(ROW));        \
+                fs_touch_row((const char *)((SUM *)job->sums + ahead * width), width * (int64_t)sizeof(SUM));                  \
+            }                                                                                                                  \
+            int64_t next = job->nexts[v], own = job->self < 0 ? FS_NO_MORE : job->self + v;                                     \
+            if (own < first || own >= stop)                                                                                    \
+                own = FS_NO_MORE;                                                                                              \
+            if (next >= stop && own == FS_NO_MORE)                                                                             \
+                continue;                                                                                                      \
+            SUM *restrict sum = (SUM *)job->sums + v * width;                                                                  \
+            int64_t at = job->cursor[v];                                                                                       \
+            const int64_t end = job->ends[v], myself = job->self < 0 ? -1 : job->self + v;                                     \
+            for (;;) {                                                                                                         \
+                int64_t source = next;                                                                                         \
+                if (own < stop && own <= next) {                                                                                         \
+                    source = own;                                                                                              \
+                    own = FS_NO_MORE;                                                                                          \
+                } else if (next >= stop) {                                                                                     \
+                    break;                                                                                                     \
+                } else {                                                                                                       \
+                    if (next < first)                                                                                          \
+                        return v;                                                                                              \
+                    next = ++at < end ? fs_list_id(job->ids, job->id_bytes, at) : FS_NO_MORE;                                  \
+                    if (next < source)                                                                                         \
+                        return v;                                                                                              \
+                    if (next < stop)                                                                                           \
+                        fs_touch_row((const char *)(rows + (next - first) * width), width * (int64_t)sizeof(ROW));             \
+                    if (source == myself)                                                                                      \
+                        continue; /* it counts once, where own says */                                                         \
+                }                                                                                                              \
+                const ROW *restrict row = rows + (source - first) * width;                                                     \
+                if (job->scale == NULL) {                                                                                      \
+                    for (int64_t j = 0; j < width; j++)                                                                        \
+                        sum[j] += (SUM)row[j];                                                                                 \
+                } else {                                                                                                       \
+                    const SUM factor = (SUM)job->scale[source - first];                                                        \
+                    for (int64_t j = 0; j < width; j++)                                                                        \
+                        sum[j] += factor * (SUM)row[j];                                                                        \
+                }                                                                                                              \
+            }                                                                                                                  \
+            job->cursor[v] = at;                                                                                               \
+            job->nexts[v] = next;                                                                                              \
+        }                                                                                                                      \
+        return -1;                                                                                                             \
+    }
+
+#define FS_DEFINE_ACCUMULATES(SUFFIX, TARGET)                                                                                   \
+    FS_DEFINE_ACCUMULATE(fs_add_ff##SUFFIX, TARGET, float, float)                                                              \
+    FS_DEFINE_ACCUMULATE(fs_add_fd##SUFFIX, TARGET, float, double)                                                             \
+    FS_DEFINE_ACCUMULATE(fs_add_dd##SUFFIX, TARGET, double, double)
+
+FS_DEFINE_ACCUMULATES(_0, )
+#if defined(__x86_64__)
+FS_DEFINE_ACCUMULATES(_1, FS_AVX2)
+FS_DEFINE_ACCUMULATES(_2, FS_AVX512)
+#endif
+
+typedef int64_t (*fs_accumulate_t)(const fs_aggregate *, int64_t, int64_t);
+
+/* `kind`: 0 float rows and sums, 1 float rows and double sums, 2 double rows and sums. */
+static int64_t fs_accumulate(const fs_aggregate *job, int kind, int64_t lo, int64_t hi, int level)
+{
+#if defined(__x86_64__)
+    static const fs_accumulate_t all[3][3] = {{fs_add_ff_0, fs_add_fd_0, fs_add_dd_0},
+                                              {fs_add_ff_1, fs_add_fd_1, fs_add_dd_1},
+                                              {fs_add_ff_2, fs_add_fd_2, fs_add_dd_2}};
+#else
+    static const fs_accumulate_t all[1][3] = {{fs_add_ff_0, fs_add_fd_0, fs_add_dd_0}};
+#endif
+    return all[fs_vectors(level)][kind](job, lo, hi);
+}
+
+#endif

@@ -1,0 +1,177 @@
+"""Sums of neighbours' rows, for a block of destinations and a run of sources at a time."""
+
+from libc.stdint cimport int64_t, uint8_t
+
+cdef extern from "aggregate.h" nogil:
+    ctypedef struct fs_aggregate:
+        const void *rows
+        int64_t first
+        int64_t stop
+        int64_t width
+        const void *ids
+        int64_t id_bytes
+        int64_t *cursor
+        const int64_t *ends
+        int64_t *nexts
+        void *sums
+        const double *scale
+        int64_t self
+    int64_t FS_NO_MORE
+    int64_t fs_list_id(const void *ids, int64_t id_bytes, int64_t at)
+    int64_t fs_accumulate(const fs_aggregate *job, int kind, int64_t lo, int64_t hi, int level)
+
+LEVELS = 3  # of vectors, see :func:`accumulate`
+NO_MORE = FS_NO_MORE
+
+
+cdef int check_lists(const uint8_t[::1] ids, int64_t id_bytes, const int64_t[::1] cursor, const int64_t[::1] ends) except -1:
+    if id_bytes not in (4, 8) or ids.shape[0] % id_bytes:
+        raise ValueError(f"ids have 4 or 8 bytes, not {id_bytes}")
+    if cursor.shape[0] != ends.shape[0]:
+        raise ValueError("a begin and an end a list")
+    return 0
+
+
+cdef bint fit(int64_t n_ids, const int64_t[::1] cursor, const int64_t[::1] ends, int64_t lo, int64_t hi) noexcept nogil:
+    cdef int64_t v
+    for v in range(lo, hi):
+        if not 0 <= cursor[v] <= ends[v] <= n_ids:
+            return False
+    return True
+
+
+def begin(const uint8_t[::1] ids not None, int64_t id_bytes, const int64_t[::1] cursor not None,
+          const int64_t[::1] ends not None, int64_t[::1] nexts not None):
+    """Write the first id of each list, ``NO_MORE`` of an empty one; lists are ``ids[cursor:ends]``."""
+    cdef int64_t v, n = cursor.shape[0]
+    cdef bint good
+    check_lists(ids, id_bytes, cursor, ends)
+    if nexts.shape[0] != n:
+        raise ValueError("an id a list")
+    if n == 0:
+        return
+    cdef const uint8_t *at = &ids[0] if ids.shape[0] else NULL
+    with nogil:
+        good = fit(ids.shape[0] // id_bytes, cursor, ends, 0, n)
+        if good:
+            for v in range(n):
+                nexts[v] = fs_list_id(at, id_bytes, cursor[v]) if cursor[v] < ends[v] else FS_NO_MORE
+    if not good:
+        raise ValueError("lists beyond the ids")
+
+
+def accumulate(const uint8_t[::1] rows not None, int64_t row_item, int64_t first, int64_t width,
+               const uint8_t[::1] ids not None, int64_t id_bytes, int64_t[::1] cursor not None,
+               const int64_t[::1] ends not None, int64_t[::1] nexts not None, uint8_t[::1] sums not None, int64_t sum_item,
+               const double[::1] scale, int64_t self_first, int64_t lo, int64_t hi, int level=LEVELS - 1):
+    """Add the rows of sources ``first …`` to the sums of destinations ``lo … hi - 1`` whose lists name them, in their order.
+
+    ``rows`` and ``sums`` hold ``width`` numbers each, of 4 (float32) or 8 bytes (float64); ``scale``, one a source, multiplies
+    the rows. With ``self_first`` of 0 or more, destination ``v`` has ``self_first + v`` as a source exactly once, whatever its
+    list says. ``level`` bounds the vectors: 2 all, 1 AVX2, 0 none; the sums are the same. Returns the first destination whose
+    list does not ascend, or −1. Threads may work on other destinations of the same arrays.
+    """
+    cdef fs_aggregate job
+    cdef int64_t bad, n_rows, n = cursor.shape[0]
+    cdef int kind
+    cdef bint good
+    if (row_item, sum_item) not in ((4, 4), (4, 8), (8, 8)) or width < 1:
+        raise ValueError(f"rows of {row_item} bytes a number, {width} each, and sums of {sum_item}")
+    check_lists(ids, id_bytes, cursor, ends)
+    n_rows = rows.shape[0] // (row_item * width)
+    if n_rows * row_item * width != rows.shape[0] or first < 0:
+        raise ValueError("rows that are not whole")
+    if nexts.shape[0] != n or sums.shape[0] < n * width * sum_item or not 0 <= lo <= hi <= n:
+        raise ValueError("arrays shorter than the destinations")
+    if scale is not None and scale.shape[0] < n_rows:
+        raise ValueError("a factor a row")
+    if lo == hi or n_rows == 0:
+        return -1
+    kind = 0 if sum_item == 4 else 1 if row_item == 4 else 2
+    job.rows, job.first, job.stop, job.width = &rows[0], first, first + n_rows, width
+    job.ids, job.id_bytes = &ids[0] if ids.shape[0] else NULL, id_bytes
+    job.cursor, job.ends, job.nexts, job.sums = &cursor[0], &ends[0], &nexts[0], &sums[0]
+    job.scale = NULL
+    if scale is not None:
+        job.scale = &scale[0]
+    job.self = self_first
+    with nogil:
+        good = fit(ids.shape[0] // id_bytes, cursor, ends, lo, hi)
+        bad = fs_accumulate(&job, kind, lo, hi, level) if good else -1
+    if not good:
+        raise ValueError("lists beyond the ids")
+    return bad
+
+
+def count_self(const uint8_t[::1] ids not None, int64_t id_bytes, const int64_t[::1] begins not None,
+               const int64_t[::1] ends not None, int64_t first, int64_t[::1] counts not None):
+    """Write how often the list of destination ``first + v`` names itself."""
+    cdef int64_t v, at, n = begins.shape[0]
+    cdef bint good
+    check_lists(ids, id_bytes, begins, ends)
+    if counts.shape[0] != n:
+        raise ValueError("a count a list")
+    if n == 0:
+        return
+    cdef const uint8_t *data = &ids[0] if ids.shape[0] else NULL
+    with nogil:
+        good = fit(ids.shape[0] // id_bytes, begins, ends, 0, n)
+        if good:
+            for v in range(n):
+                counts[v] = 0
+                for at in range(begins[v], ends[v]):
+                    counts[v] += fs_list_id(data, id_bytes, at) == first + v
+    if not good:
+        raise ValueError("lists beyond the ids")
+
+
+def mark_runs(const uint8_t[::1] ids not None, int64_t id_bytes, int64_t run, uint8_t[::1] wanted not None):
+    """Set ``wanted[id // run]`` for every id; returns whether all of them are there."""
+    cdef int64_t i, number, n = ids.shape[0] // id_bytes if id_bytes in (4, 8) else -1
+    cdef bint good = True
+    if n < 0 or run < 1:
+        raise ValueError(f"ids have 4 or 8 bytes, not {id_bytes}, and a run 1 at least")
+    if n == 0:
+        return True
+    cdef const uint8_t *data = &ids[0]
+    with nogil:
+        for i in range(n):
+            number = fs_list_id(data, id_bytes, i) // run
+            if not 0 <= number < wanted.shape[0]:
+                good = False
+                break
+            wanted[number] = 1
+    return good
+
+
+def finish(uint8_t[::1] sums not None, int64_t sum_item, int64_t width, const double[::1] factors not None, bint divides,
+           int64_t lo, int64_t hi):
+    """Divide the sums of destinations ``lo … hi - 1`` by their factors, or multiply them."""
+    cdef int64_t v, j
+    cdef float *f
+    cdef double *d
+    cdef float by_f
+    cdef double by
+    if sum_item not in (4, 8) or width < 1 or not 0 <= lo <= hi <= factors.shape[0] or sums.shape[0] < hi * width * sum_item:
+        raise ValueError("arrays shorter than the destinations")
+    if lo == hi:
+        return
+    with nogil:
+        for v in range(lo, hi):
+            by = factors[v]
+            if sum_item == 4:
+                f, by_f = <float *>&sums[0] + v * width, <float>by
+                if divides:
+                    for j in range(width):
+                        f[j] = f[j] / by_f
+                else:
+                    for j in range(width):
+                        f[j] = f[j] * by_f
+            else:
+                d = <double *>&sums[0] + v * width
+                if divides:
+                    for j in range(width):
+                        d[j] = d[j] / by
+                else:
+                    for j in range(width):
+                        d[j] = d[j] * by
