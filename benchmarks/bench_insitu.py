@@ -1,8 +1,8 @@
 """In-situ sampling: the adjacency in chunks, against the same adjacency in CSC form.
 
-Figures of ``chunks``: nodes a second of NeighborSampler on chunks of 1 to 64 MiB beside its rate over CSC in the same memory (target
-at the default size: at least half), with nothing cached and with a tenth of the adjacency cached; bytes that it reads a batch; bytes
-a second of a pass over all lists; seconds to convert. ``--scale 20`` takes a smaller graph than R22.
+Figures of ``chunks``: nodes a second of NeighborSampler on chunks of 1 to 64 MiB beside its rate over CSC in the same memory
+(target at the default size: at least half), with nothing cached and with a tenth of the adjacency cached; bytes that it reads a
+batch; bytes a second of a pass over all lists; seconds to convert. ``--scale 20`` takes a smaller graph than R22.
 """
 
 from __future__ import annotations
