@@ -49,6 +49,11 @@ class ArrayFile:
         self.n_gathers += 1
         self.n_gathered += len(rows)
 
+    def read_pages(self, numbers: Int64s, out: npt.NDArray[np.uint8]) -> None:
+        """Pages of which the first is a header."""
+        out[:] = self.rows.reshape(-1, 4096)[numbers - 1]
+        self.n_gathers += 1
+
     def stream(self, runs: Int64s, window_bytes: int, arena: Any = None) -> ArrayStream:
         stream = ArrayStream(self, runs)
         self.streams.append(stream)

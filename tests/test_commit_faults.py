@@ -33,6 +33,7 @@ LOCKS = {OPENING_LOCK, READERS_LOCK, WRITER_LOCK}
 CACHE_BYTES = "20KB"
 N = {"old": 700, "new": 800}
 KEY = "auto/runs"
+IN_CHUNKS = {"topology": "chunked", "chunk_bytes": 4096}
 
 
 def arrays(which: str) -> tuple[np.ndarray, np.ndarray]:
@@ -41,12 +42,12 @@ def arrays(which: str) -> tuple[np.ndarray, np.ndarray]:
     return np.random.default_rng(n).integers(0, n, (2, 5000)), np.full((n, 5), n, np.float32)
 
 
-def make(path: Path, which: str, overwrite: bool = False) -> None:
+def make(path: Path, which: str, overwrite: bool = False, **form: Any) -> None:
     edges, x = arrays(which)
     order = np.lexsort((edges[0], edges[1]))
     indptr = np.searchsorted(edges[1][order], np.arange(N[which] + 1))
     featstore.OutOfCoreGraph.create(
-        path, indptr, edges[0][order], {"x": x}, {"y": x[:, 0]}, overwrite=overwrite, memory="8MiB", progress=False
+        path, indptr, edges[0][order], {"x": x}, {"y": x[:, 0]}, overwrite=overwrite, memory="9MiB", progress=False, **form
     ).close()
 
 
@@ -64,6 +65,10 @@ def opened(root: Path) -> featstore.OutOfCoreGraph:
 def save(root: Path, seed: int) -> None:
     with opened(root) as g:
         g.cache_neighbors(CACHE_BYTES, "random", seed=seed, save=True)
+
+
+def convert(root: Path, topology: str) -> None:
+    featstore.convert(root / "g", topology, chunk_bytes=4096 if topology == "chunked" else None, memory="64MiB", progress=False)
 
 
 def keep(root: Path, value: int) -> None:
@@ -116,6 +121,7 @@ def state(root: Path) -> tuple[Any, ...]:
             g.verify(progress=False)
             found.append(check_rows(g))
         catalog = read_catalog(root / "g")
+        found.append(catalog.topology)
         found.append(json.dumps({key: catalog.extra.get(key) for key in ("cache/neighbors", KEY)}, sort_keys=True))
         for seed in (1, 2):
             with opened(root) as g:
@@ -174,6 +180,10 @@ def a_saved_cache(root: Path) -> None:
     save(root, 1)
 
 
+def chunks(root: Path) -> None:
+    make(root / "g", "old", **IN_CHUNKS)
+
+
 def a_pack(root: Path) -> None:
     make(root / "g", "old")
     pack(root, 1, False)
@@ -184,6 +194,9 @@ SCENARIOS = {
     "replace": Scenario(an_old_dataset, lambda root: make(root / "g", "new", overwrite=True)),
     "edges": Scenario(nothing, lambda root: make_from_edges(root / "g", "new")),
     "edges replace": Scenario(an_old_dataset, lambda root: make_from_edges(root / "g", "new", overwrite=True)),
+    "create chunks": Scenario(nothing, lambda root: make(root / "g", "new", **IN_CHUNKS)),
+    "convert": Scenario(a_saved_cache, lambda root: convert(root, "chunked")),
+    "convert back": Scenario(chunks, lambda root: convert(root, "csc")),
     "open": Scenario(a_saved_cache, read, commits=False),
     "verify": Scenario(a_saved_cache, verify, commits=False),
     "save": Scenario(an_old_dataset, lambda root: save(root, 1)),
@@ -278,7 +291,8 @@ READS_ONLY, IN_PLACE = ("open", "verify", "verify pack"), ("save", "save again",
 NEVER = {  # operations that a scenario has none of
     **{name: {"write", "fsync", "rename", "mkdir", "unlink"} for name in READS_ONLY},
     **{name: {"mkdir", "unlink"} for name in IN_PLACE},
-    **{name: {"unlink"} for name in ("create", "edges", "pack")},  # where nothing was before, nothing is removed
+    **{name: {"mkdir"} for name in ("convert", "convert back")},
+    **{name: {"unlink"} for name in ("create", "create chunks", "edges", "pack")},  # where nothing was before, nothing is removed
 }
 CASES = [(name, *fault) for name in SCENARIOS for fault in FAULTS if fault[0] not in NEVER.get(name, ())]
 
@@ -304,6 +318,10 @@ SAMPLE = [
     ("replace", "rename", "EIO", 7),
     ("replace", "flock", "EIO", 4),
     ("create", "close", "EIO", 13),
+    ("create chunks", "write", "ENOSPC", 5),
+    ("convert", "fsync", "EIO", 2),
+    ("convert", "unlink", "EIO", 3),
+    ("convert back", "rename", "ENOSPC", 2),
     ("keep", "fsync", "EIO", 1),
     ("pack again", "fsync", "EIO", 4),
     ("layout", "rename", "EIO", 3),

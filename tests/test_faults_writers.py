@@ -170,6 +170,34 @@ def kill_update(folder: str, step: int) -> None:
     assert seen == {False, True}
 
 
+def kill_convert(folder: str, step: int) -> None:
+    """Kill a conversion, there or back, at every ``step``-th system call: one of the forms is there, whole; in the child."""
+    path, seen = Path(folder) / "g", set()
+    for there in ("chunked", "csc"):
+        before = "csc" if there == "chunked" else "chunked"
+        options = {"chunk_bytes": 4096} if there == "chunked" else {}
+        for fault in sweep(folder, OPERATIONS, "kill", step=step):
+            make(path, "old")
+            if before == "chunked":
+                featstore.convert(path, before, chunk_bytes=4096, memory="64MiB", progress=False)
+            with fault:
+                killed = forked(lambda: featstore.convert(path, there, memory="64MiB", progress=False, **options))
+            assert which(path) == "old"
+            found = read_catalog(path).topology
+            assert killed is not None or found == there
+            seen.add((there, found))
+            with Update(path) as update:  # the lock is free; leftovers go
+                pass
+            named = {name for record in update.catalog.files.values() for name in (record.name, record.sums_name)}
+            assert {name for name in os.listdir(path) if ".rows" in name or name.endswith(".tmp")} == named
+    assert len(seen) == 4, seen
+
+
+@pytest.mark.stress
+def test_conversions_killed_at_every_system_call(tmp_path: Path) -> None:
+    run_in_child(kill_convert, str(tmp_path), 1, faults=True, timeout_s=1800)
+
+
 @pytest.mark.stress
 def test_updates_killed_at_every_system_call(tmp_path: Path) -> None:
     run_in_child(kill_update, str(tmp_path), 1, faults=True)
@@ -181,6 +209,7 @@ def kill_some(folder: str) -> None:
         ("fresh", lambda path: kill_create(path, 17, False)),
         ("over", lambda path: kill_create(path, 17, True)),
         ("update", lambda path: kill_update(path, 5)),
+        ("convert", lambda path: kill_convert(path, 9)),
         ("careless", kill_careless),
     ):
         os.mkdir(f"{folder}/{name}")

@@ -171,13 +171,13 @@ class ChunkedTopology(Topology):
 
     # -- all lists, or many, in sequence -----------------------------------------------------------------------------------------
 
-    def offset_pieces(self, n_nodes: int) -> Iterator[tuple[int, Int64s]]:
-        """See :meth:`Topology.offset_pieces`; of each chunk the pages that say where lists begin are read."""
-        for first in range(0, self.num_nodes, n_nodes):
-            yield first, self._offsets_between(first, min(first + n_nodes, self.num_nodes))
+    @property
+    def path(self) -> str:
+        """See :attr:`Topology.path`."""
+        return self.chunks.path
 
-    def _offsets_between(self, first: int, stop: int) -> Int64s:
-        """Return the offsets of nodes ``first … stop - 1``, and the end of the last."""
+    def offsets_between(self, first: int, stop: int) -> Int64s:
+        """See :meth:`Topology.offsets_between`; of each chunk the pages that say where lists begin are read."""
         d = self.directory
         out = np.empty(stop - first + 1, np.int64)
         chunk, node = int(np.searchsorted(d.first_node[1:], first, side="right")), first

@@ -129,9 +129,10 @@ class OffsetPages:
     def _read(self, numbers: Int64s) -> npt.NDArray[np.signedinteger]:
         """Read pages by number."""
         chunk = np.searchsorted(self._first_page[1:], numbers, side="right")
-        begin = chunk * self._directory.chunk_words + (numbers - self._first_page[chunk]) * self._page_words
-        rows = (begin[:, None] + np.arange(self._page_words)).reshape(-1)
-        return self._gather(rows).reshape(len(numbers), self._page_words)
+        chunk_pages = self._directory.chunk_words // self._page_words
+        found = np.empty((len(numbers), PAGE_BYTES), np.uint8)
+        self._chunks.read_pages(1 + chunk * chunk_pages + numbers - self._first_page[chunk], found)
+        return found.view(f"i{self._directory.id_bytes}")
 
     def _keep(self, numbers: Int64s, pages: npt.NDArray[np.signedinteger]) -> None:
         """Keep pages that another thread has not kept meanwhile; the lock is held."""

@@ -396,7 +396,7 @@ class Passes:
         self._in_threads(work, bounds)
 
     def _damaged(self, node: int) -> CorruptionError:
-        return CorruptionError(f"the neighbours of node {node} or one after it do not ascend", self._topology.indices.path)
+        return CorruptionError(f"the neighbours of node {node} or one after it do not ascend", self._topology.path)
 
 
 def _bytes(ids: npt.NDArray[Any]) -> UInt8s:

@@ -24,6 +24,7 @@ __all__ = ["BLOCK_BYTES", "CscTopology", "Topology", "huge_bytes", "scan_ids", "
 Int64s = npt.NDArray[np.int64]
 
 BLOCK_BYTES = 8 << 20  # of two blocks together, where the adjacency is read in sequence
+_PIECE = 1 << 16  # nodes handled at once where that takes temporary arrays
 
 
 def huge_bytes(n_bytes: int) -> int:
@@ -95,7 +96,15 @@ class Topology(ABC):
             Where offsets are read: they are damaged, or the drive failed.
         """
 
+    @property
     @abstractmethod
+    def path(self) -> str:
+        """The file that holds the neighbour ids."""
+
+    @abstractmethod
+    def offsets_between(self, first: int, stop: int) -> Int64s:
+        """Return the offsets of nodes ``first … stop - 1`` and the end of the last; not to be written to."""
+
     def offset_pieces(self, n_nodes: int) -> Iterator[tuple[int, Int64s]]:
         """Yield the offsets of all nodes in order, ``n_nodes`` at a time.
 
@@ -105,6 +114,8 @@ class Topology(ABC):
         offsets : int64 array, shape (k + 1,)
             The edges of node ``first + i`` are ``offsets[i] … offsets[i + 1]``. Checked to ascend; not to be written to.
         """
+        for first in range(0, self.num_nodes, n_nodes):
+            yield first, self.offsets_between(first, min(first + n_nodes, self.num_nodes))
 
     @abstractmethod
     def read_edges(self, positions: Int64s, out: npt.NDArray[Any]) -> None:
@@ -154,11 +165,13 @@ class Topology(ABC):
         for block in self.blocks(block_bytes):
             yield block.first_edge, block.ids
 
-    def degrees(self) -> Int64s:
-        """Return the in-degrees of all nodes, 8 bytes a node."""
-        found = np.empty(self.num_nodes, np.int64)
-        for first, offsets in self.offset_pieces(1 << 16):
-            np.subtract(offsets[1:], offsets[:-1], out=found[first : first + len(offsets) - 1])
+    def degrees(self, first: int = 0, stop: int | None = None) -> Int64s:
+        """Return the in-degrees of nodes ``first … stop - 1``, 8 bytes a node."""
+        stop = self.num_nodes if stop is None else stop
+        found = np.empty(stop - first, np.int64)
+        for begin in range(first, stop, _PIECE):
+            offsets = self.offsets_between(begin, min(begin + _PIECE, stop))
+            np.subtract(offsets[1:], offsets[:-1], out=found[begin - first : begin - first + len(offsets) - 1])
         return found
 
     def check_ids(self, first: int, ids: npt.NDArray[Any]) -> None:
@@ -253,10 +266,14 @@ class CscTopology(Topology):
         _core.offsets(indptr, ids, starts, degrees)
         return starts, degrees
 
-    def offset_pieces(self, n_nodes: int) -> Iterator[tuple[int, Int64s]]:
-        """See :meth:`Topology.offset_pieces`."""
-        for first in range(0, self.num_nodes, n_nodes):
-            yield first, self.indptr[first : min(first + n_nodes, self.num_nodes) + 1]
+    @property
+    def path(self) -> str:
+        """See :attr:`Topology.path`."""
+        return self.indices.path
+
+    def offsets_between(self, first: int, stop: int) -> Int64s:
+        """See :meth:`Topology.offsets_between`."""
+        return self.indptr[first : stop + 1]
 
     def read_edges(self, positions: Int64s, out: npt.NDArray[Any]) -> None:
         """See :meth:`Topology.read_edges`."""

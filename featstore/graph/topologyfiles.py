@@ -206,7 +206,7 @@ class ChunkedFiles(TopologyFiles):
         self._waiting: list[tuple[int, int]] = []
         try:
             self._chunks = self._open("chunks", choose_layout(id_bytes), self.id_type)
-            self._directory = self._open("chunk_directory", choose_layout(24), "int64")
+            self._directory = self._open("chunk_directory", RowLayout(24, 1, 24), "int64")
         except BaseException:
             self.close()
             raise

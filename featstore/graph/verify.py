@@ -155,6 +155,8 @@ class _ChunkIds:
         if record is None or len(record.parts) != 1 or record.shape[1:] != (3,) or record.dtype != "int64" or record.n_rows < 1:
             raise FormatError(f"{opened.path}: the catalog has no directory of chunks", opened.path)
         file = opened.files[record.parts[0].file]
+        if not file.record.layout.is_dense:
+            raise FormatError(f"{file.path}: the rows of a directory of chunks follow one another", file.path)
         data = pread_exactly(file.fd, 24 * record.n_rows, HEADER_BYTES, file.path)
         self._directory = Directory(
             np.frombuffer(data, "<i8").reshape(-1, 3),

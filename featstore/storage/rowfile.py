@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from featstore._core.checksum import page_sums
 from featstore._core.io import PAGE_BYTES, SUMS_PER_PAGE, Engine, File
 from featstore._core.stream import Arena
 from featstore.budget import Budget, Reservation
@@ -373,6 +374,36 @@ class RowFile:
             else:
                 reads, n_bytes = self._paged.gather(rows, out, positions, gap)
             return self._count(len(rows), reads, n_bytes)
+
+    def read_pages(self, numbers: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
+        """Read scattered pages, whole: what is wanted of rows that are much smaller, to keep it.
+
+        Parameters
+        ----------
+        numbers : int64 array, shape (k,)
+            Ascending; page 0 is the file's header.
+        out : uint8 array, shape (k, 4096), C-contiguous
+
+        Raises
+        ------
+        IndexError, CorruptionError, OSError
+            ``out`` is then undefined.
+        """
+        with self.in_use() as file, closing(file.pages()) as pages:
+            gap = self._reader.gap_for(file, len(numbers))
+            with self._reader.engine(len(numbers)) as engine:
+                reads, n_bytes = engine.gather(pages, numbers, out, None, gap)
+            self._count(0, reads, n_bytes)
+        if self.verifies:
+            table, entry = np.divmod(numbers, SUMS_PER_PAGE)
+            found = np.empty(len(numbers), np.uint64)
+            page_sums(out.reshape(-1), self.seed, found)
+            for number in np.unique(table):
+                here = np.flatnonzero(table == number)
+                bad = found[here] != self.sums_pages(int(number), 1)[0][entry[here]]
+                if bad.any():
+                    offset = int(numbers[here[int(bad.argmax())]]) * PAGE_BYTES
+                    raise CorruptionError("checksum of a page differs", self.path, offset)
 
     def close(self) -> None:
         """Wait for reads under way and close the file; may be called again."""
