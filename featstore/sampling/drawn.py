@@ -7,8 +7,11 @@ from typing import Any, Protocol
 
 from featstore.sampling.batch import SampledBatch, Sampler
 from featstore.sampling.batches import Batches, EpochSeeds, together_of
+from featstore.sampling.hops import HopSampler
+from featstore.sampling.macrolists import MacroLists
+from featstore.sampling.partitionbatches import PartitionEpoch
 
-__all__ = ["DerivedBatches", "Drawn", "SampledBatches", "SampledEpoch"]
+__all__ = ["DerivedBatches", "Drawn", "SampledBatches", "SampledEpoch", "lists_of"]
 
 
 class SampledEpoch(Protocol):
@@ -72,6 +75,12 @@ class SampledBatches(Protocol):
         ...
 
 
+def lists_of(batches: SampledBatches) -> MacroLists | None:
+    """Return the dynamic neighbour cache that batches are sampled with, which has no memory until it is given some."""
+    found: MacroLists | None = getattr(batches, "lists", None)
+    return found
+
+
 class DerivedBatches:
     """Batches made of others: what is not overridden is theirs.
 
@@ -108,6 +117,11 @@ class DerivedBatches:
         """See :class:`SampledBatches`."""
         return together_of(self._batches)
 
+    @property
+    def lists(self) -> MacroLists | None:
+        """See :func:`lists_of`."""
+        return lists_of(self._batches)
+
     def __len__(self) -> int:
         return len(self._batches)
 
@@ -131,12 +145,14 @@ class Drawn:
     ----------
     sampler : Sampler
     batches : Batches
+    lists : MacroLists, optional
+        Lists of the macro-batches that are sampled; closed with this.
     """
 
     most_rows = None
 
-    def __init__(self, sampler: Sampler, batches: Batches) -> None:
-        self.sampler, self.batches = sampler, batches
+    def __init__(self, sampler: Sampler, batches: Batches, lists: MacroLists | None = None) -> None:
+        self.sampler, self.batches, self.lists = sampler, batches, lists
 
     @property
     def batch_size(self) -> int:
@@ -168,13 +184,22 @@ class Drawn:
 
     def epoch(self, epoch: int) -> SampledEpoch:
         """See :class:`SampledBatches`."""
-        return _DrawnEpoch(self.sampler, self.batches.epoch(epoch), epoch)
+        order, lists = self.batches.epoch(epoch), self.lists
+        if lists is None or not isinstance(order, PartitionEpoch) or not isinstance(self.sampler, HopSampler):
+            return _DrawnEpoch(self.sampler, order, epoch)
+        lists.begin()
+        return _NearbyEpoch(self.sampler, order, epoch, lists)
 
     def trim(self) -> None:
         """See :class:`SampledBatches`."""
         trim = getattr(self.sampler, "trim", None)
         if trim is not None:
             trim()
+
+    def close(self) -> None:
+        """Give back the memory of lists; may be called again."""
+        if self.lists is not None:
+            self.lists.close()
 
 
 class _DrawnEpoch:
@@ -186,3 +211,17 @@ class _DrawnEpoch:
 
     def sample(self, position: int) -> SampledBatch:
         return self._sampler.sample(self._seeds.seeds(position), epoch=self._epoch, index=position)
+
+
+class _NearbyEpoch:
+    """An epoch whose batches find the lists of their macro-batch in memory."""
+
+    def __init__(self, sampler: HopSampler, order: PartitionEpoch, epoch: int, lists: MacroLists) -> None:
+        self._sampler, self._order, self._epoch, self._lists = sampler, order, epoch, lists
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def sample(self, position: int) -> SampledBatch:
+        with self._lists.of(self._epoch, self._order, position) as nearby:
+            return self._sampler.sample(self._order.seeds(position), self._epoch, position, nearby)

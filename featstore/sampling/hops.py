@@ -18,6 +18,7 @@ from featstore._core import sampler as _core
 from featstore.budget import Budget
 from featstore.cache.rowmap import huge_array
 from featstore.gather.buffers import BufferPool
+from featstore.graph.partlists import NearbyLists
 from featstore.graph.topology import NeighborCache, Topology, huge_bytes
 from featstore.sampling.batch import Block, SampledBatch
 
@@ -72,6 +73,7 @@ class Scratch:
         self.nodes = self.place = self.degree = EMPTY
         self.batches = self.n_edges = self.n_nodes = self.rows_read = 0
         self.seconds = 0.0
+        self.lists: NearbyLists | None = None  # of the batch under way
         self._sources: Scratch | None = None
         self._budget = budget
         self.need(room)
@@ -213,7 +215,7 @@ class HopSampler(ABC):
         self._idle.extend(reversed(idle))
         return bool(held)
 
-    def sample(self, seeds: torch.Tensor, epoch: int = 0, index: int = 0) -> SampledBatch:
+    def sample(self, seeds: torch.Tensor, epoch: int = 0, index: int = 0, lists: NearbyLists | None = None) -> SampledBatch:
         """Sample one batch.
 
         Parameters
@@ -222,6 +224,9 @@ class HopSampler(ABC):
             Distinct node ids, at most 2³¹; may be empty.
         epoch, index : int
             What the draws depend on; in ``[0, 2**64)``.
+        lists : NearbyLists, optional
+            Lists that are in memory for this batch: looked up after the neighbour cache, before the file is read. The batch does
+            not depend on them.
 
         Returns
         -------
@@ -253,6 +258,7 @@ class HopSampler(ABC):
         except IndexError:
             scratch = Scratch(self._g.num_nodes, self._g.budget, max(self._room, len(ids)))
             self._all.append(scratch)
+        scratch.lists = lists
         try:
             batch = self._sample(scratch, ids, epoch, index)
             self._room = max(self._room, scratch.room)
@@ -262,6 +268,7 @@ class HopSampler(ABC):
             scratch.seconds += time.perf_counter() - start
             return batch
         finally:
+            scratch.lists = None
             if scratch.room >= self._room:
                 self._idle.append(scratch)
             else:  # for when all others are in use: it would have to grow
@@ -316,6 +323,16 @@ class HopSampler(ABC):
             np.invert(place, out=place)
         else:
             cache.locate(nodes, place, degree)
+        if scratch.lists is not None:
+            scratch.lists.locate(nodes, place)
+
+    def _read(self, scratch: Scratch, topology: Topology, positions: Int64s, out: npt.NDArray[Any]) -> None:
+        """Read the neighbour ids at ``positions``, from the lists at hand or the file."""
+        if scratch.lists is None:
+            topology.read_edges(positions, out)
+            scratch.rows_read += len(positions)
+        else:
+            scratch.rows_read += scratch.lists.read_edges(positions, out, self._g.pool)
 
     @abstractmethod
     def _expand(

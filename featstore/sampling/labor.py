@@ -174,9 +174,8 @@ class LaborSampler(HopSampler):
         found = pool.array((n_read,), topology.id_dtype)
         while not layer.done:
             n = layer.turn(positions)
-            topology.read_edges(positions[:n], found[:n])
+            self._read(scratch, topology, positions[:n], found[:n])
             topology.check_found(positions[:n], found[:n])
-            scratch.rows_read += n
             while not layer.choose(found[:n], chosen, counts):
                 more = pool.array((len(chosen) * 3 // 2 + _core.STEP,), topology.id_dtype)
                 more[: layer.n_chosen] = chosen[: layer.n_chosen]

@@ -18,13 +18,16 @@ from featstore.budget import Budget
 from featstore.config import format_size
 from featstore.errors import BudgetError
 from featstore.gather.buffers import HOLDER
+from featstore.sampling.drawn import lists_of
 from featstore.sampling.hops import SCRATCH, scratch_bytes
+from featstore.sampling.macrolists import HOLDER as LISTS
 from featstore.strategies.batchsize import REUSE, BatchSize, foresee, larger, largest, measure, pooled_bytes
 from featstore.strategies.setup import Setup
 
 __all__ = ["BATCHES", "Memory", "Request", "ask", "too_small"]
 
 BATCHES = "batches"  # in the report of a loader's share
+LISTS_SHARE = 8  # lists of parts get one part of so many of what is left of the memory
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,9 @@ def ask(
     BudgetError
         The memory does not suffice for two batches, or for what the loader takes itself; names what does.
     """
-    refused, batch = setup.refused, setup.batch
+    refused, batch, lists = setup.refused, setup.batch, lists_of(setup.batches)
+    if lists is not None:
+        lists.use(0)  # what they had is divided anew
     if batch is not None:  # more was sampled since, by several threads
         for idle in (setup.batches, setup.graph.pool):
             idle.trim()
@@ -95,11 +100,15 @@ def ask(
         except BudgetError as error:
             refused = error
     known = foresee(setup.graph, setup.batches) if batch is None else batch
-    given = () if requests is None else requests(setup, known)
+    given = [] if requests is None else [*requests(setup, known)]
+    if lists is not None:
+        given.append(Request(LISTS, 0, lists.useful_bytes, LISTS_SHARE, is_held=False))
     memory = Memory(setup, known, given, cache_bytes, capacity, plans=plans)
     if refused is not None:
         raise too_small(refused, memory.least() + setup.refused_bytes) from None
     memory.divide()
+    if lists is not None:
+        lists.use(memory.granted[LISTS])
     return setup, memory
 
 

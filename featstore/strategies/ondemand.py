@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from featstore.cache.base import OnlinePolicy, Policy, StaticPolicy, get_policy
 from featstore.errors import BudgetError, OptionError
-from featstore.sampling.drawn import SampledEpoch
+from featstore.sampling.drawn import SampledEpoch, lists_of
 from featstore.strategies.accesscounts import AccessCounts
 from featstore.strategies.base import EpochRun, Prepared, Runner, Strategy
 from featstore.strategies.batchsize import is_tight
@@ -53,7 +53,8 @@ class OnDemand(Strategy):
         if self.cache is not None:
             make_room(setup.graph, setup.features)  # this cache comes in the place of those that are there
         row_bytes = sum(setup.row_bytes.values())
-        if setup.refused is not None or self.cache is not None or is_tight(setup.graph, setup.batches, row_bytes):
+        shares = self.cache is not None or lists_of(setup.batches) is not None
+        if setup.refused is not None or shares or is_tight(setup.graph, setup.batches, row_bytes):
             setup, memory = ask_beside_caches(setup, self.cache, get_policy(self.policy))
         return OnDemandRunner(setup, memory, self.cache, self.policy)
 
