@@ -395,5 +395,6 @@ def test_a_small_disk_holds_as_many_batches_as_fit(data: Any) -> None:
                 counts.add(n)
                 profile.close()
             assert counts >= {1, 2, 5, 7}
-            assert least_batches() == least_batches(2) == 8
-            assert least_batches(3) == 12
+            assert least_batches(100) == least_batches(100, 2) == 8
+            assert least_batches(100, 3) == 12
+            assert (least_batches(100, 40), least_batches(1000, 400), least_batches(20, 10)) == (32, 125, 20)

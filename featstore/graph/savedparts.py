@@ -165,7 +165,7 @@ def find_parts(g: _Keeper, name: str | None = None) -> KeptParts:
     """
     kept = g.parts()
     if not kept:
-        raise ValueError(f"{g.path} keeps no parts: make some with featstore.partition, or pass parts=")
+        raise ValueError(f"{g.path} keeps no parts: make some with featstore.partition or featstore partition, or give an array")
     if name is None:
         return list(kept.values())[-1]
     if name not in kept:

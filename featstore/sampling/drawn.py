@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from featstore.sampling.batch import SampledBatch, Sampler
@@ -37,8 +37,6 @@ class SampledBatches(Protocol):
         Neighbours a hop, where they are known.
     most_rows : int or None
         Nodes of the largest batch, where all of them are known.
-    scratch_is_counted : bool
-        Sampling takes memory that the budget counts.
     together : int
         Consecutive batches that are alike; see :class:`~featstore.Batches`.
     """
@@ -53,9 +51,6 @@ class SampledBatches(Protocol):
     def most_rows(self) -> int | None: ...
 
     @property
-    def scratch_is_counted(self) -> bool: ...
-
-    @property
     def together(self) -> int: ...
 
     def __len__(self) -> int:
@@ -68,6 +63,10 @@ class SampledBatches(Protocol):
 
     def epoch(self, epoch: int) -> SampledEpoch:
         """Return the batches of ``epoch``."""
+        ...
+
+    def scratch_bytes(self, n_rows: int) -> int:
+        """Return what a thread holds beside a batch of ``n_rows`` that it samples, as far as the budget counts it."""
         ...
 
     def trim(self) -> None:
@@ -108,11 +107,6 @@ class DerivedBatches:
         return self._batches.most_rows
 
     @property
-    def scratch_is_counted(self) -> bool:
-        """See :class:`SampledBatches`."""
-        return self._batches.scratch_is_counted
-
-    @property
     def together(self) -> int:
         """See :class:`SampledBatches`."""
         return together_of(self._batches)
@@ -132,6 +126,10 @@ class DerivedBatches:
     def epoch(self, epoch: int) -> SampledEpoch:
         """See :class:`SampledBatches`."""
         return self._batches.epoch(epoch)
+
+    def scratch_bytes(self, n_rows: int) -> int:
+        """See :class:`SampledBatches`."""
+        return self._batches.scratch_bytes(n_rows)
 
     def trim(self) -> None:
         """See :class:`SampledBatches`."""
@@ -166,11 +164,6 @@ class Drawn:
         return fanouts if isinstance(fanouts, (list, tuple)) else None
 
     @property
-    def scratch_is_counted(self) -> bool:
-        """See :class:`SampledBatches`: another library's sampler counts nothing."""
-        return hasattr(self.sampler, "trim")
-
-    @property
     def together(self) -> int:
         """See :class:`SampledBatches`."""
         return together_of(self.batches)
@@ -189,6 +182,11 @@ class Drawn:
             return _DrawnEpoch(self.sampler, order, epoch)
         lists.begin()
         return _NearbyEpoch(self.sampler, order, epoch, lists)
+
+    def scratch_bytes(self, n_rows: int) -> int:
+        """See :class:`SampledBatches`: another library's sampler counts nothing."""
+        counted: Callable[[int], int] | None = getattr(self.sampler, "scratch_bytes", None)
+        return 0 if counted is None else counted(n_rows)
 
     def trim(self) -> None:
         """See :class:`SampledBatches`."""

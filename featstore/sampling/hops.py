@@ -86,6 +86,11 @@ class Scratch:
         self._sources.need(_LEAST_ROOM)
         return self._sources
 
+    @property
+    def sources_room(self) -> int:
+        """Nodes that there is room for in :attr:`sources`."""
+        return 0 if self._sources is None else self._sources.room
+
     def need(self, room: int) -> None:
         """Have room for ``room`` nodes, or for all where there are fewer; keeps what is there."""
         room = min(room, self._num_nodes + 1)
@@ -175,7 +180,7 @@ class HopSampler(ABC):
         # Deques, whose append and pop are atomic: no lock that a fork could find taken.
         self._idle: deque[Scratch] = deque()
         self._all: deque[Scratch] = deque()
-        self._room = _LEAST_ROOM
+        self._room = self._sources_room = _LEAST_ROOM
 
     @property
     def graph(self) -> Graph:
@@ -199,6 +204,10 @@ class HopSampler(ABC):
             "edge_rows_read": sum(s.rows_read for s in scratches),
             "seconds": sum(s.seconds for s in scratches),
         }
+
+    def scratch_bytes(self, n_rows: int) -> int:
+        """Return what a thread's scratch takes at the most for a batch of ``n_rows`` nodes, as far as is known."""
+        return scratch_bytes(n_rows, self._g.num_nodes)
 
     def trim(self) -> bool:
         """Give back the scratch of threads that do not sample now, but for one; return whether there was any.
@@ -262,6 +271,7 @@ class HopSampler(ABC):
         try:
             batch = self._sample(scratch, ids, epoch, index)
             self._room = max(self._room, scratch.room)
+            self._sources_room = max(self._sources_room, scratch.sources_room)
             scratch.batches += 1
             scratch.n_nodes += len(batch.input_ids)
             scratch.n_edges += sum(len(block.src) for block in (batch.blocks if self.redraw else batch.blocks[:1]))

@@ -14,7 +14,7 @@ from featstore._core import labor as _core
 from featstore.config import check_at_least, check_flag
 from featstore.graph.topology import NeighborCache, Topology
 from featstore.sampling.batch import Block
-from featstore.sampling.hops import EMPTY, Graph, HopKey, HopSampler, Int64s, Scratch
+from featstore.sampling.hops import EMPTY, Graph, HopKey, HopSampler, Int64s, Scratch, scratch_bytes
 from featstore.sampling.rng import source_keys
 
 __all__ = ["LaborSampler"]
@@ -129,6 +129,11 @@ class LaborSampler(HopSampler):
     def __reduce__(self) -> tuple[Any, ...]:
         options = self.batch_dependency, self.seed, self.layer_dependency, self.redraw, self.importance_sampling
         return type(self), (self._g, self.fanouts, *options)
+
+    def scratch_bytes(self, n_rows: int) -> int:
+        """See :class:`~featstore.sampling.hops.HopSampler`; with importance probabilities, with that of all sources of a hop."""
+        more = scratch_bytes(self._sources_room, self._g.num_nodes) if self.importance_sampling else 0
+        return super().scratch_bytes(n_rows) + more
 
     def _expand(
         self, scratch: Scratch, topology: Topology, cache: NeighborCache | None, n_dst: int, fanout: int, at: HopKey

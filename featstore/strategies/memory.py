@@ -19,7 +19,7 @@ from featstore.config import format_size
 from featstore.errors import BudgetError
 from featstore.gather.buffers import HOLDER
 from featstore.sampling.drawn import lists_of
-from featstore.sampling.hops import SCRATCH, scratch_bytes
+from featstore.sampling.hops import SCRATCH
 from featstore.sampling.macrolists import HOLDER as LISTS
 from featstore.strategies.batchsize import REUSE, BatchSize, foresee, larger, largest, measure, pooled_bytes
 from featstore.strategies.setup import Setup
@@ -241,7 +241,7 @@ class Memory:
             return 0
         report = self._budget.report()
         offsets = 0 if "indptr" in report else 8 * n + 4096
-        scratch = scratch_bytes(self.batch.n_rows, n) if self._sampling.scratch_is_counted else 0
+        scratch = self._sampling.scratch_bytes(self.batch.n_rows)
         return offsets + max(0, scratch - report.get(SCRATCH, 0))
 
     def least(self, n_rows: int = 0) -> int:
@@ -328,8 +328,7 @@ class Memory:
     def _sampler_bytes(self) -> int:
         """What a thread takes that samples beside others."""
         batch = self.batch.of(larger(self.batch.n_rows))
-        scratch = scratch_bytes(batch.n_rows, self._graph.num_nodes) if self._sampling.scratch_is_counted else 0
-        return int(batch.sampling_bytes + scratch)
+        return batch.sampling_bytes + self._sampling.scratch_bytes(batch.n_rows)
 
     def samplers(self) -> int:
         """Return how many threads may sample beside the loop: one takes its turn where memory is short, others need some each."""
