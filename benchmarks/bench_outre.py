@@ -183,7 +183,8 @@ def rows(args: argparse.Namespace, report: Report, folder: Path) -> None:
             for label, options in METHODS.items():
                 parts = featstore.partition(g, k, train_idx=seeds, keep=False, progress=False, **options)
                 quality = judge(g, parts, k, seeds, progress=False)
-                batches = featstore.PartitionBatches(g, torch.from_numpy(seeds), batch_size, parts)
+                macro = -(-2 * batch_size * k // len(seeds))  # two batches of seeds
+                batches = featstore.PartitionBatches(g, torch.from_numpy(seeds), batch_size, parts, macro)
                 report.figure(
                     f"{name}, rows requested, {FANOUTS}, {label}",
                     float(requested(g, batches)),

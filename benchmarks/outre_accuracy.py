@@ -36,7 +36,6 @@ WAYS: dict[str, dict[str, Any]] = {  # share: of the parts that a macro-batch ha
     "parts of 500 seeds, macro of 32 batches": {"parts": LARGE, "share": 64 / 794},
     "parts of 500 seeds, macro of 64 batches": {"parts": LARGE, "share": 128 / 794},
     "parts of 500 seeds, macro of 128 batches": {"parts": LARGE, "share": 256 / 794},
-    "parts of 500 seeds, macro of half of the parts": {"parts": LARGE, "share": 1 / 2},
     "parts of 50 seeds, macro of 2 batches": {"parts": SMALL, "share": 4 / 794},
     "parts of 50 seeds, macro of 16 batches": {"parts": SMALL, "share": 32 / 794},
     "default macro": {"parts": LARGE, "share": None},
@@ -44,6 +43,7 @@ WAYS: dict[str, dict[str, Any]] = {  # share: of the parts that a macro-batch ha
     "LABOR, dependency 64": {"labor": {"batch_dependency": 64}},
     "LABOR, dependency 256": {"labor": {"batch_dependency": 256}},
     "default macro, LABOR": {"parts": LARGE, "share": None, "labor": {}},
+    "parts of 500 seeds, macro of 64 batches, LABOR": {"parts": LARGE, "share": 128 / 794, "labor": {}},
 }
 
 Int64s = npt.NDArray[np.int64]

@@ -60,7 +60,7 @@ def run(capsys: pytest.CaptureFixture[str], command: str, path: object, *options
 
 def test_every_strategy_has_the_same_losses(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """And the same accuracy: validation runs in batches of its own."""
-    plain = run(capsys, "train", data, *TRAINING, "--batches", "partition")
+    plain = run(capsys, "train", data, *TRAINING, "--batches", "partition", "--macro", 2)
     assert len(plain["losses"]) == 40
     assert plain["epochs"][-1]["val_accuracy"] > 0.6
     looking_ahead = ["--cache", "0.1", "--length", "7"]
@@ -71,13 +71,13 @@ def test_every_strategy_has_the_same_losses(data: Path, tmp_path: Path, capsys: 
         ["--strategy", "streamed", *looking_ahead],
         ["--strategy", "auto", "--cache", "0.1"],
     ):
-        found = run(capsys, "train", data, *TRAINING, "--batches", "partition", *strategy)
+        found = run(capsys, "train", data, *TRAINING, "--batches", "partition", "--macro", 2, *strategy)
         assert found["losses"] == plain["losses"], strategy
         assert found["stats"]["rows"] == plain["stats"]["rows"]
         drop = lambda each: [{**epoch, "seconds": 0} for epoch in each["epochs"]]  # noqa: E731
         assert drop(found) == drop(plain)
     pack = tmp_path / "pack"
-    made = run(capsys, "pack", data, pack, *COMMON, "--epochs", 2, "--batches", "partition")
+    made = run(capsys, "pack", data, pack, *COMMON, "--epochs", 2, "--batches", "partition", "--macro", 2)
     assert (made["batches"], made["rows"]) == (20, plain["stats"]["rows"])
     packed = ["--epochs", "2", "--hidden", "8", "--lr", "0.02", "--seed", "5", "--memory", "64MiB"]
     assert run(capsys, "train", data, *packed, "--strategy", "packed", "--pack", pack)["losses"] == plain["losses"]

@@ -23,7 +23,8 @@ __all__ = ["PartitionBatches", "PartitionEpoch"]
 Int64s = npt.NDArray[np.int64]
 Parts = str | KeptParts | torch.Tensor | npt.NDArray[Any] | Sequence[int]
 
-MACRO_BATCHES = 2  # batches of seeds that a macro-batch holds by default
+# A macro-batch by default: one part of so many of all, and at the least so many batches of seeds. Fewer parts cost accuracy.
+MACRO_SHARE, MACRO_BATCHES = 2, 2
 
 
 class PartitionBatches:
@@ -45,8 +46,9 @@ class PartitionBatches:
         The part of every node; or parts that the dataset keeps, by their name (:meth:`OutOfCoreGraph.parts
         <featstore.OutOfCoreGraph.parts>`). By default those that were kept last.
     macro : int, optional
-        Parts of a macro-batch, of those that have a seed. By default the fewest that hold two batches of seeds, if all had as
-        many. More parts mix seeds better, and share fewer neighbours.
+        Parts of a macro-batch, of those that have a seed. By default half of them, and at least as many as hold two batches of
+        seeds, if all had as many. Fewer parts share more neighbours, so that fewer rows are read, and mix seeds less, which can
+        cost accuracy: state it to save more.
     shuffle : bool
         A new order each epoch, drawn by a generator keyed with (``seed``, epoch); otherwise parts ascend, and seeds within each
         are in the order of ``ids``.
@@ -79,7 +81,7 @@ class PartitionBatches:
     Examples
     --------
     >>> featstore.partition(g, 300, train_idx=idx)
-    >>> loader = featstore.Loader(g, sampler, featstore.PartitionBatches(g, idx, batch_size=1000))
+    >>> loader = featstore.Loader(g, sampler, featstore.PartitionBatches(g, idx, batch_size=1000, macro=30))
     """
 
     def __init__(
@@ -113,7 +115,7 @@ class PartitionBatches:
         self._offsets, order = by_part(dense.astype(np.int32), n_parts)
         self.seeds = torch.from_numpy(seeds[order])
         if macro is None:
-            macro = -(-MACRO_BATCHES * batch_size * n_parts // max(1, len(seeds)))
+            macro = max(-(-n_parts // MACRO_SHARE), -(-MACRO_BATCHES * batch_size * n_parts // max(1, len(seeds))))
         self.macro = max(1, min(macro, n_parts))
 
     def __len__(self) -> int:

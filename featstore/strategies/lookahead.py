@@ -33,7 +33,7 @@ def look_ahead(setup: Setup, planning: Planning, capacity: int) -> tuple[Profile
         return None, 1.0
     profile = None
     try:
-        profile = Profile(setup, planning.run_dir, planning.disk, least_batches(len(setup.batches), together_of(setup.batches)))
+        profile = Profile(setup, planning.run_dir, planning.disk, least_batches(together_of(setup.batches)))
         trace, n_batches = profile.trace(), len(setup.batches)
         return profile, observe(trace, row_bytes=1, capacity=capacity, budget=setup.graph.budget, n_batches=n_batches).miss_share
     except BaseException as error:
