@@ -16,6 +16,7 @@ import featstore
 from featstore._core import nearby
 from featstore.errors import BudgetError, CorruptionError
 from featstore.graph.topology import huge_bytes
+from featstore.pack.batches import PackBatches
 from featstore.sampling.drawn import Drawn
 from featstore.sampling.macrolists import HOLDER, macro_lists
 from tests.test_partition_batches import COMMUNITIES, N, planted
@@ -101,7 +102,7 @@ def test_lists_are_read_in_sequence_once_a_macro_batch(path: Path) -> None:
         assert ids.stats.reads <= COMMUNITIES + 3 * 2  # a part is one read, those side by side are read together
 
 
-@pytest.mark.parametrize("strategy", ["ondemand", "superbatch", "streamed", "ginex"])
+@pytest.mark.parametrize("strategy", ["ondemand", "superbatch", "streamed", "auto", "ginex"])
 def test_a_loader_uses_lists_that_are_kept(path: Path, strategy: str) -> None:
     found, read = {}, {}
     for name in ("without", "planted"):
@@ -119,6 +120,20 @@ def test_a_loader_uses_lists_that_are_kept(path: Path, strategy: str) -> None:
         assert read["planted"] == read["without"]
     else:
         assert read["planted"] < 0.6 * read["without"]
+
+
+def test_packs_are_sampled_with_lists_at_hand(path: Path, tmp_path: Path) -> None:
+    found, read = {}, {}
+    for name in ("without", "planted"):
+        with featstore.open(path, memory="64MiB") as g:
+            sampler = featstore.NeighborSampler(g, [5, 4])
+            batches = featstore.PartitionBatches(g, np.arange(N), SIZE, name, macro=4)
+            with featstore.sample_offline(g, sampler, batches, epochs=2, path=tmp_path / name, progress=False, threads=1) as pack:
+                found[name] = [sampled(PackBatches(pack, g.pool, shuffle=False).epoch(e)) for e in range(2)]
+            assert HOLDER not in g.memory_report()
+            read[name] = sampler.stats()["edge_rows_read"]
+    assert found["planted"] == found["without"]
+    assert read["planted"] < 0.6 * read["without"]
 
 
 def test_as_many_threads_as_there_are(path: Path) -> None:
@@ -192,6 +207,28 @@ def test_little_memory_holds_some_parts(path: Path) -> None:
             drawn.close()
     assert read == sorted(read)
     assert len(set(read)) == 4
+
+
+@pytest.mark.parametrize("strategy", ["ondemand", "superbatch", "ginex"])
+def test_no_more_memory_is_needed(path: Path, strategy: str) -> None:
+    """Within any budget that suffices without lists, but for where their parts begin; and the budget holds."""
+    ran = 0
+    for memory in range(1 << 20, 6 << 20, 200_000):
+        outcome = {}
+        for name, more in (("without", 0), ("planted", 16 * (COMMUNITIES + 1))):
+            try:
+                with featstore.open(path, memory=memory + more) as g:
+                    sampler = featstore.NeighborSampler(g, [5, 4])
+                    batches = featstore.PartitionBatches(g, np.arange(0, N, 3), SIZE, name, macro=4)
+                    with featstore.Loader(g, sampler, batches, labels=None, strategy=strategy) as loader:
+                        outcome[name] = sum(len(batch.input_ids) for batch in loader)
+                    assert g.budget.peak <= g.budget.total
+            except BudgetError:
+                outcome[name] = 0
+        assert outcome["planted"] >= outcome["without"]
+        assert not outcome["without"] or outcome["planted"] == outcome["without"]
+        ran += outcome["without"] > 0
+    assert ran > 3
 
 
 def test_lists_that_are_of_no_use(path: Path, tmp_path: Path) -> None:

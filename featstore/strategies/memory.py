@@ -21,13 +21,13 @@ from featstore.gather.buffers import HOLDER
 from featstore.sampling.drawn import lists_of
 from featstore.sampling.hops import SCRATCH
 from featstore.sampling.macrolists import HOLDER as LISTS
+from featstore.sampling.macrolists import SHARE as LISTS_SHARE
 from featstore.strategies.batchsize import REUSE, BatchSize, foresee, larger, largest, measure, pooled_bytes
 from featstore.strategies.setup import Setup
 
 __all__ = ["BATCHES", "Memory", "Request", "ask", "too_small"]
 
 BATCHES = "batches"  # in the report of a loader's share
-LISTS_SHARE = 8  # lists of parts get one part of so many of what is left of the memory
 
 
 @dataclass(frozen=True)
