@@ -17,6 +17,7 @@ from featstore.graph.partlists import NearbyLists, PartLists, Uint8s
 from featstore.graph.topology import huge_bytes
 from featstore.sampling.hops import HopSampler
 from featstore.sampling.partitionbatches import PartitionBatches, PartitionEpoch
+from featstore.storage.layout import PAGE_BYTES
 
 __all__ = ["HOLDER", "SHARE", "MacroLists", "macro_lists"]
 
@@ -73,20 +74,19 @@ class MacroLists:
         """Have ``n_bytes`` of memory from now on, or none where others have taken them; nothing is being sampled."""
         with self._lock:
             self._slots.clear()
-            self._room = n_bytes // AT_ONCE
-        self._grow(n_bytes)
+            self._room = n_bytes // AT_ONCE // PAGE_BYTES * PAGE_BYTES
+        self._grow()
 
-    def _grow(self, n_bytes: int) -> None:
+    def _grow(self) -> None:
         with suppress(BudgetError):  # lists are read from the file instead
-            self._reservation.resize(n_bytes)
+            self._reservation.resize(AT_ONCE * self._room)
         with self._lock:
             self._n_slots = self._reservation.n_bytes // self._room if self._room else 0
 
     def begin(self) -> None:
         """Hear that an epoch begins: have the memory again that was given back, where it is free."""
-        wanted = AT_ONCE * self._room
-        if 0 < wanted - self._reservation.n_bytes <= self._g.budget.available:
-            self._grow(wanted)
+        if 0 < AT_ONCE * self._room - self._reservation.n_bytes <= self._g.budget.available:
+            self._grow()
 
     @contextmanager
     def of(self, epoch: int, order: PartitionEpoch, position: int) -> Iterator[NearbyLists | None]:
