@@ -5,6 +5,8 @@ of one epoch, [10, 10], of real graphs and of planted communities with shuffled 
 from the folder ``--graphs`` (``graphs.py`` and ``.npz`` files), by default ``../shared/data`` beside the checkout. Epochs
 (``outre_epochs.py``) are timed on the same graphs with rows of 2 KiB: ``--only preparation`` compares random batches with
 partition batches at equal memory, ``--table 6`` has seconds by stage of a memory map, superbatches, and each mechanism added.
+``--only lists`` (``outre_lists.py``) times sampling with the lists of macro-batches at hand. ``--only accuracy``
+(``outre_accuracy.py``) trains, which takes about an hour of processor time for three seeds.
 ``$FEATSTORE_R22`` names a folder that ``r22.py`` filled. ``--nodes`` is the size of the planted graph.
 """
 
@@ -24,7 +26,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from harness import Report, alternate, arguments, main, scratch
+from outre_accuracy import accuracy, make_dataset
 from outre_epochs import Work, make_work, preparation, table6
+from outre_lists import lists_of_macros, make_lists
 from r22 import generate
 
 import featstore
@@ -179,7 +183,8 @@ def rows(args: argparse.Namespace, report: Report, folder: Path) -> None:
             for label, options in METHODS.items():
                 parts = featstore.partition(g, k, train_idx=seeds, keep=False, progress=False, **options)
                 quality = judge(g, parts, k, seeds, progress=False)
-                batches = featstore.PartitionBatches(g, torch.from_numpy(seeds), batch_size, parts)
+                macro = -(-2 * batch_size * k // len(seeds))  # two batches of seeds
+                batches = featstore.PartitionBatches(g, torch.from_numpy(seeds), batch_size, parts, macro)
                 report.figure(
                     f"{name}, rows requested, {FANOUTS}, {label}",
                     float(requested(g, batches)),
@@ -193,6 +198,45 @@ def rows(args: argparse.Namespace, report: Report, folder: Path) -> None:
                     balance=round(quality.balance, 3),
                     train_balance=round(quality.train_balance, 3),
                 )
+
+
+def lists(args: argparse.Namespace, report: Report, folder: Path) -> None:
+    """Seconds of sampling with the lists of macro-batches at hand, and without: of all graphs, and of R-MAT."""
+
+    def measure(name: str, indptr: Int64s, ids: npt.NDArray[np.int32], seeds: Int64s, batch_size: int) -> None:
+        path = folder / f"{name.replace(' ', '-')}-with-lists"
+        seconds = make_lists(path, indptr, ids, seeds, max(2, 2 * len(seeds) // batch_size))
+        report.figure(f"{name}, keeping lists in part order", seconds, "s", edges=len(ids))
+        lists_of_macros(args, report, name, path, seeds, batch_size)
+        shutil.rmtree(path)
+
+    for name, indptr, ids, seeds, batch_size, _ in graphs(args):
+        measure(name, indptr, ids, seeds, batch_size)
+    scale = 12 if args.tiny else 20
+    work = generate(folder, scale=scale)
+    indptr, ids = np.ascontiguousarray(work.indptr), np.ascontiguousarray(work.indices)
+    seeds = np.flatnonzero(np.diff(indptr) > 0)[: 1_000 if args.tiny else 200_000]
+    measure(f"R{scale}", indptr, ids, seeds, 100 if args.tiny else 1000)
+
+
+def trained(args: argparse.Namespace, report: Report, folder: Path) -> None:
+    """Accuracy on linux414-calls, where it is there; the smallest run learns nothing, of a planted graph."""
+    name, z, blocks = "linux414-calls", None, None
+    if args.tiny:
+        name, n, rng = PLANTED, 6_000, np.random.default_rng(0)
+        indptr, ids, seeds = communities(n)
+        is_seed = np.isin(np.arange(n), seeds)
+        z = {"y": rng.integers(0, 5, n), "train_mask": is_seed, "test_mask": ~is_seed, "x_shape": (n, 8)}
+        blocks = iter([rng.standard_normal((n, 8)).astype(np.float32)])
+    elif (args.graphs / f"{name}.npz").exists():
+        sys.path.insert(0, str(args.graphs))
+        from graphs import feature_blocks, load
+
+        indptr, ids, z = load(name)
+        blocks = feature_blocks(z)
+    if z is not None and blocks is not None:
+        make_dataset(folder / "accuracy", indptr, ids, z, blocks)
+        accuracy(args, report, name, folder / "accuracy")
 
 
 def epochs(args: argparse.Namespace, report: Report, folder: Path) -> None:
@@ -215,7 +259,7 @@ def epochs(args: argparse.Namespace, report: Report, folder: Path) -> None:
 def run(args: argparse.Namespace, report: Report) -> None:
     """All figures."""
     with scratch(args, "outre") as folder:
-        for group, measure in {"speed": speed, "rows": rows}.items():
+        for group, measure in {"speed": speed, "rows": rows, "lists": lists, "accuracy": trained}.items():
             if args.only in group:
                 measure(args, report, folder)
         epochs(args, report, folder)
@@ -224,9 +268,10 @@ def run(args: argparse.Namespace, report: Report) -> None:
 if __name__ == "__main__":
     own = argparse.ArgumentParser(add_help=False)
     own.add_argument("--graphs", type=Path, default=Path(__file__).resolve().parents[2] / "shared" / "data")
+    own.add_argument("--plot", type=Path, help="of --only accuracy: rows saved against accuracy, as an image")
     own.add_argument("--table", type=int, choices=[6], help="only this table of the paper, as --only 'table 6' does")
     mine, rest = own.parse_known_args()
-    options = arguments(__doc__ or "", rest, passes=3, threads=16, seconds=40, nodes=300_000)
+    options = arguments(__doc__ or "", rest, passes=3, threads=16, seconds=40, nodes=300_000, seeds=3, hidden=64)
     if mine.table is not None:
         options.only = f"table {mine.table}"
     main(run, argparse.Namespace(**vars(options), **vars(mine)))

@@ -33,6 +33,7 @@ MECHANISMS: dict[str, dict[str, Any]] = {  # each is added to those before it
     "+ LABOR": {"labor": True},
 }
 MEMMAP = "np.memmap"
+MACRO = 4  # parts: two batches of seeds
 
 Int64s = npt.NDArray[np.int64]
 
@@ -115,7 +116,9 @@ def child(job: dict[str, Any]) -> dict[str, Any]:
         seeds, batch_size = g.node_data["seeds"], job["batch_size"]
         sampler = (featstore.LaborSampler if job.get("labor") else featstore.NeighborSampler)(g, FANOUTS)
         batches = (
-            featstore.PartitionBatches(g, seeds, batch_size) if job.get("parts") else featstore.RandomBatches(seeds, batch_size)
+            featstore.PartitionBatches(g, seeds, batch_size, macro=MACRO)
+            if job.get("parts")
+            else featstore.RandomBatches(seeds, batch_size)
         )
         rows = MemmapRows(job["features"], job["threads"]) if job["strategy"] == MEMMAP else None
         strategy: Any = "ondemand"

@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=200)
     parser.add_argument("--parts", type=int, help="(default: one for a hundred nodes)")
-    parser.add_argument("--macro", type=int, help="parts that are mixed (default: as many as hold two batches)")
+    parser.add_argument("--macro", type=int, default=8, help="parts that are mixed; more mix better and save less (default: 8)")
     parser.add_argument("--memory", default="64MiB", help="all that featstore may hold")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutation import Mutation
 from tests.mutation_table_core import COMPILED
+from tests.mutation_table_parts import PARTS
 
 __all__ = ["MUTATIONS"]
 
@@ -15,33 +16,6 @@ DURABLE = "tests/test_durability.py"
 SUPERBATCH = "featstore/plan/superbatches.py"
 
 MUTATIONS: tuple[Mutation, ...] = (
-    # -- partitions and their batches
-    Mutation(
-        "stale parts used",
-        "partitions",
-        "featstore/graph/savedparts.py",
-        """    if entry.get("made_of") != made_of(catalog):
-        raise StaleError(""",
-        """    if entry.get("made_of") is None:
-        raise StaleError(""",
-        ("tests/test_kept_parts.py::test_parts_of_another_adjacency_are_stale",),
-    ),
-    Mutation(
-        "the same macro-batches in every epoch",
-        "partition batches",
-        "featstore/sampling/partitionbatches.py",
-        "generator.permutation(len(lengths))",
-        "np.arange(len(lengths))",
-        ("tests/test_partition_batches.py::test_epochs_are_functions_of_seed_and_epoch",),
-    ),
-    Mutation(
-        "one batch stands for all that differ",
-        "partition batches",
-        "featstore/strategies/batchsize.py",
-        "return (size if together_of(batches) == 1 else _upper(graph, batches, size)), kept",
-        "return size, kept",
-        ("tests/test_partition_batches.py::test_several_batches_are_measured",),
-    ),
     # -- features made of others
     Mutation(
         "what was left of another recipe used",
@@ -545,5 +519,6 @@ MUTATIONS: tuple[Mutation, ...] = (
         "        lock = FileLock(os.path.join(root, WRITER_LOCK), exclusive=False)\n",
         ("tests/test_locks.py::test_one_update_at_a_time",),
     ),
+    *PARTS,
     *COMPILED,
 )

@@ -34,6 +34,14 @@ COMPILED: tuple[Mutation, ...] = (
         ("tests/test_cross_partition.py::test_the_kernel_is_brute_force",),
     ),
     Mutation(
+        "lists at hand before those of the neighbour cache",
+        "lists of macro-batches",
+        CORE + "nearby.h",
+        "if (place[i] >= 0)\n            continue;",
+        "if (place[i] == INT64_MAX)\n            continue;",
+        ("tests/test_nearby_lists.py::test_lists_at_hand_by_brute_force",),
+    ),
+    Mutation(
         "gaps never read over",
         "gap merging",
         CORE + "rowio.h",

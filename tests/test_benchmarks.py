@@ -155,6 +155,24 @@ def test_preparation_compares_batches_in_equal_memory(tmp_path: Path) -> None:
             assert ("pack" in {stage for stage, s in stages.items() if s > 0}) == (strategy == "streamed")
 
 
+def test_accuracy_compares_ways_of_training(tmp_path: Path) -> None:
+    figures, _ = run_script("bench_outre.py", tmp_path, "--only", "accuracy", "--plot", str(tmp_path / "accuracy.png"))
+    reference, *others = figures
+    assert str(reference["name"]).endswith("random batches")
+    assert len(others) >= 10
+    for figure in others:
+        assert figure["ratio"] == pytest.approx(100 * (figure["value"] - reference["value"]), abs=0.02)
+        assert (figure["rows_ratio"] < 1) == ("LABOR" in str(figure["name"]) or figure["macro"] is not None)
+    assert (tmp_path / "accuracy.png").stat().st_size > 1_000
+
+
+def test_lists_at_hand_read_fewer_ids(tmp_path: Path) -> None:
+    figures, _ = run_script("bench_outre.py", tmp_path, "--only", "lists")
+    sampled = [figure for figure in figures if "lists at hand" in str(figure["name"])]
+    assert len(sampled) == 4
+    assert all(figure["ids_read"] < figure["reference_ids_read"] for figure in sampled)
+
+
 def test_table_6_adds_a_mechanism_a_line(tmp_path: Path) -> None:
     figures, errors = run_script("bench_outre.py", tmp_path, "--table", "6")
     sides = ["np.memmap", "superbatch", "+ partition batches", "+ LABOR"]

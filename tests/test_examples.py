@@ -67,7 +67,7 @@ def test_epoch_sampling(tmp_path):
 
 
 def test_partition_batches(tmp_path):
-    printed = run("partition_batches.py", "--nodes", 3000, "--batch-size", 50, "--epochs", 3, cwd=tmp_path)
+    printed = run("partition_batches.py", "--nodes", 3000, "--batch-size", 50, "--epochs", 3, "--macro", 2, cwd=tmp_path)
     found = re.findall(r"^(\w+) +([\d.]+) rows a seed, test accuracy ([\d.]+), ", printed, re.MULTILINE)
     (random, random_rows, random_accuracy), (partition, rows, accuracy) = found
     assert (random, partition) == ("random", "partition")

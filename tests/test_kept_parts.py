@@ -10,15 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import featstore
+from featstore._core.partition import list_starts, move_lists
 from featstore.errors import BusyError, ClosedError, CommittedError, CorruptionError, FormatError, StaleError
+from featstore.graph.savedparts import read_parts
 from featstore.storage.update import Update
 from featstore.testing.faults import OPERATIONS, forked, run_in_child, sweep
-from tests.test_partitioning import make
+from tests.test_partitioning import Arrays, arrays, graphs, make
+
+LISTS = ("part_nodes", "part_offsets", "part_indices")
 
 N = 600
-STEMS = ("parts.", "train_nodes.", "cross_out_degree.")
+STEMS = ("parts.", "train_nodes.", "cross_out_degree.", "part_nodes.", "part_offsets.", "part_indices.")
 
 
 @pytest.fixture
@@ -143,6 +149,115 @@ def test_entries_of_later_releases_and_nonsense(g: Any) -> None:
                 other.parts()[name].cross_out_degree()
 
 
+def lists_in_part_order(g: Any, name: str) -> list[tuple[int, list[int]]]:
+    """Return nodes and their lists as the files have them, part by part."""
+    kept = g.parts()[name]
+    nodes, offsets, ids = (read_parts(g._snapshot, g.budget, kept, role).tolist() for role in LISTS)
+    k = kept.n_parts + 1
+    degrees, found = g.topology.degrees().tolist(), []
+    for p in range(kept.n_parts):
+        at = offsets[k + p]
+        for v in nodes[offsets[p] : offsets[p + 1]]:
+            found.append((v, ids[at : at + degrees[v]]))
+            at += degrees[v]
+        assert at == offsets[k + p + 1]
+    assert (offsets[0], offsets[k - 1], offsets[k], offsets[-1]) == (0, g.num_nodes, 0, g.num_edges)
+    return found
+
+
+def lists_of(g: Any, parts: torch.Tensor) -> list[tuple[int, list[int]]]:
+    """Return all lists by part, ascending by node within each, of the adjacency."""
+    indptr, indices = arrays(g)
+    order = sorted(range(g.num_nodes), key=lambda v: (int(parts[v]), v))
+    return [(v, indices[indptr[v] : indptr[v + 1]].tolist()) for v in order]
+
+
+@pytest.mark.parametrize(("n", "k"), [(0, 3), (1, 1), (1, 4), (600, 1), (600, 7), (600, 2_000)])
+def test_lists_in_part_order(tmp_path: Path, n: int, k: int) -> None:
+    with make(tmp_path / "g", n) as g:
+        assert not g.parts()
+        parts = featstore.partition(g, k, "random", seed=2, keep_lists=True)
+        name = f"random-{k}"
+        assert g.parts()[name].has_lists
+        assert lists_in_part_order(g, name) == lists_of(g, parts)
+        featstore.partition(g, k, "random", seed=2, name="without")
+        assert not g.parts()["without"].has_lists
+        with pytest.raises(FormatError, match="no file of part_indices"):
+            read_parts(g._snapshot, g.budget, g.parts()["without"], "part_indices")
+    with featstore.open(tmp_path / "g") as g:
+        assert lists_in_part_order(g, name) == lists_of(g, parts)
+        g.verify(progress=False)
+        with pytest.raises(ValueError, match="keep_lists goes with keep=True"):
+            featstore.partition(g, k, "random", keep=False, keep_lists=True)
+
+
+def test_lists_are_put_in_order_piece_by_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("featstore.graph.partorder._PIECE_NODES", 7)
+    with make(tmp_path / "g") as g:
+        parts = featstore.partition(g, 9, "random", seed=2, keep_lists=True)
+        assert lists_in_part_order(g, "random-9") == lists_of(g, parts)
+
+
+def test_lists_are_put_in_order_in_little_memory(tmp_path: Path) -> None:
+    """A window at a time: a pass each, in the memory that is counted."""
+    n = 6_000
+    make(tmp_path / "g", n, 60).close()
+    with featstore.open(tmp_path / "g", memory="16MiB") as g:
+        n_bytes, used = g.topology.nbytes, g.budget.used + 1
+    assert n_bytes > 1 << 20
+    with featstore.open(tmp_path / "g", memory=used + 80 * n) as g:
+        g.topology  # noqa: B018 - offsets
+        g.budget._peak = g.budget.used
+        indices, _ = g._snapshot.topology_file("indices", g.num_edges)
+        read = indices.stats.rows
+        parts = featstore.partition(g, 20, "random", keep_lists=True)
+        assert indices.stats.rows - read >= 4 * g.num_edges
+        assert g.budget.peak <= g.budget.total
+        assert "partitioning" not in g.memory_report()
+    with featstore.open(tmp_path / "g", memory="64MiB") as g:
+        assert lists_in_part_order(g, "random-20") == lists_of(g, parts)
+
+
+@given(graphs(), st.data(), st.integers(1, 9), st.integers(1, 40), st.sampled_from([np.int32, np.int64]))
+def test_lists_in_any_blocks_and_windows(graph: Any, data: Any, step: int, room: int, ids: Any) -> None:
+    indptr, indices = graph
+    n, k = len(indptr) - 1, 4
+    parts = np.array(data.draw(st.lists(st.integers(0, k - 1), min_size=n, max_size=n)), np.int32)
+    degrees, sizes, starts = np.diff(indptr), np.zeros(k, np.int64), np.full(n, -7)
+    middle = data.draw(st.integers(0, n))
+    for some in (slice(0, middle), slice(middle, n)):
+        list_starts(degrees[some], parts[some], sizes)
+    assert sizes.tolist() == np.bincount(parts, degrees, k).astype(int).tolist()
+    following = np.cumsum(sizes) - sizes
+    for some in (slice(0, middle), slice(middle, n)):
+        list_starts(degrees[some], parts[some], following, starts[some])
+    assert following.tolist() == np.cumsum(sizes).tolist()
+    order = sorted(range(n), key=lambda v: (parts[v], v))
+    want = [u for v in order for u in indices[indptr[v] : indptr[v + 1]].tolist()]
+    assert starts[order].tolist() == (np.cumsum(degrees[order]) - degrees[order]).tolist()
+    found: list[int] = []
+    for begin in range(0, len(indices), room):
+        window, node = np.full(min(room, len(indices) - begin), -9, ids), 0
+        for first, block in Arrays(indptr, indices, step, ids).scan(0):
+            node = move_lists(block, first, indptr, starts, node, window, begin, block.itemsize)
+        found += window.tolist()
+    assert found == want
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    indptr, ids = np.array([0, 1, 2]), np.zeros(2, np.int32)
+    degrees, following, starts = np.ones(2, np.int64), np.zeros(2, np.int64), np.zeros(2, np.int64)
+    for parts in ([0, 2], [-1, 0]):
+        with pytest.raises(ValueError, match=r"is not in \[0, 2\)"):
+            list_starts(degrees, np.array(parts, np.int32), following, starts)
+    for arguments in ((degrees[:1], ids, following, starts), (degrees, ids, following, starts[:1])):
+        with pytest.raises(ValueError, match="have an entry a node"):
+            list_starts(*arguments)
+    for first, node, begin, width in ((-1, 0, 0, 4), (0, -1, 0, 4), (0, 0, -1, 4), (0, 0, 0, 3)):
+        with pytest.raises(ValueError, match=r"negative|ids have 4 or 8"):
+            move_lists(ids, first, indptr, starts, node, ids.copy(), begin, width)
+
+
 @pytest.mark.parametrize("role", ["parts", "train_nodes", "cross_out_degree"])
 def test_damage_is_found(g: Any, role: str) -> None:
     featstore.partition(g, 3, train_idx=[4])
@@ -177,6 +292,7 @@ def kept_or_not(path: str) -> list[str]:
             assert len(kept.load()) == N
             assert kept.n_train == len(kept.train_nodes())
             assert len(kept.cross_out_degree()) == N
+            assert lists_in_part_order(g, kept.name) == lists_of(g, kept.load())
         g.verify(progress=False)
         return list(g.parts())
 
@@ -190,7 +306,7 @@ def fail_each(folder: str, call: str, error: str) -> None:
         with featstore.open(path) as g:
             with fault:
                 try:
-                    featstore.partition(g, 4, train_idx=[1, 5], name=name)
+                    featstore.partition(g, 4, train_idx=[1, 5], name=name, keep_lists=True)
                     there.append(name)
                 except CommittedError as failure:
                     assert failure.errno == getattr(errno, error)
@@ -216,6 +332,8 @@ def drawn(path: str) -> int:
         seed: int = kept.options["seed"]
         assert torch.equal(kept.load(), featstore.partition(g, 4, "random", seed=seed, keep=False))
         assert kept.train_nodes().sort().values.tolist() == [1, 5]
+        assert kept.has_lists
+        assert lists_in_part_order(g, "mine") == lists_of(g, kept.load())
         return seed
 
 
@@ -226,7 +344,7 @@ def kill_each(folder: str, step: int) -> None:
 
     def attempt(seed: int) -> None:
         with featstore.open(path) as g:
-            featstore.partition(g, 4, "random", train_idx=[1, 5], name="mine", seed=seed)
+            featstore.partition(g, 4, "random", train_idx=[1, 5], name="mine", seed=seed, keep_lists=True)
 
     attempt(0)
     for fault in sweep(folder, OPERATIONS, "kill", step=step):
@@ -239,7 +357,7 @@ def kill_each(folder: str, step: int) -> None:
         attempt(0)  # starts over
         with Update(path):  # sweeps what nothing names
             assert len(list(Path(path).glob("*.tmp"))) == 0
-        assert len([each for each in Path(path).iterdir() if each.name.startswith(STEMS)]) == 6
+        assert len([each for each in Path(path).iterdir() if each.name.startswith(STEMS)]) == 12
     assert n_killed >= 60 // step
 
 

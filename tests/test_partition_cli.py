@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 import featstore
+from featstore.cli.arguments import add_sampling, make_sampler
 from featstore.cli.main import main
 
 N, COMMUNITIES, CLASSES, DEGREE = 1_500, 15, 3, 6
@@ -58,7 +60,7 @@ def run(capsys: pytest.CaptureFixture[str], command: str, path: object, *options
 
 def test_every_strategy_has_the_same_losses(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """And the same accuracy: validation runs in batches of its own."""
-    plain = run(capsys, "train", data, *TRAINING, "--batches", "partition")
+    plain = run(capsys, "train", data, *TRAINING, "--batches", "partition", "--macro", 2)
     assert len(plain["losses"]) == 40
     assert plain["epochs"][-1]["val_accuracy"] > 0.6
     looking_ahead = ["--cache", "0.1", "--length", "7"]
@@ -69,13 +71,13 @@ def test_every_strategy_has_the_same_losses(data: Path, tmp_path: Path, capsys: 
         ["--strategy", "streamed", *looking_ahead],
         ["--strategy", "auto", "--cache", "0.1"],
     ):
-        found = run(capsys, "train", data, *TRAINING, "--batches", "partition", *strategy)
+        found = run(capsys, "train", data, *TRAINING, "--batches", "partition", "--macro", 2, *strategy)
         assert found["losses"] == plain["losses"], strategy
         assert found["stats"]["rows"] == plain["stats"]["rows"]
         drop = lambda each: [{**epoch, "seconds": 0} for epoch in each["epochs"]]  # noqa: E731
         assert drop(found) == drop(plain)
     pack = tmp_path / "pack"
-    made = run(capsys, "pack", data, pack, *COMMON, "--epochs", 2, "--batches", "partition")
+    made = run(capsys, "pack", data, pack, *COMMON, "--epochs", 2, "--batches", "partition", "--macro", 2)
     assert (made["batches"], made["rows"]) == (20, plain["stats"]["rows"])
     packed = ["--epochs", "2", "--hidden", "8", "--lr", "0.02", "--seed", "5", "--memory", "64MiB"]
     assert run(capsys, "train", data, *packed, "--strategy", "packed", "--pack", pack)["losses"] == plain["losses"]
@@ -105,6 +107,32 @@ def test_what_is_planned_is_what_training_requests(data: Path, capsys: pytest.Ca
         assert way["macro"] == batches.macro
 
 
+def test_lists_of_a_policy_and_importance_probabilities(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The neighbour cache changes no batch; every command has the same sampler."""
+    options = [*COMMON, "--batches", "partition", "--parts", "drawn"]
+    cache = ["--neighbor-cache", "16KiB", "--neighbor-policy"]
+    plain = run(capsys, "plan", data, "--simulate", *options, "--policies", "belady", "--sizes", "10%")["rows_asked_for"]
+    for policy in ("cross_partition", "degree"):
+        found = run(capsys, "plan", data, "--simulate", *options, *cache, policy, "--policies", "belady", "--sizes", "10%")
+        assert found["rows_asked_for"] == plain
+    labor = ["--sampler", "labor", "--importance-sampling"]
+    rows = {}
+    for steps in ("0", "2", "-1"):
+        trained = run(capsys, "train", data, *TRAINING, "--epochs", 1, *options[len(COMMON) :], *labor, steps, *cache, "degree")
+        rows[steps] = trained["stats"]["rows"]
+        counted = run(capsys, "plan", data, "--redundancy", *COMMON, "--all", "--parts", "drawn", "--importance-sampling", steps)
+        ways = [way for way in counted["ways"] if (way["parts"], way["sampler"]) == ("drawn", "labor")]
+        assert [way["rows"] for way in ways] == [rows[steps]]
+        if steps == "2":
+            packed = run(capsys, "pack", data, tmp_path / "pack", *options, *labor, steps, *cache, "cross_partition")
+            assert packed["rows"] == rows[steps]
+    parser = argparse.ArgumentParser()
+    add_sampling(parser)
+    asked = parser.parse_args(["--sampler", "labor", "--importance-sampling", "-1", "--batch-dependency", "3"])
+    with featstore.open(data) as g:
+        assert "batch_dependency=3, seed=0, importance_sampling=-1" in repr(make_sampler(g, asked))
+
+
 def test_explain_takes_them(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = run(capsys, "plan", data, "--explain", *COMMON, "--batches", "partition", "--sizes", "10%")
     assert found["choices"][0]["taken"]
@@ -119,12 +147,12 @@ def test_where_nothing_is_kept(data: Path, tmp_path: Path, capsys: pytest.Captur
     edges = rng.integers(0, 9, (2, 20))
     featstore.OutOfCoreGraph.from_edge_index(bare, edges, 9, {"x": x}, node_data, progress=False).close()
     run(capsys, "pack", path, pack, *COMMON)
-    no_parts = f"--batches partition: {bare} keeps no parts; make some with: featstore partition {bare} PARTS"
+    no_parts = f"{bare} keeps no parts: make some with featstore.partition or featstore partition"
     for arguments, message in [
         (["train", bare, "--batches", "partition"], no_parts),
         (["plan", bare, "--simulate", "--batches", "partition"], no_parts),
         (["pack", bare, tmp_path / "p", "--batches", "partition"], no_parts),
-        (["train", path, "--batches", "partition", "--parts", "x"], f"--parts: {path} keeps no 'x'; it keeps 'drawn', 'planted'"),
+        (["train", path, "--batches", "partition", "--parts", "x"], f"{path} keeps no parts 'x'; there is 'drawn', 'planted'"),
         (["train", path, "--parts", "planted"], "--parts goes with --batches partition, not random"),
         (["train", path, "--macro", "2"], "--macro goes with --batches partition, not random"),
         (["plan", path, "--simulate", "--macro", "2"], "--macro goes with --batches partition, not random"),
@@ -137,6 +165,12 @@ def test_where_nothing_is_kept(data: Path, tmp_path: Path, capsys: pytest.Captur
             "--batches goes with batches that are",
         ),
         (["train", pack, "--macro", "2"], "--macro goes with batches that are drawn now"),
+        (["train", pack, "--neighbor-policy", "degree"], "--neighbor-policy goes with a dataset"),
+        (["train", pack, "--importance-sampling", "1"], "--importance-sampling goes with a dataset"),
+        (["train", path, "--neighbor-policy", "degree"], "--neighbor-policy goes with --neighbor-cache"),
+        (["train", path, "--neighbor-cache", "1MiB", "--neighbor-policy", "lru"], "lru"),
+        (["train", path, "--importance-sampling", "1"], "--importance-sampling goes with --sampler labor, not neighbor"),
+        (["train", bare, "--neighbor-cache", "20B", "--neighbor-policy", "cross_partition"], "keeps no parts"),
     ]:
         if "t" in arguments:
             featstore.plan.trace.Trace([[0, 1]], N).save(tmp_path / "t")
@@ -146,7 +180,7 @@ def test_where_nothing_is_kept(data: Path, tmp_path: Path, capsys: pytest.Captur
         assert captured.out == ""
         assert captured.err.count("\n") == 1
         assert message in captured.err, arguments
-    for option, value in (("--batches", "parts"), ("--macro", "0")):
+    for option, value in (("--batches", "parts"), ("--macro", "0"), ("--importance-sampling", "-2")):
         with pytest.raises(SystemExit) as caught:
             main(["train", str(path), option, value])
         assert caught.value.code == 2

@@ -130,7 +130,7 @@ def test_batches_are_spread_over_the_epoch(n: int, data: Any) -> None:
 
 def test_parts_that_know_the_communities_request_least(data: Path) -> None:
     with featstore.open(data, memory="64MiB") as g:
-        found = redundancy(g, g.node_data["train_idx"], 50, samplers_of(g), n_batches=None)
+        found = redundancy(g, g.node_data["train_idx"], 50, samplers_of(g), macro=3, n_batches=None)
         ratio = {(way.label, way.sampler): found.against(way) for way in found.ways}
         assert ratio["random", "neighbor"] == 1
         assert ratio["parts planted", "neighbor"] < 0.75

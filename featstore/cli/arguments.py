@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 
+from featstore.cache.base import StaticPolicy, get_policy
 from featstore.cli.packs import is_pack
 from featstore.config import parse_disk, parse_size
 from featstore.errors import OptionError
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.feature import FeatureStore
+from featstore.graph.kept import NEIGHBOR_POLICY
 from featstore.sampling.batch import Sampler
 from featstore.sampling.batches import Batches, RandomBatches
 from featstore.sampling.epochwide import EpochSampler
@@ -30,9 +32,11 @@ __all__ = [
     "add_opening",
     "add_sampling",
     "add_strategy_options",
+    "cache_neighbors",
     "disk_size",
     "feature_of",
     "make_batches",
+    "make_labor",
     "make_sampler",
     "open_graph",
     "opening",
@@ -77,6 +81,13 @@ def positive(text: str) -> int:
     """Parse a whole number of at least 1."""
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return int(text)
+
+
+def _steps(text: str) -> int:
+    """Parse a number of steps, or -1."""
+    if not (text.isdigit() or text == "-1"):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of steps nor -1")
     return int(text)
 
 
@@ -138,6 +149,13 @@ def add_sampling(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *, m
             help="batches that share their neighbours, too (with --sampler labor; default: 1, none)",
         ),
         parser.add_argument(
+            "--importance-sampling",
+            action=Given,
+            type=_steps,
+            metavar="N",
+            help="steps that find neighbours to share; -1: until they converge (with --sampler labor; default: 0, none)",
+        ),
+        parser.add_argument(
             "--batches",
             action=Given,
             choices=["random", "partition"],
@@ -155,7 +173,7 @@ def add_sampling(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *, m
             action=Given,
             type=positive,
             metavar="N",
-            help="parts that are mixed (with --batches partition; default: as many as hold two batches of seeds)",
+            help="parts that are mixed: fewer save rows, and may cost accuracy (with --batches partition; default: half)",
         ),
         parser.add_argument("--batch-size", action=Given, type=positive, default=1000, help="seeds a batch (default: 1000)"),
         parser.add_argument("--seed", action=Given, type=int, default=0, help="of weights, order and sampling (default: 0)"),
@@ -164,6 +182,11 @@ def add_sampling(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *, m
             type=share_or_size,
             metavar="SIZE",
             help="cache of neighbour lists: bytes (1GiB), or a share of the memory (0.125, 12.5%%)",
+        ),
+        parser.add_argument(
+            "--neighbor-policy",
+            metavar="NAME",
+            help=f"which lists it holds: a static policy, such as cross_partition (default: {NEIGHBOR_POLICY})",
         ),
     ]
     if max_batches:
@@ -246,22 +269,46 @@ def opening(options: argparse.Namespace) -> dict[str, Any]:
 
 def make_sampler(graph: OutOfCoreGraph, options: argparse.Namespace) -> Sampler:
     """Make the neighbour cache and the sampler that :func:`add_sampling`'s options describe."""
-    if options.batch_dependency is not None and options.sampler != "labor":
-        raise ValueError(f"--batch-dependency goes with --sampler labor, not {options.sampler}")
+    if options.sampler != "labor":
+        for name in ("batch_dependency", "importance_sampling"):
+            if getattr(options, name) is not None:
+                raise ValueError(f"--{name.replace('_', '-')} goes with --sampler labor, not {options.sampler}")
     if options.window is not None and options.sampler != "epoch":
         raise ValueError(f"--window goes with --sampler epoch, not {options.sampler}")
-    wanted = options.neighbor_cache
+    cache_neighbors(graph, options)
+    if options.sampler == "labor":
+        return make_labor(graph, options)
+    if options.sampler == "epoch":
+        return EpochSampler(graph, options.fanouts, seed=options.seed, window=options.window or "auto")
+    return NeighborSampler(graph, options.fanouts, seed=options.seed)
+
+
+def make_labor(graph: OutOfCoreGraph, options: argparse.Namespace) -> LaborSampler:
+    """Make a layer-neighbour sampler, whatever ``--sampler`` says."""
+    return LaborSampler(
+        graph,
+        options.fanouts,
+        options.batch_dependency or 1,
+        options.seed,
+        importance_sampling=options.importance_sampling or 0,
+    )
+
+
+def cache_neighbors(graph: OutOfCoreGraph, options: argparse.Namespace) -> None:
+    """Make the neighbour cache that ``--neighbor-cache``, ``--neighbor-policy`` and, for some policies, ``--parts`` describe."""
+    wanted, policy = options.neighbor_cache, options.neighbor_policy
+    if policy is not None and wanted is None:
+        raise ValueError("--neighbor-policy goes with --neighbor-cache, which says how much memory the lists have")
+    policy = NEIGHBOR_POLICY if policy is None else policy
     if isinstance(wanted, float):
         if not 0 < wanted < 1:
             raise ValueError(f"--neighbor-cache as a share of the memory must lie between 0 and 1, not {wanted}")
         wanted = int(wanted * graph.budget.total)
     if wanted is not None:
-        graph.cache_neighbors(f"{min(parse_size(wanted), graph.budget.available)}B")
-    if options.sampler == "labor":
-        return LaborSampler(graph, options.fanouts, options.batch_dependency or 1, options.seed)
-    if options.sampler == "epoch":
-        return EpochSampler(graph, options.fanouts, seed=options.seed, window=options.window or "auto")
-    return NeighborSampler(graph, options.fanouts, seed=options.seed)
+        chosen = get_policy(policy)
+        parts = options.parts if isinstance(chosen, StaticPolicy) and chosen.needs_parts else None
+        size = f"{min(parse_size(wanted), graph.budget.available)}B"
+        graph.cache_neighbors(size, chosen.name, parts=parts)
 
 
 def make_batches(graph: OutOfCoreGraph, options: argparse.Namespace, seeds: torch.Tensor) -> Batches:
@@ -279,13 +326,6 @@ def make_batches(graph: OutOfCoreGraph, options: argparse.Namespace, seeds: torc
             if getattr(options, name) is not None:
                 raise ValueError(f"--{name} goes with --batches partition, not random")
         return RandomBatches(seeds, options.batch_size, seed=options.seed)
-    kept = graph.parts()
-    if not kept:
-        raise ValueError(
-            f"--batches partition: {graph.path} keeps no parts; make some with: featstore partition {graph.path} PARTS"
-        )
-    if options.parts is not None and options.parts not in kept:
-        raise ValueError(f"--parts: {graph.path} keeps no {options.parts!r}; it keeps {', '.join(map(repr, kept))}")
     return PartitionBatches(graph, seeds, options.batch_size, options.parts, options.macro, seed=options.seed)
 
 

@@ -28,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--array", metavar="FILE", help="keep the parts of this .npy file: an integer a node")
     parser.add_argument("--train", metavar="NAME", help="node data with the training nodes (default: train_idx or train_mask)")
     parser.add_argument("--name", help="what to keep the parts under (default: METHOD-PARTS)")
+    parser.add_argument("--keep-lists", action="store_true", help="keep the adjacency in part order, too, for batches of parts")
     parser.add_argument("--passes", type=positive, help="fennel, ldg: passes over the adjacency (default: 3)")
     parser.add_argument("--gamma", type=float, help="fennel: exponent of a part's size, above 1 (default: 1.5)")
     parser.add_argument("--start", choices=["ranges"], help="fennel: begin with contiguous ranges of ids")
@@ -62,6 +63,7 @@ def run(options: argparse.Namespace) -> int:
             start=options.start,
             levels=options.levels,
             name=options.name,
+            keep_lists=options.keep_lists,
             seed=options.seed,
             progress=not options.json,
         )
@@ -74,6 +76,7 @@ def run(options: argparse.Namespace) -> int:
         "method": kept.method,
         "parts": kept.n_parts,
         "train_nodes": kept.n_train,
+        "lists": kept.has_lists,
         "options": kept.options,
         "seconds": round(seconds, 3),
         "cut": quality.cut,

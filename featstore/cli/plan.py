@@ -15,9 +15,11 @@ from featstore.cli.arguments import (
     Given,
     add_opening,
     add_sampling,
+    cache_neighbors,
     disk_size,
     feature_of,
     make_batches,
+    make_labor,
     make_sampler,
     open_graph,
     positive,
@@ -33,7 +35,7 @@ from featstore.plan.cost import ONLINE, Machine
 from featstore.plan.misscurve import DEFAULT_SIZES, Step, miss_curve, parse_sizes
 from featstore.plan.redundancy import N_BATCHES, redundancy
 from featstore.plan.trace import Trace
-from featstore.sampling.labor import LaborSampler
+from featstore.sampling.neighbor import NeighborSampler
 from featstore.storage.drive import drive_speed
 from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.strategies.actual import kept_runs, runs_table
@@ -190,9 +192,10 @@ def _redundancy(options: argparse.Namespace) -> int:
         check_plot(options.plot)
     show = sys.stderr.isatty() and not options.json
     with open_graph(options.path, options) as graph, ExitStack() as stack:
+        cache_neighbors(graph, options)
         samplers = {
-            "neighbor": make_sampler(graph, options),
-            "labor": LaborSampler(graph, options.fanouts, seed=options.seed),
+            "neighbor": NeighborSampler(graph, options.fanouts, seed=options.seed),
+            "labor": make_labor(graph, options),
         }
         bar: Bar | None = None
 

@@ -127,9 +127,9 @@ def _in_place_of_its_dataset(path: str | os.PathLike[str], options: argparse.Nam
         raise ValueError(f"--pack goes with a dataset: {name} is itself a pack; leave one out")
     if "strategy" in getattr(options, "given", ()) and options.strategy != "packed":
         raise ValueError(f"--strategy {options.strategy} needs a dataset: {name} is a pack, which runs its own batches")
-    if options.neighbor_cache is not None:
-        raise ValueError(f"--neighbor-cache goes with a dataset: {name} is a pack, from which nothing is sampled")
-    for option in sorted({"sampler", "batch_dependency"} & set(getattr(options, "given", ()))):
+    unused = [option for option in ("neighbor_cache", "neighbor_policy") if getattr(options, option) is not None]
+    unused += sorted({"sampler", "batch_dependency", "importance_sampling"} & set(getattr(options, "given", ())))
+    for option in unused:
         raise ValueError(f"--{option.replace('_', '-')} goes with a dataset: {name} is a pack, from which nothing is sampled")
     options.pack, options.strategy = name, "packed"
 

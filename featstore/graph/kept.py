@@ -20,10 +20,12 @@ from featstore.graph.madefeatures import MadeFeatures
 from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.opentopology import held_bytes, load_topology, stored_pieces
 from featstore.graph.partarrays import check_parts
+from featstore.graph.partlists import PartLists
+from featstore.graph.partorder import PartOrder
 from featstore.graph.policyinputs import Given, PolicyInputs
 from featstore.graph.progress import Progress
 from featstore.graph.savedcache import load_neighbor_cache, save_neighbor_cache, saved_bytes
-from featstore.graph.savedparts import KeptParts, find_parts, kept_parts, read_parts, save_parts
+from featstore.graph.savedparts import Blocks, KeptParts, file_of_parts, find_parts, kept_parts, read_parts, save_parts
 from featstore.graph.snapshot import Snapshot
 from featstore.graph.topology import Topology
 
@@ -354,23 +356,39 @@ class Kept(MadeFeatures):
         train_nodes: npt.NDArray[np.int64] | None,
         recipe: Mapping[str, Any],
         progress: bool = False,
+        keep_lists: bool = False,
     ) -> None:
         """Keep parts in the dataset under a name, in one commit; :func:`featstore.partition` calls this, and checks them.
 
-        Reads the adjacency once, to count edges between parts.
+        Reads the adjacency once, to count edges between parts; with ``keep_lists`` once more for each window in which lists are
+        put in part order.
         """
-        arrays: dict[str, npt.NDArray[Any]] = {"parts": parts}
+        arrays: dict[str, npt.NDArray[Any] | Blocks] = {"parts": parts}
         if train_nodes is not None:
             arrays["train_nodes"] = train_nodes
-        topology = self.topology
-        with (
-            self._or_closed(),
-            Progress("edges between parts", topology.nbytes, progress) as bar,
-            self.budget.reserve("partitioning", counts_dtype(self.num_edges).itemsize * self.num_nodes),
-        ):
-            arrays["cross_out_degree"] = count_cross_edges(topology, parts, self.budget, "partitioning", bar.add)
+        topology, budget, holder, n_parts = self.topology, self.budget, "partitioning", int(recipe["n_parts"])
+        held = budget.reserve(holder, counts_dtype(self.num_edges).itemsize * self.num_nodes)
+        with self._or_closed(), held, Progress("edges between parts", topology.nbytes, progress) as bar:
+            arrays["cross_out_degree"] = count_cross_edges(topology, parts, budget, holder, bar.add)
+            if keep_lists:
+                held.resize(held.n_bytes + PartOrder.nbytes(topology, n_parts))
+                order = PartOrder(topology, parts, n_parts, budget, holder)
+                arrays |= {"part_nodes": order.nodes, "part_offsets": order.offsets}
+                arrays["part_indices"] = Blocks(topology.id_dtype, order.blocks(bar.add))
             with self.locked():
                 save_parts(self._snapshot, name, arrays, recipe, self._snapshot.adopt)
+
+    def part_lists(self, kept: KeptParts) -> PartLists:
+        """Return the adjacency in part order, as it is kept with some parts (``has_lists``); loaders call this.
+
+        Raises
+        ------
+        StaleError, FormatError, ClosedError, BudgetError, CorruptionError, OSError
+        """
+        topology = self.topology
+        with self.locked():
+            nodes, ids = (file_of_parts(self._snapshot, kept, role) for role in ("part_nodes", "part_indices"))
+            return PartLists(topology, nodes, ids, read_parts(self._snapshot, self.budget, kept, "part_offsets"))
 
     def _read_parts(self, kept: KeptParts, role: str) -> torch.Tensor:
         with self.locked():

@@ -102,7 +102,7 @@ class PolicyInputs:
     def scores(self, policy: StaticPolicy) -> npt.NDArray[Any]:
         """Return a policy's scores, checked."""
         n = self._n
-        self._held.resize(self._held.n_bytes + 8 * n)
+        self._held.resize(self._held.n_bytes + policy.score_bytes * n)
         try:
             scores = np.asarray(policy.scores(self.context))
         except Exception as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -18,16 +18,29 @@ from featstore.graph.savedcache import made_of
 from featstore.graph.snapshot import Snapshot
 from featstore.storage.catalog import Catalog
 from featstore.storage.layout import choose_layout
+from featstore.storage.rowfile import RowFile
 from featstore.storage.update import Update
 from featstore.storage.writer import FileRecord
 
-__all__ = ["HOLDER", "KeptParts", "check_parts_name", "find_parts", "kept_parts", "read_parts", "save_parts"]
+__all__ = [
+    "HOLDER",
+    "Blocks",
+    "KeptParts",
+    "check_parts_name",
+    "file_of_parts",
+    "find_parts",
+    "kept_parts",
+    "read_parts",
+    "save_parts",
+]
 
 HOLDER: Final = "parts"  # in the budget's report
 
 _KEY: Final = "parts/"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _BLOCK_ROWS: Final = 1 << 20
+
+LIST_ROLES: Final = frozenset(("part_nodes", "part_offsets", "part_indices"))  # files of the adjacency in part order
 
 
 @dataclass(frozen=True)
@@ -37,6 +50,14 @@ class _Array:
     dtype: np.dtype[Any]
     n_rows: int
     stop: int
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """An array to be kept that comes in blocks; each is written before the next is asked for."""
+
+    dtype: np.dtype[Any]
+    blocks: Iterator[npt.NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -58,6 +79,8 @@ class KeptParts:
         Number of the commit: later ones are higher.
     is_stale : bool
         The adjacency is another one by now; the parts cannot be loaded.
+    has_lists : bool
+        The adjacency is kept in the order of the parts, too.
     """
 
     name: str
@@ -67,6 +90,7 @@ class KeptParts:
     options: dict[str, Any]
     generation: int
     is_stale: bool
+    has_lists: bool
     _read: Callable[[KeptParts, str], torch.Tensor] = field(repr=False, compare=False)
 
     def load(self) -> torch.Tensor:
@@ -118,7 +142,10 @@ def kept_parts(catalog: Catalog, read: Callable[[KeptParts, str], torch.Tensor])
         options = entry.get("options")
         method, options = str(entry.get("method")), dict(options) if isinstance(options, dict) else {}
         stale = entry.get("made_of") != now
-        found.append(KeptParts(key.removeprefix(_KEY), n_parts, n_train, method, options, generation, stale, read))
+        files = entry.get("files")
+        has_lists = isinstance(files, dict) and files.keys() >= LIST_ROLES
+        name = key.removeprefix(_KEY)
+        found.append(KeptParts(name, n_parts, n_train, method, options, generation, stale, has_lists, read))
     return {each.name: each for each in sorted(found, key=lambda each: each.generation)}
 
 
@@ -138,7 +165,7 @@ def find_parts(g: _Keeper, name: str | None = None) -> KeptParts:
     """
     kept = g.parts()
     if not kept:
-        raise ValueError(f"{g.path} keeps no parts: make some with featstore.partition, or pass parts=")
+        raise ValueError(f"{g.path} keeps no parts: make some with featstore.partition or featstore partition, or give an array")
     if name is None:
         return list(kept.values())[-1]
     if name not in kept:
@@ -149,7 +176,7 @@ def find_parts(g: _Keeper, name: str | None = None) -> KeptParts:
 def save_parts(
     snapshot: Snapshot,
     name: str,
-    arrays: Mapping[str, npt.NDArray[Any]],
+    arrays: Mapping[str, npt.NDArray[Any] | Blocks],
     recipe: Mapping[str, Any],
     adopt: Callable[[Catalog, str, list[str]], None],
 ) -> None:
@@ -162,7 +189,8 @@ def save_parts(
     name : str
     arrays : mapping of str to array
         ``parts``, int32 ``[num_nodes]``; ``cross_out_degree``, see :func:`~featstore.graph.crossedges.count_cross_edges`; where
-        training nodes were given, ``train_nodes``, int64, by part.
+        training nodes were given, ``train_nodes``, int64, by part; where lists are kept in part order, what
+        :class:`~featstore.graph.partorder.PartOrder` makes.
     recipe : mapping
         ``method``, ``n_parts``, ``options``.
     adopt : callable (catalog, key, files)
@@ -182,16 +210,18 @@ def save_parts(
         if made_of(update.catalog) != made_of(snapshot.catalog):
             raise BusyError("the dataset was replaced since it was opened", snapshot.root)
         files: dict[str, FileRecord] = {}
+        n_train = 0
         for role, array in arrays.items():
             dtype = array.dtype
             with update.writer(f"{role}.{name}", choose_layout(dtype.itemsize), kind=role, dtype=dtype.name) as writer:
-                for first in range(0, len(array), _BLOCK_ROWS):
-                    block = array[first : first + _BLOCK_ROWS].astype(dtype.newbyteorder("<"), copy=False)
+                for block in array.blocks if isinstance(array, Blocks) else _cut(array):
+                    block = block.astype(dtype.newbyteorder("<"), copy=False)
                     writer.write(block.view(np.uint8).reshape(len(block), dtype.itemsize))
                 files[role] = writer.commit()
+            n_train = files[role].n_rows if role == "train_nodes" else n_train
         entry = {
             **recipe,
-            "n_train": len(arrays.get("train_nodes", ())),
+            "n_train": n_train,
             "generation": update.generation,
             "made_of": made_of(snapshot.catalog),
             "files": {role: record.name for role, record in files.items()},
@@ -209,8 +239,39 @@ def save_parts(
             raise BudgetError(f"parts {name!r} are kept, but opening them failed: {error.message}", error.needed) from error
 
 
+def _cut(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
+    for first in range(0, len(array), _BLOCK_ROWS):
+        yield array[first : first + _BLOCK_ROWS]
+
+
+def file_of_parts(snapshot: Snapshot, kept: KeptParts, role: str) -> RowFile:
+    """Return a file of what a dataset keeps, as it is expected.
+
+    Raises
+    ------
+    StaleError
+        The parts are of another adjacency, or were replaced since they were listed.
+    FormatError
+        There is no such file.
+    """
+    return snapshot.files[_record(snapshot, kept, role).name]
+
+
 def read_parts(snapshot: Snapshot, budget: Budget, kept: KeptParts, role: str) -> torch.Tensor:
     """Read an array of what a dataset keeps, checked; see :meth:`KeptParts.load`."""
+    record, expected = _record(snapshot, kept, role), _expected(snapshot.catalog, kept, role)
+    n_rows, dtype = expected.n_rows, expected.dtype
+    array = np.empty(n_rows, dtype)
+    tensor = torch.from_numpy(array)
+    budget.reserve(HOLDER, array.nbytes, owner=tensor)
+    if n_rows:
+        snapshot.files[record.name].read(0, n_rows, array.view(np.uint8).reshape(n_rows, dtype.itemsize))
+    if n_rows and not (int(array.min()) >= 0 and int(array.max()) < expected.stop):
+        raise FormatError(f"{snapshot.root}: {role} of parts {kept.name!r} are beyond [0, {expected.stop})", snapshot.root)
+    return tensor
+
+
+def _record(snapshot: Snapshot, kept: KeptParts, role: str) -> FileRecord:
     catalog, root = snapshot.catalog, snapshot.root
     entry = catalog.extra.get(_KEY + kept.name, {})
     if entry.get("made_of") != made_of(catalog):
@@ -226,20 +287,17 @@ def read_parts(snapshot: Snapshot, budget: Budget, kept: KeptParts, role: str) -
     wanted = (role, n_rows, dtype.name, dtype.itemsize)
     if record is None or (record.kind, record.n_rows, record.dtype, record.layout.row_bytes) != wanted:
         raise FormatError(f"{root}: parts {kept.name!r} have no file of {role} with {n_rows} rows: partition it again", root)
-    array = np.empty(n_rows, dtype)
-    tensor = torch.from_numpy(array)
-    budget.reserve(HOLDER, array.nbytes, owner=tensor)
-    if n_rows:
-        snapshot.files[record.name].read(0, n_rows, array.view(np.uint8).reshape(n_rows, dtype.itemsize))
-    if n_rows and not (int(array.min()) >= 0 and int(array.max()) < expected.stop):
-        raise FormatError(f"{root}: {role} of parts {kept.name!r} are beyond [0, {expected.stop})", root)
-    return tensor
+    return record
 
 
 def _expected(catalog: Catalog, kept: KeptParts, role: str) -> _Array:
     n, n_edges = catalog.num_nodes, catalog.num_edges
+    ids = np.dtype(np.int32 if n < 2**31 else np.int64)
     return {
         "parts": _Array(np.dtype(np.int32), n, kept.n_parts),
         "train_nodes": _Array(np.dtype(np.int64), kept.n_train, n),
         "cross_out_degree": _Array(counts_dtype(n_edges), n, n_edges + 1),
+        "part_nodes": _Array(ids, n, n),
+        "part_offsets": _Array(np.dtype(np.int64), 2 * (kept.n_parts + 1), max(n, n_edges) + 1),
+        "part_indices": _Array(ids, n_edges, n),
     }[role]

@@ -27,6 +27,7 @@ from featstore.sampling.batch import Sampler
 from featstore.sampling.batches import Batches, as_batches
 from featstore.sampling.drawn import Drawn, SampledBatches
 from featstore.sampling.foreign import checked_sampler
+from featstore.sampling.macrolists import macro_lists
 from featstore.strategies.base import Strategy
 from featstore.strategies.caches import device_rows
 from featstore.strategies.registry import get_strategy
@@ -199,7 +200,8 @@ class Loader:
             raise ValueError(f"strategy {name!r} needs a sampler and seeds")
         batches = as_batches(seeds, batch_size, BATCH_SIZE, **options)
         batches.check(g.num_nodes)
-        return Drawn(checked_sampler(sampler, g.num_nodes, g), batches)
+        checked = checked_sampler(sampler, g.num_nodes, g)
+        return Drawn(checked, batches, macro_lists(g, checked, batches))
 
     def _reserve_order(self, setup: Setup) -> Setup:
         """Count the seeds, the order of an epoch and the labels, before a cache takes the rest."""

@@ -35,7 +35,6 @@ class PackBatches:
     """
 
     fanouts: Sequence[int] | None = None
-    scratch_is_counted = False
     together = 1  # the largest is known
 
     def __init__(
@@ -82,6 +81,10 @@ class PackBatches:
             groups = [groups[int(shuffled.seeds(k)[0])] for k in range(len(groups))]
         order = np.concatenate(groups) if groups else np.empty(0, np.int64)
         return PackEpoch(self.pack, self._pool, order, epoch % max(1, self.pack.epochs) * n)
+
+    def scratch_bytes(self, n_rows: int) -> int:
+        """See :class:`~featstore.sampling.drawn.SampledBatches`: nothing is sampled."""
+        return 0
 
     def trim(self) -> None:
         """Nothing is kept between batches."""

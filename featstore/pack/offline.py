@@ -29,6 +29,7 @@ from featstore.sampling.batch import SampledBatch
 from featstore.sampling.batches import Batches, as_batches, together_of
 from featstore.sampling.drawn import Drawn, in_turn
 from featstore.sampling.foreign import adjacency_of, as_sampled, checked_sampler, has_own_seeds
+from featstore.sampling.macrolists import SHARE, macro_lists
 from featstore.storage.builddir import BuildDirectory
 from featstore.storage.rundir import DiskBudget
 
@@ -244,14 +245,22 @@ def _finish(writer: SampleWriter) -> str:
 def _epochs(g: OutOfCoreGraph, sampler: Any, batcher: Batches | None, epochs: int, threads: int) -> Iterator[SampledBatch]:
     # Others than those with a method may not be asked for several batches at once.
     at_once = threads if hasattr(sampler, "sample") else 1
-    checked = None if batcher is None else checked_sampler(sampler, g.num_nodes, g)
-    for epoch in range(epochs):
-        if batcher is None or checked is None:
+    if batcher is None:
+        for epoch in range(epochs):
             for index, sample in enumerate(sampler):
                 yield as_sampled(sample, g.num_nodes, epoch, index)
-            continue
-        with contextlib.closing(in_turn(Drawn(checked, batcher).epoch(epoch), 0)) as order:
-            yield from in_order(order.sample, len(order), at_once, g.pool)
+        return
+    checked = checked_sampler(sampler, g.num_nodes, g)
+    lists = macro_lists(g, checked, batcher)
+    drawn = Drawn(checked, batcher, lists)
+    try:
+        if lists is not None:
+            lists.use(min(lists.useful_bytes, g.budget.available // SHARE))
+        for epoch in range(epochs):
+            with contextlib.closing(in_turn(drawn.epoch(epoch), 0)) as order:
+                yield from in_order(order.sample, len(order), at_once, g.pool)
+    finally:
+        drawn.close()
 
 
 def in_order(one: Callable[[int], SampledBatch], n: int, threads: int, pool: BufferPool) -> Generator[SampledBatch, None, None]:

@@ -41,6 +41,7 @@ def partition(
     levels: Sequence[int] | None = None,
     name: str | None = None,
     keep: bool = True,
+    keep_lists: bool = False,
     seed: int = 0,
     progress: bool = True,
     **options: Any,
@@ -65,6 +66,10 @@ def partition(
         Under which they are kept; ``<method>-<n_parts>`` by default. Parts that had the name are replaced.
     keep : bool
         False: leave the dataset as it is.
+    keep_lists : bool
+        Also keep the adjacency in part order: whole neighbour lists, those of a part next to each other, so that a loader of
+        :class:`~featstore.PartitionBatches` reads those of a macro-batch in sequence. As large as the adjacency, and 4 bytes a
+        node (8 from 2³¹ nodes on).
     seed : int
         Of randomised methods.
     progress : bool
@@ -101,7 +106,8 @@ def partition(
     All is kept in one commit: if it fails or is killed, the dataset is as it was, and a second call starts over. ``g`` has the
     parts at once (:meth:`OutOfCoreGraph.parts`), other handles when they are opened again. ``"fennel"`` needs 5 bytes a node, a
     few megabytes, and beside it the offsets of the adjacency; a pass reads all neighbour ids once, in sequence. So does keeping
-    the parts, for which each node's edges into other parts are counted: 4 bytes a node, 8 from 2³¹ edges on.
+    the parts, for which each node's edges into other parts are counted: 4 bytes a node, 8 from 2³¹ edges on. ``keep_lists`` needs
+    20 bytes a node and 16 a part beside them, and reads the adjacency once more for each half of the memory left that it fills.
 
     Examples
     --------
@@ -115,8 +121,10 @@ def partition(
     """
     named = {"passes": passes, "gamma": gamma, "start": start, "levels": levels, **options}
     check_at_least("seed", seed, 0)
-    for each, flag in (("keep", keep), ("progress", progress)):
+    for each, flag in (("keep", keep), ("keep_lists", keep_lists), ("progress", progress)):
         check_flag(each, flag)
+    if keep_lists and not keep:
+        raise ValueError("keep_lists goes with keep=True: lists are kept with their parts")
     if name is not None:
         check_parts_name(name)
     if not hasattr(g, "topology"):
@@ -154,7 +162,7 @@ def partition(
             saved = {"method": label, "n_parts": n_parts, "options": _plain({**recipe, "seed": seed})}
             with g.budget.reserve("partitioning", 0 if is_train is None else 16 * int(is_train.sum(dtype=np.int64))):
                 trained = None if is_train is None else by_part(parts, n_parts, np.flatnonzero(is_train))[1]
-                g.keep_parts(f"{label}-{n_parts}" if name is None else name, parts, trained, saved, progress)
+                g.keep_parts(f"{label}-{n_parts}" if name is None else name, parts, trained, saved, progress, keep_lists)
         held.resize(held.n_bytes - 4 * n)
         tensor = torch.from_numpy(parts)
         g.budget.reserve(HOLDER, 4 * n, owner=tensor)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from featstore.budget import Reservation
 from featstore.sampling.batch import SampledBatch, Sampler
 from featstore.sampling.batches import Batches, EpochSeeds, together_of
+from featstore.sampling.hops import HopSampler
+from featstore.sampling.macrolists import MacroLists
+from featstore.sampling.partitionbatches import PartitionEpoch
 
 __all__ = [
     "DerivedBatches",
@@ -19,6 +22,7 @@ __all__ = [
     "ahead_bytes",
     "in_turn",
     "keep_ahead",
+    "lists_of",
 ]
 
 
@@ -149,8 +153,6 @@ class SampledBatches(Protocol):
         Neighbours a hop, where they are known.
     most_rows : int or None
         Nodes of the largest batch, where all of them are known.
-    scratch_is_counted : bool
-        Sampling takes memory that the budget counts.
     together : int
         Consecutive batches that are alike; see :class:`~featstore.Batches`.
     """
@@ -165,9 +167,6 @@ class SampledBatches(Protocol):
     def most_rows(self) -> int | None: ...
 
     @property
-    def scratch_is_counted(self) -> bool: ...
-
-    @property
     def together(self) -> int: ...
 
     def __len__(self) -> int:
@@ -180,6 +179,10 @@ class SampledBatches(Protocol):
 
     def epoch(self, epoch: int) -> SampledEpoch:
         """Return the batches of ``epoch``."""
+        ...
+
+    def scratch_bytes(self, n_rows: int) -> int:
+        """Return what a thread holds beside a batch of ``n_rows`` that it samples, as far as the budget counts it."""
         ...
 
     def trim(self) -> None:
@@ -199,6 +202,12 @@ def ahead_bytes(batches: SampledBatches) -> tuple[int, int]:
     found = getattr(batches, "ahead_bytes", None)
     least, useful = (0, 0) if found is None else found()
     return int(least), int(useful)
+
+
+def lists_of(batches: SampledBatches) -> MacroLists | None:
+    """Return the dynamic neighbour cache that batches are sampled with, which has no memory until it is given some."""
+    found: MacroLists | None = getattr(batches, "lists", None)
+    return found
 
 
 class DerivedBatches:
@@ -228,14 +237,14 @@ class DerivedBatches:
         return self._batches.most_rows
 
     @property
-    def scratch_is_counted(self) -> bool:
-        """See :class:`SampledBatches`."""
-        return self._batches.scratch_is_counted
-
-    @property
     def together(self) -> int:
         """See :class:`SampledBatches`."""
         return together_of(self._batches)
+
+    @property
+    def lists(self) -> MacroLists | None:
+        """See :func:`lists_of`."""
+        return lists_of(self._batches)
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -256,6 +265,10 @@ class DerivedBatches:
         """See :func:`keep_ahead`."""
         keep_ahead(self._batches, n_bytes)
 
+    def scratch_bytes(self, n_rows: int) -> int:
+        """See :class:`SampledBatches`."""
+        return self._batches.scratch_bytes(n_rows)
+
     def trim(self) -> None:
         """See :class:`SampledBatches`."""
         self._batches.trim()
@@ -268,12 +281,14 @@ class Drawn:
     ----------
     sampler : Sampler
     batches : Batches
+    lists : MacroLists, optional
+        Lists of the macro-batches that are sampled; closed with this.
     """
 
     most_rows = None
 
-    def __init__(self, sampler: Sampler, batches: Batches) -> None:
-        self.sampler, self.batches = sampler, batches
+    def __init__(self, sampler: Sampler, batches: Batches, lists: MacroLists | None = None) -> None:
+        self.sampler, self.batches, self.lists = sampler, batches, lists
         coming: Any = getattr(sampler, "coming", None)
         self._coming = None if coming is None else coming(lambda epoch: batches.epoch(epoch).seeds)
 
@@ -289,11 +304,6 @@ class Drawn:
         return fanouts if isinstance(fanouts, (list, tuple)) else None
 
     @property
-    def scratch_is_counted(self) -> bool:
-        """See :class:`SampledBatches`: another library's sampler counts nothing."""
-        return hasattr(self.sampler, "trim")
-
-    @property
     def together(self) -> int:
         """See :class:`SampledBatches`."""
         return together_of(self.batches)
@@ -307,7 +317,11 @@ class Drawn:
 
     def epoch(self, epoch: int) -> SampledEpoch:
         """See :class:`SampledBatches`."""
-        return _DrawnEpoch(self.sampler, self.batches.epoch(epoch), epoch, self._coming)
+        order, lists = self.batches.epoch(epoch), self.lists
+        if lists is None or not isinstance(order, PartitionEpoch) or not isinstance(self.sampler, HopSampler):
+            return _DrawnEpoch(self.sampler, order, epoch, self._coming)
+        lists.begin()
+        return _NearbyEpoch(self.sampler, order, epoch, lists)
 
     def ahead_bytes(self) -> tuple[int, int]:
         """See :func:`ahead_bytes`."""
@@ -320,11 +334,21 @@ class Drawn:
         if self._coming is not None:
             self._coming.keep(n_bytes)
 
+    def scratch_bytes(self, n_rows: int) -> int:
+        """See :class:`SampledBatches`: another library's sampler counts nothing."""
+        counted: Callable[[int], int] | None = getattr(self.sampler, "scratch_bytes", None)
+        return 0 if counted is None else counted(n_rows)
+
     def trim(self) -> None:
         """See :class:`SampledBatches`."""
         trim = getattr(self.sampler, "trim", None)
         if trim is not None:
             trim()
+
+    def close(self) -> None:
+        """Give back the memory of lists; may be called again."""
+        if self.lists is not None:
+            self.lists.close()
 
 
 class _DrawnEpoch:
@@ -346,3 +370,17 @@ class _DrawnEpoch:
         coming = self._coming if memory is not None and stop == len(self) else None
         epoch: InTurn = found(self._seeds.seeds, self._epoch, start, stop, memory, coming)
         return epoch
+
+
+class _NearbyEpoch:
+    """An epoch whose batches find the lists of their macro-batch in memory."""
+
+    def __init__(self, sampler: HopSampler, order: PartitionEpoch, epoch: int, lists: MacroLists) -> None:
+        self._sampler, self._order, self._epoch, self._lists = sampler, order, epoch, lists
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def sample(self, position: int) -> SampledBatch:
+        with self._lists.of(self._epoch, self._order, position) as nearby:
+            return self._sampler.sample(self._order.seeds(position), self._epoch, position, nearby)

@@ -19,6 +19,7 @@ from featstore.budget import Budget
 from featstore.cache.rowmap import huge_array
 from featstore.gather.buffers import BufferPool
 from featstore.graph.neighborcache import NeighborCache
+from featstore.graph.partlists import NearbyLists
 from featstore.graph.topology import Topology, huge_bytes
 from featstore.sampling.batch import Block, SampledBatch
 
@@ -73,6 +74,7 @@ class Scratch:
         self.nodes = self.place = self.degree = EMPTY
         self.batches = self.n_edges = self.n_nodes = self.rows_read = 0
         self.seconds = 0.0
+        self.lists: NearbyLists | None = None  # of the batch under way
         self._sources: Scratch | None = None
         self._budget = budget
         self.need(room)
@@ -84,6 +86,11 @@ class Scratch:
             self._sources = Scratch(self._num_nodes, self._budget, _LEAST_ROOM)
         self._sources.need(_LEAST_ROOM)
         return self._sources
+
+    @property
+    def sources_room(self) -> int:
+        """Nodes that there is room for in :attr:`sources`."""
+        return 0 if self._sources is None else self._sources.room
 
     def need(self, room: int) -> None:
         """Have room for ``room`` nodes, or for all where there are fewer; keeps what is there."""
@@ -177,7 +184,7 @@ class HopSampler(ABC):
         # Deques, whose append and pop are atomic: no lock that a fork could find taken.
         self._idle: deque[Scratch] = deque()
         self._all: deque[Scratch] = deque()
-        self._room = _LEAST_ROOM
+        self._room = self._sources_room = _LEAST_ROOM
 
     @property
     def graph(self) -> Graph:
@@ -202,6 +209,10 @@ class HopSampler(ABC):
             "seconds": sum(s.seconds for s in scratches),
         }
 
+    def scratch_bytes(self, n_rows: int) -> int:
+        """Return what a thread's scratch takes at the most for a batch of ``n_rows`` nodes, as far as is known."""
+        return scratch_bytes(n_rows, self._g.num_nodes)
+
     def trim(self) -> bool:
         """Give back the scratch of threads that do not sample now, but for one; return whether there was any.
 
@@ -217,7 +228,7 @@ class HopSampler(ABC):
         self._idle.extend(reversed(idle))
         return bool(held)
 
-    def sample(self, seeds: torch.Tensor, epoch: int = 0, index: int = 0) -> SampledBatch:
+    def sample(self, seeds: torch.Tensor, epoch: int = 0, index: int = 0, lists: NearbyLists | None = None) -> SampledBatch:
         """Sample one batch.
 
         Parameters
@@ -226,6 +237,9 @@ class HopSampler(ABC):
             Distinct node ids, at most 2³¹; may be empty.
         epoch, index : int
             What the draws depend on; in ``[0, 2**64)``.
+        lists : NearbyLists, optional
+            Lists that are in memory for this batch: looked up after the neighbour cache, before the file is read. The batch does
+            not depend on them.
 
         Returns
         -------
@@ -251,23 +265,26 @@ class HopSampler(ABC):
         if not (0 <= epoch < 2**64 and 0 <= index < 2**64):
             raise ValueError(f"epoch and index must be in [0, 2**64), not {epoch} and {index}")
         ids = as_ids(seeds, self._g.num_nodes)
-        with self.scratch(len(ids)) as scratch:
+        with self.scratch(len(ids), lists) as scratch:
             return self.assemble(scratch, ids, self.expand(scratch, ids, self._drawing(epoch, index)), epoch, index)
 
     @contextlib.contextmanager
-    def scratch(self, n_seeds: int) -> Iterator[Scratch]:
-        """Lend the scratch memory of a thread, for a batch at a time; with room for ``n_seeds``."""
+    def scratch(self, n_seeds: int, lists: NearbyLists | None = None) -> Iterator[Scratch]:
+        """Lend the scratch memory of a thread, for a batch at a time: with room for ``n_seeds``, and lists at hand."""
         start = time.perf_counter()
         try:
             scratch = self._idle.pop()
         except IndexError:
             scratch = Scratch(self._g.num_nodes, self._g.budget, max(self._room, n_seeds))
             self._all.append(scratch)
+        scratch.lists = lists
         try:
             yield scratch
             self._room = max(self._room, scratch.room)
+            self._sources_room = max(self._sources_room, scratch.sources_room)
             scratch.seconds += time.perf_counter() - start
         finally:
+            scratch.lists = None
             if scratch.room >= self._room:
                 self._idle.append(scratch)
             else:  # for when all others are in use: it would have to grow
@@ -336,6 +353,16 @@ class HopSampler(ABC):
             np.invert(place, out=place)
         else:
             cache.locate(nodes, place, degree)
+        if scratch.lists is not None:
+            scratch.lists.locate(nodes, place)
+
+    def _read(self, scratch: Scratch, topology: Topology, positions: Int64s, out: npt.NDArray[Any]) -> None:
+        """Read the neighbour ids at ``positions``, from the lists at hand or the file."""
+        if scratch.lists is None:
+            topology.read_edges(positions, out)
+            scratch.rows_read += len(positions)
+        else:
+            scratch.rows_read += scratch.lists.read_edges(positions, out, self._g.pool)
 
     @abstractmethod
     def _expand(

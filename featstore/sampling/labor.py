@@ -15,7 +15,7 @@ from featstore.config import check_at_least, check_flag
 from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.topology import Topology
 from featstore.sampling.batch import Block
-from featstore.sampling.hops import EMPTY, Graph, HopKey, HopSampler, Int64s, Scratch
+from featstore.sampling.hops import EMPTY, Graph, HopKey, HopSampler, Int64s, Scratch, scratch_bytes
 from featstore.sampling.rng import source_keys
 
 __all__ = ["LaborSampler"]
@@ -131,6 +131,11 @@ class LaborSampler(HopSampler):
         options = self.batch_dependency, self.seed, self.layer_dependency, self.redraw, self.importance_sampling
         return type(self), (self._g, self.fanouts, *options)
 
+    def scratch_bytes(self, n_rows: int) -> int:
+        """See :class:`~featstore.sampling.hops.HopSampler`; with importance probabilities, with that of all sources of a hop."""
+        more = scratch_bytes(self._sources_room, self._g.num_nodes) if self.importance_sampling else 0
+        return super().scratch_bytes(n_rows) + more
+
     def _expand(
         self, scratch: Scratch, topology: Topology, cache: NeighborCache | None, n_dst: int, fanout: int, at: HopKey
     ) -> Block:
@@ -175,9 +180,8 @@ class LaborSampler(HopSampler):
         found = pool.array((n_read,), topology.id_dtype)
         while not layer.done:
             n = layer.turn(positions)
-            topology.read_edges(positions[:n], found[:n])
+            self._read(scratch, topology, positions[:n], found[:n])
             topology.check_found(positions[:n], found[:n])
-            scratch.rows_read += n
             while not layer.choose(found[:n], chosen, counts):
                 more = pool.array((len(chosen) * 3 // 2 + _core.STEP,), topology.id_dtype)
                 more[: layer.n_chosen] = chosen[: layer.n_chosen]

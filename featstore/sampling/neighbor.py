@@ -90,11 +90,10 @@ class NeighborSampler(HopSampler):
         hops.start(n_dst, fanout, self.replace, key, records, topology.id_bytes, src.numpy(), dst.numpy(), draw, positions, edges)
         if n_missing:
             found = pool.array((n_missing,), topology.id_dtype)
-            topology.read_edges(positions, found)
+            self._read(scratch, topology, positions, found)
             bad = hops.fill(found, topology.id_bytes)
             if bad >= 0:
                 raise topology.bad_id(int(positions[bad]), int(found[bad]))
-            scratch.rows_read += n_missing
         while not hops.number():
             scratch.need(2 * scratch.room)
         return Block(src, dst, hops.n_nodes, n_dst)

@@ -18,12 +18,13 @@ from featstore.sampling.batches import EpochSeeds, check_seeds, cut
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph
 
-__all__ = ["PartitionBatches"]
+__all__ = ["PartitionBatches", "PartitionEpoch"]
 
 Int64s = npt.NDArray[np.int64]
 Parts = str | KeptParts | torch.Tensor | npt.NDArray[Any] | Sequence[int]
 
-MACRO_BATCHES = 2  # batches of seeds that a macro-batch holds by default
+# A macro-batch by default: one part of so many of all, and at the least so many batches of seeds. Fewer parts cost accuracy.
+MACRO_SHARE, MACRO_BATCHES = 2, 2
 
 
 class PartitionBatches:
@@ -45,8 +46,9 @@ class PartitionBatches:
         The part of every node; or parts that the dataset keeps, by their name (:meth:`OutOfCoreGraph.parts
         <featstore.OutOfCoreGraph.parts>`). By default those that were kept last.
     macro : int, optional
-        Parts of a macro-batch, of those that have a seed. By default the fewest that hold two batches of seeds, if all had as
-        many. More parts mix seeds better, and share fewer neighbours.
+        Parts of a macro-batch, of those that have a seed. By default half of them, and at least as many as hold two batches of
+        seeds, if all had as many. Fewer parts share more neighbours, so that fewer rows are read, and mix seeds less, which can
+        cost accuracy: state it to save more.
     shuffle : bool
         A new order each epoch, drawn by a generator keyed with (``seed``, epoch); otherwise parts ascend, and seeds within each
         are in the order of ``ids``.
@@ -67,7 +69,10 @@ class PartitionBatches:
 
     Notes
     -----
-    Memory: 16 bytes a seed and 24 a part that has seeds, counted by the loader; 4 bytes a node while it is made from kept parts.
+    Where the parts are kept with their lists (``keep_lists`` of :func:`featstore.partition`), a loader reads the lists of a
+    macro-batch in sequence (:class:`~featstore.sampling.macrolists.MacroLists`).
+
+    Memory: 16 bytes a seed and 40 a part that has seeds, counted by the loader; 4 bytes a node while it is made from kept parts.
 
     References
     ----------
@@ -76,7 +81,7 @@ class PartitionBatches:
     Examples
     --------
     >>> featstore.partition(g, 300, train_idx=idx)
-    >>> loader = featstore.Loader(g, sampler, featstore.PartitionBatches(g, idx, batch_size=1000))
+    >>> loader = featstore.Loader(g, sampler, featstore.PartitionBatches(g, idx, batch_size=1000, macro=30))
     """
 
     def __init__(
@@ -99,15 +104,18 @@ class PartitionBatches:
         self.num_nodes, self.batch_size, self.seed = int(g.num_nodes), batch_size, seed
         self.shuffle, self.drop_last = bool(shuffle), bool(drop_last)
         seeds = check_seeds(ids, self.num_nodes).numpy()
-        part = check_parts(_load(g, parts), self.num_nodes)
+        if parts is None or isinstance(parts, str):
+            parts = find_parts(g, parts)
+        self.kept = (parts.name, parts.generation) if isinstance(parts, KeptParts) else None
+        part = check_parts(parts.load() if isinstance(parts, KeptParts) else parts, self.num_nodes)
         # Parts that are empty of seeds are left out: there may be many more of them.
-        _, dense = np.unique(part[seeds], return_inverse=True)
+        self.part_numbers, dense = np.unique(part[seeds], return_inverse=True)
         del part
-        n_parts = int(dense.max(initial=-1)) + 1
+        n_parts = len(self.part_numbers)
         self._offsets, order = by_part(dense.astype(np.int32), n_parts)
         self.seeds = torch.from_numpy(seeds[order])
         if macro is None:
-            macro = -(-MACRO_BATCHES * batch_size * n_parts // max(1, len(seeds)))
+            macro = max(-(-n_parts // MACRO_SHARE), -(-MACRO_BATCHES * batch_size * n_parts // max(1, len(seeds))))
         self.macro = max(1, min(macro, n_parts))
 
     def __len__(self) -> int:
@@ -117,7 +125,7 @@ class PartitionBatches:
     @property
     def nbytes(self) -> int:
         """Bytes of the seeds, of one epoch's order, and of the parts."""
-        return 16 * len(self.seeds) + 24 * len(self._offsets)
+        return 16 * len(self.seeds) + 40 * len(self._offsets)
 
     @property
     def together(self) -> int:
@@ -138,20 +146,24 @@ class PartitionBatches:
         found.update(self._offsets.tobytes())
         return found.hexdigest()
 
-    def epoch(self, epoch: int) -> EpochSeeds:
+    def epoch(self, epoch: int) -> PartitionEpoch:
         """See :class:`~featstore.Batches`."""
-        order = None
+        parts, order = np.arange(len(self.part_numbers)), None
         if self.shuffle:
             generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(self.seed, spawn_key=(epoch,))))
-            order = torch.from_numpy(self._order(generator))
-        return cut(self.seeds, order, self.batch_size, len(self))
+            parts = generator.permutation(len(parts))
+            order = torch.from_numpy(self._order(generator, parts))
+        ends = np.cumsum(np.diff(self._offsets)[parts])
+        last = np.minimum(np.arange(self.macro, len(parts) + self.macro, self.macro), len(parts)) - 1
+        batches = cut(self.seeds, order, self.batch_size, len(self))
+        return PartitionEpoch(batches, self.batch_size, self.part_numbers[parts], self.macro, ends[last])
 
-    def _order(self, generator: np.random.Generator) -> Int64s:
+    def _order(self, generator: np.random.Generator, parts: Int64s) -> Int64s:
         """Return where the seeds of an epoch are, macro-batch by macro-batch."""
         starts, lengths = self._offsets[:-1], np.diff(self._offsets)
-        shuffled, order, end = generator.permutation(len(lengths)), np.empty(len(self.seeds), np.int64), 0
+        order, end = np.empty(len(self.seeds), np.int64), 0
         for first in range(0, len(lengths), self.macro):
-            chosen = shuffled[first : first + self.macro]
+            chosen = parts[first : first + self.macro]
             n_seeds = lengths[chosen]
             begin, end = end, end + int(n_seeds.sum())
             there = np.repeat(starts[chosen] - (np.cumsum(n_seeds) - n_seeds), n_seeds) + np.arange(end - begin)
@@ -159,10 +171,37 @@ class PartitionBatches:
         return order
 
 
-def _load(g: OutOfCoreGraph, parts: Parts | None) -> Any:
-    """Return the part of every node, whoever has it."""
-    if isinstance(parts, KeptParts):
-        return parts.load()
-    if parts is not None and not isinstance(parts, str):
-        return parts
-    return find_parts(g, parts).load()
+class PartitionEpoch:
+    """The batches of one epoch, and the macro-batches that they are cut from; immutable.
+
+    Parameters
+    ----------
+    batches : EpochSeeds
+    batch_size : int
+    parts : int32 array
+        Numbers of the parts, in the order of the epoch.
+    macro : int
+        Parts of a macro-batch.
+    ends : int64 array
+        Seeds up to the end of each macro-batch.
+    """
+
+    def __init__(self, batches: EpochSeeds, batch_size: int, parts: npt.NDArray[np.int32], macro: int, ends: Int64s) -> None:
+        self._batches, self._batch_size, self._parts, self._macro, self._ends = batches, batch_size, parts, macro, ends
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def seeds(self, index: int) -> torch.Tensor:
+        """See :class:`~featstore.sampling.batches.EpochSeeds`."""
+        return self._batches.seeds(index)
+
+    def macro_of(self, index: int) -> int:
+        """Return the number of the macro-batch that a batch's middle seed is of."""
+        begin = index * self._batch_size
+        end = min(begin + self._batch_size, int(self._ends[-1]))
+        return int(np.searchsorted(self._ends, (begin + end) // 2, "right"))
+
+    def parts_of(self, macro: int) -> npt.NDArray[np.int32]:
+        """Return the numbers of a macro-batch's parts."""
+        return self._parts[macro * self._macro : (macro + 1) * self._macro]

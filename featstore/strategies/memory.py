@@ -18,8 +18,10 @@ from featstore.budget import Budget
 from featstore.config import format_size
 from featstore.errors import BudgetError
 from featstore.gather.buffers import HOLDER
-from featstore.sampling.drawn import ahead_bytes
-from featstore.sampling.hops import SCRATCH, scratch_bytes
+from featstore.sampling.drawn import ahead_bytes, lists_of
+from featstore.sampling.hops import SCRATCH
+from featstore.sampling.macrolists import HOLDER as LISTS
+from featstore.sampling.macrolists import SHARE as LISTS_SHARE
 from featstore.strategies.batchsize import REUSE, BatchSize, foresee, larger, largest, measure, pooled_bytes
 from featstore.strategies.setup import Setup
 
@@ -87,7 +89,9 @@ def ask(
     BudgetError
         The memory does not suffice for two batches, or for what the loader takes itself; names what does.
     """
-    refused, batch = setup.refused, setup.batch
+    refused, batch, lists = setup.refused, setup.batch, lists_of(setup.batches)
+    if lists is not None:
+        lists.use(0)  # what they had is divided anew
     if batch is not None:  # more was sampled since, by several threads
         for idle in (setup.batches, setup.graph.pool, setup.graph.reader):
             idle.trim()
@@ -99,10 +103,14 @@ def ask(
             refused = error
     known = foresee(setup.graph, setup.batches) if batch is None else batch
     given = [*_sampling(setup), *(() if requests is None else requests(setup, known))]
+    if lists is not None:
+        given.append(Request(LISTS, 0, lists.useful_bytes, LISTS_SHARE, is_held=False))
     memory = Memory(setup, known, given, cache_bytes, capacity, plans=plans)
     if refused is not None:
         raise too_small(refused, memory.least() + setup.refused_bytes) from None
     memory.divide()
+    if lists is not None:
+        lists.use(memory.granted[LISTS])
     return setup, memory
 
 
@@ -236,12 +244,12 @@ class Memory:
 
     def _unsampled(self) -> int:
         """Return what sampling will hold once it has begun, where no batch was sampled yet."""
-        graph, n = self._graph, int(self._graph.num_nodes)
+        graph = self._graph
         if self._is_measured or not hasattr(graph, "num_edges"):
             return 0
         report = self._budget.report()
         offsets: int = graph.topology_bytes()
-        scratch = scratch_bytes(self.batch.n_rows, n) if self._sampling.scratch_is_counted else 0
+        scratch = self._sampling.scratch_bytes(self.batch.n_rows)
         return offsets + max(0, scratch - report.get(SCRATCH, 0))
 
     def least(self, n_rows: int = 0) -> int:
@@ -328,8 +336,7 @@ class Memory:
     def _sampler_bytes(self) -> int:
         """What a thread takes that samples beside others."""
         batch = self.batch.of(larger(self.batch.n_rows))
-        scratch = scratch_bytes(batch.n_rows, self._graph.num_nodes) if self._sampling.scratch_is_counted else 0
-        return int(batch.sampling_bytes + scratch)
+        return batch.sampling_bytes + self._sampling.scratch_bytes(batch.n_rows)
 
     def samplers(self) -> int:
         """Return how many threads may sample beside the loop: one takes its turn where memory is short, others need some each."""

@@ -8,7 +8,7 @@ from functools import partial
 
 from featstore.cache.base import OnlinePolicy, Policy, StaticPolicy, get_policy
 from featstore.errors import BudgetError, OptionError
-from featstore.sampling.drawn import InTurn, ahead_bytes, in_turn, keep_ahead
+from featstore.sampling.drawn import InTurn, ahead_bytes, in_turn, keep_ahead, lists_of
 from featstore.strategies.accesscounts import AccessCounts
 from featstore.strategies.base import EpochRun, Prepared, Runner, Strategy
 from featstore.strategies.batchsize import is_tight
@@ -55,8 +55,8 @@ class OnDemand(Strategy):
         if self.cache is not None:
             make_room(setup.graph, setup.features)  # this cache comes in the place of those that are there
         row_bytes = sum(setup.row_bytes.values())
-        draws_ahead = ahead_bytes(setup.batches) != (0, 0)
-        if setup.refused is not None or self.cache is not None or draws_ahead or is_tight(setup.graph, setup.batches, row_bytes):
+        shares = self.cache is not None or lists_of(setup.batches) is not None or ahead_bytes(setup.batches) != (0, 0)
+        if setup.refused is not None or shares or is_tight(setup.graph, setup.batches, row_bytes):
             setup, memory = ask_beside_caches(setup, self.cache, get_policy(self.policy))
         return OnDemandRunner(setup, memory, self.cache, self.policy)
 

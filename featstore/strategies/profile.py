@@ -19,21 +19,21 @@ from featstore.strategies.setup import Setup
 __all__ = ["LEAST_BATCHES", "Profile", "least_batches", "pack_trace", "profile_batches"]
 
 LEAST_BATCHES, MOST_BATCHES = 8, 32
-MACROS = 4  # rows of batches that are alike
+MACROS, MOST_ALIKE = 4, 128  # rows of batches that are alike; batches of long ones
 EPOCH_SHARE = 8  # one batch of so many
 DISK_SHARE = 8  # of the disk: the rest is the strategy's
 TAIL_BYTES = 128  # of a file, beside its arrays and their entries in the index, at most
 
 
 def least_batches(together: int = 1) -> int:
-    """Return how many batches are looked at, at the least: eight, and four rows of ``together`` batches that are alike."""
-    return max(LEAST_BATCHES, MACROS * together)
+    """Return how many batches are looked at, at the least: eight, and four rows of ``together`` that are alike, up to 128."""
+    return max(LEAST_BATCHES, min(MACROS * together, MOST_ALIKE))
 
 
 def profile_batches(n_batches: int, together: int = 1) -> int:
     """Return how many batches of an epoch are looked at: an eighth, eight at least and 32 at most.
 
-    Where ``together`` batches in a row are alike, more where four such rows are more.
+    Where ``together`` batches in a row are alike, more where four such rows are more, up to 128.
     """
     return min(n_batches, max(least_batches(together), min(MOST_BATCHES, n_batches // EPOCH_SHARE)))
 

@@ -229,4 +229,38 @@ static int64_t fs_cross(const int64_t *indptr, int64_t node, const int32_t *own,
     return fs_cross_as(indptr, node, own, part, ids, 0, first, n, counts, wide_counts);
 }
 
+/* Where each node's list begins if lists lie by part, by node within each: `next` says for every part where its next list begins,
+   and goes on with every list. Without `starts` it is only counted. Parts are in range. */
+static void fs_list_starts(const int64_t *degree, const int32_t *part, int64_t n_nodes, int64_t *next, int64_t *starts)
+{
+    for (int64_t v = 0; v < n_nodes; v++) {
+        if (starts)
+            starts[v] = next[part[v]];
+        next[part[v]] += degree[v];
+    }
+}
+
+/* Copy what of the lists of nodes node … lies in the block of ids [first, first + n) and, moved to their starts, in the window of
+   ids [begin, begin + room); a list may lie in several of either. Returns the node that the next block goes on with. */
+static int64_t fs_move_lists(const char *block, int64_t first, int64_t n, const int64_t *indptr, const int64_t *starts,
+                             int64_t n_nodes, int64_t node, char *window, int64_t begin, int64_t room, int id_bytes)
+{
+    const int64_t end = first + n;
+    for (; node < n_nodes && indptr[node] < end; node++) {
+        const int64_t shift = starts[node] - indptr[node];
+        int64_t from = indptr[node] > first ? indptr[node] : first;
+        int64_t to = indptr[node + 1] < end ? indptr[node + 1] : end;
+        if (from + shift < begin)
+            from = begin - shift;
+        if (to + shift > begin + room)
+            to = begin + room - shift;
+        if (from < to)
+            memcpy(window + (from + shift - begin) * id_bytes, block + (from - first) * id_bytes,
+                   (size_t)((to - from) * id_bytes));
+        if (indptr[node + 1] > end)
+            break;
+    }
+    return node;
+}
+
 #endif

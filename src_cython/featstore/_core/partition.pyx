@@ -42,6 +42,9 @@ cdef extern from "partition.h" nogil:
                       int64_t *) noexcept
     int64_t fs_cross(const int64_t *, int64_t, const int32_t *, const int32_t *, const void *, int, int64_t, int64_t, void *,
                      int) noexcept
+    void fs_list_starts(const int64_t *, const int32_t *, int64_t, int64_t *, int64_t *) noexcept
+    int64_t fs_move_lists(const char *, int64_t, int64_t, const int64_t *, const int64_t *, int64_t, int64_t, char *, int64_t,
+                          int64_t, int) noexcept
 
 
 cdef int64_t _count_of(Py_buffer *view, int id_bytes) except -1:
@@ -297,6 +300,86 @@ def cross_edges(const int64_t[::1] offsets not None, int64_t first_node, const i
             PyBuffer_Release(&view)
     finally:
         PyBuffer_Release(&target)
+
+
+def list_starts(const int64_t[::1] degree not None, const int32_t[::1] part not None, int64_t[::1] next not None,
+                int64_t[::1] starts=None):
+    """Say where the lists of some nodes begin if lists lie by part, and by node within each part.
+
+    Parameters
+    ----------
+    degree : int64 array, shape (n,)
+        Of nodes in ascending order; later calls go on with later nodes.
+    part : int32 array, shape (n,)
+        Theirs.
+    next : int64 array, shape (n_parts,)
+        Where the next list of each part begins; goes on with each list.
+    starts : int64 array, shape (n,), optional
+        Receives where each node's list begins.
+
+    Raises
+    ------
+    ValueError
+        A part is out of range; arrays that do not fit each other.
+    """
+    cdef int64_t n = part.shape[0], n_parts = next.shape[0], i, bad = -1
+    if degree.shape[0] != n or (starts is not None and starts.shape[0] != n):
+        raise ValueError("degrees, parts and starts have an entry a node")
+    if not n:
+        return
+    with nogil:
+        for i in range(n):
+            if not 0 <= part[i] < n_parts:
+                bad = i
+                break
+        if bad < 0:
+            fs_list_starts(&degree[0], &part[0], n, &next[0], NULL if starts is None else &starts[0])
+    if bad >= 0:
+        raise ValueError(f"the part of node {bad} is not in [0, {n_parts})")
+
+
+def move_lists(block, int64_t first, const int64_t[::1] indptr not None, const int64_t[::1] starts not None, int64_t node,
+               window, int64_t begin, int id_bytes):
+    """Copy the lists of some nodes that lie in a block of the file to their places in a window of those in another order.
+
+    Parameters
+    ----------
+    block : buffer
+        Neighbour ids at positions ``first`` ….
+    indptr : int64 array, shape (n + 1,)
+        Ascends: where the lists of ``n`` nodes in a row begin in the file, and where the last one ends.
+    starts : int64 array, shape (n,)
+        Where each list begins in the other order, see :func:`list_starts`.
+    node : int
+        Of the ``n``: what the call for the block before returned; 0 at first.
+    window : writable buffer
+        Of the other order from position ``begin`` on.
+
+    Returns
+    -------
+    int
+        Node to go on with; ``n`` where the block may have lists of nodes after them.
+    """
+    cdef Py_buffer source, target
+    cdef int64_t n = starts.shape[0], n_ids, room
+    if indptr.shape[0] != n + 1 or node < 0 or begin < 0 or first < 0:
+        raise ValueError("indptr and starts disagree in length, or a position is negative")
+    if not n:
+        return 0
+    PyObject_GetBuffer(block, &source, PyBUF_SIMPLE)
+    try:
+        n_ids = _count_of(&source, id_bytes)
+        PyObject_GetBuffer(window, &target, PyBUF_WRITABLE)
+        try:
+            room = _count_of(&target, id_bytes)
+            with nogil:
+                node = fs_move_lists(<const char *>source.buf, first, n_ids, &indptr[0], &starts[0], n, node,
+                                     <char *>target.buf, begin, room, id_bytes)
+        finally:
+            PyBuffer_Release(&target)
+    finally:
+        PyBuffer_Release(&source)
+    return node
 
 
 def group_by_part(const int32_t[::1] part not None, const int64_t[::1] nodes, int64_t[::1] offsets not None,

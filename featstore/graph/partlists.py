@@ -1,0 +1,186 @@
+"""Neighbour lists of some parts, read in sequence from the adjacency in part order, for batches of seeds of those parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from featstore._core import nearby as _core
+from featstore.errors import CorruptionError
+from featstore.gather.buffers import BufferPool
+from featstore.graph.topology import Topology
+from featstore.storage.rowfile import RowFile
+
+__all__ = ["NearbyLists", "PartLists"]
+
+Int64s = npt.NDArray[np.int64]
+Uint8s = npt.NDArray[np.uint8]
+
+_ALIGNED = 64  # bytes: each array begins at a multiple
+
+
+class NearbyLists:
+    """Neighbour lists of some nodes, in memory, beside the topology that has all; made by :meth:`PartLists.load`.
+
+    A node's place is ``~position`` where its list is in the file. Here positions from ``num_edges`` on are those of the lists at
+    hand, so samplers draw positions as they do from the file, and read them here.
+
+    Notes
+    -----
+    Read-only once made, so any number of threads may use it.
+    """
+
+    def __init__(
+        self, topology: Topology, nodes: Int64s, starts: Int64s, table: npt.NDArray[np.int32], ids: npt.NDArray[Any]
+    ) -> None:
+        self._topology, self._base = topology, topology.num_edges
+        self._nodes, self._starts, self._table, self._ids = nodes, starts, table, ids
+
+    def __len__(self) -> int:
+        """Nodes whose list is at hand."""
+        return len(self._nodes)
+
+    def locate(self, ids: Int64s, place: Int64s) -> None:
+        """Change ``place`` where it is in the file, and the list at hand."""
+        _core.find_lists(self._nodes, self._starts, self._table, self._base, ids, place)
+
+    def read_edges(self, positions: Int64s, out: npt.NDArray[Any], pool: BufferPool) -> int:
+        """Read the neighbour ids at ``positions`` into ``out``; return how many of them came from the file.
+
+        Raises
+        ------
+        BudgetError, CorruptionError, OSError
+        """
+        topology = self._topology
+        n = _core.count_far(positions, self._base, len(self._ids))
+        if n == len(positions):
+            topology.read_edges(positions, out)
+            return n
+        far = pool.array((n,), np.int64)
+        _core.take_near(positions, self._base, self._ids, topology.id_bytes, out, far)
+        if n:
+            read = pool.array((n,), topology.id_dtype)
+            topology.read_edges(far, read)
+            _core.put_far(positions, self._base, read, topology.id_bytes, out)
+        return n
+
+
+class PartLists:
+    """The adjacency in part order, as a dataset keeps it.
+
+    Parameters
+    ----------
+    topology : Topology
+    nodes, ids : RowFile
+        Nodes by part, and their lists in that order.
+    offsets : int64 tensor, shape (2 * (n_parts + 1),)
+        Where each part begins among the nodes; then among the ids.
+
+    Raises
+    ------
+    CorruptionError
+        The offsets do not ascend to the number of nodes, or of edges.
+    """
+
+    def __init__(self, topology: Topology, nodes: RowFile, ids: RowFile, offsets: torch.Tensor) -> None:
+        self._topology, self._files = topology, (nodes, ids)
+        self._held = offsets  # which the budget counts
+        self._offsets = offsets.numpy().reshape(2, -1)
+        for each, end, file in zip(self._offsets, (topology.num_nodes, topology.num_edges), self._files, strict=True):
+            if each[0] != 0 or each[-1] != end or bool((np.diff(each) < 0).any()):
+                raise CorruptionError(f"parts do not ascend from 0 to {end}", file.path)
+
+    @property
+    def n_parts(self) -> int:
+        """Parts."""
+        return self._offsets.shape[1] - 1
+
+    def sizes(self, parts: npt.NDArray[np.int32]) -> Int64s:
+        """Return the bytes of memory that each of some parts takes at most."""
+        nodes, edges = (each[parts + 1] - each[parts] for each in self._offsets)
+        found: Int64s = nodes * _node_bytes() + edges * self._topology.id_bytes
+        return found
+
+    @staticmethod
+    def beside() -> int:
+        """Return the bytes that lists take beside :meth:`sizes` of their parts."""
+        return 4 * _ALIGNED + 16
+
+    def load(self, parts: npt.NDArray[np.int32], memory: Uint8s) -> NearbyLists:
+        """Read the lists of as many of some parts as there is memory for, in sequence.
+
+        Parameters
+        ----------
+        parts : int32 array, shape (k,)
+            Distinct.
+        memory : uint8 array
+            What the lists are in as long as they are used.
+
+        Raises
+        ------
+        CorruptionError, ClosedError, OSError
+        """
+        n_fit = int(np.searchsorted(np.cumsum(self.sizes(parts)), len(memory) - self.beside(), "right"))
+        parts = np.sort(parts[:n_fit])
+        n, n_ids = (int((each[parts + 1] - each[parts]).sum()) for each in self._offsets)
+        topology, arrays = self._topology, _Cutter(memory)
+        nodes, starts, degrees = (arrays.cut(n, np.dtype(np.int64)) for _ in range(3))
+        table = arrays.cut(_core.table_entries(n), np.dtype(np.int32))
+        ids = arrays.cut(n_ids, topology.id_dtype)
+        some = degrees.view(topology.id_dtype)[:n]  # as the file has them
+        self._read(0, parts, some, topology.num_nodes)
+        nodes[:] = some
+        topology.offsets(nodes, starts, degrees)
+        starts[:] = degrees
+        try:
+            end = _core.enter_lists(nodes, starts, table)
+        except ValueError as error:
+            raise CorruptionError(f"the nodes of the parts: {error}", self._files[0].path) from None
+        if end != n_ids:
+            raise CorruptionError(f"the lists of {n} nodes have {end} ids, and {n_ids} are there", self._files[1].path)
+        self._read(1, parts, ids, topology.num_nodes)
+        return NearbyLists(topology, nodes, starts, table, ids)
+
+    def _read(self, which: int, parts: npt.NDArray[np.int32], out: npt.NDArray[Any], stop: int) -> None:
+        """Read what a file has of parts, in ascending order, and check that all of it are nodes."""
+        file, offsets, begin = self._files[which], self._offsets[which], 0
+        rows = out.view(np.uint8).reshape(-1, self._topology.id_bytes)
+        for first, end in _runs(offsets, parts):  # not ahead: waking a thread takes as long as reading a small part
+            file.read(first, end - first, rows[begin : begin + end - first])
+            begin += end - first
+        if len(out) and not (int(out.min()) >= 0 and int(out.max()) < stop):
+            raise CorruptionError(f"an id is beyond the {stop} nodes", file.path)
+
+
+def _runs(offsets: Int64s, parts: npt.NDArray[np.int32]) -> Iterator[tuple[int, int]]:
+    """Yield first and end of what lies together, where parts ascend."""
+    first = end = -1
+    for begin, stop in zip(offsets[parts].tolist(), offsets[parts + 1].tolist(), strict=True):
+        if begin != end:
+            if end > first:
+                yield first, end
+            first = begin
+        end = stop
+    if end > first:
+        yield first, end
+
+
+def _node_bytes() -> int:
+    """Bytes that a node takes beside its list: three numbers, and its entries in a table that is up to a quarter full."""
+    return 3 * 8 + 4 * 4
+
+
+class _Cutter:
+    """Arrays one after the other in memory that is there."""
+
+    def __init__(self, memory: Uint8s) -> None:
+        self._memory, self._begin = memory, 0
+
+    def cut(self, n: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        begin = self._begin
+        self._begin += -(-n * dtype.itemsize // _ALIGNED) * _ALIGNED
+        return self._memory[begin : begin + n * dtype.itemsize].view(dtype)

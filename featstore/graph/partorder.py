@@ -1,0 +1,109 @@
+"""The adjacency in part order: whole neighbour lists, those of a part next to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from featstore._core.partition import list_starts, move_lists
+from featstore.budget import Budget
+from featstore.graph.crossedges import blocks_in
+from featstore.graph.partarrays import by_part
+from featstore.graph.topology import Topology
+
+__all__ = ["PartOrder"]
+
+Int64s = npt.NDArray[np.int64]
+
+_LEAST_WINDOW_BYTES: Final = 1 << 16
+_PIECE_NODES: Final = 1 << 16
+_WINDOW_SHARE: Final = 2  # of the memory that is left, one part of so many
+
+
+class PartOrder:
+    """Nodes by part, ascending within each, and their neighbour lists in that order.
+
+    Parameters
+    ----------
+    topology : Topology
+    parts : int32 array, shape (num_nodes,)
+    n_parts : int
+    budget : Budget
+        Counts the window in which lists are put in order, and a block of the file; what :attr:`nbytes` says is the caller's to
+        count.
+    holder : str
+
+    Attributes
+    ----------
+    nodes : array of the topology's ``id_dtype``, shape (num_nodes,)
+    offsets : int64 array, shape (2 * (n_parts + 1),)
+        Where each part begins in :attr:`nodes`; then, where its lists begin, in ids.
+
+    Raises
+    ------
+    BudgetError
+        No memory for the places of the lists, 8 bytes a node, which are held as long as this is.
+    """
+
+    def __init__(self, topology: Topology, parts: npt.NDArray[np.int32], n_parts: int, budget: Budget, holder: str) -> None:
+        self._topology, self._budget, self._holder = topology, budget, holder
+        n = topology.num_nodes
+        self.offsets = np.empty(2 * (n_parts + 1), np.int64)
+        with budget.reserve(holder, 8 * n):  # of int64, before they are as wide as the file has them
+            self.offsets[: n_parts + 1], nodes = by_part(parts, n_parts)
+            self.nodes = nodes.astype(topology.id_dtype)
+            del nodes
+        self._starts = np.empty(n, np.int64)
+        begins = self.offsets[n_parts + 1 :]
+        begins[:] = 0
+        for piece in self._pieces():
+            list_starts(topology.degrees(piece.start, piece.stop), parts[piece], begins[1:])
+        np.cumsum(begins, out=begins)
+        following = begins[:-1].copy()
+        for piece in self._pieces():
+            list_starts(topology.degrees(piece.start, piece.stop), parts[piece], following, self._starts[piece])
+
+    def _pieces(self) -> Iterator[slice]:
+        """Yield all nodes, so many at a time as offsets are held of."""
+        n = self._topology.num_nodes
+        for first in range(0, n, _PIECE_NODES):
+            yield slice(first, min(first + _PIECE_NODES, n))
+
+    @staticmethod
+    def nbytes(topology: Topology, n_parts: int) -> int:
+        """Return the bytes of the arrays, and of what goes through the nodes piece by piece."""
+        n = topology.num_nodes
+        return (8 + topology.id_bytes) * n + 24 * (n_parts + 1) + 32 * min(n, _PIECE_NODES)
+
+    def blocks(self, progress: Callable[[int], None]) -> Iterator[npt.NDArray[Any]]:
+        """Yield all lists in part order, window by window; the array is used again for the next.
+
+        Reads the whole adjacency for every window, which has half of the memory that is left: in sequence, and once where it
+        fits.
+        """
+        topology = self._topology
+        n_bytes = max(_LEAST_WINDOW_BYTES, self._budget.available // _WINDOW_SHARE)
+        room = min(topology.num_edges, n_bytes // topology.id_bytes)
+        with self._budget.reserve(self._holder, room * topology.id_bytes):
+            window = np.empty(room, topology.id_dtype)
+            for begin in range(0, topology.num_edges, max(1, room)):
+                part = window[: min(room, topology.num_edges - begin)]
+                self._fill(part, begin, progress)
+                yield part
+
+    def _fill(self, window: npt.NDArray[Any], begin: int, progress: Callable[[int], None]) -> None:
+        """Read the adjacency, and put what lies at ``begin`` … in part order into ``window``."""
+        topology, pieces = self._topology, self._pieces()
+        piece, node, indptr = slice(0, 0), 0, np.zeros(1, np.int64)
+        for block in blocks_in(topology, self._budget, self._holder):
+            first, ids = block.first_edge, block.ids
+            while True:
+                node = move_lists(ids, first, indptr, self._starts[piece], node, window, begin, topology.id_bytes)
+                if node < len(indptr) - 1 or piece.stop == topology.num_nodes:
+                    break
+                piece, node = next(pieces), 0
+                indptr = indptr[-1] + np.concatenate([[0], np.cumsum(topology.degrees(piece.start, piece.stop))])
+            progress(ids.nbytes)

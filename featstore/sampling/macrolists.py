@@ -1,0 +1,177 @@
+"""Dynamic neighbour cache: the neighbour lists of the macro-batches that are sampled now (OUTRE, VLDB 2024, section 5.2)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from featstore.budget import Budget, Loan, Reservation
+from featstore.cache.rowmap import huge_array
+from featstore.errors import BudgetError
+from featstore.graph.partlists import NearbyLists, PartLists, Uint8s
+from featstore.graph.topology import huge_bytes
+from featstore.sampling.hops import HopSampler
+from featstore.sampling.partitionbatches import PartitionBatches, PartitionEpoch
+from featstore.storage.layout import PAGE_BYTES
+
+__all__ = ["HOLDER", "SHARE", "MacroLists", "macro_lists"]
+
+HOLDER = "lists of parts"  # in the budget's report
+SHARE = 8  # they get one part of so many of what is left of the memory
+AT_ONCE = 2  # macro-batches whose lists are in memory: a few batches of the one before are still being sampled
+LOAN_COST = 8  # given back before caches are: lists can be read from the file
+
+
+@dataclass(eq=False)
+class _Slot:
+    lists: NearbyLists
+    memory: Uint8s
+    n_users: int = 0
+
+
+class MacroLists:
+    """Neighbour lists of two macro-batches at most, read in sequence when the first of their batches is sampled.
+
+    Parameters
+    ----------
+    g : OutOfCoreGraph
+    lists : PartLists
+    batches : PartitionBatches
+
+    Notes
+    -----
+    Lists are used only once :meth:`use` has given them memory; all of it is on loan, but for lists in use. Where a macro-batch's
+    do not fit, those of some of its parts are read. Samples do not depend on it. Thread-safe.
+    """
+
+    def __init__(self, g: Any, lists: PartLists, batches: PartitionBatches) -> None:
+        self._g, self._lists = g, lists
+        sizes = np.sort(lists.sizes(batches.part_numbers))[::-1]
+        self._most_bytes = huge_bytes(int(sizes[: batches.macro].sum()) + lists.beside())
+        self._lock = threading.Lock()
+        self._slots: dict[tuple[int, int], _Slot] = {}  # by epoch and macro-batch, the one that was used last at the end
+        self._room = 0  # bytes of each
+        self._n_slots = 0
+        self._reservation: Reservation = g.budget.reserve(HOLDER, 0)
+        budget: Budget = g.budget
+        self._loan: Loan = budget.lend(self._lent_bytes, self._give_back, cost=LOAN_COST, holder=HOLDER)
+
+    @property
+    def useful_bytes(self) -> int:
+        """Bytes beyond which more does nothing: none where all lists are in memory anyway."""
+        return 0 if self._is_idle() else AT_ONCE * self._most_bytes
+
+    def _is_idle(self) -> bool:
+        cache = self._g.neighbor_cache
+        return cache is not None and cache.whole
+
+    def use(self, n_bytes: int) -> None:
+        """Have ``n_bytes`` of memory from now on, or none where others have taken them; nothing is being sampled."""
+        with self._lock:
+            self._slots.clear()
+            self._room = n_bytes // AT_ONCE // PAGE_BYTES * PAGE_BYTES
+        self._grow()
+
+    def _grow(self) -> None:
+        with suppress(BudgetError):  # lists are read from the file instead
+            self._reservation.resize(AT_ONCE * self._room)
+        with self._lock:
+            self._n_slots = self._reservation.n_bytes // self._room if self._room else 0
+
+    def begin(self) -> None:
+        """Hear that an epoch begins: have the memory again that was given back, where it is free."""
+        if 0 < AT_ONCE * self._room - self._reservation.n_bytes <= self._g.budget.available:
+            self._grow()
+
+    @contextmanager
+    def of(self, epoch: int, order: PartitionEpoch, position: int) -> Iterator[NearbyLists | None]:
+        """Context manager: the lists for a batch, read if they are not there; None while other batches use all the memory.
+
+        Raises
+        ------
+        CorruptionError, ClosedError, OSError
+        """
+        slot = self._take(epoch, order, position)
+        if slot is None:
+            yield None
+            return
+        try:
+            yield slot.lists
+        finally:
+            with self._lock:
+                slot.n_users -= 1
+
+    def _take(self, epoch: int, order: PartitionEpoch, position: int) -> _Slot | None:
+        macro = order.macro_of(position)
+        with self._lock:
+            slot = self._slots.pop((epoch, macro), None)
+            if slot is None:
+                if not self._n_slots or self._is_idle():
+                    return None
+                memory = self._free_memory()
+                if memory is None:
+                    return None
+                slot = _Slot(self._lists.load(order.parts_of(macro), memory), memory)
+            slot.n_users += 1
+            self._slots[epoch, macro] = slot
+            return slot
+
+    def _free_memory(self) -> Uint8s | None:
+        """Return memory for lists, in place of those that were not used for longest; None where all are in use."""
+        if len(self._slots) < self._n_slots:
+            return huge_array(self._room)
+        for key, slot in self._slots.items():
+            if not slot.n_users:
+                del self._slots[key]
+                return slot.memory
+        return None
+
+    def _n_in_use(self) -> int:
+        return sum(slot.n_users > 0 for slot in list(self._slots.values()))
+
+    def _lent_bytes(self) -> int:
+        return max(0, self._reservation.n_bytes - self._n_in_use() * self._room)
+
+    def _give_back(self, n_bytes: int) -> int:
+        if not self._lock.acquire(blocking=False):
+            return 0
+        try:
+            self._slots = {key: slot for key, slot in self._slots.items() if slot.n_users}
+            freed, self._n_slots = self._lent_bytes(), len(self._slots)
+            self._reservation.resize(self._n_slots * self._room)
+            return freed
+        finally:
+            self._lock.release()
+
+    def close(self) -> None:
+        """Give all memory back; may be called again."""
+        self._loan.end()
+        with self._lock:
+            self._slots.clear()
+            self._room = self._n_slots = 0
+        self._reservation.release()
+
+
+def macro_lists(g: Any, sampler: object, batches: object) -> MacroLists | None:
+    """Return the dynamic neighbour cache for a loader; None unless its batches are of parts that are kept with their lists.
+
+    Raises
+    ------
+    BudgetError, CorruptionError, FormatError, OSError
+        The lists cannot be opened.
+    """
+    if not (isinstance(sampler, HopSampler) and isinstance(batches, PartitionBatches) and len(batches)):
+        return None
+    if hasattr(sampler, "in_turn"):  # passes over all lists take the place of a macro-batch's
+        return None
+    if cast(Any, sampler.graph) is not g or batches.kept is None:  # memory is that of one graph
+        return None
+    kept = g.parts().get(batches.kept[0])
+    if kept is None or kept.generation != batches.kept[1] or not kept.has_lists or kept.is_stale:
+        return None
+    return MacroLists(g, g.part_lists(kept), batches)

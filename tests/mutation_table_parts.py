@@ -1,0 +1,52 @@
+"""The mutations of partitions and their batches; see :mod:`tests.mutation_table`."""
+
+from __future__ import annotations
+
+from tests.mutation import Mutation
+
+__all__ = ["PARTS"]
+
+PARTS: tuple[Mutation, ...] = (
+    Mutation(
+        "stale parts used",
+        "partitions",
+        "featstore/graph/savedparts.py",
+        """    if entry.get("made_of") != made_of(catalog):
+        raise StaleError(""",
+        """    if entry.get("made_of") is None:
+        raise StaleError(""",
+        ("tests/test_kept_parts.py::test_parts_of_another_adjacency_are_stale",),
+    ),
+    Mutation(
+        "the same macro-batches in every epoch",
+        "partition batches",
+        "featstore/sampling/partitionbatches.py",
+        "parts = generator.permutation(len(parts))",
+        "parts = parts.copy()",
+        ("tests/test_partition_batches.py::test_epochs_are_functions_of_seed_and_epoch",),
+    ),
+    Mutation(
+        "one batch stands for all that differ",
+        "partition batches",
+        "featstore/strategies/batchsize.py",
+        "return (size if together_of(batches) == 1 else _upper(graph, batches, size)), kept",
+        "return size, kept",
+        ("tests/test_partition_batches.py::test_several_batches_are_measured",),
+    ),
+    Mutation(
+        "lists of the macro-batch before",
+        "lists of macro-batches",
+        "featstore/sampling/macrolists.py",
+        "slot = _Slot(self._lists.load(order.parts_of(macro), memory), memory)",
+        "slot = _Slot(self._lists.load(order.parts_of(max(0, macro - 1)), memory), memory)",
+        ("tests/test_nearby_lists.py::test_what_comes_from_the_file_is_what_is_beyond_the_macro_batch",),
+    ),
+    Mutation(
+        "memory of lists in use given away",
+        "lists of macro-batches",
+        "featstore/sampling/macrolists.py",
+        "            if not slot.n_users:\n                del self._slots[key]",
+        "            if slot:\n                del self._slots[key]",
+        ("tests/test_nearby_lists.py::test_memory_is_on_loan_and_comes_back",),
+    ),
+)
