@@ -1,0 +1,60 @@
+"""The mutations of samplers that share draws or passes; see :mod:`tests.mutation_table`."""
+
+from __future__ import annotations
+
+from tests.mutation import Mutation
+
+__all__ = ["SAMPLING"]
+
+SAMPLING: tuple[Mutation, ...] = (
+    # -- layer-neighbour sampling
+    Mutation(
+        "one source changes for all",
+        "numbers of layer-neighbour sampling",
+        "featstore/sampling/rng.py",
+        "<< 32) // batch_dependency)",
+        "<< 32) // batch_dependency) % 2",
+        ("tests/test_labor.py::test_a_larger_graph_equals_the_oracle",),
+    ),
+    Mutation(
+        "layers share their numbers unasked",
+        "numbers of layer-neighbour sampling",
+        "featstore/sampling/labor.py",
+        "0 if self.layer_dependency else hop",
+        "0",
+        ("tests/test_labor.py::test_a_larger_graph_equals_the_oracle",),
+    ),
+    Mutation(
+        "turns of any length",
+        "budget counting",
+        "featstore/sampling/labor.py",
+        "n_read = min(layer.n_missing, max(layer.n_expected, _LEAST_READ))",
+        "n_read = layer.n_missing",
+        ("tests/test_labor.py::test_large_frontiers_are_read_in_turns_that_fit", "tests/test_labor.py::test_a_list_of_millions"),
+    ),
+    # -- epoch-wide sampling
+    Mutation(
+        "nodes draw in the hop after they joined alone",
+        "draws of later hops in one pass",
+        "featstore/sampling/window.py",
+        "end = len(self._fanouts) if self._sampler.redraw else hop + 1",
+        "end = hop + 1",
+        ("tests/test_epoch_sampler.py::test_nodes_of_one_batch_draw_under_its_key_alone",),
+    ),
+    Mutation(
+        "cached lists draw from the file, too",
+        "lists that are in memory",
+        "featstore/sampling/window.py",
+        "degree[~is_wanted[low:high]] = 0",
+        "degree[:0] = 0",
+        ("tests/test_epoch_sampler.py::test_small_graphs_equal_batches_sampled_alone",),
+    ),
+    Mutation(
+        "the next window waits until it is asked for",
+        "look-ahead",
+        "featstore/sampling/turns.py",
+        "        if self._next < self._stop:\n            self._begin(plan)\n        elif",
+        "        if",
+        ("tests/test_epoch_turns.py::test_the_next_window_is_drawn_while_this_one_is_taken",),
+    ),
+)
