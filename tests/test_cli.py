@@ -267,7 +267,7 @@ def test_help_and_version(capsys):
     for arguments in (
         ["--help"],
         ["--version"],
-        *([name, "--help"] for name in ("create", "info", "verify", "partition", "plan", "train", "bench")),
+        *([name, "--help"] for name in ("create", "info", "verify", "partition", "plan", "train", "aggregate", "infer", "bench")),
     ):
         with pytest.raises(SystemExit) as caught:
             main(arguments)
