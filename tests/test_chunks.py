@@ -22,7 +22,7 @@ from featstore.graph.chunkformat import Directory, parse_chunk_bytes
 from featstore.graph.chunks import ChunkedTopology
 from featstore.graph.offsetpages import OffsetPages
 from featstore.storage.format import file_seed, page_sum, sums_page
-from featstore.testing.faults import random_flips, truncated
+from featstore.testing.faults import flipped, random_flips, truncated
 from tests.array_graphs import ArrayFile, chunked
 
 Int64s = npt.NDArray[np.int64]
@@ -277,6 +277,21 @@ def test_flipped_bits_and_short_files_are_found(copy: Path, name: str) -> None:
             featstore.open(copy, memory="16MiB", backend="pread")
         assert caught.value.path == str(copy / name)
     assert read_all(copy) == expected
+
+
+@pytest.mark.parametrize("memory", ["16MiB", "1GiB"])
+def test_pages_of_offsets_are_verified(copy: Path, memory: str) -> None:
+    """A begin that is plausible, and wrong: nothing but the checksum tells."""
+    path = copy / "edge.chunks.1.rows"
+    with featstore.open(copy, memory=memory) as g:
+        expected = g.topology.offsets(np.arange(50))[0].tolist()
+    node = next(k for k in range(2, 50) if expected[k] % 2 == 0 and expected[k] + 1 < expected[k + 1])
+    with flipped(path, 4096 + 64 + 4 * node, 0):
+        with featstore.open(copy, memory=memory) as g, pytest.raises(CorruptionError, match="checksum") as caught:
+            g.topology.offsets(np.arange(50))
+        assert (caught.value.path, caught.value.offset) == (str(path), 4096)
+        with featstore.open(copy, memory=memory, verify="off") as g:
+            assert g.topology.offsets(np.arange(50))[0].tolist() != expected
 
 
 def rewrite(copy: Path, name: str, change: Callable[[bytearray], None]) -> None:
