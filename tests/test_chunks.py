@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import struct
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -151,6 +152,27 @@ def test_pages_of_offsets_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
     assert budget.used == 0
     with pytest.raises(ClosedError):
         topology.offsets(np.arange(1))
+
+
+def test_threads_share_the_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that drive out each other's pages, and a ledger that takes them all, change no answer."""
+    monkeypatch.setattr("featstore.graph.offsetpages._LEAST_PAGES", 3)
+    indptr, ids = graph_with([1] * 60_000, np.int32)
+    budget = Budget(64 * 4096 * 6)
+    topology = chunked(indptr, ids, 16384, budget)
+
+    def look(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        for _ in range(60):
+            nodes = rng.integers(0, 60_000, int(rng.integers(1, 9)))
+            assert np.array_equal(topology.offsets(nodes)[0], indptr[nodes])
+
+    with ThreadPoolExecutor(4) as pool:
+        running = [pool.submit(look, seed) for seed in range(8)]
+        with budget.reserve("all", budget.available + budget.on_loan):
+            assert budget.on_loan == 0
+        for each in running:
+            each.result()
 
 
 def test_the_ledger_takes_the_cache_of_pages_back() -> None:
