@@ -149,7 +149,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "entries of the catalog unchecked",
         "checksums: catalog",
-        "featstore/storage/catalog.py",
+        "featstore/storage/catalogvalues.py",
         "if len(data) < 8 or _U64.unpack_from(data)[0] != xxhash.xxh3_64_intdigest(key + text):",
         "if len(data) < 8:",
         ("tests/test_catalog.py",),

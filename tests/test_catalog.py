@@ -19,6 +19,7 @@ from rowfiles import PAGE, snapshot
 from featstore.errors import CorruptionError, FeatstoreError, FormatError, VersionError
 from featstore.storage import catalog as cataloging
 from featstore.storage.catalog import CATALOG_FILE, Catalog, FieldRecord, Part, read_catalog, write_catalog
+from featstore.storage.catalogvalues import pack_value, unpack_value
 from featstore.storage.format import file_bytes, sums_bytes
 from featstore.storage.layout import choose_layout
 from featstore.storage.lock import READERS_LOCK, WRITER_LOCK
@@ -240,10 +241,10 @@ def test_hostile_pages_would_kill_lmdb(tmp_path: Path) -> None:
 
 def test_an_older_copy_of_a_value_under_another_key(root: Path) -> None:
     """Values are bound to their keys."""
-    value = cataloging._pack_value(b"node/_/x0", {"a": 1})
-    assert cataloging._unpack_value(b"node/_/x0", value, "p") == {"a": 1}
+    value = pack_value(b"node/_/x0", {"a": 1})
+    assert unpack_value(b"node/_/x0", value, "p") == {"a": 1}
     with pytest.raises(CorruptionError):
-        cataloging._unpack_value(b"node/_/x1", value, "p")
+        unpack_value(b"node/_/x1", value, "p")
 
 
 @pytest.mark.parametrize("kind", ["missing", "directory", "fifo", "link", "empty", "huge", "permission"])
@@ -380,9 +381,9 @@ def test_values_that_are_no_json_objects() -> None:
     for text in (b"[1]", b"3", b"{", b"\xff", b"[" * 5000):
         data = struct.pack("<Q", xxhash.xxh3_64_intdigest(b"k" + text)) + text
         with pytest.raises(FormatError):
-            cataloging._unpack_value(b"k", data, "p")
+            unpack_value(b"k", data, "p")
     with pytest.raises(CorruptionError):
-        cataloging._unpack_value(b"k", b"abc", "p")
+        unpack_value(b"k", b"abc", "p")
 
 
 def test_lmdb_errors_become_ours() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import struct
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +23,7 @@ from featstore.graph.chunkformat import Directory, parse_chunk_bytes
 from featstore.graph.chunks import ChunkedTopology
 from featstore.graph.offsetpages import OffsetPages
 from featstore.storage.format import file_seed, page_sum, sums_page
-from featstore.testing.faults import random_flips, truncated
+from featstore.testing.faults import flipped, random_flips, truncated
 from tests.array_graphs import ArrayFile, chunked
 
 Int64s = npt.NDArray[np.int64]
@@ -153,6 +154,27 @@ def test_pages_of_offsets_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
         topology.offsets(np.arange(1))
 
 
+def test_threads_share_the_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that drive out each other's pages, and a ledger that takes them all, change no answer."""
+    monkeypatch.setattr("featstore.graph.offsetpages._LEAST_PAGES", 3)
+    indptr, ids = graph_with([1] * 60_000, np.int32)
+    budget = Budget(64 * 4096 * 6)
+    topology = chunked(indptr, ids, 16384, budget)
+
+    def look(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        for _ in range(60):
+            nodes = rng.integers(0, 60_000, int(rng.integers(1, 9)))
+            assert np.array_equal(topology.offsets(nodes)[0], indptr[nodes])
+
+    with ThreadPoolExecutor(4) as pool:
+        running = [pool.submit(look, seed) for seed in range(8)]
+        with budget.reserve("all", budget.available + budget.on_loan):
+            assert budget.on_loan == 0
+        for each in running:
+            each.result()
+
+
 def test_the_ledger_takes_the_cache_of_pages_back() -> None:
     indptr, ids = graph_with([1] * 400_000, np.int32)
     budget = Budget(64 << 20)
@@ -277,6 +299,21 @@ def test_flipped_bits_and_short_files_are_found(copy: Path, name: str) -> None:
             featstore.open(copy, memory="16MiB", backend="pread")
         assert caught.value.path == str(copy / name)
     assert read_all(copy) == expected
+
+
+@pytest.mark.parametrize("memory", ["16MiB", "1GiB"])
+def test_pages_of_offsets_are_verified(copy: Path, memory: str) -> None:
+    """A begin that is plausible, and wrong: nothing but the checksum tells."""
+    path = copy / "edge.chunks.1.rows"
+    with featstore.open(copy, memory=memory) as g:
+        expected = g.topology.offsets(np.arange(50))[0].tolist()
+    node = next(k for k in range(2, 50) if expected[k] % 2 == 0 and expected[k] + 1 < expected[k + 1])
+    with flipped(path, 4096 + 64 + 4 * node, 0):
+        with featstore.open(copy, memory=memory) as g, pytest.raises(CorruptionError, match="checksum") as caught:
+            g.topology.offsets(np.arange(50))
+        assert (caught.value.path, caught.value.offset) == (str(path), 4096)
+        with featstore.open(copy, memory=memory, verify="off") as g:
+            assert g.topology.offsets(np.arange(50))[0].tolist() != expected
 
 
 def rewrite(copy: Path, name: str, change: Callable[[bytearray], None]) -> None:

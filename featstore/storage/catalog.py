@@ -14,7 +14,6 @@ Each value is the XXH3-64 of key and text, and JSON text. Keys: ``dataset``; ``f
 from __future__ import annotations
 
 import errno
-import json
 import math
 import os
 import struct
@@ -27,6 +26,7 @@ import xxhash
 
 from featstore.errors import CorruptionError, FormatError, VersionError
 from featstore.storage.calls import close_quietly, naming, pread_exactly
+from featstore.storage.catalogvalues import Entry, pack_value, unpack_value
 from featstore.storage.directory import OpenDirectory, Root, open_inside, with_directory
 from featstore.storage.format import DTYPES, FORMAT_VERSION, check_layout, resolve_inside
 from featstore.storage.layout import PAGE_BYTES, RowLayout
@@ -205,66 +205,11 @@ class Catalog:
         return {**entries, **self.extra}
 
 
-# --- values ---------------------------------------------------------------------------------------------------------------------
-
-
-def _pack_value(key: bytes, value: Mapping[str, Any]) -> bytes:
-    text = json.dumps(value, separators=(",", ":"), sort_keys=True, allow_nan=False).encode()
-    return _U64.pack(xxhash.xxh3_64_intdigest(key + text)) + text
-
-
-def _unpack_value(key: bytes, data: bytes, path: str) -> dict[str, Any]:
-    text = data[8:]
-    if len(data) < 8 or _U64.unpack_from(data)[0] != xxhash.xxh3_64_intdigest(key + text):
-        raise CorruptionError(f"the catalog's entry {key!r} is damaged: its checksum differs", path)
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise FormatError(f"{path}: the catalog's entry {key!r} is not a JSON object", path)
-    return value
-
-
-class _Entry:
-    """Typed access to one JSON object from outside; what is missing or of another type is a FormatError."""
-
-    def __init__(self, value: dict[str, Any], where: str) -> None:
-        self.value = value
-        self.where = where
-
-    def text(self, name: str) -> str:
-        found = self.value.get(name)
-        if not isinstance(found, str) or not found:
-            raise FormatError(f"{self.where}: {name!r} must be text, not {found!r}")
-        return found
-
-    def number(self, name: str, least: int = 0) -> int:
-        return self._number(self.value.get(name), name, least)
-
-    def _number(self, found: Any, name: str, least: int = 0) -> int:
-        if not isinstance(found, int) or isinstance(found, bool) or not least <= found < 1 << 62:
-            raise FormatError(f"{self.where}: {name!r} must be an integer from {least} on, not {found!r}")
-        return found
-
-    def numbers(self, name: str) -> tuple[int, ...]:
-        return tuple(self._number(item, name) for item in self.list(name))
-
-    def list(self, name: str) -> list[Any]:
-        found = self.value.get(name)
-        if not isinstance(found, list):
-            raise FormatError(f"{self.where}: {name!r} must be a list, not {found!r}")
-        return found
-
-    def dtype(self) -> str:
-        found = self.text("dtype")
-        if found not in DTYPES:
-            raise FormatError(f"{self.where}: unknown dtype {found!r}")
-        return found
+# --- records --------------------------------------------------------------------------------------------------------------------
 
 
 def _file_record(name: str, value: dict[str, Any], path: str) -> FileRecord:
-    entry = _Entry(value, f"{path}: entry of file {name!r}")
+    entry = Entry(value, f"{path}: entry of file {name!r}")
     resolve_inside(os.path.dirname(os.path.dirname(path)), name)
     file_id, kind, dtype = entry.text("id"), entry.text("kind"), entry.dtype()
     if len(file_id) != 32 or not set(file_id) <= set("0123456789abcdef"):
@@ -290,12 +235,12 @@ def _file_record(name: str, value: dict[str, Any], path: str) -> FileRecord:
 
 
 def _field_record(key: str, value: dict[str, Any], files: Mapping[str, FileRecord], path: str) -> FieldRecord:
-    entry = _Entry(value, f"{path}: entry {key!r}")
+    entry = Entry(value, f"{path}: entry {key!r}")
     parts = []
     for item in entry.list("parts"):
         if not isinstance(item, dict):
             raise FormatError(f"{entry.where}: a part is not an object: {item!r}")
-        part = _Entry(item, entry.where)
+        part = Entry(item, entry.where)
         parts.append(Part(part.text("file"), part.number("first"), part.number("rows")))
     shape = entry.numbers("shape")
     record = FieldRecord(key, entry.text("role"), entry.dtype(), shape, entry.number("generation", 1), tuple(parts))
@@ -440,7 +385,7 @@ def read_catalog(root: Root) -> Catalog:
             name = key.decode()
         except UnicodeDecodeError:
             raise FormatError(f"{path}: a key is not text: {key!r}", path) from None
-        entries[name] = _unpack_value(key, value, path)
+        entries[name] = unpack_value(key, value, path)
     return _parse(entries, path)
 
 
@@ -456,7 +401,7 @@ def _parse(entries: dict[str, dict[str, Any]], path: str) -> Catalog:
     if "dataset" not in entries:
         raise FormatError(f"{path}: the catalog has no entry 'dataset'", path)
     values = entries.pop("dataset")
-    dataset = _Entry(values, f"{path}: entry 'dataset'")
+    dataset = Entry(values, f"{path}: entry 'dataset'")
     # Before anything else is interpreted: a newer release may have changed its meaning.
     if dataset.number("format", 1) > FORMAT_VERSION:
         raise VersionError(f"{path}: format version {values['format']}; this release reads up to {FORMAT_VERSION}", path)
@@ -496,7 +441,7 @@ def write_catalog(root: str | os.PathLike[str], catalog: Catalog) -> None:
     directory = os.path.join(os.fspath(root), CATALOG_DIRECTORY)
     path = os.path.join(os.fspath(root), CATALOG_FILE)
     pairs = [(key.encode(), value) for key, value in catalog._entries().items()]
-    packed = [(key, _pack_value(key, value)) for key, value in sorted(pairs)]
+    packed = [(key, pack_value(key, value)) for key, value in sorted(pairs)]
     if any(len(key) > 511 for key, _ in packed):
         raise ValueError("a key of the catalog is at most 511 bytes long")
     need = sum(len(key) + -(-(len(value) + 64) // PAGE_BYTES) * 2 * PAGE_BYTES for key, value in packed)
