@@ -312,7 +312,7 @@ class Kept(MadeFeatures):
         budget : Budget
             Counts the cache.
         scratch : Budget
-            Counts what choosing the nodes takes meanwhile: 24 bytes a node, and :meth:`NeighborCache.scratch_bytes`.
+            Counts what choosing the nodes takes meanwhile: 25 bytes a node, and :meth:`NeighborCache.scratch_bytes`.
         least : int
             Bytes from which on a saved cache will do, though there is memory for a larger one.
 

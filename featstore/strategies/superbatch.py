@@ -41,7 +41,7 @@ __all__ = ["Superbatch", "SuperbatchRunner", "plan_ahead", "run_planned"]
 Int64s = npt.NDArray[np.int64]
 
 AHEAD_SHARE = 12  # misses are read ahead into one part of so many of what is left of the memory
-SCORING_BYTES = 24  # a node: two degrees and a score, while a neighbour cache is chosen
+SCORING_BYTES = 25  # a node: two degrees, a score and a mask, while a neighbour cache is chosen
 
 
 @register_strategy("superbatch")
