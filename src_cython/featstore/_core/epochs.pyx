@@ -1,4 +1,4 @@
-"""Epoch-wide sampling: logs of many batches, draws list by list, and a batch's hops from its logs. The kernels are in epochs.h."""
+"""Epoch-wide sampling: logs of many batches, draws list by list, a batch's hops from its logs. The kernels are in epochs.h."""
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint32_t, uint64_t
