@@ -309,6 +309,54 @@ def test_what_is_drawn_for_the_next_epoch_is_given_back_where_memory_is_short(sm
             assert all(torch.equal(one, batch.input_ids) for one, batch in zip(first, loader, strict=True))
 
 
+def test_what_is_left_of_an_epoch_says_nothing_of_the_next(small: SimpleNamespace, seen: Seen) -> None:
+    """A run that is resumed near the end of an epoch draws later epochs in one window all the same."""
+    with featstore.open(small.path, memory="64MiB") as g:
+        options = {"labels": "y", "seed": 3}
+        with featstore.Loader(g, EpochSampler(g, [4, 3], seed=7), small.train_idx, 13, **options) as loader:
+            for _, batch in zip(range(len(loader) - 1), loader, strict=False):
+                del batch
+            state = loader.state_dict()
+        seen.epochs.clear()
+        with featstore.Loader(g, EpochSampler(g, [4, 3], seed=7), small.train_idx, 13, **options) as loader:
+            loader.load_state_dict(state)
+            assert sum(1 for _ in loader) == 1
+            for _ in range(3):
+                assert sum(1 for _ in loader) == len(loader)
+        assert max(seen.epochs.count(epoch) for epoch in (0, 1, 2, 3)) == 1
+
+
+def test_what_cannot_be_drawn_ahead_fails_no_batch_before_it(small: SimpleNamespace) -> None:
+    """An epoch whose successor there is none: all its batches are had, and it closes."""
+
+    def seeds_of(epoch: int) -> Any:
+        raise MemoryError(f"epoch {epoch}")
+
+    with featstore.open(small.path, memory="64MiB") as g:
+        batches, sampler = batches_of(small.train_idx, 40), EpochSampler(g, [3])
+        with g.budget.reserve("epoch samples", 8 << 20) as memory:
+            taken = sampler.in_turn(lambda k: torch.from_numpy(batches[k]), 0, 0, len(batches), memory, sampler.coming(seeds_of))
+            with closing(taken):
+                for k in range(len(batches)):
+                    taken.sample(k)
+
+
+def test_a_window_that_failed_ahead_of_time_is_drawn_again(small: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed, draw = list[int](), Window.draw
+
+    def once(self: Window) -> None:
+        if self._epoch == 1 and not failed:
+            failed.append(self._epoch)
+            raise BudgetError("others had the memory")
+        draw(self)
+
+    monkeypatch.setattr(Window, "draw", once)
+    with featstore.open(small.path, memory="64MiB") as g:
+        with featstore.Loader(g, EpochSampler(g, [4, 3], seed=7), small.train_idx, 30, seed=2) as loader:
+            assert sum(1 for _ in loader) == sum(1 for _ in loader) == len(loader)
+    assert failed == [1]
+
+
 def test_a_loader_left_early_leaves_nothing(small: SimpleNamespace) -> None:
     with featstore.open(small.path, memory="32MiB") as g:
         sampler = EpochSampler(g, [5, 5], window=2)

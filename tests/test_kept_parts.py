@@ -238,8 +238,8 @@ def test_lists_in_any_blocks_and_windows(graph: Any, data: Any, step: int, room:
     found: list[int] = []
     for begin in range(0, len(indices), room):
         window, node = np.full(min(room, len(indices) - begin), -9, ids), 0
-        for first, block in Arrays(indptr, indices, step, ids).scan(0):
-            node = move_lists(block, first, indptr, starts, node, window, begin, block.itemsize)
+        for block in Arrays(indptr, indices, step, ids).blocks(0):
+            node = move_lists(block.ids, block.first_edge, indptr, starts, node, window, begin, block.ids.itemsize)
         found += window.tolist()
     assert found == want
 

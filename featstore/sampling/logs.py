@@ -19,6 +19,7 @@ Words = npt.NDArray[Any]
 Int64s = npt.NDArray[np.int64]
 
 _MOST_BLOCK = 4096  # words
+_FEW = 8  # logs, of which one can be a large part of all
 _FILLED = 4  # blocks a log that an arena should have: more of them leave less of it unused when it is spilled
 
 
@@ -63,6 +64,9 @@ class SpillingLogs:
         self.n_logs = n_logs
         width = 8 if wide else 4
         each = n_bytes // n_workers - n_logs * LOG_BYTES
+        if n_logs <= _FEW:
+            # The rest is for a log on its way to the disk.
+            each = max(each // 2, least_log_bytes(n_logs, 1, wide) - n_logs * LOG_BYTES)
         words = _block_words(n_logs, each, width)
         n_blocks = each // (words * width + BLOCK_BYTES)
         self.workers = [Logs(n_logs, huge_array(n_blocks * words * width).view(np.int8), words, wide) for _ in range(n_workers)]

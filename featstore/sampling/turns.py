@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -164,9 +165,15 @@ class Turns:
         self._windows: deque[_Open] = deque()  # oldest first; of those only the last may be in the making
         self._closed = False
         self._passes_s = 0.0  # of windows that are gone
-        if coming is not None and (found := coming.take(epoch, start)) is not None:
-            self._plan, self._next = found.plan, found.window.stop
-            self._append(found)
+        if start:
+            self._coming = None  # windows of what is left of an epoch are not those of a whole one
+        found = None if coming is None else coming.take(epoch, start)
+        if found is not None:
+            if memory is not None and found.plan.n_bytes == memory.n_bytes // found.plan.most:
+                self._plan, self._next = found.plan, found.window.stop
+                self._append(found)
+            else:
+                found.close()
         finalize_here(self, _release, self._own)
 
     def __len__(self) -> int:
@@ -214,13 +221,16 @@ class Turns:
                 if found is not None and found.drawing.done():
                     error = found.drawing.exception()
                     if error is None:
-                        found.n_users += 1
                         self._look_ahead()
+                        found.n_users += 1
                         return found
+                    was_awaited = found.window.is_urgent
                     self._drop(found)
                     self._next = found.window.first
                     self._changed.notify_all()
-                    raise error
+                    if was_awaited:
+                        raise error
+                    continue  # what kept it from being drawn ahead may be over
                 if found is None and not self._make_room():
                     continue
                 if found is not None:
@@ -243,10 +253,11 @@ class Turns:
         plan = self._plan
         if plan is None or self._closed or len(self._windows) >= plan.most:
             return
-        if self._next < self._stop:
-            self._begin(plan)
-        elif self._coming is not None:
-            self._coming.begin(self._sampler, self._epoch + 1, self._stop, plan)
+        with suppress(Exception):  # it is tried again, and said, when a batch of it is asked for
+            if self._next < self._stop:
+                self._begin(plan)
+            elif self._coming is not None:
+                self._coming.begin(self._sampler, self._epoch + 1, self._stop, plan)
 
     def _drop(self, which: _Open) -> None:
         self._windows.remove(which)

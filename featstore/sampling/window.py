@@ -33,13 +33,13 @@ __all__ = ["Window", "drawn_bytes", "is_wide", "least_bytes", "useful_bytes"]
 
 LEAST_BITS, MOST_BITS = 12, 20  # targets are sorted over so many nodes at once, as a power of two
 MOST_RANGES = 4096
-SORT_SHARE = 16  # of a worker's memory: arrays over such a range, at most
-RANGE_BYTES = 24  # a node of it
+SORT_SHARE = 4  # of a worker's memory: arrays over such a range, at most
+RANGE_BYTES = 128  # a node of it: where its targets and its list begin, and what finding lists takes
 LEAST_BLOCK_BYTES = 64 << 10  # of two blocks together
 STREAM_SHARE = 8  # of a worker's memory: what lists are read into, at most
 SORTED_BYTES = 8  # of a target, beside its record
 BYTES_AN_EDGE = 32  # of a batch while it is numbered: its block, and the log that it is made of
-PATIENCE_S = 0.02
+PATIENCE, PATIENCE_S = 250, 0.02  # times that a window nobody waits for looks for free memory, and seconds between them
 
 
 def is_wide(graph: Graph) -> bool:
@@ -208,8 +208,13 @@ class Window:
             logs.clear()
 
     def hurry(self) -> None:
-        """Hear that somebody waits: until then, batches are numbered while twice their memory is free, and nobody lacks it."""
+        """Hear that somebody waits: until then, batches are numbered only while twice their memory is free."""
         self._is_urgent.set()
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether somebody has waited for it."""
+        return self._is_urgent.is_set()
 
     def draw(self) -> None:
         """Draw all hops of all batches.
@@ -220,10 +225,10 @@ class Window:
             As the sampler's ``sample``; and OSError where the run files do not fit the disk. The window is of no use then.
         """
         for hop in range(len(self._fanouts)):
-            self._in_parallel(range(self._n), partial(self._aim, hop))
+            self._in_parallel(range(self._n), partial(self._aim, hop), again=True)
             # The targets' logs are read from here on, and what sorts them is not there while batches are numbered.
             workers = [_Worker(self._shape, self._wide) for _ in range(self._n_workers)]
-            self._in_parallel(range(self._shape.n_ranges), partial(self._draw, workers, hop))
+            self._in_parallel(range(self._shape.n_ranges), partial(self._draw, workers, hop), again=False)
             del workers
             self._targets.clear()
 
@@ -238,8 +243,11 @@ class Window:
         seeds = self._seeds(position)
         return (seeds.numpy() if isinstance(seeds, torch.Tensor) else np.asarray(seeds)).astype(np.int64, copy=False)
 
-    def _in_parallel(self, numbers: range, work: Callable[[int, int], None]) -> None:
-        """Call ``work(worker, number)`` for all numbers; where memory is short for several at once, one after the other."""
+    def _in_parallel(self, numbers: range, work: Callable[[int, int], None], *, again: bool) -> None:
+        """Call ``work(worker, number)`` for all numbers; where memory is short for several at once, one after the other.
+
+        ``again``: work that lacked memory has done nothing, and may be done again.
+        """
         coming, short = iter(numbers), list[int]()
         lock = threading.Lock()
         failed = threading.Event()
@@ -254,7 +262,8 @@ class Window:
                     self._check()
                     work(worker, number)
                 except BudgetError:
-                    if self._n_workers == 1:
+                    if self._n_workers == 1 or not again:
+                        failed.set()
                         raise
                     short.append(number)
                 except BaseException:
@@ -282,8 +291,12 @@ class Window:
         """Number a batch's nodes up to ``hop``, and let those that the last hop has added draw in this one."""
         ids = self._ids(self.first + index)
         targets, budget = self._targets.workers[worker], self._graph.budget
-        while budget.available < 2 * self._n_workers * self._batch_bytes and not self._is_urgent.wait(PATIENCE_S):
+        for _ in range(PATIENCE):
+            if budget.available >= 2 * self._n_workers * self._batch_bytes or self._is_urgent.wait(PATIENCE_S):
+                break
             self._check()
+        else:
+            raise BudgetError("others have the memory that drawing a window ahead takes")
         with self._sampler.scratch(len(ids)) as scratch:
             first = 0
             blocks = self._sampler.expand(scratch, ids, partial(self._replay, index), hop)

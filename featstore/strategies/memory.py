@@ -93,7 +93,7 @@ def ask(
     if lists is not None:
         lists.use(0)  # what they had is divided anew
     if batch is not None:  # more was sampled since, by several threads
-        for idle in (setup.batches, setup.graph.pool, setup.graph.reader):
+        for idle in (setup.batches, setup.graph.pool):
             idle.trim()
     elif refused is None:
         try:

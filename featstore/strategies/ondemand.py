@@ -68,6 +68,8 @@ class OnDemandRunner(Runner):
         self, setup: Setup, memory: Memory | None, cache: int | float | str | None, policy: str | Policy | type[Policy]
     ) -> None:
         super().__init__(setup, memory)
+        if SAMPLED_AHEAD in self.memory.granted:
+            setup.graph.reader.trim()  # queues of the threads that sampled to judge or to count
         self._holdings = Holdings(setup.graph.budget, self.memory)
         if SAMPLED_AHEAD in self.memory.granted:
             self._holdings.use(SAMPLED_AHEAD, partial(keep_ahead, setup.batches))
