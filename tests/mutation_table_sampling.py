@@ -53,8 +53,8 @@ SAMPLING: tuple[Mutation, ...] = (
         "the next window waits until it is asked for",
         "look-ahead",
         "featstore/sampling/turns.py",
-        "        if self._next < self._stop:\n            self._begin(plan)\n        elif",
-        "        if",
+        "            if self._next < self._stop:\n                self._begin(plan)\n            elif",
+        "            if",
         ("tests/test_epoch_turns.py::test_the_next_window_is_drawn_while_this_one_is_taken",),
     ),
 )

@@ -210,8 +210,8 @@ class PackedRunner(Runner):
         on_loan = size == "auto" or setup.lends_caches
         batch = setup.batch
         self.memory = Memory(setup, measure(setup.graph, setup.batches)[0] if batch is None else batch)
-        self.memory.divide()  # or say now that not even batches fit
         if size == "auto":
+            self.memory.divide()  # or say now that not even batches fit
             size = size_for_pack(setup, self.memory, self._pack)
         # Caches that follow plans, in any case.
         sizes, self.prefetch = size_caches(setup, self.memory, size, get_policy("belady"))
