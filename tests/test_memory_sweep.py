@@ -125,8 +125,11 @@ def train(path: Path, memory: int, options: dict[str, Any], order: str, held_out
 
 
 def check(path: Path, memory: int, options: dict[str, Any], order: str, held_out: int, tries: list[int]) -> Sums:
-    """Train, in the memory that is given or that errors name: a larger one each time, one for every loader at most."""
-    for _ in range(len(order.split()) + 1):
+    """Train, in the memory that is given or that errors name: a larger one each time, one for every loader, and one more.
+
+    The one more is for a machine that is busy: which batches are alive at once depends on threads.
+    """
+    for _ in range(len(order.split()) + 2):
         try:
             return train(path, memory, options, order, held_out, tries)
         except featstore.BudgetError as error:
