@@ -25,6 +25,7 @@ class ArrayFile:
     """A row file of ids in memory that counts what is asked of it."""
 
     path = "indices.bin"
+    gap_bytes = 12 << 10
 
     def __init__(self, ids: npt.NDArray[Any]) -> None:
         self.rows = ids.view(np.uint8).reshape(len(ids), ids.itemsize)

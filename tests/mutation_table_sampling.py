@@ -34,6 +34,22 @@ SAMPLING: tuple[Mutation, ...] = (
     ),
     # -- epoch-wide sampling
     Mutation(
+        "what was drawn is filled in at the next word",
+        "ids drawn before they are read",
+        "src_cython/featstore/_core/epochs.h",
+        "/ (logs_wide ? 8 : 4) + j;",
+        "/ (logs_wide ? 8 : 4) + j + (j > FS_DRAWN_HEAD);",
+        ("tests/test_epoch_access.py::test_a_long_list_is_not_passed_over",),
+    ),
+    Mutation(
+        "lists are passed over whatever it costs",
+        "ids drawn before they are read",
+        "featstore/sampling/access.py",
+        "        if cost >= whole:\n            return False\n    return True",
+        "        if cost >= whole:\n            return False\n    return False",
+        ("tests/test_epoch_access.py::test_what_costs_less_is_chosen",),
+    ),
+    Mutation(
         "nodes draw in the hop after they joined alone",
         "draws of later hops in one pass",
         "featstore/sampling/window.py",

@@ -68,6 +68,7 @@ def window_of(
     epoch: int = 0,
     n_bytes: int = PLENTY,
     n_workers: int = 2,
+    access: str = "pass",
 ) -> Iterator[Window]:
     numbers = itertools.count()
     window = Window(
@@ -81,6 +82,7 @@ def window_of(
         n_workers=n_workers,
         path=lambda: str(path / f"run-{next(numbers)}"),
         disk=DiskBudget(None),
+        access=access,
     )
     try:
         yield window

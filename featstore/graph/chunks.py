@@ -223,6 +223,21 @@ class ChunkedTopology(Topology):
         """
         return self._blocks_of(self._chunks_of(nodes), block_bytes)
 
+    @property
+    def gap_bytes(self) -> int:
+        """See :attr:`Topology.gap_bytes`."""
+        return self.chunks.gap_bytes
+
+    def pass_cost(self, nodes: Int64s) -> int:
+        """See :meth:`Topology.pass_cost`."""
+        chunks = self._chunks_of(nodes)
+        n_runs = 1 + int((np.diff(chunks) != 1).sum()) if len(chunks) else 0
+        return len(chunks) * self.directory.chunk_bytes + self.gap_bytes * n_runs
+
+    def lookup_cost(self, nodes: Int64s) -> int:
+        """See :meth:`Topology.lookup_cost`: a page for each that is not cached."""
+        return len(nodes) * (PAGE_BYTES + self.gap_bytes)
+
     def _chunks_of(self, nodes: Int64s) -> Int64s:
         """Return the chunks that hold edges of nodes, ascending."""
         d = self.directory

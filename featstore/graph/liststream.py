@@ -12,7 +12,7 @@ from featstore.graph.listblocks import ListBlock
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.pagestream import PagedRows, arena_bytes
 
-__all__ = ["LIST_BYTES", "stream_bytes", "stream_lists"]
+__all__ = ["LIST_BYTES", "list_runs", "stream_bytes", "stream_lists"]
 
 Int64s = npt.NDArray[np.int64]
 
@@ -43,6 +43,14 @@ def stream_bytes(block_bytes: int = LIST_BYTES) -> int:
     return arena_bytes(WINDOW_SHARE * block_bytes) + block_bytes // 2
 
 
+def list_runs(starts: Int64s, ends: Int64s, width: int) -> Int64s:
+    """Return first page and end of each run of pages that is read for lists of so many edges, none empty, in their order."""
+    first = starts * width // PAGE_BYTES
+    last = -(-ends * width // PAGE_BYTES)
+    begins = np.concatenate([[0], np.flatnonzero(first[1:] > last[:-1] + GAP_PAGES) + 1])
+    return np.stack([first[begins], last[np.concatenate([begins[1:] - 1, [len(last) - 1]])]], axis=1)
+
+
 def stream_lists(topology: Lists, nodes: Int64s, block_bytes: int = LIST_BYTES) -> Iterator[ListBlock]:
     """Yield the blocks that together hold all edges of ``nodes``, in the order of the file.
 
@@ -66,10 +74,7 @@ def stream_lists(topology: Lists, nodes: Int64s, block_bytes: int = LIST_BYTES) 
     if not len(nodes):
         return
     width, n_edges = topology.id_bytes, topology.num_edges
-    first = starts * width // PAGE_BYTES
-    last = -(-ends * width // PAGE_BYTES)
-    begins = np.concatenate([[0], np.flatnonzero(first[1:] > last[:-1] + GAP_PAGES) + 1])
-    runs = np.stack([first[begins], last[np.concatenate([begins[1:] - 1, [len(last) - 1]])]], axis=1)
+    runs = list_runs(starts, ends, width)
     most = max(1, block_bytes // 2 // PAGE_BYTES)
     pages = np.empty((most, PAGE_BYTES), np.uint8)
     counted = np.stack([1 + runs[:, 0], runs[:, 1] - runs[:, 0]], axis=1)  # page 0 is the header

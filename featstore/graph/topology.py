@@ -14,7 +14,7 @@ from featstore.budget import Budget, Reservation
 from featstore.cache.rowmap import huge_array
 from featstore.errors import ClosedError, CorruptionError
 from featstore.graph.listblocks import ListBlock
-from featstore.graph.liststream import LIST_BYTES, stream_lists
+from featstore.graph.liststream import LIST_BYTES, list_runs, stream_lists
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.readahead import read_ahead
 from featstore.storage.rowfile import RowFile
@@ -151,6 +151,19 @@ class Topology(ABC):
         ------
         CorruptionError, ClosedError, OSError
         """
+
+    @property
+    @abstractmethod
+    def gap_bytes(self) -> int:
+        """Bytes that the drive reads while it begins another read; measured, or a guess until then."""
+
+    @abstractmethod
+    def pass_cost(self, nodes: Int64s) -> int:
+        """Return the bytes that :meth:`lists` reads for ``nodes``, and :attr:`gap_bytes` for each read that is begun."""
+
+    @abstractmethod
+    def lookup_cost(self, nodes: Int64s) -> int:
+        """Return what :meth:`offsets` of ``nodes`` costs at the most, as :meth:`pass_cost` counts."""
 
     @abstractmethod
     def bad_id(self, position: int, found: int) -> CorruptionError:
@@ -291,6 +304,26 @@ class CscTopology(Topology):
     def lists(self, nodes: Int64s, block_bytes: int = LIST_BYTES) -> Iterator[ListBlock]:
         """See :meth:`Topology.lists`; pages that hold none of the lists are not read, but for short gaps."""
         return stream_lists(self, nodes, block_bytes)
+
+    @property
+    def gap_bytes(self) -> int:
+        """See :attr:`Topology.gap_bytes`."""
+        return self.indices.gap_bytes
+
+    def pass_cost(self, nodes: Int64s) -> int:
+        """See :meth:`Topology.pass_cost`."""
+        cost, gap = 0, self.gap_bytes
+        for first in range(0, len(nodes), _PIECE):
+            starts, degrees = self.offsets(nodes[first : first + _PIECE])
+            has = degrees > 0
+            if has.any():
+                runs = list_runs(starts[has], starts[has] + degrees[has], self.id_bytes)
+                cost += int((runs[:, 1] - runs[:, 0]).sum()) * PAGE_BYTES + gap * len(runs)
+        return cost
+
+    def lookup_cost(self, nodes: Int64s) -> int:
+        """See :meth:`Topology.lookup_cost`: nothing, they are in memory."""
+        return 0
 
     def scan(self, block_bytes: int = BLOCK_BYTES) -> Iterator[tuple[int, npt.NDArray[Any]]]:
         """See :meth:`Topology.scan`."""

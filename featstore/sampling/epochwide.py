@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from featstore.budget import Reservation
 from featstore.config import Options, check_at_least, parse_size
+from featstore.sampling.access import parse_access
 from featstore.sampling.hops import Graph, HopSampler
 from featstore.sampling.neighbor import NeighborSampler
 from featstore.sampling.turns import Coming, Seeds, Turns
@@ -55,24 +56,28 @@ class EpochSampler(NeighborSampler):
     run_dir : path-like or None
         Where run files go, in a directory of their own that is removed afterwards, and after a crash by the next run; None:
         ``<dataset>.runs`` beside the dataset.
+    access : {"auto", "pass", "random"}
+        How lists that are not in memory are read. ``"pass"``: whole, in the order of the file. ``"random"``: which neighbours are
+        taken is drawn first, and only the pages that hold them are read, once for all batches of the window that draw together.
+        ``"auto"``: what costs less on this drive, chosen anew in every hop for each range of nodes.
 
     Raises
     ------
     ValueError
-        As :class:`NeighborSampler`; or ``window`` is below 1.
+        As :class:`NeighborSampler`; or ``window`` is below 1; or an unknown ``access``.
 
     Notes
     -----
-    A window's cost is, a hop: the lists that its batches need, read once in the order of the file (lists in the neighbour cache
-    are not read); the nodes that draw, sorted; and what they draw, written in logs by batch. Where the epoch has several windows,
-    the next one is drawn while batches of this one are taken, each in half of the memory; so is the first one of a loader's next
-    epoch. Batches that are asked for again, or out of turn, are sampled alone.
+    A window's cost is, a hop: the lists that its batches need, read once in the order of the file, or less (``access``; lists in
+    the neighbour cache are not read); the nodes that draw, sorted; and what they draw, written in logs by batch. Where the epoch
+    has several windows, the next one is drawn while batches of this one are taken, each in half of the memory. So is the first
+    window of a loader's next epoch. Batches that are asked for again, or out of turn, are sampled alone.
 
     Thread-safe. Memory is counted in the graph's budget as ``epoch samples``.
 
     References
     ----------
-    Song et al., In situ neighborhood sampling for large-scale GNN training, DaMoN 2024, section 2.3.
+    Song et al., In situ neighborhood sampling for large-scale GNN training, DaMoN 2024, sections 2.2 and 2.3.
 
     Examples
     --------
@@ -91,6 +96,7 @@ class EpochSampler(NeighborSampler):
         window: int | str = "auto",
         disk: int | str | None = None,
         run_dir: str | os.PathLike[str] | None = None,
+        access: str = "auto",
     ) -> None:
         super().__init__(g, fanouts, replace, seed, redraw)
         self._dataset = g
@@ -100,8 +106,9 @@ class EpochSampler(NeighborSampler):
         else:
             check_at_least("window", window, 1)
         self.window = window
-        # Seconds of passes, bytes of lists and spilled bytes of each window; a deque, as for scratch.
-        self._windows: deque[tuple[float, int, int]] = deque()
+        self.access = parse_access(access)
+        # Seconds of reads, bytes of lists, ids read alone and spilled bytes of each window; a deque, as for scratch.
+        self._windows: deque[tuple[float, int, int, int]] = deque()
         self.disk = None if disk is None else parse_size(disk)
         self.run_dir = f"{g.path}.runs" if run_dir is None else os.path.abspath(os.fsdecode(run_dir))
 
@@ -109,7 +116,7 @@ class EpochSampler(NeighborSampler):
         return f"{super().__repr__()[:-1]}, window={self.window!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        options = {"window": self.window, "disk": self.disk, "run_dir": self.run_dir}
+        options = {"window": self.window, "disk": self.disk, "run_dir": self.run_dir, "access": self.access}
         return _make, (type(self), self._g, self.fanouts, self.replace, self.seed, self.redraw, options)
 
     @property
@@ -128,17 +135,17 @@ class EpochSampler(NeighborSampler):
         Returns
         -------
         dict
-            ``windows``; ``passes_s``, seconds that their threads waited for lists; ``list_bytes`` that they read; and
-            ``spilled_bytes``, which lay in run files.
+            ``windows``; ``passes_s``, seconds that their threads waited for lists; ``list_bytes`` that they read in passes;
+            ``drawn_reads``, ids that they read alone; and ``spilled_bytes``, which lay in run files.
         """
         windows = list(self._windows)
-        names = ("passes_s", "list_bytes", "spilled_bytes")
+        names = ("passes_s", "list_bytes", "drawn_reads", "spilled_bytes")
         sums = {name: sum(each[k] for each in windows) for k, name in enumerate(names)}
         return {**super().stats(), "windows": len(windows), **sums}
 
     def count(self, window: Window) -> None:
         """Count a window that is done."""
-        self._windows.append((window.passes_s, window.list_bytes, window.spilled_bytes))
+        self._windows.append((window.passes_s, window.list_bytes, window.drawn_reads, window.spilled_bytes))
 
     def coming(self, seeds_of: Callable[[int], Seeds]) -> Coming:
         """Return what draws the first window of the next epoch beside this one; ``seeds_of(epoch)`` tells its batches' seeds."""

@@ -39,6 +39,7 @@ class Drawer(Protocol):
     window: int | str
     disk: int | None
     run_dir: str
+    access: str
     fanouts: tuple[int, ...]
 
     @property
@@ -82,6 +83,7 @@ class _Open:
             n_workers=sampler.threads,
             path=self._path,
             disk=DiskBudget(disk, "what is sampled ahead"),
+            access=sampler.access,
         )
         thread = ThreadPoolExecutor(1, thread_name_prefix="featstore-window")
         self.drawing: Future[None] = thread.submit(self.window.draw)

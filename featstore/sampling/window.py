@@ -19,10 +19,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from featstore._core.epochs import TARGET_WORDS, Draws, replay, sort_targets
+from featstore._core.epochs import LEAST_POSITIONS, TARGET_WORDS, Draws, replay, sort_targets
 from featstore.cache.rowmap import huge_array
 from featstore.errors import BudgetError, ClosedError
 from featstore.graph.liststream import LIST_BYTES, stream_bytes
+from featstore.sampling.access import MAX_DRAWN, costs_less_drawn
 from featstore.sampling.batch import Block, SampledBatch
 from featstore.sampling.hops import Graph, HopSampler, Int64s, Scratch
 from featstore.sampling.logs import SpillingLogs, least_log_bytes
@@ -38,6 +39,7 @@ RANGE_BYTES = 128  # a node of it: where its targets and its list begin, and wha
 LEAST_BLOCK_BYTES = 64 << 10  # of two blocks together
 STREAM_SHARE = 8  # of a worker's memory: what lists are read into, at most
 SORTED_BYTES = 8  # of a target, beside its record
+DRAWN_BYTES = 24  # of an id that is drawn before it is read: its number, its place in the logs, itself
 BYTES_AN_EDGE = 32  # of a batch while it is numbered: its block, and the log that it is made of
 PATIENCE, PATIENCE_S = 250, 0.02  # times that a window nobody waits for looks for free memory, and seconds between them
 
@@ -89,6 +91,7 @@ def _shape(graph: Graph, fanouts: tuple[int, ...], n_batches: int, n_bytes: int,
     while block > LEAST_BLOCK_BYTES and stream_bytes(block) > n_bytes // STREAM_SHARE:
         block //= 2
     targets, drawn = least_log_bytes(n_ranges, 1, wide), least_log_bytes(n_logs, 1, wide)
+    targets = max(targets, LEAST_POSITIONS * DRAWN_BYTES)  # the same memory, one after the other
     least = _Shape(shift, n_ranges, n_logs, block, Draws.scratch(fanouts), targets, drawn)
     # Of what is left the drawn ids get three fifths: a target is a record here, and several ids there.
     left = max(0, n_bytes - least.nbytes)
@@ -142,6 +145,8 @@ class Window:
     path : callable
         Names run files, for what does not fit the memory.
     disk : DiskBudget
+    access : {"auto", "pass", "random"}
+        How lists are read: see :class:`~featstore.EpochSampler`.
     """
 
     def __init__(
@@ -157,7 +162,9 @@ class Window:
         n_workers: int,
         path: Callable[[], str],
         disk: DiskBudget,
+        access: str = "auto",
     ) -> None:
+        self._access = access
         self.first, self.stop = first, stop
         self._sampler, self._graph, self._seeds, self._epoch = sampler, graph, seeds, epoch
         self._topology = graph.topology  # asked for once; asking takes the graph's lock
@@ -177,6 +184,7 @@ class Window:
         self._keys = np.array([absorb(key, hop) for hop in range(len(fanouts)) for key in keys], np.uint64)
         self._waited_s = [0.0] * self._n_workers  # for lists
         self._read_bytes = [0] * self._n_workers
+        self._drawn_reads = [0] * self._n_workers  # ids that were read alone
         self._closed = False
         self._batch_bytes = 0  # of memory that numbering a batch takes, as far as is known
         self._is_urgent = threading.Event()
@@ -190,6 +198,11 @@ class Window:
     def list_bytes(self) -> int:
         """Bytes of lists that were read."""
         return sum(self._read_bytes)
+
+    @property
+    def drawn_reads(self) -> int:
+        """Ids that were read after they had been drawn, without their lists."""
+        return sum(self._drawn_reads)
 
     @property
     def spilled_bytes(self) -> int:
@@ -385,6 +398,11 @@ class Window:
             take(0, at, degree, cache.records)
             wanted, is_wanted = nodes[missing], np.zeros(n, bool)
             is_wanted[missing] = True
+        if not len(wanted):
+            return
+        if self._reads_drawn(wanted, np.diff(starts)[slice(None) if is_wanted is None else is_wanted], hop, end):
+            self._draw_elsewhere(draws, memory, worker, wanted, is_wanted)
+            return
         blocks = topology.lists(wanted, self._shape.block_bytes)
         while True:
             begin_s = time.perf_counter()
@@ -401,3 +419,35 @@ class Window:
             if is_wanted is not None:
                 degree[~is_wanted[low:high]] = 0  # they have drawn from the cache
             take(int(low), begin - block.first_edge, degree, block.ids)
+
+    def _reads_drawn(self, wanted: Int64s, n_targets: Int64s, hop: int, end: int) -> bool:
+        """Whether ids are drawn first and read alone, and not the lists."""
+        if self._access != "auto":
+            return self._access == "random"
+        return costs_less_drawn(self._topology, wanted, n_targets, self._fanouts[hop:end].tolist())
+
+    def _draw_elsewhere(self, draws: Draws, memory: _Worker, worker: int, wanted: Int64s, is_wanted: Any) -> None:
+        """Draw from lists that are not in memory, and read what was drawn; ``is_wanted`` says whose lists are not, None: all."""
+        topology = self._topology
+        at, degree = topology.offsets(wanted)
+        if is_wanted is not None:
+            all_at, all_degree = (np.zeros(len(is_wanted), np.int64) for _ in range(2))
+            all_at[is_wanted], all_degree[is_wanted] = at, degree
+            at, degree = all_at, all_degree
+        n = min(MAX_DRAWN, len(memory.records) // DRAWN_BYTES)
+        positions, holes = (memory.records[8 * n * k : 8 * n * (k + 1)].view(np.int64) for k in range(2))
+        found = memory.records[16 * n : 16 * n + topology.id_bytes * n].view(topology.id_dtype)
+        draws.begin_elsewhere(0, len(at), at, degree, positions, holes, memory.scratch)
+        is_done = False
+        while not is_done:
+            is_done = draws.go_on()
+            n_drawn = draws.n_drawn
+            begin_s = time.perf_counter()
+            topology.read_edges(positions[:n_drawn], found[:n_drawn])
+            self._waited_s[worker] += time.perf_counter() - begin_s
+            topology.check_found(positions[:n_drawn], found[:n_drawn])
+            draws.fill(found[:n_drawn], topology.id_bytes)
+            self._drawn_reads[worker] += n_drawn
+            if not is_done and draws.is_full:
+                self._drawn.spill(worker)
+            self._check()

@@ -148,6 +148,11 @@ class RowFile:
         return self._file.size
 
     @property
+    def gap_bytes(self) -> int:
+        """Bytes that the drive reads while it begins another read; a guess until the drive is measured."""
+        return self._reader.gap_for(self._file, 0)
+
+    @property
     def is_direct(self) -> bool:
         """Whether reads bypass the page cache."""
         return self._file.direct

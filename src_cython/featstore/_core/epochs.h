@@ -150,7 +150,10 @@ static int64_t fs_distinct(const int64_t *ends, int64_t range, int64_t base, int
 }
 
 /* One pass over lists: each of the targets of node d draws, in hops hop … n_hops - 1, from ids at[d] … at[d] + degree[d] - 1, of
- * which those in [0, n_ids) are there. What is drawn goes to log hop * n_batches + batch. */
+ * which those in [0, n_ids) are there. What is drawn goes to log hop * n_batches + batch. Where no ids are at hand (FS_ELSEWHERE),
+ * their numbers are listed, and where in the logs they belong. */
+enum { FS_ELSEWHERE = 2 };
+
 typedef struct {
     fs_logs *logs;
     const uint64_t *keys; /* of (hop, batch) */
@@ -163,17 +166,30 @@ typedef struct {
     int64_t first, end; /* nodes whose lists are here */
     const int64_t *at, *degree;
     const void *ids;
-    int wide;
+    int wide; /* or FS_ELSEWHERE */
     int64_t n_ids;
+    int64_t *positions, *holes; /* elsewhere: ids to be read, and the word of the arena that each goes to */
+    int64_t n_positions, most_positions;
     int64_t *drawn, *scratch; /* of a large fan-out */
     /* where to go on: hop, node, target, and how many of its ids are in the log already */
     int64_t hop, node, target, done;
 } fs_pass;
 
+/* Put id number `at` into word `j` of what begins at `out`. */
+FS_INLINE void fs_put_id(fs_pass *pass, int wide, int logs_wide, void *out, int64_t j, int64_t at)
+{
+    if (wide == FS_ELSEWHERE) {
+        pass->positions[pass->n_positions] = at;
+        pass->holes[pass->n_positions++] = ((char *)out - pass->logs->arena) / (logs_wide ? 8 : 4) + j;
+    } else
+        fs_word(out, logs_wide, j, fs_record(pass->ids, wide, at));
+}
+
 /* Log what a target took at list positions x[0] … x[n-1] (ascending), or 0 … n - 1 where x is NULL, but for the first *done of those
- * that are here. Stops where no more than `keep` blocks are free: returns 1, and counts in *done. */
+ * that are here. Stops where no more than `keep` blocks are free, or positions that `keep_positions`: returns 1, and counts in
+ * *done. */
 FS_INLINE int fs_emit(fs_pass *pass, int logs_wide, int64_t log, uint32_t place, int64_t at, const int64_t *x, int64_t n,
-                      int64_t keep, int64_t *done)
+                      int64_t keep, int64_t keep_positions, int64_t *done)
 {
     fs_logs *logs = pass->logs;
     const int64_t most = logs->block_words - FS_DRAWN_HEAD;
@@ -188,13 +204,19 @@ FS_INLINE int fs_emit(fs_pass *pass, int logs_wide, int64_t log, uint32_t place,
         to = at + n > pass->n_ids ? pass->n_ids - at : n;
     }
     for (from += *done; from < to;) {
-        const int64_t count = to - from < most ? to - from : most;
-        if (FS_RARE(logs->n_free <= keep))
+        int64_t count = to - from < most ? to - from : most;
+        if (pass->wide == FS_ELSEWHERE && count > pass->most_positions - pass->n_positions - keep_positions)
+            count = pass->most_positions - pass->n_positions - keep_positions;
+        if (FS_RARE(logs->n_free <= keep || count <= 0))
             return 1;
         fs_log_put(logs, logs_wide, log, place);
         fs_log_put(logs, logs_wide, log, count);
-        for (int64_t j = from; j < from + count; j++)
-            fs_log_put(logs, logs_wide, log, fs_record(pass->ids, pass->wide, at + (x ? x[j] : j)));
+        for (int64_t j = from; j < from + count; j++) {
+            if (FS_RARE(logs->fill[log] == logs->block_words))
+                fs_log_extend(logs, log);
+            fs_put_id(pass, pass->wide, logs_wide, fs_log_block(logs, logs_wide, logs->last[log]), logs->fill[log]++,
+                      at + (x ? x[j] : j));
+        }
         logs->length[log] += FS_DRAWN_HEAD + count;
         from += count;
         *done += count;
@@ -231,18 +253,18 @@ FS_INLINE void fs_draw_and_log(fs_pass *pass, int wide, int logs_wide, fs_lanes 
             int64_t positions[FS_LANE_DRAWS], done = 0;
             for (int j = 0; j < k; j++)
                 positions[j] = x[j][l];
-            fs_emit(pass, logs_wide, log, pass->place[target], at, positions, k, -1, &done);
+            fs_emit(pass, logs_wide, log, pass->place[target], at, positions, k, -1, 0, &done);
             continue;
         }
         fs_word(out, logs_wide, 0, pass->place[target]);
         fs_word(out, logs_wide, 1, k);
         for (int j = 0; j < k; j++)
-            fs_word(out, logs_wide, FS_DRAWN_HEAD + j, fs_record(pass->ids, wide, at + (int64_t)x[j][l]));
+            fs_put_id(pass, wide, logs_wide, out, FS_DRAWN_HEAD + j, at + (int64_t)x[j][l]);
     }
     lanes->n = 0;
 }
 
-/* One hop of the pass; returns 1 where the arena is full. Blocks that queued lanes may need stay free. */
+/* One hop of the pass; returns 1 where the arena or the list of positions is full. What queued lanes may need stays free. */
 FS_INLINE int fs_pass_hop(fs_pass *pass, int wide, int logs_wide, fs_draw_lanes_fn draw_lanes)
 {
     const int64_t hop = pass->hop, fanout = pass->fanouts[hop];
@@ -261,7 +283,8 @@ FS_INLINE int fs_pass_hop(fs_pass *pass, int wide, int logs_wide, fs_draw_lanes_
         for (; pass->target < pass->starts[node + 1]; pass->target++) {
             const int64_t target = pass->target;
             const uint32_t batch = pass->batch[target];
-            full = pass->logs->n_free <= FS_LANES;
+            full = pass->logs->n_free <= FS_LANES ||
+                   (wide == FS_ELSEWHERE && pass->most_positions - pass->n_positions < FS_LANES * FS_LANE_DRAWS);
             if (FS_RARE(full))
                 goto done;
             if (in_lanes) {
@@ -277,7 +300,7 @@ FS_INLINE int fs_pass_hop(fs_pass *pass, int wide, int logs_wide, fs_draw_lanes_
                 fs_draw_one(fs_absorb(keys[batch], (uint64_t)pass->nodes[node]), degree, fanout, pass->replace, pass->drawn,
                             pass->scratch);
             full = fs_emit(pass, logs_wide, hop * pass->n_batches + batch, pass->place[target], at, is_drawn ? pass->drawn : NULL,
-                           is_drawn ? fanout : degree, FS_LANES, &pass->done);
+                           is_drawn ? fanout : degree, FS_LANES, (FS_LANES - 1) * FS_LANE_DRAWS, &pass->done);
             if (FS_RARE(full))
                 goto done;
         }
@@ -293,12 +316,24 @@ static int fs_draw_lists(fs_pass *pass, fs_draw_lanes_fn draw_lanes)
 {
     const int wide = pass->wide, logs_wide = pass->logs->wide;
     for (; pass->hop < pass->n_hops; pass->hop++, pass->node = pass->first, pass->target = 0) {
-        const int full = logs_wide ? (wide ? fs_pass_hop(pass, 1, 1, draw_lanes) : fs_pass_hop(pass, 0, 1, draw_lanes))
-                                   : fs_pass_hop(pass, 0, 0, draw_lanes);
+        int full;
+        if (wide == FS_ELSEWHERE)
+            full = logs_wide ? fs_pass_hop(pass, FS_ELSEWHERE, 1, draw_lanes) : fs_pass_hop(pass, FS_ELSEWHERE, 0, draw_lanes);
+        else
+            full = logs_wide ? (wide ? fs_pass_hop(pass, 1, 1, draw_lanes) : fs_pass_hop(pass, 0, 1, draw_lanes))
+                             : fs_pass_hop(pass, 0, 0, draw_lanes);
         if (full)
             return 1;
     }
     return 0;
+}
+
+/* Put ids that were read elsewhere, one for each of the pass's positions, where they belong. */
+static void fs_fill_holes(fs_pass *pass, const void *found, int wide)
+{
+    for (int64_t i = 0; i < pass->n_positions; i++)
+        fs_word(pass->logs->arena, pass->logs->wide, pass->holes[i], fs_record(found, wide, i));
+    pass->n_positions = 0;
 }
 
 /* Edges of each of a hop's destinations, of the records of what they drew; returns all of them, or -1 where records are damaged. */

@@ -1,7 +1,7 @@
 """Epoch-wide sampling: logs of many batches, draws list by list, a batch's hops from its logs. The kernels are in epochs.h."""
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
-from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint32_t, uint64_t
+from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 cimport cython
@@ -43,6 +43,10 @@ cdef extern from "epochs.h" nogil:
         const void *ids
         int wide
         int64_t n_ids
+        int64_t *positions
+        int64_t *holes
+        int64_t n_positions
+        int64_t most_positions
         int64_t *drawn
         int64_t *scratch
         int64_t hop
@@ -53,6 +57,7 @@ cdef extern from "epochs.h" nogil:
         FS_TARGET_WORDS
         FS_LEAST_BLOCK
         FS_LANES
+        FS_ELSEWHERE
     fs_draw_lanes_fn fs_choose_draw_lanes(int) noexcept
     int64_t fs_draw_scratch(int64_t) noexcept
     void fs_logs_clear(fs_logs *) noexcept
@@ -61,6 +66,7 @@ cdef extern from "epochs.h" nogil:
     int fs_sort_targets(const void *, int, int64_t, int64_t, int64_t, int64_t *, uint32_t *, uint32_t *) noexcept
     int64_t fs_distinct(const int64_t *, int64_t, int64_t, int64_t *, int64_t *) noexcept
     int fs_draw_lists(fs_pass *, fs_draw_lanes_fn) noexcept
+    void fs_fill_holes(fs_pass *, const void *, int) noexcept
     int64_t fs_count_drawn(const void *, int, int64_t, int64_t, int64_t *) noexcept
     void fs_order_drawn(const void *, int, int64_t, int64_t, int64_t *, int64_t *, int64_t *) noexcept
 
@@ -70,6 +76,7 @@ LEAST_BLOCK_WORDS = FS_LEAST_BLOCK
 LEAST_BLOCKS = FS_LANES + 2
 LOG_BYTES = 20  # of a log's entries, beside the arena
 BLOCK_BYTES = 4  # of a block's
+LEAST_POSITIONS = 2 * FS_LANES * LANE_DRAWS  # of ids to be read, which are listed at once
 
 
 @cython.final
@@ -280,9 +287,74 @@ cdef class Draws:
         scratch : int64 array, shape (Draws.scratch(fanouts),)
         """
         cdef Py_buffer view
-        cdef int64_t hop, k, most = 0
+        self.check_ids(id_bytes)
+        PyObject_GetBuffer(ids, &view, PyBUF_SIMPLE)
+        try:
+            self.pass_.ids, self.pass_.n_ids = view.buf, view.len // id_bytes
+        finally:
+            PyBuffer_Release(&view)
+        self.pass_.wide = id_bytes == 8
+        self.take(first, end, at, degree, scratch)
+        self.held = (at, degree, ids, scratch)
+
+    def begin_elsewhere(self, int64_t first, int64_t end, const int64_t[::1] at not None, const int64_t[::1] degree not None,
+                        int64_t[::1] positions not None, int64_t[::1] holes not None, int64_t[::1] scratch not None):
+        """Take lists that are not in memory: what is drawn of them is listed, to be read and handed to :meth:`fill`.
+
+        Parameters
+        ----------
+        first, end, degree, scratch :
+            As for :meth:`begin`.
+        at : int64 array, shape (end - first,)
+            The edge with which each list begins.
+        positions : int64 array, shape (n,)
+            Gets the edges that were drawn, :attr:`n_drawn` of them; ``LEAST_POSITIONS`` at least.
+        holes : int64 array, shape (n,)
+            Scratch, until the lists are done.
+        """
+        cdef int64_t i
+        if positions.shape[0] < LEAST_POSITIONS or holes.shape[0] != positions.shape[0]:
+            raise ValueError("no room for positions")
+        for i in range(at.shape[0]):
+            if at[i] < 0:
+                raise ValueError("a list begins before the first edge")
+        self.pass_.ids, self.pass_.n_ids, self.pass_.wide = NULL, INT64_MAX, FS_ELSEWHERE
+        self.take(first, end, at, degree, scratch)
+        self.pass_.positions, self.pass_.holes = &positions[0], &holes[0]
+        self.pass_.n_positions, self.pass_.most_positions = 0, positions.shape[0]
+        self.held = (at, degree, positions, holes, scratch)
+
+    @property
+    def is_full(self):
+        """Whether the logs have no room for more."""
+        return self.pass_.logs.n_free <= FS_LANES
+
+    @property
+    def n_drawn(self):
+        """Edges that were drawn elsewhere and wait for :meth:`fill`."""
+        return self.pass_.n_positions if self.pass_.wide == FS_ELSEWHERE else 0
+
+    def fill(self, found, int id_bytes):
+        """Log the ids of the edges that were drawn elsewhere; ``found`` holds them in that order, checked."""
+        cdef Py_buffer view
+        self.check_ids(id_bytes)
+        PyObject_GetBuffer(found, &view, PyBUF_SIMPLE)
+        try:
+            if self.pass_.wide != FS_ELSEWHERE or view.len != self.pass_.n_positions * id_bytes:
+                raise ValueError(f"{self.n_drawn} ids were drawn elsewhere")
+            with nogil:
+                fs_fill_holes(&self.pass_, view.buf, id_bytes == 8)
+        finally:
+            PyBuffer_Release(&view)
+
+    cdef int check_ids(self, int id_bytes) except -1:
         if id_bytes not in (4, 8) or (id_bytes == 8 and not self.pass_.logs.wide):
             raise ValueError("ids that the logs' words cannot hold")
+        return 0
+
+    cdef int take(self, int64_t first, int64_t end, const int64_t[::1] at, const int64_t[::1] degree,
+                  int64_t[::1] scratch) except -1:
+        cdef int64_t hop, k, most = 0
         if not 0 <= first <= end <= self.n_nodes or at.shape[0] != end - first or degree.shape[0] != end - first:
             raise ValueError("no such nodes")
         for hop in range(self.first_hop, self.pass_.n_hops):
@@ -291,13 +363,6 @@ cdef class Draws:
                 most = max(most, k + fs_draw_scratch(k))
         if scratch.shape[0] < most:
             raise ValueError(f"scratch has room for {scratch.shape[0]}, not for {most}")
-        PyObject_GetBuffer(ids, &view, PyBUF_SIMPLE)
-        try:
-            self.pass_.ids, self.pass_.n_ids = view.buf, view.len // id_bytes
-        finally:
-            PyBuffer_Release(&view)
-        self.held = (at, degree, ids, scratch)
-        self.pass_.wide = id_bytes == 8
         self.pass_.first, self.pass_.end = first, end
         if end > first:
             self.pass_.at, self.pass_.degree = &at[0], &degree[0]
@@ -305,12 +370,19 @@ cdef class Draws:
             k = max([self.pass_.fanouts[hop] for hop in range(self.first_hop, self.pass_.n_hops)])
             self.pass_.drawn, self.pass_.scratch = &scratch[0], &scratch[k]
         self.pass_.hop, self.pass_.node, self.pass_.target, self.pass_.done = self.first_hop, first, 0, 0
+        return 0
 
     def go_on(self):
-        """Draw; return True when all is done, False where the arena is full: empty the logs, and call again."""
+        """Draw; return True when all is done, False where there is no room: empty the logs, and call again.
+
+        Where ids were drawn elsewhere (:attr:`n_drawn`), they must be filled in first, and :attr:`is_full` says whether it is the
+        logs that are to be emptied.
+        """
         cdef int full
         if self.held is None:
             raise ValueError("no lists are there")
+        if self.n_drawn:
+            raise ValueError("ids that were drawn are missing")
         with nogil:
             full = fs_draw_lists(&self.pass_, self.draw_lanes)
         if not full:

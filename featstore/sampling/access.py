@@ -1,0 +1,63 @@
+"""Whether a hop's lists are read in a pass, or only the pages that hold what was drawn of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from featstore.graph.topology import Topology
+from featstore.storage.layout import PAGE_BYTES
+
+__all__ = ["ACCESSES", "MAX_DRAWN", "costs_less_drawn", "parse_access"]
+
+Int64s = npt.NDArray[np.int64]
+
+ACCESSES = ("auto", "pass", "random")
+MAX_DRAWN = 1 << 18  # ids that are read at once: many times a drive's queue
+
+_PIECE = 1 << 16  # nodes handled at once: that takes temporary arrays
+
+
+def parse_access(access: str) -> str:
+    """Return ``access``; ValueError unless it is one of :data:`ACCESSES`."""
+    if access not in ACCESSES:
+        raise ValueError(f"access is one of {', '.join(map(repr, ACCESSES))}, not {access!r}")
+    return access
+
+
+def costs_less_drawn(topology: Topology, nodes: Int64s, n_targets: Int64s, fanouts: list[int]) -> bool:
+    """Return whether it costs less to read what is drawn of lists than to pass over them.
+
+    Parameters
+    ----------
+    topology : Topology
+    nodes : int64 array, shape (k,)
+        Ascending, distinct: whose lists they are.
+    n_targets : int64 array, shape (k,)
+        How often each node draws in each hop.
+    fanouts : list of int
+        Of the hops.
+
+    Notes
+    -----
+    Costs are bytes; beginning a read counts as so many as the drive reads meanwhile, which is measured. Of a list of ``p`` pages,
+    ``m`` draws are expected to touch ``p * (1 - (1 - 1 / p) ** m)``. What is read of several lists at once is not foreseen: short
+    lists are passed over.
+    """
+    if -1 in fanouts:
+        return False  # all of the lists
+    each = PAGE_BYTES + topology.gap_bytes
+    whole, found = topology.pass_cost(nodes), topology.lookup_cost(nodes)
+    if found + each * len(nodes) >= whole:
+        return False
+    cost = float(found)
+    for first in range(0, len(nodes), _PIECE):
+        part = slice(first, first + _PIECE)
+        starts, degrees = topology.offsets(nodes[part])
+        pages = np.maximum((starts + degrees) * topology.id_bytes - 1, 0) // PAGE_BYTES - starts * topology.id_bytes // PAGE_BYTES
+        n_drawn = n_targets[part] * sum(np.minimum(degrees, fanout) for fanout in fanouts)
+        pages = np.maximum(pages + 1, 1)
+        cost += each * float((pages * -np.expm1(n_drawn * np.log1p(-1 / np.maximum(pages, 1 + 1e-9)))).sum())
+        if cost >= whole:
+            return False
+    return True

@@ -1,0 +1,193 @@
+"""Epoch-wide sampling that draws first and reads what was drawn: the same batches, and fewer bytes where that costs less."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import featstore
+from featstore import NeighborSampler
+from featstore._core.epochs import LEAST_POSITIONS
+from featstore.sampling.access import ACCESSES, costs_less_drawn
+from featstore.sampling.window import is_wide, least_bytes
+from tests.array_graphs import ArrayGraph, graphs, random_graph
+from tests.test_epoch_sampler import PLENTY, ChunkedEpochGraph, EpochGraph, batches_of, check_window, window_of
+from tests.test_reader import kernel_bytes
+from tests.test_sampler import FANOUTS, WORDS
+
+Int64s = npt.NDArray[np.int64]
+KINDS = [EpochGraph, ChunkedEpochGraph]
+
+
+def hub_graph(kind: type[EpochGraph], path: Path, hub: int = 1 << 18) -> EpochGraph:
+    """Short lists, and one in the middle of 1 MiB."""
+    rng = np.random.default_rng(0)
+    degrees = rng.integers(0, 9, 3000)
+    degrees[1500] = hub
+    indptr = np.concatenate([[0], np.cumsum(degrees)])
+    return kind(indptr, rng.integers(0, 3000, indptr[-1]).astype(np.int32), path=str(path / "graph"))
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    data=st.data(),
+    g=graphs(),
+    fanouts=FANOUTS,
+    replace=st.booleans(),
+    redraw=st.booleans(),
+    seed=WORDS,
+    size=st.integers(1, 9),
+    tight=st.booleans(),
+    access=st.sampled_from(ACCESSES),
+)
+def test_small_graphs_equal_batches_sampled_alone(
+    tmp_path_factory: pytest.TempPathFactory,
+    data: st.DataObject,
+    g: ArrayGraph,
+    fanouts: list[int],
+    replace: bool,
+    redraw: bool,
+    seed: int,
+    size: int,
+    tight: bool,
+    access: str,
+) -> None:
+    path = tmp_path_factory.mktemp("window")
+    cached = data.draw(st.sampled_from([None, lambda: g.cached(len(g.indices) // 2 + 1)]))
+    graph = data.draw(st.sampled_from(KINDS)).of(g if cached is None else cached(), path)
+    seeds = np.array(data.draw(st.lists(st.integers(0, g.num_nodes - 1), unique=True, min_size=1)), np.int64)
+    batches = batches_of(seeds, size)
+    sampler = NeighborSampler(graph, fanouts, replace=replace, redraw=redraw, seed=seed)
+    n_bytes = least_bytes(graph, sampler.fanouts, len(batches), is_wide(graph)) if tight else PLENTY
+    check_window(sampler, graph, batches, path, n_bytes=n_bytes, access=access)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("id_bytes", [4, 8])
+@pytest.mark.parametrize("fanouts", [[10, 5, 3], [70, 3], [2, -1], [1000], [5000]])
+def test_more_is_drawn_than_is_read_at_once_and_logs_are_spilled_between(
+    tmp_path: Path, kind: type[EpochGraph], fanouts: list[int], id_bytes: int
+) -> None:
+    """Also fan-outs of more than there is room for positions."""
+    assert LEAST_POSITIONS < 5000
+    base = random_graph(3000, 20, id_bytes=id_bytes)
+    batches = batches_of(np.random.default_rng(1).permutation(3000)[:700], 100)
+    for g in (kind.of(base, tmp_path), kind.of(base.cached(30_000), tmp_path)):
+        sampler = NeighborSampler(g, fanouts, seed=3)
+        least = least_bytes(g, sampler.fanouts, len(batches), is_wide(g))
+        spilled = [
+            check_window(sampler, g, batches, tmp_path, n_bytes=n_bytes, access="random")
+            for n_bytes in (least, 3 * least, PLENTY)
+        ]
+        assert spilled[0] > 0
+        assert spilled[-1] == 0
+
+
+@pytest.mark.parametrize("fanouts", [[5, 3], [-1, 2], [200], [3000]])
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("access", ["random", "auto"])
+def test_a_long_list_is_not_passed_over(
+    tmp_path: Path, kind: type[EpochGraph], fanouts: list[int], replace: bool, access: str
+) -> None:
+    g = hub_graph(kind, tmp_path)
+    batches = [np.array([1500, 1]), np.array([300, 1500, 2]), np.array([4])]
+    sampler = NeighborSampler(g, fanouts, replace=replace, seed=8)
+    for n_bytes in (least_bytes(g, sampler.fanouts, 3, is_wide(g)), PLENTY):
+        check_window(sampler, g, batches, tmp_path, n_bytes=n_bytes, access=access)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_access_asks_for_what_was_drawn_and_nothing_else(tmp_path: Path, kind: type[EpochGraph]) -> None:
+    """A position of each target and draw, of lists that are not in memory; no list is streamed."""
+    g = kind.of(random_graph(4000, 15).cached(20_000), tmp_path)
+    batches = batches_of(np.arange(0, 4000, 3), 90)
+    sampler = NeighborSampler(g, [4], seed=1)
+    cache = g.neighbor_cache
+    assert cache is not None
+    assert cache.offset_of_node is not None
+    degrees = np.diff(g.indptr)
+    missing = [k for k in np.concatenate(batches) if cache.offset_of_node[k] < 0]
+    expected = int(np.minimum(degrees[missing], 4).sum())
+    g.file.n_gathered, n_read = 0, g.file.n_read
+    with window_of(sampler, g, batches, tmp_path, access="random") as window:
+        window.draw()
+        assert window.drawn_reads == expected > 500
+        assert window.list_bytes == 0
+    assert g.file.n_gathered == expected
+    assert g.file.n_read == n_read
+    assert not g.file.streams
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_costs_less_is_chosen(tmp_path: Path, kind: type[EpochGraph]) -> None:
+    """A few draws of a long list are read alone; many of it, or short lists side by side, in a pass."""
+    g = hub_graph(kind, tmp_path)
+    topology, hub = g.topology, np.array([1500])
+
+    def chosen(nodes: Int64s, n_targets: int, *fanouts: int) -> bool:
+        return costs_less_drawn(topology, nodes, np.full(len(nodes), n_targets), list(fanouts))
+
+    assert chosen(hub, 1, 5)
+    assert chosen(hub, 2, 5, 3)
+    assert not chosen(hub, 1, -1)
+    assert not chosen(hub, 100_000, 10)
+    assert not chosen(np.arange(1500), 1, 5)
+    assert not chosen(np.arange(3000), 500, 10)
+    assert chosen(np.arange(1495, 1505), 1, 5)
+    assert not chosen(hub[:0], 1, 5)
+    for nodes, drawn in ((hub, True), (np.arange(1400), False)):
+        with window_of(NeighborSampler(g, [5], seed=1), g, [nodes], tmp_path, access="auto") as window:
+            window.draw()
+            assert (window.drawn_reads > 0) == drawn
+            assert (window.list_bytes > 0) != drawn
+
+
+@pytest.mark.parametrize("topology", ["csc", "chunked"])
+def test_the_kernel_reads_less(tmp_path: Path, topology: str) -> None:
+    """Of a real file; what is chosen may read more than the drawn pages, but in fewer reads."""
+    g = hub_graph(EpochGraph, tmp_path, 1 << 20)
+    made: dict[str, Any] = {"topology": topology} | ({"chunk_bytes": "256KiB"} if topology == "chunked" else {})
+    x = {"x": np.zeros((g.num_nodes, 1), np.float32)}
+    featstore.OutOfCoreGraph.create(tmp_path / "graph", g.indptr, g.indices, features=x, **made).close()
+    read: dict[str, int] = {}
+    for access in ACCESSES:
+        with featstore.open(tmp_path / "graph", memory="64MiB", verify="off") as opened:
+            sampler = featstore.EpochSampler(opened, [5, 2], seed=3, access=access)
+            alone = NeighborSampler(opened, [5, 2], seed=3)
+            before = kernel_bytes()
+            turns = sampler.in_turn(lambda index: torch.tensor([1500, index]), 0, 0, 3)
+            samples = [turns.sample(k) for k in range(3)]
+            read[access] = kernel_bytes() - before
+            turns.close()
+            for k, sample in enumerate(samples):
+                assert torch.equal(sample.input_ids, alone.sample(torch.tensor([1500, k]), 0, k).input_ids)
+            stats = sampler.stats()
+            assert (stats["drawn_reads"] > 0) == (access != "pass")
+    assert max(read["random"], read["auto"]) < read["pass"] / 4
+
+
+def test_damaged_ids_that_are_read_alone_are_named(tmp_path: Path) -> None:
+    g = hub_graph(EpochGraph, tmp_path, 5000)
+    g.indices[int(g.indptr[1500]) : int(g.indptr[1501])] = 3000
+    with (
+        window_of(NeighborSampler(g, [5], seed=1), g, [np.array([1500])], tmp_path, access="random") as window,
+        pytest.raises(featstore.CorruptionError, match="leads to node 3000 of 3000"),
+    ):
+        window.draw()
+
+
+def test_it_is_an_option_of_the_sampler(tmp_path: Path) -> None:
+    g = hub_graph(EpochGraph, tmp_path, 500)
+    sampler = featstore.EpochSampler(g, [3], access="random")
+    assert sampler.access == "random"
+    assert sampler.__reduce__()[1][-1]["access"] == "random"
+    with pytest.raises(ValueError, match="access is one of 'auto', 'pass', 'random', not 'never'"):
+        featstore.EpochSampler(g, [3], access="never")
