@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fennel from ranges": {"start": "ranges"},
     "ldg": {"method": "ldg"},
     "ranges": {"method": "ranges"},
+    "metis": {"method": "metis"},  # where it is installed
     "random": {"method": "random"},
 }
 PARTS = (100, 10_000)
@@ -181,6 +183,8 @@ def rows(args: argparse.Namespace, report: Report, folder: Path) -> None:
             g.cache_neighbors()
             plain = requested(g, featstore.RandomBatches(seeds, batch_size))
             for label, options in METHODS.items():
+                if label == "metis" and find_spec("pymetis") is None:
+                    continue
                 parts = featstore.partition(g, k, train_idx=seeds, keep=False, progress=False, **options)
                 quality = judge(g, parts, k, seeds, progress=False)
                 macro = -(-2 * batch_size * k // len(seeds))  # two batches of seeds

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,18 @@ class TestRanges(PartitionerContract):
 class TestRandom(PartitionerContract):
     def make(self) -> featstore.Partitioner:
         return get_partitioner("random", {})
+
+
+class TestMetis(PartitionerContract):
+    def make(self) -> featstore.Partitioner:
+        return get_partitioner("metis", {})
+
+    def test_memory_grows_with_nodes_not_with_edges(self) -> None:
+        """It does not: METIS works in memory. What the edges take is counted, and refused where it does not fit."""
+        graph: Any = SimpleNamespace(num_nodes=10, num_edges=1 << 20, n_parts=2)
+        graph.reserve = lambda n_bytes: Budget(1 << 20).reserve("partitioning", n_bytes)
+        with pytest.raises(featstore.BudgetError):
+            self.make().assign(graph)
 
 
 @pytest.mark.parametrize("n", [0, 1, 10, 64, 200_000])

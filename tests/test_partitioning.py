@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pymetis
 import pytest
 import torch
 from hypothesis import given, settings
@@ -252,15 +253,34 @@ def test_metis_is_named_where_it_is_missing(g: Any, monkeypatch: pytest.MonkeyPa
         featstore.partition(g, 4, "metis")
 
 
+def test_metis_finds_planted_communities(tmp_path: Path) -> None:
+    """With shuffled ids; the real library."""
+    rng = np.random.default_rng(0)
+    n, size, k = 1200, 60, 20
+    label = rng.permutation(n) // size
+    members = np.argsort(label, kind="stable").reshape(-1, size)
+    dst = np.repeat(np.arange(n), 12)
+    src = np.where(rng.random(len(dst)) < 0.9, members[label[dst], rng.integers(0, size, len(dst))], rng.integers(0, n, len(dst)))
+    with featstore.OutOfCoreGraph.from_edge_index(
+        tmp_path / "planted", np.stack([src, dst]), n, features={"x": np.zeros((n, 1), np.float32)}, progress=False
+    ) as planted:
+        part = featstore.partition(planted, k, "metis").numpy()
+        cut = float((part[src] != part[dst]).mean())
+    assert cut < 0.15, "9.5 % of the edges leave their community"
+    assert np.bincount(part, minlength=k).max() <= 1.1 * size
+
+
 def test_metis_gets_each_edge_in_both_directions(g: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = {}
+    real = pymetis.part_graph
 
-    def part_graph(k: int, *, xadj: np.ndarray, adjncy: np.ndarray) -> tuple[int, list[int]]:
-        seen.update(k=k, edges={(int(u), v) for v in range(600) for u in adjncy[xadj[v] : xadj[v + 1]]}, n=len(adjncy))
-        return 0, [v % k for v in range(600)]
+    def part_graph(k: int, adjacency: Any) -> Any:
+        starts, ids = adjacency.adj_starts, adjacency.adjacent
+        seen.update(edges={(int(u), v) for v in range(600) for u in ids[starts[v] : starts[v + 1]]}, n=len(ids))
+        return real(k, adjacency)
 
-    monkeypatch.setitem(sys.modules, "pymetis", SimpleNamespace(part_graph=part_graph))
-    assert featstore.partition(g, 4, "metis").tolist() == [v % 4 for v in range(600)]
+    monkeypatch.setattr(pymetis, "part_graph", part_graph)
+    assert sorted(set(featstore.partition(g, 4, "metis").tolist())) == [0, 1, 2, 3]
     indptr, indices = arrays(g)
     stored = {(int(u), v) for v in range(600) for u in indices[indptr[v] : indptr[v + 1]] if u != v}
     assert seen["edges"] == stored | {(v, u) for u, v in stored}

@@ -50,7 +50,7 @@ class Metis(Partitioner):
             keys = np.unique(keys)
             keys = keys[keys // n != keys % n]
             indptr = np.concatenate([[0], np.cumsum(np.bincount(keys // n, minlength=n))])
-            _, part = pymetis.part_graph(graph.n_parts, xadj=indptr, adjncy=keys % n)
+            _, part = pymetis.part_graph(graph.n_parts, pymetis.CSRAdjacency(indptr, keys % n))
             return np.asarray(part, np.int32)
 
 
