@@ -5,8 +5,9 @@ of one epoch, [10, 10], of real graphs and of planted communities with shuffled 
 from the folder ``--graphs`` (``graphs.py`` and ``.npz`` files), by default ``../shared/data`` beside the checkout. Epochs
 (``outre_epochs.py``) are timed on the same graphs with rows of 2 KiB: ``--only preparation`` compares random batches with
 partition batches at equal memory, ``--table 6`` has seconds by stage of a memory map, superbatches, and each mechanism added.
-``--only lists`` (``outre_lists.py``) times sampling with the lists of macro-batches at hand. ``--only accuracy``
-(``outre_accuracy.py``) trains, which takes about an hour of processor time for three seeds.
+``--only labor`` (``outre_labor.py``) counts rows of layer-neighbour sampling. ``--only lists`` (``outre_lists.py``) times
+sampling with the lists of macro-batches at hand. ``--only accuracy`` (``outre_accuracy.py``) trains, which takes about an hour of
+processor time for three seeds.
 ``$FEATSTORE_R22`` names a folder that ``r22.py`` filled. ``--nodes`` is the size of the planted graph.
 """
 
@@ -29,6 +30,7 @@ import torch
 from harness import Report, alternate, arguments, main, scratch
 from outre_accuracy import accuracy, make_dataset
 from outre_epochs import Work, make_work, preparation, table6
+from outre_labor import SAMPLERS, shared_draws
 from outre_lists import lists_of_macros, make_lists
 from r22 import generate
 
@@ -204,6 +206,19 @@ def rows(args: argparse.Namespace, report: Report, folder: Path) -> None:
                 )
 
 
+def labor(args: argparse.Namespace, report: Report, folder: Path) -> None:
+    """Rows of layer-neighbour sampling: of all graphs, and of R-MAT."""
+    for name, indptr, ids, seeds, batch_size, _ in graphs(args):
+        shared_draws(args, report, name, (indptr, ids), seeds, batch_size, folder / name.replace(" ", "-"))
+    work = generate(os.environ.get("FEATSTORE_R22", folder), scale=12 if args.tiny else 22)
+    arrays = np.ascontiguousarray(work.indptr), np.ascontiguousarray(work.indices)
+    seeds = np.array(work.seeds[: 40_000 if not args.tiny else 1_000])
+    # Importance needs all neighbours of a hop, which here are most of the graph.
+    samplers = [label for label, options in SAMPLERS.items() if "importance_sampling" not in options]
+    name = "R12" if args.tiny else "R22, 40 batches"
+    shared_draws(args, report, name, arrays, seeds, 1000, folder / "r22-adjacency", samplers)
+
+
 def lists(args: argparse.Namespace, report: Report, folder: Path) -> None:
     """Seconds of sampling with the lists of macro-batches at hand, and without: of all graphs, and of R-MAT."""
 
@@ -263,7 +278,7 @@ def epochs(args: argparse.Namespace, report: Report, folder: Path) -> None:
 def run(args: argparse.Namespace, report: Report) -> None:
     """All figures."""
     with scratch(args, "outre") as folder:
-        for group, measure in {"speed": speed, "rows": rows, "lists": lists, "accuracy": trained}.items():
+        for group, measure in {"speed": speed, "rows": rows, "labor": labor, "lists": lists, "accuracy": trained}.items():
             if args.only in group:
                 measure(args, report, folder)
         epochs(args, report, folder)

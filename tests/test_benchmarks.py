@@ -166,6 +166,13 @@ def test_accuracy_compares_ways_of_training(tmp_path: Path) -> None:
     assert (tmp_path / "accuracy.png").stat().st_size > 1_000
 
 
+def test_outre_counts_rows_of_layer_neighbour_sampling(tmp_path: Path) -> None:
+    figures, _ = run_script("bench_outre.py", tmp_path, "--only", "labor")
+    rows = {figure["name"]: figure["value"] for figure in figures}
+    few = rows["R12, random batches, rows requested, [10, 10, 10], LABOR-0"]
+    assert 0 < few < rows["R12, random batches, rows requested, [10, 10, 10], neighbours"]
+
+
 def test_lists_at_hand_read_fewer_ids(tmp_path: Path) -> None:
     figures, _ = run_script("bench_outre.py", tmp_path, "--only", "lists")
     sampled = [figure for figure in figures if "lists at hand" in str(figure["name"])]
