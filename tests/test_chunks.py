@@ -22,9 +22,10 @@ from featstore.errors import BudgetError, ClosedError, CorruptionError, Featstor
 from featstore.graph.chunkformat import Directory, parse_chunk_bytes
 from featstore.graph.chunks import ChunkedTopology
 from featstore.graph.offsetpages import OffsetPages
+from featstore.graph.topology import Topology
 from featstore.storage.format import file_seed, page_sum, sums_page
 from featstore.testing.faults import flipped, random_flips, truncated
-from tests.array_graphs import ArrayFile, chunked
+from tests.array_graphs import ArrayFile, ArrayGraph, chunked
 
 Int64s = npt.NDArray[np.int64]
 
@@ -66,6 +67,58 @@ def lists_of(blocks: Any) -> dict[int, list[int]]:
     return found
 
 
+def asked_of(topology: Topology, nodes: Int64s, block_bytes: int = 1 << 20) -> dict[int, list[int]]:
+    """The lists of ``nodes`` as they come, in pieces put together."""
+    found: dict[int, list[int]] = {}
+    before = -1
+    for lists in topology.lists(nodes, block_bytes):
+        assert (np.diff(lists.where) > 0).all()
+        assert lists.where[0] >= before
+        before = int(lists.where[-1])
+        assert lists.ids.nbytes <= max(block_bytes // 2, 4096)
+        for k, at, degree in zip(lists.where.tolist(), lists.at.tolist(), lists.degree.tolist(), strict=True):
+            found.setdefault(int(nodes[k]), []).extend(lists.ids[max(0, at) : max(0, at + degree)].tolist())
+    return found
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    degrees=DEGREES,
+    dtype=st.sampled_from([np.int32, np.int64]),
+    block_bytes=st.sampled_from([1, 8192, 1 << 15, 1 << 20]),
+    data=st.data(),
+)
+def test_lists_of_either_form_equal_numpy(degrees: list[int], dtype: Any, block_bytes: int, data: st.DataObject) -> None:
+    """Every third node, some, one, none: short lists many at once, long ones in pieces; ids of others are not given."""
+    indptr, ids = graph_with(degrees, dtype)
+    n = len(degrees)
+    some = data.draw(st.lists(st.integers(0, n - 1), unique=True).map(sorted)) if n else []
+    for topology in (ArrayGraph(indptr, ids).topology, chunked(indptr, ids, 4096, Budget(1 << 24))):
+        for nodes in (np.arange(0, n, 3), np.array(some, np.int64), np.arange(n)[-1:], np.arange(0)):
+            had = asked_of(topology, nodes, block_bytes)
+            assert all(had.get(v, []) == ids[indptr[v] : indptr[v + 1]].tolist() for v in nodes.tolist())
+            assert set(had) <= set(nodes.tolist())
+
+
+def test_scattered_lists_come_many_at_once() -> None:
+    """Not one by one, which would take longer than reading them."""
+    indptr, ids = graph_with([1000] * 4000, np.int32)
+    graph = ArrayGraph(indptr, ids)
+    nodes = np.arange(0, 4000, 40)
+    assert len(list(graph.topology.lists(nodes, 1 << 20))) <= 1 + 2 * len(nodes) * 4096 * 2 // (1 << 19)
+    assert len(graph.file.streams) == 1
+    assert len(graph.file.streams[0].pages) <= 2 * len(nodes)
+
+
+@pytest.mark.parametrize("nodes", [[5, 900, 2500], [2500]])
+def test_an_id_that_is_no_node_is_named_where_it_lies(nodes: list[int]) -> None:
+    indptr, ids = graph_with([700] * 3000, np.int32)
+    bad = int(indptr[2500]) + 3
+    ids[bad] = 3000
+    with pytest.raises(CorruptionError, match=f"edge {bad} leads to node 3000 of 3000"):
+        asked_of(ArrayGraph(indptr, ids).topology, np.array(nodes))
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     degrees=DEGREES,
@@ -102,7 +155,7 @@ def test_all_that_is_asked_equals_numpy(degrees: list[int], dtype: Any, chunk_by
     assert lists_of(topology.blocks(block_bytes)) == want
     # Every third node, the last one, one alone, none: all of its edges, in as few chunks as hold them.
     for chosen in (np.arange(0, n, 3), np.arange(n)[-1:], np.arange(n)[n // 2 : n // 2 + 1], np.arange(0)):
-        had = lists_of(topology.lists(chosen, block_bytes))
+        had = asked_of(topology, chosen, block_bytes)
         assert all(had.get(v, []) == want.get(v, []) for v in chosen.tolist())
 
 
@@ -114,13 +167,13 @@ def test_chunks_without_a_node_of_them_are_not_read() -> None:
     assert topology.directory.n_chunks > 30
     for nodes, n_chunks in (([0], 1), ([0, 1], 1), ([0, 2999], 2), ([], 0), ([1500], 1)):
         file.n_read = 0
-        blocks = [block.first_node for block in topology.lists(np.array(nodes, np.int64))]
-        assert len(blocks) <= n_chunks + 1  # and one more, where the list goes on there
+        pieces = list(topology.lists(np.array(nodes, np.int64)))
+        assert len(pieces) <= n_chunks + 1  # and one more, where the list goes on there
         assert file.n_read <= (n_chunks + 1) * words
     long, ids = graph_with([3, 5000, 2, 0, 0, 9], np.int32)
     topology = chunked(long, ids, 4096, Budget(1 << 24))
-    assert lists_of(topology.lists(np.array([1])))[1] == ids[3:5003].tolist()
-    assert 1 not in lists_of(topology.lists(np.array([5])))  # where it began is not known: its chunk was not read
+    assert asked_of(topology, np.array([1]))[1] == ids[3:5003].tolist()
+    assert set(asked_of(topology, np.array([5]))) == {5}  # where node 1's began is not known: its chunk was not read
 
 
 def test_pages_of_offsets_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:

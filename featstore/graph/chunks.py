@@ -12,7 +12,7 @@ import numpy.typing as npt
 from featstore.budget import Budget, Reservation
 from featstore.errors import ClosedError, CorruptionError, FormatError
 from featstore.graph.chunkformat import Directory, check_header
-from featstore.graph.listblocks import ListBlock
+from featstore.graph.listblocks import ListBlock, NodeLists
 from featstore.graph.offsetpages import OffsetPages
 from featstore.graph.topology import BLOCK_BYTES, Topology
 from featstore.storage.layout import PAGE_BYTES
@@ -215,13 +215,20 @@ class ChunkedTopology(Topology):
         """See :meth:`Topology.blocks`."""
         return self._blocks_of(np.arange(self.directory.n_chunks), block_bytes)
 
-    def lists(self, nodes: Int64s, block_bytes: int = LIST_BYTES) -> Iterator[ListBlock]:
+    def lists(self, nodes: Int64s, block_bytes: int = LIST_BYTES) -> Iterator[NodeLists]:
         """See :meth:`Topology.lists`.
 
         Chunks with none of the nodes are not read, nor are those without an edge. A chunk that is larger than half of
         ``block_bytes`` is read in parts.
         """
-        return self._blocks_of(self._chunks_of(nodes), block_bytes)
+        for block in self._blocks_of(self._chunks_of(nodes), block_bytes):
+            last = block.first_node + len(block.offsets) - 1
+            low, high = np.searchsorted(nodes, (block.first_node, last))
+            if low < high:
+                within = nodes[low:high] - block.first_node
+                begins = block.offsets[within]
+                degrees = block.offsets[within + 1] - begins
+                yield NodeLists(np.arange(low, high), begins - block.first_edge, degrees, block.ids)
 
     @property
     def gap_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""Consecutive edges of a graph, and the nodes whose neighbours they are."""
+"""Edges of a graph as they are read, and the nodes whose neighbours they are."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["ListBlock"]
+__all__ = ["ListBlock", "NodeLists"]
+
+Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,3 +32,37 @@ class ListBlock:
     offsets: npt.NDArray[np.int64]
     first_edge: int
     ids: npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLists:
+    """Lists of some of the nodes that were asked for.
+
+    Parameters
+    ----------
+    where : int64 array, shape (k,)
+        Which ones, by their positions in what was asked for, ascending.
+    at, degree : int64 array, shape (k,)
+        Where in ``ids`` each list begins, and its length. A list may reach beyond ``ids`` on both sides: what comes before or
+        after is in other pieces.
+    ids : int32 or int64 array
+        Neighbour ids, checked to be nodes; also of lists that nobody asked for.
+    """
+
+    where: Int64s
+    at: Int64s
+    degree: Int64s
+    ids: npt.NDArray[Any]
+
+    def spread(self, positions: Int64s | None = None) -> tuple[int, Int64s, Int64s]:
+        """Return a first position, and ``at`` and ``degree`` of all from there on; in between are lists of no edge.
+
+        ``positions``, ascending, are those that ``where`` stands for; by default the same.
+        """
+        where = self.where if positions is None else positions[self.where]
+        first, n = int(where[0]), int(where[-1] - where[0]) + 1
+        if n == len(where):
+            return first, self.at, self.degree
+        at, degree = np.zeros(n, np.int64), np.zeros(n, np.int64)
+        at[where - first], degree[where - first] = self.at, self.degree
+        return first, at, degree

@@ -13,7 +13,7 @@ from featstore._core import sampler as _core
 from featstore.budget import Budget, Reservation
 from featstore.cache.rowmap import huge_array
 from featstore.errors import ClosedError, CorruptionError
-from featstore.graph.listblocks import ListBlock
+from featstore.graph.listblocks import ListBlock, NodeLists
 from featstore.graph.liststream import LIST_BYTES, list_runs, stream_lists
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.readahead import read_ahead
@@ -137,15 +137,15 @@ class Topology(ABC):
         """
 
     @abstractmethod
-    def lists(self, nodes: Int64s, block_bytes: int = LIST_BYTES) -> Iterator[ListBlock]:
-        """Yield blocks that together hold all edges of some nodes, in order; the next one is read meanwhile.
+    def lists(self, nodes: Int64s, block_bytes: int = LIST_BYTES) -> Iterator[NodeLists]:
+        """Yield the lists of some nodes, in order, many at once, a long one in pieces; the next ones are read meanwhile.
 
         Parameters
         ----------
         nodes : int64 array, shape (k,)
             Distinct, ascending, in ``[0, num_nodes)``; **not** checked.
         block_bytes : int
-            Two blocks together: a block is there until the next one is asked for.
+            Two blocks of ids together: a block is there until the next one is asked for.
 
         Raises
         ------
@@ -301,7 +301,7 @@ class CscTopology(Topology):
             end = int(np.searchsorted(indptr, first + len(ids), side="left"))
             yield ListBlock(node, indptr[node : end + 1], first, ids)
 
-    def lists(self, nodes: Int64s, block_bytes: int = LIST_BYTES) -> Iterator[ListBlock]:
+    def lists(self, nodes: Int64s, block_bytes: int = LIST_BYTES) -> Iterator[NodeLists]:
         """See :meth:`Topology.lists`; pages that hold none of the lists are not read, but for short gaps."""
         return stream_lists(self, nodes, block_bytes)
 
@@ -317,7 +317,7 @@ class CscTopology(Topology):
             starts, degrees = self.offsets(nodes[first : first + _PIECE])
             has = degrees > 0
             if has.any():
-                runs = list_runs(starts[has], starts[has] + degrees[has], self.id_bytes)
+                runs, _ = list_runs(starts[has], starts[has] + degrees[has], self.id_bytes)
                 cost += int((runs[:, 1] - runs[:, 0]).sum()) * PAGE_BYTES + gap * len(runs)
         return cost
 

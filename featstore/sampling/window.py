@@ -22,6 +22,7 @@ import torch
 from featstore._core.epochs import LEAST_POSITIONS, TARGET_WORDS, Draws, replay, sort_targets
 from featstore.cache.rowmap import huge_array
 from featstore.errors import BudgetError, ClosedError
+from featstore.graph.listblocks import NodeLists
 from featstore.graph.liststream import LIST_BYTES, stream_bytes
 from featstore.sampling.access import MAX_DRAWN, costs_less_drawn
 from featstore.sampling.batch import Block, SampledBatch
@@ -387,7 +388,7 @@ class Window:
             while not draws.go_on():
                 self._drawn.spill(worker)
 
-        wanted, is_wanted = nodes, None
+        wanted, missing = nodes, None
         if cache is not None:
             at, degree = np.empty(n, np.int64), np.empty(n, np.int64)
             if cache.whole:
@@ -396,29 +397,24 @@ class Window:
                 return
             missing = cache.find(nodes, at, degree)
             take(0, at, degree, cache.records)
-            wanted, is_wanted = nodes[missing], np.zeros(n, bool)
-            is_wanted[missing] = True
+            wanted = nodes[missing]
         if not len(wanted):
             return
-        if self._reads_drawn(wanted, np.diff(starts)[slice(None) if is_wanted is None else is_wanted], hop, end):
-            self._draw_elsewhere(draws, memory, worker, wanted, is_wanted)
+        n_targets = np.diff(starts)
+        if self._reads_drawn(wanted, n_targets if missing is None else n_targets[missing], hop, end):
+            self._draw_elsewhere(draws, memory, worker, wanted, missing)
             return
-        blocks = topology.lists(wanted, self._shape.block_bytes)
+        del n_targets
+        found = topology.lists(wanted, self._shape.block_bytes)
         while True:
             begin_s = time.perf_counter()
-            block = next(blocks, None)
+            lists = next(found, None)
             self._waited_s[worker] += time.perf_counter() - begin_s
-            if block is None:
+            if lists is None:
                 break
-            self._read_bytes[worker] += block.ids.nbytes
-            last = block.first_node + len(block.offsets) - 1
-            low, high = np.searchsorted(nodes, (block.first_node, last))
-            within = nodes[low:high] - block.first_node
-            begin = block.offsets[within]
-            degree = block.offsets[within + 1] - begin
-            if is_wanted is not None:
-                degree[~is_wanted[low:high]] = 0  # they have drawn from the cache
-            take(int(low), begin - block.first_edge, degree, block.ids)
+            self._read_bytes[worker] += lists.ids.nbytes
+            first, at, degree = lists.spread(missing)
+            take(first, at, degree, lists.ids)
 
     def _reads_drawn(self, wanted: Int64s, n_targets: Int64s, hop: int, end: int) -> bool:
         """Whether ids are drawn first and read alone, and not the lists."""
@@ -426,18 +422,15 @@ class Window:
             return self._access == "random"
         return costs_less_drawn(self._topology, wanted, n_targets, self._fanouts[hop:end].tolist())
 
-    def _draw_elsewhere(self, draws: Draws, memory: _Worker, worker: int, wanted: Int64s, is_wanted: Any) -> None:
-        """Draw from lists that are not in memory, and read what was drawn; ``is_wanted`` says whose lists are not, None: all."""
+    def _draw_elsewhere(self, draws: Draws, memory: _Worker, worker: int, wanted: Int64s, missing: Int64s | None) -> None:
+        """Draw from the lists of ``wanted``, and read what was drawn; ``missing`` are their positions, None: from 0 on."""
         topology = self._topology
-        at, degree = topology.offsets(wanted)
-        if is_wanted is not None:
-            all_at, all_degree = (np.zeros(len(is_wanted), np.int64) for _ in range(2))
-            all_at[is_wanted], all_degree[is_wanted] = at, degree
-            at, degree = all_at, all_degree
+        lists = NodeLists(np.arange(len(wanted)), *topology.offsets(wanted), np.empty(0, topology.id_dtype))
+        first, at, degree = lists.spread(missing)
         n = min(MAX_DRAWN, len(memory.records) // DRAWN_BYTES)
         positions, holes = (memory.records[8 * n * k : 8 * n * (k + 1)].view(np.int64) for k in range(2))
         found = memory.records[16 * n : 16 * n + topology.id_bytes * n].view(topology.id_dtype)
-        draws.begin_elsewhere(0, len(at), at, degree, positions, holes, memory.scratch)
+        draws.begin_elsewhere(first, first + len(at), at, degree, positions, holes, memory.scratch)
         is_done = False
         while not is_done:
             is_done = draws.go_on()
