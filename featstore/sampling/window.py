@@ -112,7 +112,7 @@ def drawn_bytes(n_edges: int, n_targets: int, width: int) -> int:
 
 def useful_bytes(graph: Graph, fanouts: tuple[int, ...], n_batches: int, drawn: int, targets: int, n_workers: int) -> int:
     """Return the memory in which nothing is spilled, where a batch has ``drawn`` bytes of logs and so many ``targets``."""
-    least = least_bytes(graph, fanouts, n_batches, True)
+    least = least_bytes(graph, fanouts, n_batches, True) + STREAM_SHARE * stream_bytes(LIST_BYTES)
     return n_workers * least + 2 * n_batches * (drawn + targets * (2 * 4 * TARGET_WORDS + SORTED_BYTES))
 
 

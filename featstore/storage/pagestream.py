@@ -19,6 +19,7 @@ Int64s = npt.NDArray[np.int64]
 PIECE_BYTES = 1 << 20
 MOST_PIECES = 32  # read ahead; a drive delivers its bandwidth from about 16 on
 MOST_WINDOW_BYTES = MOST_PIECES * PIECE_BYTES
+MOST_SHORT = 64  # pieces read ahead where runs are short: a drive delivers its operations from about as many on
 PREAD_THREADS = 4
 _STEP = 64  # pieces whose pages of sums are made ready at once
 _SUMS = 511
@@ -29,10 +30,13 @@ def least_window() -> int:
     return 2 * PAGE_BYTES
 
 
-def _buffers(window_bytes: int) -> tuple[int, int]:
-    """Return how many buffers a window is cut into, and the bytes of each."""
-    n_buffers = min(MOST_PIECES, max(2, window_bytes // PIECE_BYTES))
-    return n_buffers, min(PIECE_BYTES, window_bytes // n_buffers // PAGE_BYTES * PAGE_BYTES)
+def _buffers(window_bytes: int, run_bytes: int = PIECE_BYTES) -> tuple[int, int]:
+    """Return how many buffers a window is cut into, and the bytes of each, where a run has about ``run_bytes``."""
+    piece = PIECE_BYTES
+    while piece > PAGE_BYTES and piece >= 2 * run_bytes:
+        piece //= 2
+    n_buffers = min(MOST_PIECES if piece == PIECE_BYTES else MOST_SHORT, max(2, window_bytes // piece))
+    return n_buffers, min(piece, window_bytes // n_buffers // PAGE_BYTES * PAGE_BYTES)
 
 
 def arena_bytes(window_bytes: int) -> int:
@@ -108,6 +112,8 @@ class PageFile(Protocol):
     def seed(self) -> int: ...
     @property
     def n_sums_pages(self) -> int: ...
+    @property
+    def holds_sums(self) -> bool: ...
     def duplicate(self) -> int: ...
     def sums_pages(self, first: int, n: int) -> list[npt.NDArray[np.uint64]]: ...
 
@@ -134,6 +140,8 @@ class PageStream:
     def __init__(self, file: PageFile, runs: Int64s, window_bytes: int, arena: Arena | None = None) -> None:
         self.file = file
         n_buffers, buffer_bytes = _buffers(window_bytes)
+        if arena is None and len(runs):  # short runs would leave most of a large buffer empty
+            n_buffers, buffer_bytes = _buffers(window_bytes, int(runs[:, 1].sum()) * PAGE_BYTES // len(runs))
         self._pages, self._counts = _cut(runs, buffer_bytes // PAGE_BYTES)
         self._ends = np.cumsum(self._counts, dtype=np.int64)
         self._n_buffers = n_buffers
@@ -143,9 +151,12 @@ class PageStream:
         self._in_use: dict[int, npt.NDArray[np.uint64]] = {}
         fd = file.duplicate()
         self.core = Stream(fd, file.is_direct, file.path, file.backend, self._pages, self._counts, n_buffers, buffer_bytes, arena)
-        self._verifies = file.verifies
-        if self._verifies:
+        self._makes_ready = file.verifies
+        if self._makes_ready:
             self.core.use_sums(file.seed, file.n_sums_pages)
+            if file.holds_sums:
+                self._hold_sums()
+                self._makes_ready = False
         n_threads = 1 if file.backend == "io_uring" else PREAD_THREADS
         self._threads = [
             threading.Thread(target=self.core.read, name=f"featstore-stream-{k}", daemon=True) for k in range(n_threads)
@@ -185,11 +196,20 @@ class PageStream:
         wanted = min(self.n_pieces, n_pieces + self._n_buffers)
         while self._fed < wanted:
             end = min(self._fed + _STEP, self.n_pieces)
-            if self._verifies:
+            if self._makes_ready:
                 self._forget()
                 self._ready_sums(self._fed, end)
             self.core.allow(end)
             self._fed = end
+
+    def _hold_sums(self) -> None:
+        """Make all checksums ready at once, where they are in memory."""
+        if not len(self._pages):
+            return
+        first, last = int(self._pages.min()) // _SUMS, int((self._pages + self._counts - 1).max()) // _SUMS
+        for number, page in enumerate(self.file.sums_pages(first, last + 1 - first), first):
+            self._in_use[number] = page
+            self.core.set_sums_page(number, page)
 
     def _ready_sums(self, begin: int, end: int) -> None:
         first = self._pages[begin:end] // _SUMS

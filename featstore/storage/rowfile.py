@@ -163,6 +163,11 @@ class RowFile:
         return self._sums_pages is not None or self._paged is not None
 
     @property
+    def holds_sums(self) -> bool:
+        """Whether the table of checksums is in memory."""
+        return self._sums_pages is not None
+
+    @property
     def n_sums_pages(self) -> int:
         """Pages of the table of checksums."""
         return -(-(self._file.size // PAGE_BYTES) // SUMS_PER_PAGE)
