@@ -116,3 +116,32 @@ def test_pieces_that_hold_rows(row_bytes: int, group_rows: int, padding: int, pa
     for bad in (-1, 10**6):
         with pytest.raises(IndexError, match="outside the file"):
             mark_pieces(np.array([bad]), (4096, row_bytes, group_rows, group_bytes), piece, wanted)
+
+
+@given(st.integers(2, 40_000), st.integers(1, 1 << 22))
+def test_buffers_fit_their_window(pages: int, run_bytes: int) -> None:
+    window = pages * 4096 + 100
+    n, size = pagestream._buffers(window, run_bytes)
+    assert n >= 2
+    assert size % 4096 == 0
+    assert 4096 <= size <= pagestream.PIECE_BYTES
+    assert n * size <= window
+    if run_bytes <= 4096 and pages >= pagestream.MOST_SHORT:
+        assert (n, size) == (pagestream.MOST_SHORT, 4096)
+
+
+@pytest.mark.parametrize(("length", "at_once"), [(1, 64), (3, 64), (40, 4), (400, 2)])
+def test_short_runs_are_streamed_as_they_lie(tmp_path: Path, length: int, at_once: int) -> None:
+    """Many more at once than the window has large pieces; checked, from a table that is made ready once."""
+    rows = np.random.default_rng(0).integers(0, 256, (6000, 4096), dtype=np.uint8)
+    firsts = np.arange(0, 6000 - length, 3 * length + 20)
+    runs = np.stack([1 + firsts, np.full(len(firsts), length)], axis=1)
+    with opened(tmp_path, write_rows(tmp_path, rows)) as (file, _):
+        assert file.holds_sums
+        with PageStream(file, runs, 1 << 20) as stream:
+            assert stream._n_buffers == at_once
+            out = np.zeros((length, 4096), np.uint8)
+            for k, first in enumerate(firsts.tolist()):
+                stream.feed(stream.pieces_before((k + 1) * length))
+                stream.core.scatter(length, None, out)
+                assert np.array_equal(out, rows[first : first + length])
