@@ -136,13 +136,17 @@ class LaborSampler(HopSampler):
         more = scratch_bytes(self._sources_room, self._g.num_nodes) if self.importance_sampling else 0
         return super().scratch_bytes(n_rows) + more
 
+    def hop_key(self, at: HopKey) -> tuple[int, int, int, int]:
+        """Return the keys of the numbers that sources have in a hop: ``early, late, phase, turn``."""
+        epoch, index, hop = at
+        return source_keys(self.seed, epoch, index, 0 if self.layer_dependency else hop, self.batch_dependency)
+
     def _expand(
         self, scratch: Scratch, topology: Topology, cache: NeighborCache | None, n_dst: int, fanout: int, at: HopKey
     ) -> Block:
         """One hop over the first ``n_dst`` nodes."""
         pool, hops = self._g.pool, scratch.hops
-        epoch, index, hop = at
-        keys = source_keys(self.seed, epoch, index, 0 if self.layer_dependency else hop, self.batch_dependency)
+        keys = self.hop_key(at)
         records = None if cache is None else cache.records
         layer = _core.Layer(hops, n_dst, fanout, *keys, records, topology.id_bytes)
         counts = pool.array((n_dst,), np.int64)
