@@ -198,6 +198,38 @@ def test_batches_in_turn_equal_batches_alone(small: SimpleNamespace, window: int
     assert not Path(f"{small.path}.runs").exists()
 
 
+def test_windows_that_take_more_than_the_disk_holds_become_smaller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All nodes have one list, and keep their numbers: all batches take several times the mean. Windows of a given size fail."""
+    n, degree, batches = 400, 300, [np.arange(400)] * 4
+    indptr, indices = np.arange(n + 1) * degree, np.tile(np.arange(degree, dtype=np.int32), n)
+    g = EpochGraph(indptr, indices, path=str(tmp_path / "graph"))
+    options: dict[str, Any] = {"draws": "labor", "batch_dependency": 2**32}
+
+    def taken_by(seed: int) -> int:
+        batch = EpochSampler(g, [1], seed=seed, **options).sample(torch.from_numpy(batches[0]))
+        return len(batch.blocks[0].src) // n
+
+    seed = next(seed for seed in range(2000) if taken_by(seed) == 5)  # the mean is 1
+    alone = LaborSampler(g, [1], batch_dependency=2**32, seed=seed)
+    windows, draw = list[tuple[int, int]](), Window.draw
+    monkeypatch.setattr(Window, "draw", lambda self: (windows.append((self.first, self.stop)), draw(self))[1])
+    least = least_bytes(g, (1,), len(batches), is_wide(g))
+    for window in ("auto", 4):
+        sampler = EpochSampler(g, [1], seed=seed, window=window, disk="40kB", **options)
+        with (
+            g.budget.reserve("epoch samples", least) as memory,
+            closing(sampler.in_turn(lambda k: torch.from_numpy(batches[k]), 0, 0, len(batches), memory)) as taken,
+        ):
+            if window == 4:
+                with pytest.raises(OSError, match="disk budget"):
+                    taken.sample(0)
+                break
+            for k, seeds in enumerate(batches):
+                assert same(taken.sample(k), alone.sample(torch.from_numpy(seeds), 0, k))
+            assert windows == [(0, 4), (0, 2), (2, 4)]
+            assert sampler.stats()["spilled_bytes"] > 0
+
+
 @pytest.mark.parametrize("strategy", ["ondemand", "streamed"])
 def test_a_loader_gets_the_batches_of_layers(small: SimpleNamespace, strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     windows, draw = list[int](), Window.draw

@@ -59,7 +59,8 @@ class EpochSampler:
         See :class:`LaborSampler`; they go with ``draws="labor"``. Importance sampling needs the lists of all nodes of a hop at
         once, and a pass has a part of them at a time: :class:`LaborSampler` alone offers it.
     window : int or "auto"
-        Batches drawn at once; ``"auto"``: the epoch, or as many as ``disk`` and the memory hold.
+        Batches drawn at once; ``"auto"``: the epoch, or as many as ``disk`` and the memory are likely to hold, and fewer where
+        they were too many for ``disk``.
     disk : int, str or None
         Most bytes of run files at once, for what is drawn and does not fit the memory; None: a quarter of the free disk.
     run_dir : path-like or None
@@ -76,9 +77,9 @@ class EpochSampler:
     -----
     A window's cost is, a hop: the lists that its batches need, read once in the order of the file (lists in the neighbour cache
     are not read); the nodes that draw, sorted; and what they draw, written in logs by batch. With ``draws="labor"`` every node
-    also goes through its whole list, as :class:`LaborSampler` does. Where the epoch has several windows,
-    the next one is drawn while batches of this one are taken, each in half of the memory; so is the first one of a loader's next
-    epoch. Batches that are asked for again, or out of turn, are sampled hops.
+    also goes through its whole list, as :class:`LaborSampler` does. Where the epoch has several windows, the next one is drawn
+    while batches of this one are taken, each in half of the memory; so is the first one of a loader's next epoch. Batches that
+    are asked for again, or out of turn, are sampled alone.
 
     Thread-safe. Memory is counted in the graph's budget as ``epoch samples``.
 
