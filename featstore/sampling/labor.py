@@ -85,7 +85,8 @@ class LaborSampler(HopSampler):
 
     Whole lists are gone through: a hop costs time in proportion to the degrees of its destinations, less than a nanosecond a
     neighbour (more with ``batch_dependency``). Lists that are not in memory are read whole, in turns of as many ids as the hop is
-    expected to have edges, 65,536 at least; a turn is one batch of asynchronous reads.
+    expected to have edges, 65,536 at least; a turn is one batch of asynchronous reads. :class:`EpochSampler` reads them in
+    sequence, once a hop for many batches.
     Importance probabilities need the lists of all destinations of a hop at once: 4 or 8 bytes a neighbour, about a hundred a
     distinct source, and some nanoseconds a neighbour and step.
 
