@@ -73,4 +73,12 @@ SAMPLING: tuple[Mutation, ...] = (
         "            if",
         ("tests/test_epoch_turns.py::test_the_next_window_is_drawn_while_this_one_is_taken",),
     ),
+    Mutation(
+        "batches of a window share their numbers",
+        "numbers of layer-neighbour sampling",
+        "src_cython/featstore/_core/epochs.h",
+        "pass->keys + FS_KEY_WORDS * log;",
+        "pass->keys + FS_KEY_WORDS * hop * pass->n_batches;",
+        ("tests/test_epoch_labor.py::test_batches_do_not_depend_on_threads",),
+    ),
 )

@@ -143,8 +143,19 @@ def test_train_by_layers(small, tmp_path, capsys):
     more = ["--sampler", "labor", "--batch-dependency", "4", "--strategy", "superbatch", "--cache", "0.2", "--length", "3"]
     assert main([*command, *more, "--json"]) == 0
     assert result(capsys)["losses"] == layers["losses"]
-    assert main([*command, "--batch-dependency", "4"]) != 0
-    assert "--batch-dependency goes with --sampler labor" in capsys.readouterr().err
+    more = ["--sampler", "epoch", "--draws", "labor", "--batch-dependency", "4", "--window", "2"]
+    assert main([*command, *more, "--json"]) == 0
+    assert result(capsys)["losses"] == layers["losses"]
+    dependency = "--batch-dependency goes with --sampler labor or --draws labor, not"
+    for arguments, message in [
+        (["--batch-dependency", "4"], f"{dependency} neighbor"),
+        (["--sampler", "epoch", "--batch-dependency", "4"], f"{dependency} epoch"),
+        ([*more, "--importance-sampling", "1"], "--importance-sampling goes with --sampler labor, not epoch"),
+        (["--draws", "labor"], "--draws goes with --sampler epoch, not neighbor"),
+        (["--sampler", "labor", "--window", "2"], "--window goes with --sampler epoch, not labor"),
+    ]:
+        assert main([*command, *arguments]) != 0
+        assert message in capsys.readouterr().err
     pack = str(tmp_path / "pack")
     assert main(["pack", str(small.path), pack, "--sampler", "labor", "--batch-size", "50", "--fanouts", "3,2"]) == 0
     capsys.readouterr()

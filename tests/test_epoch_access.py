@@ -189,5 +189,8 @@ def test_it_is_an_option_of_the_sampler(tmp_path: Path) -> None:
     sampler = featstore.EpochSampler(g, [3], access="random")
     assert sampler.access == "random"
     assert sampler.__reduce__()[1][-1]["access"] == "random"
+    assert featstore.EpochSampler(g, [3], draws="labor").access == "pass"
+    with pytest.raises(ValueError, match="access='random' goes with draws='neighbor', not 'labor'"):
+        featstore.EpochSampler(g, [3], draws="labor", access="random")
     with pytest.raises(ValueError, match="access is one of 'auto', 'pass', 'random', not 'never'"):
         featstore.EpochSampler(g, [3], access="never")

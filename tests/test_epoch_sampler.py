@@ -20,6 +20,7 @@ from featstore import NeighborSampler
 from featstore.config import Options
 from featstore.errors import BudgetError
 from featstore.graph.neighborcache import NeighborCache
+from featstore.sampling.hops import HopSampler
 from featstore.sampling.window import LEAST_BLOCK_BYTES, Window, is_wide, least_bytes
 from featstore.storage.rundir import DiskBudget
 from tests.array_graphs import ArrayGraph, graphs, random_graph
@@ -60,7 +61,7 @@ def batches_of(seeds: Int64s, size: int) -> list[Int64s]:
 
 @contextmanager
 def window_of(
-    sampler: NeighborSampler,
+    sampler: HopSampler,
     g: Any,
     batches: list[Int64s],
     path: Path,
@@ -91,7 +92,7 @@ def window_of(
     assert not list(path.glob("run-*")), "run files are left"
 
 
-def check_window(sampler: NeighborSampler, g: Any, batches: list[Int64s], path: Path, **options: Any) -> int:
+def check_window(sampler: HopSampler, g: Any, batches: list[Int64s], path: Path, **options: Any) -> int:
     """Compare every batch of a window with the one that is sampled alone; return the bytes that were spilled."""
     with window_of(sampler, g, batches, path, **options) as window:
         window.draw()

@@ -131,8 +131,14 @@ def add_sampling(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *, m
             action=Given,
             choices=["neighbor", "labor", "epoch"],
             default="neighbor",
-            help="neighbor (default); labor: nodes share their neighbours, so that fewer rows are read; epoch: as neighbor, "
-            "but an epoch's batches are drawn at once, which reads a file of neighbour lists in sequence",
+            help="neighbor (default); labor: nodes share their neighbours, so that fewer rows are read; epoch: as neighbor "
+            "(or --draws labor), but an epoch's batches are drawn at once, which reads a file of neighbour lists in sequence",
+        ),
+        parser.add_argument(
+            "--draws",
+            action=Given,
+            choices=["neighbor", "labor"],
+            help="whose batches are drawn at once: those of neighbor (default) or labor (with --sampler epoch)",
         ),
         parser.add_argument(
             "--window",
@@ -146,7 +152,7 @@ def add_sampling(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *, m
             action=Given,
             type=positive,
             metavar="N",
-            help="batches that share their neighbours, too (with --sampler labor; default: 1, none)",
+            help="batches that share their neighbours, too (with --sampler labor or --draws labor; default: 1, none)",
         ),
         parser.add_argument(
             "--importance-sampling",
@@ -269,17 +275,27 @@ def opening(options: argparse.Namespace) -> dict[str, Any]:
 
 def make_sampler(graph: OutOfCoreGraph, options: argparse.Namespace) -> Sampler:
     """Make the neighbour cache and the sampler that :func:`add_sampling`'s options describe."""
-    if options.sampler != "labor":
-        for name in ("batch_dependency", "importance_sampling"):
-            if getattr(options, name) is not None:
-                raise ValueError(f"--{name.replace('_', '-')} goes with --sampler labor, not {options.sampler}")
-    if options.window is not None and options.sampler != "epoch":
-        raise ValueError(f"--window goes with --sampler epoch, not {options.sampler}")
+    by_layers = options.sampler == "labor" or options.draws == "labor"
+    for name, fits, takers in (
+        ("window", options.sampler == "epoch", "--sampler epoch"),
+        ("draws", options.sampler == "epoch", "--sampler epoch"),
+        ("batch_dependency", by_layers, "--sampler labor or --draws labor"),
+        ("importance_sampling", options.sampler == "labor", "--sampler labor"),
+    ):
+        if getattr(options, name) is not None and not fits:
+            raise ValueError(f"--{name.replace('_', '-')} goes with {takers}, not {options.sampler}")
     cache_neighbors(graph, options)
     if options.sampler == "labor":
         return make_labor(graph, options)
     if options.sampler == "epoch":
-        return EpochSampler(graph, options.fanouts, seed=options.seed, window=options.window or "auto")
+        return EpochSampler(
+            graph,
+            options.fanouts,
+            seed=options.seed,
+            draws=options.draws or "neighbor",
+            batch_dependency=options.batch_dependency or 1,
+            window=options.window or "auto",
+        )
     return NeighborSampler(graph, options.fanouts, seed=options.seed)
 
 

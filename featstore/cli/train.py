@@ -128,7 +128,8 @@ def _in_place_of_its_dataset(path: str | os.PathLike[str], options: argparse.Nam
     if "strategy" in getattr(options, "given", ()) and options.strategy != "packed":
         raise ValueError(f"--strategy {options.strategy} needs a dataset: {name} is a pack, which runs its own batches")
     unused = [option for option in ("neighbor_cache", "neighbor_policy") if getattr(options, option) is not None]
-    unused += sorted({"sampler", "batch_dependency", "importance_sampling"} & set(getattr(options, "given", ())))
+    sampling = {"sampler", "draws", "window", "batch_dependency", "importance_sampling"}
+    unused += sorted(sampling & set(getattr(options, "given", ())))
     for option in unused:
         raise ValueError(f"--{option.replace('_', '-')} goes with a dataset: {name} is a pack, from which nothing is sampled")
     options.pack, options.strategy = name, "packed"

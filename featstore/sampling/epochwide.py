@@ -7,10 +7,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import torch
+
 from featstore.budget import Reservation
 from featstore.config import Options, check_at_least, parse_size
 from featstore.sampling.access import parse_access
-from featstore.sampling.hops import Graph, HopSampler
+from featstore.sampling.batch import SampledBatch
+from featstore.sampling.hops import Graph
+from featstore.sampling.labor import LaborSampler
 from featstore.sampling.neighbor import NeighborSampler
 from featstore.sampling.turns import Coming, Seeds, Turns
 from featstore.sampling.window import Window, drawn_bytes, is_wide, least_bytes, useful_bytes
@@ -32,14 +36,14 @@ class Dataset(Graph, Protocol):
         ...
 
 
-class EpochSampler(NeighborSampler):
+class EpochSampler:
     """Sample many batches at once, hop by hop, each hop in one pass over the neighbour lists.
 
-    The batches are those of :class:`NeighborSampler` with the same ``fanouts``, ``replace``, ``seed`` and ``redraw``, bit for
-    bit. A loader that takes an epoch's batches one after the other has them drawn a window at a time: the nodes of all batches
-    that draw in a hop are sorted, the lists that they need are read in sequence, and every node draws under its own batch's key,
-    for this hop and all later ones. So a list is read once a hop for a window, and not once a batch. :meth:`sample`, for one
-    batch alone, reads as :class:`NeighborSampler` does.
+    The batches are those of :class:`NeighborSampler`, or with ``draws="labor"`` those of :class:`LaborSampler`, with the same
+    options, bit for bit. A loader that takes an epoch's batches one after the other has them drawn a window at a time: the nodes
+    of all batches that draw in a hop are sorted, the lists that they need are read in sequence, and every node draws under its
+    own batch's key, for this hop and all later ones. So a list is read once a hop for a window, and not once a batch.
+    :meth:`sample`, for one batch alone, reads as that other sampler does.
 
     Parameters
     ----------
@@ -49,8 +53,15 @@ class EpochSampler(NeighborSampler):
     seed : int
     redraw : bool
         See :class:`NeighborSampler`.
+    draws : str
+        ``"neighbor"``: every edge is drawn by itself. ``"labor"``: nodes share the neighbours that they take.
+    batch_dependency : int
+    layer_dependency : bool
+        See :class:`LaborSampler`; they go with ``draws="labor"``. Importance sampling needs the lists of all nodes of a hop at
+        once, and a pass has a part of them at a time: :class:`LaborSampler` alone offers it.
     window : int or "auto"
-        Batches drawn at once; ``"auto"``: the epoch, or as many as ``disk`` and the memory hold.
+        Batches drawn at once; ``"auto"``: the epoch, or as many as ``disk`` and the memory are likely to hold, and fewer where
+        they were too many for ``disk``.
     disk : int, str or None
         Most bytes of run files at once, for what is drawn and does not fit the memory; None: a quarter of the free disk.
     run_dir : path-like or None
@@ -64,20 +75,23 @@ class EpochSampler(NeighborSampler):
     Raises
     ------
     ValueError
-        As :class:`NeighborSampler`; or ``window`` is below 1; or an unknown ``access``.
+        As the sampler whose batches these are; ``draws`` or ``access`` is another word; an option does not go with the draws
+        (``replace`` and ``access="random"`` with ``"labor"``); ``window`` is below 1.
 
     Notes
     -----
     A window's cost is, a hop: the lists that its batches need, read once in the order of the file, or less (``access``; lists in
-    the neighbour cache are not read); the nodes that draw, sorted; and what they draw, written in logs by batch. Where the epoch
-    has several windows, the next one is drawn while batches of this one are taken, each in half of the memory. So is the first
-    window of a loader's next epoch. Batches that are asked for again, or out of turn, are sampled alone.
+    the neighbour cache are not read); the nodes that draw, sorted; and what they draw, written in logs by batch. With
+    ``draws="labor"`` every node also goes through its whole list, as :class:`LaborSampler` does. Where the epoch has several
+    windows, the next one is drawn while batches of this one are taken, each in half of the memory. So is the first window of a
+    loader's next epoch. Batches that are asked for again, or out of turn, are sampled alone.
 
     Thread-safe. Memory is counted in the graph's budget as ``epoch samples``.
 
     References
     ----------
     Song et al., In situ neighborhood sampling for large-scale GNN training, DaMoN 2024, sections 2.2 and 2.3.
+    Balin, Çatalyürek: Layer-neighbor sampling: defusing neighborhood explosion in GNNs, NeurIPS 2023.
 
     Examples
     --------
@@ -93,13 +107,32 @@ class EpochSampler(NeighborSampler):
         seed: int = 0,
         redraw: bool = True,
         *,
+        draws: str = "neighbor",
+        batch_dependency: int = 1,
+        layer_dependency: bool = False,
         window: int | str = "auto",
         disk: int | str | None = None,
         run_dir: str | os.PathLike[str] | None = None,
         access: str = "auto",
     ) -> None:
-        super().__init__(g, fanouts, replace, seed, redraw)
         self._dataset = g
+        self.draws = draws
+        self.hops: NeighborSampler | LaborSampler  # whose batches these are
+        if draws == "labor":
+            if replace:
+                raise ValueError("replace goes with draws='neighbor', not 'labor'")
+            if parse_access(access) == "random":
+                raise ValueError("access='random' goes with draws='neighbor', not 'labor', which goes through whole lists")
+            access = "pass"
+            self.hops = LaborSampler(g, fanouts, batch_dependency, seed, layer_dependency, redraw)
+        elif draws == "neighbor":
+            for name, is_given in (("batch_dependency", batch_dependency != 1), ("layer_dependency", layer_dependency)):
+                if is_given:
+                    raise ValueError(f"{name} goes with draws='labor', not 'neighbor'")
+            self.hops = NeighborSampler(g, fanouts, replace, seed, redraw)
+        else:
+            raise ValueError(f"draws is 'neighbor' or 'labor', not {draws!r}")
+        self.fanouts = self.hops.fanouts
         if isinstance(window, str):
             if window != "auto":
                 raise ValueError(f"window is a number of batches or 'auto', not {window!r}")
@@ -113,21 +146,41 @@ class EpochSampler(NeighborSampler):
         self.run_dir = f"{g.path}.runs" if run_dir is None else os.path.abspath(os.fsdecode(run_dir))
 
     def __repr__(self) -> str:
-        return f"{super().__repr__()[:-1]}, window={self.window!r})"
+        _, options = repr(self.hops).split("(", 1)
+        draws = "" if self.draws == "neighbor" else f", draws={self.draws!r}"
+        return f"{type(self).__name__}({options[:-1]}{draws}, window={self.window!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        options = {"window": self.window, "disk": self.disk, "run_dir": self.run_dir, "access": self.access}
-        return _make, (type(self), self._g, self.fanouts, self.replace, self.seed, self.redraw, options)
+        hops = self.hops
+        options: dict[str, Any] = {"seed": hops.seed, "redraw": hops.redraw, "draws": self.draws}
+        if isinstance(hops, LaborSampler):
+            options |= {"batch_dependency": hops.batch_dependency, "layer_dependency": hops.layer_dependency}
+        else:
+            options |= {"replace": hops.replace}
+        options |= {"window": self.window, "disk": self.disk, "run_dir": self.run_dir, "access": self.access}
+        return _make, (type(self), self._dataset, self.fanouts, options)
+
+    @property
+    def graph(self) -> Graph:
+        """The graph that the sampler draws from."""
+        return self.hops.graph
 
     @property
     def threads(self) -> int:
         """Threads that draw side by side."""
         return self._dataset.options.threads
 
-    @property
-    def hops(self) -> HopSampler:
-        """What makes a batch of its hops."""
-        return self
+    def sample(self, seeds: torch.Tensor, epoch: int = 0, index: int = 0) -> SampledBatch:
+        """Sample one batch alone; see :meth:`NeighborSampler.sample`."""
+        return self.hops.sample(seeds, epoch, index)
+
+    def scratch_bytes(self, n_rows: int) -> int:
+        """Return what a thread's scratch takes at the most for a batch of ``n_rows`` nodes, as far as is known."""
+        return self.hops.scratch_bytes(n_rows)
+
+    def trim(self) -> bool:
+        """Give back the scratch of threads that do not sample now, but for one; return whether there was any."""
+        return self.hops.trim()
 
     def stats(self) -> dict[str, float]:
         """Return totals as :meth:`NeighborSampler.stats`, and of windows that were drawn and are done.
@@ -141,7 +194,7 @@ class EpochSampler(NeighborSampler):
         windows = list(self._windows)
         names = ("passes_s", "list_bytes", "drawn_reads", "spilled_bytes")
         sums = {name: sum(each[k] for each in windows) for k, name in enumerate(names)}
-        return {**super().stats(), "windows": len(windows), **sums}
+        return {**self.hops.stats(), "windows": len(windows), **sums}
 
     def count(self, window: Window) -> None:
         """Count a window that is done."""
@@ -177,15 +230,18 @@ class EpochSampler(NeighborSampler):
     def memory_bytes(self, n_batches: int, n_seeds: int) -> tuple[int, int]:
         """Return the least and the most useful bytes to draw an epoch with, by its batches and their seeds."""
         n = n_batches if isinstance(self.window, str) else min(self.window, n_batches)
-        width = 8 if is_wide(self._g) else 4
+        width = 8 if is_wide(self._dataset) else 4
         targets, edges = self.expected(n_seeds)
-        useful = useful_bytes(self._g, self.fanouts, n, drawn_bytes(edges, targets, width), targets, self.threads)
-        return least_bytes(self._g, self.fanouts, 1 if isinstance(self.window, str) else n, width == 8), useful
+        useful = useful_bytes(self._dataset, self.fanouts, n, drawn_bytes(edges, targets, width), targets, self.threads)
+        return least_bytes(self._dataset, self.fanouts, 1 if isinstance(self.window, str) else n, width == 8), useful
 
     def expected(self, n_seeds: int) -> tuple[int, int]:
-        """Return how many nodes of a batch draw, and how many edges: the most that there can be, or the mean of -1."""
-        n_nodes = self._g.num_nodes
-        mean = self._g.topology.num_edges // max(1, n_nodes) + 1
+        """Return how many nodes of a batch draw, and how many edges: the most that there can be, or the mean of -1.
+
+        With ``draws="labor"``, the mean of the most: how many neighbours a node takes is random.
+        """
+        n_nodes = self._dataset.num_nodes
+        mean = self._dataset.topology.num_edges // max(1, n_nodes) + 1
         n, targets, edges = n_seeds, 0, 0
         for fanout in self.fanouts:
             each = mean if fanout < 0 else fanout
@@ -193,5 +249,5 @@ class EpochSampler(NeighborSampler):
         return targets, edges
 
 
-def _make(cls: type[EpochSampler], *args: Any) -> EpochSampler:
-    return cls(*args[:-1], **args[-1])
+def _make(cls: type[EpochSampler], g: Dataset, fanouts: Sequence[int], options: dict[str, Any]) -> EpochSampler:
+    return cls(g, fanouts, **options)

@@ -151,8 +151,8 @@ Draw = Callable[[Scratch, int], Block]  # the block of a hop, by its number; the
 class HopSampler(ABC):
     """A sampler that goes hop by hop: each adds a block, and the nodes that it finds join the list of the batch.
 
-    Subclasses draw: see :meth:`_expand`. What they return depends on the graph, their options and the arguments of
-    :meth:`sample` alone.
+    Subclasses draw: see :meth:`_expand` and :meth:`hop_key`. What they return depends on the graph, their options and the
+    arguments of :meth:`sample` alone.
 
     Parameters
     ----------
@@ -363,6 +363,10 @@ class HopSampler(ABC):
             scratch.rows_read += len(positions)
         else:
             scratch.rows_read += scratch.lists.read_edges(positions, out, self._g.pool)
+
+    @abstractmethod
+    def hop_key(self, at: HopKey) -> tuple[int, ...]:
+        """Return the words that a hop's draws are keyed with (:mod:`featstore.sampling.rng`)."""
 
     @abstractmethod
     def _expand(

@@ -85,7 +85,8 @@ class LaborSampler(HopSampler):
 
     Whole lists are gone through: a hop costs time in proportion to the degrees of its destinations, less than a nanosecond a
     neighbour (more with ``batch_dependency``). Lists that are not in memory are read whole, in turns of as many ids as the hop is
-    expected to have edges, 65,536 at least; a turn is one batch of asynchronous reads.
+    expected to have edges, 65,536 at least; a turn is one batch of asynchronous reads. :class:`EpochSampler` reads them in
+    sequence, once a hop for many batches.
     Importance probabilities need the lists of all destinations of a hop at once: 4 or 8 bytes a neighbour, about a hundred a
     distinct source, and some nanoseconds a neighbour and step.
 
@@ -136,13 +137,17 @@ class LaborSampler(HopSampler):
         more = scratch_bytes(self._sources_room, self._g.num_nodes) if self.importance_sampling else 0
         return super().scratch_bytes(n_rows) + more
 
+    def hop_key(self, at: HopKey) -> tuple[int, int, int, int]:
+        """Return the keys of the numbers that sources have in a hop: ``early, late, phase, turn``."""
+        epoch, index, hop = at
+        return source_keys(self.seed, epoch, index, 0 if self.layer_dependency else hop, self.batch_dependency)
+
     def _expand(
         self, scratch: Scratch, topology: Topology, cache: NeighborCache | None, n_dst: int, fanout: int, at: HopKey
     ) -> Block:
         """One hop over the first ``n_dst`` nodes."""
         pool, hops = self._g.pool, scratch.hops
-        epoch, index, hop = at
-        keys = source_keys(self.seed, epoch, index, 0 if self.layer_dependency else hop, self.batch_dependency)
+        keys = self.hop_key(at)
         records = None if cache is None else cache.records
         layer = _core.Layer(hops, n_dst, fanout, *keys, records, topology.id_bytes)
         counts = pool.array((n_dst,), np.int64)

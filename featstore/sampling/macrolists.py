@@ -165,9 +165,8 @@ def macro_lists(g: Any, sampler: object, batches: object) -> MacroLists | None:
     BudgetError, CorruptionError, FormatError, OSError
         The lists cannot be opened.
     """
+    # An epoch-wide sampler is none of these: its passes over all lists take the place of a macro-batch's.
     if not (isinstance(sampler, HopSampler) and isinstance(batches, PartitionBatches) and len(batches)):
-        return None
-    if hasattr(sampler, "in_turn"):  # passes over all lists take the place of a macro-batch's
         return None
     if cast(Any, sampler.graph) is not g or batches.kept is None:  # memory is that of one graph
         return None

@@ -72,13 +72,17 @@ class NeighborSampler(HopSampler):
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._g, self.fanouts, self.replace, self.seed, self.redraw)
 
+    def hop_key(self, at: HopKey) -> tuple[int, ...]:
+        """Return the key of a hop's draws."""
+        epoch, index, hop = at
+        return (absorb(batch_key(self.seed, epoch, index), hop),)
+
     def _expand(
         self, scratch: Scratch, topology: Topology, cache: NeighborCache | None, n_dst: int, fanout: int, at: HopKey
     ) -> Block:
         """One hop over the first ``n_dst`` nodes."""
         pool, hops = self._g.pool, scratch.hops
-        epoch, index, hop = at
-        key = absorb(batch_key(self.seed, epoch, index), hop)
+        (key,) = self.hop_key(at)
         n_edges, n_missing, any_drawn = hops.count(n_dst, fanout, self.replace)
         src = pool.tensor((n_edges,), torch.int64)
         dst = pool.tensor((n_edges,), torch.int64)

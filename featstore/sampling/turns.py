@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import shutil
@@ -10,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -230,6 +231,8 @@ class Turns:
                     self._drop(found)
                     self._next = found.window.first
                     self._changed.notify_all()
+                    if self._shrink(error):
+                        continue
                     if was_awaited:
                         raise error
                     continue  # what kept it from being drawn ahead may be over
@@ -250,6 +253,16 @@ class Turns:
             self._drop(oldest)
         self._begin(self._plan)
         return False
+
+    def _shrink(self, error: BaseException) -> bool:
+        """Make windows smaller where one did not fit the disk, if the user did not size them; return whether they are."""
+        plan = self._plan
+        if plan is None or plan.size == 1 or not isinstance(self._sampler.window, str):
+            return False
+        if not (isinstance(error, OSError) and error.errno == errno.ENOSPC):
+            return False
+        self._plan = replace(plan, size=plan.size // 2)
+        return True
 
     def _look_ahead(self) -> None:
         plan = self._plan

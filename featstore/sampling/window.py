@@ -28,7 +28,6 @@ from featstore.sampling.access import MAX_DRAWN, costs_less_drawn
 from featstore.sampling.batch import Block, SampledBatch
 from featstore.sampling.hops import Graph, HopSampler, Int64s, Scratch
 from featstore.sampling.logs import SpillingLogs, least_log_bytes
-from featstore.sampling.rng import absorb, batch_key
 from featstore.storage.rundir import DiskBudget
 
 __all__ = ["Window", "drawn_bytes", "is_wide", "least_bytes", "useful_bytes"]
@@ -41,6 +40,7 @@ LEAST_BLOCK_BYTES = 64 << 10  # of two blocks together
 STREAM_SHARE = 8  # of a worker's memory: what lists are read into, at most
 SORTED_BYTES = 8  # of a target, beside its record
 DRAWN_BYTES = 24  # of an id that is drawn before it is read: its number, its place in the logs, itself
+KEY_BYTES = 32  # of a batch's hop, at the most
 BYTES_AN_EDGE = 32  # of a batch while it is numbered: its block, and the log that it is made of
 PATIENCE, PATIENCE_S = 250, 0.02  # times that a window nobody waits for looks for free memory, and seconds between them
 
@@ -73,9 +73,8 @@ class _Shape:
 
     @property
     def nbytes(self) -> int:
-        return (
-            self.targets_bytes + self.drawn_bytes + self.sorting_bytes + stream_bytes(self.block_bytes) + 8 * self.scratch_words
-        )
+        logs = self.targets_bytes + self.drawn_bytes + KEY_BYTES * self.n_logs
+        return logs + self.sorting_bytes + stream_bytes(self.block_bytes) + 8 * self.scratch_words
 
 
 def _shape(graph: Graph, fanouts: tuple[int, ...], n_batches: int, n_bytes: int, wide: bool) -> _Shape:
@@ -134,7 +133,7 @@ class Window:
     Parameters
     ----------
     sampler : HopSampler
-        With ``replace``; gives fan-outs, keys, and the memory of batches.
+        Whose batches these are; gives fan-outs, keys, and the memory of batches.
     graph : Graph
     seeds : callable
         ``seeds(position)`` returns a batch's seeds.
@@ -181,8 +180,8 @@ class Window:
         self._targets = logs(shape.n_ranges, n_bytes=self._n_workers * shape.targets_bytes)
         self._drawn = logs(shape.n_logs, n_bytes=self._n_workers * shape.drawn_bytes)
         self._fanouts = np.array(fanouts, np.int64)
-        keys = [batch_key(sampler.seed, epoch, index) for index in range(first, stop)]
-        self._keys = np.array([absorb(key, hop) for hop in range(len(fanouts)) for key in keys], np.uint64)
+        places = itertools.product(range(len(fanouts)), range(first, stop))
+        self._keys = np.array([sampler.hop_key((epoch, index, hop)) for hop, index in places], np.uint64)
         self._waited_s = [0.0] * self._n_workers  # for lists
         self._read_bytes = [0] * self._n_workers
         self._drawn_reads = [0] * self._n_workers  # ids that were read alone

@@ -8,13 +8,18 @@
 #ifndef FEATSTORE_EPOCHS_H
 #define FEATSTORE_EPOCHS_H
 
-#include "neighbors.h"
+#include "labor.h"
 
 enum {
     FS_TARGET_WORDS = 3,
     FS_DRAWN_HEAD = 2,
-    FS_LEAST_BLOCK = FS_LANE_DRAWS + FS_DRAWN_HEAD /* words: a record of a small fan-out takes one fresh block at most */
+    FS_LEAST_BLOCK = FS_LANE_DRAWS + FS_DRAWN_HEAD, /* words: a record of a small fan-out takes one fresh block at most */
+    FS_LEAST_BLOCKS = FS_LANES + 2,
+    FS_KEY_WORDS = 4, /* of layer-neighbour sampling: early, late, phase, turn; see fs_numbers */
+    FS_TAKEN = 512    /* ids in a record of what was taken by number: the least arena has room for it */
 };
+
+_Static_assert(FS_DRAWN_HEAD + FS_TAKEN <= FS_LEAST_BLOCKS * FS_LEAST_BLOCK, "a record fits an empty arena");
 
 typedef struct {
     char *arena;
@@ -156,7 +161,8 @@ enum { FS_ELSEWHERE = 2 };
 
 typedef struct {
     fs_logs *logs;
-    const uint64_t *keys; /* of (hop, batch) */
+    const uint64_t *keys; /* of (hop, batch): a word, or FS_KEY_WORDS */
+    fs_take_fn take;      /* of layer-neighbour sampling, else NULL */
     const int64_t *fanouts;
     int64_t n_hops, n_batches;
     int replace;
@@ -171,7 +177,7 @@ typedef struct {
     int64_t *positions, *holes; /* elsewhere: ids to be read, and the word of the arena that each goes to */
     int64_t n_positions, most_positions;
     int64_t *drawn, *scratch; /* of a large fan-out */
-    /* where to go on: hop, node, target, and how many of its ids are in the log already */
+    /* where to go on: hop, node, target, and how many of its ids are in the log already, or of its list were gone through */
     int64_t hop, node, target, done;
 } fs_pass;
 
@@ -311,6 +317,75 @@ done:
     return full;
 }
 
+/* Log n ids, FS_TAKEN at the most, that a target took; returns 1, and logs nothing, where there is no room. */
+FS_INLINE int fs_log_taken(fs_logs *logs, int wide, int logs_wide, int64_t log, uint32_t place, const void *ids, int64_t n)
+{
+    void *out;
+    if (!n)
+        return 0;
+    out = fs_log_room(logs, logs_wide, log, FS_DRAWN_HEAD + n);
+    if (out) {
+        fs_word(out, logs_wide, 0, place);
+        fs_word(out, logs_wide, 1, n);
+        for (int64_t j = 0; j < n; j++)
+            fs_word(out, logs_wide, FS_DRAWN_HEAD + j, fs_record(ids, wide, j));
+        return 0;
+    }
+    if (logs->n_free * logs->block_words < FS_DRAWN_HEAD + n)
+        return 1;
+    fs_log_put(logs, logs_wide, log, place);
+    fs_log_put(logs, logs_wide, log, n);
+    for (int64_t j = 0; j < n; j++)
+        fs_log_put(logs, logs_wide, log, fs_record(ids, wide, j));
+    logs->length[log] += FS_DRAWN_HEAD + n;
+    return 0;
+}
+
+/* One hop of a pass of layer-neighbour sampling; returns 1 where the arena is full. */
+FS_INLINE int fs_take_hop(fs_pass *pass, int wide, int logs_wide)
+{
+    const int64_t hop = pass->hop, fanout = pass->fanouts[hop], width = wide ? 8 : 4;
+    const char *ids = (const char *)pass->ids;
+    char taken[8 * (FS_TAKEN + FS_SPARE)] __attribute__((aligned(64)));
+    for (; fanout && pass->node < pass->end; pass->node++) {
+        const int64_t node = pass->node, at = pass->at[node - pass->first], degree = pass->degree[node - pass->first];
+        const int64_t first = at < 0 ? -at : 0, end = at + degree > pass->n_ids ? pass->n_ids - at : degree;
+        const int compares = fs_compares(degree, fanout);
+        const uint32_t last = compares ? fs_last(degree, fanout) : UINT32_MAX;
+        if (pass->target < pass->starts[node])
+            pass->target = pass->starts[node];
+        for (; pass->target < pass->starts[node + 1]; pass->target++) {
+            const uint32_t place = pass->place[pass->target];
+            const int64_t log = hop * pass->n_batches + pass->batch[pass->target];
+            const uint64_t *key = pass->keys + FS_KEY_WORDS * log;
+            fs_numbers numbers;
+            if (!compares) {
+                if (FS_RARE(fs_emit(pass, logs_wide, log, place, at, NULL, degree, 0, 0, &pass->done)))
+                    return 1;
+                continue;
+            }
+            fs_set_numbers(&numbers, key[0], key[1], key[2], (uint32_t)key[3]);
+            for (int64_t from = first + pass->done; from < end; pass->done = from - first) {
+                int64_t n_taken = 0;
+                while (from < end && n_taken <= FS_TAKEN / 2) {
+                    const int64_t n = end - from < FS_TAKEN / 2 ? end - from : FS_TAKEN / 2;
+                    n_taken += pass->take(ids + (at + from) * width, wide, n, &numbers, last, taken + n_taken * width);
+                    from += n;
+                }
+                if (FS_RARE(fs_log_taken(pass->logs, wide, logs_wide, log, place, taken, n_taken)))
+                    return 1;
+            }
+            pass->done = 0;
+        }
+    }
+    return 0;
+}
+
+FS_INLINE int fs_one_hop(fs_pass *pass, int wide, int logs_wide, fs_draw_lanes_fn draw_lanes)
+{
+    return pass->take ? fs_take_hop(pass, wide, logs_wide) : fs_pass_hop(pass, wide, logs_wide, draw_lanes);
+}
+
 /* All hops; returns 1 where the arena is full: empty it and call again. */
 static int fs_draw_lists(fs_pass *pass, fs_draw_lanes_fn draw_lanes)
 {
@@ -320,8 +395,8 @@ static int fs_draw_lists(fs_pass *pass, fs_draw_lanes_fn draw_lanes)
         if (wide == FS_ELSEWHERE)
             full = logs_wide ? fs_pass_hop(pass, FS_ELSEWHERE, 1, draw_lanes) : fs_pass_hop(pass, FS_ELSEWHERE, 0, draw_lanes);
         else
-            full = logs_wide ? (wide ? fs_pass_hop(pass, 1, 1, draw_lanes) : fs_pass_hop(pass, 0, 1, draw_lanes))
-                             : fs_pass_hop(pass, 0, 0, draw_lanes);
+            full = logs_wide ? (wide ? fs_one_hop(pass, 1, 1, draw_lanes) : fs_one_hop(pass, 0, 1, draw_lanes))
+                             : fs_one_hop(pass, 0, 0, draw_lanes);
         if (full)
             return 1;
     }

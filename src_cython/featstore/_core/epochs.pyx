@@ -25,9 +25,11 @@ cdef extern from "epochs.h" nogil:
         int64_t block_words
         int64_t n_free
         int wide
+    ctypedef int64_t (*fs_take_fn)() noexcept  # only passed on
     ctypedef struct fs_pass:
         fs_logs *logs
         const uint64_t *keys
+        fs_take_fn take
         const int64_t *fanouts
         int64_t n_hops
         int64_t n_batches
@@ -58,6 +60,10 @@ cdef extern from "epochs.h" nogil:
         FS_LEAST_BLOCK
         FS_LANES
         FS_ELSEWHERE
+        FS_LEAST_BLOCKS
+        FS_KEY_WORDS
+    void fs_make_kept() noexcept
+    fs_take_fn fs_choose_take(int) noexcept
     fs_draw_lanes_fn fs_choose_draw_lanes(int) noexcept
     int64_t fs_draw_scratch(int64_t) noexcept
     void fs_logs_clear(fs_logs *) noexcept
@@ -73,10 +79,12 @@ cdef extern from "epochs.h" nogil:
 
 TARGET_WORDS = FS_TARGET_WORDS
 LEAST_BLOCK_WORDS = FS_LEAST_BLOCK
-LEAST_BLOCKS = FS_LANES + 2
+LEAST_BLOCKS = FS_LEAST_BLOCKS
 LOG_BYTES = 20  # of a log's entries, beside the arena
 BLOCK_BYTES = 4  # of a block's
 LEAST_POSITIONS = 2 * FS_LANES * LANE_DRAWS  # of ids to be read, which are listed at once
+
+fs_make_kept()
 
 
 @cython.final
@@ -220,8 +228,9 @@ cdef class Draws:
     ----------
     logs : Logs
         Gets what target after target draws in a hop, in log ``hop * n_batches + batch``.
-    keys : uint64 array, shape (hops * n_batches,)
-        Key of each hop of each batch.
+    keys : uint64 array, shape (hops * n_batches, 1 or 4)
+        Of each hop of each batch: the key of its draws; or, for layer-neighbour sampling, what
+        :class:`~featstore._core.labor.Layer` takes: ``early, late, phase, turn``.
     fanouts : int64 array, shape (hops,)
     hops : tuple (first, end)
         Hops in which these targets draw.
@@ -230,7 +239,7 @@ cdef class Draws:
     nodes, starts, batch, place : arrays
         As :func:`sort_targets` left them.
     level : int
-        Widest vector form of the draws to use, see :class:`~featstore._core.sampler.Hops`.
+        Widest vector form to use, see :class:`~featstore._core.sampler.Hops`.
     """
 
     cdef fs_pass pass_
@@ -238,7 +247,7 @@ cdef class Draws:
     cdef int64_t first_hop, n_nodes
     cdef tuple views, held
 
-    def __cinit__(self, Logs logs not None, const uint64_t[::1] keys not None, const int64_t[::1] fanouts not None, tuple hops,
+    def __cinit__(self, Logs logs not None, const uint64_t[:, ::1] keys not None, const int64_t[::1] fanouts not None, tuple hops,
                   bint replace, int64_t n_batches, const int64_t[::1] nodes not None, const int64_t[::1] starts not None,
                   const uint32_t[::1] batch not None, const uint32_t[::1] place not None, int level=2):
         cdef int64_t n = nodes.shape[0], n_targets, i
@@ -255,7 +264,11 @@ cdef class Draws:
                 raise ValueError(f"a target of batch {batch[i]} of {n_batches}")
         self.views = (logs, keys, fanouts, nodes, starts, batch, place)
         self.pass_.logs = &logs.logs
-        self.pass_.keys, self.pass_.fanouts = &keys[0], &fanouts[0]
+        self.pass_.keys, self.pass_.fanouts = &keys[0, 0], &fanouts[0]
+        if keys.shape[1] == FS_KEY_WORDS:
+            self.pass_.take = fs_choose_take(level)
+        elif keys.shape[1] != 1:
+            raise ValueError(f"keys of {keys.shape[1]} words")
         self.pass_.replace, self.pass_.n_batches = replace, n_batches
         self.pass_.nodes, self.pass_.starts = &nodes[0], &starts[0]
         self.n_nodes = n
@@ -315,6 +328,8 @@ cdef class Draws:
         cdef int64_t i
         if positions.shape[0] < LEAST_POSITIONS or holes.shape[0] != positions.shape[0]:
             raise ValueError("no room for positions")
+        if self.pass_.take != NULL:
+            raise ValueError("layer-neighbour sampling goes through lists: they must be in memory")
         for i in range(at.shape[0]):
             if at[i] < 0:
                 raise ValueError("a list begins before the first edge")
