@@ -13,7 +13,7 @@
 
 ``--table 2`` prints the bytes of an epoch by what is read instead: whole lists and blocks batch by batch, the edge file once a
 batch or once a hop, beside those of the sample (the paper's table 2). ``--figure 5`` plots them (its figure 5, in bytes).
-``--graph`` takes a dataset of your own, or the name of a real graph in the folder ``--graphs``; several are allowed.
+``--graph`` takes a dataset of your own, the name of a real graph in the folder ``--graphs``, or ``R22``; several are allowed.
 
 Each timed run of a sampler is a process of its own and starts with a cold page cache; the sides take turns. ``hops`` notes hops
 inside the window that draws, so it is tied to the library's inside.
@@ -281,8 +281,13 @@ def run(args: argparse.Namespace, report: Report) -> None:
     with scratch(args, "insitu") as folder:
         make = partial(r22.generate, folder, args.scale, seeds=args.batches * args.batch_size, dim=16)
         if args.table or args.figure:
-            paths = {Path(name).name: graph_of(name, args.graphs, folder) for name in args.graph}
-            table(args, report, paths or {"R22": datasets_of(make(), args.chunk_kib)["csc"]}, FANOUTS)
+            paths = {
+                Path(name).name: datasets_of(make(), args.chunk_kib)["csc"]
+                if name == "R22"
+                else graph_of(name, args.graphs, folder)
+                for name in args.graph or ["R22"]
+            }
+            table(args, report, paths, FANOUTS)
             return
         groups: dict[str, Callable[[], None]] = {"r26": lambda: r26(args, report, folder)}
         own = ("epochs", "hops", "reading", "random", "waits")

@@ -98,7 +98,7 @@ def hops_child(job: dict[str, Any]) -> dict[str, Any]:
         with g.budget.reserve("epoch samples", n_bytes), closing(RunDirectory(f"{job['folder']}/runs")) as runs:
             window = Timed(
                 sampler.hops,
-                noted,  # type: ignore[arg-type]
+                noted,
                 order.seeds,
                 0,
                 0,

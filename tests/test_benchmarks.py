@@ -190,7 +190,7 @@ def test_table_6_adds_a_mechanism_a_line(tmp_path: Path) -> None:
 
 def test_table_2_counts_bytes_by_what_is_read(tmp_path: Path) -> None:
     figures, _ = run_script("bench_insitu.py", tmp_path, "--table", "2", "--figure", "5", "--plot", str(tmp_path / "bytes.png"))
-    assert len(figures) == 2 * 8
+    assert len(figures) == 2 * 7
     for fanouts in ("25,10", "20,15,10"):
         moved = {str(f["name"]).split(", ", 2)[2]: f["value"] for f in figures if f["name"].startswith(f"R22, {fanouts}")}
         assert 0 < moved["sample"] <= moved["whole lists"]

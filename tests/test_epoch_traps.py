@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def graph(kind: type[EpochGraph], degrees: npt.ArrayLike, path: Path, seed: int 
     """A graph with these degrees and random neighbours."""
     indptr = np.concatenate([[0], np.cumsum(np.asarray(degrees, np.int64))])
     ids = np.random.default_rng(seed).integers(0, len(indptr) - 1, indptr[-1]).astype(np.int32)
-    for first, end in zip(indptr[:-1], indptr[1:], strict=True):
+    for first, end in itertools.pairwise(indptr.tolist()):
         ids[first:end].sort()
     return kind(indptr, ids, path=str(path / "graph"))
 
