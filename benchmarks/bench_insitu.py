@@ -307,7 +307,7 @@ def run(args: argparse.Namespace, report: Report) -> None:
             groups = {
                 "epochs": lambda: epochs(args, report, jobs),
                 "hops": lambda: hops(args, report, jobs, FANOUTS, run_job),
-                "reading": lambda: reading(args, report, paths),
+                "reading": lambda: reading(args, report, jobs),
                 "random": lambda: random_reads(args, report, paths["csc"], FANOUTS),
                 "waits": lambda: waits(args, report, jobs),
                 **groups,

@@ -191,6 +191,7 @@ def hops(
             ),
         }
         alternate(args.runs, sides)
+        assert not any(hop["needed"] for each in found["memory"] for hop in each["hops"]), "lists in memory were read"
         for hop in range(len(fanouts)):
             disk = [each["hops"][hop] for each in found["disk"]]
             memory = [each["hops"][hop] for each in found["memory"]]
@@ -219,13 +220,13 @@ def hops(
             )
 
 
-def reading(args: argparse.Namespace, report: Report, datasets: dict[str, Path]) -> None:
+def reading(args: argparse.Namespace, report: Report, jobs: dict[str, dict[str, Any]]) -> None:
     """Passes over all lists, with no drawing, beside the drive in sequence."""
     import featstore
     from featstore.graph.liststream import LIST_BYTES
 
-    for form, dataset in datasets.items():
-        with featstore.open(dataset, memory=f"{max(256, args.least_mib)}MiB") as g:
+    for form, job in jobs.items():
+        with featstore.open(job["dataset"], memory=job["memory"]) as g:
             file, n = Path(g.topology.path), g.num_nodes
             size = file.stat().st_size
 
