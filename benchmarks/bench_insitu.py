@@ -150,7 +150,7 @@ def in_turns(runs: int, what: str, jobs: Sides) -> dict[str, list[dict[str, Any]
 
 def epochs(args: argparse.Namespace, report: Report, jobs: Sides) -> None:
     """Seconds of an epoch of each workload: at a time from both forms, batch by batch, and with everything in memory."""
-    for name, fanouts in FANOUTS.items():
+    for name, fanouts in workloads(args).items():
         job = {**jobs["csc"], "fanouts": fanouts, "epochwide": False}
         n_alone = min(args.alone, args.batches)
         found = in_turns(
@@ -191,7 +191,7 @@ def epochs(args: argparse.Namespace, report: Report, jobs: Sides) -> None:
 
 def waits(args: argparse.Namespace, report: Report, jobs: Sides) -> None:
     """Waits of a second epoch, sampled while the loop of the first computes."""
-    for name, fanouts in FANOUTS.items():
+    for name, fanouts in workloads(args).items():
         found = in_turns(args.runs, "waits", {"csc": {**jobs["csc"], "fanouts": fanouts}})["csc"]
         report.figure(
             f"R22, {name}, waits of the second epoch, whose loop computes for as long as sampling takes",
@@ -257,6 +257,11 @@ def r26(args: argparse.Namespace, report: Report, folder: Path) -> None:
 # -- workloads -----------------------------------------------------------------------------------------------------------------
 
 
+def workloads(args: argparse.Namespace) -> dict[str, list[int]]:
+    """Fan-outs of the figures: the deepest alone in the smallest run, whose processes all start anew."""
+    return dict(list(FANOUTS.items())[-1:]) if args.tiny else FANOUTS
+
+
 def datasets_of(work: Any, chunk_kib: int) -> dict[str, Path]:
     """Create the adjacency of a workload (once) in CSC form and in chunks, without features."""
     import featstore
@@ -306,9 +311,9 @@ def run(args: argparse.Namespace, report: Report) -> None:
             jobs = {form: {**job, "dataset": os.fspath(path)} for form, path in paths.items()}
             groups = {
                 "epochs": lambda: epochs(args, report, jobs),
-                "hops": lambda: hops(args, report, jobs, FANOUTS, run_job),
+                "hops": lambda: hops(args, report, jobs, workloads(args), run_job),
                 "reading": lambda: reading(args, report, jobs),
-                "random": lambda: random_reads(args, report, paths["csc"], FANOUTS),
+                "random": lambda: random_reads(args, report, paths["csc"], workloads(args)),
                 "waits": lambda: waits(args, report, jobs),
                 **groups,
             }
