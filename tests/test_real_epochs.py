@@ -20,7 +20,7 @@ import featstore
 
 DATA = Path(os.environ.get("FEATSTORE_GRAPHS", Path(__file__).resolve().parents[2] / "shared" / "data"))
 NAMES = ("cora", "musae_github", "linux414-calls", "cnr-2000", "ego-twitter")
-MOST_SEEDS, N_BATCHES, SEED = 12_000, 24, 7
+MOST_SEEDS, N_BATCHES, SEED = 6_000, 24, 7
 
 Batches = dict[tuple[int, int], str]  # a digest of each, by epoch and index
 
