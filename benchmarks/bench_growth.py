@@ -9,10 +9,8 @@ many rows. Each run is a process of its own and starts with a cold page cache; t
 from __future__ import annotations
 
 import argparse
-import mmap
 import os
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from harness import (
     answer,
     arguments,
     bytes_read_by_kernel,
+    direct_rate,
     fio_scan_bandwidth,
     have_fio,
     main,
@@ -36,7 +35,6 @@ SHARE = 2  # the memory is the features' bytes by this
 NEIGHBORS = 8  # of the memory, the neighbour cache takes one in so many
 CACHE = 0.1
 FANOUTS = [10, 10, 10]
-PIECE_BYTES, READERS = 1 << 20, 4
 
 
 def child(job: dict[str, Any]) -> dict[str, Any]:
@@ -67,26 +65,6 @@ def child(job: dict[str, Any]) -> dict[str, Any]:
                 found["epoch"] = timed_epoch(loader, lambda batch: batch.x)
                 found["stats"] = loader.stats()
     return found
-
-
-def direct_rate(path: Path) -> float:
-    """Bytes a second of direct reads of 1 MiB, in sequence, by a few threads."""
-    size = path.stat().st_size
-    n_pieces = max(1, min(size, 2 << 30) // PIECE_BYTES)
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
-    try:
-
-        def read(first: int) -> None:
-            with mmap.mmap(-1, PIECE_BYTES) as piece:
-                for number in range(first, n_pieces, READERS):
-                    os.preadv(fd, [piece], number * PIECE_BYTES)
-
-        begin = time.perf_counter()
-        with ThreadPoolExecutor(READERS) as readers:
-            list(readers.map(read, range(READERS)))
-        return min(n_pieces * PIECE_BYTES, size) / (time.perf_counter() - begin)
-    finally:
-        os.close(fd)
 
 
 def stages_of(result: dict[str, Any]) -> dict[str, float]:

@@ -1,12 +1,22 @@
 """Sampling an epoch at a time, R22 with a twentieth of its neighbour lists in memory (in-situ sampling, DaMoN 2024).
 
-Figures: seconds of an epoch's samples, written to a file, by :class:`featstore.EpochSampler`, beside those of
-:class:`featstore.NeighborSampler` in the same memory (``from disk``) and with all lists in memory (``in memory``); bytes that the
-kernel read beside those of the pages that each hop needs, read once (``bytes``); and the bytes of an epoch by what is read: whole
-lists and blocks batch by batch, the edge file once a batch, or once a hop, beside those of the sample (``--table 2``; the paper's
-table 2, and its figure 5 in bytes: ``--figure 5`` plots them). ``--graph PATH`` takes a dataset of your own for the table.
+``--only`` takes a group of figures:
 
-Each timed run is a process of its own and starts with a cold page cache; the sides take turns.
+- ``epochs``: seconds of an epoch's samples, written to a file, by :class:`featstore.EpochSampler` from CSC and from chunks,
+  beside those of :class:`featstore.NeighborSampler` in the same memory and with all lists in memory;
+- ``hops``: bytes of each hop by the kernel's count, beside those of the pages or chunks that hold needed lists; and its seconds,
+  beside the longer of reading the same lists alone and of the same hop with all lists in memory;
+- ``reading``: passes over all lists beside fio in sequence;
+- ``random``: the drive's random reads of 512 B beside those of 4 KiB, and what drawn positions of batches take at either rate;
+- ``waits``: how long a loop that computes for as long as sampling takes waits in its second epoch;
+- ``r26``: 60 batches of R26 (67 M nodes, 1.01 G edges) in 4 GiB, and what is held of the offsets. It takes 30 GB of disk.
+
+``--table 2`` prints the bytes of an epoch by what is read instead: whole lists and blocks batch by batch, the edge file once a
+batch or once a hop, beside those of the sample (the paper's table 2). ``--figure 5`` plots them (its figure 5, in bytes).
+``--graph`` takes a dataset of your own, the name of a real graph in the folder ``--graphs``, or ``R22``; several are allowed.
+
+Each timed run of a sampler is a process of its own and starts with a cold page cache; the sides take turns. ``hops`` notes hops
+inside the window that draws, so it is tied to the library's inside.
 """
 
 from __future__ import annotations
@@ -15,37 +25,46 @@ import argparse
 import os
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-from harness import Report, alternate, answer, arguments, bytes_read_by_kernel, main, run_child, scratch
+from harness import Report, alternate, answer, arguments, bytes_read_by_kernel, main, run_child, scratch, status
+from insitu_reads import hops, hops_child, random_reads, reading
+from insitu_table import graph_of, table
 
 FANOUTS = {"25,10": [25, 10], "20,15,10": [20, 15, 10]}
 CACHED = 20  # a neighbour list in so many is in memory, by bytes
-PAGE = 4096
-BLOCKS = (512, 4096)  # random access: bytes of a block
+R26 = {"scale": 26, "dim": 64, "seeds": 1_000_000}
+R26_BATCHES, R26_FANOUTS, R26_MEMORY = 60, [10, 10, 10], 4 << 30
 
 
-def child(job: dict[str, Any]) -> dict[str, Any]:
+# -- in a process of its own ---------------------------------------------------------------------------------------------------
+
+
+def sample_child(job: dict[str, Any]) -> dict[str, Any]:
     """Sample an epoch into a file; say how long it took, and what was read."""
     import featstore
     from featstore.plan.samples import SampleWriter
     from featstore.sampling.drawn import Drawn, in_turn
 
+    opened = time.perf_counter()
     with featstore.open(job["dataset"], memory=job["memory"]) as g:
+        assert g.topology.num_nodes == g.num_nodes
+        open_s, offsets = time.perf_counter() - opened, held_of_offsets(g)
         if job["lists"]:
             g.cache_neighbors(job["lists"])
         kind = featstore.EpochSampler if job["epochwide"] else featstore.NeighborSampler
         sampler = kind(g, job["fanouts"], seed=1)
         order = Drawn(sampler, featstore.RandomBatches(g.node_data["seeds"], job["batch_size"], seed=3)).epoch(0)
-        n, before, begin = min(len(order), job["batches"]), bytes_read_by_kernel(), time.perf_counter()
+        n = min(len(order), job["batches"])
+        before, begin = bytes_read_by_kernel(), time.perf_counter()
         nodes = edges = 0
         with (
-            closing(in_turn(order, 0)) as batches,
+            closing(in_turn(order, 0, stop=n)) as batches,
             SampleWriter(Path(job["folder"]) / "samples", g.num_nodes) as writer,
             ThreadPoolExecutor(g.options.threads) as threads,
         ):
@@ -63,142 +82,201 @@ def child(job: dict[str, Any]) -> dict[str, Any]:
             "batches": n,
             "nodes": nodes,
             "edges": edges,
+            "open_s": open_s,
+            "offsets": offsets,
+            "peak": status("VmHWM"),
+            "stats": sampler.stats(),
         }
 
 
-def epochs(args: argparse.Namespace, report: Report, job: dict[str, Any], lists: int) -> None:
-    """Epoch-wide sampling, batch by batch, and with everything in memory."""
-    for name, fanouts in FANOUTS.items():
-        epoch(args, report, {**job, "fanouts": fanouts, "lists": lists, "epochwide": False}, name)
+def held_of_offsets(g: Any) -> int:
+    """Bytes that an open graph holds to find lists by."""
+    report = g.memory_report()
+    return sum(report.get(holder, 0) for holder in ("indptr", "chunk directory", "offset pages"))
 
 
-def epoch(args: argparse.Namespace, report: Report, job: dict[str, Any], name: str) -> None:
-    """Seconds of an epoch of one workload, the three sides in turn."""
-    n_alone = min(args.alone, args.batches)
-    jobs = {
-        "epoch": {**job, "epochwide": True},
-        "batch": {**job, "batches": n_alone},
-        "memory": {**job, "lists": job["whole"], "memory": job["memory"] + job["whole"]},
-    }
-    found: dict[str, list[dict[str, Any]]] = {side: [] for side in jobs}
-    alternate(args.runs, {side: (lambda side=side: found[side].append(run_child(__file__, jobs[side]))) for side in jobs})
-    seconds = {side: [each["seconds"] / each["batches"] for each in runs] for side, runs in found.items()}
-    last = found["epoch"][-1]
-    report.figure(
-        f"R22, {name}, from disk, seconds a batch of epoch-wide sampling",
-        seconds["epoch"],
-        "s",
-        reference=f"NeighborSampler in the same memory, {n_alone} batches",
-        references=seconds["batch"],
-        target="<= 0.5",
-        batches=last["batches"],
-        nodes_per_s=last["nodes"] / last["seconds"],
-        read=last["read"],
-        read_batch_by_batch=found["batch"][-1]["read"] / n_alone * last["batches"],
-    )
-    report.figure(
-        f"R22, {name}, in memory, seconds a batch of epoch-wide sampling from disk",
-        seconds["epoch"],
-        "s",
-        reference="NeighborSampler with all lists in memory, which writes its samples too",
-        references=seconds["memory"],
-        target="<= 1.67",
-    )
-
-
-class Lists:
-    """The neighbour lists of a graph in memory, to look up where drawn neighbours lie."""
-
-    def __init__(self, g: Any) -> None:
-        g.cache_neighbors()
-        self.n, self.width, self.nbytes = g.num_nodes, g.topology.id_bytes, g.topology.nbytes
-        self.indptr = np.concatenate([[0], np.cumsum(g.topology.degrees())])
-        self._keys = np.repeat(np.arange(self.n), np.diff(self.indptr)) * self.n + g.neighbor_cache.records
-
-    def drawn_at(self, ids: npt.NDArray[np.int64], block: Any) -> npt.NDArray[np.int64]:
-        """Return the bytes at which the neighbours of a block begin: lists ascend, so each is found in its own."""
-        return np.searchsorted(self._keys, ids[block.dst.numpy()] * self.n + ids[block.src.numpy()]) * self.width
-
-
-def moved_bytes(lists: Lists, n_hops: int, order: Any) -> dict[str, int]:
-    """Return the bytes of an epoch's sample, and those that each way to read it moves."""
-    indptr, width = lists.indptr, lists.width
-    needed = [np.zeros(-(-lists.nbytes // PAGE), bool) for _ in range(n_hops)]
-    moved = dict.fromkeys(["sample", "whole lists", *(f"blocks of {size}" for size in BLOCKS), "the file a batch"], 0)
-    for position in range(len(order)):
-        batch, seen = order.sample(position), 0
-        ids = batch.input_ids.numpy()
-        for hop, block in enumerate(reversed(batch.blocks)):
-            moved["sample"] += width * len(block.src)
-            fresh = ids[seen : block.n_dst]
-            first, end = indptr[fresh] * width, indptr[fresh + 1] * width
-            moved["whole lists"] += int((end - first).sum())
-            needed[hop] |= pages_of(first, end, len(needed[hop]))
-            at = lists.drawn_at(ids, block)
-            for size in BLOCKS:
-                moved[f"blocks of {size}"] += size * len(np.unique(at // size))
-            seen = block.n_dst
-        moved["the file a batch"] += lists.nbytes
-    moved["needed pages a hop"] = sum(int(each.sum()) for each in needed) * PAGE
-    return moved
-
-
-def pages_of(first: npt.NDArray[np.int64], end: npt.NDArray[np.int64], n: int) -> npt.NDArray[np.bool_]:
-    """Mark the pages, of ``n``, that byte ranges touch."""
-    has = end > first
-    marks = np.zeros(n + 1, np.int64)
-    np.add.at(marks, first[has] // PAGE, 1)
-    np.add.at(marks, (end[has] - 1) // PAGE + 1, -1)
-    return np.cumsum(marks)[:n] > 0
-
-
-def table(args: argparse.Namespace, report: Report, datasets: dict[str, Path]) -> None:
-    """Table 2 and figure 5 in bytes."""
+def waits_child(job: dict[str, Any]) -> dict[str, Any]:
+    """Time an epoch of nothing but sampling; then the waits of two epochs whose loop sleeps for as long, batch by batch."""
     import featstore
-    from featstore.sampling.drawn import Drawn
 
-    rows: dict[str, dict[str, int]] = {}
-    for graph, dataset in datasets.items():
-        with featstore.open(dataset, memory="4GiB") as g:
-            lists = Lists(g)
-            seeds = g.node_data["seeds"] if "seeds" in g.node_data else g.node_data["train_idx"]
-            for name, fanouts in FANOUTS.items():
-                sampler = featstore.NeighborSampler(g, fanouts, seed=1)
-                order = Drawn(sampler, featstore.RandomBatches(seeds, args.batch_size, seed=3)).epoch(0)
-                moved = moved_bytes(lists, len(fanouts), order)
-                rows[f"{graph} {{{name}}}"] = moved
-                for way, n_bytes in moved.items():
-                    report.figure(
-                        f"{graph}, {name}, {way}",
-                        [float(n_bytes)],
-                        "B an epoch",
-                        reference="the sample's bytes",
-                        references=[float(max(1, moved["sample"]))],
-                        batches=len(order),
-                    )
-    if args.figure:
-        plot(rows, Path(args.plot))
+    def waits_of(loader: Any, compute_s: float) -> list[float]:
+        found, batches = [], iter(loader)
+        while True:
+            begin = time.perf_counter()
+            batch = next(batches, None)
+            found.append(time.perf_counter() - begin)
+            if batch is None:
+                return found
+            del batch
+            time.sleep(compute_s)
+
+    with featstore.open(job["dataset"], memory=job["memory"]) as g:
+        if job["lists"]:
+            g.cache_neighbors(job["lists"])
+        seeds = g.node_data["seeds"][: job["batches"] * job["batch_size"]]
+
+        def loader() -> Any:
+            sampler = featstore.EpochSampler(g, job["fanouts"], seed=1)
+            return featstore.Loader(g, sampler, seeds, job["batch_size"], features=[], labels=None, seed=3)
+
+        with loader() as alone:
+            sampling = sum(waits_of(alone, 0.0))
+            n = len(alone)
+        with loader() as beside:
+            first, second = (waits_of(beside, sampling / n) for _ in range(2))
+    return {"sampling": sampling, "first": sum(first), "second": sum(second), "first batch": second[0], "batches": n}
 
 
-def plot(rows: dict[str, dict[str, int]], path: Path) -> None:
-    """Draw the bytes of an epoch, a group of bars a graph."""
-    import matplotlib
+CHILDREN = {"sample": sample_child, "hops": hops_child, "waits": waits_child}
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
 
-    ways = list(next(iter(rows.values())))
-    figure, axes = pyplot.subplots(figsize=(2 + 2 * len(rows), 4))
-    for k, way in enumerate(ways):
-        places = np.arange(len(rows)) + (k - len(ways) / 2) / (len(ways) + 1)
-        axes.bar(places, [each[way] for each in rows.values()], 1 / (len(ways) + 1), label=way)
-    axes.set_yscale("log")
-    axes.set_xticks(np.arange(len(rows)), list(rows), rotation=20, ha="right")
-    axes.set_ylabel("bytes an epoch")
-    axes.legend(fontsize="small")
-    figure.tight_layout()
-    figure.savefig(path)
-    print(f"drawn: {path}")
+def run_job(what: str, job: dict[str, Any]) -> dict[str, Any]:
+    """Do a job in a process of its own."""
+    return run_child(__file__, {**job, "what": what, "features": job["dataset"]})
+
+
+Sides = dict[str, dict[str, Any]]
+
+
+def in_turns(runs: int, what: str, jobs: Sides) -> dict[str, list[dict[str, Any]]]:
+    """Do jobs in turn, and return what each run of each found."""
+    found: dict[str, list[dict[str, Any]]] = {side: [] for side in jobs}
+    alternate(runs, {side: (lambda side=side: found[side].append(run_job(what, jobs[side]))) for side in jobs})
+    return found
+
+
+# -- figures -------------------------------------------------------------------------------------------------------------------
+
+
+def epochs(args: argparse.Namespace, report: Report, jobs: Sides) -> None:
+    """Seconds of an epoch of each workload: at a time from both forms, batch by batch, and with everything in memory."""
+    for name, fanouts in workloads(args).items():
+        job = {**jobs["csc"], "fanouts": fanouts, "epochwide": False}
+        n_alone = min(args.alone, args.batches)
+        found = in_turns(
+            args.runs,
+            "sample",
+            {
+                "csc": {**job, "epochwide": True},
+                "chunks": {**job, "dataset": jobs["chunks"]["dataset"], "epochwide": True},
+                "batch": {**job, "batches": n_alone},
+                "memory": {**job, "lists": job["whole"], "memory": job["memory"] + job["whole"]},
+            },
+        )
+        seconds = {side: [each["seconds"] / each["batches"] for each in runs] for side, runs in found.items()}
+        for form in ("csc", "chunks"):
+            last = found[form][-1]
+            report.figure(
+                f"R22, {name}, from disk in {form}, seconds a batch of epoch-wide sampling",
+                seconds[form],
+                "s",
+                reference=f"NeighborSampler over csc in the same memory, {n_alone} batches",
+                references=seconds["batch"],
+                target="<= 0.5",
+                batches=last["batches"],
+                nodes_per_s=last["nodes"] / last["seconds"],
+                read=last["read"],
+                read_batch_by_batch=found["batch"][-1]["read"] / n_alone * last["batches"],
+                stats=last["stats"],
+            )
+        report.figure(
+            f"R22, {name}, in memory, seconds a batch of epoch-wide sampling from disk",
+            seconds["csc"],
+            "s",
+            reference="NeighborSampler with all lists in memory, which writes its samples too",
+            references=seconds["memory"],
+            target="<= 1.67",
+        )
+
+
+def waits(args: argparse.Namespace, report: Report, jobs: Sides) -> None:
+    """Waits of a second epoch, sampled while the loop of the first computes."""
+    for name, fanouts in workloads(args).items():
+        found = in_turns(args.runs, "waits", {"csc": {**jobs["csc"], "fanouts": fanouts}})["csc"]
+        report.figure(
+            f"R22, {name}, waits of the second epoch, whose loop computes for as long as sampling takes",
+            [each["second"] for each in found],
+            "s",
+            reference="an epoch of nothing but sampling",
+            references=[each["sampling"] for each in found],
+            target="<= 0.05",
+            waits_of_the_first=[each["first"] for each in found],
+            first_batch=[each["first batch"] for each in found],
+            batches=found[-1]["batches"],
+        )
+
+
+def r26(args: argparse.Namespace, report: Report, folder: Path) -> None:
+    """R26 in 4 GiB: seconds of 60 batches, and what is held of the offsets."""
+    import r22
+
+    size = {"scale": 13, "dim": 64, "seeds": 2_000} if args.tiny else R26
+    work = r22.generate(folder, **size)
+    job = {
+        "folder": os.fspath(folder),
+        "memory": R26_MEMORY,
+        "batches": 4 if args.tiny else R26_BATCHES,
+        "batch_size": 64 if args.tiny else 1000,
+        "fanouts": R26_FANOUTS,
+        "lists": 0,
+    }
+    paths = {form: os.fspath(path) for form, path in datasets_of(work, args.chunk_kib).items()}
+    found = in_turns(
+        args.runs,
+        "sample",
+        {
+            "neighbor, csc": {**job, "dataset": paths["csc"], "epochwide": False},
+            "epoch, csc": {**job, "dataset": paths["csc"], "epochwide": True},
+            "epoch, chunks": {**job, "dataset": paths["chunks"], "epochwide": True},
+        },
+    )
+    title = f"R{size['scale']}, {job['batches']} batches of {job['batch_size']} in 4 GiB"
+    for side in ("epoch, csc", "epoch, chunks"):
+        report.figure(
+            f"{title}, EpochSampler, {side.split(', ')[1]}",
+            [each["seconds"] for each in found[side]],
+            "s",
+            target="<= 20",
+            neighbor_sampler=[each["seconds"] for each in found["neighbor, csc"]],
+            read=found[side][-1]["read"],
+            neighbor_sampler_read=found["neighbor, csc"][-1]["read"],
+            peak=found[side][-1]["peak"],
+            stats=found[side][-1]["stats"],
+        )
+    report.figure(
+        f"{title}, bytes held to find lists by, in chunks",
+        [float(each["offsets"]) for each in found["epoch, chunks"]],
+        "B",
+        reference="over csc",
+        references=[float(each["offsets"]) for each in found["epoch, csc"]],
+        open_s=[each["open_s"] for each in found["epoch, chunks"]],
+        reference_open_s=[each["open_s"] for each in found["epoch, csc"]],
+    )
+
+
+# -- workloads -----------------------------------------------------------------------------------------------------------------
+
+
+def workloads(args: argparse.Namespace) -> dict[str, list[int]]:
+    """Fan-outs of the figures: the deepest alone in the smallest run, whose processes all start anew."""
+    return dict(list(FANOUTS.items())[-1:]) if args.tiny else FANOUTS
+
+
+def datasets_of(work: Any, chunk_kib: int) -> dict[str, Path]:
+    """Create the adjacency of a workload (once) in CSC form and in chunks, without features."""
+    import featstore
+
+    forms: dict[str, tuple[Path, dict[str, Any]]] = {
+        "csc": (work.directory / "csc", {}),
+        "chunks": (work.directory / f"chunks-{chunk_kib}", {"topology": "chunked", "chunk_bytes": chunk_kib << 10}),
+    }
+    for path, options in forms.values():
+        if not path.exists():
+            data = {"seeds": work.seeds}
+            featstore.OutOfCoreGraph.create(
+                path, work.indptr, work.indices, node_data=data, memory="2GiB", progress=False, **options
+            ).close()
+    return {form: path for form, (path, _) in forms.items()}
 
 
 def run(args: argparse.Namespace, report: Report) -> None:
@@ -206,40 +284,57 @@ def run(args: argparse.Namespace, report: Report) -> None:
     import r22
 
     with scratch(args, "insitu") as folder:
+        make = partial(r22.generate, folder, args.scale, seeds=args.batches * args.batch_size, dim=16)
         if args.table or args.figure:
-            datasets = {Path(path).name: Path(path) for path in args.graph}
-            if not datasets:
-                datasets = {"R22": r22.generate(folder, args.scale, seeds=args.batches * args.batch_size, dim=16).dataset()}
-            table(args, report, datasets)
+            paths = {
+                Path(name).name: datasets_of(make(), args.chunk_kib)["csc"]
+                if name == "R22"
+                else graph_of(name, args.graphs, folder)
+                for name in args.graph or ["R22"]
+            }
+            table(args, report, paths, FANOUTS)
             return
-        work = r22.generate(folder, args.scale, seeds=args.batches * args.batch_size, dim=16)
-        dataset = work.dataset()
-        whole = work.n_edges * 4
-        job = {
-            "dataset": os.fspath(dataset),
-            "folder": os.fspath(folder),
-            "memory": max(args.least_mib << 20, whole * 4),
-            "batches": args.batches,
-            "batch_size": args.batch_size,
-            "whole": whole + (1 << 20),
-            # What the demand for a cold page cache goes by.
-            "features": os.fspath(dataset),
-        }
-        epochs(args, report, job, whole // CACHED + 8 * work.num_nodes + 8192)
+        groups: dict[str, Callable[[], None]] = {"r26": lambda: r26(args, report, folder)}
+        own = ("epochs", "hops", "reading", "random", "waits")
+        if any(args.only in name for name in own):
+            work = make()
+            paths = datasets_of(work, args.chunk_kib)
+            whole = work.n_edges * 4
+            job = {
+                "folder": os.fspath(folder),
+                "memory": max(args.least_mib << 20, whole * 4),
+                "batches": args.batches,
+                "batch_size": args.batch_size,
+                "whole": whole + (8 * work.num_nodes) + (1 << 20),
+                "lists": whole // CACHED + 8 * work.num_nodes + 8192,
+            }
+            jobs = {form: {**job, "dataset": os.fspath(path)} for form, path in paths.items()}
+            groups = {
+                "epochs": lambda: epochs(args, report, jobs),
+                "hops": lambda: hops(args, report, jobs, workloads(args), run_job),
+                "reading": lambda: reading(args, report, jobs),
+                "random": lambda: random_reads(args, report, paths["csc"], workloads(args)),
+                "waits": lambda: waits(args, report, jobs),
+                **groups,
+            }
+        for name, group in groups.items():
+            if args.only in name:
+                group()
 
 
 if __name__ == "__main__":
-    if not answer(child):
-        own = argparse.ArgumentParser(add_help=False)
-        own.add_argument("--scale", type=int, default=22)
-        own.add_argument("--table", type=int, choices=[2])
-        own.add_argument("--figure", type=int, choices=[5])
-        own.add_argument("--graph", action="append", default=[], help="a dataset of your own, for the table")
-        own.add_argument("--plot", default="insitu.png", help="where the figure goes")
-        mine, rest = own.parse_known_args()
-        options = argparse.Namespace(
-            **vars(arguments(__doc__ or "", rest, batches=200, batch_size=1000, alone=40, least_mib=64)), **vars(mine)
-        )
+    if not answer(lambda job: CHILDREN[job["what"]](job)):
+        mine = argparse.ArgumentParser(add_help=False)
+        mine.add_argument("--scale", type=int, default=22)
+        mine.add_argument("--table", type=int, choices=[2])
+        mine.add_argument("--figure", type=int, choices=[5])
+        mine.add_argument("--graph", action="append", default=[], help="a dataset, or a real graph's name, for the table")
+        mine.add_argument("--graphs", type=Path, default=Path(__file__).resolve().parents[2] / "shared" / "data")
+        mine.add_argument("--plot", default="insitu.png", help="where the figure goes")
+        known, rest = mine.parse_known_args()
+        shared = arguments(__doc__ or "", rest, batches=200, batch_size=1000, alone=40, least_mib=64, chunk_kib=1024)
+        options = argparse.Namespace(**vars(shared), **vars(known))
         if options.tiny:
             options.scale, options.runs, options.batches, options.batch_size, options.alone = 12, 1, 4, 64, 2
+            options.chunk_kib = 16
         main(run, options)

@@ -11,14 +11,17 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import mmap
 import os
 import platform
+import random
 import shutil
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -344,6 +347,46 @@ def drop_from_page_cache(path: Path) -> None:
             os.close(fd)
 
 
+# -- the drive without fio -----------------------------------------------------------------------------------------------------
+
+
+def direct_rate(path: Path, block_bytes: int = 1 << 20, readers: int = 4, n_random: int = 0, most_bytes: int = 2 << 30) -> float:
+    """Bytes a second of direct reads by a few threads.
+
+    Parameters
+    ----------
+    path : path
+    block_bytes : int
+        A multiple of what the drive's direct reads are aligned to; OSError (EINVAL) otherwise.
+    readers : int
+        Threads, each with one read in flight.
+    n_random : int
+        So many reads at random places; 0: all blocks in sequence.
+    most_bytes : int
+        Of a sequence, at most so much.
+    """
+    size = path.stat().st_size
+    n_blocks = max(1, min(size, most_bytes) // block_bytes if not n_random else size // block_bytes)
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    try:
+
+        def read(first: int) -> None:
+            numbers: Iterable[int] = range(first, n_blocks, readers)
+            if n_random:
+                numbers = random.Random(first).choices(range(n_blocks), k=-(-n_random // readers))
+            with mmap.mmap(-1, block_bytes) as block:
+                for number in numbers:
+                    os.preadv(fd, [block], number * block_bytes)
+
+        begin = time.perf_counter()
+        with ThreadPoolExecutor(readers) as threads:
+            list(threads.map(read, range(readers)))
+        n_bytes = -(-n_random // readers) * readers * block_bytes if n_random else min(n_blocks * block_bytes, size)
+        return n_bytes / (time.perf_counter() - begin)
+    finally:
+        os.close(fd)
+
+
 # -- fio -----------------------------------------------------------------------------------------------------------------------
 
 
@@ -375,7 +418,7 @@ def fio(
     pattern : str
         ``"randread"`` (uniform, repeats allowed) or ``"read"``.
     block_bytes, depth : int
-        Size of one read; reads in flight.
+        Size of one read, or that of a smaller file; reads in flight.
     n_blocks : int, optional
         Reads in all; the whole file once where absent.
     max_seconds : float
@@ -383,7 +426,9 @@ def fio(
     offset : int
         First byte of the file that may be read.
     """
-    size = (path.stat().st_size - offset) // block_bytes * block_bytes
+    size = path.stat().st_size - offset
+    block_bytes = max(PAGE_BYTES, min(block_bytes, size // PAGE_BYTES * PAGE_BYTES)) if block_bytes > PAGE_BYTES else block_bytes
+    size = size // block_bytes * block_bytes
     command = ["fio", "--name=reference", f"--filename={path}", "--readonly", "--ioengine=io_uring", "--direct=1", "--thread"]
     command += [f"--rw={pattern}", f"--bs={block_bytes}", f"--iodepth={depth}", f"--offset={offset}", f"--size={size}"]
     command += ["--norandommap", "--randrepeat=0", "--gtod_reduce=1", f"--runtime={max_seconds}", "--output-format=json"]
@@ -394,10 +439,10 @@ def fio(
     return float(result["io_bytes"]) / (float(result["runtime"]) / 1e3)
 
 
-def fio_random_iops(path: Path, n_blocks: int, depths: Sequence[int] = RANDOM_DEPTHS) -> float:
-    """Random 4 KiB reads a second, at the best of these depths."""
-    rates = [fio(path, pattern="randread", block_bytes=PAGE_BYTES, depth=depth, n_blocks=n_blocks) for depth in depths]
-    return max(rates) / PAGE_BYTES
+def fio_random_iops(path: Path, n_blocks: int, depths: Sequence[int] = RANDOM_DEPTHS, block_bytes: int = PAGE_BYTES) -> float:
+    """Random reads of a block a second, at the best of these depths."""
+    rates = [fio(path, pattern="randread", block_bytes=block_bytes, depth=depth, n_blocks=n_blocks) for depth in depths]
+    return max(rates) / block_bytes
 
 
 def fio_scan_bandwidth(path: Path, max_seconds: float = 10, depths: Sequence[int] = SCAN_DEPTHS) -> float:

@@ -81,4 +81,23 @@ SAMPLING: tuple[Mutation, ...] = (
         "pass->keys + FS_KEY_WORDS * hop * pass->n_batches;",
         ("tests/test_epoch_labor.py::test_batches_do_not_depend_on_threads",),
     ),
+    Mutation(
+        "logs that were spilled unchecked",
+        "checksums: samples, plans, traces (sections)",
+        "featstore/storage/sections.py",
+        "if _sum(memory, self._seed, number) != expected:",
+        "if _sum(memory, self._seed, number) < 0:",
+        (
+            "tests/test_runfiles.py::test_arrays_are_read_while_the_file_is_written",
+            "tests/test_epoch_memory.py::test_damage_to_what_was_spilled_is_found",
+        ),
+    ),
+    Mutation(
+        "a run file each time that logs are full",
+        "logs that spill",
+        "featstore/sampling/logs.py",
+        "        if file is None:\n            file = self._files[worker]",
+        "        if True:\n            file = self._files[worker]",
+        ("tests/test_epoch_memory.py::test_a_worker_spills_into_one_file_however_often",),
+    ),
 )

@@ -88,8 +88,9 @@ def test_benchmark_runs_with_and_without_fio(script: str, has_fio: bool, tmp_pat
     if has_fio:
         (programs / "fio").write_text(f"#!{sys.executable}\n{FIO}")
         (programs / "fio").chmod(0o755)
-    # Without fio the whole script has run; with it, the one group of bench_epoch.py that asks for it is enough.
-    more = ("--only", "preparation") if has_fio and script == "bench_epoch.py" else ()
+    # Without fio the whole script has run; with it, the one group that asks for it is enough.
+    asks = {"bench_epoch.py": "preparation", "bench_insitu.py": "reading"}
+    more = ("--only", asks[script]) if has_fio and script in asks else ()
     figures, errors = run_script(script, tmp_path, *more, PATH=str(programs))
     missing = [str(figure["missing"]) for figure in figures if "missing" in figure]
     referring = [str(figure["reference"]) for figure in figures if "fio" in str(figure["reference"])]
@@ -194,6 +195,18 @@ def test_table_6_adds_a_mechanism_a_line(tmp_path: Path) -> None:
         assert {stage: float(s) for stage, s in shown.items()} == pytest.approx(figure["stages"], abs=0.0051)
 
 
+def test_table_2_counts_bytes_by_what_is_read(tmp_path: Path) -> None:
+    figures, _ = run_script("bench_insitu.py", tmp_path, "--table", "2", "--figure", "5", "--plot", str(tmp_path / "bytes.png"))
+    assert len(figures) == 2 * 7
+    for fanouts in ("25,10", "20,15,10"):
+        moved = {str(f["name"]).split(", ", 2)[2]: f["value"] for f in figures if f["name"].startswith(f"R22, {fanouts}")}
+        assert moved["sample"] > 0
+        assert moved["blocks of 512"] <= moved["blocks of 4096"] <= 8 * moved["blocks of 512"]
+        assert moved["needed pages a hop"] <= moved["the file a hop"] + 3 * 4096
+        assert moved["the file a hop"] == pytest.approx(moved["the file a batch"] / 4 * len(fanouts.split(",")), rel=1e-4)
+    assert (tmp_path / "bytes.png").stat().st_size > 1_000
+
+
 def test_every_part_has_a_benchmark() -> None:
     assert {"bench_gather.py", "bench_planner.py", "bench_sampling.py"} <= set(SCRIPTS)
 
@@ -223,6 +236,10 @@ other = timed_epoch(batches, lambda batch: batch + (batch == 3), most=4)  # its 
 same = [a["checksum"] == b["checksum"] for a, b in zip(epoch["marks"], other["marks"])]
 assert other["batches"] == 4 and same == [True, True, False, False]
 assert timed_epoch(batches, lambda batch: batch, limit_s=1e-9)["batches"] == harness.LEAST_BATCHES
+# Direct reads, in sequence and at random places; a file smaller than a block is one.
+small = pathlib.Path("small")
+small.write_bytes(bytes(16384))
+assert all(harness.direct_rate(small, *options) > 0 for options in ((1 << 20,), (4096, 3), (4096, 3, 10), (1 << 20, 2, 5)))
 # The drive's rate is that at the best depth.
 rates = {16: 3.0, 32: 5.0, 256: 9.0 * 4096, 512: 7.0 * 4096}
 harness.fio = lambda path, *, depth, **_: rates[depth]

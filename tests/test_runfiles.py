@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from featstore.errors import ClosedError, FeatstoreError, FormatError, PluginError
+from featstore.errors import ClosedError, CorruptionError, FeatstoreError, FormatError, PluginError
 from featstore.plan.simulate import simulate
 from featstore.plan.trace import Trace, TraceWriter, record
 from featstore.sampling.batch import SampledBatch
 from featstore.storage import rundir
 from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.storage.sections import SectionFile, SectionWriter
+from featstore.testing.faults import flipped
 
 
 def test_record_and_files(tmp_path: Path) -> None:
@@ -82,6 +83,29 @@ def test_every_damage_to_a_section_file_is_found(tmp_path: Path) -> None:
     file.close()
     with pytest.raises(ClosedError):
         file[0]
+
+
+def test_arrays_are_read_while_the_file_is_written(tmp_path: Path) -> None:
+    disk = DiskBudget(1 << 20)
+    with SectionWriter(tmp_path / "file", "test", disk) as writer:
+        for n in (3, 0, 1000):
+            writer.append(np.arange(n, dtype=np.int32))
+            assert np.array_equal(writer.read(0), [0, 1, 2])
+        assert np.array_equal(writer.read(2), np.arange(1000))
+        assert len(writer.read(1)) == 0
+        for bad in (-1, 3):
+            with pytest.raises(IndexError, match=f"no array {bad} of 3"):
+                writer.read(bad)
+        with flipped(tmp_path / "file.tmp", 12 + 999 * 4, 5):
+            assert np.array_equal(writer.read(0), [0, 1, 2])
+            with pytest.raises(CorruptionError, match="array 2 is damaged") as caught:
+                writer.read(2)
+            assert (caught.value.path, caught.value.offset) == (str(tmp_path / "file.tmp"), 12)
+        writer.abort()
+        assert disk.used == 0
+        with pytest.raises(ClosedError):
+            writer.read(0)
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_disk_budget_is_an_enospc_that_leaves_nothing(tmp_path: Path) -> None:

@@ -11,12 +11,11 @@ import numpy.typing as npt
 from featstore._core.epochs import BLOCK_BYTES, LEAST_BLOCK_WORDS, LEAST_BLOCKS, LOG_BYTES, Logs
 from featstore.cache.rowmap import huge_array
 from featstore.storage.rundir import DiskBudget
-from featstore.storage.sections import SectionFile, SectionWriter
+from featstore.storage.sections import SectionWriter
 
 __all__ = ["SpillingLogs", "least_log_bytes"]
 
 Words = npt.NDArray[Any]
-Int64s = npt.NDArray[np.int64]
 
 _MOST_BLOCK = 4096  # words
 _FEW = 8  # logs, of which one can be a large part of all
@@ -70,7 +69,10 @@ class SpillingLogs:
         words = _block_words(n_logs, each, width)
         n_blocks = each // (words * width + BLOCK_BYTES)
         self.workers = [Logs(n_logs, huge_array(n_blocks * words * width).view(np.int8), words, wide) for _ in range(n_workers)]
-        self._spilled: list[list[tuple[SectionFile, Int64s]]] = [[] for _ in range(n_workers)]  # with the words of each log
+        # A file a worker, however often it spills; of each log the numbers of its sections, and its words there.
+        self._files: list[SectionWriter | None] = [None] * n_workers
+        self._sections: list[dict[int, list[int]]] = [{} for _ in range(n_workers)]
+        self._spilled = np.zeros((n_workers, n_logs), np.int64)
 
     @property
     def dtype(self) -> type[np.int32] | type[np.int64]:
@@ -80,22 +82,24 @@ class SpillingLogs:
     @property
     def spilled_bytes(self) -> int:
         """Bytes in run files."""
-        return sum(int(lengths.sum()) for files in self._spilled for _, lengths in files) * (8 if self._wide else 4)
+        return int(self._spilled.sum()) * (8 if self._wide else 4)
 
     def spill(self, worker: int) -> None:
-        """Write a worker's logs to a run file, and empty them.
+        """Write a worker's logs to its run file, and empty them.
 
         Raises
         ------
         OSError
-            The disk or its budget is full.
+            The disk or its budget is full; what the worker has spilled is gone.
         """
-        logs = self.workers[worker]
-        with SectionWriter(self._path(), "log", self._disk) as writer:
-            for log in range(self.n_logs):
-                writer.append(self._copy(logs, log))
-            file = writer.finish()
-            self._spilled[worker].append((file, file.lengths))
+        logs, file = self.workers[worker], self._files[worker]
+        if file is None:
+            file = self._files[worker] = SectionWriter(self._path(), "log", self._disk)
+        for log in range(self.n_logs):
+            n = logs.length(log)
+            if n:
+                self._sections[worker].setdefault(log, []).append(file.append(self._copy(logs, log)))
+                self._spilled[worker, log] += n
         logs.clear()
 
     def _copy(self, logs: Logs, log: int, array: Callable[..., Words] = np.empty) -> Words:
@@ -105,15 +109,14 @@ class SpillingLogs:
 
     def length(self, log: int) -> int:
         """Return the words of a log."""
-        spilled = sum(int(lengths[log]) for files in self._spilled for _, lengths in files)
-        return spilled + sum(logs.length(log) for logs in self.workers)
+        return int(self._spilled[:, log].sum()) + sum(logs.length(log) for logs in self.workers)
 
     def pieces(self, log: int, array: Callable[..., Words] = np.empty) -> Iterator[Words]:
         """Yield a log's words, piece after piece, in arrays that ``array(n, dtype)`` makes; those of one worker in order."""
-        for logs, files in zip(self.workers, self._spilled, strict=True):
-            for file, lengths in files:
-                if lengths[log]:
-                    yield file.read(log, array)
+        for logs, file, sections in zip(self.workers, self._files, self._sections, strict=True):
+            if file is not None:
+                for number in sections.get(log, ()):
+                    yield file.read(number, array)
             if logs.length(log):
                 yield self._copy(logs, log, array)
 
@@ -141,6 +144,9 @@ class SpillingLogs:
         for logs in self.workers:
             if not logs.is_empty:
                 logs.clear()
-        for files in self._spilled:
-            while files:
-                files.pop()[0].remove()
+        for worker, file in enumerate(self._files):
+            if file is not None:
+                file.abort()
+            self._files[worker] = None
+            self._sections[worker].clear()
+        self._spilled[:] = 0

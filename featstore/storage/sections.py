@@ -6,6 +6,7 @@ under a seed of the file's kind, its id and the array's number, so that neither 
 
 from __future__ import annotations
 
+import array as arrays
 import contextlib
 import os
 import struct
@@ -72,7 +73,7 @@ class SectionWriter:
         self._seed = file_seed(kind, self._id, 0)
         self._disk = disk
         self._paid = 0
-        self._entries: list[tuple[int, int, int, int]] = []
+        self._entries = arrays.array("Q")  # of each array four words, those of _ENTRY: there may be very many
         self._offset = 0
         self._temporary = f"{self.path}.tmp"
         self._fd = os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
@@ -100,9 +101,28 @@ class SectionWriter:
         except BaseException:
             self.abort()
             raise
-        number = len(self._entries)
-        self._entries.append((self._offset - len(view), len(data), _CODES[data.dtype], _sum(view, self._seed, number)))
+        number = len(self._entries) // 4
+        self._entries.extend((self._offset - len(view), len(data), _CODES[data.dtype], _sum(view, self._seed, number)))
         return number
+
+    def read(self, number: int, array: Callable[..., Array] = np.empty) -> Array:
+        """Read and check an array that was appended, as :meth:`SectionFile.read` does; not where the file is written directly.
+
+        Raises
+        ------
+        CorruptionError, OSError, IndexError, ClosedError
+        """
+        assert self._direct is None, "what is not written yet cannot be read"
+        if self._fd < 0:
+            raise ClosedError(f"{self.path} is closed")
+        if not 0 <= number < len(self._entries) // 4:
+            raise IndexError(f"no array {number} of {len(self._entries) // 4}")
+        offset, items, code, expected = self._entries[4 * number : 4 * number + 4]
+        memory = array(items * _DTYPES[code].itemsize, np.uint8).data
+        pread_into(self._fd, memory, offset, self._temporary)
+        if _sum(memory, self._seed, number) != expected:
+            raise CorruptionError(f"array {number} is damaged", self._temporary, offset)
+        return np.frombuffer(memory, _DTYPES[code])
 
     def _write(self, view: memoryview | bytes) -> None:
         if self._disk is not None:
@@ -119,11 +139,11 @@ class SectionWriter:
         if self._fd < 0:
             raise ValueError(f"the writer of {self.path} is closed")
         try:
-            index = np.array(self._entries, _ENTRY).tobytes()
+            index = np.array(self._entries, "<u8").tobytes()
             where = self._offset
             self._write(index)
             index_sum = _sum(index, self._seed, _MASK)
-            tail = (MAGIC, SECTIONS_VERSION, _BYTE_ORDER_MARK, self._kind, self._id, len(self._entries), where, index_sum)
+            tail = (MAGIC, SECTIONS_VERSION, _BYTE_ORDER_MARK, self._kind, self._id, len(self._entries) // 4, where, index_sum)
             body = _TAIL.pack(*tail)
             self._write(body + struct.pack("<Q", xxhash.xxh3_64_intdigest(body)))
             if self._direct is not None:
