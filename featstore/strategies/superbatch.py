@@ -18,7 +18,6 @@ from featstore.cache.fixed import FixedRows
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
 from featstore.config import parse_disk
-from featstore.graph.neighborcache import NeighborCache
 from featstore.plan.overlapped import Pack
 from featstore.plan.planmemory import PLANNER_SHARE
 from featstore.sampling.drawn import in_turn, keep_ahead
@@ -302,5 +301,5 @@ def _held_bytes(setup: Setup, n_accesses: int, size: int, *, spilled: bool, leas
         capacity = 0 if least or not setup.features else min(graph.num_nodes, most)
     needed = planner_bytes(planning, graph, len(setup.batches), n_accesses, size, spilled=spilled, capacity=capacity)
     if not planning.overlap:
-        needed = max(needed, SCORING_BYTES * graph.num_nodes + NeighborCache.scratch_bytes(graph.topology))
+        needed = max(needed, SCORING_BYTES * graph.num_nodes + graph.choosing_bytes())
     return needed
