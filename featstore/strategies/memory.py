@@ -314,6 +314,11 @@ class Memory:
         left = self._budget.total - self._held() - self._graph.reader.least_bytes(self._budget.total)
         return int(max(0, left - self.loop_bytes(larger(self.batch.n_rows)) - self._others(idle=True)))
 
+    def spare(self) -> int:
+        """Return what of :meth:`unused` nobody reserves later, when it is needed."""
+        later = sum(self.granted.get(each.holder, 0) for each in self.requests if not each.is_held and each.least)
+        return max(0, self.unused() - later)
+
     def left_for_caches(self, room: int, prefetch: int) -> tuple[int, int]:
         """Return what caches may take of ``room`` bytes, and how many batches are made ahead beside them.
 
