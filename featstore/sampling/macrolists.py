@@ -15,6 +15,7 @@ from featstore.cache.rowmap import huge_array
 from featstore.errors import BudgetError
 from featstore.graph.partlists import NearbyLists, PartLists, Uint8s
 from featstore.graph.topology import huge_bytes
+from featstore.sampling.drawn import DrawsInTurn
 from featstore.sampling.hops import HopSampler
 from featstore.sampling.partitionbatches import PartitionBatches, PartitionEpoch
 from featstore.storage.layout import PAGE_BYTES
@@ -167,7 +168,7 @@ def macro_lists(g: Any, sampler: object, batches: object) -> MacroLists | None:
     """
     if not (isinstance(sampler, HopSampler) and isinstance(batches, PartitionBatches) and len(batches)):
         return None
-    if hasattr(sampler, "in_turn"):  # passes over all lists take the place of a macro-batch's
+    if isinstance(sampler, DrawsInTurn):  # passes over all lists take the place of a macro-batch's
         return None
     if cast(Any, sampler.graph) is not g or batches.kept is None:  # memory is that of one graph
         return None
