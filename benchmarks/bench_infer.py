@@ -98,7 +98,7 @@ def inferred(args: argparse.Namespace, report: Report, path: Path) -> None:
             rate = sequential_rate(g)
             drop_from_page_cache(path)
             read, begin = bytes_read_by_kernel(), time.perf_counter()
-            costs = run_layers(g, model.inference_layers(), "x", "h", overwrite=True, progress=False)
+            costs = run_layers(g, model.inference_layers(), "x", "h", None, "cpu", True, None, None, False)
             seconds, read = time.perf_counter() - begin, bytes_read_by_kernel() - read
             theirs = sum(gathered_layer(g, layer, g.features["x"], args.seconds, args.batches) for layer in model.layers)
         reads_s = read / rate

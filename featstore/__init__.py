@@ -90,7 +90,10 @@ if not TYPE_CHECKING:  # to whom every name would be known
     def __getattr__(name: str) -> Any:
         """Import everything when a name is first asked for: torch takes seconds, and the command line may need it never."""
         if not name.startswith("_"):
-            import featstore._public as public
+            from featstore._compiled import importing
+
+            with importing():
+                import featstore._public as public
 
             for each in __all__:
                 globals().setdefault(each, getattr(public, each))

@@ -285,6 +285,15 @@ class Reservation:
         """Give everything back; may be called again."""
         self.budget._change(self, 0)
 
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[Reservation]:
+        """Give everything back only where the block raises."""
+        try:
+            yield self
+        except BaseException:
+            self.release()
+            raise
+
     def __enter__(self) -> Reservation:
         return self
 

@@ -234,19 +234,30 @@ def test_what_was_read_ahead_is_given_back() -> None:
     assert ahead.take(0, "x") is None
     ahead.close()
 
-    def short(rows: Any, out: Any) -> ReadStats:
-        raise BudgetError("no memory", 1)
-
-    ahead = ReadAhead(
-        lambda position, wait, most: batches[position], {"x": short}, {"x": 512}, 0, 10, 1 << 16, fields.counted.add
-    )
-    ahead.begin()
-    with pytest.raises(BudgetError):
-        ahead.take(0, "x")
-    assert ahead.give_back()
-    assert ahead.take(0, "x") is None
-    ahead.close()
     assert not fields.ahead(misses, 0, 0, 0).give_back()
+
+
+def test_a_shortage_of_memory_costs_one_batch_its_rows_read_ahead() -> None:
+    fields, short = Fields(), [0, 2]
+
+    def misses(position: int, wait: bool, most: int) -> Any:
+        return np.array([position]) if wait else None
+
+    def read(rows: Any, out: Any) -> ReadStats:
+        if rows[0] in short:
+            short.remove(rows[0])
+            raise BudgetError("no memory", 1)
+        return fields.read("x")(rows, out)
+
+    ahead = ReadAhead(misses, {"x": read}, {"x": 512}, 0, 4, 1 << 16, fields.counted.add)
+    ahead.begin()
+    for position in range(4):
+        rows = ahead.take(position, "x")
+        assert (rows is None) == (position in (0, 2))
+        assert rows is None or np.array_equal(rows, DATA["x"][[position]])
+        ahead.passed(position)
+    assert not short
+    ahead.close()
 
 
 def all_of(budget: Budget) -> Reservation:

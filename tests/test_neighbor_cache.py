@@ -178,7 +178,7 @@ def test_what_choosing_nodes_holds_is_counted(n: int) -> None:
     """Beside the cache's arrays, which are mapped memory, as tracemalloc sees it; in one budget, or in one of its own."""
     g = random_graph(n, 30, seed=4)
     scores = np.random.default_rng(1).integers(0, 9, n)
-    scratch_bytes = NeighborCache.scratch_bytes(g.topology)
+    scratch_bytes = NeighborCache.scratch_bytes(n, g.topology.nbytes, in_memory=True)
     assert scratch_bytes < g.topology.nbytes // 4
     n_bytes = huge_bytes(8 * n) + g.topology.nbytes // 2
     least = huge_bytes(8 * n) + scratch_bytes

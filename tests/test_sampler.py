@@ -481,8 +481,7 @@ def test_the_core_refuses_arrays_that_are_too_short() -> None:
         hops.start(2, -1, False, 0, None, 4, six, six, empty, empty, empty)
     with pytest.raises(ValueError, match="4 bytes expected"):
         hops.start(2, -1, False, 0, np.zeros(3), 4, six, six, empty, empty, empty)
-    arrays[2][:2] = 200
-    many = np.zeros(200, np.int64)
+    arrays[2][:2], many = 200, np.zeros(200, np.int64)
     with pytest.raises(ValueError, match="scratch"):
         hops.start(2, 100, False, 0, records, 4, many, many, empty, empty, empty)
     arrays[1][:2], arrays[2][:2] = -1, 3

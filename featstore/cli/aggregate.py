@@ -6,7 +6,7 @@ import argparse
 import time
 from typing import Any
 
-from featstore.cli.arguments import add_opening, open_graph, positive
+from featstore.cli.arguments import add_making, check_feature, open_graph, positive
 from featstore.cli.output import print_result
 from featstore.config import format_size
 from featstore.graph.passes import OPS
@@ -16,21 +16,18 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``featstore aggregate``."""
-    add_opening(parser)
-    parser.add_argument("--feature", default="x", help="feature that is aggregated (default: x)")
+    add_making(parser, "x", "feature that is aggregated (default: x)")
     parser.add_argument("--op", choices=OPS, default="mean", help="over the in-neighbours (default: mean)")
     parser.add_argument("--hops", type=positive, default=1, help="how often (default: 1)")
     parser.add_argument("--name", help="of the new feature (default: FEATURE_OP, and the hops if there are several)")
     parser.add_argument("--dtype", help="of the new feature (default: the feature's own; float64 for integers)")
-    parser.add_argument("--overwrite", action="store_true", help="replace a feature that has the name")
 
 
 def run(options: argparse.Namespace) -> int:
     """Make the feature, and say what it is."""
     begin = time.perf_counter()
     with open_graph(options.path, options) as graph:
-        if options.feature not in graph.features:
-            raise ValueError(f"--feature: the dataset has no {options.feature!r}; it has {sorted(graph.features)}")
+        check_feature(graph, options.feature)
         store = graph.aggregate(
             options.feature,
             options.op,

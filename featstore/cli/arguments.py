@@ -29,10 +29,12 @@ from featstore.strategies.registry import available_strategies, find_strategy
 __all__ = [
     "BATCHES",
     "Given",
+    "add_making",
     "add_opening",
     "add_sampling",
     "add_strategy_options",
     "cache_neighbors",
+    "check_feature",
     "disk_size",
     "feature_of",
     "make_batches",
@@ -112,6 +114,19 @@ def add_opening(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backend", choices=["auto", "io_uring", "pread"], default="auto", help="how files are read")
     parser.add_argument("--verify", choices=["always", "open", "off"], help="when checksums are checked (default: always)")
     parser.add_argument("--threads", type=positive, help="threads (default: all processors)")
+
+
+def add_making(parser: argparse.ArgumentParser, feature: str | None, help_text: str) -> None:
+    """Add what commands that make a feature of another one take: how the dataset is opened, and that ``--feature``."""
+    add_opening(parser)
+    parser.add_argument("--feature", default=feature, help=help_text)
+    parser.add_argument("--overwrite", action="store_true", help="replace a feature that has the name")
+
+
+def check_feature(graph: OutOfCoreGraph, name: str) -> None:
+    """Raise ValueError where the dataset has no feature of the name that ``--feature`` gives."""
+    if name not in graph.features:
+        raise ValueError(f"--feature: the dataset has no {name!r}; it has {sorted(graph.features)}")
 
 
 def _window(text: str) -> int | str:
@@ -347,8 +362,7 @@ def make_batches(graph: OutOfCoreGraph, options: argparse.Namespace, seeds: torc
 
 def feature_of(options: argparse.Namespace, graph: OutOfCoreGraph) -> FeatureStore:
     """Return the feature that is planned for; from now on ``options.disk`` is in bytes."""
-    if options.feature not in graph.features:
-        raise ValueError(f"--feature: the dataset has no {options.feature!r}; it has {sorted(graph.features)}")
+    check_feature(graph, options.feature)
     store = graph.features[options.feature]
     options.disk = None if options.disk is None else parse_disk(options.disk, store.nbytes)
     return store

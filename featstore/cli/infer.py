@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from featstore.cli.arguments import add_opening, open_graph
+from featstore.cli.arguments import add_making, check_feature, open_graph
 from featstore.cli.model import load_model
 from featstore.cli.output import print_result
 from featstore.config import format_size
@@ -19,11 +19,9 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``featstore infer``."""
-    add_opening(parser)
+    add_making(parser, None, "feature (default: the one that the model was trained on)")
     parser.add_argument("--model", metavar="FILE", required=True, help="file that featstore train --save wrote")
-    parser.add_argument("--feature", help="feature (default: the one that the model was trained on)")
     parser.add_argument("--out", default="h", metavar="NAME", help="name of the new feature (default: h)")
-    parser.add_argument("--overwrite", action="store_true", help="replace a feature that has the name")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -32,8 +30,7 @@ def run(options: argparse.Namespace) -> int:
     model, sizes = load_model(options.model)
     feature = options.feature or sizes.feature
     with open_graph(options.path, options) as graph:
-        if feature not in graph.features:
-            raise ValueError(f"--feature: the dataset has no {feature!r}; it has {sorted(graph.features)}")
+        check_feature(graph, feature)
         shape = tuple(graph.features[feature].shape)
         if shape[1:] != (sizes.n_in,):
             raise ValueError(f"--model: it takes rows of {sizes.n_in} numbers, and {feature!r} has shape {shape}")

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from featstore._compiled import importing
 from featstore.cli.parser import COMMANDS, make_parser
 
 __all__ = ["main"]
@@ -32,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name, text in COMMANDS.items():
             commands.add_parser(name, help=text)
         parser.parse_args(arguments)  # help, the release, or an error: none of them comes back
-    with _interrupts_end():
+    with _interrupts_end(), importing():
         from featstore.cli.run import run
     return run(arguments)
 

@@ -100,7 +100,7 @@ class ReadAhead:
 
         Raises
         ------
-        CorruptionError, OSError, BudgetError, ClosedError
+        CorruptionError, OSError, ClosedError
             Reading them failed.
         """
         with self._lock:
@@ -136,8 +136,6 @@ class ReadAhead:
             self._changed.wait_for(lambda: not self._is_loading)
             self._groups.clear()
             self._memory = None
-            if isinstance(self._error, BudgetError):  # there was too little memory for both
-                self._error = None
         return held
 
     def close(self) -> None:
@@ -156,13 +154,16 @@ class ReadAhead:
         n_groups = 0
         try:
             while self._position < self._stop:
-                rows = self._collect()
-                if rows is None:
-                    return
                 group = None
-                if rows:
-                    group = self._load(rows, n_groups % HALVES)
-                    n_groups += 1
+                try:
+                    rows = self._collect()
+                    if rows is None:
+                        return
+                    if rows:
+                        group = self._load(rows, n_groups % HALVES)
+                        n_groups += 1
+                except BudgetError:  # for now: this batch is read when it is needed
+                    rows = None
                 with self._lock:
                     self._is_loading = False
                     self._position = self._position + 1 if group is None else group.stop

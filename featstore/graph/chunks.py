@@ -74,16 +74,12 @@ class ChunkedTopology(Topology):
         if chunk_bytes < PAGE_BYTES or chunk_bytes % PAGE_BYTES or directory.n_rows < 1:
             raise FormatError(f"{chunks.path}: {directory.n_rows - 1} chunks of {chunk_bytes} bytes", chunks.path)
         n_rows = directory.n_rows
-        with budget.reserve("chunk directory", 24 * n_rows):
-            reservation = budget.reserve("chunk directory", Directory.held_bytes(n_rows))
-            try:
-                rows = directory.read(0, n_rows).reshape(-1).view(np.int64).reshape(-1, 3)
-                made = Directory(rows, num_nodes, num_edges, chunks.row_bytes, chunk_bytes, chunks.n_rows, directory.path)
-                topology = cls(num_nodes, num_edges, made, chunks, budget)
-            except BaseException:
-                reservation.release()
-                raise
-        topology._reservation = reservation
+        held = budget.reserve("chunk directory", Directory.held_bytes(n_rows))
+        with held.kept(), budget.reserve("chunk directory", 24 * n_rows):
+            rows = directory.read(0, n_rows).reshape(-1).view(np.int64).reshape(-1, 3)
+            made = Directory(rows, num_nodes, num_edges, chunks.row_bytes, chunk_bytes, chunks.n_rows, directory.path)
+            topology = cls(num_nodes, num_edges, made, chunks, budget)
+        topology._reservation = held
         return topology
 
     @staticmethod

@@ -18,7 +18,7 @@ from featstore.errors import FormatError
 from featstore.graph.crossedges import count_cross_edges, counts_dtype
 from featstore.graph.madefeatures import MadeFeatures
 from featstore.graph.neighborcache import NeighborCache
-from featstore.graph.opentopology import held_bytes, load_topology, stored_pieces
+from featstore.graph.opentopology import held_bytes, load_topology, stored_pieces, stored_size
 from featstore.graph.partarrays import check_parts
 from featstore.graph.partlists import PartLists
 from featstore.graph.partorder import PartOrder
@@ -77,6 +77,11 @@ class Kept(MadeFeatures):
         """Return what the adjacency will hold at most once it is asked for: none where it was already."""
         with self.locked():
             return 0 if self._topology is not None else held_bytes(self._snapshot, self.budget.total)
+
+    def choosing_bytes(self) -> int:
+        """Return what choosing neighbour lists takes beside their cache, :meth:`NeighborCache.scratch_bytes`; opens nothing."""
+        n_bytes, in_memory = stored_size(self._snapshot)
+        return NeighborCache.scratch_bytes(self.num_nodes, n_bytes, in_memory=in_memory)
 
     # -- rows of features --------------------------------------------------------------------------------------------------------
 

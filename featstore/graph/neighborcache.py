@@ -132,7 +132,8 @@ class NeighborCache:
         whole_bytes = cls.whole_bytes(topology)
         if whole_bytes <= limit:
             return cls._whole(topology, budget, note)
-        scratch_bytes = cls.scratch_bytes(topology)
+        in_memory = topology.resident_offsets is not None
+        scratch_bytes = cls.scratch_bytes(topology.num_nodes, topology.nbytes, in_memory=in_memory)
         needed = table_bytes
         if scratch is None:
             scratch = budget
@@ -153,7 +154,7 @@ class NeighborCache:
             records = huge_array(n_records * topology.id_bytes).view(topology.id_dtype)
             for first, offsets in topology.offset_pieces(piece_nodes(topology.num_nodes) or 1):
                 write_lengths(offsets, offset_of_node[first : first + len(offsets) - 1], records)
-            for block in topology.blocks(_block_bytes(topology)):
+            for block in topology.blocks(_block_bytes(topology.nbytes)):
                 places = offset_of_node[block.first_node : block.first_node + len(block.offsets) - 1]
                 _core.fill_records(block.ids, block.first_edge, block.offsets, places, 0, records, topology.id_bytes)
                 note(block.ids.nbytes)
@@ -184,12 +185,19 @@ class NeighborCache:
         return huge_bytes(topology.nbytes) + offsets
 
     @staticmethod
-    def scratch_bytes(topology: Topology) -> int:
-        """Return what :meth:`build` holds beside the cache where that has room for a part of the lists; at most 21 MB."""
-        held = Prefix.scratch_bytes(topology.num_nodes) + _block_bytes(topology)
-        if topology.resident_offsets is None:
-            held += _PIECE_BYTES * piece_nodes(topology.num_nodes) + _block_bytes(topology)
-        return held
+    def scratch_bytes(num_nodes: int, n_bytes: int, *, in_memory: bool) -> int:
+        """Return what :meth:`build` holds beside the cache where that has room for a part of the lists; at most 21 MB.
+
+        Parameters
+        ----------
+        num_nodes : int
+        n_bytes : int
+            Bytes of all neighbour ids.
+        in_memory : bool
+            The topology has its offsets in memory.
+        """
+        held = Prefix.scratch_bytes(num_nodes) + _block_bytes(n_bytes)
+        return held if in_memory else held + _PIECE_BYTES * piece_nodes(num_nodes) + _block_bytes(n_bytes)
 
     def locate(self, ids: Int64s, place: Int64s, degree: Int64s) -> None:
         """Find the lists of nodes, in memory or in the file.
@@ -277,6 +285,6 @@ class NeighborCache:
             self._reservation.release()
 
 
-def _block_bytes(topology: Topology) -> int:
-    """Bytes of the file read at once while records are filled."""
-    return min(topology.nbytes, max(1 << 16, topology.nbytes // _SCRATCH_SHARE), BLOCK_BYTES) // 8 * 8
+def _block_bytes(n_bytes: int) -> int:
+    """Bytes of a file of ``n_bytes`` that are read at once while records are filled."""
+    return min(n_bytes, max(1 << 16, n_bytes // _SCRATCH_SHARE), BLOCK_BYTES) // 8 * 8

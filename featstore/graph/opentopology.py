@@ -13,7 +13,7 @@ from featstore.graph.chunks import ChunkedTopology
 from featstore.graph.snapshot import Snapshot
 from featstore.graph.topology import CscTopology, Topology, scan_ids, stored_offsets
 
-__all__ = ["held_bytes", "load_topology", "stored_ids", "stored_pieces"]
+__all__ = ["held_bytes", "load_topology", "stored_ids", "stored_pieces", "stored_size"]
 
 
 def load_topology(snapshot: Snapshot, budget: Budget) -> Topology:
@@ -41,6 +41,14 @@ def held_bytes(snapshot: Snapshot, total: int) -> int:
         return CscTopology.held_bytes(catalog.num_nodes)
     chunks, id_bytes = snapshot.topology_file("chunks")
     return ChunkedTopology.held_bytes(catalog.num_nodes, -(-chunks.n_rows * id_bytes // catalog.chunk_bytes), id_bytes, total)
+
+
+def stored_size(snapshot: Snapshot) -> tuple[int, bool]:
+    """Return the bytes of all neighbour ids, and whether offsets are in memory once the adjacency is opened."""
+    catalog = snapshot.catalog
+    is_csc = catalog.topology == "csc"
+    _, id_bytes = snapshot.topology_file("indices" if is_csc else "chunks")
+    return catalog.num_edges * id_bytes, is_csc
 
 
 def stored_pieces(

@@ -240,8 +240,8 @@ class CscTopology(Topology):
         cls, num_nodes: int, num_edges: int, indptr: RowFile, indices: RowFile, id_bytes: int, budget: Budget
     ) -> CscTopology:
         """Read the offsets, a file of 8-byte rows, into memory that ``budget`` counts as ``indptr``."""
-        reservation = budget.reserve("indptr", cls.held_bytes(num_nodes))
-        try:
+        held = budget.reserve("indptr", cls.held_bytes(num_nodes))
+        with held.kept():
             array = huge_array((num_nodes + 1) * 8).view(np.int64)
             rows = array.view(np.uint8).reshape(-1, 8)
             step = BLOCK_BYTES // 8
@@ -251,10 +251,7 @@ class CscTopology(Topology):
                 topology = cls(num_nodes, num_edges, array, indices, id_bytes)
             except CorruptionError as error:
                 raise CorruptionError(error.message, indptr.path) from None
-        except BaseException:
-            reservation.release()
-            raise
-        topology._reservation = reservation
+        topology._reservation = held
         return topology
 
     @staticmethod

@@ -123,18 +123,7 @@ def infer(
     --------
     >>> h = featstore.infer(g, [Aggregate(lambda h, mean: (l.of_self(h) + l.of_neighbors(mean)).relu()) for l in model.layers])
     """
-    run_layers(
-        g,
-        layers,
-        features,
-        out,
-        dtype=dtype,
-        device=device,
-        overwrite=overwrite,
-        memory=memory,
-        key=key,
-        progress=progress,
-    )
+    run_layers(g, layers, features, out, dtype, device, overwrite, memory, key, progress)
     store: FeatureStore = g.features[out]
     return store
 
@@ -144,15 +133,14 @@ def run_layers(
     layers: Sequence[Layer],
     features: str,
     out: str,
-    *,
-    dtype: torch.dtype | str | None = None,
-    device: str | torch.device = "cpu",
-    overwrite: bool = False,
-    memory: int | str | None = None,
-    key: str | None = None,
-    progress: bool = True,
+    dtype: torch.dtype | str | None,
+    device: str | torch.device,
+    overwrite: bool,
+    memory: int | str | None,
+    key: str | None,
+    progress: bool,
 ) -> list[LayerCosts]:
-    """Do as :func:`infer`; return what each layer that was run came to."""
+    """Do as :func:`infer`, whose arguments these are; return what each layer that was run came to."""
     for each, flag in (("overwrite", overwrite), ("progress", progress)):
         check_flag(each, flag)
     if not hasattr(g, "topology"):

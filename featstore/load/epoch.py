@@ -145,4 +145,5 @@ def _end(pipeline: Pipeline[Any, Any, Any], run: EpochRun, stages: Stages, owner
         raise
     finally:
         stages.memory.end()
+        stages.over(run)
         run.close()

@@ -59,6 +59,7 @@ class Stages:
             self._g.pool.page_lock(self._hand_over.device)
         self._lock = threading.Lock()
         self._trimmed_for = -1
+        self._short: set[EpochRun] = set()  # epochs that make do with one queue of reads
         self._g.budget.require(memory)
 
     def receive(self, batch: MiniBatch) -> None:
@@ -79,14 +80,26 @@ class Stages:
         with self._lock:
             n_batches = self._setup.counts.n_batches
             trimmed, self._trimmed_for = self._trimmed_for == n_batches, n_batches
-        if trimmed:
+            first = run not in self._short
+            self._short.add(run)
+        if trimmed and not first:
             return run.spare()
         before = self._g.budget.used
+        if first:  # reads of other loops may hold memory that a busy machine takes long to give back
+            self._g.reader.make_do()
         for idle in (self._setup.batches, self._g.pool, self._g.reader):
             trim = getattr(idle, "trim", None)
             if trim is not None:
                 trim()
         return self._g.budget.used < before or run.spare()
+
+    def over(self, run: EpochRun) -> None:
+        """Hear that an epoch is over: what it did without is there again."""
+        with self._lock:
+            was_short = run in self._short
+            self._short.discard(run)
+        if was_short:
+            self._g.reader.made_do()
 
     def _sample(self, run: EpochRun, position: int) -> Item:
         try:

@@ -79,7 +79,9 @@ class SuperbatchInspector:
     disk : DiskBudget
     memory : Reservation
         What planning may hold; grown where a window is larger than was expected. Where that would be more than an eighth of the
-        memory, or more than there is, next positions are spilled to ``runs``.
+        memory, or more than there is room for, next positions are spilled to ``runs``.
+    room : callable () -> int
+        Bytes that it may grow by: those that no batch needs.
     pool : BufferPool
     threads : int
         Batches sampled at once.
@@ -106,6 +108,7 @@ class SuperbatchInspector:
         runs: RunDirectory,
         disk: DiskBudget,
         memory: Reservation,
+        room: Callable[[], int],
         pool: BufferPool,
         threads: int,
         time: Callable[[str], AbstractContextManager[None]],
@@ -116,7 +119,7 @@ class SuperbatchInspector:
         self._sample = sample
         self._start, self._stop, self._size = start, stop, size
         self._policy, self._n_rows, self._capacity, self._residents = CheckedPolicy(policy), n_rows, capacity, residents
-        self._runs, self._disk, self._memory, self._pool = runs, disk, memory, pool
+        self._runs, self._disk, self._memory, self._room, self._pool = runs, disk, memory, room, pool
         self._threads, self._time, self._switch, self._pack = threads, time, switch, pack
         self._policy.keep_memory(switch is None)  # where it is not another's between epochs
         self._policy.start(capacity, PolicyContext(n_rows, 1), NO_ROWS if residents is None else residents)
@@ -473,7 +476,7 @@ class SuperbatchInspector:
             return False
         self._pool.trim()
         # A cache on loan is not taken back for it: what it was to hold would be read again, which is worse than to spill.
-        fits = needed - self._memory.n_bytes <= self._memory.budget.available
+        fits = needed - self._memory.n_bytes <= min(self._memory.budget.available, self._room())
         if fits and needed_for(capacity=0) <= self._memory.budget.total // PLANNER_SHARE:
             try:
                 self._memory.resize(needed)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from featstore.budget import Reservation
 from featstore.sampling.batch import SampledBatch, Sampler
 from featstore.sampling.batches import Batches, EpochSeeds, together_of
 from featstore.sampling.hops import HopSampler
-from featstore.sampling.macrolists import MacroLists
 from featstore.sampling.partitionbatches import PartitionEpoch
+
+if TYPE_CHECKING:
+    from featstore.sampling.macrolists import MacroLists
 
 __all__ = [
     "DerivedBatches",
     "DerivedEpoch",
     "Drawn",
+    "DrawsInTurn",
     "InTurn",
     "SampledBatches",
     "SampledEpoch",
@@ -52,6 +55,31 @@ class InTurn(SampledEpoch, Protocol):
 
     def close(self) -> None:
         """Let go of what was sampled ahead; may be called again."""
+        ...
+
+
+@runtime_checkable
+class DrawsInTurn(Protocol):
+    """A sampler that draws many batches at once, for whoever takes them about in order."""
+
+    def in_turn(
+        self,
+        seeds: Callable[[int], Any],
+        epoch: int,
+        start: int,
+        stop: int,
+        memory: Reservation | None = None,
+        coming: Any = None,
+    ) -> InTurn:
+        """Return the batches ``start … stop - 1`` of an epoch; ``seeds(index)`` returns a batch's seeds."""
+        ...
+
+    def coming(self, seeds_of: Callable[[int], Callable[[int], Any]]) -> Any:
+        """Return what draws ahead of the next epoch; its ``keep(n_bytes)`` holds no more than that."""
+        ...
+
+    def memory_bytes(self, n_batches: int, n_seeds: int) -> tuple[int, int]:
+        """Return the least and the most useful bytes to draw an epoch with, by its batches and their seeds."""
         ...
 
 
@@ -289,8 +317,8 @@ class Drawn:
 
     def __init__(self, sampler: Sampler, batches: Batches, lists: MacroLists | None = None) -> None:
         self.sampler, self.batches, self.lists = sampler, batches, lists
-        coming: Any = getattr(sampler, "coming", None)
-        self._coming = None if coming is None else coming(lambda epoch: batches.epoch(epoch).seeds)
+        self._turns = sampler if isinstance(sampler, DrawsInTurn) else None
+        self._coming = None if self._turns is None else self._turns.coming(lambda epoch: batches.epoch(epoch).seeds)
 
     @property
     def batch_size(self) -> int:
@@ -319,15 +347,13 @@ class Drawn:
         """See :class:`SampledBatches`."""
         order, lists = self.batches.epoch(epoch), self.lists
         if lists is None or not isinstance(order, PartitionEpoch) or not isinstance(self.sampler, HopSampler):
-            return _DrawnEpoch(self.sampler, order, epoch, self._coming)
+            return _DrawnEpoch(self.sampler, order, epoch, self._turns, self._coming)
         lists.begin()
         return _NearbyEpoch(self.sampler, order, epoch, lists)
 
     def ahead_bytes(self) -> tuple[int, int]:
         """See :func:`ahead_bytes`."""
-        found = getattr(self.sampler, "memory_bytes", None)
-        least, useful = (0, 0) if found is None else found(len(self.batches), self.batches.batch_size)
-        return int(least), int(useful)
+        return (0, 0) if self._turns is None else self._turns.memory_bytes(len(self.batches), self.batches.batch_size)
 
     def keep_ahead(self, n_bytes: int) -> None:
         """See :func:`keep_ahead`."""
@@ -352,8 +378,9 @@ class Drawn:
 
 
 class _DrawnEpoch:
-    def __init__(self, sampler: Sampler, seeds: EpochSeeds, epoch: int, coming: Any) -> None:
-        self._sampler, self._seeds, self._epoch, self._coming = sampler, seeds, epoch, coming
+    def __init__(self, sampler: Sampler, seeds: EpochSeeds, epoch: int, turns: DrawsInTurn | None, coming: Any) -> None:
+        self._sampler, self._seeds, self._epoch = sampler, seeds, epoch
+        self._turns, self._coming = turns, coming
 
     def __len__(self) -> int:
         return len(self._seeds)
@@ -363,13 +390,11 @@ class _DrawnEpoch:
 
     def in_turn(self, start: int, memory: Reservation | None, stop: int) -> InTurn:
         """See :func:`in_turn`: a sampler may draw many batches at once."""
-        found: Any = getattr(self._sampler, "in_turn", None)
-        if found is None:
+        if self._turns is None:
             return _OneByOne(self)
         # Memory that is only there for this epoch is gone when the next one begins.
         coming = self._coming if memory is not None and stop == len(self) else None
-        epoch: InTurn = found(self._seeds.seeds, self._epoch, start, stop, memory, coming)
-        return epoch
+        return self._turns.in_turn(self._seeds.seeds, self._epoch, start, stop, memory, coming)
 
 
 class _NearbyEpoch:

@@ -62,6 +62,7 @@ class Reader:
         self._measuring = threading.Lock()
         self._idle: list[Engine] = []
         self._held: dict[int, Reservation] = {}
+        self._n_short = 0  # of those that make do with one queue
 
     def _probe(self) -> tuple[Engine, str, str]:
         wanted = self.options.backend
@@ -74,11 +75,14 @@ class Reader:
                 raise
             return self._make("pread"), "pread", f"io_uring was refused: {error.strerror}"
 
-    def _make(self, backend: str) -> Engine:
-        reservation = self.budget.reserve("reader buffers", self._arena_bytes)
+    def _make(self, backend: str, n_rows: int = 0) -> Engine:
+        """Make a queue, with scratch to sort ``n_rows``."""
+        reservation = self.budget.reserve("reader buffers", self._arena_bytes + 16 * n_rows)
         try:
             depth = min(self.options.queue_depth if backend == "io_uring" else PREAD_THREADS, self._arena_bytes // PAGE_BYTES)
             engine = Engine(backend, depth, self._arena_bytes)
+            if n_rows:
+                engine.set_scratch(n_rows)
         except BaseException:
             reservation.release()
             raise
@@ -91,11 +95,20 @@ class Reader:
         self._leave_parent()
         engine: Engine | None = None
         try:
-            with self._lock:
-                self._wait_for_engine()
-                engine = self._idle[-1]
-                del self._idle[-1]  # not by pop(): between its return and the assignment Ctrl-C may come
-            self._fit_scratch(engine, min(n_rows, MAX_SORTED_ROWS))
+            while engine is None:
+                with self._lock:
+                    self._wait_for_engine()
+                    engine = self._idle[-1]
+                    del self._idle[-1]  # not by pop(): between its return and the assignment Ctrl-C may come
+                try:
+                    self._fit_scratch(engine, min(n_rows, MAX_SORTED_ROWS))
+                except BudgetError:
+                    with self._lock:
+                        if len(self._held) == 1:
+                            raise
+                        self._drop(engine)  # the others have scratch
+                        engine = None
+                        self._changed.notify_all()
             yield engine
         finally:
             if engine is not None:
@@ -105,9 +118,10 @@ class Reader:
         """Wait until there is an idle queue, or make one; the lock is held."""
         self._check_open()
         while not self._idle:
-            if len(self._held) < MAX_ENGINES:
+            if len(self._held) < (1 if self._n_short else MAX_ENGINES):
                 try:
-                    self._idle.append(self._make(self.backend))
+                    # One beside others needs no memory later: a read never fails for want of what a queue less would leave.
+                    self._idle.append(self._make(self.backend, SCRATCH_STEP if self._held else 0))
                     break
                 except (BudgetError, OSError):
                     if not self._held:
@@ -125,7 +139,7 @@ class Reader:
 
     def _give_back(self, engine: Engine) -> None:
         with self._lock:
-            if self._closed:
+            if self._closed or (self._n_short and len(self._held) > 1):
                 self._drop(engine)
             else:
                 self._idle.append(engine)
@@ -175,6 +189,23 @@ class Reader:
                     engine.drop_scratch()
                     engine.set_scratch(SCRATCH_STEP)
                     self._held[id(engine)].resize(engine.arena_bytes + 16 * SCRATCH_STEP)
+
+    def make_do(self) -> None:
+        """Have one queue from now on, until :meth:`made_do`; wait for reads that have others. Not while one is borrowed.
+
+        For whoever lacks memory that reads of others may hold: what reads need at the least is one queue.
+        """
+        self._leave_parent()
+        with self._lock:
+            self._n_short += 1
+            self.trim()
+            self._changed.wait_for(lambda: len(self._held) <= 1 or self._closed)
+
+    def made_do(self) -> None:
+        """Take back a :meth:`make_do`."""
+        with self._lock:
+            self._n_short = max(0, self._n_short - 1)
+            self._changed.notify_all()
 
     def _drop(self, engine: Engine) -> None:
         engine.close()

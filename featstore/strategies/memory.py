@@ -253,9 +253,13 @@ class Memory:
         return offsets + max(0, scratch - report.get(SCRATCH, 0))
 
     def least(self, n_rows: int = 0) -> int:
-        """Return the least that an error names: for larger batches than those that are known, beside what others took since."""
+        """Return the least that an error names: for larger batches than those that are known, beside what others took since.
+
+        And with what does as well as any other size: in the very least, superbatches would have a batch each.
+        """
         rows = larger(max(n_rows, self.batch.n_rows))
-        return max(self._total(rows, idle=True), self.total_with(self.loop_bytes(rows)))
+        more = sum(max(0, (each.otherwise or 0) - each.least) for each in self.requests)
+        return more + max(self._total(rows, idle=True), self.total_with(self.loop_bytes(rows)))
 
     def total_with(self, n_bytes: int) -> int:
         """Return the least memory that has ``n_bytes`` for this loader beside what is held now and what other loaders need."""
@@ -313,6 +317,11 @@ class Memory:
         """Return the bytes that may still be taken, when strategy and caches have theirs."""
         left = self._budget.total - self._held() - self._graph.reader.least_bytes(self._budget.total)
         return int(max(0, left - self.loop_bytes(larger(self.batch.n_rows)) - self._others(idle=True)))
+
+    def spare(self) -> int:
+        """Return what of :meth:`unused` nobody reserves later, when it is needed."""
+        later = sum(self.granted.get(each.holder, 0) for each in self.requests if not each.is_held and each.least)
+        return max(0, self.unused() - later)
 
     def left_for_caches(self, room: int, prefetch: int) -> tuple[int, int]:
         """Return what caches may take of ``room`` bytes, and how many batches are made ahead beside them.

@@ -34,7 +34,7 @@ from featstore.storage.extents import least_memory
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.pagestream import MOST_WINDOW_BYTES, least_window
 from featstore.strategies.base import EpochRun, Runner, Strategy
-from featstore.strategies.batchsize import KEPT_BYTES, measure
+from featstore.strategies.batchsize import KEPT_BYTES, larger, measure
 from featstore.strategies.caches import OwnCaches, cache_bytes, make_room, size_caches
 from featstore.strategies.holdings import Holdings
 from featstore.strategies.memory import Memory, too_small
@@ -254,11 +254,12 @@ class PackedRunner(Runner):
         setup, n, policy = self._setup, self._setup.graph.num_nodes, self._planning.policy
         longest = int(self._pack.lengths.max(initial=0))
         batch = block_bytes(longest * KEPT_BYTES) + sum(block_bytes(longest * width) for width in widths)
+        two = max(2 * batch, self.memory.loop_bytes(larger(longest)))  # or what divides the memory would ask for more
         caches = sum(FeatureCache.least_bytes(capacity, width, n, None) for width in widths)
         device = n_device * sum(widths) if setup.device.type == "cpu" else 0
         tables = 16 * (n_device + (capacity if isinstance(policy, StaticPolicy) else 0))
         digest = policy.score_bytes * n if isinstance(policy, StaticPolicy) else 0  # before the others
-        return max(digest, caches + device + tables + len(widths) * least_window() + 2 * batch)
+        return max(digest, caches + device + tables + len(widths) * least_window() + two)
 
     def _making_bytes(self, widths: Sequence[int], capacity: int, n_device: int, superbatch: int) -> int:
         """Return what making a layout takes: its tables are made, then each feature's rows are copied."""

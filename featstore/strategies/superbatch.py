@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +19,6 @@ from featstore.cache.fixed import FixedRows
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
 from featstore.config import parse_disk
-from featstore.graph.neighborcache import NeighborCache
 from featstore.plan.overlapped import Pack
 from featstore.plan.planmemory import PLANNER_SHARE
 from featstore.sampling.drawn import in_turn, keep_ahead
@@ -139,12 +139,14 @@ class SuperbatchRunner(Runner):
         super().__init__(setup, memory)
         policy = setup.planning.policy
         assert isinstance(policy, PlannedPolicy)
-        self._setup, self._planning = setup, replace(setup.planning, superbatch=self._length(setup, memory.batch))
+        self._setup = setup
         self._on_death: list[weakref.finalize[..., Any]] = []
         self._holdings = Holdings(setup.graph.budget, memory)
         if SAMPLED_AHEAD in memory.granted:
             self._holdings.use(SAMPLED_AHEAD, partial(keep_ahead, setup.batches))
-        self._holdings.use(PLANNER, partial(_keep_plans, policy, memory.granted[PLANNER]))
+        size, least = self._granted_length(setup, memory)
+        self._planning = replace(setup.planning, superbatch=size)
+        self._holdings.use(PLANNER, partial(_keep_plans, policy, memory.granted[PLANNER]), least)
         self._switch: CacheSwitch | None = None
         self._caches = OwnCaches(setup.graph, setup.features)
         self._fixed: Int64s | None = None  # rows that stay, the best first
@@ -169,6 +171,22 @@ class SuperbatchRunner(Runner):
         assert setup.planning is not None
         passes = cls._passes(setup, batch.n_rows)
         return choose_size(setup.planning, setup.graph, len(setup.batches), batch.n_rows, cls._stored(setup, batch), passes)
+
+    @classmethod
+    def _granted_length(cls, setup: Setup, memory: Memory) -> tuple[int, int]:
+        """Return the batches of a superbatch that can be planned in what was granted, and what planning it takes at the least.
+
+        Where less was granted than asked for, nothing is left for caches.
+        """
+        batch, granted = memory.batch, memory.granted[PLANNER]
+
+        def needed(size: int) -> int:
+            return _held_bytes(setup, batch.n_rows, size, spilled=True, least=True)
+
+        size = cls._length(setup, batch)
+        if needed(size) > granted:
+            size = max(least_size(setup), bisect_right(range(1, size), granted, key=needed))
+        return size, min(granted, needed(size))
 
     @classmethod
     def _stored(cls, setup: Setup, batch: BatchSize) -> int:
@@ -268,6 +286,7 @@ class SuperbatchRunner(Runner):
                 order,
                 start,
                 threads=self.memory.samplers(),
+                room=self.memory.spare,
                 holdings=self._holdings,
                 caches=caches,
                 claim=claim,
@@ -302,5 +321,5 @@ def _held_bytes(setup: Setup, n_accesses: int, size: int, *, spilled: bool, leas
         capacity = 0 if least or not setup.features else min(graph.num_nodes, most)
     needed = planner_bytes(planning, graph, len(setup.batches), n_accesses, size, spilled=spilled, capacity=capacity)
     if not planning.overlap:
-        needed = max(needed, SCORING_BYTES * graph.num_nodes + NeighborCache.scratch_bytes(graph.topology))
+        needed = max(needed, SCORING_BYTES * graph.num_nodes + graph.choosing_bytes())
     return needed

@@ -40,24 +40,29 @@ cdef bint fit(int64_t n_ids, const int64_t[::1] cursor, const int64_t[::1] ends,
     return True
 
 
+cdef int check_each(const uint8_t[::1] ids, int64_t id_bytes, const int64_t[::1] cursor, const int64_t[::1] ends,
+                    const int64_t[::1] out) except -1:
+    """Check lists, all of them within the ids, and an array of a number a list."""
+    cdef bint good
+    check_lists(ids, id_bytes, cursor, ends)
+    if out.shape[0] != cursor.shape[0]:
+        raise ValueError("a number a list")
+    with nogil:
+        good = fit(ids.shape[0] // id_bytes, cursor, ends, 0, cursor.shape[0])
+    if not good:
+        raise ValueError("lists beyond the ids")
+    return 0
+
+
 def begin(const uint8_t[::1] ids not None, int64_t id_bytes, const int64_t[::1] cursor not None,
           const int64_t[::1] ends not None, int64_t[::1] nexts not None):
     """Write the first id of each list, ``NO_MORE`` of an empty one; lists are ``ids[cursor:ends]``."""
-    cdef int64_t v, n = cursor.shape[0]
-    cdef bint good
-    check_lists(ids, id_bytes, cursor, ends)
-    if nexts.shape[0] != n:
-        raise ValueError("an id a list")
-    if n == 0:
-        return
+    cdef int64_t v
+    check_each(ids, id_bytes, cursor, ends, nexts)
     cdef const uint8_t *at = &ids[0] if ids.shape[0] else NULL
     with nogil:
-        good = fit(ids.shape[0] // id_bytes, cursor, ends, 0, n)
-        if good:
-            for v in range(n):
-                nexts[v] = fs_list_id(at, id_bytes, cursor[v]) if cursor[v] < ends[v] else FS_NO_MORE
-    if not good:
-        raise ValueError("lists beyond the ids")
+        for v in range(cursor.shape[0]):
+            nexts[v] = fs_list_id(at, id_bytes, cursor[v]) if cursor[v] < ends[v] else FS_NO_MORE
 
 
 def accumulate(const uint8_t[::1] rows not None, int64_t row_item, int64_t first, int64_t width,
@@ -106,23 +111,14 @@ def accumulate(const uint8_t[::1] rows not None, int64_t row_item, int64_t first
 def count_self(const uint8_t[::1] ids not None, int64_t id_bytes, const int64_t[::1] begins not None,
                const int64_t[::1] ends not None, int64_t first, int64_t[::1] counts not None):
     """Write how often the list of destination ``first + v`` names itself."""
-    cdef int64_t v, at, n = begins.shape[0]
-    cdef bint good
-    check_lists(ids, id_bytes, begins, ends)
-    if counts.shape[0] != n:
-        raise ValueError("a count a list")
-    if n == 0:
-        return
+    cdef int64_t v, at
+    check_each(ids, id_bytes, begins, ends, counts)
     cdef const uint8_t *data = &ids[0] if ids.shape[0] else NULL
     with nogil:
-        good = fit(ids.shape[0] // id_bytes, begins, ends, 0, n)
-        if good:
-            for v in range(n):
-                counts[v] = 0
-                for at in range(begins[v], ends[v]):
-                    counts[v] += fs_list_id(data, id_bytes, at) == first + v
-    if not good:
-        raise ValueError("lists beyond the ids")
+        for v in range(begins.shape[0]):
+            counts[v] = 0
+            for at in range(begins[v], ends[v]):
+                counts[v] += fs_list_id(data, id_bytes, at) == first + v
 
 
 def mark_runs(const uint8_t[::1] ids not None, int64_t id_bytes, int64_t run, uint8_t[::1] wanted not None):
