@@ -152,6 +152,10 @@ class Topology(ABC):
         CorruptionError, ClosedError, OSError
         """
 
+    def files_of(self, nodes: Int64s) -> Int64s:
+        """Return the number, from 0, of the file in which the list of each node begins."""
+        return np.zeros(len(nodes), np.int64)
+
     @abstractmethod
     def bad_id(self, position: int, found: int) -> CorruptionError:
         """Return the error for the id ``found`` of edge ``position``."""
