@@ -66,18 +66,19 @@ def remove_stripe(root: str, name: str) -> None:
     if not os.path.islink(link):  # a copy that followed the link
         shutil.rmtree(link)
         return
-    target = os.readlink(link)
+    target, is_left = os.readlink(link), False
     with contextlib.suppress(FileNotFoundError):  # it was not made yet, or is gone
         entries = os.listdir(target)
         marks = [entry for entry in entries if entry.startswith(_MARK)]
-        if os.path.basename(target) != name or (entries and _mark(link) not in marks):
-            warnings.warn(f"{target} stays: it was not made with the link {link}, which is removed", stacklevel=2)
-        else:
+        is_left = os.path.basename(target) != name or (len(entries) > 0 and _mark(link) not in marks)
+        if not is_left:
             for entry in (*(set(entries) - set(marks)), *marks):
                 os.unlink(os.path.join(target, entry))
             os.rmdir(target)
             fsync_directory(os.path.dirname(target))
     os.unlink(link)
+    if is_left:
+        warnings.warn(f"{target} stays: it was not made with the link {link}, which is removed", stacklevel=2)
 
 
 def remove_stripes(root: str, keep: Iterable[str] = ()) -> list[str]:
