@@ -67,9 +67,9 @@ def save(root: Path, seed: int) -> None:
         g.cache_neighbors(CACHE_BYTES, "random", seed=seed, save=True)
 
 
-def convert(root: Path, topology: str, **form: Any) -> None:
-    chunk_bytes = 4096 if topology == "chunked" else None
-    featstore.convert(root / "g", topology, chunk_bytes=chunk_bytes, memory="64MiB", progress=False, **form)
+def convert(root: Path, to: str) -> None:
+    form = {"csc": {"topology": "csc"}, "chunked": IN_CHUNKS, "stripes": {**IN_CHUNKS, "stripes": [root / "drive"]}}[to]
+    featstore.convert(root / "g", **form, memory="64MiB", progress=False)
 
 
 def keep(root: Path, value: int) -> None:
@@ -184,12 +184,13 @@ def a_saved_cache(root: Path) -> None:
     save(root, 1)
 
 
-def chunks(root: Path) -> None:
-    make(root / "g", "old", **IN_CHUNKS)
-
-
 def a_drive(root: Path) -> None:
     (root / "drive").mkdir()
+
+
+def chunks(root: Path) -> None:
+    a_drive(root)
+    make(root / "g", "old", **IN_CHUNKS)
 
 
 def stripes(root: Path) -> None:
@@ -212,9 +213,7 @@ SCENARIOS = {
     "convert back": Scenario(chunks, lambda root: convert(root, "csc")),
     "create stripes": Scenario(a_drive, lambda root: make(root / "g", "new", **IN_CHUNKS, stripes=[root / "drive"])),
     "replace stripes": Scenario(stripes, lambda root: make(root / "g", "new", True, **IN_CHUNKS, stripes=[root / "drive"])),
-    "convert to stripes": Scenario(
-        lambda root: chunks(root) or a_drive(root), lambda root: convert(root, "chunked", stripes=[root / "drive"])
-    ),
+    "convert to stripes": Scenario(chunks, lambda root: convert(root, "stripes")),
     "convert stripes back": Scenario(stripes, lambda root: convert(root, "csc")),
     "open": Scenario(a_saved_cache, read, commits=False),
     "verify": Scenario(a_saved_cache, verify, commits=False),

@@ -156,6 +156,45 @@ def test_what_is_refused(root: Path, tmp_path: Path, drives: list[Path]) -> None
     assert sorted(os.listdir(tmp_path)) == ["drive-0", "drive-1", "file", "g", "link"]
 
 
+@pytest.mark.parametrize("how", ["create", "convert"])
+def test_names_are_durable_before_what_needs_them(
+    tmp_path: Path, drives: list[Path], monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """The link before the stripe, the stripe and its file before the catalog that names it."""
+    root, steps = tmp_path / "g", list[tuple[str, str]]()
+
+    def watch(name: str, path_of: Any) -> None:
+        real = getattr(os, name)
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            found = real(*arguments, **options)
+            steps.append((name, path_of(arguments)))
+            return found
+
+        monkeypatch.setattr(os, name, call)
+
+    if how == "convert":
+        make(root).close()
+    watch("fsync", lambda arguments: os.readlink(f"/proc/self/fd/{arguments[0]}"))
+    watch("symlink", lambda arguments: os.fspath(arguments[1]))
+    watch("mkdir", lambda arguments: os.fspath(arguments[0]))
+    watch("rename", lambda arguments: os.fspath(arguments[1]))
+    if how == "convert":
+        assert to(root, "chunked", chunk_bytes=4096, stripes=drives[:1])
+    else:
+        make(root, **IN_CHUNKS, stripes=drives[:1]).close()
+    (name,) = stripes(root)
+    made_in, target = next(path for step, path in steps if step == "symlink").rpartition("/")[0], str(drives[0] / name)
+    link, flush, mkdir = steps.index(("symlink", f"{made_in}/{name}")), ("fsync", made_in), ("mkdir", target)
+    assert flush in steps[link : steps.index(mkdir)]
+    catalog = next(k for k, (step, path) in enumerate(steps) if step == "rename" and path.endswith("data.mdb"))
+    assert ("fsync", str(drives[0])) in steps[steps.index(mkdir) : catalog]
+    for file in (chunk_files(root)[1].name, f"{chunk_files(root)[1].name}.sums"):
+        named = next(k for k, (step, path) in enumerate(steps) if step == "rename" and path.endswith(f"{name}/{file}"))
+        assert any(step == "fsync" and path.startswith(f"{target}/{file}.") for step, path in steps[:named])
+        assert ("fsync", target) in steps[named:catalog]
+
+
 # -- what is removed -------------------------------------------------------------------------------------------------------------
 
 
