@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import featstore
+from featstore.budget import Budget
 from featstore.errors import CorruptionError, FormatError
 from featstore.graph.chunks import ChunkedTopology
 from featstore.sampling import window
@@ -71,14 +72,14 @@ def both(forms: SimpleNamespace) -> Iterator[list[tuple[Any, Any]]]:
 
 def test_rows_are_those_of_the_one_file(both: list[tuple[Any, Any]]) -> None:
     @settings(max_examples=60, deadline=None)
-    @given(data=st.data(), number=st.integers(0, 2), piece=st.sampled_from([1, 7, 1000, 1 << 16]))
-    def check(data: st.DataObject, number: int, piece: int) -> None:
-        same_rows(*both[number], data, piece)
+    @given(data=st.data(), number=st.integers(0, 2), piece=st.sampled_from([1, 7, 1 << 16]), room=st.sampled_from([0, 20, 999]))
+    def check(data: st.DataObject, number: int, piece: int, room: int) -> None:
+        same_rows(*both[number], data, piece, room)
 
     check()
 
 
-def same_rows(one: Any, several: Any, data: st.DataObject, piece: int) -> None:
+def same_rows(one: Any, several: Any, data: st.DataObject, piece: int, room: int) -> None:
     assert isinstance(one, RowFile)
     assert isinstance(several, StripedRows)
     n = one.n_rows
@@ -92,7 +93,8 @@ def same_rows(one: Any, several: Any, data: st.DataObject, piece: int) -> None:
     found, expected = (np.full((len(rows), one.row_bytes), 99, np.uint8) for _ in range(2))
     one.gather(rows, expected)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stripedrows, "_PIECE", piece)
+        patch.setattr(stripedrows, "_LEAST_ROWS", piece)
+        patch.setattr(several, "_budget", Budget(32 * room))
         several.gather(rows, found)
     assert np.array_equal(found, expected)
     n_pages = n * one.row_bytes // 4096
@@ -108,7 +110,7 @@ def same_rows(one: Any, several: Any, data: st.DataObject, piece: int) -> None:
 
 def test_rows_out_of_range_and_files_that_do_not_fit(both: list[tuple[Any, Any]]) -> None:
     for one, several in both:
-        for first, n in ((several.n_rows, 1), (several.n_rows - 1, 2), (0, several.n_rows + 1)):
+        for first, n in ((-1, 1), (several.n_rows, 1), (several.n_rows - 1, 2), (0, several.n_rows + 1)):
             with pytest.raises(IndexError):
                 several.read(first, n)
         out = np.empty((2, several.row_bytes), np.uint8)
@@ -116,7 +118,27 @@ def test_rows_out_of_range_and_files_that_do_not_fit(both: list[tuple[Any, Any]]
             with pytest.raises(IndexError):
                 several.gather(np.array([0, row]), out)
         with pytest.raises(FormatError, match="cannot hold row"):
-            StripedRows(several.files, 3 * one.n_rows)
+            StripedRows(several.files, 3 * one.n_rows, Budget(1 << 20))
+
+
+def test_pages_are_read_once_however_many_rows_are_asked_for(forms: SimpleNamespace) -> None:
+    """Where there is memory; where there is none, they are read again."""
+    with featstore.open(forms.one, memory="64MiB") as a, featstore.open(forms.three, memory="64MiB") as b:
+        one, several = chunks_of(a), chunks_of(b)
+        rows = np.random.default_rng(0).integers(0, one.n_rows, 200_000)
+        found = [np.empty((len(rows), 4), np.uint8) for _ in range(2)]
+        for chunks, out in zip((one, several), found, strict=True):
+            chunks.gather(rows, out)
+        assert np.array_equal(*found)
+        read = sum(file.stats.bytes_read for file in several.files)
+        n_pages = sum(file.n_bytes // 4096 for file in several.files)
+        assert read <= n_pages * 4096 < one.n_bytes + 3 * 4096
+        with b.budget.reserve("all of it", b.budget.available):
+            several.gather(rows, found[0])
+            assert b.budget.peak <= b.budget.total
+        assert np.array_equal(*found)
+        assert sum(file.stats.bytes_read for file in several.files) > 3 * read
+        assert b.memory_report().get("all of it", 0) == 0
 
 
 def test_a_damaged_file_fails_a_gather_when_no_other_is_read(forms: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,7 +78,7 @@ class ChunkedTopology(Topology):
         """
         if chunk_bytes < PAGE_BYTES or chunk_bytes % PAGE_BYTES or directory.n_rows < 1:
             raise FormatError(f"{files[0].path}: {directory.n_rows - 1} chunks of {chunk_bytes} bytes", files[0].path)
-        chunks = files[0] if len(files) == 1 else StripedRows(files, chunk_bytes // files[0].row_bytes)
+        chunks = files[0] if len(files) == 1 else StripedRows(files, chunk_bytes // files[0].row_bytes, budget)
         n_rows = directory.n_rows
         with budget.reserve("chunk directory", 24 * n_rows):
             reservation = budget.reserve("chunk directory", Directory.held_bytes(n_rows))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import numpy as np
 import numpy.typing as npt
 
-from featstore.errors import FormatError
+from featstore._core.io import MAX_SORTED_ROWS
+from featstore.budget import Budget
+from featstore.errors import BudgetError, FormatError
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.rowfile import RowFile
 
@@ -17,7 +20,8 @@ __all__ = ["StripedRows"]
 Int64s = npt.NDArray[np.int64]
 UInt8s = npt.NDArray[np.uint8]
 
-_PIECE = 1 << 16  # rows gathered at once: dividing them takes temporary arrays
+_LEAST_ROWS = 1 << 16  # divided at once, whatever the budget says
+_DIVIDING_BYTES = 32  # a row: its file, its number there, and its place in the output
 
 
 class StripedRows:
@@ -29,6 +33,8 @@ class StripedRows:
         In the order of their rows.
     unit_rows : int
         Each file begins with a multiple of so many rows, which take whole pages.
+    budget : Budget
+        Pays for dividing the rows of a gather by file, as ``reader buffers``.
 
     Attributes
     ----------
@@ -46,8 +52,9 @@ class StripedRows:
     slow drive holds up a call that wants rows of it, and no other.
     """
 
-    def __init__(self, files: Sequence[RowFile], unit_rows: int) -> None:
+    def __init__(self, files: Sequence[RowFile], unit_rows: int, budget: Budget) -> None:
         self.files = list(files)
+        self._budget = budget
         self.row_bytes = files[0].row_bytes
         n_rows = np.cumsum([0, *(file.n_rows for file in files)])
         self.n_rows, self.first_rows = int(n_rows[-1]), n_rows[:-1]
@@ -61,12 +68,12 @@ class StripedRows:
         return self.files[0].path
 
     def file_of(self, rows: Int64s) -> Int64s:
-        """Return the number of the file that holds each row."""
-        return np.searchsorted(self.first_rows, rows, side="right") - 1
+        """Return the number of the file that holds each row; the first or the last one for rows that are in none."""
+        return np.searchsorted(self.first_rows[1:], rows, side="right")
 
     def place(self, row: int) -> tuple[RowFile, int]:
         """Return the file that holds a row, and the row's number there."""
-        number = int(np.searchsorted(self.first_rows, row, side="right")) - 1
+        number = int(np.searchsorted(self.first_rows[1:], row, side="right"))
         return self.files[number], row - int(self.first_rows[number])
 
     def read(self, first: int, n: int, out: UInt8s | None = None) -> UInt8s:
@@ -84,15 +91,31 @@ class StripedRows:
         return out
 
     def gather(self, rows: Int64s, out: UInt8s) -> None:
-        """See :meth:`RowFile.gather`; pages are read at most once per 65,536 rows."""
-        for begin in range(0, len(rows), _PIECE):
-            part, into = rows[begin : begin + _PIECE], out[begin : begin + _PIECE]
-            file_of = self.file_of(part)
-            calls: list[Callable[[], object]] = []
-            for number in np.unique(file_of).tolist():
-                at = np.flatnonzero(file_of == number)
-                calls.append(self._gathering(number, part[at] - self.first_rows[number], into, at))
-            _side_by_side(calls)
+        """See :meth:`RowFile.gather`; where memory is short, pages are read at most once per 65,536 rows."""
+        with self._dividing(min(len(rows), MAX_SORTED_ROWS)) as n:
+            for begin in range(0, len(rows), n):
+                part, into = rows[begin : begin + n], out[begin : begin + n]
+                file_of = self.file_of(part)
+                calls: list[Callable[[], object]] = []
+                for number in range(len(self.files)):
+                    at = np.flatnonzero(file_of == number)
+                    if len(at):
+                        calls.append(self._gathering(number, part[at] - self.first_rows[number], into, at))
+                _side_by_side(calls)
+
+    @contextmanager
+    def _dividing(self, n_rows: int) -> Iterator[int]:
+        """Hold the memory to divide ``n_rows`` at once, or as many as the budget has room for."""
+        while n_rows > _LEAST_ROWS:
+            try:
+                held = self._budget.reserve("reader buffers", _DIVIDING_BYTES * n_rows)
+            except BudgetError:
+                n_rows = max(_LEAST_ROWS, n_rows // 2)
+                continue
+            with held:
+                yield n_rows
+            return
+        yield _LEAST_ROWS
 
     def _gathering(self, number: int, rows: Int64s, out: UInt8s, at: Int64s) -> Callable[[], object]:
         return lambda: self.files[number].gather(rows, out, at)
@@ -115,8 +138,9 @@ class StripedRows:
 
 def _side_by_side(calls: list[Callable[[], object]]) -> None:
     """Make calls, each in a thread of its own; none goes on when this returns."""
-    if len(calls) == 1:
-        calls[0]()
+    if len(calls) < 2:
+        for call in calls:
+            call()
         return
     with ThreadPoolExecutor(len(calls) - 1, thread_name_prefix="featstore-stripe") as threads:
         others = [threads.submit(call) for call in calls[1:]]
