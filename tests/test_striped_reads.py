@@ -110,7 +110,7 @@ def same_rows(one: Any, several: Any, data: st.DataObject, piece: int, room: int
 
 def test_rows_out_of_range_and_files_that_do_not_fit(both: list[tuple[Any, Any]]) -> None:
     for one, several in both:
-        for first, n in ((-1, 1), (several.n_rows, 1), (several.n_rows - 1, 2), (0, several.n_rows + 1)):
+        for first, n in ((several.n_rows, 1), (several.n_rows - 1, 2), (0, several.n_rows + 1)):
             with pytest.raises(IndexError):
                 several.read(first, n)
         out = np.empty((2, several.row_bytes), np.uint8)
