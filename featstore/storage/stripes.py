@@ -87,12 +87,18 @@ def remove_stripes(root: str, keep: Iterable[str] = ()) -> list[str]:
     Raises
     ------
     OSError
-        One could not be removed.
+        One could not be removed; the others are.
     """
     kept = {name.partition("/")[0] for name in keep}
     gone = [name for name in sorted(os.listdir(root)) if STRIPE.fullmatch(name) and name not in kept]
+    failure: OSError | None = None
     for name in gone:
-        remove_stripe(root, name)
+        try:
+            remove_stripe(root, name)
+        except OSError as error:
+            failure = error
+    if failure is not None:
+        raise failure
     return gone
 
 
