@@ -120,15 +120,15 @@ class ArrayWriter:
 def chunked(indptr: Int64s, indices: npt.NDArray[Any], chunk_bytes: int, budget: Budget, step: int = 1 << 20) -> ChunkedTopology:
     """The chunked form of a graph in memory, written ``step`` ids at a time."""
     n, id_bytes = len(indptr) - 1, indices.itemsize
-    open_writer: Any = lambda name, layout, dtype: ArrayWriter(layout.row_bytes)  # noqa: E731
+    open_writer: Any = lambda name, layout, dtype, stripe: ArrayWriter(layout.row_bytes)  # noqa: E731
     files = ChunkedFiles(n, id_bytes, open_writer, chunk_bytes)
     for first in range(0, len(indices), step):
         ids = indices[first : first + step]
         last = int(np.searchsorted(indptr[:-1], first + len(ids)))
         files.write(indptr[files.n_begun : last].astype(np.int64), ids)
     chunks, directory = files.finish()
-    words: Any = chunks.file
-    rows: Any = directory.file
+    words: Any = chunks.files[0]
+    rows: Any = directory.files[0]
     made = Directory(rows.rows.view(np.int64), n, len(indices), id_bytes, chunk_bytes, len(words.rows), "directory.bin")
     return ChunkedTopology(n, len(indices), made, words, budget)
 

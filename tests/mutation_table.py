@@ -183,7 +183,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "directory of a row file not flushed",
         "fsync: row files",
         "featstore/storage/writer.py",
-        "            fsync_directory(self._directory)\n",
+        "            fsync_directory(os.path.dirname(self._path))\n",
         "",
         (ORDER,),
     ),

@@ -1,4 +1,4 @@
-"""The mutations of samplers that share draws or passes; see :mod:`tests.mutation_table`."""
+"""The mutations of samplers that share draws or passes, and of stripes; see :mod:`tests.mutation_table`."""
 
 from __future__ import annotations
 
@@ -99,5 +99,46 @@ SAMPLING: tuple[Mutation, ...] = (
         "        if file is None:\n            file = self._files[worker]",
         "        if True:\n            file = self._files[worker]",
         ("tests/test_epoch_memory.py::test_a_worker_spills_into_one_file_however_often",),
+    ),
+    # -- stripes
+    Mutation(
+        "workers wait for one file",
+        "turns of several files",
+        "featstore/sampling/fileturns.py",
+        "(busy.count(file), -len(self._left[file]))",
+        "-len(self._left[file])",
+        ("tests/test_striped_reads.py::test_a_slow_file_holds_up_no_other",),
+    ),
+    Mutation(
+        "a copy removes the stripes of the original",
+        "ownership of stripes",
+        "featstore/storage/stripes.py",
+        "(len(entries) > 0 and _mark(link) not in marks)",
+        "False",
+        ("tests/test_stripes.py::test_a_copy_reads_stripes_and_leaves_them",),
+    ),
+    Mutation(
+        "a replaced dataset leaves its stripes",
+        "ownership of stripes",
+        "featstore/storage/directory.py",
+        "                remove_stripes(path)  # first: nothing but the links in it says where they are\n",
+        "",
+        ("tests/test_stripes.py::test_a_replaced_dataset_takes_its_stripes_with_it",),
+    ),
+    Mutation(
+        "stripe not flushed",
+        "fsync: stripes",
+        "featstore/storage/stripes.py",
+        "        fsync_directory(directory)\n",
+        "",
+        ("tests/test_stripes.py::test_names_are_durable_before_what_needs_them",),
+    ),
+    Mutation(
+        "link of a stripe not flushed",
+        "fsync: stripes",
+        "featstore/storage/stripes.py",
+        "        fsync_directory(root)\n",
+        "",
+        ("tests/test_stripes.py::test_names_are_durable_before_what_needs_them",),
     ),
 )

@@ -67,8 +67,9 @@ def save(root: Path, seed: int) -> None:
         g.cache_neighbors(CACHE_BYTES, "random", seed=seed, save=True)
 
 
-def convert(root: Path, topology: str) -> None:
-    featstore.convert(root / "g", topology, chunk_bytes=4096 if topology == "chunked" else None, memory="64MiB", progress=False)
+def convert(root: Path, to: str) -> None:
+    form = {"csc": {"topology": "csc"}, "chunked": IN_CHUNKS, "stripes": {**IN_CHUNKS, "stripes": [root / "drive"]}}[to]
+    featstore.convert(root / "g", **form, memory="64MiB", progress=False)
 
 
 def keep(root: Path, value: int) -> None:
@@ -121,7 +122,7 @@ def state(root: Path) -> tuple[Any, ...]:
             g.verify(progress=False)
             found.append(check_rows(g))
         catalog = read_catalog(root / "g")
-        found.append(catalog.topology)
+        found += [catalog.topology, sum("/" in name for name in catalog.files)]
         found.append(json.dumps({key: catalog.extra.get(key) for key in ("cache/neighbors", KEY)}, sort_keys=True))
         for seed in (1, 2):
             with opened(root) as g:
@@ -137,12 +138,15 @@ def state(root: Path) -> tuple[Any, ...]:
 def named(root: Path) -> set[str]:
     if not os.path.lexists(root / "g"):
         return set()
-    return {name for record in read_catalog(root / "g").files.values() for name in (record.name, record.sums_name)}
+    catalog = read_catalog(root / "g")
+    return {name.partition("/")[0] for record in catalog.files.values() for name in (record.name, record.sums_name)}
 
 
 def leftovers(root: Path, before: Path) -> set[str]:
     """Files that nothing names, and directories of builders; what was named ``before`` is swept once nobody reads it."""
-    found = set(os.listdir(root)) - {"g", "p"}
+    found = set(os.listdir(root)) - {"g", "p", "drive"}
+    if os.path.lexists(root / "drive"):
+        found |= set(os.listdir(root / "drive")) - named(root) - named(before)
     if os.path.lexists(root / "g"):
         found |= set(os.listdir(root / "g")) - named(root) - named(before) - LOCKS - {"catalog.lmdb"}
         found |= set(os.listdir(root / "g" / "catalog.lmdb")) - {"data.mdb"}
@@ -180,8 +184,18 @@ def a_saved_cache(root: Path) -> None:
     save(root, 1)
 
 
+def a_drive(root: Path) -> None:
+    (root / "drive").mkdir()
+
+
 def chunks(root: Path) -> None:
+    a_drive(root)
     make(root / "g", "old", **IN_CHUNKS)
+
+
+def stripes(root: Path) -> None:
+    a_drive(root)
+    make(root / "g", "old", **IN_CHUNKS, stripes=[root / "drive"])
 
 
 def a_pack(root: Path) -> None:
@@ -197,6 +211,10 @@ SCENARIOS = {
     "create chunks": Scenario(nothing, lambda root: make(root / "g", "new", **IN_CHUNKS)),
     "convert": Scenario(a_saved_cache, lambda root: convert(root, "chunked")),
     "convert back": Scenario(chunks, lambda root: convert(root, "csc")),
+    "create stripes": Scenario(a_drive, lambda root: make(root / "g", "new", **IN_CHUNKS, stripes=[root / "drive"])),
+    "replace stripes": Scenario(stripes, lambda root: make(root / "g", "new", True, **IN_CHUNKS, stripes=[root / "drive"])),
+    "convert to stripes": Scenario(chunks, lambda root: convert(root, "stripes")),
+    "convert stripes back": Scenario(stripes, lambda root: convert(root, "csc")),
     "open": Scenario(a_saved_cache, read, commits=False),
     "verify": Scenario(a_saved_cache, verify, commits=False),
     "save": Scenario(an_old_dataset, lambda root: save(root, 1)),
@@ -211,7 +229,12 @@ SCENARIOS = {
 
 def fresh(template: Path, root: Path) -> None:
     shutil.rmtree(root, ignore_errors=True)
-    shutil.copytree(template, root)
+    shutil.copytree(template, root, symlinks=True)
+    for link in root.glob("g/featstore-stripe-*"):  # as if the stripe had been made with this very link
+        link.unlink()
+        link.symlink_to(root / "drive" / link.name)
+        (mark,) = (root / "drive" / link.name).glob("owner-*")
+        mark.rename(mark.with_name(f"owner-{link.lstat().st_ino}"))
 
 
 @contextlib.contextmanager
@@ -287,12 +310,14 @@ FAULTS = [
     ("mkdir", "ENOSPC"),
     ("unlink", "EIO"),
 ]
+STRIPED = ("create stripes", "replace stripes", "convert to stripes", "convert stripes back")
 READS_ONLY, IN_PLACE = ("open", "verify", "verify pack"), ("save", "save again", "keep")
 NEVER = {  # operations that a scenario has none of
     **{name: {"write", "fsync", "rename", "mkdir", "unlink"} for name in READS_ONLY},
     **{name: {"mkdir", "unlink"} for name in IN_PLACE},
-    **{name: {"mkdir"} for name in ("convert", "convert back")},
-    **{name: {"unlink"} for name in ("create", "create chunks", "edges", "pack")},  # where nothing was before, nothing is removed
+    **{name: {"mkdir"} for name in ("convert", "convert back", "convert stripes back")},
+    # Where nothing was before, nothing is removed.
+    **{name: {"unlink"} for name in ("create", "create chunks", "create stripes", "edges", "pack")},
 }
 CASES = [(name, *fault) for name in SCENARIOS for fault in FAULTS if fault[0] not in NEVER.get(name, ())]
 
@@ -322,6 +347,11 @@ SAMPLE = [
     ("convert", "fsync", "EIO", 4),
     ("convert", "unlink", "EIO", 5),
     ("convert back", "rename", "ENOSPC", 3),
+    ("create stripes", "fsync", "EIO", 5),
+    ("replace stripes", "unlink", "EIO", 5),
+    ("convert to stripes", "mkdir", "ENOSPC", 1),
+    ("convert to stripes", "open", "EMFILE", 9),
+    ("convert stripes back", "unlink", "EIO", 3),
     ("keep", "fsync", "EIO", 1),
     ("pack again", "fsync", "EIO", 4),
     ("layout", "rename", "EIO", 3),
@@ -376,7 +406,7 @@ def test_what_follows_the_catalogs_rename_removes_nothing_that_it_names(tmp_path
     run_in_child(after_saves_renames, str(tmp_path), faults=True)
 
 
-@pytest.mark.parametrize("name", ["save", "save again", "keep", "create", "replace", "pack again", "layout"])
+@pytest.mark.parametrize("name", ["save", "save again", "keep", "create", "replace", "pack again", "layout", *STRIPED])
 def test_ctrl_c_after_any_step_leaves_the_old_or_the_new(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each rename, fsync and removal in turn is done, and then Ctrl-C comes."""
     with prepared(str(tmp_path), name) as (scenario, template, root, old, new):

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,14 +32,14 @@ OPERATIONS = ["open", "write", "fsync", "rename", "unlink"]
 N = {"old": 50, "new": 60}
 
 
-def make(path: Path, which: str, *, overwrite: bool = True) -> None:
+def make(path: Path, which: str, *, overwrite: bool = True, **form: Any) -> None:
     """Create one of two datasets, which differ in everything; with edges enough to be spilled."""
     n = N[which]
     rng = np.random.default_rng(n)
     x = np.full((n, 300), n, np.float32)
     edges = rng.integers(0, n, (2, 300))
     OutOfCoreGraph.from_edge_index(
-        path, edges, n, {"x": x}, {"y": x[:, 0]}, overwrite=overwrite, memory="8MiB", progress=False
+        path, edges, n, {"x": x}, {"y": x[:, 0]}, overwrite=overwrite, memory="9MiB" if form else "8MiB", progress=False, **form
     ).close()
 
 
@@ -55,15 +56,30 @@ def which(path: Path) -> str | None:
         return name
 
 
-def kill_create(folder: str, step: int, old: bool) -> None:
+def striped(folder: str) -> dict[str, Any]:
+    """Return the options of chunks of which one part lies in ``folder/drive``, which is made."""
+    os.makedirs(f"{folder}/drive", exist_ok=True)
+    return {"topology": "chunked", "chunk_bytes": 4096, "stripes": [f"{folder}/drive"]}
+
+
+def stripes(path: Path) -> set[str]:
+    """Return the links in a dataset, each of which must lead to a stripe beside it that is there."""
+    found = {name for name in os.listdir(path) if name.startswith("featstore-stripe-")}
+    assert found == set(os.listdir(path.parent / "drive"))
+    return found
+
+
+def kill_create(folder: str, step: int, old: bool, in_stripes: bool = False) -> None:
     """Kill a builder at every ``step``-th system call; in the child."""
     path, n_killed, seen = Path(folder) / "g", 0, set()
-    for fault in sweep(folder, OPERATIONS, "kill", step=step):
-        shutil.rmtree(path, ignore_errors=True)
+    form = striped(folder) if in_stripes else {}
+    for fault in sweep(folder, [*OPERATIONS, "mkdir"] if in_stripes else OPERATIONS, "kill", step=step):
         if old:
-            make(path, "old")
+            make(path, "old", **form)
+        else:
+            shutil.rmtree(path, ignore_errors=True)
         with fault:
-            killed = forked(lambda: make(path, "new"))
+            killed = forked(lambda: make(path, "new", **form))
         state = which(path)
         assert state in (("old", "new") if old else (None, "new")), state
         assert killed is not None or state == "new"  # what was acknowledged is there
@@ -71,7 +87,8 @@ def kill_create(folder: str, step: int, old: bool) -> None:
         seen.add(state)
         # The next writer is not in anyone's way, and sweeps what the dead one left.
         make(path, "old")
-        assert os.listdir(folder) == ["g"], os.listdir(folder)
+        assert sorted(os.listdir(folder)) == (["drive", "g"] if in_stripes else ["g"]), os.listdir(folder)
+        assert not in_stripes or stripes(path) == set()
         assert which(path) == "old"
     assert n_killed >= 80 // step, n_killed
     assert len(seen) == 2, seen
@@ -79,8 +96,9 @@ def kill_create(folder: str, step: int, old: bool) -> None:
 
 @pytest.mark.stress
 @pytest.mark.parametrize("old", [False, True])
-def test_builders_killed_at_every_system_call(tmp_path: Path, old: bool) -> None:
-    run_in_child(kill_create, str(tmp_path), 1, old, faults=True, timeout_s=1800)
+@pytest.mark.parametrize("in_stripes", [False, True])
+def test_builders_killed_at_every_system_call(tmp_path: Path, old: bool, in_stripes: bool) -> None:
+    run_in_child(kill_create, str(tmp_path), 1, old, in_stripes, faults=True, timeout_s=1800)
 
 
 def kill_at_random(folder: str, n: int) -> None:
@@ -173,24 +191,27 @@ def kill_update(folder: str, step: int) -> None:
 def kill_convert(folder: str, step: int) -> None:
     """Kill a conversion, there or back, at every ``step``-th system call: one of the forms is there, whole; in the child."""
     path, seen = Path(folder) / "g", set()
-    for there in ("chunked", "csc"):
-        before = "csc" if there == "chunked" else "chunked"
-        options = {"chunk_bytes": 4096} if there == "chunked" else {}
-        for fault in sweep(folder, OPERATIONS, "kill", step=step):
-            make(path, "old")
-            if before == "chunked":
-                featstore.convert(path, before, chunk_bytes=4096, memory="64MiB", progress=False)
+    forms = {"csc": {"topology": "csc"}, "chunked": {"topology": "chunked", "chunk_bytes": 4096}, "striped": striped(folder)}
+    for before, there in (("csc", "chunked"), ("chunked", "csc"), ("chunked", "striped"), ("striped", "csc")):
+        for fault in sweep(folder, [*OPERATIONS, "mkdir"], "kill", step=step):
+            make(path, "old", **forms[before])
             with fault:
-                killed = forked(lambda: featstore.convert(path, there, memory="64MiB", progress=False, **options))
+                killed = forked(lambda: featstore.convert(path, memory="64MiB", progress=False, **forms[there]))
             assert which(path) == "old"
-            found = read_catalog(path).topology
+            catalog = read_catalog(path)
+            in_stripes = {name.partition("/")[0] for name in catalog.files if "/" in name}
+            found = "striped" if in_stripes else catalog.topology
+            assert found in (before, there)
             assert killed is not None or found == there
-            seen.add((there, found))
+            seen.add((before, there, found))
             with Update(path) as update:  # the lock is free; leftovers go
                 pass
             named = {name for record in update.catalog.files.values() for name in (record.name, record.sums_name)}
-            assert {name for name in os.listdir(path) if ".rows" in name or name.endswith(".tmp")} == named
-    assert len(seen) == 4, seen
+            assert {name for name in os.listdir(path) if ".rows" in name or name.endswith(".tmp")} == {
+                name for name in named if "/" not in name
+            }
+            assert stripes(path) == in_stripes
+    assert len(seen) == 8, seen
 
 
 @pytest.mark.stress
@@ -208,6 +229,7 @@ def kill_some(folder: str) -> None:
     for name, campaign in (
         ("fresh", lambda path: kill_create(path, 17, False)),
         ("over", lambda path: kill_create(path, 17, True)),
+        ("over stripes", lambda path: kill_create(path, 13, True, True)),
         ("update", lambda path: kill_update(path, 5)),
         ("convert", lambda path: kill_convert(path, 9)),
         ("careless", kill_careless),

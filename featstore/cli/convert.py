@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import time
+from typing import Any
 
 from featstore.cli.arguments import size
 from featstore.cli.output import print_result
 from featstore.config import format_size
 from featstore.graph.convert import convert
-from featstore.storage.catalog import TOPOLOGIES, current_catalog
+from featstore.storage.catalog import TOPOLOGIES, Catalog, current_catalog
+from featstore.storage.stripes import stripe_directory
 
-__all__ = ["add_arguments", "add_form", "form_text", "run"]
+__all__ = ["add_arguments", "add_form", "describe_form", "form_text", "run"]
 
 
 def add_form(parser: argparse.ArgumentParser, *, is_required: bool) -> None:
@@ -25,6 +27,13 @@ def add_form(parser: argparse.ArgumentParser, *, is_required: bool) -> None:
     )
     parser.add_argument(
         "--chunk-bytes", type=size, metavar="SIZE", help="with chunked: size of a chunk, a multiple of 4KiB (1MiB by default)"
+    )
+    parser.add_argument(
+        "--stripe",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="with chunked: a directory on another drive, which takes a share of the chunks; may be repeated",
     )
 
 
@@ -41,22 +50,33 @@ def run(options: argparse.Namespace) -> int:
         options.path,
         options.topology,
         chunk_bytes=options.chunk_bytes,
+        stripes=options.stripe,
         memory=options.memory,
         progress=not options.json,
     )
-    catalog = current_catalog(options.path)
-    result = {"path": options.path, "converted": is_new, "topology": catalog.topology}
-    if catalog.chunk_bytes:
-        result["chunk_bytes"] = catalog.chunk_bytes
+    result = {"path": options.path, "converted": is_new, **describe_form(options.path, current_catalog(options.path))}
     result["seconds"] = round(time.perf_counter() - begin, 3)
     done = f"converted in {result['seconds']:.1f} s" if is_new else "it was so already"
     print_result(options, result, f"{options.path}: {form_text(result)}; {done}")
     return 0
 
 
-def form_text(result: dict[str, object]) -> str:
+def describe_form(path: str, catalog: Catalog) -> dict[str, Any]:
+    """Return in which form an adjacency is: ``topology``, and where they apply ``chunk_bytes`` and ``stripes``."""
+    found: dict[str, Any] = {"topology": catalog.topology}
+    if catalog.chunk_bytes:
+        found["chunk_bytes"] = catalog.chunk_bytes
+    stripes = [(stripe_directory(path, name), record.n_bytes) for name, record in catalog.files.items()]
+    if found_stripes := {stripe: n_bytes for stripe, n_bytes in stripes if stripe is not None}:
+        found["stripes"] = found_stripes
+    return found
+
+
+def form_text(result: dict[str, Any]) -> str:
     """Return as text in which form an adjacency is."""
-    chunk_bytes = result.get("chunk_bytes")
-    return (
-        f"{result['topology']}, chunks of {format_size(chunk_bytes)}" if isinstance(chunk_bytes, int) else str(result["topology"])
-    )
+    text = str(result["topology"])
+    if "chunk_bytes" in result:
+        text += f", chunks of {format_size(result['chunk_bytes'])}"
+    if "stripes" in result:
+        text += f" in {1 + len(result['stripes'])} files"
+    return text

@@ -53,6 +53,7 @@ def run(options: argparse.Namespace) -> int:
         "node_data": _mapping("--node-data", options.node_data),
         "topology": options.topology,
         "chunk_bytes": options.chunk_bytes,
+        "stripes": options.stripe,
         "overwrite": options.overwrite,
         "progress": not options.json,
         "memory": options.memory,

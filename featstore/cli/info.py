@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from featstore.cli.arguments import add_opening, open_graph
-from featstore.cli.convert import form_text
+from featstore.cli.convert import describe_form, form_text
 from featstore.cli.output import print_result
 from featstore.config import format_size
 from featstore.graph.dataset import OutOfCoreGraph
@@ -31,13 +31,18 @@ def describe(graph: OutOfCoreGraph) -> dict[str, Any]:
         name: {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")}
         for name, tensor in graph.node_data.items()
     }
-    disk = sum(entry.stat().st_size for entry in os.scandir(graph.path) if entry.is_file(follow_symlinks=False))
+    form = describe_form(graph.path, catalog)
+    disk = sum(
+        entry.stat().st_size
+        for folder in (graph.path, *form.get("stripes", ()))
+        for entry in os.scandir(folder)
+        if entry.is_file(follow_symlinks=False)
+    )
     return {
         "path": graph.path,
         "num_nodes": graph.num_nodes,
         "num_edges": graph.num_edges,
-        "topology": catalog.topology,
-        **({"chunk_bytes": catalog.chunk_bytes} if catalog.chunk_bytes else {}),
+        **form,
         "features": features,
         "node_data": data,
         "parts": {name: {"parts": kept.n_parts, "method": kept.method} for name, kept in graph.parts().items()},
@@ -52,6 +57,7 @@ def description(result: dict[str, Any]) -> str:
         f"  {result['num_nodes']:,} nodes, {result['num_edges']:,} edges, {format_size(result['disk_bytes'])} on disk",
     ]
     lines.append(f"  topology   {form_text(result)}")
+    lines += [f"  stripe     {stripe}: {format_size(n_bytes)}" for stripe, n_bytes in result.get("stripes", {}).items()]
     for what in ("features", "node_data"):
         for name, field in result[what].items():
             size = f", {format_size(field['bytes'])}" if "bytes" in field else ""

@@ -6,7 +6,7 @@ import os
 import re
 import urllib.parse
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from types import TracebackType
 from typing import Any
@@ -25,6 +25,7 @@ from featstore.graph.topologyfiles import Form, WrittenField, open_topology_file
 from featstore.storage.builddir import BuildDirectory
 from featstore.storage.catalog import EDGE, NODE, Catalog, FieldRecord, Part, write_catalog
 from featstore.storage.layout import RowLayout, choose_layout
+from featstore.storage.stripes import make_stripe
 from featstore.storage.writer import FileRecord, RowFileWriter
 
 __all__ = ["check_field_name", "create", "file_stem", "from_edge_index"]
@@ -54,10 +55,10 @@ class _Builder:
         self.files: dict[str, FileRecord] = {}
         self.fields: dict[str, FieldRecord] = {}
 
-    def writer(self, prefix: str, name: str, layout: RowLayout, kind: str, dtype: str) -> RowFileWriter:
+    def writer(self, prefix: str, name: str, layout: RowLayout, kind: str, dtype: str, stripe: str = "") -> RowFileWriter:
         """Open a writer for a field's file; its name says what it is, and is a plain file name whatever the field is called."""
         buffer_bytes = max(64 << 10, min(4 << 20, self.memory // 32))
-        file = f"{prefix}.{file_stem(name)}.1.rows"
+        file = os.path.join(stripe, f"{prefix}.{file_stem(name)}.1.rows")
         return RowFileWriter(self.directory, file, layout, kind=kind, dtype=dtype, buffer_bytes=buffer_bytes)
 
     def register(self, key: str, role: str, file: FileRecord, shape: tuple[int, ...]) -> None:
@@ -96,18 +97,21 @@ def _release() -> str:
 class _TopologyWriter:
     """Write the adjacency and ``out_degree`` from sorted neighbour lists that come in order; a context manager."""
 
-    def __init__(self, builder: _Builder, num_nodes: int, form: Form) -> None:
+    def __init__(self, builder: _Builder, num_nodes: int, num_edges: int, form: Form) -> None:
         self._builder = builder
         self._n = num_nodes
         self._step = max(1024, builder.memory // 64)
         # Degrees are counted as the ids go by, for as many nodes as a quarter of the memory holds; the rest is counted later.
         self._degrees = np.zeros(min(num_nodes, max(1024, builder.memory // 32)), dtype=np.int64)
 
-        def open_writer(name: str, layout: RowLayout, dtype: str) -> RowFileWriter:
-            return builder.writer("edge", name, layout, name, dtype)
+        def open_writer(name: str, layout: RowLayout, dtype: str, stripe: str) -> RowFileWriter:
+            return builder.writer("edge", name, layout, name, dtype, stripe)
+
+        def stripe_in(directory: str) -> str:
+            return make_stripe(builder.directory, directory)
 
         id_bytes = 4 if num_nodes < 1 << 31 else 8
-        self._files = open_topology_files(form.topology, num_nodes, id_bytes, form.chunk_bytes, open_writer)
+        self._files = open_topology_files(form, num_nodes, num_edges, id_bytes, open_writer, stripe_in)
 
     def write(self, begins: Int64s, ids: Int64s) -> None:
         """Append lists, see :meth:`TopologyFiles.write`; the ids are in range."""
@@ -130,7 +134,9 @@ class _TopologyWriter:
         """Complete the files; return the number of edges."""
         builder, fields = self._builder, self._files.finish()
         for field in fields:
-            builder.register(f"{EDGE}/{field.name}", "topology", field.file, field.shape)
+            record = field.record(1)
+            builder.files.update((file.name, file) for file in field.files)
+            builder.fields[record.key] = record
         self._write_degrees(fields)
         return self._files.n_edges
 
@@ -329,12 +335,13 @@ def create(
     *,
     topology: str = "csc",
     chunk_bytes: int | str | None = None,
+    stripes: Sequence[str | os.PathLike[str]] = (),
     overwrite: bool = False,
     progress: bool = True,
     memory: int | str | None = None,
 ) -> None:
     """Write a dataset; see :meth:`featstore.OutOfCoreGraph.create`, which also opens it."""
-    form = Form.of(topology, chunk_bytes)
+    form = Form.of(topology, chunk_bytes, stripes, path)
     n_bytes = _build_memory(memory, form)
     offsets, ids = _integers("indptr", indptr), _integers("indices", indices)
     target = os.fspath(path)
@@ -345,7 +352,7 @@ def create(
     with BuildDirectory(target, overwrite=overwrite) as build:
         with Progress("create", _total_bytes(fields) + 8 * ids.n_rows, progress) as bar:
             builder = _Builder(build.path, n_bytes, bar)
-            with _TopologyWriter(builder, num_nodes, form) as writer:
+            with _TopologyWriter(builder, num_nodes, ids.n_rows, form) as writer:
                 _write_csc(writer, builder, offsets, ids, target)
                 num_edges = writer.finish()
             for role, name, source in fields:
@@ -409,12 +416,13 @@ def from_edge_index(
     *,
     topology: str = "csc",
     chunk_bytes: int | str | None = None,
+    stripes: Sequence[str | os.PathLike[str]] = (),
     overwrite: bool = False,
     progress: bool = True,
     memory: int | str | None = None,
 ) -> None:
     """Write a dataset from an edge list; see :meth:`featstore.OutOfCoreGraph.from_edge_index`, which also opens it."""
-    form = Form.of(topology, chunk_bytes)
+    form = Form.of(topology, chunk_bytes, stripes, path)
     if isinstance(num_nodes, bool) or not isinstance(num_nodes, (int, np.integer)):
         raise TypeError(f"num_nodes must be an integer, not {num_nodes!r}")
     num_nodes = int(num_nodes)
@@ -434,7 +442,7 @@ def from_edge_index(
                     sorter.add(dst, src)
                     n_edges += block.shape[1]
                     bar.add(16 * block.shape[1])
-                with _TopologyWriter(builder, num_nodes, form) as writer:
+                with _TopologyWriter(builder, num_nodes, n_edges, form) as writer:
                     for dst, src in sorter.sorted():
                         writer.add_pairs(dst, src)
                     num_edges = writer.finish()

@@ -133,8 +133,11 @@ class Directory:
         return -1 if n_words == expected else last
 
 
-def check_header(words: npt.NDArray[np.uint8], directory: Directory, number: int, path: str) -> None:
-    """Raise CorruptionError unless ``words``, :data:`HEADER_BYTES` bytes, are the header that the directory implies."""
+def check_header(words: npt.NDArray[np.uint8], directory: Directory, number: int, place: tuple[str, int]) -> None:
+    """Raise CorruptionError unless ``words``, :data:`HEADER_BYTES` bytes, are the header that the directory implies.
+
+    ``place`` is the file and the byte where the chunk begins.
+    """
     expected = chunk_header(
         number,
         int(directory.first_node[number]),
@@ -146,6 +149,5 @@ def check_header(words: npt.NDArray[np.uint8], directory: Directory, number: int
     if not np.array_equal(words, expected):
         raise CorruptionError(
             f"another chunk is in the place of chunk {number}: its header differs",
-            path,
-            PAGE_BYTES + number * directory.chunk_bytes,
+            *place,
         )

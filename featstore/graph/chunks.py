@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from featstore.graph.topology import BLOCK_BYTES, Topology
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.readahead import read_ahead
 from featstore.storage.rowfile import RowFile
+from featstore.storage.stripedrows import StripedRows
 
 __all__ = ["ChunkedTopology"]
 
@@ -36,7 +37,7 @@ class ChunkedTopology(Topology):
     ----------
     num_nodes, num_edges : int
     directory : Directory
-    chunks : RowFile
+    chunks : RowFile or StripedRows
         Words of ``directory.id_bytes``.
     budget : Budget
 
@@ -53,7 +54,9 @@ class ChunkedTopology(Topology):
 
     kind = "chunked"
 
-    def __init__(self, num_nodes: int, num_edges: int, directory: Directory, chunks: RowFile, budget: Budget) -> None:
+    def __init__(
+        self, num_nodes: int, num_edges: int, directory: Directory, chunks: RowFile | StripedRows, budget: Budget
+    ) -> None:
         super().__init__(num_nodes, num_edges, directory.id_bytes)
         self.chunks = chunks
         self._directory: Directory | None = directory
@@ -62,9 +65,11 @@ class ChunkedTopology(Topology):
 
     @classmethod
     def load(
-        cls, num_nodes: int, num_edges: int, chunks: RowFile, directory: RowFile, chunk_bytes: int, budget: Budget
+        cls, num_nodes: int, num_edges: int, files: Sequence[RowFile], directory: RowFile, chunk_bytes: int, budget: Budget
     ) -> ChunkedTopology:
         """Read the directory, a file of rows of three int64, into memory that ``budget`` counts as ``chunk directory``.
+
+        ``files`` hold the chunks, in order.
 
         Raises
         ------
@@ -72,7 +77,8 @@ class ChunkedTopology(Topology):
             The directory does not describe chunks of this graph; chunks of an impossible size; no memory; reading failed.
         """
         if chunk_bytes < PAGE_BYTES or chunk_bytes % PAGE_BYTES or directory.n_rows < 1:
-            raise FormatError(f"{chunks.path}: {directory.n_rows - 1} chunks of {chunk_bytes} bytes", chunks.path)
+            raise FormatError(f"{files[0].path}: {directory.n_rows - 1} chunks of {chunk_bytes} bytes", files[0].path)
+        chunks = files[0] if len(files) == 1 else StripedRows(files, chunk_bytes // files[0].row_bytes, budget)
         n_rows = directory.n_rows
         held = budget.reserve("chunk directory", Directory.held_bytes(n_rows))
         with held.kept(), budget.reserve("chunk directory", 24 * n_rows):
@@ -136,12 +142,22 @@ class ChunkedTopology(Topology):
         """Return the error for a begin that does not agree with its neighbours or the directory."""
         return CorruptionError(
             f"where lists begin does not ascend within chunk {chunk}",
-            self.chunks.path,
-            self._page_at(chunk * d.chunk_words + word),
+            *self._page_at(chunk * d.chunk_words + word),
         )
 
-    def _page_at(self, word: int) -> int:
-        return PAGE_BYTES + word * self.id_bytes // PAGE_BYTES * PAGE_BYTES
+    def _page_at(self, word: int) -> tuple[str, int]:
+        """Return the file that holds a word, and the byte where the word's page begins."""
+        file: RowFile | StripedRows = self.chunks
+        if isinstance(file, StripedRows):
+            file, word = file.place(word)
+        return file.path, PAGE_BYTES + word * self.id_bytes // PAGE_BYTES * PAGE_BYTES
+
+    def files_of(self, nodes: Int64s) -> Int64s:
+        """See :meth:`Topology.files_of`."""
+        if not isinstance(self.chunks, StripedRows):
+            return super().files_of(nodes)
+        d = self.directory
+        return self.chunks.file_of(np.searchsorted(d.first_node[1:], nodes, side="right") * d.chunk_words)
 
     def read_edges(self, positions: Int64s, out: npt.NDArray[Any]) -> None:
         """See :meth:`Topology.read_edges`."""
@@ -290,7 +306,7 @@ class ChunkedTopology(Topology):
             words = rows.reshape(-1).view(self.id_dtype)
             for k, chunk in enumerate(group.tolist()):
                 held = words[k * d.chunk_words : k * d.chunk_words + int(used[chunk])]
-                check_header(held[: d.header_words].view(np.uint8), d, chunk, self.chunks.path)
+                check_header(held[: d.header_words].view(np.uint8), d, chunk, self._page_at(chunk * d.chunk_words))
                 ids = held[d.header_words + int(d.n_nodes[chunk]) :]
                 begins = self._checked(d, chunk, 0, held[d.header_words : len(held) - len(ids)])
                 block = _block(d, chunk, begins, carried if before == chunk - 1 else None, ids)
@@ -329,7 +345,7 @@ class ChunkedTopology(Topology):
         before = -1
         for chunk in chunks.tolist():
             header = self.chunks.read(chunk * d.chunk_words, d.header_words).reshape(-1)
-            check_header(header, d, chunk, self.chunks.path)
+            check_header(header, d, chunk, self._page_at(chunk * d.chunk_words))
             carried = carried if before == chunk - 1 else None
             before = chunk
             node, n = int(d.first_node[chunk]), int(d.n_nodes[chunk])
@@ -348,7 +364,7 @@ class ChunkedTopology(Topology):
         d = self.directory
         chunk = int(np.searchsorted(d.first_edge[1:], position, side="right"))
         where = self._page_at(int(d.ids_at[chunk]) + position - int(d.first_edge[chunk]))
-        return CorruptionError(f"edge {position} leads to node {found} of {self.num_nodes}", self.chunks.path, where)
+        return CorruptionError(f"edge {position} leads to node {found} of {self.num_nodes}", *where)
 
     def close(self) -> None:
         """See :meth:`Topology.close`."""

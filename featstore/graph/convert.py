@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -12,8 +13,9 @@ from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.opentopology import stored_ids, stored_pieces
 from featstore.graph.progress import Progress
 from featstore.graph.topologyfiles import Form, WrittenField, open_topology_files
-from featstore.storage.catalog import EDGE, Catalog, FieldRecord, Part
+from featstore.storage.catalog import EDGE, Catalog
 from featstore.storage.layout import RowLayout
+from featstore.storage.stripes import stripe_directory
 from featstore.storage.update import Update, sweep
 from featstore.storage.writer import RowFileWriter
 
@@ -32,6 +34,7 @@ def convert(
     topology: str,
     *,
     chunk_bytes: int | str | None = None,
+    stripes: Sequence[str | os.PathLike[str]] = (),
     memory: int | str | None = None,
     progress: bool = True,
 ) -> bool:
@@ -45,6 +48,8 @@ def convert(
         See :meth:`OutOfCoreGraph.create`.
     chunk_bytes : int or str, optional
         Size of a chunk, for ``"chunked"``: a multiple of 4 KiB, at most 1 GiB; 1 MiB by default.
+    stripes : sequence of path-like
+        Directories on other drives that take a share of the chunks each. See :meth:`OutOfCoreGraph.create`.
     memory : int or str, optional
         Most memory to hold: a chunk and about 32 MiB are needed. As for :func:`featstore.open` by default.
     progress : bool
@@ -58,7 +63,7 @@ def convert(
     Raises
     ------
     ValueError, TypeError
-        No such form, or no such size of a chunk.
+        No such form, no such size of a chunk, or a stripe within the dataset.
     BusyError
         Somebody else is writing the dataset.
     BudgetError
@@ -66,7 +71,8 @@ def convert(
     CommittedError
         The new form is in place, but making that durable failed.
     FileNotFoundError, CorruptionError, FormatError, VersionError, OSError
-        There is no dataset; it is damaged; the disk is full or failed. The dataset is as it was.
+        There is no dataset, or no such directory for a stripe; it is damaged; the disk is full or failed. The dataset is as it
+        was.
 
     Notes
     -----
@@ -80,28 +86,32 @@ def convert(
     >>> featstore.convert("graph", "chunked", chunk_bytes="8MiB")      # doctest: +SKIP
     True
     """
-    form = Form.of(topology, chunk_bytes)
     root = os.path.abspath(os.fspath(path))
+    form = Form.of(topology, chunk_bytes, stripes, root)
     with Update(root) as update:
         catalog = update.catalog
-        if (catalog.topology, catalog.chunk_bytes) == (form.topology, form.chunk_bytes):
+        is_same = (catalog.topology, catalog.chunk_bytes) == (form.topology, form.chunk_bytes)
+        if is_same and _directories(root, catalog) == [os.path.realpath(each) for each in form.stripes]:
             return False
         with OutOfCoreGraph.open(root, memory=memory) as g:
             with g.budget.reserve("convert", form.chunk_bytes + _BUFFER_BYTES):
                 fields = _write(g, update, form, progress)
-        added = [
-            FieldRecord(f"{EDGE}/{name}", "topology", file.dtype, shape, update.generation, (Part(file.name, 0, file.n_rows),))
-            for name, file, shape in ((each.name, each.file, each.shape) for each in fields)
-        ]
         gone = {f"{EDGE}/{name}" for name in ("indptr", "indices", "chunks", "chunk_directory")} & set(catalog.fields)
         update.add(
-            (each.file for each in fields),
-            added,
+            (file for each in fields for file in each.files),
+            [each.record(update.generation) for each in fields],
             dataset={"chunk_bytes": None, **form.entry(), "adjacency": catalog.adjacency()},
             drop_fields=gone,
         )
         _sweep(root, update.commit())
     return True
+
+
+def _directories(root: str, catalog: Catalog) -> list[str]:
+    """Return the directories in which the stripes of the chunks lie."""
+    chunks = catalog.fields.get(f"{EDGE}/chunks")
+    found = (stripe_directory(root, part.file) for part in (chunks.parts if chunks is not None else ()))
+    return [os.path.realpath(os.path.dirname(each)) for each in found if each is not None]
 
 
 def _sweep(root: str, catalog: Catalog) -> None:
@@ -113,14 +123,14 @@ def _sweep(root: str, catalog: Catalog) -> None:
 def _write(g: OutOfCoreGraph, update: Update, form: Form, progress: bool) -> list[WrittenField]:
     """Write the files of the new form, each list as it is stored."""
 
-    def open_writer(name: str, layout: RowLayout, dtype: str) -> RowFileWriter:
-        return update.writer(f"edge.{name}", layout, kind=name, dtype=dtype)
+    def open_writer(name: str, layout: RowLayout, dtype: str, stripe: str) -> RowFileWriter:
+        return update.writer(f"edge.{name}", layout, kind=name, dtype=dtype, stripe=stripe)
 
     snapshot = g.snapshot
     id_bytes, ids = stored_ids(snapshot, lambda: g.topology, _BLOCK_BYTES)
     with (
         Progress("convert", g.num_edges * id_bytes, progress) as bar,
-        open_topology_files(form.topology, g.num_nodes, id_bytes, form.chunk_bytes, open_writer) as files,
+        open_topology_files(form, g.num_nodes, g.num_edges, id_bytes, open_writer, update.stripe) as files,
     ):
         pieces = stored_pieces(snapshot, lambda: g.topology, _PIECE_NODES)
         begins: Int64s | None = _NONE

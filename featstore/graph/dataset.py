@@ -109,6 +109,7 @@ class OutOfCoreGraph(Kept):
         *,
         topology: str = "csc",
         chunk_bytes: int | str | None = None,
+        stripes: Sequence[str | os.PathLike[str]] = (),
         overwrite: bool = False,
         progress: bool = True,
         memory: int | str | None = None,
@@ -131,6 +132,9 @@ class OutOfCoreGraph(Kept):
             is in memory. Samples are the same. :func:`featstore.convert` makes one of the other.
         chunk_bytes : int or str, optional
             Size of a chunk: a multiple of 4 KiB, at most 1 GiB; 1 MiB by default. For ``topology="chunked"``.
+        stripes : sequence of path-like
+            Directories on other drives, for ``topology="chunked"``: the dataset's own directory and each of these take an equal
+            share of the chunks. One that is named twice takes two.
         overwrite : bool
             Replace a dataset at ``path`` in one step, when the new one is complete. If creation fails, the old one stays. Open
             handles of the old one go on reading it.
@@ -150,6 +154,8 @@ class OutOfCoreGraph(Kept):
             ``indptr`` does not ascend from 0 to ``num_edges``, an id is no node, or a ``.npy`` file is cut short.
         FileExistsError
             Something is at ``path`` already (an empty directory is taken over).
+        FileNotFoundError, NotADirectoryError
+            The parent of ``path`` or a stripe's directory is not there.
         BusyError
             Another process is making or changing the dataset.
         TypeError, ValueError, FormatError
@@ -184,6 +190,7 @@ class OutOfCoreGraph(Kept):
             node_data,
             topology=topology,
             chunk_bytes=chunk_bytes,
+            stripes=stripes,
             overwrite=overwrite,
             progress=progress,
             memory=memory,
@@ -201,6 +208,7 @@ class OutOfCoreGraph(Kept):
         *,
         topology: str = "csc",
         chunk_bytes: int | str | None = None,
+        stripes: Sequence[str | os.PathLike[str]] = (),
         overwrite: bool = False,
         progress: bool = True,
         memory: int | str | None = None,
@@ -216,7 +224,7 @@ class OutOfCoreGraph(Kept):
         memory : int or str, optional
             As for :meth:`create`: edges beyond it are sorted through temporary files beside the dataset, 8 bytes an edge (16 from
             2³¹ nodes on), twice that at worst.
-        path, features, node_data, topology, chunk_bytes, overwrite, progress
+        path, features, node_data, topology, chunk_bytes, stripes, overwrite, progress
             See :meth:`create`.
 
         Raises
@@ -239,6 +247,7 @@ class OutOfCoreGraph(Kept):
             node_data,
             topology=topology,
             chunk_bytes=chunk_bytes,
+            stripes=stripes,
             overwrite=overwrite,
             progress=progress,
             memory=memory,

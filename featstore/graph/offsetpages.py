@@ -13,6 +13,7 @@ from featstore.cache.table import LOAN_COST
 from featstore.graph.chunkformat import Directory
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.rowfile import RowFile
+from featstore.storage.stripedrows import StripedRows
 
 __all__ = ["OffsetPages"]
 
@@ -30,7 +31,7 @@ class OffsetPages:
     Parameters
     ----------
     directory : Directory
-    chunks : RowFile
+    chunks : RowFile or StripedRows
         Words of ``directory.id_bytes``.
     budget : Budget
         Counts the cache as ``offset pages``: one part in 64 of it, unless all pages take less. All but 64 pages of it are on
@@ -42,7 +43,7 @@ class OffsetPages:
     single words are read, and none of their pages is kept.
     """
 
-    def __init__(self, directory: Directory, chunks: RowFile, budget: Budget) -> None:
+    def __init__(self, directory: Directory, chunks: RowFile | StripedRows, budget: Budget) -> None:
         self._directory, self._chunks = directory, chunks
         self._page_words = PAGE_BYTES // directory.id_bytes
         used = np.where(directory.n_nodes > 0, directory.header_words + directory.n_nodes, 0)

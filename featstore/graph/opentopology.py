@@ -29,7 +29,7 @@ def load_topology(snapshot: Snapshot, budget: Budget) -> Topology:
         indptr, _ = snapshot.topology_file("indptr", n + 1)
         indices, id_bytes = snapshot.topology_file("indices", n_edges)
         return CscTopology.load(n, n_edges, indptr, indices, id_bytes, budget)
-    chunks, _ = snapshot.topology_file("chunks")
+    chunks, _ = snapshot.topology_files("chunks")
     directory, _ = snapshot.topology_file("chunk_directory", width=3)
     return ChunkedTopology.load(n, n_edges, chunks, directory, catalog.chunk_bytes, budget)
 
@@ -39,8 +39,9 @@ def held_bytes(snapshot: Snapshot, total: int) -> int:
     catalog = snapshot.catalog
     if catalog.topology == "csc":
         return CscTopology.held_bytes(catalog.num_nodes)
-    chunks, id_bytes = snapshot.topology_file("chunks")
-    return ChunkedTopology.held_bytes(catalog.num_nodes, -(-chunks.n_rows * id_bytes // catalog.chunk_bytes), id_bytes, total)
+    chunks, id_bytes = snapshot.topology_files("chunks")
+    n_words = sum(file.n_rows for file in chunks)
+    return ChunkedTopology.held_bytes(catalog.num_nodes, -(-n_words * id_bytes // catalog.chunk_bytes), id_bytes, total)
 
 
 def stored_size(snapshot: Snapshot) -> tuple[int, bool]:

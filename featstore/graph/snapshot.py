@@ -162,13 +162,32 @@ class Snapshot:
         ------
         FormatError
             The catalog has no such field.
+        VersionError
+            It lies in several files.
         """
+        record = self._topology_record(name, n_rows, width)
+        return self.file_of(record), record.row_bytes
+
+    def topology_files(self, name: str) -> tuple[list[RowFile], int]:
+        """Return the files of a field of the adjacency, in the order of their rows, of an integer each, and the bytes of a row.
+
+        Raises
+        ------
+        FormatError
+            The catalog has no such field.
+        """
+        record = self._topology_record(name)
+        if not record.parts:
+            raise FormatError(f"{self.root}: {name} lies in no file", self.root)
+        return [self.files[part.file] for part in record.parts], record.row_bytes
+
+    def _topology_record(self, name: str, n_rows: int | None = None, width: int = 1) -> FieldRecord:
         record = self.catalog.fields.get(f"{EDGE}/{name}")
         row = () if width == 1 else (width,)
         is_right = record is not None and record.shape[1:] == row and record.dtype in ("int32", "int64")
         if record is None or not is_right or n_rows not in (None, record.n_rows):
             raise FormatError(f"{self.root}: the catalog has no {name} of {n_rows} rows", self.root)
-        return self.file_of(record), record.row_bytes
+        return record
 
     def close(self) -> None:
         """Close all files; may be called again."""

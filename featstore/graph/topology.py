@@ -165,6 +165,10 @@ class Topology(ABC):
     def lookup_cost(self, nodes: Int64s) -> int:
         """Return what :meth:`offsets` of ``nodes`` costs at the most, as :meth:`pass_cost` counts."""
 
+    def files_of(self, nodes: Int64s) -> Int64s:
+        """Return the number, from 0, of the file in which the list of each node begins."""
+        return np.zeros(len(nodes), np.int64)
+
     @abstractmethod
     def bad_id(self, position: int, found: int) -> CorruptionError:
         """Return the error for the id ``found`` of edge ``position``."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -15,7 +16,7 @@ import numpy.typing as npt
 from featstore.cache.rowmap import huge_array
 from featstore.graph.chunkformat import DEFAULT_CHUNK_BYTES, HEADER_BYTES, chunk_header, parse_chunk_bytes
 from featstore.storage.calls import close_quietly, open_regular, pread_exactly
-from featstore.storage.catalog import TOPOLOGIES
+from featstore.storage.catalog import EDGE, TOPOLOGIES, FieldRecord, Part
 from featstore.storage.format import HEADER_BYTES as FILE_HEADER_BYTES
 from featstore.storage.layout import PAGE_BYTES, RowLayout, choose_layout
 from featstore.storage.writer import FileRecord, RowFileWriter
@@ -24,35 +25,49 @@ __all__ = ["ChunkedFiles", "CscFiles", "Form", "TopologyFiles", "WrittenField", 
 
 Int64s = npt.NDArray[np.int64]
 UInt8s = npt.NDArray[np.uint8]
-# name, layout, dtype -> the writer of the field's file, of that kind
-OpenWriter = Callable[[str, RowLayout, str], RowFileWriter]
+# name, layout, dtype, stripe or "" -> the writer of the field's file, of that kind
+OpenWriter = Callable[[str, RowLayout, str, str], RowFileWriter]
 
 
 @dataclass(frozen=True)
 class Form:
-    """How the adjacency is stored: ``"csc"``, or ``"chunked"`` in chunks of so many bytes."""
+    """How the adjacency is stored: ``"csc"``, or ``"chunked"`` in chunks of so many bytes.
+
+    ``stripes`` are directories on other drives that take a share of the chunks each.
+    """
 
     topology: str
     chunk_bytes: int
+    stripes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, topology: str, chunk_bytes: int | str | None) -> Form:
-        """Check what a user asks for.
+    def of(
+        cls,
+        topology: str,
+        chunk_bytes: int | str | None,
+        stripes: Sequence[str | os.PathLike[str]],
+        path: str | os.PathLike[str],
+    ) -> Form:
+        """Check what a user asks for, for the dataset at ``path``.
 
         Raises
         ------
         ValueError
-            No such form, no such size of a chunk, or one of a form without chunks.
+            No such form, no such size of a chunk, one of a form without chunks; a stripe within the dataset.
         TypeError
-            The size is neither an integer nor text.
+            The size is neither an integer nor text; ``stripes`` is one path.
+        FileNotFoundError, NotADirectoryError
+            A stripe's directory is not there.
         """
         if topology not in TOPOLOGIES:
             raise ValueError(f"topology must be one of {', '.join(map(repr, TOPOLOGIES))}, not {topology!r}")
-        if chunk_bytes is not None and topology != "chunked":
-            raise ValueError(f"chunk_bytes is of topology='chunked', not of {topology!r}")
+        for name, value in (("chunk_bytes", chunk_bytes), ("stripes", stripes or None)):
+            if value is not None and topology != "chunked":
+                raise ValueError(f"{name} is of topology='chunked', not of {topology!r}")
         if topology == "csc":
             return cls(topology, 0)
-        return cls(topology, DEFAULT_CHUNK_BYTES if chunk_bytes is None else parse_chunk_bytes(chunk_bytes))
+        n_bytes = DEFAULT_CHUNK_BYTES if chunk_bytes is None else parse_chunk_bytes(chunk_bytes)
+        return cls(topology, n_bytes, _stripes(stripes, os.path.realpath(path)))
 
     def entry(self) -> dict[str, Any]:
         """Return what the catalog says of it."""
@@ -63,13 +78,34 @@ class Form:
         )
 
 
+def _stripes(directories: Sequence[str | os.PathLike[str]], root: str) -> tuple[str, ...]:
+    """Return the directories as absolute paths, checked; none lies within the dataset ``root``."""
+    if isinstance(directories, (str, os.PathLike)):
+        raise TypeError(f"stripes is a list of directories, not {directories!r}")
+    found = tuple(os.path.abspath(os.fspath(each)) for each in directories)
+    for each in found:
+        with os.scandir(each):  # or its error
+            pass
+        if os.path.commonpath([os.path.realpath(each), root]) == root:
+            raise ValueError(f"the stripe {each} lies within the dataset {root}")
+    return found
+
+
 @dataclass(frozen=True)
 class WrittenField:
-    """A field of the topology, and its file, which is durable."""
+    """A field of the topology, and the files that hold it, which are durable."""
 
     name: str
-    file: FileRecord
+    files: tuple[FileRecord, ...]
     shape: tuple[int, ...]
+
+    def record(self, generation: int) -> FieldRecord:
+        """Return what the catalog says of it."""
+        parts, row = [], 0
+        for file in self.files:
+            parts.append(Part(file.name, row, file.n_rows))
+            row += file.n_rows
+        return FieldRecord(f"{EDGE}/{self.name}", "topology", self.files[0].dtype, self.shape, generation, tuple(parts))
 
 
 class TopologyFiles(ABC):
@@ -79,7 +115,7 @@ class TopologyFiles(ABC):
     ----------
     num_nodes : int
     id_bytes : {4, 8}
-    open_writer : callable (name, layout, dtype) -> RowFileWriter
+    open_writer : callable (name, layout, dtype, stripe) -> RowFileWriter
     """
 
     kind: str
@@ -92,8 +128,8 @@ class TopologyFiles(ABC):
         self._open_writer = open_writer
         self._writers: list[RowFileWriter] = []
 
-    def _open(self, name: str, layout: RowLayout, dtype: str) -> RowFileWriter:
-        self._writers.append(self._open_writer(name, layout, dtype))
+    def _open(self, name: str, layout: RowLayout, dtype: str, stripe: str = "") -> RowFileWriter:
+        self._writers.append(self._open_writer(name, layout, dtype, stripe))
         return self._writers[-1]
 
     @abstractmethod
@@ -166,13 +202,13 @@ class CscFiles(TopologyFiles):
             self.write(begins, np.empty(0, np.int64))
         self._indptr.write(_rows(np.array([self.n_edges]), 8))
         return [
-            WrittenField("indptr", self._indptr.commit(), (self.num_nodes + 1,)),
-            WrittenField("indices", self._indices.commit(), (self.n_edges,)),
+            WrittenField("indptr", (self._indptr.commit(),), (self.num_nodes + 1,)),
+            WrittenField("indices", (self._indices.commit(),), (self.n_edges,)),
         ]
 
     def stored_ids(self, fields: list[WrittenField], directory: str, step: int) -> Iterator[Int64s]:
         """See :meth:`TopologyFiles.stored_ids`."""
-        with _opened(directory, fields[1].file) as read:
+        with _opened(directory, fields[1].files[0]) as read:
             for first in range(0, self.n_edges, step):
                 yield read(first, min(step, self.n_edges - first))
 
@@ -184,15 +220,28 @@ class ChunkedFiles(TopologyFiles):
     ----------
     chunk_bytes : int
         A multiple of 4 KiB.
+    stripes : sequence of str
+        Where further files of chunks lie.
+    num_edges : int
+        How many are to come; says where one file ends and the next one begins, and is used for nothing else.
 
     Notes
     -----
-    Holds one chunk. A chunk is filled with what comes: a word for each list that begins, a word for each id.
+    Holds one chunk. A chunk is filled with what comes: a word for each list that begins, a word for each id. Each file takes the
+    same number of consecutive chunks, but for what rounding makes of it.
     """
 
     kind = "chunked"
 
-    def __init__(self, num_nodes: int, id_bytes: int, open_writer: OpenWriter, chunk_bytes: int) -> None:
+    def __init__(
+        self,
+        num_nodes: int,
+        id_bytes: int,
+        open_writer: OpenWriter,
+        chunk_bytes: int,
+        stripes: Sequence[str] = (),
+        num_edges: int = 0,
+    ) -> None:
         super().__init__(num_nodes, id_bytes, open_writer)
         self.chunk_bytes = chunk_bytes
         self._capacity = (chunk_bytes - HEADER_BYTES) // id_bytes
@@ -201,6 +250,10 @@ class ChunkedFiles(TopologyFiles):
         self._ids = huge_array(self._capacity * id_bytes).view(f"<i{id_bytes}")
         self._n_nodes = self._n_ids = self._n_chunks = 0
         self._is_last = False
+        self._stripes = stripes
+        n_chunks, n_files = -(-(num_nodes + num_edges) // self._capacity), 1 + len(stripes)
+        self._ends = [-(-n_chunks * (k + 1) // n_files) for k in range(len(stripes))]  # a word of a chunk may stay unused
+        self._full: list[FileRecord] = []
         self._first_node = self._first_edge = 0
         # Directory rows of chunks whose first list has not begun yet.
         self._waiting: list[tuple[int, int]] = []
@@ -251,6 +304,8 @@ class ChunkedFiles(TopologyFiles):
     def _flush(self) -> None:
         """Write the chunk, whole; the last one up to its last page."""
         width = self.id_bytes
+        while len(self._full) < len(self._ends) and self._n_chunks >= self._ends[len(self._full)]:
+            self._next_file()
         if self._n_nodes == 0:
             self._waiting.append((self._first_node, self._first_edge))
         header = chunk_header(self._n_chunks, self._first_node, self._n_nodes, self._first_edge, self._n_ids, width)
@@ -264,6 +319,11 @@ class ChunkedFiles(TopologyFiles):
         self._first_node, self._first_edge = self.n_begun, self.n_edges
         self._n_nodes = self._n_ids = 0
 
+    def _next_file(self) -> None:
+        """Complete the file of chunks, and begin that of the next stripe."""
+        self._full.append(self._chunks.commit())
+        self._chunks = self._open("chunks", choose_layout(self.id_bytes), self.id_type, self._stripes[len(self._full) - 1])
+
     def finish(self) -> list[WrittenField]:
         """See :meth:`TopologyFiles.finish`."""
         for begins in self._rest():
@@ -271,23 +331,26 @@ class ChunkedFiles(TopologyFiles):
         self._is_last = True
         if self._n_nodes or self._n_ids:
             self._flush()
+        while len(self._full) < len(self._stripes):  # they stay empty
+            self._next_file()
         self._waiting.append((self.num_nodes, self.n_edges))
         self._begin(self.n_edges)
-        chunks, directory = self._chunks.commit(), self._directory.commit()
+        chunks, directory = (*self._full, self._chunks.commit()), self._directory.commit()
         return [
-            WrittenField("chunks", chunks, (chunks.n_rows,)),
-            WrittenField("chunk_directory", directory, (directory.n_rows, 3)),
+            WrittenField("chunks", chunks, (sum(file.n_rows for file in chunks),)),
+            WrittenField("chunk_directory", (directory,), (directory.n_rows, 3)),
         ]
 
     def stored_ids(self, fields: list[WrittenField], directory: str, step: int) -> Iterator[Int64s]:
         """See :meth:`TopologyFiles.stored_ids`."""
         header_words, chunk_words = HEADER_BYTES // self.id_bytes, self.chunk_bytes // self.id_bytes
-        with _opened(directory, fields[0].file) as read:
-            for chunk in range(self._n_chunks):
-                header = read(chunk * chunk_words, header_words).astype(f"<i{self.id_bytes}").view("<i8")
-                at, n_ids = chunk * chunk_words + header_words + int(header[3]), int(header[5])
-                for first in range(0, n_ids, step):
-                    yield read(at + first, min(step, n_ids - first))
+        for file in fields[0].files:
+            with _opened(directory, file) as read:
+                for chunk in range(0, file.n_rows, chunk_words):
+                    header = read(chunk, header_words).astype(f"<i{self.id_bytes}").view("<i8")
+                    at, n_ids = chunk + header_words + int(header[3]), int(header[5])
+                    for first in range(0, n_ids, step):
+                        yield read(at + first, min(step, n_ids - first))
 
 
 @contextlib.contextmanager
@@ -307,9 +370,10 @@ def _opened(directory: str, file: FileRecord) -> Iterator[Callable[[int, int], I
 
 
 def open_topology_files(
-    kind: str, num_nodes: int, id_bytes: int, chunk_bytes: int, open_writer: OpenWriter
+    form: Form, num_nodes: int, num_edges: int, id_bytes: int, open_writer: OpenWriter, make_stripe: Callable[[str], str]
 ) -> CscFiles | ChunkedFiles:
-    """Return the writer of a form of the adjacency."""
-    if kind == "csc":
+    """Return the writer of a form of the adjacency; ``make_stripe`` makes a stripe in a directory."""
+    if form.topology == "csc":
         return CscFiles(num_nodes, id_bytes, open_writer)
-    return ChunkedFiles(num_nodes, id_bytes, open_writer, chunk_bytes)
+    stripes = [make_stripe(directory) for directory in form.stripes]
+    return ChunkedFiles(num_nodes, id_bytes, open_writer, form.chunk_bytes, stripes, num_edges)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -80,18 +81,16 @@ def _verify_open(file: OpenFile, progress: Progress) -> int:
 
 
 class _Column:
-    """A one-dimensional integer field of the topology, read in runs of dense rows."""
+    """A one-dimensional integer field of the topology, in one file or several, read in runs of dense rows."""
 
     def __init__(self, opened: DatasetFiles, name: str, n_rows: int | None) -> None:
         record = opened.catalog.fields.get(f"{EDGE}/{name}")
-        is_column = (
-            record is not None and len(record.parts) == 1 and len(record.shape) == 1 and record.dtype in ("int32", "int64")
-        )
+        is_column = record is not None and record.parts and len(record.shape) == 1 and record.dtype in ("int32", "int64")
         if record is None or not is_column or n_rows not in (None, record.n_rows):
             raise FormatError(f"{opened.path}: the catalog has no {name} of {n_rows} rows", opened.path)
-        self._file = opened.files[record.parts[0].file]
-        self.record, self.path = self._file.record, self._file.path
-        self.width = self.record.layout.row_bytes
+        self.record, self.width = record, record.row_bytes
+        self._files = [opened.files[part.file] for part in record.parts]
+        self._first_rows = [part.first for part in record.parts]
 
     def blocks(self, step: int) -> Iterator[Int64s]:
         """Yield all values in order, ``step`` at a time."""
@@ -99,13 +98,32 @@ class _Column:
             yield self.read(first, min(step, self.record.n_rows - first))
 
     def read(self, first: int, n: int) -> Int64s:
-        data = pread_exactly(self._file.fd, n * self.width, HEADER_BYTES + first * self.width, self.path)
+        data = bytearray()
+        while len(data) < n * self.width:
+            file, row = self._place(first + len(data) // self.width)
+            n_bytes = min(n * self.width - len(data), (file.record.n_rows - row) * self.width)
+            data += pread_exactly(file.fd, n_bytes, HEADER_BYTES + row * self.width, file.path)
         return np.frombuffer(data, dtype=f"<i{self.width}").astype(np.int64)
+
+    def check_units(self, n_rows: int) -> None:
+        """Raise FormatError unless each file begins with a multiple of ``n_rows``, or behind the last row."""
+        for file, first in zip(self._files, self._first_rows, strict=True):
+            if first % n_rows and first != self.record.n_rows:
+                raise FormatError(f"{file.path}: it cannot hold row {first} and those that follow", file.path)
+
+    def _place(self, row: int) -> tuple[OpenFile, int]:
+        """Return the file that holds a row, and the row's number there."""
+        number = bisect.bisect_right(self._first_rows, row) - 1
+        return self._files[number], row - self._first_rows[number]
+
+    def page_at(self, row: int) -> tuple[str, int]:
+        """Return the file that holds a row, and the byte where the row's page begins."""
+        file, row = self._place(row)
+        return file.path, (HEADER_BYTES + row * self.width) // PAGE_BYTES * PAGE_BYTES
 
     def damage(self, message: str, row: int) -> CorruptionError:
         """Return the error for a wrong value in ``row``."""
-        offset = (HEADER_BYTES + row * self.width) // PAGE_BYTES * PAGE_BYTES
-        return CorruptionError(message, self.path, offset)
+        return CorruptionError(message, *self.page_at(row))
 
 
 def verify_topology(opened: DatasetFiles, progress: Progress) -> None:
@@ -151,6 +169,7 @@ class _ChunkIds:
     def __init__(self, opened: DatasetFiles) -> None:
         catalog = opened.catalog
         self._words = _Column(opened, "chunks", None)
+        self._words.check_units(catalog.chunk_bytes // self._words.width)
         record = catalog.fields.get(f"{EDGE}/chunk_directory")
         if record is None or len(record.parts) != 1 or record.shape[1:] != (3,) or record.dtype != "int64" or record.n_rows < 1:
             raise FormatError(f"{opened.path}: the catalog has no directory of chunks", opened.path)
@@ -174,7 +193,7 @@ class _ChunkIds:
         for chunk in range(d.n_chunks):
             at, n = chunk * d.chunk_words, int(d.n_nodes[chunk])
             header = self._words.read(at, d.header_words).astype(f"<i{d.id_bytes}").view(np.uint8)
-            check_header(header, d, chunk, self._words.path)
+            check_header(header, d, chunk, self._words.page_at(at))
             at, previous = at + d.header_words, int(d.first_start[chunk])
             for first in range(0, n, _BLOCK_NODES):
                 begins = self._words.read(at + first, min(_BLOCK_NODES, n - first)) + int(d.first_edge[chunk])

@@ -26,6 +26,7 @@ from featstore.graph.listblocks import NodeLists
 from featstore.graph.liststream import LIST_BYTES, stream_bytes
 from featstore.sampling.access import MAX_DRAWN, costs_less_drawn
 from featstore.sampling.batch import Block, SampledBatch
+from featstore.sampling.fileturns import FileTurns
 from featstore.sampling.hops import Graph, HopSampler, Int64s, Scratch
 from featstore.sampling.logs import SpillingLogs, least_log_bytes
 from featstore.storage.rundir import DiskBudget
@@ -238,10 +239,11 @@ class Window:
             As the sampler's ``sample``; and OSError where the run files do not fit the disk. The window is of no use then.
         """
         for hop in range(len(self._fanouts)):
-            self._in_parallel(range(self._n), partial(self._aim, hop), again=True)
+            self._in_parallel(np.zeros(self._n, np.int64), partial(self._aim, hop), again=True)
             # The targets' logs are read from here on, and what sorts them is not there while batches are numbered.
             workers = [_Worker(self._shape, self._wide) for _ in range(self._n_workers)]
-            self._in_parallel(range(self._shape.n_ranges), partial(self._draw, workers, hop), again=False)
+            files = self._topology.files_of(np.arange(self._shape.n_ranges, dtype=np.int64) << self._shape.shift)
+            self._in_parallel(files, partial(self._draw, workers, hop), again=False)
             del workers
             self._targets.clear()
 
@@ -256,19 +258,20 @@ class Window:
         seeds = self._seeds(position)
         return (seeds.numpy() if isinstance(seeds, torch.Tensor) else np.asarray(seeds)).astype(np.int64, copy=False)
 
-    def _in_parallel(self, numbers: range, work: Callable[[int, int], None], *, again: bool) -> None:
-        """Call ``work(worker, number)`` for all numbers; where memory is short for several at once, one after the other.
+    def _in_parallel(self, files: Int64s, work: Callable[[int, int], None], *, again: bool) -> None:
+        """Call ``work(worker, number)`` for each number of ``files``, which says what file it reads (:class:`FileTurns`).
 
-        ``again``: work that lacked memory has done nothing, and may be done again.
+        Where memory is short for several at once, they come one after the other. ``again``: work that lacked memory has done
+        nothing, and may be done again.
         """
-        coming, short = iter(numbers), list[int]()
+        coming, short = FileTurns(files), list[int]()
         lock = threading.Lock()
         failed = threading.Event()
 
         def run(worker: int) -> None:
             while not (failed.is_set() or short):
                 with lock:
-                    number = next(coming, None)
+                    number = coming.take(worker)
                 if number is None:
                     return
                 try:
@@ -289,7 +292,7 @@ class Window:
         with ThreadPoolExecutor(self._n_workers, thread_name_prefix="featstore-draw") as workers:
             for future in [workers.submit(run, worker) for worker in range(self._n_workers)]:
                 future.result()
-        for number in itertools.chain(short, coming):
+        for number in itertools.chain(short, iter(partial(coming.take, 0), None)):
             self._check()
             self._graph.pool.trim()
             work(0, number)

@@ -28,7 +28,7 @@ from featstore.errors import CorruptionError, FormatError, VersionError
 from featstore.storage.calls import close_quietly, naming, pread_exactly
 from featstore.storage.catalogvalues import Entry, pack_value, unpack_value
 from featstore.storage.directory import OpenDirectory, Root, open_inside, with_directory
-from featstore.storage.format import DTYPES, FORMAT_VERSION, check_layout, resolve_inside
+from featstore.storage.format import DTYPES, FORMAT_VERSION, STRIPE, check_layout, resolve_inside
 from featstore.storage.layout import PAGE_BYTES, RowLayout
 from featstore.storage.lmdbcheck import check_environment
 from featstore.storage.writer import FileRecord, write_file
@@ -57,6 +57,7 @@ _TRAILER_MAGIC: Final = b"FEATCTLG"
 _TRAILER: Final = struct.Struct("<8sIIQ16s")
 _BYTE_ORDER_MARK: Final = 0x01020304
 _MAX_BYTES: Final = 1 << 28
+_STRIPES: Final = "stripes"  # required of readers where files lie in stripes
 _U64: Final = struct.Struct("<Q")
 
 
@@ -179,7 +180,8 @@ class Catalog:
         }
 
     def _entries(self) -> dict[str, dict[str, Any]]:
-        entries: dict[str, dict[str, Any]] = {"dataset": {"format": FORMAT_VERSION, "requires": [], **self.dataset}}
+        requires = [_STRIPES] if any(STRIPE.match(name) for name in self.files) else []
+        entries: dict[str, dict[str, Any]] = {"dataset": {"format": FORMAT_VERSION, "requires": requires, **self.dataset}}
         for name, item in self.files.items():
             entries[f"file/{name}"] = {
                 "kind": item.kind,
@@ -405,7 +407,7 @@ def _parse(entries: dict[str, dict[str, Any]], path: str) -> Catalog:
     # Before anything else is interpreted: a newer release may have changed its meaning.
     if dataset.number("format", 1) > FORMAT_VERSION:
         raise VersionError(f"{path}: format version {values['format']}; this release reads up to {FORMAT_VERSION}", path)
-    if missing := dataset.list("requires"):
+    if missing := [each for each in dataset.list("requires") if each != _STRIPES]:
         raise VersionError(f"{path}: reading it needs features that this release lacks: {', '.join(map(str, missing))}", path)
     for name in ("num_nodes", "num_edges"):
         dataset.number(name)

@@ -20,6 +20,7 @@ from featstore.errors import BusyError, FormatError
 from featstore.storage.calls import close_quietly, naming, open_regular
 from featstore.storage.format import resolve_inside
 from featstore.storage.lock import OPENING_LOCK, FileLock
+from featstore.storage.stripes import remove_stripes
 
 __all__ = ["OpenDirectory", "Root", "open_directory", "open_inside", "remove_replaced", "with_directory"]
 
@@ -236,7 +237,8 @@ def remove_replaced(path: str, patience_s: float = _PATIENCE_S) -> bool:
         except OSError:
             continue
         try:
-            with contextlib.suppress(OSError):  # of closing a folder, which is not ignored
+            with contextlib.suppress(OSError):  # of a stripe, or of closing a folder, which is not ignored
+                remove_stripes(path)  # first: nothing but the links in it says where they are
                 shutil.rmtree(path, ignore_errors=True)
         finally:
             with contextlib.suppress(OSError):

@@ -8,6 +8,7 @@ checksummed.
 from __future__ import annotations
 
 import os
+import re
 import stat
 import struct
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ __all__ = [
     "FORMAT_VERSION",
     "HEADER_BYTES",
     "MAX_ROW_BYTES",
+    "STRIPE",
+    "STRIPE_PREFIX",
     "SUMS_PER_PAGE",
     "Header",
     "file_bytes",
@@ -43,6 +46,8 @@ BYTE_ORDER_MARK: Final = 0x01020304
 SUMS_PER_PAGE: Final = PAGE_BYTES // 8 - 1
 MAX_ROW_BYTES: Final = 1 << 30  # one read operation
 MAX_FILE_BYTES: Final = 1 << 62
+STRIPE_PREFIX: Final = "featstore-stripe-"  # see stripes.py
+STRIPE: Final = re.compile(f"{STRIPE_PREFIX}[0-9a-f]{{32}}")
 
 # Name -> (code in the header, bytes an item). Codes are never reused.
 DTYPES: Final[dict[str, tuple[int, int]]] = {
@@ -251,7 +256,7 @@ def resolve_inside(root: str | os.PathLike[str], name: str, dir_fd: int | None =
     Raises
     ------
     FormatError
-        Absolute, empty, with ``..``, or through a symbolic link.
+        Absolute, empty, with ``..``, or through a symbolic link other than that of a stripe.
     """
     parts = name.split("/")
     if not name or "\0" in name or any(part in ("", ".", "..") for part in parts):
@@ -259,13 +264,16 @@ def resolve_inside(root: str | os.PathLike[str], name: str, dir_fd: int | None =
     path = os.fspath(root)
     for depth in range(1, len(parts)):
         folder = "/".join(parts[:depth])
-        if _is_link(os.path.join(path, folder) if dir_fd is None else folder, dir_fd):
+        target = _link_target(os.path.join(path, folder) if dir_fd is None else folder, dir_fd)
+        is_stripe = STRIPE.fullmatch(folder) is not None  # so directly within the dataset
+        if target is not None and not (is_stripe and os.path.isabs(target) and os.path.basename(target) == folder):
             raise FormatError(f"{os.path.join(path, folder)}: a symbolic link within a dataset")
     return os.path.join(path, name)
 
 
-def _is_link(path: str, dir_fd: int | None) -> bool:
+def _link_target(path: str, dir_fd: int | None) -> str | None:
+    """Return where a symbolic link leads; None where there is no link."""
     try:
-        return stat.S_ISLNK(os.lstat(path, dir_fd=dir_fd).st_mode)
+        return os.readlink(path, dir_fd=dir_fd) if stat.S_ISLNK(os.lstat(path, dir_fd=dir_fd).st_mode) else None
     except (OSError, ValueError):
-        return False  # what opens the file says what is wrong
+        return None  # what opens the file says what is wrong

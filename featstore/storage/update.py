@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from featstore.storage.directory import OpenDirectory, Root, open_inside
 from featstore.storage.format import HEADER_BYTES, Header, resolve_inside
 from featstore.storage.layout import RowLayout
 from featstore.storage.lock import READERS_LOCK, WRITER_LOCK, FileLock
+from featstore.storage.stripes import make_stripe, remove_stripe, remove_stripes, stripe_directory
 from featstore.storage.writer import FileRecord, RowFileWriter
 
 __all__ = ["OpenFile", "Update", "check_file", "open_file", "sweep"]
@@ -66,7 +68,7 @@ def open_file(root: Root, record: FileRecord) -> OpenFile:
     FormatError, VersionError
         No row file, a link, a directory, a device; a path that leads outside.
     OSError
-        Missing, or no permission.
+        Missing, or no permission. Where it is the stripe that is missing, the error names that.
 
     Notes
     -----
@@ -88,6 +90,13 @@ def open_file(root: Root, record: FileRecord) -> OpenFile:
                 found.path,
                 0,
             )
+    except FileNotFoundError:
+        found.close()
+        stripe = stripe_directory(os.fspath(where), record.name)
+        if stripe is None or os.path.isdir(stripe):
+            raise
+        text = f"a stripe of the dataset {os.fspath(where)} is missing; its drive may not be mounted"
+        raise FileNotFoundError(errno.ENOENT, text, stripe) from None
     except BaseException:
         found.close()
         raise
@@ -117,7 +126,7 @@ def sweep(root: str | os.PathLike[str], catalog: Catalog) -> list[str]:
     Returns
     -------
     list of str
-        What was removed; nothing where a reader has the dataset open.
+        What was removed; nothing where a reader has the dataset open. A stripe whose drive fails stays, for the next sweep.
     """
     directory = os.fspath(root)
     try:
@@ -134,6 +143,8 @@ def sweep(root: str | os.PathLike[str], catalog: Catalog) -> list[str]:
                     with contextlib.suppress(FileNotFoundError):
                         os.unlink(entry.path)
                         removed.append(entry.name)
+        with contextlib.suppress(OSError):
+            removed += remove_stripes(directory, named)
     return removed
 
 
@@ -166,6 +177,7 @@ class Update:
         self._lock = writer_lock(self.root)
         self._writers: list[RowFileWriter] = []
         self._names: list[str] = []  # of files that no commit has named yet
+        self._stripes: list[str] = []
         self._before: tuple[int, int] | None = None
         self._is_committing = self._is_committed = False
         self._files: dict[str, FileRecord] = {}
@@ -186,12 +198,21 @@ class Update:
         """Number of the commit in preparation."""
         return self.catalog.generation + 1
 
-    def writer(self, stem: str, layout: RowLayout, *, kind: str, dtype: str) -> RowFileWriter:
-        """Open a writer of a new file ``<stem>.<generation>.rows``; hand what its commit returns to :meth:`add`."""
+    def stripe(self, directory: str) -> str:
+        """Make a stripe in a directory of another drive; return its name, for :meth:`writer`."""
+        self._stripes.append(make_stripe(self.root, directory))
+        return self._stripes[-1]
+
+    def writer(self, stem: str, layout: RowLayout, *, kind: str, dtype: str, stripe: str = "") -> RowFileWriter:
+        """Open a writer of a new file ``<stem>.<generation>.rows``; hand what its commit returns to :meth:`add`.
+
+        ``stripe`` is what :meth:`stripe` returned, where the file shall lie there.
+        """
         name = f"{stem}.{self.generation}.rows"
-        resolve_inside(self.root, name)
         if "/" in name:
             raise FormatError(f"{self.root}: a file's name has no folders: {name!r}", self.root)
+        name = f"{stripe}/{name}" if stripe else name
+        resolve_inside(self.root, name)
         writer = RowFileWriter(self.root, name, layout, kind=kind, dtype=dtype, generation=self.generation)
         self._writers.append(writer)
         self._names += [name, f"{name}.sums"]
@@ -261,7 +282,7 @@ class Update:
         self._before, self._is_committing = self._catalog_id(), True
         write_catalog(self.root, catalog)
         self.catalog, self._is_committed = catalog, True
-        self._names, self._is_committing = [], False
+        self._names, self._stripes, self._is_committing = [], [], False
         self._files, self._fields, self._extra, self._dropped = {}, {}, {}, set()
         self._dataset, self._dropped_fields = {}, set()
         return catalog
@@ -294,6 +315,9 @@ class Update:
                 for name in {*self._names, *added} - named:
                     with contextlib.suppress(OSError):
                         os.unlink(os.path.join(self.root, name))
+                for stripe in self._stripes:
+                    with contextlib.suppress(OSError):  # the next writer removes it
+                        remove_stripe(self.root, stripe)
         finally:
             try:
                 self._lock.release()

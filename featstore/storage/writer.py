@@ -195,7 +195,7 @@ class RowFileWriter:
     directory : path-like
         Where the file goes.
     name : str
-        Its final name; it appears, complete and durable, when :meth:`commit` returns.
+        Its final name, which may lead through a stripe's link; it appears, complete and durable, when :meth:`commit` returns.
     layout : RowLayout
     kind : str
         What the rows are (see :class:`~featstore.storage.format.Header`).
@@ -437,7 +437,7 @@ class RowFileWriter:
             for source, target in zip(self._temporary, final, strict=True):
                 os.rename(source, target)
                 renamed.append(target)
-            fsync_directory(self._directory)
+            fsync_directory(os.path.dirname(self._path))
         except BaseException:
             self._temporary = self._temporary[len(renamed) :] + renamed
             self.abort()

@@ -1,0 +1,154 @@
+"""Rows that lie in several files, on several drives: each file holds consecutive rows, and is read through its own queue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import numpy as np
+import numpy.typing as npt
+
+from featstore._core.io import MAX_SORTED_ROWS
+from featstore.budget import Budget
+from featstore.errors import BudgetError, FormatError
+from featstore.storage.layout import PAGE_BYTES
+from featstore.storage.rowfile import RowFile
+
+__all__ = ["StripedRows"]
+
+Int64s = npt.NDArray[np.int64]
+UInt8s = npt.NDArray[np.uint8]
+
+_LEAST_ROWS = 1 << 16  # divided at once, whatever the budget says
+_DIVIDING_BYTES = 32  # a row: its file, its number there, and its place in the output
+
+
+class StripedRows:
+    """Dense rows of several files, by number, as of one :class:`~featstore.storage.rowfile.RowFile`. Thread-safe.
+
+    Parameters
+    ----------
+    files : sequence of RowFile
+        In the order of their rows.
+    unit_rows : int
+        Each file begins with a multiple of so many rows, which take whole pages.
+    budget : Budget
+        Pays for dividing the rows of a gather by file, as ``reader buffers``.
+
+    Attributes
+    ----------
+    first_rows : int64 array
+        Row with which each file begins.
+
+    Raises
+    ------
+    FormatError
+        A file begins elsewhere, or with rows of another kind.
+
+    Notes
+    -----
+    What one call wants of several files is read side by side, by a thread a file. A file's share of the work is its own, so a
+    slow drive holds up a call that wants rows of it, and no other.
+    """
+
+    def __init__(self, files: Sequence[RowFile], unit_rows: int, budget: Budget) -> None:
+        self.files = list(files)
+        self._budget = budget
+        self.row_bytes = files[0].row_bytes
+        n_rows = np.cumsum([0, *(file.n_rows for file in files)])
+        self.n_rows, self.first_rows = int(n_rows[-1]), n_rows[:-1]
+        for file, first in zip(self.files, self.first_rows.tolist(), strict=True):
+            if (first % unit_rows and first != self.n_rows) or not file.layout.is_dense or file.row_bytes != self.row_bytes:
+                raise FormatError(f"{file.path}: it cannot hold row {first} and those that follow", file.path)
+
+    @property
+    def path(self) -> str:
+        """The first file."""
+        return self.files[0].path
+
+    @property
+    def gap_bytes(self) -> int:
+        """See :attr:`RowFile.gap_bytes`; of the drive where it is largest."""
+        return max(file.gap_bytes for file in self.files)
+
+    def file_of(self, rows: Int64s) -> Int64s:
+        """Return the number of the file that holds each row; the first or the last one for rows that are in none."""
+        return np.searchsorted(self.first_rows[1:], rows, side="right")
+
+    def place(self, row: int) -> tuple[RowFile, int]:
+        """Return the file that holds a row, and the row's number there."""
+        number = int(np.searchsorted(self.first_rows[1:], row, side="right"))
+        return self.files[number], row - int(self.first_rows[number])
+
+    def read(self, first: int, n: int, out: UInt8s | None = None) -> UInt8s:
+        """See :meth:`RowFile.read`; of several files one after the other."""
+        if out is None:
+            out = np.empty((n, self.row_bytes), np.uint8)
+        done = 0
+        while done < n:
+            file, row = self.place(first + done)
+            k = min(n - done, file.n_rows - row)
+            if k <= 0:
+                raise IndexError(f"row {first + done} is out of range for {self.n_rows} rows")
+            file.read(row, k, out[done : done + k])
+            done += k
+        return out
+
+    def gather(self, rows: Int64s, out: UInt8s) -> None:
+        """See :meth:`RowFile.gather`; where memory is short, pages are read at most once per 65,536 rows."""
+        with self._dividing(min(len(rows), MAX_SORTED_ROWS)) as n:
+            for begin in range(0, len(rows), n):
+                part, into = rows[begin : begin + n], out[begin : begin + n]
+                file_of = self.file_of(part)
+                calls: list[Callable[[], object]] = []
+                for number in range(len(self.files)):
+                    at = np.flatnonzero(file_of == number)
+                    if len(at):
+                        calls.append(self._gathering(number, part[at] - self.first_rows[number], into, at))
+                _side_by_side(calls)
+
+    @contextmanager
+    def _dividing(self, n_rows: int) -> Iterator[int]:
+        """Hold the memory to divide ``n_rows`` at once, or as many as the budget has room for."""
+        while n_rows > _LEAST_ROWS:
+            try:
+                held = self._budget.reserve("reader buffers", _DIVIDING_BYTES * n_rows)
+            except BudgetError:
+                n_rows = max(_LEAST_ROWS, n_rows // 2)
+                continue
+            with held:
+                yield n_rows
+            return
+        yield _LEAST_ROWS
+
+    def _gathering(self, number: int, rows: Int64s, out: UInt8s, at: Int64s) -> Callable[[], object]:
+        return lambda: self.files[number].gather(rows, out, at)
+
+    def read_pages(self, numbers: Int64s, out: UInt8s) -> None:
+        """See :meth:`RowFile.read_pages`; pages are numbered through all files, behind one header."""
+        first_pages = self.first_rows * self.row_bytes // PAGE_BYTES
+        ends = [*np.searchsorted(numbers, 1 + first_pages[1:]).tolist(), len(numbers)]
+        calls: list[Callable[[], object]] = []
+        begin = 0
+        for number, end in enumerate(ends):
+            if begin < end:
+                calls.append(self._paging(number, numbers[begin:end] - first_pages[number], out[begin:end]))
+            begin = end
+        _side_by_side(calls)
+
+    def _paging(self, number: int, pages: Int64s, out: UInt8s) -> Callable[[], object]:
+        return lambda: self.files[number].read_pages(pages, out)
+
+
+def _side_by_side(calls: list[Callable[[], object]]) -> None:
+    """Make calls, each in a thread of its own; none goes on when this returns."""
+    if len(calls) < 2:
+        for call in calls:
+            call()
+        return
+    with ThreadPoolExecutor(len(calls) - 1, thread_name_prefix="featstore-stripe") as threads:
+        others = [threads.submit(call) for call in calls[1:]]
+        calls[0]()
+    for other in others:
+        other.result()

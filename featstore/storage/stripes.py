@@ -1,0 +1,111 @@
+"""Stripes: directories on other drives that hold files of a dataset, each found by a symbolic link in the dataset's directory.
+
+A stripe ``featstore-stripe-<uuid>`` is made for one commit and holds nothing else. The link has the same name. It is durable
+before the stripe is made and goes after it, so whoever removes what a killed writer left finds every stripe by its link. An entry
+``owner-<inode of the link>`` in the stripe tells the link that it was made with from copies of it: a copied dataset may read a
+stripe, but not remove it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import uuid
+import warnings
+from collections.abc import Iterable
+
+from featstore.storage.calls import close_quietly
+from featstore.storage.format import STRIPE, STRIPE_PREFIX
+from featstore.storage.writer import fsync_directory
+
+__all__ = ["make_stripe", "remove_stripe", "remove_stripes", "stripe_directory"]
+
+_MARK = "owner-"
+
+
+def make_stripe(root: str, directory: str) -> str:
+    """Make an empty stripe in ``directory`` for the dataset at ``root``; return the name of both, the stripe and its link.
+
+    Raises
+    ------
+    OSError
+        Neither is there.
+    """
+    name = f"{STRIPE_PREFIX}{uuid.uuid4().hex}"
+    link, target = os.path.join(root, name), os.path.join(directory, name)
+    try:
+        os.symlink(target, link)
+        fsync_directory(root)
+        os.mkdir(target)
+        mark = os.path.join(target, _mark(link))
+        close_quietly(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))  # nothing is written
+        fsync_directory(target)
+        fsync_directory(directory)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            remove_stripe(root, name)
+        raise
+    return name
+
+
+def _mark(link: str) -> str:
+    """Return the name of the entry by which a stripe knows this very link."""
+    return f"{_MARK}{os.lstat(link).st_ino}"
+
+
+def remove_stripe(root: str, name: str) -> None:
+    """Remove a stripe and then its link. Of a stripe that was made with another link, only the link goes, with a warning.
+
+    Raises
+    ------
+    OSError
+        The link stays where the stripe could not be removed, for the next try.
+    """
+    link = os.path.join(root, name)
+    if not os.path.islink(link):  # a copy that followed the link
+        shutil.rmtree(link)
+        return
+    target, is_left = os.readlink(link), False
+    with contextlib.suppress(FileNotFoundError):  # it was not made yet, or is gone
+        entries = os.listdir(target)
+        marks = [entry for entry in entries if entry.startswith(_MARK)]
+        is_left = os.path.basename(target) != name or (len(entries) > 0 and _mark(link) not in marks)
+        if not is_left:
+            for entry in (*(set(entries) - set(marks)), *marks):
+                os.unlink(os.path.join(target, entry))
+            os.rmdir(target)
+            fsync_directory(os.path.dirname(target))
+    os.unlink(link)
+    if is_left:
+        warnings.warn(f"{target} stays: it was not made with the link {link}, which is removed", stacklevel=2)
+
+
+def remove_stripes(root: str, keep: Iterable[str] = ()) -> list[str]:
+    """Remove all stripes of a dataset but those that hold files of these names; return what was removed.
+
+    Raises
+    ------
+    OSError
+        One could not be removed; the others are.
+    """
+    kept = {name.partition("/")[0] for name in keep}
+    gone = [name for name in sorted(os.listdir(root)) if STRIPE.fullmatch(name) and name not in kept]
+    failure: OSError | None = None
+    for name in gone:
+        try:
+            remove_stripe(root, name)
+        except OSError as error:
+            failure = error
+    if failure is not None:
+        raise failure
+    return gone
+
+
+def stripe_directory(root: str, name: str) -> str | None:
+    """Return in which stripe a file of a dataset lies, its directory; None for one that lies in the dataset itself."""
+    folder, slash, _ = name.partition("/")
+    if not slash or not STRIPE.fullmatch(folder):
+        return None
+    link = os.path.join(root, folder)
+    return os.readlink(link) if os.path.islink(link) else link
