@@ -208,8 +208,9 @@ class PackedRunner(Runner):
         if not setup.features or not n:
             return
         on_loan = size == "auto" or setup.lends_caches
-        batch = setup.batch
-        self.memory = Memory(setup, measure(setup.graph, setup.batches)[0] if batch is None else batch)
+        batch = measure(setup.graph, setup.batches)[0] if setup.batch is None else setup.batch
+        is_given = size != "auto" and not setup.lends_caches
+        self.memory = Memory(setup, batch)
         if size == "auto":
             self.memory.divide()  # or say now that not even batches fit
             size = size_for_pack(setup, self.memory, self._pack)
@@ -218,6 +219,9 @@ class PackedRunner(Runner):
         capacity = min(
             FeatureCache.capacity_for(n_bytes, self._sources[name].file.row_bytes, n, None) for name, n_bytes in sizes.items()
         )
+        if is_given:
+            self.memory = Memory(setup, batch, cache_bytes=sum(sizes.values()))
+            self.memory.divide()  # or say now, before a layout is made, that batches do not fit beside the caches
         # What a cache has given back is read from the features' own file, which a pack without its dataset lacks.
         self._is_lent = on_loan and not isinstance(setup.graph, PackedGraph)
         with setup.watch.time("cache"):
