@@ -48,7 +48,7 @@ def stored_size(snapshot: Snapshot) -> tuple[int, bool]:
     """Return the bytes of all neighbour ids, and whether offsets are in memory once the adjacency is opened."""
     catalog = snapshot.catalog
     is_csc = catalog.topology == "csc"
-    _, id_bytes = snapshot.topology_file("indices" if is_csc else "chunks")
+    _, id_bytes = snapshot.topology_files("indices" if is_csc else "chunks")
     return catalog.num_edges * id_bytes, is_csc
 
 
