@@ -110,6 +110,23 @@ def test_scattered_lists_come_many_at_once() -> None:
     assert len(graph.file.streams[0].pages) <= 2 * len(nodes)
 
 
+@pytest.mark.parametrize("chunk_bytes", [1 << 14, 1 << 17])
+@pytest.mark.parametrize("block_bytes", [1 << 13, 1 << 20])
+def test_nodes_in_ranges_read_little_more_than_at_once(chunk_bytes: int, block_bytes: int) -> None:
+    """A chunk that two ranges share is not read whole by both; also where a list goes on from one chunk to the next."""
+    indptr, ids = graph_with([30] * 5000 + [20_000] + [0] * 300 + [7] * 9000 + [9000, 3] * 8, np.int32)
+    topology, n = chunked(indptr, ids, chunk_bytes, Budget(1 << 24)), len(indptr) - 1
+    file: Any = topology.chunks
+    for n_ranges in (1, 7, 40):
+        file.n_read = 0
+        ends = np.linspace(0, n, n_ranges + 1).astype(int)
+        found: dict[int, list[int]] = {}
+        for first, stop in zip(ends[:-1], ends[1:], strict=True):
+            found |= asked_of(topology, np.arange(first, stop), block_bytes)
+        assert all(found.get(v, []) == ids[indptr[v] : indptr[v + 1]].tolist() for v in range(n))
+        assert file.n_read <= file.n_rows + 3 * n_ranges * 1024 + 4 * 64 * topology.directory.n_chunks
+
+
 @pytest.mark.parametrize("nodes", [[5, 900, 2500], [2500]])
 def test_an_id_that_is_no_node_is_named_where_it_lies(nodes: list[int]) -> None:
     indptr, ids = graph_with([700] * 3000, np.int32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -225,15 +226,17 @@ class ChunkedTopology(Topology):
 
     def blocks(self, block_bytes: int = BLOCK_BYTES) -> Iterator[ListBlock]:
         """See :meth:`Topology.blocks`."""
-        return self._blocks_of(np.arange(self.directory.n_chunks), block_bytes)
+        return self._blocks_of(np.arange(self.directory.n_chunks), block_bytes, 0, self.num_nodes)
 
     def lists(self, nodes: Int64s, block_bytes: int = LIST_BYTES) -> Iterator[NodeLists]:
         """See :meth:`Topology.lists`.
 
-        Chunks with none of the nodes are not read, nor are those without an edge. A chunk that is larger than half of
-        ``block_bytes`` is read in parts.
+        Chunks with none of the nodes are not read, nor are those without an edge; of the first and the last one what lies
+        before the first and behind the last node is not. A chunk that is larger than half of ``block_bytes`` is read in parts.
         """
-        for block in self._blocks_of(self._chunks_of(nodes), block_bytes):
+        if not len(nodes):
+            return
+        for block in self._blocks_of(self._chunks_of(nodes), block_bytes, int(nodes[0]), int(nodes[-1]) + 1):
             last = block.first_node + len(block.offsets) - 1
             low, high = np.searchsorted(nodes, (block.first_node, last))
             if low < high:
@@ -270,21 +273,31 @@ class ChunkedTopology(Topology):
                 is_wanted[at + 1 : int(np.searchsorted(d.first_edge[1:], d.first_start[at + 1], side="left")) + 1] = True
         return np.flatnonzero(is_wanted)
 
-    def _blocks_of(self, chunks: Int64s, block_bytes: int) -> Iterator[ListBlock]:
+    def _blocks_of(self, chunks: Int64s, block_bytes: int, low: int, high: int) -> Iterator[ListBlock]:
+        """Read chunks, of the first and the last one the nodes ``low … high - 1`` alone."""
         d = self.directory
         goes_on = d.first_start[1:] > d.first_edge[1:]
         chunks = chunks[(d.n_edges[chunks] > 0) | goes_on[chunks]]
         n_words = min(max(1, block_bytes // 2 // PAGE_BYTES) * PAGE_BYTES // self.id_bytes, self.chunks.n_rows)
         turns = np.empty((2, n_words), self.id_dtype)
+        carry, within = _Carry(), (low, high)
         if d.chunk_words <= n_words or (d.n_chunks == 1 and self.chunks.n_rows <= n_words):
-            found = self._whole_chunks(d, chunks, turns)
+            # A chunk of which a part is wanted is read in parts: who else reads the rest does not read all of it once more.
+            n_head = int(len(chunks) > 0 and low > d.first_node[chunks[0]])
+            n_tail = int(len(chunks) > n_head and high < d.first_node[chunks[-1] + 1])
+            head, middle, tail = np.split(chunks, [n_head, len(chunks) - n_tail])
+            found = itertools.chain(
+                self._parts_of_chunks(d, head, turns, carry, within),
+                self._whole_chunks(d, middle, turns, carry),
+                self._parts_of_chunks(d, tail, turns, carry, within),
+            )
         else:
-            found = self._parts_of_chunks(d, chunks, turns)
+            found = itertools.chain(self._parts_of_chunks(d, chunks, turns, carry, within))
         for block in found:
             self.check_ids(block.first_edge, block.ids)
             yield block
 
-    def _whole_chunks(self, d: Directory, chunks: Int64s, turns: Words) -> Iterator[ListBlock]:
+    def _whole_chunks(self, d: Directory, chunks: Int64s, turns: Words, carry: _Carry) -> Iterator[ListBlock]:
         """Read chunks whole, as many at once as follow each other and fit a block."""
         most = max(1, turns.shape[1] // d.chunk_words)
         breaks = np.flatnonzero(np.diff(chunks) != 1) + 1
@@ -300,8 +313,6 @@ class ChunkedTopology(Topology):
                 n_words = int((group[-1] - group[0]) * d.chunk_words + used[group[-1]])
                 yield int(group[0]) * d.chunk_words, turns[k % 2, :n_words].view(np.uint8).reshape(-1, self.id_bytes)
 
-        carried: int | None = None  # with which edge the list began that goes on in the next chunk
-        before = -1
         for group, (_, rows) in zip(groups, read_ahead(self.chunks, reads()), strict=True):
             words = rows.reshape(-1).view(self.id_dtype)
             for k, chunk in enumerate(group.tolist()):
@@ -309,21 +320,22 @@ class ChunkedTopology(Topology):
                 check_header(held[: d.header_words].view(np.uint8), d, chunk, self._page_at(chunk * d.chunk_words))
                 ids = held[d.header_words + int(d.n_nodes[chunk]) :]
                 begins = self._checked(d, chunk, 0, held[d.header_words : len(held) - len(ids)])
-                block = _block(d, chunk, begins, carried if before == chunk - 1 else None, ids)
-                if len(begins) or before != chunk - 1:
-                    carried = int(begins[-1]) if len(begins) else None
-                before = chunk
+                block = _block(d, chunk, begins, carry.into(chunk), ids)
+                carry.leave(chunk, int(begins[-1]) if len(begins) else carry.into(chunk))
                 if block is not None:
                     yield block
 
-    def _parts_of_chunks(self, d: Directory, chunks: Int64s, turns: Words) -> Iterator[ListBlock]:
+    def _parts_of_chunks(
+        self, d: Directory, chunks: Int64s, turns: Words, carry: _Carry, within: tuple[int, int]
+    ) -> Iterator[ListBlock]:
         """Read chunks in parts: where some lists begin, then their ids."""
         n_ids = turns.shape[1]
+        n_nodes = max(_LEAST_NODES, n_ids // 4)
         coming: deque[tuple[int, Int64s, int]] = deque()
 
         def reads() -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
             turn = 0
-            for first_node, offsets, chunk in self._pieces_of_chunks(d, chunks, max(_LEAST_NODES, n_ids // 4)):
+            for first_node, offsets, chunk in self._pieces_of_chunks(d, chunks, n_nodes, carry, within):
                 low = max(int(offsets[0]), int(d.first_edge[chunk]))
                 end = min(int(offsets[-1]), int(d.first_edge[chunk + 1]))
                 for edge in range(low, end, n_ids):
@@ -339,25 +351,26 @@ class ChunkedTopology(Topology):
             first_node, offsets, edge = coming.popleft()
             yield ListBlock(first_node, offsets, edge, rows.reshape(-1).view(self.id_dtype))
 
-    def _pieces_of_chunks(self, d: Directory, chunks: Int64s, n_nodes: int) -> Iterator[tuple[int, Int64s, int]]:
+    def _pieces_of_chunks(
+        self, d: Directory, chunks: Int64s, n_nodes: int, carry: _Carry, within: tuple[int, int]
+    ) -> Iterator[tuple[int, Int64s, int]]:
         """Yield first node, offsets and chunk of ``n_nodes`` lists at a time; one that goes on from chunk to chunk in each."""
-        carried: int | None = None
-        before = -1
         for chunk in chunks.tolist():
             header = self.chunks.read(chunk * d.chunk_words, d.header_words).reshape(-1)
             check_header(header, d, chunk, self._page_at(chunk * d.chunk_words))
-            carried = carried if before == chunk - 1 else None
-            before = chunk
+            carried = carry.into(chunk)
             node, n = int(d.first_node[chunk]), int(d.n_nodes[chunk])
             if carried is not None and d.first_start[chunk] > d.first_edge[chunk]:
                 yield node - 1, np.array([carried, d.first_start[chunk]]), chunk
-            for first in range(0, n, n_nodes):
-                stop = min(first + n_nodes, n)
+            low, high = (min(max(0, at - node), n) for at in within)
+            for first in range(low, high, n_nodes):
+                stop = min(first + n_nodes, high)
                 begins = self._begins(d, chunk, first, min(stop + 1, n))
                 if stop == n:
                     begins = np.append(begins, d.first_start[chunk + 1])
                     carried = int(begins[-2])
                 yield node + first, begins, chunk
+            carry.leave(chunk, carried)
 
     def bad_id(self, position: int, found: int) -> CorruptionError:
         """See :meth:`Topology.bad_id`."""
@@ -372,6 +385,22 @@ class ChunkedTopology(Topology):
         self._pages.close()
         if self._reservation is not None:
             self._reservation.release()
+
+
+class _Carry:
+    """With which edge the list began that goes on in the next chunk, where its chunk was read."""
+
+    def __init__(self) -> None:
+        self._chunk = -1
+        self._edge: int | None = None
+
+    def into(self, chunk: int) -> int | None:
+        """Return that edge for who reads ``chunk`` next; None where the chunk before was not read."""
+        return self._edge if self._chunk == chunk - 1 else None
+
+    def leave(self, chunk: int, edge: int | None) -> None:
+        """Remember it at the end of ``chunk``."""
+        self._chunk, self._edge = chunk, edge
 
 
 def _block(d: Directory, chunk: int, begins: Int64s, carried: int | None, ids: Words) -> ListBlock | None:
