@@ -210,6 +210,8 @@ class PackedRunner(Runner):
         on_loan = size == "auto" or setup.lends_caches
         batch = setup.batch
         self.memory = Memory(setup, measure(setup.graph, setup.batches)[0] if batch is None else batch)
+        # With a cache of a given size batches are not asked about: "featstore pack" makes layouts here for other machines, whose
+        # device holds the rows, or which have more memory. An epoch in too little names what works.
         if size == "auto":
             self.memory.divide()  # or say now that not even batches fit
             size = size_for_pack(setup, self.memory, self._pack)
