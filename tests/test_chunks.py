@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import struct
 from collections.abc import Callable
@@ -121,7 +122,7 @@ def test_nodes_in_ranges_read_little_more_than_at_once(chunk_bytes: int, block_b
         file.n_read = 0
         ends = np.linspace(0, n, n_ranges + 1).astype(int)
         found: dict[int, list[int]] = {}
-        for first, stop in zip(ends[:-1], ends[1:], strict=True):
+        for first, stop in itertools.pairwise(ends):
             found |= asked_of(topology, np.arange(first, stop), block_bytes)
         assert all(found.get(v, []) == ids[indptr[v] : indptr[v + 1]].tolist() for v in range(n))
         assert file.n_read <= file.n_rows + 3 * n_ranges * 1024 + 4 * 64 * topology.directory.n_chunks

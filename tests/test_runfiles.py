@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from featstore.errors import ClosedError, CorruptionError, FeatstoreError, FormatError, PluginError
+from featstore.errors import BusyError, ClosedError, CorruptionError, FeatstoreError, FormatError, PluginError
 from featstore.plan.simulate import simulate
 from featstore.plan.trace import Trace, TraceWriter, record
 from featstore.sampling.batch import SampledBatch
@@ -164,3 +165,30 @@ def test_run_directories_belong_to_their_process(tmp_path: Path) -> None:
     mine.close()
     mine.close()
     assert os.listdir(parent) == ["somebody's"]
+
+
+@pytest.mark.parametrize("how", ["gone before", "gone meanwhile", "held"])
+def test_a_run_directory_swept_while_it_is_made_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """By another process, between its directory and its lock: before the lock file, behind it, or while its lock is held."""
+    real, tried = rundir.FileLock, list[str]()
+
+    def lock(path: str, *, exclusive: bool) -> Any:
+        tried.append(path)
+        if len(tried) > 1:
+            return real(path, exclusive=exclusive)
+        if how == "gone before":
+            shutil.rmtree(os.path.dirname(path))
+        held = real(path, exclusive=exclusive)
+        if how == "held":
+            held.release()
+            raise BusyError("held by another process or handle", path)
+        shutil.rmtree(os.path.dirname(path))
+        return held
+
+    monkeypatch.setattr(rundir, "FileLock", lock)
+    runs = rundir.RunDirectory(tmp_path / "runs")
+    assert len(tried) == 2
+    Path(runs.file("samples")).write_bytes(b"1")
+    assert os.listdir(runs.path) == sorted([rundir.LOCK_NAME, "samples"])
+    runs.close()
+    assert not os.path.exists(runs.path)

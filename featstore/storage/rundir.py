@@ -124,7 +124,7 @@ class RunDirectory:
 
     def __init__(self, parent: str | os.PathLike[str]) -> None:
         base = os.path.abspath(os.fspath(parent))
-        while True:
+        while True:  # until no other process sweeps it between mkdir and lock, or holds its lock to do so
             self.path = os.path.join(base, uuid.uuid4().hex)
             os.makedirs(base, exist_ok=True)
             try:
@@ -134,9 +134,11 @@ class RunDirectory:
                 continue  # somebody has removed the parent with his own, which was the last one in it
             try:
                 lock = FileLock(os.path.join(self.path, LOCK_NAME), exclusive=True)
-                break
-            except FileNotFoundError:
-                continue  # another process swept it between mkdir and lock
+                if lock.in_place:
+                    break
+                lock.release()
+            except (FileNotFoundError, BusyError):
+                pass
             except BaseException:
                 _remove_tree(self.path, base, [])
                 raise

@@ -208,9 +208,10 @@ class PackedRunner(Runner):
         if not setup.features or not n:
             return
         on_loan = size == "auto" or setup.lends_caches
-        batch = measure(setup.graph, setup.batches)[0] if setup.batch is None else setup.batch
-        is_given = size != "auto" and not setup.lends_caches
-        self.memory = Memory(setup, batch)
+        batch = setup.batch
+        self.memory = Memory(setup, measure(setup.graph, setup.batches)[0] if batch is None else batch)
+        # With a cache of a given size batches are not asked about: "featstore pack" makes layouts here for other machines, whose
+        # device holds the rows, or which have more memory. An epoch in too little names what works.
         if size == "auto":
             self.memory.divide()  # or say now that not even batches fit
             size = size_for_pack(setup, self.memory, self._pack)
@@ -219,9 +220,6 @@ class PackedRunner(Runner):
         capacity = min(
             FeatureCache.capacity_for(n_bytes, self._sources[name].file.row_bytes, n, None) for name, n_bytes in sizes.items()
         )
-        if is_given:
-            self.memory = Memory(setup, batch, cache_bytes=sum(sizes.values()))
-            self.memory.divide()  # or say now, before a layout is made, that batches do not fit beside the caches
         # What a cache has given back is read from the features' own file, which a pack without its dataset lacks.
         self._is_lent = on_loan and not isinstance(setup.graph, PackedGraph)
         with setup.watch.time("cache"):
