@@ -179,10 +179,10 @@ def test_a_run_directory_swept_while_it_is_made_is_made_anew(tmp_path: Path, mon
         if how == "gone before":
             shutil.rmtree(os.path.dirname(path))
         held = real(path, exclusive=exclusive)
+        shutil.rmtree(os.path.dirname(path))
         if how == "held":
             held.release()
             raise BusyError("held by another process or handle", path)
-        shutil.rmtree(os.path.dirname(path))
         return held
 
     monkeypatch.setattr(rundir, "FileLock", lock)
