@@ -107,6 +107,7 @@ def hops_child(job: dict[str, Any]) -> dict[str, Any]:
                 n_workers=g.options.threads,
                 path=lambda: runs.file(f"drawn-{next(numbers)}"),
                 disk=DiskBudget(None),
+                access="pass",  # the lists are counted
             )
             window.draw()
             marks.append((time.perf_counter(), bytes_read_by_kernel()))
