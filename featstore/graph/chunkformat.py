@@ -88,7 +88,7 @@ class Directory:
 
     Notes
     -----
-    About 64 bytes a chunk.
+    About 56 bytes a chunk.
     """
 
     def __init__(

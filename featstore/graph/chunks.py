@@ -44,7 +44,7 @@ class ChunkedTopology(Topology):
 
     Notes
     -----
-    Thread-safe if ``chunks`` is. In memory are the directory, 64 bytes a chunk, and a cache of pages
+    Thread-safe if ``chunks`` is. In memory are the directory, 56 bytes a chunk, and a cache of pages
     (:class:`~featstore.graph.offsetpages.OffsetPages`). A list costs two reads, of the page that says where it begins and of its
     ids, unless the first is cached.
 
