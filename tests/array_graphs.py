@@ -58,6 +58,7 @@ class ArrayFile:
     def stream(self, runs: Int64s, window_bytes: int, arena: Any = None) -> ArrayStream:
         stream = ArrayStream(self, runs)
         self.streams.append(stream)
+        self.n_read += len(stream.pages) * PAGE_BYTES // self.row_bytes
         return stream
 
 

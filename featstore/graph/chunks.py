@@ -14,9 +14,11 @@ from featstore.budget import Budget, Reservation
 from featstore.errors import ClosedError, CorruptionError, FormatError
 from featstore.graph.chunkformat import Directory, check_header
 from featstore.graph.listblocks import ListBlock, NodeLists
+from featstore.graph.liststream import WINDOW_SHARE
 from featstore.graph.offsetpages import OffsetPages
 from featstore.graph.topology import BLOCK_BYTES, Topology
 from featstore.storage.layout import PAGE_BYTES
+from featstore.storage.pagestream import least_window
 from featstore.storage.readahead import read_ahead
 from featstore.storage.rowfile import RowFile
 from featstore.storage.stripedrows import StripedRows
@@ -60,6 +62,12 @@ class ChunkedTopology(Topology):
     ) -> None:
         super().__init__(num_nodes, num_edges, directory.id_bytes)
         self.chunks = chunks
+        # The files in their order, each with its first word.
+        self._files: list[tuple[int, RowFile]] = []
+        if isinstance(chunks, StripedRows):
+            self._files += zip(chunks.first_rows.tolist(), chunks.files, strict=True)
+        else:
+            self._files.append((0, chunks))
         self._directory: Directory | None = directory
         self._reservation: Reservation | None = None
         self._pages = OffsetPages(directory, chunks, budget)
@@ -226,7 +234,7 @@ class ChunkedTopology(Topology):
 
     def blocks(self, block_bytes: int = BLOCK_BYTES) -> Iterator[ListBlock]:
         """See :meth:`Topology.blocks`."""
-        return self._blocks_of(np.arange(self.directory.n_chunks), block_bytes, 0, self.num_nodes)
+        return self._blocks_of(np.arange(self.directory.n_chunks), block_bytes, block_bytes // 2, 0, self.num_nodes)
 
     def lists(self, nodes: Int64s, block_bytes: int = LIST_BYTES) -> Iterator[NodeLists]:
         """See :meth:`Topology.lists`.
@@ -236,7 +244,8 @@ class ChunkedTopology(Topology):
         """
         if not len(nodes):
             return
-        for block in self._blocks_of(self._chunks_of(nodes), block_bytes, int(nodes[0]), int(nodes[-1]) + 1):
+        window_bytes, chunks = WINDOW_SHARE * block_bytes, self._chunks_of(nodes)
+        for block in self._blocks_of(chunks, block_bytes, window_bytes, int(nodes[0]), int(nodes[-1]) + 1):
             last = block.first_node + len(block.offsets) - 1
             low, high = np.searchsorted(nodes, (block.first_node, last))
             if low < high:
@@ -273,57 +282,55 @@ class ChunkedTopology(Topology):
                 is_wanted[at + 1 : int(np.searchsorted(d.first_edge[1:], d.first_start[at + 1], side="left")) + 1] = True
         return np.flatnonzero(is_wanted)
 
-    def _blocks_of(self, chunks: Int64s, block_bytes: int, low: int, high: int) -> Iterator[ListBlock]:
-        """Read chunks, of the first and the last one the nodes ``low … high - 1`` alone."""
+    def _blocks_of(self, chunks: Int64s, block_bytes: int, window_bytes: int, low: int, high: int) -> Iterator[ListBlock]:
+        """Read chunks, of the first and the last one the nodes ``low … high - 1`` alone; ``window_bytes`` are read ahead."""
         d = self.directory
         goes_on = d.first_start[1:] > d.first_edge[1:]
         chunks = chunks[(d.n_edges[chunks] > 0) | goes_on[chunks]]
         n_words = min(max(1, block_bytes // 2 // PAGE_BYTES) * PAGE_BYTES // self.id_bytes, self.chunks.n_rows)
-        turns = np.empty((2, n_words), self.id_dtype)
         carry, within = _Carry(), (low, high)
         if d.chunk_words <= n_words or (d.n_chunks == 1 and self.chunks.n_rows <= n_words):
             # A chunk of which a part is wanted is read in parts: who else reads the rest does not read all of it once more.
             n_head = int(len(chunks) > 0 and low > d.first_node[chunks[0]])
             n_tail = int(len(chunks) > n_head and high < d.first_node[chunks[-1] + 1])
             head, middle, tail = np.split(chunks, [n_head, len(chunks) - n_tail])
+            words = np.empty(n_words, self.id_dtype)
+            turns = words[: n_words // 2 * 2].reshape(2, -1)
             found = itertools.chain(
                 self._parts_of_chunks(d, head, turns, carry, within),
-                self._whole_chunks(d, middle, turns, carry),
+                self._whole_chunks(d, middle, words, window_bytes, carry),
                 self._parts_of_chunks(d, tail, turns, carry, within),
             )
         else:
+            turns = np.empty((2, n_words), self.id_dtype)
             found = itertools.chain(self._parts_of_chunks(d, chunks, turns, carry, within))
         for block in found:
             self.check_ids(block.first_edge, block.ids)
             yield block
 
-    def _whole_chunks(self, d: Directory, chunks: Int64s, turns: Words, carry: _Carry) -> Iterator[ListBlock]:
-        """Read chunks whole, as many at once as follow each other and fit a block."""
-        most = max(1, turns.shape[1] // d.chunk_words)
-        breaks = np.flatnonzero(np.diff(chunks) != 1) + 1
-        groups = [
-            run[first : first + most]
-            for run in np.split(chunks, breaks)
-            for first in range(0, len(run), most)
-        ]  # fmt: skip
+    def _whole_chunks(self, d: Directory, chunks: Int64s, words: Words, window_bytes: int, carry: _Carry) -> Iterator[ListBlock]:
+        """Read chunks whole, as a stream of their pages; each is there until the next one is asked for."""
+        page_words = PAGE_BYTES // self.id_bytes
         used = d.header_words + d.n_nodes + d.n_edges
-
-        def reads() -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
-            for k, group in enumerate(groups):
-                n_words = int((group[-1] - group[0]) * d.chunk_words + used[group[-1]])
-                yield int(group[0]) * d.chunk_words, turns[k % 2, :n_words].view(np.uint8).reshape(-1, self.id_bytes)
-
-        for group, (_, rows) in zip(groups, read_ahead(self.chunks, reads()), strict=True):
-            words = rows.reshape(-1).view(self.id_dtype)
-            for k, chunk in enumerate(group.tolist()):
-                held = words[k * d.chunk_words : k * d.chunk_words + int(used[chunk])]
-                check_header(held[: d.header_words].view(np.uint8), d, chunk, self._page_at(chunk * d.chunk_words))
-                ids = held[d.header_words + int(d.n_nodes[chunk]) :]
-                begins = self._checked(d, chunk, 0, held[d.header_words : len(held) - len(ids)])
-                block = _block(d, chunk, begins, carry.into(chunk), ids)
-                carry.leave(chunk, int(begins[-1]) if len(begins) else carry.into(chunk))
-                if block is not None:
-                    yield block
+        for first_row, file in self._files:
+            of_file = chunks[(chunks * d.chunk_words >= first_row) & (chunks * d.chunk_words < first_row + file.n_rows)]
+            if not len(of_file):
+                continue
+            n_pages = -(-used[of_file] // page_words)
+            runs = np.stack([1 + (of_file * d.chunk_words - first_row) // page_words, n_pages], axis=1)  # behind the header
+            ends = np.cumsum(n_pages)
+            with file.stream(runs, max(least_window(), window_bytes)) as stream:
+                for chunk, n, end in zip(of_file.tolist(), n_pages.tolist(), ends.tolist(), strict=True):
+                    stream.feed(stream.pieces_before(end))
+                    stream.core.scatter(n, None, words[: n * page_words].view(np.uint8).reshape(n, PAGE_BYTES))
+                    held = words[: int(used[chunk])]
+                    check_header(held[: d.header_words].view(np.uint8), d, chunk, self._page_at(chunk * d.chunk_words))
+                    ids = held[d.header_words + int(d.n_nodes[chunk]) :]
+                    begins = self._checked(d, chunk, 0, held[d.header_words : len(held) - len(ids)])
+                    block = _block(d, chunk, begins, carry.into(chunk), ids)
+                    carry.leave(chunk, int(begins[-1]) if len(begins) else carry.into(chunk))
+                    if block is not None:
+                        yield block
 
     def _parts_of_chunks(
         self, d: Directory, chunks: Int64s, turns: Words, carry: _Carry, within: tuple[int, int]
