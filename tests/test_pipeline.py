@@ -359,3 +359,40 @@ def test_what_can_be_spared_is_asked_for_last(depth, first_fails, n_spare, third
         with pytest.raises(BudgetError, match="no room"):
             list(drain(pipeline))
         assert len(asked) == 1
+
+
+def no_room(*args):
+    raise BudgetError("no room")
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+@pytest.mark.parametrize("stage", ["first", "second"])
+def test_an_error_of_sparing_arrives_in_its_turn(stage, depth):
+    """It was raised in the stage's thread, where nobody saw it: the loop waited for ever."""
+
+    def spare():
+        raise LookupError("nothing to spare here")
+
+    def first(i):
+        return no_room() if stage == "first" and i == 2 else i
+
+    def second(i, a):
+        return no_room() if stage == "second" and i == 2 else a
+
+    pipeline = Pipeline(first, second, start=0, stop=5, threads=2, depth=depth, watch=Stopwatch(), spare=spare)
+    pipeline.begin()
+    with pytest.raises(LookupError, match="nothing to spare"):
+        for i, item in enumerate(drain(pipeline)):
+            assert item == i < 2
+
+
+def test_an_error_of_may_begin_is_the_loops():
+    def may_begin(item):
+        if item == 3:
+            raise LookupError("a strategy's own")
+        return True
+
+    pipeline = Pipeline(int, lambda i, a: a, start=0, stop=5, threads=2, depth=2, watch=Stopwatch(), may_begin=may_begin)
+    pipeline.begin()
+    with pytest.raises(LookupError, match="a strategy's own"):
+        list(drain(pipeline))

@@ -137,11 +137,11 @@ class Pipeline(Generic[A, B, C]):
             return
         try:
             names = [f"featstore-sample-{k}" for k in range(min(self._ahead, max(1, self._stop - self._taken)))]
-            stages = [*((name, self._run_first) for name in names), ("featstore-gather", self._run_second)]
+            stages = [*((name, self._first_once) for name in names), ("featstore-gather", self._second_once)]
             if self._third is not None:
-                stages.append(("featstore-handover", self._run_third))
-            for name, target in stages:
-                thread = threading.Thread(target=target, name=name, daemon=True)
+                stages.append(("featstore-handover", self._third_once))
+            for name, once in stages:
+                thread = threading.Thread(target=self._run, args=(once,), name=name, daemon=True)
                 thread.start()
                 self._threads.append(thread)
             with self._lock:
@@ -236,6 +236,14 @@ class Pipeline(Generic[A, B, C]):
                     self._done.get_nowait()
             self._done.put(_End())
 
+    def _run(self, once: Callable[[], bool]) -> None:
+        """Run a stage: a call an item, so that no local keeps an item's memory while the thread waits."""
+        try:
+            while once():
+                pass
+        except BaseException as error:  # of what stands around the stages, as may_begin: the loop must not wait for this thread
+            self._done.put(_Failure(error))
+
     # First stage.
 
     def _claim(self) -> int | None:
@@ -252,10 +260,6 @@ class Pipeline(Generic[A, B, C]):
             self._fresh += 1
         self._active.add(item)
         return item
-
-    def _run_first(self) -> None:
-        while self._first_once():
-            pass  # a call an item, so that no local keeps an item's memory while the thread waits
 
     def _first_once(self) -> bool:
         item: int | None = None
@@ -297,10 +301,6 @@ class Pipeline(Generic[A, B, C]):
 
     # Second stage.
 
-    def _run_second(self) -> None:
-        while self._second_once():
-            pass
-
     def _second_once(self) -> bool:
         with self._lock:
             item = self._finishing
@@ -325,10 +325,6 @@ class Pipeline(Generic[A, B, C]):
         return not is_last
 
     # Third stage.
-
-    def _run_third(self) -> None:
-        while self._third_once():
-            pass
 
     def _third_once(self) -> bool:
         with self._lock:
@@ -361,18 +357,19 @@ class Pipeline(Generic[A, B, C]):
 
     def _attempt(self, item: int, stage: Callable[[], D]) -> D | _Failure | _GivenBack:
         """Run a stage until memory suffices, or give its item back."""
-        while True:
-            starved, handed = self._standing(item)
-            try:
-                return stage()
-            except BudgetError as error:
-                failure = _Failure(_without_frames(error))
-            except BaseException as error:
-                return _Failure(error)
-            if self._give_back(item):
-                return _GivenBack()
-            if not self._relieve(item, starved, handed) and (self._closed or not self._spare()):
-                return failure
+        try:
+            while True:
+                starved, handed = self._standing(item)
+                try:
+                    return stage()
+                except BudgetError as error:
+                    failure = _Failure(_without_frames(error))
+                if self._give_back(item):
+                    return _GivenBack()
+                if not self._relieve(item, starved, handed) and (self._closed or not self._spare()):
+                    return failure
+        except BaseException as error:
+            return _Failure(error)
 
     def _standing(self, item: int) -> tuple[bool, int]:
         """Whether the loop waits for this item, so that it will let go of nothing before it has it; how many are handed over."""
