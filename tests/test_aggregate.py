@@ -22,6 +22,7 @@ from featstore.errors import BudgetError, BusyError, CorruptionError
 from featstore.graph import making, passes
 from featstore.storage.update import Update
 from featstore.testing.faults import flipped, forked, run_in_child, sweep
+from tests.test_reader import kernel_bytes
 
 N = 600
 OPS = ["sum", "mean", "gcn"]
@@ -169,11 +170,6 @@ def stored(path: Path, name: str) -> torch.Tensor:
         return g.features[name][:].clone()
 
 
-def bytes_read() -> int:
-    lines = Path("/proc/self/io").read_text().splitlines()
-    return next(int(line.split(":")[1]) for line in lines if line.startswith("read_bytes"))
-
-
 def test_each_block_reads_the_feature_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, indptr, indices, x = wide(tmp_path)
     costs: list[Any] = []
@@ -187,9 +183,9 @@ def test_each_block_reads_the_feature_once(tmp_path: Path, monkeypatch: pytest.M
     with featstore.open(path, memory="16MiB") as g:
         direct = g.features["x"].stats()["mode"] == "direct"
         assert g.topology.num_nodes == len(x)
-        before = bytes_read()
+        before = kernel_bytes()
         g.aggregate("x", "sum", name="s", dtype="float64", progress=False)
-        kernel = bytes_read() - before
+        kernel = kernel_bytes() - before
         assert g.budget.peak <= g.budget.total
         assert "aggregation" not in g.memory_report()
     assert stored(path, "s").numpy().tobytes() == aggregated(indptr, indices, x, "sum").tobytes()

@@ -17,8 +17,16 @@ from featstore import NeighborSampler
 from featstore._core.epochs import LEAST_POSITIONS
 from featstore.sampling.access import ACCESSES, costs_less_drawn
 from featstore.sampling.window import is_wide, least_bytes
-from tests.array_graphs import ArrayGraph, graphs, random_graph
-from tests.test_epoch_sampler import PLENTY, ChunkedEpochGraph, EpochGraph, batches_of, check_window, window_of
+from tests.array_graphs import random_graph
+from tests.test_epoch_sampler import (
+    PLENTY,
+    ChunkedEpochGraph,
+    EpochGraph,
+    batches_of,
+    check_window,
+    small_window,
+    window_of,
+)
 from tests.test_reader import kernel_bytes
 from tests.test_sampler import FANOUTS, WORDS
 
@@ -38,35 +46,24 @@ def hub_graph(kind: type[EpochGraph], path: Path, hub: int = 1 << 18) -> EpochGr
 @settings(max_examples=100, deadline=None)
 @given(
     data=st.data(),
-    g=graphs(),
     fanouts=FANOUTS,
     replace=st.booleans(),
     redraw=st.booleans(),
     seed=WORDS,
-    size=st.integers(1, 9),
-    tight=st.booleans(),
     access=st.sampled_from(ACCESSES),
 )
 def test_small_graphs_equal_batches_sampled_alone(
     tmp_path_factory: pytest.TempPathFactory,
     data: st.DataObject,
-    g: ArrayGraph,
     fanouts: list[int],
     replace: bool,
     redraw: bool,
     seed: int,
-    size: int,
-    tight: bool,
     access: str,
 ) -> None:
-    path = tmp_path_factory.mktemp("window")
-    cached = data.draw(st.sampled_from([None, lambda: g.cached(len(g.indices) // 2 + 1)]))
-    graph = data.draw(st.sampled_from(KINDS)).of(g if cached is None else cached(), path)
-    seeds = np.array(data.draw(st.lists(st.integers(0, g.num_nodes - 1), unique=True, min_size=1)), np.int64)
-    batches = batches_of(seeds, size)
-    sampler = NeighborSampler(graph, fanouts, replace=replace, redraw=redraw, seed=seed)
-    n_bytes = least_bytes(graph, sampler.fanouts, len(batches), is_wide(graph)) if tight else PLENTY
-    check_window(sampler, graph, batches, path, n_bytes=n_bytes, access=access)
+    small = small_window(data, tmp_path_factory)
+    sampler = NeighborSampler(small.graph, fanouts, replace=replace, redraw=redraw, seed=seed)
+    check_window(sampler, small.graph, small.batches, small.path, n_bytes=small.memory(sampler), access=access)
 
 
 @pytest.mark.parametrize("kind", KINDS)

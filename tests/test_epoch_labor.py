@@ -19,8 +19,16 @@ import featstore
 from featstore import EpochSampler, LaborSampler
 from featstore._core.epochs import LEAST_BLOCK_WORDS, LEAST_BLOCKS, Draws, Logs
 from featstore.sampling.window import LEAST_BLOCK_BYTES, Window, is_wide, least_bytes
-from tests.array_graphs import ArrayGraph, graphs, random_graph
-from tests.test_epoch_sampler import PLENTY, ChunkedEpochGraph, EpochGraph, batches_of, check_window, window_of
+from tests.array_graphs import random_graph
+from tests.test_epoch_sampler import (
+    PLENTY,
+    ChunkedEpochGraph,
+    EpochGraph,
+    batches_of,
+    check_window,
+    small_window,
+    window_of,
+)
 from tests.test_epoch_turns import turns
 from tests.test_labor import DEPENDENCIES, oracle
 from tests.test_labor_numbers import numbers
@@ -34,39 +42,30 @@ KINDS = [EpochGraph, ChunkedEpochGraph]
 @settings(max_examples=150, deadline=None)
 @given(
     data=st.data(),
-    g=graphs(),
     fanouts=FANOUTS,
     dependency=DEPENDENCIES,
     layer_dependency=st.booleans(),
     redraw=st.booleans(),
     seed=WORDS,
     epoch=WORDS,
-    size=st.integers(1, 9),
-    tight=st.booleans(),
 )
 def test_small_graphs_equal_batches_sampled_alone_and_the_oracle(
     tmp_path_factory: pytest.TempPathFactory,
     data: st.DataObject,
-    g: ArrayGraph,
     fanouts: list[int],
     dependency: int,
     layer_dependency: bool,
     redraw: bool,
     seed: int,
     epoch: int,
-    size: int,
-    tight: bool,
 ) -> None:
     """Also empty lists, nodes that are in a list twice, fan-outs of 0 and -1, 32- and 64-bit ids, whole and partial caches."""
-    path = tmp_path_factory.mktemp("window")
-    cached = data.draw(st.sampled_from([None, g.cached, lambda: g.cached(len(g.indices) // 2 + 1)]))
-    graph = data.draw(st.sampled_from(KINDS)).of(g if cached is None else cached(), path)
-    seeds = np.array(data.draw(st.lists(st.integers(0, g.num_nodes - 1), unique=True, min_size=1)), np.int64)
-    batches = batches_of(seeds, size)
+    small = small_window(data, tmp_path_factory)
+    g, graph, batches = small.g, small.graph, small.batches
     sampler = LaborSampler(graph, fanouts, dependency, seed, layer_dependency, redraw)
-    n_bytes = least_bytes(graph, sampler.fanouts, len(batches), is_wide(graph)) if tight else PLENTY
-    check_window(sampler, graph, batches, path, epoch=epoch, n_bytes=n_bytes)
-    with window_of(sampler, graph, batches, path, epoch=epoch, n_bytes=n_bytes) as window:
+    n_bytes = small.memory(sampler)
+    check_window(sampler, graph, batches, small.path, epoch=epoch, n_bytes=n_bytes)
+    with window_of(sampler, graph, batches, small.path, epoch=epoch, n_bytes=n_bytes) as window:
         window.draw()
         k = len(batches) - 1
         batch = window.sample(k)

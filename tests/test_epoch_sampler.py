@@ -102,42 +102,56 @@ def check_window(sampler: HopSampler, g: Any, batches: list[Int64s], path: Path,
         return window._drawn.spilled_bytes
 
 
+@dataclass(frozen=True)
+class SmallWindow:
+    """Any small graph, whole or with a cache, in either topology, and batches of its nodes."""
+
+    g: ArrayGraph
+    graph: EpochGraph
+    batches: list[Int64s]
+    path: Path
+    is_tight: bool
+
+    def memory(self, sampler: HopSampler) -> int:
+        """Return bytes for a window of all batches: the least there is, or plenty."""
+        least = least_bytes(self.graph, sampler.fanouts, len(self.batches), is_wide(self.graph))
+        return least if self.is_tight else PLENTY
+
+
+def small_window(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> SmallWindow:
+    path = tmp_path_factory.mktemp("window")
+    g = data.draw(graphs())
+    cached = data.draw(st.sampled_from([None, g.cached, lambda: g.cached(len(g.indices) // 2 + 1)]))
+    graph = data.draw(st.sampled_from([EpochGraph, ChunkedEpochGraph])).of(g if cached is None else cached(), path)
+    seeds = np.array(data.draw(st.lists(st.integers(0, g.num_nodes - 1), unique=True, min_size=1)), np.int64)
+    return SmallWindow(g, graph, batches_of(seeds, data.draw(st.integers(1, 9))), path, data.draw(st.booleans()))
+
+
 # ---------------------------------------------------------------- a window
 
 
 @settings(max_examples=150, deadline=None)
 @given(
     data=st.data(),
-    g=graphs(),
     fanouts=FANOUTS,
     replace=st.booleans(),
     redraw=st.booleans(),
     seed=WORDS,
     epoch=WORDS,
-    size=st.integers(1, 9),
-    tight=st.booleans(),
 )
 def test_small_graphs_equal_batches_sampled_alone(
     tmp_path_factory: pytest.TempPathFactory,
     data: st.DataObject,
-    g: ArrayGraph,
     fanouts: list[int],
     replace: bool,
     redraw: bool,
     seed: int,
     epoch: int,
-    size: int,
-    tight: bool,
 ) -> None:
     """Also empty lists, isolated nodes, fan-outs of 0 and -1, 32- and 64-bit ids, whole and partial caches."""
-    path = tmp_path_factory.mktemp("window")
-    cached = data.draw(st.sampled_from([None, g.cached, lambda: g.cached(len(g.indices) // 2 + 1)]))
-    graph = data.draw(st.sampled_from([EpochGraph, ChunkedEpochGraph])).of(g if cached is None else cached(), path)
-    seeds = np.array(data.draw(st.lists(st.integers(0, g.num_nodes - 1), unique=True, min_size=1)), np.int64)
-    batches = batches_of(seeds, size)
-    sampler = NeighborSampler(graph, fanouts, replace=replace, redraw=redraw, seed=seed)
-    n_bytes = least_bytes(graph, sampler.fanouts, len(batches), is_wide(graph)) if tight else PLENTY
-    check_window(sampler, graph, batches, path, epoch=epoch, n_bytes=n_bytes)
+    small = small_window(data, tmp_path_factory)
+    sampler = NeighborSampler(small.graph, fanouts, replace=replace, redraw=redraw, seed=seed)
+    check_window(sampler, small.graph, small.batches, small.path, epoch=epoch, n_bytes=small.memory(sampler))
 
 
 @pytest.mark.parametrize("kind", [EpochGraph, ChunkedEpochGraph])

@@ -208,15 +208,19 @@ class PackedRunner(Runner):
         if not setup.features or not n:
             return
         on_loan = size == "auto" or setup.lends_caches
-        batch = setup.batch
-        self.memory = Memory(setup, measure(setup.graph, setup.batches)[0] if batch is None else batch)
-        # With a cache of a given size batches are not asked about: "featstore pack" makes layouts here for other machines, whose
-        # device holds the rows, or which have more memory. An epoch in too little names what works.
-        if size == "auto":
+        batch = setup.batch or measure(setup.graph, setup.batches)[0]
+        known = replace(setup, batch=batch)  # nothing is sampled here
+        self.memory = Memory(known, batch)
+        is_given = size != "auto"
+        if not is_given:
             self.memory.divide()  # or say now that not even batches fit
             size = size_for_pack(setup, self.memory, self._pack)
         # Caches that follow plans, in any case.
         sizes, self.prefetch = size_caches(setup, self.memory, size, get_policy("belady"))
+        # Before a layout is made for it; on "meta" it is made for another machine, which may have more memory.
+        if is_given and setup.device.type != "meta":
+            beside = sum(sizes.values()) + len(sizes) * least_window()
+            Memory(known, batch, cache_bytes=beside).divide()
         capacity = min(
             FeatureCache.capacity_for(n_bytes, self._sources[name].file.row_bytes, n, None) for name, n_bytes in sizes.items()
         )
