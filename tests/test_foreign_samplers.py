@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +29,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 
 
 def tensors(batch: Any) -> list[torch.Tensor | None]:
-    parts = [part for block in batch.blocks for part in (block.src, block.dst, block.edge_pos)]
+    parts = [part for block in batch.blocks for part in (block.src, block.dst, block.edge_pos, block.weight)]
     return [batch.seeds, batch.input_ids, batch.x, batch.y, *parts]
 
 
@@ -51,10 +52,21 @@ def forms(sampler: featstore.NeighborSampler) -> dict[str, Any]:
         blocks = tuple(replace(b, edge_pos=7 * b.src + b.dst + 2**33) for b in batch.blocks)
         return replace(batch, blocks=blocks)
 
+    def weighted(dtype: torch.dtype, with_edges: bool, seeds: torch.Tensor, epoch: int = 0, index: int = 0) -> SampledBatch:
+        batch = methods["edge positions"](seeds, epoch, index) if with_edges else sampler.sample(seeds, epoch=epoch, index=index)
+        weights = (1 / (1 + b.src + 3 * b.dst).to(dtype) for b in batch.blocks)
+        return replace(batch, blocks=tuple(replace(b, weight=w) for b, w in zip(batch.blocks, weights, strict=True)))
+
     def features_alone(seeds: torch.Tensor, epoch: int = 0, index: int = 0) -> SampledBatch:
         return SampledBatch(index, epoch, seeds, len(seeds), ())
 
-    methods = {"pairs": pair, "edge positions": with_edges, "no blocks": features_alone}
+    methods = {
+        "pairs": pair,
+        "edge positions": with_edges,
+        "no blocks": features_alone,
+        "weights": partial(weighted, torch.float32, False),
+        "positions and weights": partial(weighted, torch.float64, True),
+    }
     return {name: SimpleNamespace(sample=method) for name, method in methods.items()}
 
 
@@ -68,7 +80,10 @@ def pyg_forms(small: SimpleNamespace) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("form", ["pairs", "edge positions", "no blocks", "a callable", "PyG output", "PyG batch"])
+FORMS = ["pairs", "edge positions", "weights", "positions and weights", "no blocks", "a callable", "PyG output", "PyG batch"]
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_every_strategy(small: SimpleNamespace, tmp_path: Path, form: str) -> None:
     with featstore.open(small.path, memory="64MB") as g:
         own = featstore.NeighborSampler(g, [4, 3], seed=1)

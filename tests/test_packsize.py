@@ -86,10 +86,10 @@ def test_an_estimate_is_about_what_is_written(data: Path, tmp_path: Path, option
 
 def test_bytes_of_samples_are_those_of_the_file(tmp_path: Path) -> None:
     src, dst = torch.tensor([2, 0, 3]), torch.tensor([0, 1, 2])
-    for edge_pos in (None, torch.arange(3)):
-        batch = SampledBatch(0, 0, torch.tensor([5, 7, 9, 3]), 3, (Block(src, dst, 4, 3, edge_pos),))
+    for arrays in ((), (torch.arange(3),), (None, torch.rand(3)), (torch.arange(3), torch.rand(3).double())):
+        batch = SampledBatch(0, 0, torch.tensor([5, 7, 9, 3]), 3, (Block(src, dst, 4, 3, *arrays),))
         for num_nodes in (10, 2**31):
-            path = tmp_path / f"{num_nodes}{edge_pos is None}"
+            path = tmp_path / f"{num_nodes} {arrays}"
             with SampleWriter(path, num_nodes) as writer:
                 for _ in range(3):
                     writer.add(batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -124,6 +125,24 @@ def test_positions_of_edges(small, g, whole) -> None:
         assert torch.equal(batch.e_id, batch.edge_attr)
         assert torch.equal(batch.n_id[batch.edge_index], whole.edge_index[:, batch.e_id])
     del whole.edge_attr
+
+
+@pytest.mark.parametrize("redraw", [True, False])
+def test_weights_are_handed_over_where_there_is_a_place_for_them(small, g, redraw) -> None:
+    own = featstore.NeighborSampler(g, [4, 3], redraw=redraw)
+
+    def weighted(seeds: torch.Tensor) -> Any:
+        batch = own.sample(seeds)
+        blocks = (replace(b, weight=(b.src + 100 * b.dst).double()) for b in batch.blocks)
+        return replace(batch, blocks=tuple(blocks))
+
+    with featstore.Loader(g, weighted, small.train_idx[:30], batch_size=30, features="x") as loader:
+        (batch,) = loader
+        data = batch.to_pyg()
+    assert data.edge_weight.dtype == torch.float64
+    assert torch.equal(data.edge_weight, (data.edge_index[0] + 100 * data.edge_index[1]).double())
+    with pytest.raises(NotImplementedError, match=r"has no weights: use MiniBatch\.to_pyg"):
+        next(iter(NodeLoader(data_of(small.indptr, small.indices), Sampler(weighted, 1000), torch.arange(5))))
 
 
 @torch.no_grad()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from featstore._core.blocks import count_destinations, expand, narrow
 from featstore.budget import Budget, Reservation
 from featstore.errors import CorruptionError, PluginError
 from featstore.gather.buffers import BufferPool
-from featstore.sampling.batch import Block, SampledBatch
+from featstore.sampling.batch import EDGE_ARRAYS, Block, SampledBatch
 from featstore.storage.rundir import DiskBudget
 from featstore.storage.sections import SectionFile, SectionWriter
 
@@ -25,7 +25,9 @@ KIND = "samples"
 KEPT_COST = 5  # kept ids are taken back before anything else: reading them again is cheap
 FREE_SHARE = 8  # this part of the memory is left free beside kept ids
 SECTION_BYTES = 32  # of an array's entry in the index
-HEAD = 5  # index, epoch, seeds, hops, arrays of a block; then n_src, n_dst of each block
+HEAD = 5  # index, epoch, seeds, hops, form of the blocks; then n_src, n_dst of each block
+PLAIN = 2  # form of blocks without optional arrays; each adds a bit
+NO_FORM = PLAIN + (1 << len(EDGE_ARRAYS))
 
 Int64s = npt.NDArray[np.int64]
 
@@ -36,14 +38,30 @@ def _to32(values: Int64s) -> npt.NDArray[np.int32]:
     return out
 
 
+def _form_of(arrays: Iterable[str]) -> int:
+    """Return the form of blocks with such optional arrays."""
+    return PLAIN + sum(1 << list(EDGE_ARRAYS).index(name) for name in arrays)
+
+
+def _arrays_of(form: int) -> list[str]:
+    """Return the optional arrays of blocks of a form, in the order in which they are stored."""
+    return [name for bit, name in enumerate(EDGE_ARRAYS) if form - PLAIN >> bit & 1]
+
+
 def sample_bytes(batch: SampledBatch, num_nodes: int) -> int:
     """Return the bytes that a batch takes in a file of samples."""
-    with_positions = any(block.edge_pos is not None for block in batch.blocks)
-    n_sections = 2 + (3 if with_positions else 2) * len(batch.blocks)
+    n_sections = 2
     found = 8 * (HEAD + 2 * len(batch.blocks)) + (4 if num_nodes < 2**31 else 8) * len(batch.input_ids)
     for block in batch.blocks:
-        found += 4 * block.n_dst + (12 if with_positions else 4) * len(block.src)
+        arrays = block.edge_arrays
+        n_sections += 2 + len(arrays)
+        found += 4 * block.n_dst + 4 * len(block.src) + sum(values.nbytes for values in arrays.values())
     return found + SECTION_BYTES * n_sections
+
+
+def _described(n_blocks: int, forms: set[int]) -> str:
+    arrays = [" and ".join(_arrays_of(form)) or "neither edge_pos nor weight" for form in sorted(forms)]
+    return f"{n_blocks} blocks with {', some with '.join(arrays)}"
 
 
 class KeptIds:
@@ -109,7 +127,7 @@ class KeptIds:
 
 
 class SampleWriter(SectionWriter):
-    """Write batches of one superbatch, in order. All have as many blocks as the first, and edge positions where it has.
+    """Write batches of one superbatch, in order. All have as many blocks as the first, with the same optional arrays.
 
     Parameters
     ----------
@@ -147,17 +165,17 @@ class SampleWriter(SectionWriter):
         OSError
             The disk or its budget is full; the file is gone.
         PluginError
-            It has not as many blocks as the first, or edge positions where that has none, or the other way round.
+            It has not as many blocks as the first, or not the same arrays of :data:`EDGE_ARRAYS` in every one.
         ValueError
             It has 2³¹ nodes or more.
         """
-        n_with = sum(block.edge_pos is not None for block in batch.blocks)
-        shape = (len(batch.blocks), 3 if n_with else 2)
+        forms = {_form_of(block.edge_arrays) for block in batch.blocks} or {PLAIN}
+        shape = (len(batch.blocks), max(forms))
         self._shape = self._shape or shape
-        if shape != self._shape or 0 < n_with < len(batch.blocks):
-            first = f"{self._shape[0]} blocks, {self._shape[0] if self._shape[1] == 3 else 0} of them with edge positions"
+        if shape != self._shape or len(forms) > 1:
             raise PluginError(
-                f"a sampler returned a batch of {shape[0]} blocks, {n_with} of them with edge positions, after one of {first}"
+                f"a sampler returned a batch of {_described(shape[0], forms)}, after one of "
+                f"{_described(self._shape[0], {self._shape[1]})}: all blocks of all batches have the same arrays"
             )
         if len(batch.input_ids) >= 2**31:
             raise ValueError("a batch of 2^31 nodes or more cannot be stored")
@@ -175,8 +193,8 @@ class SampleWriter(SectionWriter):
             count_destinations(block.dst.numpy(), counts)
             self.append(counts)
             self.append(_to32(block.src.numpy()))
-            if block.edge_pos is not None:
-                self.append(block.edge_pos.numpy())
+            for values in block.edge_arrays.values():
+                self.append(values.numpy())
 
     def finish_samples(self) -> SampleFile:
         """Close the file and open it for reading."""
@@ -205,12 +223,14 @@ class SampleFile:
     def __init__(self, file: SectionFile, kept: KeptIds | None = None) -> None:
         self._file = file
         self._kept = kept
-        self.n_hops, self._n_arrays = 0, 2
+        self.n_hops, form = 0, PLAIN
         if len(file):
             head = file[0].tolist()
-            self.n_hops, self._n_arrays = head[3:HEAD] if len(head) >= HEAD else (-1, 0)
-        self._stride = 2 + self._n_arrays * self.n_hops
-        if self.n_hops < 0 or self._n_arrays not in (2, 3) or len(file) % self._stride:
+            self.n_hops, form = head[3:HEAD] if len(head) >= HEAD else (-1, PLAIN)
+        self._arrays = _arrays_of(form)
+        self._block_stride = 2 + len(self._arrays)
+        self._stride = 2 + self._block_stride * self.n_hops
+        if self.n_hops < 0 or not PLAIN <= form < NO_FORM or len(file) % self._stride:
             raise CorruptionError(f"{len(file)} arrays do not make up batches of {self.n_hops} blocks", file.path)
         self.lengths: Int64s = file.lengths[1 :: self._stride]
 
@@ -232,21 +252,26 @@ class SampleFile:
         blocks = []
         for hop in range(self.n_hops):
             n_src, n_dst = head[HEAD + 2 * hop : HEAD + 2 * hop + 2]
-            at = first + 2 + self._n_arrays * hop
+            at = first + 2 + self._block_stride * hop
             counts, sources = self._file.run(at, 2, pool.array)
             edges = pool.tensor((2, len(sources)), torch.int64)  # in one array, which is an edge_index without a copy
             src, dst = edges[0], edges[1]
             if len(counts) != n_dst or not expand(counts, sources, n_src, dst.numpy(), src.numpy()):
                 raise CorruptionError(f"block {hop} of batch {number} does not fit its counts", self._file.path)
-            edge_pos = None
-            if self._n_arrays == 3:
-                positions = self._file.read(at + 2, pool.array)
-                if len(positions) != len(sources):
-                    raise CorruptionError(f"block {hop} of batch {number} does not fit its edge positions", self._file.path)
-                edge_pos = pool.tensor((len(positions),), torch.int64)
-                edge_pos.numpy()[:] = positions
-            blocks.append(Block(src, dst, n_src, n_dst, edge_pos))
+            arrays = {name: self._edge_array(at + 2 + i, name, len(sources), pool) for i, name in enumerate(self._arrays)}
+            blocks.append(Block(src, dst, n_src, n_dst, **arrays))
         return SampledBatch(head[0], head[1], input_ids, head[2], tuple(blocks))
+
+    def _edge_array(self, number: int, name: str, n_edges: int, pool: BufferPool) -> torch.Tensor:
+        """Read one of :data:`EDGE_ARRAYS` of a block."""
+        stored = self._file.read(number, pool.array)
+        dtype = torch.from_numpy(stored[:0]).dtype
+        if len(stored) != n_edges or dtype not in EDGE_ARRAYS[name]:
+            what = f"{len(stored)} entries of {dtype}, for {n_edges} edges"
+            raise CorruptionError(f"a block's {name} has {what}", self._file.path)
+        values = pool.tensor((n_edges,), dtype)
+        values.numpy()[:] = stored
+        return values
 
     def forget(self) -> None:
         """Keep no ids in memory any more; may be called again."""

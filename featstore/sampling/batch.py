@@ -8,7 +8,14 @@ from typing import Protocol
 
 import torch
 
-__all__ = ["Block", "SampledBatch", "Sampler"]
+__all__ = ["EDGE_ARRAYS", "Block", "SampledBatch", "Sampler"]
+
+# What a block may have an entry an edge of, beside its edges, by the field's name, and of which dtypes. All who pass blocks on go
+# by this table. In files, position ``i`` is bit ``i``: new ones come last.
+EDGE_ARRAYS: dict[str, tuple[torch.dtype, ...]] = {
+    "edge_pos": (torch.int64,),
+    "weight": (torch.float32, torch.float64),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +29,9 @@ class Block:
     n_src, n_dst : int
     edge_pos : int64 tensor, shape (n_edges,), optional
         Position of each edge in the graph's ``indices``, where a sampler was asked for it.
+    weight : float32 or float64 tensor, shape (n_edges,), optional
+        What each message is multiplied with before messages are summed, where a sampler draws some neighbours in place of all:
+        one over the expected number of times that the edge is drawn. The library's samplers give float32.
     """
 
     src: torch.Tensor
@@ -29,16 +39,23 @@ class Block:
     n_src: int
     n_dst: int
     edge_pos: torch.Tensor | None = None
+    weight: torch.Tensor | None = None
+
+    @property
+    def edge_arrays(self) -> dict[str, torch.Tensor]:
+        """What of :data:`EDGE_ARRAYS` is there, by name, in that order."""
+        found = ((name, getattr(self, name)) for name in EDGE_ARRAYS)
+        return {name: values for name, values in found if values is not None}
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """The tensors that are there: ``src``, ``dst``, and ``edge_pos`` where it was asked for."""
-        return (self.src, self.dst) if self.edge_pos is None else (self.src, self.dst, self.edge_pos)
+        """The tensors that are there: ``src``, ``dst``, and what there is of :data:`EDGE_ARRAYS`."""
+        return self.src, self.dst, *self.edge_arrays.values()
 
     def map(self, move: Callable[[torch.Tensor], torch.Tensor]) -> Block:
         """Return the block with ``move(tensor)`` in place of each tensor."""
-        edge_pos = None if self.edge_pos is None else move(self.edge_pos)
-        return Block(move(self.src), move(self.dst), self.n_src, self.n_dst, edge_pos)
+        arrays = {name: move(values) for name, values in self.edge_arrays.items()}
+        return Block(move(self.src), move(self.dst), self.n_src, self.n_dst, **arrays)
 
 
 @dataclass(frozen=True, slots=True)

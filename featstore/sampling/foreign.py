@@ -13,7 +13,7 @@ Accepted are, by their attributes alone:
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from numbers import Integral
 from typing import Any
 
@@ -22,7 +22,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from featstore.errors import PluginError
-from featstore.sampling.batch import Block, SampledBatch, Sampler
+from featstore.sampling.batch import EDGE_ARRAYS, Block, SampledBatch, Sampler
 from featstore.sampling.epochwide import EpochSampler
 from featstore.sampling.labor import LaborSampler
 from featstore.sampling.neighbor import NeighborSampler
@@ -59,23 +59,36 @@ def _size(value: Any, what: str) -> int:
         raise PluginError(f"a sampler returned {what} of {value!r}, which is not an integer") from None
 
 
-def _block(src: Any, dst: Any, n_src: Any, n_dst: Any, edge_pos: Any = None) -> Block:
-    """Make a block, its edges ordered by destination."""
+def _numbers(name: str, values: Any) -> torch.Tensor:
+    """Return floating-point numbers of edges as a dense tensor in host memory of its own."""
+    dtypes = EDGE_ARRAYS[name]
+    found = values if isinstance(values, torch.Tensor) else torch.from_numpy(np.array(values))
+    if found.ndim != 1 or found.dtype not in dtypes:
+        wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        raise PluginError(f"a sampler returned {name} of {found.dtype} and {found.ndim} dimensions, not 1-D {wanted}")
+    return found.detach().to("cpu", copy=True).contiguous()
+
+
+def _block(src: Any, dst: Any, n_src: Any, n_dst: Any, given: Mapping[str, Any] | None = None) -> Block:
+    """Make a block, its edges ordered by destination, with what is given of :data:`EDGE_ARRAYS`."""
     sources, destinations = _ids(src), _ids(dst)
-    positions = None if edge_pos is None else _ids(edge_pos)
-    if len(sources) != len(destinations) or (positions is not None and len(positions) != len(sources)):
-        edges = "" if positions is None else f" and {len(positions)} edge positions"
-        raise PluginError(f"a sampler returned {len(sources)} sources for {len(destinations)} destinations{edges}")
+    arrays = {
+        name: _ids(values) if EDGE_ARRAYS[name] == (torch.int64,) else _numbers(name, values)
+        for name, values in (given or {}).items()
+    }
+    if any(len(values) != len(sources) for values in (destinations, *arrays.values())):
+        more = "".join(f" and {len(values)} entries of {name}" for name, values in arrays.items())
+        raise PluginError(f"a sampler returned {len(sources)} sources for {len(destinations)} destinations{more}")
     if len(destinations) > 1 and bool((destinations[1:] < destinations[:-1]).any()):
         destinations, order = torch.sort(destinations, stable=True)
         sources = sources[order]
-        positions = None if positions is None else positions[order]
-    return Block(sources, destinations, _size(n_src, "sources"), _size(n_dst, "destinations"), positions)
+        arrays = {name: values[order] for name, values in arrays.items()}
+    return Block(sources, destinations, _size(n_src, "sources"), _size(n_dst, "destinations"), **arrays)
 
 
 def _any_block(block: Any) -> Block:
     if isinstance(block, Block):
-        return _block(block.src, block.dst, block.n_src, block.n_dst, block.edge_pos)
+        return _block(block.src, block.dst, block.n_src, block.n_dst, block.edge_arrays)
     if hasattr(block, "num_dst_nodes"):
         return _dgl_block(block)
     if isinstance(block, (tuple, list)) and len(block) == 4:

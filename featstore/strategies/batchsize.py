@@ -42,7 +42,7 @@ class BatchSize:
     n_rows : int
         Distinct nodes.
     n_stored : int
-        Ids and counts of its blocks, as they lie in a file.
+        Sources, counts and arrays of its blocks, as they lie in a file, in words of 4 bytes.
     sample_bytes : int
         Of memory that its sample holds.
     sampling_bytes : int
@@ -100,7 +100,8 @@ def _sample(graph: Any, batches: SampledBatches, position: int) -> tuple[BatchSi
     drawn = graph.budget.report().get(HOLDER, 0) - before
     tensors = [sampled.input_ids, *(tensor for block in sampled.blocks for tensor in block.tensors)]
     held = sum(pooled_bytes(tensor.numel() * tensor.element_size()) for tensor in tensors)
-    stored = sum(len(block.src) + block.n_dst for block in sampled.blocks)
+    extra = sum(values.nbytes for block in sampled.blocks for values in block.edge_arrays.values())
+    stored = sum(len(block.src) + block.n_dst for block in sampled.blocks) + extra // 4
     pool.trim()
     return BatchSize(len(sampled.input_ids), stored, held, max(held, drawn)), sampled
 

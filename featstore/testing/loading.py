@@ -126,6 +126,9 @@ def _check(batch: featstore.MiniBatch, sampler: str, epoch: int, features: Seque
     for block, other in zip(batch.blocks, sampled.blocks, strict=True):
         assert (block.n_src, block.n_dst) == (other.n_src, other.n_dst), f"{where} has a block of another size"
         assert torch.equal(block.src, other.src) and torch.equal(block.dst, other.dst), f"{where} has other edges"  # noqa: PT018
+        assert block.edge_arrays.keys() == other.edge_arrays.keys(), f"{where} has {list(block.edge_arrays)} of its edges"
+        for name, values in other.edge_arrays.items():
+            assert torch.equal(block.edge_arrays[name], values), f"{where} has another {name}"
     assert list(batch.features) == list(features), f"{where} has the features {list(batch.features)}"
     for name in features:
         rows = torch.from_numpy(graph.features[name])[sampled.input_ids]

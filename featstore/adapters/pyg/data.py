@@ -18,7 +18,19 @@ from featstore.sampling.batch import Block
 __all__ = ["check_names", "edges_by_hop", "sampled_nodes", "to_data"]
 
 # What a batch has besides its features: no feature may have such a name.
-SAMPLED = ("edge_index", "n_id", "e_id", "batch_size", "input_id", "num_nodes", "num_sampled_nodes", "num_sampled_edges")
+SAMPLED = (
+    "edge_index",
+    "n_id",
+    "e_id",
+    "edge_weight",
+    "batch_size",
+    "input_id",
+    "num_nodes",
+    "num_sampled_nodes",
+    "num_sampled_edges",
+)
+
+_EDGE_NAMES = {"edge_pos": "e_id", "weight": "edge_weight"}  # PyG's, of what an edge has
 
 
 class _Kept:
@@ -45,7 +57,7 @@ def to_data(batch: MiniBatch, input_id: torch.Tensor | None = None) -> Data:
     torch_geometric.data.Data
         The features by their names; ``y``, of the seeds alone; ``edge_index``, row 0 the sources; ``n_id``; ``batch_size``,
         how many of the first nodes are seeds; ``input_id``; ``num_nodes``; ``num_sampled_nodes``, of the seeds and of each hop;
-        ``num_sampled_edges``, of each hop; ``e_id`` where the blocks have edge positions.
+        ``num_sampled_edges``, of each hop; ``e_id`` and ``edge_weight`` where the blocks have edge positions and weights.
 
     Raises
     ------
@@ -60,15 +72,15 @@ def to_data(batch: MiniBatch, input_id: torch.Tensor | None = None) -> Data:
     ``y`` and ``n_id`` are never copied.
     """
     check_names(batch.features, has_labels=batch.y is not None)
-    edge_index, e_id, n_edges = edges_by_hop(batch.blocks)
+    edge_index, arrays, n_edges = edges_by_hop(batch.blocks)
     data = Data(edge_index=edge_index)
     for name, rows in batch.features.items():
         data[name] = rows
     if batch.y is not None:
         data.y = batch.y
     data.n_id = batch.input_ids
-    if e_id is not None:
-        data.e_id = e_id
+    for name, values in arrays.items():
+        data[_EDGE_NAMES[name]] = values
     data.num_nodes = len(batch.input_ids)
     data.batch_size = len(batch.seeds)
     data.input_id = batch.seeds if input_id is None else input_id
@@ -90,7 +102,7 @@ def sampled_nodes(n_nodes: int, blocks: tuple[Block, ...]) -> list[int]:
     return [blocks[-1].n_dst, *(block.n_src - block.n_dst for block in reversed(blocks))] if blocks else [n_nodes]
 
 
-def edges_by_hop(blocks: tuple[Block, ...]) -> tuple[torch.Tensor, torch.Tensor | None, list[int]]:
+def edges_by_hop(blocks: tuple[Block, ...]) -> tuple[torch.Tensor, dict[str, torch.Tensor], list[int]]:
     """Return the edges that each hop added, hop after hop.
 
     Parameters
@@ -102,29 +114,33 @@ def edges_by_hop(blocks: tuple[Block, ...]) -> tuple[torch.Tensor, torch.Tensor 
     -------
     int64 tensor, shape (2, n_edges)
         Local sources and destinations.
-    int64 tensor, shape (n_edges,), or None
-        Their positions in the graph's ``indices``, where all blocks have them.
+    dict of str to tensor, shape (n_edges,)
+        Their ``edge_pos`` and ``weight``, those that all blocks have.
     list of int
         Edges of each hop, the seeds' own first: those whose destination is none of the hop before.
     """
     if not blocks:
-        return torch.empty((2, 0), dtype=torch.int64), None, []
+        return torch.empty((2, 0), dtype=torch.int64), {}, []
     hops = blocks[::-1]
     # Destinations ascend: those that the hop before added come last.
     firsts = [0] + [_first_of(hop.dst, before.n_dst) for before, hop in pairwise(hops)]
     counts = [len(hop.src) - first for first, hop in zip(firsts, hops, strict=True)]
-    has_positions = all(hop.edge_pos is not None for hop in hops)
+    arrays = [hop.edge_arrays for hop in hops]
+    common = [name for name in arrays[0] if all(name in each for each in arrays)]
     if all(_begins_with(hop, first, before) for before, first, hop in zip(hops, firsts[1:], hops[1:], strict=False)):
         outer = blocks[0]
-        return _stacked(outer.src, outer.dst), outer.edge_pos if has_positions else None, counts
-    edge_index = torch.empty((2, sum(counts)), dtype=torch.int64, device=hops[0].src.device)
-    _join([hop.src[first:] for first, hop in zip(firsts, hops, strict=True)], edge_index[0])
-    _join([hop.dst[first:] for first, hop in zip(firsts, hops, strict=True)], edge_index[1])
-    if not has_positions:
-        return edge_index, None, counts
-    positions = torch.empty(sum(counts), dtype=torch.int64, device=hops[0].src.device)
-    _join([hop.edge_pos[first:] for first, hop in zip(firsts, hops, strict=True) if hop.edge_pos is not None], positions)
-    return edge_index, positions, counts
+        return _stacked(outer.src, outer.dst), {name: arrays[-1][name] for name in common}, counts
+
+    def joined(parts: list[torch.Tensor], out: torch.Tensor) -> torch.Tensor:
+        _join([part[first:] for first, part in zip(firsts, parts, strict=True)], out)
+        return out
+
+    n, device = sum(counts), hops[0].src.device
+    edge_index = torch.empty((2, n), dtype=torch.int64, device=device)
+    joined([hop.src for hop in hops], edge_index[0])
+    joined([hop.dst for hop in hops], edge_index[1])
+    found = {name: torch.empty(n, dtype=arrays[0][name].dtype, device=device) for name in common}
+    return edge_index, {name: joined([each[name] for each in arrays], out) for name, out in found.items()}, counts
 
 
 # In host memory torch does none of these: it would start its OpenMP threads, which take the processors from the loader's. The
@@ -139,7 +155,9 @@ def _first_of(ascending: torch.Tensor, value: int) -> int:
 
 def _starts_with(values: torch.Tensor, first: torch.Tensor) -> bool:
     if values.device.type == "cpu":
-        return begins_with(values.numpy(), first.numpy())
+        if values.dtype == torch.int64:
+            return begins_with(values.numpy(), first.numpy())
+        return np.array_equal(values.numpy()[: len(first)], first.numpy())
     return torch.equal(values[: len(first)], first)
 
 

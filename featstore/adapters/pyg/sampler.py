@@ -100,7 +100,10 @@ class Sampler(BaseSampler):  # type: ignore[misc]  # of a package without types
         distinct, first_of, place_of = _distinct(seeds)
         key = int(torch.randint(2**63 - 1, ()))
         batch = self.sampler.sample(distinct, epoch=0, index=key)
-        edge_index, edge, n_edges = edges_by_hop(batch.blocks)
+        edge_index, arrays, n_edges = edges_by_hop(batch.blocks)
+        if "weight" in arrays:
+            raise NotImplementedError(f"{self.sampler!r} weighs edges, and a SamplerOutput has no weights: use MiniBatch.to_pyg")
+        edge = arrays.get("edge_pos")
         nodes, n_nodes = batch.input_ids, sampled_nodes(len(batch.input_ids), batch.blocks)
         if len(distinct) < len(seeds):
             edge_index, edge, n_edges = _repeated(edge_index, edge, n_edges, len(distinct), first_of, place_of)
