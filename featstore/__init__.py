@@ -24,6 +24,7 @@ __all__ = [
     "CommittedError",
     "CorruptionError",
     "DerivedBatches",
+    "DeviceCache",
     "EpochRun",
     "EpochSampler",
     "Estimate",

@@ -82,6 +82,7 @@ from featstore.strategies.base import (
     Runner as Runner,
     Strategy as Strategy,
 )
+from featstore.strategies.devicecache import DeviceCache as DeviceCache
 from featstore.strategies.ginex import Ginex as Ginex
 from featstore.strategies.ondemand import OnDemand as OnDemand
 from featstore.strategies.packed import Packed as Packed

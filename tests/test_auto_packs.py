@@ -255,5 +255,3 @@ def test_a_device_cache_is_kept_whatever_is_taken(data: Path, frozen: Path, poli
             hits = ours.stats()["hits"]
         hottest = np.argsort(-pack.counts(), kind="stable")[:150]
         assert hits["device"] == 2 * sum(int(np.isin(pack.ids(b), hottest).sum()) for b in range(len(pack)))
-        with pytest.raises(ValueError, match="device_cache: rows stay on the device for the batches of a pack"):
-            loader(g, "auto", feature_cache=0.1, device_cache=0.1)

@@ -25,7 +25,7 @@ import featstore
 from featstore.budget import Budget
 from featstore.gather import pinned
 from featstore.gather.buffers import BufferPool
-from featstore.gather.device import Apart, DeviceTier
+from featstore.gather.device import Apart, DeviceArray
 from featstore.gather.plan import DeviceRows
 from featstore.graph.feature import FeatureStore
 from featstore.load.minibatch import MiniBatch
@@ -159,7 +159,7 @@ def test_a_tier_in_host_memory_takes_none_that_is_not_counted(dtype: torch.dtype
     rng = np.random.default_rng(0)
     rows = torch.from_numpy(rng.integers(0, 256, (5000, math.prod(shape) * dtype.itemsize), dtype=np.uint8))
     whole = (rows % 2 if dtype == torch.bool else rows).view(dtype).reshape(5000, *shape)
-    tier = DeviceTier(2000, shape, dtype, torch.device("cpu"), pool, pool.budget, 2)
+    tier = DeviceArray(2000, shape, dtype, torch.device("cpu"), pool, pool.budget, 2)
     tier.rows.copy_(whole[:2000])
     order = rng.permutation(5000)
     slots = np.flatnonzero(order < 2000)
@@ -211,7 +211,7 @@ def assembled(pool: BufferPool, n: int = 40_000) -> Assembled:
 
     ids = made(n)
     block = Block(made(n), made(n), n, n // 2)
-    tier = DeviceTier(8, (3,), torch.float32, torch.device("meta"), pool, pool.budget)
+    tier = DeviceArray(8, (3,), torch.float32, torch.device("meta"), pool, pool.budget)
     part = DeviceRows(np.arange(8, dtype=np.int32), np.arange(8), np.arange(8, n))
     others = made(n - 8, 3, dtype=torch.float32)
     features = {"x": made(n, 3, dtype=torch.float32), "z": others, "w": made(n, 1)}

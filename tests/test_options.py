@@ -141,15 +141,6 @@ def test_the_command_line_refuses_the_same(
         assert re.search(rf"^featstore: {name}: goes with --strategy [\w, ]+, not {strategy}$", said, re.M)
 
 
-@pytest.mark.parametrize("strategy", ["ondemand", "superbatch", "ginex", "streamed", "auto"])
-def test_rows_stay_on_a_device_for_packs_alone(g: featstore.OutOfCoreGraph, strategy: str) -> None:
-    before = g.memory_report()
-    with pytest.raises(featstore.OptionError, match=r"^device_cache: ") as caught:
-        made(g, strategy, {}, device_cache=0.05)
-    assert caught.value.option == "device_cache"
-    assert {**g.memory_report(), "indptr": 0} == {**before, "indptr": 0}
-
-
 def test_every_argument_is_tried_with_wrong_values() -> None:
     parameters = set(inspect.signature(featstore.Loader).parameters)
     assert parameters == {"g", "sampler", "seeds", "strategy", "device_cache", *EVERYBODYS}
@@ -212,8 +203,7 @@ def test_wrong_arguments(g: featstore.OutOfCoreGraph, option: str, strategy: str
                 if option == "strategy":
                     featstore.Loader(g, featstore.NeighborSampler(g, [4]), [1], strategy=value, features=features)
                 else:
-                    given = {"pack": f"{g.path}.pack"} if option == "device_cache" and TAKES["pack", strategy] else {}
-                    made(g, strategy, given, **{"features": features, option: value})
+                    made(g, strategy, {}, **{"features": features, option: value})
     kept = {name: n for name, n in g.memory_report().items() if name not in ("indptr", "node data")}
     assert kept == {name: n for name, n in before.items() if name not in ("indptr", "node data")}
 

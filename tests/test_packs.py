@@ -127,7 +127,9 @@ def test_a_device_cache_in_training(data: Path, tmp_path: Path, capsys: pytest.C
     assert run(capsys, *train, *there)["stats"]["hits"] == found["stats"]["hits"]
     assert "no such layout" in fails(capsys, *train, "--device-cache", "0.2")
     assert "200 rows in memory and 100 on the device" in fails(capsys, *train)
-    assert "--device-cache: goes with --pack" in fails(capsys, "train", data, "--device-cache", "0.1")
+    fresh = run(capsys, "train", data, "--device-cache", "0.1", "--batch-size", 100, "--hidden", 8, "--epochs", 1, *FANOUTS)
+    assert fresh["stats"]["device_cache"]["rows"] == 200
+    assert fresh["stats"]["hits"]["device"] > 0
     with pytest.raises(SystemExit):
         main(["train", str(data), "--device", "abacus"])
     assert "device='abacus' is not a device" in capsys.readouterr().err

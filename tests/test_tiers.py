@@ -311,9 +311,8 @@ def test_belady_beside_a_device(dataset: Path, pack: Path, tmp_path: Path, ondem
 def test_a_device_tier_is_counted(dataset: Path, pack: Path, tmp_path: Path) -> None:
     mine = copied(pack, tmp_path)
     with featstore.open(dataset, memory="64MB") as g:
-        sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
-        with pytest.raises(ValueError, match="device_cache: rows stay on the device"):
-            featstore.Loader(g, sampler, g.node_data["train_idx"], device_cache=0.1)
+        with pytest.raises(featstore.OptionError, match="device_cache: the layout of a pack has chosen its rows"):
+            make_loader(g, strategy="packed", pack=mine, feature_cache=0.1, device_cache=featstore.DeviceCache(0.1, "degree"))
         for size, error in ((1.5, ValueError), ("fast", ValueError), ("10B", featstore.BudgetError)):
             with pytest.raises(error):
                 make_loader(g, strategy="packed", pack=mine, feature_cache=0.1, device_cache=size, features=["x", "z"])

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from featstore.cache.base import PolicyContext, StaticPolicy
 from featstore.cache.planned import NO_ROWS, PlannedBatch, PlannedPolicy, Window
 from featstore.cache.rowmap import RowMap
-from featstore.cache.select import top_rows
+from featstore.cache.select import top_rows, top_rows_beside
 from featstore.gather.plan import NO_CHANGES
 
 __all__ = ["FixedRows"]
@@ -45,9 +45,9 @@ class FixedRows(PlannedPolicy):
         return self._map.nbytes
 
     @staticmethod
-    def best(scores: npt.NDArray[np.generic], capacity: int) -> Int64s:
-        """Return the ``capacity`` rows of highest score, the best first."""
-        rows = top_rows(scores, capacity)
+    def best(scores: npt.NDArray[np.generic], capacity: int, without: RowMap | None = None) -> Int64s:
+        """Return the ``capacity`` rows of highest score, the best first; of those that have no slot in ``without``."""
+        rows = top_rows(scores, capacity) if without is None else top_rows_beside(scores, capacity, without)
         return rows[np.argsort(scores[rows], kind="stable")[::-1]]
 
     def start(self, capacity: int, context: PolicyContext, residents: Int64s = NO_ROWS) -> None:

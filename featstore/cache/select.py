@@ -9,11 +9,13 @@ import numpy.typing as npt
 
 from featstore._core import cache as _core
 from featstore.cache.base import PolicyContext, StaticPolicy
+from featstore.cache.rowmap import RowMap
 from featstore.errors import PluginError
 
-__all__ = ["choose_rows", "top_rows"]
+__all__ = ["BESIDE_BYTES", "choose_rows", "top_rows", "top_rows_beside"]
 
 CHUNK_ROWS = 1 << 16
+BESIDE_BYTES = 37  # a row, of what top_rows_beside() makes
 _SIGN = np.uint64(1 << 63)
 
 
@@ -89,12 +91,24 @@ def top_rows(scores: npt.NDArray[Any], k: int) -> npt.NDArray[np.int64]:
     return rows
 
 
+def top_rows_beside(scores: npt.NDArray[Any], k: int, without: RowMap) -> npt.NDArray[np.int64]:
+    """Return the ``k`` rows of highest score among those that have no slot in ``without``, ascending; see :func:`top_rows`.
+
+    Notes
+    -----
+    Beside what :func:`top_rows` takes, ``BESIDE_BYTES`` for each row of the answer and each that has a slot.
+    """
+    rows = top_rows(scores, k + int(np.count_nonzero(without.slot_of_row >= 0)))
+    rows = rows[without.slot_of_row[rows] < 0]
+    return rows[top_rows(scores[rows], k)]
+
+
 def choose_rows(
-    policy: StaticPolicy, context: PolicyContext, n: int, capacity: int, by_score: bool
+    policy: StaticPolicy, context: PolicyContext, n: int, capacity: int, by_score: bool, without: RowMap | None = None
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
     """Return the ``capacity`` of ``n`` rows that a static policy scores highest, ascending, and their slots.
 
-    ``by_score``: the best rows get the first slots; else the slots are None, for 0, 1 ….
+    ``by_score``: the best rows get the first slots; else the slots are None, for 0, 1 …. ``without``: of the rows that it lacks.
 
     Raises
     ------
@@ -105,7 +119,7 @@ def choose_rows(
         scores = np.asarray(policy.scores(context))
         if scores.shape != (n,):
             raise PluginError(f"policy {policy.name!r}: scores must have shape ({n},), not {scores.shape}")
-        rows = top_rows(scores, capacity)
+        rows = top_rows(scores, capacity) if without is None else top_rows_beside(scores, capacity, without)
         if not by_score:
             return rows, None
         slots = np.empty(len(rows), np.int64)

@@ -18,7 +18,7 @@ from featstore.budget import Budget, Loan
 from featstore.cache.base import OnlinePolicy, Policy, PolicyContext, StaticPolicy
 from featstore.cache.gate import Gate
 from featstore.cache.rowmap import CLAIM_BYTES, RowMap, huge_array
-from featstore.cache.select import choose_rows
+from featstore.cache.select import BESIDE_BYTES, choose_rows
 from featstore.cache.slots import PlannedSlots, SlotTable
 from featstore.errors import BudgetError, ClosedError, PluginError
 from featstore.gather.plan import BatchPlan, Changeset, Part, Tier
@@ -309,13 +309,13 @@ class FeatureCache:
             else:
                 raise PluginError("a static cache does not change")
 
-    def fill(self, read: Read, *, by_score: bool = False) -> int:
+    def fill(self, read: Read, *, by_score: bool = False, without: RowMap | None = None) -> int:
         """Load a static policy's rows: the ``capacity`` of highest score, of equals the lowest. Return how many.
 
         ``read(rows, out)`` reads ``rows`` (int64 [k], ascending) into ``out`` (uint8 [k, row_bytes]), up to 64 MiB a time. With
         ``by_score`` the best rows get the first slots, so that a cache that is lent loses its lowest scores first; then
-        ``read(rows, out, positions)`` reads row ``rows[i]`` into ``out[positions[i]]``. What ``read`` raises is passed on; the
-        cache then stays empty and may be filled again.
+        ``read(rows, out, positions)`` reads row ``rows[i]`` into ``out[positions[i]]``. Rows that have a slot in ``without`` are
+        left out. What ``read`` raises is passed on; the cache then stays empty and may be filled again.
 
         Raises
         ------
@@ -331,9 +331,11 @@ class FeatureCache:
                 raise RuntimeError("the cache was filled already")
             # The array is not touched before the rows are known: scores may take its place in the budget.
             extra = policy.score_bytes * self.n + 24 * self.capacity * by_score - self.array.nbytes
+            if without is not None:
+                extra += BESIDE_BYTES * (self.capacity + int(np.count_nonzero(without.slot_of_row >= 0)))
             held = None if self.budget is None else self.budget.reserve(f"scores of policy {policy.name!r}", max(0, extra))
             try:
-                rows, slots = choose_rows(policy, self.context, self.n, self.capacity, by_score)
+                rows, slots = choose_rows(policy, self.context, self.n, self.capacity, by_score, without)
             finally:
                 if held is not None:
                     held.release()

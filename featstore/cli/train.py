@@ -42,12 +42,11 @@ from featstore.cli.training import (
     train,
     unknown_splits,
 )
-from featstore.errors import OptionError
 from featstore.gather.device import check_device
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.pack.offline import Pack
 from featstore.pack.packgraph import PackedGraph
-from featstore.strategies.caches import device_rows
+from featstore.strategies.devicecache import device_rows
 from featstore.strategies.options import options_of
 from featstore.strategies.registry import available_strategies, find_strategy
 
@@ -89,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser, named: str | None = None) -> 
         "--device-cache",
         type=share_or_size,
         metavar="SIZE",
-        help="rows of a pack that stay on the device: bytes (1GiB), or a share of the rows (10%%; with --pack)",
+        help="rows that stay on the device: bytes (1GiB), or a share of the rows (10%%; with --pack those of its layout)",
     )
 
 
@@ -115,8 +114,6 @@ def _loader_options(options: argparse.Namespace) -> dict[str, Any]:
         )
     given = {"epochs": options.epochs} if "epochs" in options_of(find_strategy(options.strategy)) else {}
     strategy = strategy_of(options, options.strategy, **given)
-    if options.device_cache is not None and not strategy.has_device_tier:
-        raise OptionError("device_cache", "goes with --pack: rows stay on the device for the batches of a pack")
     return {"strategy": strategy, **{name: getattr(options, name) for name in ("prefetch", "device", "device_cache")}}
 
 

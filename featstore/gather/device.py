@@ -1,4 +1,4 @@
-"""The tier ``DEVICE``: the hottest rows of a feature as one tensor on the training device."""
+"""The tier ``DEVICE``: rows of a feature as one tensor on the training device, and batches put together there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from featstore.budget import Budget
 from featstore.gather.buffers import BufferPool
 from featstore.gather.plan import DeviceRows
 
-__all__ = ["Apart", "DeviceTier", "check_device"]
+__all__ = ["Apart", "DeviceArray", "check_device"]
 
 Int64s = npt.NDArray[np.int64]
 Read = Callable[[Int64s, npt.NDArray[np.uint8]], None]
@@ -53,8 +53,8 @@ def check_device(device: torch.device | str) -> torch.device:
     return found
 
 
-class DeviceTier:
-    """Rows on the training device. They do not change once they are filled; batches are put together there.
+class DeviceArray:
+    """Rows of one feature on the training device. They do not change once they are filled; batches are put together there.
 
     Parameters
     ----------
@@ -96,8 +96,13 @@ class DeviceTier:
             self._held.release()
             raise
 
-    def fill(self, rows: Int64s, step: int, read: Read) -> None:
-        """Load the tier: row ``rows[i]`` into slot ``i``. Nothing is read on the device ``meta``, which has no values.
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows, on the device."""
+        return self.rows.nbytes
+
+    def fill(self, rows: Int64s, step: int, read: Read, go_on: Callable[[], bool] = lambda: True) -> bool:
+        """Load the rows: row ``rows[i]`` into slot ``i``. Nothing is read on the device ``meta``, which has no values.
 
         Parameters
         ----------
@@ -106,14 +111,27 @@ class DeviceTier:
             Rows of one read.
         read : callable
             ``read(rows, out)`` reads rows into ``out`` (uint8 [k, row_bytes]).
+        go_on : callable () -> bool
+            Asked before each read; False ends the loading.
+
+        Returns
+        -------
+        bool
+            Whether all rows are there.
         """
         for first in range(0, 0 if self._device.type == "meta" else len(rows), step):
+            if not go_on():
+                return False
             chunk = rows[first : first + step]
+            if self._device.type == "cpu":
+                read(chunk, _as_bytes(self.rows[first : first + len(chunk)]))
+                continue
             held = self._pool.tensor((len(chunk), *self._shape), self._dtype)
             read(chunk, _as_bytes(held))
             self.rows[first : first + len(chunk)] = held.to(self._device)
         if self._device.type == "cuda":  # batches are put together in another stream
             torch.cuda.current_stream(self._device).synchronize()
+        return True
 
     def memory_for(self, part: DeviceRows) -> torch.Tensor | None:
         """Return memory to put a batch together in, where that is the host's; else None: the device's is taken when it is needed.
@@ -184,19 +202,19 @@ class Apart:
 
     Parameters
     ----------
-    tier : DeviceTier
+    tier : DeviceArray
     part : DeviceRows
     others : tensor, shape (k, *row_shape)
         The rows that the host assembled.
     out : tensor or None
-        Where the batch is put together, from :meth:`DeviceTier.memory_for`.
+        Where the batch is put together, from :meth:`DeviceArray.memory_for`.
     """
 
-    tier: DeviceTier
+    tier: DeviceArray
     part: DeviceRows
     others: torch.Tensor
     out: torch.Tensor | None
 
     def together(self) -> torch.Tensor:
-        """Return the whole batch on the device; see :meth:`DeviceTier.assemble`."""
+        """Return the whole batch on the device; see :meth:`DeviceArray.assemble`."""
         return self.tier.assemble(self.part, self.others, self.out)

@@ -12,6 +12,7 @@ import torch
 from featstore.budget import Budget
 from featstore.cache.base import Policy, StaticPolicy, get_policy
 from featstore.cache.planned import PlannedPolicy
+from featstore.cache.rowmap import RowMap
 from featstore.cache.table import FeatureCache
 from featstore.config import Options, parse_cache_size
 from featstore.errors import FormatError
@@ -144,8 +145,12 @@ class Kept(MadeFeatures):
         parts: GivenParts = None,
         seed: int = 0,
         on_loan: bool = False,
+        without: RowMap | None = None,
     ) -> None:
-        """Make a cache as :meth:`cache` does; ``on_loan``: the budget may take its memory back. Loaders call this."""
+        """Make a cache as :meth:`cache` does; loaders call this.
+
+        ``on_loan``: the budget may take its memory back. ``without``: a static policy's rows are those without a slot there.
+        """
         store = self.features[name]
         if isinstance(chosen, PlannedPolicy):
             raise ValueError(f"policy {chosen.name!r} plans ahead: use it through a Loader with strategy='superbatch'")
@@ -163,7 +168,7 @@ class Kept(MadeFeatures):
                 capacity, file.row_bytes, self.num_nodes, chosen, inputs.context, self.budget, name=f"cache of {name!r}"
             )
             try:
-                cache.fill(file.gather, by_score=on_loan)
+                cache.fill(file.gather, by_score=on_loan, without=without)
                 if on_loan:
                     cache.lend()
                 with self.locked():

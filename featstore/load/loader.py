@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -16,8 +16,8 @@ import numpy.typing as npt
 import torch
 
 from featstore.budget import Budget, Living, Reservation
-from featstore.config import check_at_least, check_flag, parse_cache_size, parse_size
-from featstore.errors import BudgetError, ClosedError, OptionError
+from featstore.config import check_at_least, check_flag, parse_size
+from featstore.errors import BudgetError, ClosedError
 from featstore.gather.device import check_device
 from featstore.load.epoch import EpochIterator, Position, RunningEpoch
 from featstore.load.minibatch import MiniBatch
@@ -28,8 +28,9 @@ from featstore.sampling.batches import Batches, as_batches
 from featstore.sampling.drawn import Drawn, SampledBatches
 from featstore.sampling.foreign import checked_sampler
 from featstore.sampling.macrolists import macro_lists
+from featstore.storage.rundir import finalize_here
 from featstore.strategies.base import Strategy
-from featstore.strategies.caches import device_rows
+from featstore.strategies.devicecache import DeviceCache, describe, with_tier
 from featstore.strategies.registry import get_strategy
 from featstore.strategies.setup import Setup
 
@@ -88,17 +89,19 @@ class Loader:
     device : str or torch.device
         Where batches are delivered: to others than the CPU by a thread of its own, while the next batch is gathered. RuntimeError
         where it is not available.
-    device_cache : int, str or float, optional
-        For batches of a pack: the rows that most batches need, or that a static policy scores highest, stay on ``device``, and
-        the others alone cross to it: bytes for all features together (``"8GiB"``), or a share of the rows (``"10%"`` or ``0.1``).
-        The host's cache has the next ones. With ``device="cpu"`` they are counted in the budget.
+    device_cache : int, str, float or DeviceCache, optional
+        Rows that stay on ``device``, so that the others alone cross to it: bytes for all features together (``"8GiB"``), or a
+        share of the rows (``"10%"`` or ``0.1``); 0: none. Those of highest degree, or of another static policy's score
+        (:class:`~featstore.DeviceCache`); a pack's layout has chosen them. The host's cache sees the other accesses alone; a
+        static one has the next rows. With ``device="cpu"`` they are counted in the budget.
     drop_last : bool
         Leave out a last batch that is not full.
 
     Raises
     ------
     OptionError
-        ``device_cache`` with a strategy that runs no pack; an option of the strategy that does not go with this loader.
+        A policy of ``device_cache`` that is not static, or a pack's; an option of the strategy that does not go with this
+        loader.
     ValueError
         A value is out of range; the sampler is of another graph; a sampler or seeds where the strategy brings its own.
     TypeError
@@ -135,7 +138,7 @@ class Loader:
         seed: int = 0,
         drop_last: bool = False,
         device: torch.device | str = "cpu",
-        device_cache: int | float | str | None = None,
+        device_cache: int | float | str | DeviceCache | None = None,
         memory: int | str | None = None,
         prefetch: int | str = 2,
         threads: int | None = None,
@@ -154,7 +157,7 @@ class Loader:
             prefetch=_check_prefetch(prefetch, threads),
             share=_parse_share(memory, g.budget),
         )
-        size = None if device_cache is None else parse_cache_size(device_cache, "device_cache")
+        cache = None if device_cache is None else DeviceCache.of(device_cache)
         self._held: list[Reservation] = []
         self._finalizer = weakref.finalize(self, _release, self._held)
         self._iterators: Living[RunningEpoch] = Living()  # of epochs that have begun
@@ -164,14 +167,15 @@ class Loader:
         self._closed = False
         self._pid = os.getpid()
         batches = self._batches_of(sampler, seeds, batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last)
+        self._close_tier: Callable[[], object] = _nothing
         self._close_batches = weakref.finalize(self, getattr(batches, "close", _nothing))
         try:
-            made = setup(batches)
-            if size is not None and not self._strategy.has_device_tier:
-                raise OptionError("device_cache", "rows stay on the device for the batches of a pack alone")
-            if size is not None:
-                made = replace(made, device_rows=device_rows(size, g.num_nodes, made.row_bytes))
-            self._runner = self._strategy.run(self._reserve_order(made))
+            made = self._reserve_order(setup(batches))
+            if cache is not None:
+                made = with_tier(made, cache)
+                if made.tier is not None:
+                    self._close_tier = finalize_here(self, made.tier.close)
+            self._runner = self._strategy.run(made)
             self._stages = Stages(self._runner.setup, self._runner.memory)
         except BaseException:
             self._release_all(failed=True)
@@ -302,9 +306,10 @@ class Loader:
             ``bytes_requested``, ``bytes_read``, ``reads`` of the features, by this loader alone; ``prefetch``, the batches now
             made ahead (fewer than asked for, once memory was short); ``seconds`` by stage. Where superbatches are planned,
             ``superbatch``: its ``batches``, ``of`` how many an epoch has, and the ``passes`` over the features of an epoch where
-            they are streamed. With :class:`~featstore.Auto` also ``auto``: ``taken``, ``reason``, the ``estimates`` of all
-            strategies, and ``actual``, the last whole epoch
-            (:class:`featstore.strategies.actual.Actual`); with a pack ``layout``: its ``name``, and whether it was ``made`` now.
+            they are streamed. With rows on the device ``device_cache``: ``rows`` of each feature, ``bytes`` of all. With
+            :class:`~featstore.Auto` also ``auto``: ``taken``, ``reason``, the ``estimates`` of all strategies, and ``actual``,
+            the last whole epoch (:class:`featstore.strategies.actual.Actual`); with a pack ``layout``: its ``name``, and
+            whether it was ``made`` now.
 
         Notes
         -----
@@ -324,6 +329,7 @@ class Loader:
             **setup.reads.total(),
             "prefetch": min(depths, default=self._runner.prefetch),
             "seconds": setup.watch.seconds(),
+            **describe(setup.on_device),
             **self._runner.stats(),
         }
 
@@ -352,6 +358,7 @@ class Loader:
         with ExitStack() as stack:  # all of it, the last first, whichever raises
             stack.callback(self._finalizer)
             stack.callback(self._close_batches)
+            stack.callback(self._close_tier)
             if hasattr(self, "_runner"):
                 stack.callback(self._runner.close, failed)
 

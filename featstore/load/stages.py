@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from featstore.errors import BudgetError
-from featstore.gather.device import Apart
+from featstore.errors import BudgetError, ClosedError
+from featstore.gather.device import Apart, DeviceArray
 from featstore.gather.executor import Tally
-from featstore.gather.plan import Tier
+from featstore.gather.plan import BatchPlan, DeviceRows, Tier
 from featstore.load.minibatch import Held, MiniBatch
 from featstore.load.transfer import Assembled, HandOver, host_rows
 from featstore.storage.rowfile import ReadStats
@@ -29,12 +29,14 @@ __all__ = ["Stages"]
 class Item:
     """A batch between sampling and assembly, and the bytes of its sample.
 
-    What was gathered for it stays with it while memory is found for the rest.
+    ``split``: of a batch without plans, what the device holds, and the others. What was gathered for it stays with it while
+    memory is found for the rest.
     """
 
     prepared: Prepared
     n_bytes: int
     held: Held | None
+    split: tuple[DeviceRows, torch.Tensor] | None = None
     features: dict[str, torch.Tensor] = field(default_factory=dict)
     apart: dict[str, Apart] = field(default_factory=dict)
     tally: Tally = field(default_factory=Tally)
@@ -71,7 +73,7 @@ class Stages:
         self, run: EpochRun
     ) -> tuple[Callable[[int], Item], Callable[[int, Item], Any], Callable[[int, Any], MiniBatch] | None]:
         """Return an epoch's stages for a :class:`Pipeline`; the last is None where a batch is whole once it is assembled."""
-        if self._setup.device.type == "cpu" and not run.devices:
+        if self._setup.device.type == "cpu" and self._setup.on_device is None:
             return partial(self._sample, run), partial(self._assemble_whole, run), None
         return partial(self._sample, run), partial(self._assemble, run), self._hand_over
 
@@ -104,8 +106,12 @@ class Stages:
     def _sample(self, run: EpochRun, position: int) -> Item:
         try:
             prepared = run.batch(position)
-            n_bytes = prepared.sampled.nbytes
-            return Item(prepared, n_bytes, None if self._share is None else Held(self._share, n_bytes))
+            n_bytes, tier = prepared.sampled.nbytes, self._setup.tier
+            split = None
+            if tier is not None and prepared.plans is None:
+                part, others = tier.split(prepared.sampled.input_ids.numpy(), self._g.pool.array)
+                split = part, torch.from_numpy(others)
+            return Item(prepared, n_bytes, None if self._share is None else Held(self._share, n_bytes), split)
         except BudgetError as error:
             # How many rows it would have had is unknown: as many as the largest batch so far.
             self.memory.expect()
@@ -115,7 +121,8 @@ class Stages:
     def _assemble(self, run: EpochRun, position: int, item: Item) -> Assembled:
         sampled, plans = item.prepared.sampled, item.prepared.plans or {}
         n_rows = len(sampled.input_ids)
-        sizes = {name: host_rows(n_rows, plans.get(name), self._setup.device) * width for name, width in self._row_bytes.items()}
+        parts = {name: self._device_part(plans.get(name), item) for name in self._row_bytes}
+        sizes = {name: host_rows(n_rows, parts[name], self._setup.device) * width for name, width in self._row_bytes.items()}
         n_bytes = sum(sizes.values())
         budget = self._limit
         try:
@@ -157,15 +164,30 @@ class Stages:
         """Return the rows of a feature that the host assembles."""
         tally = item.tally
         plan, tiers = run.plan(name, item.prepared, tally)
-        part, before = None if plan is None else plan.device, tally.read.waited_s
-        whole = None if part is None else run.devices[name].memory_for(part)  # before anything has run
-        rows: torch.Tensor = self._g.features[name].gather(item.prepared.sampled.input_ids, plan, tiers, tally)
+        part, before = self._device_part(plan, item), tally.read.waited_s
+        array = None if part is None else self._device_array(name)
+        whole = None if part is None or array is None else array.memory_for(part)  # before anything has run
+        ids = item.prepared.sampled.input_ids if plan is not None or item.split is None else item.split[1]
+        rows: torch.Tensor = self._g.features[name].gather(ids, plan, tiers, tally)
         if Tier.PACKED in tiers:
             self.watch.add("read", tally.read.waited_s - before)
-        if part is not None:
-            item.apart[name] = Apart(run.devices[name], part, rows, whole)
+        if part is not None and array is not None:
+            item.apart[name] = Apart(array, part, rows, whole)
             tally.count(Tier.DEVICE, len(part.slots))
         return rows
+
+    @staticmethod
+    def _device_part(plan: BatchPlan | None, item: Item) -> DeviceRows | None:
+        """Return what of a batch the device holds, by its plan, or as it was split without one."""
+        if plan is not None:
+            return plan.device
+        return None if item.split is None else item.split[0]
+
+    def _device_array(self, name: str) -> DeviceArray:
+        tier = self._setup.tier
+        if tier is None:
+            raise ClosedError("the plan names rows on the device, which holds none")
+        return tier.arrays[name]
 
     def _too_small(self, position: int, error: BudgetError, needed: int | None) -> BudgetError:
         holds, n_held = "the loop holds the one before it", self.memory.n_delivered

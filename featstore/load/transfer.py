@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from featstore.gather.device import Apart
-from featstore.gather.plan import BatchPlan
+from featstore.gather.plan import DeviceRows
 from featstore.load.minibatch import Held, MiniBatch
 from featstore.strategies.counters import Stopwatch
 
@@ -38,11 +38,11 @@ class Assembled:
     held: Held | None
 
 
-def host_rows(n_rows: int, plan: BatchPlan | None, device: torch.device) -> int:
+def host_rows(n_rows: int, part: DeviceRows | None, device: torch.device) -> int:
     """Return how many rows of a feature the host holds for a batch of ``n_rows`` until it is handed over."""
-    if plan is None or plan.device is None:
+    if part is None:
         return n_rows
-    return len(plan.device.others) + (n_rows if device.type == "cpu" else 0)
+    return len(part.others) + (n_rows if device.type == "cpu" else 0)
 
 
 class HandOver:

@@ -129,6 +129,7 @@ def observe(
     layouts: Mapping[str, int] | None = None,
     device_rows: int = 0,
     device_on_host: bool = True,
+    on_device: npt.NDArray[np.bool_] | None = None,
     online: str | None = None,
     ahead_bytes: int = 0,
     out_degree: npt.NDArray[Any] | None = None,
@@ -157,6 +158,8 @@ def observe(
         An online policy to simulate as well.
     epochs, disk_bytes, has_pack, pack_epochs, layouts, device_rows, device_on_host, ahead_bytes
         See :class:`~featstore.plan.cost.Workload`.
+    on_device : bool array, shape (n,), optional
+        The ``device_rows`` rows that the device holds; without, those that most batches need.
     out_degree : integer array, shape (n,), optional
         Of the rows, for what a cache by degree would hit.
 
@@ -173,11 +176,12 @@ def observe(
         sample = RowSample(trace.n, halvings)
         with budget.reserve("cost model", SAMPLED_BYTES * sample.n + 8 * 2 * REPLAYED + TALLY_BYTES * trace.longest):
             degrees = None if out_degree is None else sample.values(out_degree)
+            held = None if on_device is None else sample.values(on_device) > 0
             part = sample.trace(trace)
             rooms = [max(min(1, rows), rows >> halvings) for rows in (capacity, device_rows)]
-            seen = _look(part, round(trace.n / 2**halvings), rooms[0], rooms[1], total, degrees, online, budget)
+            seen = _look(part, round(trace.n / 2**halvings), rooms[0], rooms[1], total, held, degrees, online, budget)
             seen.grow(trace.n_accesses / max(1, part.n_accesses))
-            del part, degrees
+            del part, degrees, held
         # A part's arrays lie in the processor's caches: what counting and planning take is timed on all rows of a few batches.
         few = _part(trace, TIMED)
         with budget.reserve("simulation", planning_bytes(trace.n, few.n_accesses, longest=few.longest)):
@@ -186,7 +190,7 @@ def observe(
             tally(few)
             seen.count_s = (time.perf_counter() - begin) * total / len(few)
     else:
-        seen = _look(trace, trace.n, capacity, device_rows, total, out_degree, online, budget)
+        seen = _look(trace, trace.n, capacity, device_rows, total, on_device, out_degree, online, budget)
     scale = total / max(1, recorded)
     stored = 4 * SAMPLE_BYTES * trace.n_accesses * scale + 2 * seen.loads * row_bytes  # at once, as many as lie on disk
     most = MOST_BATCHES if disk_bytes is None else int(disk_bytes * total / max(1.0, stored))
@@ -248,6 +252,7 @@ def _look(
     capacity: int,
     device_rows: int,
     total: int,
+    on_device: npt.NDArray[np.bool_] | None,
     out_degree: npt.NDArray[Any] | None,
     online: str | None,
     budget: Budget,
@@ -264,12 +269,19 @@ def _look(
         rest, n_device = trace, 0.0
         n_static = static_hits(rows_of, device_rows + capacity, recorded, total)
         if device_rows:
-            n_device = static_hits(rows_of, device_rows, recorded, total)
-            n_static -= n_device
-            rest = _without(trace, top_rows(counts, device_rows))
+            is_given = on_device is not None
+            if on_device is None:
+                n_device = static_hits(rows_of, device_rows, recorded, total)
+                n_static -= n_device
+                on_device = np.zeros(trace.n, bool)
+                on_device[top_rows(counts, device_rows)] = True
+            rest = _without(trace, on_device)
             del counts
             counts, rows_of, fresh = tally(rest)
             rows_of[0] -= trace.n - n
+            if is_given:  # whoever chose them looked at no batches
+                n_device = scale * (trace.n_accesses - rest.n_accesses)
+                n_static = static_hits(rows_of, capacity, recorded, total)
         n_top = float(top_sum(rows_of, capacity))
         n_degree = None if out_degree is None else scale * float(counts[top_rows(out_degree, capacity)].sum())
         del counts
@@ -302,10 +314,9 @@ def _part(trace: Trace, n_batches: int) -> Trace:
     return Trace.reading(lambda number: trace[number], trace.lengths[:n_batches], trace.n)
 
 
-def _without(trace: Trace, rows: Int64s) -> Trace:
-    """Return a trace without some rows."""
-    left = np.ones(trace.n, bool)
-    left[rows] = False
+def _without(trace: Trace, rows: npt.NDArray[np.bool_]) -> Trace:
+    """Return a trace without the rows that are marked."""
+    left = ~rows
     lengths = np.array([np.count_nonzero(left[ids]) for ids in trace], np.int64)
 
     def ids_of(number: int) -> npt.NDArray[Any]:

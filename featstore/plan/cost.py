@@ -127,7 +127,7 @@ class Workload:
     n_device : int
         Accesses that rows on the device serve; ``n_top``, ``n_static``, ``n_degree`` and ``loads`` are of the others.
     device_rows : int
-        Rows on the device; only packs have them.
+        Rows on the device; with a pack those of its layout, for packed strategies alone.
     device_on_host : bool
         The device is the host itself, which then copies for it.
     online_loads : int, optional
@@ -291,10 +291,15 @@ def _scan_s(n_loads: int, w: Workload, n_scans: int, m: Machine) -> float:
     return n_scans * min(wanted * PIECE_BYTES, w.base_bytes) / m.drive.bandwidth
 
 
+def _put_together(w: Workload) -> int:
+    """Return the rows that the host copies for a device that it is itself: the device's twice, the others once more."""
+    return w.n_accesses + w.n_device if w.device_rows and w.device_on_host else 0
+
+
 def _ondemand(w: Workload, m: Machine, policy: str, hits: int, counting_s: float) -> Estimate:
-    loads = w.n_accesses - hits
+    loads = w.n_accesses - w.n_device - hits
     read = random_read_s(loads, w.n_batches, w.n_rows, w.row_bytes, m.drive)
-    copy = _gathered_s(hits, w, m)  # a gather's rate has that of the others
+    copy = _gathered_s(hits + _put_together(w), w, m)  # a gather's rate has that of the others
     fill = random_read_s(w.capacity, 1, w.n_rows, w.row_bytes, m.drive) + FRESH_COPY * _copied_s(w.capacity, w, m)
     parts = {"sample": w.sample_s, "read": read, "copy": copy}
     moved = int(random_reads(loads, w.n_batches, w.n_rows, w.row_bytes, m.drive)[1])
@@ -315,10 +320,10 @@ def _ondemand_by_degree(w: Workload, m: Machine) -> Estimate:
 
 def _ondemand_online(w: Workload, m: Machine) -> Estimate:
     """Rows chosen as they come: what is loaded is copied in, and the first epoch finds an empty cache."""
-    loads = again = w.n_accesses
+    loads = again = w.n_accesses - w.n_device
     if w.online_loads is not None:
         loads, again = w.online_loads, min(w.online_again, w.online_loads)
-    found = _ondemand(w, m, ONLINE, w.n_accesses - again, 0.0)
+    found = _ondemand(w, m, ONLINE, w.n_accesses - w.n_device - again, 0.0)
     admit, first = _gathered_s(again, w, m), _gathered_s(loads, w, m)
     read = random_read_s(loads, w.n_batches, w.n_rows, w.row_bytes, m.drive)
     read_and_copy = found.parts["read"] + found.parts["copy"] + admit
@@ -336,7 +341,8 @@ def _superbatch(w: Workload, m: Machine) -> Estimate:
     at_once = max(1, w.ahead_bytes // 2 // w.row_bytes)  # one half is read while the other is delivered from
     gathers = max(1, min(w.n_batches, -(-w.loads // at_once)))
     read = random_read_s(w.loads, gathers, w.n_rows, w.row_bytes, m.drive)
-    copy = _gathered_s(w.n_accesses + 2 * w.loads, w, m)  # out of where they were read to, and into the cache
+    copied = w.n_accesses - w.n_device + _put_together(w)
+    copy = _gathered_s(copied + 2 * w.loads, w, m)  # out of where they were read to, and into the cache
     parts = {"inspect": inspect, "read": read, "copy": copy}
     n = w.n_superbatches
     disk = stored * min(4, n) // n
@@ -351,7 +357,7 @@ def _streamed(w: Workload, m: Machine) -> Estimate:
     scan = _scan_s(w.loads, w, n, m)
     write = extents / m.drive.write_bandwidth
     read = extents / m.drive.bandwidth
-    copy = _gathered_s(w.n_accesses, w, m) + _admitted_s(w.loads, w, m)
+    copy = _gathered_s(w.n_accesses - w.n_device + _put_together(w), w, m) + _admitted_s(w.loads, w, m)
     parts = {"inspect": inspect, "scan": scan, "write": write, "read": read, "copy": copy}
     # Packing beside reading shares the drive.
     epoch = max(_pipeline_s(inspect + scan + write, max(read, copy), n), scan + write + read)
@@ -382,9 +388,7 @@ def _packed(w: Workload, m: Machine, policy: str, loads: int, updates: int, fill
     if not impossible and w.disk_bytes is not None and disk > w.disk_bytes:
         what = "the layout that is there takes" if policy in w.layouts else "extents take"
         impossible = f"{what} {format_size(disk)} of a disk of {format_size(w.disk_bytes)}"
-    copied = w.n_accesses - w.n_device
-    if w.device_rows and w.device_on_host:  # which puts batches together, too: its rows are copied twice, the others once more
-        copied += w.n_accesses + w.n_device
+    copied = w.n_accesses - w.n_device + _put_together(w)
     read, copy = counted.packed * w.row_bytes / m.drive.bandwidth, _gathered_s(copied, w, m) + _admitted_s(updates, w, m)
     parts = {"read": read, "copy": copy}
     if counted.length > 1:  # shared rows are read when their batch's turn comes, extents ahead
@@ -420,9 +424,9 @@ def estimate_all(w: Workload, m: Machine, others: Sequence[Estimate] = ()) -> li
         each if each.strategy == "streamed" else replace(each, once_s=each.once_s + buffers)
         for each in (*(estimator(w, m) for estimator in CANDIDATES.values()), *others)
     ]
-    if not w.device_rows:
+    if not (w.device_rows and w.has_pack):
         return found
-    return [
+    return [  # a pack's layout has chosen the device's rows
         each if each.impossible or each.strategy == "packed" else replace(each, impossible="has no rows on the device")
         for each in found
     ]

@@ -15,8 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +23,7 @@ import numpy.typing as npt
 from featstore.budget import Reservation
 from featstore.cache.base import PolicyContext
 from featstore.cache.checkedplans import CheckedPolicy
+from featstore.cache.devicetier import REST_BYTES, DeviceTier
 from featstore.cache.planned import NO_ROWS, PlannedPolicy, Window
 from featstore.errors import BudgetError, ClosedError
 from featstore.gather.buffers import BufferPool
@@ -32,7 +32,8 @@ from featstore.gather.sources import ExtentSource
 from featstore.plan.overlapped import MissedRows, Pack, PackBeside, Packed
 from featstore.plan.planfile import PlanFile, most_bytes, write_bytes, write_plan
 from featstore.plan.planmemory import PLANNER_SHARE, Spill, Switch, planning_bytes
-from featstore.plan.samples import SampleFile, SampleWriter
+from featstore.plan.sampledsuperbatch import SampledSuperbatch
+from featstore.plan.samples import SampleWriter
 from featstore.sampling.batch import SampledBatch
 from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.storage.sections import SectionWriter
@@ -41,25 +42,6 @@ __all__ = ["SuperbatchInspector"]
 
 Ints = npt.NDArray[np.int32 | np.int64]
 Int64s = npt.NDArray[np.int64]
-
-
-@dataclass
-class _Superbatch:
-    samples: SampleFile
-    plans: PlanFile | None = None
-    packed: Packed | None = None
-
-    def missed(self, number: int) -> Ints:
-        """Return the rows that a batch misses, in the plan's order."""
-        assert self.plans is not None
-        return np.take(self.samples.ids(number), self.plans.missed(number))
-
-    def remove(self) -> None:
-        self.samples.remove()
-        if self.plans is not None:
-            self.plans.remove()
-        if self.packed is not None:
-            self.packed.remove()
 
 
 class SuperbatchInspector:
@@ -93,6 +75,8 @@ class SuperbatchInspector:
         Copy what the cache will lack into extents: batches then read those and not the base file.
     residents : int64 array, optional
         Rows that the cache begins with, the i-th in slot i; by default none, with a switch those that are used first.
+    tier : callable () -> DeviceTier or None
+        Asked as a superbatch is planned: what the device holds from then on, which is left out of its plans.
     """
 
     def __init__(
@@ -115,8 +99,9 @@ class SuperbatchInspector:
         switch: Switch | None = None,
         pack: Pack | None = None,
         residents: Int64s | None = None,
+        tier: Callable[[], DeviceTier | None] = lambda: None,
     ) -> None:
-        self._sample = sample
+        self._sample, self._tier = sample, tier
         self._start, self._stop, self._size = start, stop, size
         self._policy, self._n_rows, self._capacity, self._residents = CheckedPolicy(policy), n_rows, capacity, residents
         self._runs, self._disk, self._memory, self._room, self._pool = runs, disk, memory, room, pool
@@ -124,7 +109,7 @@ class SuperbatchInspector:
         self._policy.keep_memory(switch is None)  # where it is not another's between epochs
         self._policy.start(capacity, PolicyContext(n_rows, 1), NO_ROWS if residents is None else residents)
         self._n = -(-(stop - start) // size)
-        self._ready: dict[int, _Superbatch] = {}
+        self._ready: dict[int, SampledSuperbatch] = {}
         self._n_alive = self._n_sampling = 0  # samples being made or not yet written; of them, those being made
         self._is_paused = False
         self._awaited: Future[SampledBatch] | None = None  # to be written next
@@ -175,7 +160,11 @@ class SuperbatchInspector:
         assert superbatch.plans is not None
         with self._time("load"):
             sampled = superbatch.samples.batch(number, self._pool)
-            return sampled, superbatch.plans.plan(number, sampled.input_ids.numpy(), self._pool.array)
+            ids, array = sampled.input_ids.numpy(), self._pool.array
+            if superbatch.tier is None:
+                return sampled, superbatch.plans.plan(number, ids, array)
+            part, rest = superbatch.tier.split(ids, array)
+            return sampled, replace(superbatch.plans.plan(number, rest, array), device=part)
 
     def may_begin(self, position: int) -> bool:
         """Whether a batch's superbatch is prepared before all earlier ones have run: not with a switch."""
@@ -197,7 +186,7 @@ class SuperbatchInspector:
         if n_missed > most:
             return n_missed
         array = self._pool.array
-        return superbatch.plans.misses(number, superbatch.samples.ids(number, array), array)
+        return superbatch.plans.misses(number, superbatch.ids(number, array), array)
 
     def source(self, position: int, name: str) -> ExtentSource | None:
         """Return the tier ``PACKED`` for a batch that :meth:`batch` has returned; None where nothing is packed."""
@@ -264,7 +253,7 @@ class SuperbatchInspector:
     # The inspector's side.
 
     def _inspect(self) -> None:
-        sampled: dict[int, _Superbatch] = {}
+        sampled: dict[int, SampledSuperbatch] = {}
         try:
             with ThreadPoolExecutor(self._threads, thread_name_prefix="featstore-sample") as workers:
                 for k in range(self._n):
@@ -316,7 +305,7 @@ class SuperbatchInspector:
         if self._closed:
             raise _Stopped
 
-    def _sample_superbatch(self, k: int, workers: ThreadPoolExecutor) -> _Superbatch:
+    def _sample_superbatch(self, k: int, workers: ThreadPoolExecutor) -> SampledSuperbatch:
         first = self._start + k * self._size
         positions = range(first, min(first + self._size, self._stop))
         pending: deque[Future[SampledBatch]] = deque()
@@ -334,7 +323,7 @@ class SuperbatchInspector:
             finally:
                 for future in pending:
                     future.cancel()
-            return _Superbatch(writer.finish_samples())
+            return SampledSuperbatch(writer.finish_samples())
 
     def _store(self, future: Future[SampledBatch], writer: SampleWriter) -> None:
         with self._lock:
@@ -387,12 +376,13 @@ class SuperbatchInspector:
                 return sampled
 
     def _plan_beside_sampling(
-        self, k: int, superbatch: _Superbatch, sampled: dict[int, _Superbatch], workers: ThreadPoolExecutor
+        self, k: int, superbatch: SampledSuperbatch, sampled: dict[int, SampledSuperbatch], workers: ThreadPoolExecutor
     ) -> None:
         """Plan superbatch ``k`` while ``k + 1`` is sampled, then let the feature caches have the memory (Ginex, figure 9)."""
         assert self._switch is not None
+        superbatch.tier = self._tier()
         with ThreadPoolExecutor(1, thread_name_prefix="featstore-plan") as planner:
-            planned = planner.submit(self._plan, k, superbatch.samples, None, None)
+            planned = planner.submit(self._plan, k, superbatch, None, None)
             try:
                 if k + 1 < self._n:
                     sampled[k + 1] = self._sample_superbatch(k + 1, workers)
@@ -401,10 +391,10 @@ class SuperbatchInspector:
         with self._time("switch"):
             self._switch.to_features(self._first_rows, self._check)
 
-    def _plan_and_pack(self, k: int, superbatch: _Superbatch, ahead: _Superbatch | None) -> None:
-        samples, pack = superbatch.samples, self._pack
+    def _plan_and_pack(self, k: int, superbatch: SampledSuperbatch, ahead: SampledSuperbatch | None) -> None:
+        samples, pack, superbatch.tier = superbatch.samples, self._pack, self._tier()
         if pack is None:
-            superbatch.plans = self._plan(k, samples, ahead, None)
+            superbatch.plans = self._plan(k, superbatch, ahead, None)
             return
 
         def may_begin(n_missed: Int64s) -> bool:
@@ -415,14 +405,22 @@ class SuperbatchInspector:
             with self._time("pack"):
                 return pack(k, n_missed, rows_of, check)
 
-        with PackBeside(len(samples), samples.ids, superbatch.missed, pack.most_held, run, may_begin, self._check) as packing:
-            superbatch.plans = self._plan(k, samples, ahead, packing)
+        with PackBeside(len(samples), superbatch.ids, superbatch.missed, pack.most_held, run, may_begin, self._check) as packing:
+            superbatch.plans = self._plan(k, superbatch, ahead, packing)
             superbatch.packed = packing.finish()
         if superbatch.packed is None:
             superbatch.plans.tier = Tier.BASE
 
-    def _plan(self, k: int, samples: SampleFile, ahead: _Superbatch | None, packing: PackBeside | None) -> PlanFile:
-        lengths = samples.lengths if ahead is None else np.concatenate([samples.lengths, ahead.samples.lengths])
+    def _plan(
+        self, k: int, superbatch: SampledSuperbatch, ahead: SampledSuperbatch | None, packing: PackBeside | None
+    ) -> PlanFile:
+        samples, tier = superbatch.samples, superbatch.tier
+        if ahead is not None:
+            ahead.tier = tier  # until it is planned itself
+        window_of = [superbatch] if ahead is None else [superbatch, ahead]
+        lengths = np.concatenate([each.lengths for each in window_of])
+        longest = max(int(each.samples.lengths.max(initial=0)) for each in window_of)
+        split_bytes = 0 if tier is None else REST_BYTES * longest
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         n = len(samples)
 
@@ -432,9 +430,9 @@ class SuperbatchInspector:
             nonlocal last
             if b >= n:
                 assert ahead is not None
-                return ahead.samples.ids(b - n)
+                return ahead.ids(b - n)
             if last[0] != b:  # asked for by the policy, then here
-                last = b, samples.ids(b)
+                last = b, superbatch.ids(b)
             return last[1]
 
         removed_after = ExitStack()
@@ -445,7 +443,7 @@ class SuperbatchInspector:
             return positions
 
         foresee = None if packing is None else packing.foresee
-        window = Window(self._n_rows, offsets, ids, n, spill if self._must_spill(lengths, n) else None, foresee)
+        window = Window(self._n_rows, offsets, ids, n, spill if self._must_spill(lengths, n, split_bytes) else None, foresee)
         with (
             self._time("plan"),
             removed_after,
@@ -461,8 +459,10 @@ class SuperbatchInspector:
                 self._check()
             return PlanFile(writer.finish(), Tier.BASE if self._pack is None else Tier.PACKED)
 
-    def _must_spill(self, lengths: Int64s, n_planned: int) -> bool:
-        """Reserve what planning a window of batches of these lengths holds; return whether next positions must go to disk.
+    def _must_spill(self, lengths: Int64s, n_planned: int, more: int) -> bool:
+        """Reserve what planning a window of batches of these lengths holds, and ``more`` bytes beside it.
+
+        Returns whether next positions must go to disk.
 
         Raises
         ------
@@ -470,7 +470,10 @@ class SuperbatchInspector:
             Planning does not fit the memory even so.
         """
         size = (self._n_rows, int(lengths.sum()), int(lengths[:n_planned].sum()), int(lengths.max(initial=0)))
-        needed_for = partial(planning_bytes, *size, checked=self._policy.is_checked)
+
+        def needed_for(*, capacity: int, spilled: bool = False) -> int:
+            return more + planning_bytes(*size, checked=self._policy.is_checked, capacity=capacity, spilled=spilled)
+
         needed = needed_for(capacity=self._capacity)
         if needed <= self._memory.n_bytes:
             return False

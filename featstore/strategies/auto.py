@@ -64,11 +64,6 @@ class Auto(Strategy):
     disk: int | str | None = option(None, DISK, "most bytes of run files, or a multiple of the features (1.5x)")
     run_dir: str | os.PathLike[str] | None = option(None, RUN_DIR, "where run files go")
 
-    @property
-    def has_device_tier(self) -> bool:
-        """With a pack."""
-        return self.pack is not None
-
     def batches(self, graph: Any, *, batch_size: int | None, shuffle: bool, seed: int, drop_last: bool) -> SampledBatches | None:
         """See :class:`~featstore.Strategy`."""
         if self.pack is None:
@@ -202,6 +197,8 @@ def decide(setup: Setup, planning: Planning, *, capacity: int, epochs: int) -> D
         counted: dict[str, OnDisk] = {}
         if pack is not None:
             layouts, counted = _packs(setup, planning, capacity, list(row_bytes.values()), speed.gap_bytes)
+        tier = setup.tier
+        on_device = None if tier is None or tier.map is None else tier.map.slot_of_row >= 0
         with graph.policy_inputs(width) as inputs:
             workload = observe(
                 trace,
@@ -216,7 +213,8 @@ def decide(setup: Setup, planning: Planning, *, capacity: int, epochs: int) -> D
                 has_pack=pack is not None,
                 pack_epochs=1 if pack is None else pack.epochs,
                 layouts=layouts,
-                device_rows=setup.device_rows or 0,
+                device_rows=(setup.device_rows or 0) if tier is None else len(tier),
+                on_device=on_device,
                 device_on_host=setup.device.type == "cpu",
                 online=ONLINE,
                 ahead_bytes=min(ahead_bytes(setup), graph.budget.total // AHEAD_SHARE),

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from featstore.gather.device import DeviceTier
 from featstore.gather.executor import Tally
 from featstore.gather.plan import BatchPlan, Tier
 from featstore.gather.sources import RowSource
@@ -36,7 +35,8 @@ class Prepared:
         When it runs in its epoch.
     sampled : SampledBatch
     plans : mapping of str to BatchPlan, optional
-        A plan a feature; without plans the store plans on the fly.
+        A plan a feature, of the rows that :attr:`Setup.tier` leaves; without plans the loader splits the batch, and the store
+        plans the others on the fly.
     """
 
     position: int
@@ -65,11 +65,6 @@ class EpochRun(ABC):
         plan, as here, the store makes one. ``tally`` gets what is read before.
         """
         return None, {}
-
-    @property
-    def devices(self) -> Mapping[str, DeviceTier]:
-        """The rows that the device holds, by feature: such batches are put together when they are handed over."""
-        return {}
 
     def may_begin(self, position: int) -> bool:
         """Whether :meth:`batch` need not wait until earlier batches were gathered; waits for nobody."""
@@ -145,11 +140,6 @@ class Strategy(ABC):
     def name(self) -> str:
         """The name that it is registered under, or its class's."""
         return str(type(self).__dict__.get("_registered") or type(self).__qualname__)
-
-    @property
-    def has_device_tier(self) -> bool:
-        """Whether rows can stay on the device that batches go to."""
-        return False
 
     def batches(self, graph: Any, *, batch_size: int | None, shuffle: bool, seed: int, drop_last: bool) -> SampledBatches | None:
         """Return the batches that the strategy brings, those of a pack; None: the loader's sampler draws them.

@@ -26,7 +26,6 @@ __all__ = [
     "cache_bytes",
     "check_free",
     "check_instances",
-    "device_rows",
     "make_room",
     "read_rows",
     "rows_within",
@@ -123,26 +122,6 @@ def cache_bytes(
             needed,
         )
     return least(rows)
-
-
-def device_rows(size: int | float | str, num_nodes: int, row_bytes: Mapping[str, int]) -> int:
-    """Return how many rows of every feature a device's tier of ``size`` bytes in all, or of a share of the rows, has.
-
-    Raises
-    ------
-    ValueError
-        Not a size; a share outside 0 … 1.
-    BudgetError
-        Not room for one row, and not 0.
-    """
-    if isinstance(size, float):
-        if not 0 < size <= 1:
-            raise ValueError(f"device_cache as a share of the rows must lie in (0, 1], not {size}; bytes are an int or '1GiB'")
-        return min(num_nodes, max(1, round(size * num_nodes)))
-    n_bytes, width = parse_size(size), max(1, sum(row_bytes.values()))
-    if 0 < n_bytes < width:
-        raise BudgetError(f"a device cache of one row takes {width} bytes, not {n_bytes}", width)
-    return min(num_nodes, n_bytes // width)
 
 
 def rows_within(n_bytes: int, n: int, widths: Sequence[int]) -> int:

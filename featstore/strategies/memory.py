@@ -167,6 +167,7 @@ class Memory:
         self._graph, self._share, self._row_bytes = graph, setup.share, setup.row_bytes
         self._threads, self._ahead = setup.threads, max(0, setup.prefetch - 1)
         self._sampling = setup.batches
+        self._has_tier, self._device_on_host = setup.on_device is not None, setup.device.type == "cpu"
         if batch is None:
             batch = BatchSize(0) if setup.batches.most_rows is None else foresee(graph, setup.batches)
         self.batch = batch
@@ -215,6 +216,14 @@ class Memory:
         n_bytes = sum(pooled_bytes(width * rows) for rows in (n_rows, changed) for width in (8, 4, 8, 8))
         return n_bytes * REUSE // (REUSE - 1)
 
+    def _split_bytes(self, n_rows: int) -> int:
+        """Return what a batch takes until it is put together with the device's rows."""
+        if not self._has_tier or not n_rows:
+            return 0
+        split = pooled_bytes(8 * n_rows) * 3 + pooled_bytes(4 * n_rows)
+        on_host = sum(pooled_bytes(n_rows * width) for width in self._row_bytes.values()) if self._device_on_host else 0
+        return split * REUSE // (REUSE - 1) + on_host
+
     def batch_bytes(self, n_rows: int) -> int:
         """Return what a batch of ``n_rows`` holds while the loop has it."""
         rows = sum(max(n_rows * width, pooled_bytes(n_rows * width)) for width in self._row_bytes.values())
@@ -224,6 +233,7 @@ class Memory:
         """Return what the loop's batch and the next one, being made, take."""
         one, batch = self.batch_bytes(n_rows), self.batch.of(n_rows)
         beside = self._plan_bytes(n_rows) + batch.sample_bytes if self._plans else 0  # a sample that waits to be written
+        beside += self._split_bytes(n_rows)
         return max(2 * one + beside, one + batch.sampling_bytes)
 
     def _third_bytes(self) -> int:

@@ -81,13 +81,14 @@ class OnDemandRunner(Runner):
         setup.hold_share(sizes)
 
     def _make_caches(self, sizes: Mapping[str, int], policy: str | Policy | type[Policy], *, on_loan: bool) -> None:
-        graph, watch = self.setup.graph, self.setup.watch
+        graph, watch, tier = self.setup.graph, self.setup.watch, self.setup.tier
+        beside = {} if tier is None or not isinstance(get_policy(policy), StaticPolicy) else {"without": tier.map}
         with watch.time("cache"), AccessCounts(self.setup, watch) as counts:
             for name, n_bytes in sizes.items():
                 left = n_bytes
                 while left > 0:
                     try:
-                        graph.make_cache(name, left, get_policy(policy), counts=counts, on_loan=on_loan)
+                        graph.make_cache(name, left, get_policy(policy), counts=counts, on_loan=on_loan, **beside)
                         break
                     except BudgetError as error:
                         # Choosing the rows takes memory, too: less for a cache whose size is the loader's choice, or none.

@@ -15,11 +15,11 @@ import numpy.typing as npt
 from featstore.budget import Reservation
 from featstore.cache.base import Policy, StaticPolicy, get_policy
 from featstore.cache.checkedplans import CheckedPolicy
+from featstore.cache.devicetier import DeviceTier
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
 from featstore.errors import BudgetError, OptionError
 from featstore.gather.buffers import block_bytes
-from featstore.gather.device import DeviceTier
 from featstore.gather.plan import Tier
 from featstore.pack.batches import PackBatches
 from featstore.pack.fingerprint import digest_of, same_scores
@@ -41,7 +41,7 @@ from featstore.strategies.memory import Memory, too_small
 from featstore.strategies.options import CACHE, DISK, LENGTH, PACK, option, policy_of
 from featstore.strategies.packedepoch import PackedEpoch, fill_from_extents
 from featstore.strategies.registry import register_strategy
-from featstore.strategies.setup import Setup
+from featstore.strategies.setup import OnDevice, Setup
 from featstore.strategies.superbatch import plan_ahead
 
 __all__ = ["Packed", "PackedRunner", "batches_of", "packed_length", "size_for_pack"]
@@ -132,8 +132,6 @@ class Packed(Strategy):
     length: int | str = option("auto", LENGTH, "batches that are planned together")
     disk: int | str | None = option(None, DISK, "most bytes of the layout, or a multiple of the features (1.5x)")
 
-    has_device_tier = True
-
     def __post_init__(self) -> None:
         super().__post_init__()
         policy = get_policy(self.policy)
@@ -195,12 +193,12 @@ class PackedRunner(Runner):
         self.made_layout: str | None = None  # its name, where it was made here: not by others before, nor meanwhile
         self._caches = OwnCaches(graph, setup.features)
         self._filled: dict[str, FeatureCache] = {}  # caches that hold what the layout starts with, and do not change
-        self._devices: dict[str, DeviceTier] = {}
+        self._tiers: list[DeviceTier] = []  # one, where the device holds rows
         self._holdings = Holdings(graph.budget, self.memory)
         self._held: list[Reservation] = []
         self._window_bytes = 0
         self._is_lent = False
-        self._on_death: list[weakref.finalize[..., Any]] = [weakref.finalize(self, _release, self._held, self._devices)]
+        self._on_death: list[weakref.finalize[..., Any]] = [weakref.finalize(self, _release, self._held, self._tiers)]
 
     def make_caches(self, size: int | float | str, policy: str | Policy | type[Policy]) -> None:
         """Make the host tier, and first the layout, where the pack has none for it."""
@@ -386,19 +384,23 @@ class PackedRunner(Runner):
         self._ahead = graph.budget.reserve("extents read ahead", self._window_bytes * len(self._setup.features))
         self._held.append(self._ahead)
         rows = layout.tables.device_rows
-        for name in self._setup.features if len(rows) else ():
-            store, device = graph.features[name], self._setup.device
-            shape = tuple(store.shape[1:])
-            self._devices[name] = DeviceTier(
-                len(rows), shape, store.dtype, device, graph.pool, graph.budget, graph.options.threads
-            )
+        if len(rows):
+            self._fill_device(layout, rows)
+
+    def _fill_device(self, layout: Layout, rows: Int64s) -> None:
+        """Bring the layout's rows to the device."""
+        graph, setup = self._setup.graph, self._setup
+        stores = {name: graph.features[name] for name in setup.features}
+        shapes = {name: (tuple(store.shape[1:]), store.dtype) for name, store in stores.items()}
+        tier = DeviceTier(rows, shapes, setup.device, graph.pool, graph.budget, n_threads=graph.options.threads)
+        self._tiers.append(tier)
+        for name, store in stores.items():
             source = layout.fill(name, Tier.DEVICE, self._window_bytes)
             try:
-                self._devices[name].fill(
-                    rows, fill_step(store.row_bytes, Tier.DEVICE), partial(fill_from_extents, self._setup, source)
-                )
+                tier.fill(name, fill_step(store.row_bytes, Tier.DEVICE), partial(fill_from_extents, setup, source))
             finally:
                 source.close()
+        self.setup = self._setup = replace(setup, on_device=OnDevice(tier))
 
     def _cache_room(self) -> int:
         """Return the bytes that caches may take, made anew."""
@@ -424,7 +426,7 @@ class PackedRunner(Runner):
     def close(self, failed: bool = False) -> None:
         """Close the layout and give the memory back; may be called again."""
         self._holdings.close()
-        _release(self._held, self._devices)
+        _release(self._held, self._tiers)
         if self._layout is not None:
             self._layout.close()
         for finalizer in self._on_death:
@@ -443,9 +445,7 @@ class PackedRunner(Runner):
         with self._holdings.beginning("packs"):
             claim = self._caches.claim()
             try:
-                run = PackedEpoch(
-                    self._setup, self._pack, self._layout, epoch, start, self._caches, claim, self._filled, self._devices, self
-                )
+                run = PackedEpoch(self._setup, self._pack, self._layout, epoch, start, self._caches, claim, self._filled, self)
             except BaseException:
                 self._caches.release()
                 raise
@@ -453,8 +453,8 @@ class PackedRunner(Runner):
             return run
 
 
-def _release(held: list[Reservation], devices: dict[str, DeviceTier]) -> None:
+def _release(held: list[Reservation], tiers: list[DeviceTier]) -> None:
     while held:
         held.pop().release()
-    while devices:
-        devices.popitem()[1].close()
+    while tiers:
+        tiers.pop().close()

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore.cache.table import FeatureCache
-from featstore.gather.device import DeviceTier
 from featstore.gather.executor import Tally
 from featstore.gather.plan import BatchPlan, Tier
 from featstore.gather.sources import ExtentSource, RowSource
@@ -61,10 +60,9 @@ class PackedEpoch(EpochRun):
         caches: OwnCaches,
         claim: Claim,
         filled: dict[str, FeatureCache],
-        devices: Mapping[str, DeviceTier],
         strategy: Windows,
     ) -> None:
-        self._setup, self._pack, self._layout, self._filled, self._devices = setup, pack, layout, filled, devices
+        self._setup, self._pack, self._layout, self._filled = setup, pack, layout, filled
         self._caches, self._claim, self._strategy, self.closed = caches, claim, strategy, False
         self._group = 1 if layout is None else layout.group
         batches = setup.batches.epoch(epoch)
@@ -124,10 +122,6 @@ class PackedEpoch(EpochRun):
                 return Prepared(position, sampled, {})
             plan = self._layout.tables.plan(self._base + index, sampled.input_ids.numpy(), self._setup.graph.pool.array)
             return Prepared(position, sampled, dict.fromkeys(self._setup.features, plan))
-
-    @property
-    def devices(self) -> Mapping[str, DeviceTier]:
-        return self._devices
 
     def plan(self, name: str, prepared: Prepared, tally: Tally) -> tuple[BatchPlan, Mapping[Tier, RowSource]]:
         store = self._setup.graph.features[name]

@@ -30,7 +30,8 @@ from featstore.sampling.batches import Batches, as_batches, together_of
 from featstore.sampling.drawn import Drawn
 from featstore.sampling.foreign import checked_sampler, has_own_seeds
 from featstore.storage.writer import free_bytes
-from featstore.strategies.caches import cache_bytes, device_rows
+from featstore.strategies.caches import cache_bytes
+from featstore.strategies.devicecache import device_rows
 from featstore.strategies.packed import Packed, packed_length
 from featstore.strategies.profile import pack_trace, profile_batches
 

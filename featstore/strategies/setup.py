@@ -11,6 +11,7 @@ import torch
 
 from featstore.budget import Budget
 from featstore.cache.base import Policy
+from featstore.cache.devicetier import DeviceTier
 from featstore.errors import BudgetError
 from featstore.pack.batches import PackBatches
 from featstore.pack.offline import Pack
@@ -18,13 +19,26 @@ from featstore.sampling.drawn import SampledBatches
 from featstore.strategies.batchsize import BatchSize
 from featstore.strategies.counters import BatchCounts, ReadCounts, Stopwatch
 
-__all__ = ["Planning", "Setup", "row_bytes"]
+__all__ = ["OnDevice", "Planning", "Setup", "row_bytes"]
 
 
 def row_bytes(store: Any) -> int:
     """Return the bytes of a feature's row."""
     width: int = store.dtype.itemsize * math.prod(store.shape[1:])
     return width
+
+
+class OnDevice:
+    """The rows that a loader keeps on its device.
+
+    Parameters
+    ----------
+    tier : DeviceTier, optional
+        There from then on, unchanged; plans that were made before name none of its rows.
+    """
+
+    def __init__(self, tier: DeviceTier | None = None) -> None:
+        self.tier = tier
 
 
 @dataclass(frozen=True)
@@ -72,7 +86,9 @@ class Setup:
     device : torch.device
         Where batches are delivered.
     device_rows : int or None
-        Rows that are to stay on the device; None: as many as a layout that is there has.
+        Of a pack's layout, rows that are to stay on the device; None: as many as a layout that is there has.
+    on_device : OnDevice, optional
+        Rows on the device; those of a pack once its layout is open.
     labels : str, optional
         Node data that the loader delivers.
     prefetch : int
@@ -105,6 +121,7 @@ class Setup:
     features: tuple[str, ...] = ()
     device: torch.device = torch.device("cpu")  # noqa: RUF009 - immutable
     device_rows: int | None = None
+    on_device: OnDevice | None = None
     labels: str | None = None
     prefetch: int = 0
     share: Budget | None = None
@@ -123,6 +140,11 @@ class Setup:
     def pack(self) -> Pack | None:
         """The pack whose batches these are, if they are a pack's."""
         return self.batches.pack if isinstance(self.batches, PackBatches) else None
+
+    @property
+    def tier(self) -> DeviceTier | None:
+        """The rows that are on the device now."""
+        return None if self.on_device is None else self.on_device.tier
 
     @property
     def row_bytes(self) -> dict[str, int]:

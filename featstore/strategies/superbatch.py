@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from featstore.cache.base import Policy, StaticPolicy, get_policy
 from featstore.cache.checkedplans import CheckedPolicy
+from featstore.cache.devicetier import REST_BYTES
 from featstore.cache.fixed import FixedRows
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
@@ -236,7 +237,8 @@ class SuperbatchRunner(Runner):
         """Choose the rows that stay, before the caches take the memory that this needs."""
         graph, watch, width = self._setup.graph, self._setup.watch, sum(self._setup.row_bytes.values())
         with AccessCounts(self._setup, watch) as counts, graph.policy_inputs(width, counts) as inputs:
-            self._fixed = policy.best(inputs.scores(policy.static), capacity)
+            tier = self._setup.tier
+            self._fixed = policy.best(inputs.scores(policy.static), capacity, None if tier is None else tier.map)
         held = graph.budget.reserve("rows that stay", self._fixed.nbytes)
         self._on_death.append(finalize_here(self, held.release))
 
@@ -320,6 +322,8 @@ def _held_bytes(setup: Setup, n_accesses: int, size: int, *, spilled: bool, leas
         most = graph.budget.total // max(1, sum(setup.row_bytes.values()))
         capacity = 0 if least or not setup.features else min(graph.num_nodes, most)
     needed = planner_bytes(planning, graph, len(setup.batches), n_accesses, size, spilled=spilled, capacity=capacity)
+    if setup.on_device is not None:
+        needed += REST_BYTES * n_accesses
     if not planning.overlap:
         needed = max(needed, SCORING_BYTES * graph.num_nodes + graph.choosing_bytes())
     return needed

@@ -94,7 +94,7 @@ class SuperbatchEpoch(EpochRun):
                 order.sample,
                 start=start,
                 stop=len(order),
-                size=int(planning.superbatch),
+                size=max(1, int(planning.superbatch)),  # of no batches at all none
                 n_rows=graph.num_nodes,
                 policy=planning.policy,
                 capacity=capacity,
@@ -109,6 +109,7 @@ class SuperbatchEpoch(EpochRun):
                 switch=switch if switch is not None or planning.overlap else NoSwitch(),
                 pack=pack,
                 residents=residents,
+                tier=lambda: setup.tier,
             )
             if setup.features and pack is None:
                 widths = setup.row_bytes

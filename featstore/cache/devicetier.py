@@ -1,0 +1,125 @@
+"""The rows that a loader keeps on its device: the same rows of each feature, in the same slots, and where each row is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from featstore.budget import Budget
+from featstore.cache.rowmap import RowMap
+from featstore.gather.buffers import BufferPool
+from featstore.gather.device import DeviceArray, Read
+from featstore.gather.plan import DeviceRows
+
+__all__ = ["REST_BYTES", "DeviceTier"]
+
+Int64s = npt.NDArray[np.int64]
+
+MAP = "device map"  # holder
+REST_BYTES = 13  # a row of a batch, of what rest() makes
+
+
+class DeviceTier:
+    """Rows of several features on one device. They do not change once they are filled.
+
+    Parameters
+    ----------
+    rows : int64 array, shape (k,)
+        Distinct; ``rows[i]`` is in slot ``i`` of every feature.
+    features : mapping of str to (tuple of int, torch.dtype)
+        Shape of a row, and its type.
+    device : torch.device
+    pool : BufferPool
+        Batches in host memory are put together in it.
+    budget : Budget
+        Pays for what lies in host memory: map and row numbers, and on the CPU the rows.
+    n : int, optional
+        Rows of each feature: a map of 4 bytes each says where a row is, for :meth:`split`. None: plans made ahead say it.
+    n_threads : int
+        Threads that copy, where the host does.
+
+    Raises
+    ------
+    BudgetError
+        The budget cannot pay; nothing is held.
+    RuntimeError
+        torch has no memory on the device (``torch.OutOfMemoryError``); nothing is held.
+
+    References
+    ----------
+    Bai et al., PaGraph, TPDS 2021, section 3.1: the static cache of hot vertices on the device.
+    """
+
+    def __init__(
+        self,
+        rows: Int64s,
+        features: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
+        device: torch.device,
+        pool: BufferPool,
+        budget: Budget,
+        n: int | None = None,
+        n_threads: int = 1,
+    ) -> None:
+        self.arrays: dict[str, DeviceArray] = {}
+        self._rows = rows
+        with ExitStack() as undo:
+            self._held = [] if n is None else [budget.reserve(MAP, 4 * n + rows.nbytes)]
+            undo.callback(self.close)
+            self.map = None if n is None else RowMap(n)
+            if self.map is not None:
+                self.map.assign(rows, np.arange(len(rows), dtype=np.int32))
+            for name, (shape, dtype) in features.items():
+                self.arrays[name] = DeviceArray(len(rows), shape, dtype, device, pool, budget, n_threads)
+            undo.pop_all()
+
+    def __len__(self) -> int:
+        """Rows of each feature."""
+        return len(self._rows)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all features' rows, on the device."""
+        return sum(array.nbytes for array in self.arrays.values())
+
+    def fill(self, name: str, step: int, read: Read, go_on: Callable[[], bool] = lambda: True) -> bool:
+        """Load a feature's rows, see :meth:`DeviceArray.fill`; return whether all are there."""
+        return self.arrays[name].fill(self._rows, step, read, go_on)
+
+    def split(self, ids: Int64s, array: Callable[..., npt.NDArray[Any]] = np.empty) -> tuple[DeviceRows, Int64s]:
+        """Return which rows of a batch the device holds, and the others, in the batch's order.
+
+        Parameters
+        ----------
+        ids : int64 array, shape (k,)
+            Distinct.
+        array : callable
+            ``array(n, dtype)`` makes the arrays of the result, 28 bytes a row at most; its exceptions propagate.
+
+        Notes
+        -----
+        One pass that releases the GIL. Thread-safe.
+        """
+        assert self.map is not None
+        positions, slots, others, rest = self.map.split(ids, array)
+        return DeviceRows(slots, positions, others), rest
+
+    def rest(self, ids: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the rows of a batch that the device does not hold, as :meth:`split` does, in the type of ``ids``.
+
+        ``REST_BYTES`` a row meanwhile.
+        """
+        assert self.map is not None
+        return ids[np.take(self.map.slot_of_row, ids) < 0]
+
+    def close(self) -> None:
+        """Give the memory back; may be called again. No batch may be under way."""
+        while self.arrays:
+            self.arrays.popitem()[1].close()
+        self.map, self._rows = None, self._rows[:0]
+        while self._held:
+            self._held.pop().release()

@@ -1,0 +1,166 @@
+"""``device_cache=`` of a loader: how large its tier on the device is, which rows are in it, and the tier itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from featstore.cache.base import Policy, StaticPolicy, get_policy
+from featstore.cache.devicetier import DeviceTier
+from featstore.cache.select import top_rows
+from featstore.config import parse_cache_size, parse_size
+from featstore.errors import BudgetError, OptionError
+from featstore.strategies.accesscounts import AccessCounts
+from featstore.strategies.caches import read_rows
+from featstore.strategies.setup import OnDevice, Setup
+
+__all__ = ["DeviceCache", "device_rows", "make_tier", "with_tier"]
+
+Int64s = npt.NDArray[np.int64]
+
+FILL_BYTES = 8 << 20  # of one read
+POLICY = "degree"
+
+
+@dataclass(frozen=True)
+class DeviceCache:
+    """A tier of feature rows on the training device.
+
+    Parameters
+    ----------
+    size : int, str or float
+        Of all features together: bytes (``"8GiB"``), or a share of the rows (``"10%"`` or ``0.1``). 0: no tier.
+    policy : str, Policy or class, optional
+        A static one; by default ``"degree"``, and for a pack what chose the rows of its layout, which must not be given then.
+
+    Raises
+    ------
+    OptionError
+        The policy is not static.
+    ValueError, TypeError
+        Not a size; no such policy.
+
+    References
+    ----------
+    Bai et al., PaGraph, TPDS 2021, section 3.1.
+
+    Examples
+    --------
+    >>> loader = featstore.Loader(g, sampler, seeds, device="cuda", device_cache=featstore.DeviceCache("8GiB", policy="degree"))
+    """
+
+    size: int | float | str
+    policy: str | Policy | type[Policy] | None = None
+
+    def __post_init__(self) -> None:
+        parse_cache_size(self.size, "device_cache")
+        if self.policy is not None:
+            policy = get_policy(self.policy)
+            if not isinstance(policy, StaticPolicy):
+                raise OptionError(
+                    "device_cache", f"rows on the device do not change: policy {policy.name!r} is not static; use 'degree'"
+                )
+
+    @classmethod
+    def of(cls, given: DeviceCache | int | float | str) -> DeviceCache:
+        """Return what ``device_cache=`` was given."""
+        return given if isinstance(given, DeviceCache) else cls(given)
+
+    @property
+    def static_policy(self) -> StaticPolicy:
+        """The policy that chooses rows where no pack does."""
+        policy = get_policy(POLICY if self.policy is None else self.policy)
+        assert isinstance(policy, StaticPolicy)
+        return policy
+
+    def rows(self, num_nodes: int, row_bytes: Mapping[str, int]) -> int:
+        """Return how many rows of every feature the tier has, see :func:`device_rows`."""
+        return device_rows(parse_cache_size(self.size, "device_cache"), num_nodes, row_bytes)
+
+
+def device_rows(size: int | float | str, num_nodes: int, row_bytes: Mapping[str, int]) -> int:
+    """Return how many rows of every feature a device's tier of ``size`` bytes in all, or of a share of the rows, has.
+
+    Raises
+    ------
+    ValueError
+        Not a size; a share outside 0 … 1.
+    BudgetError
+        Not room for one row, and not 0.
+    """
+    if isinstance(size, float):
+        if not 0 < size <= 1:
+            raise ValueError(f"device_cache as a share of the rows must lie in (0, 1], not {size}; bytes are an int or '1GiB'")
+        return min(num_nodes, max(1, round(size * num_nodes)))
+    n_bytes, width = parse_size(size), max(1, sum(row_bytes.values()))
+    if 0 < n_bytes < width:
+        raise BudgetError(f"a device cache of one row takes {width} bytes, not {n_bytes}", width)
+    return min(num_nodes, n_bytes // width)
+
+
+def with_tier(setup: Setup, cache: DeviceCache) -> Setup:
+    """Return the setup of a loader with its tier, filled; of a pack, with the number of rows that its layout must have.
+
+    Where the memory does not suffice, the setup says so as for an epoch's order: what the loader needs in all is not known yet.
+
+    Raises
+    ------
+    OptionError
+        A policy for a pack.
+    PluginError
+        The policy failed.
+    RuntimeError
+        torch has no memory on the device.
+    """
+    n_rows = cache.rows(setup.graph.num_nodes, setup.row_bytes)
+    if setup.pack is not None:
+        if cache.policy is not None:
+            raise OptionError(
+                "device_cache", "the layout of a pack has chosen its rows: give a size alone, and policy= to Packed"
+            )
+        return replace(setup, device_rows=n_rows)
+    if not n_rows or not setup.features:
+        return setup
+    on_host = n_rows * sum(setup.row_bytes.values()) if setup.device.type == "cpu" else FILL_BYTES
+    n_bytes = on_host + 8 * n_rows + 4 * setup.graph.num_nodes
+    if setup.refused is not None:
+        return replace(setup, on_device=OnDevice(), refused_bytes=setup.refused_bytes + n_bytes)
+    try:
+        with setup.watch.time("cache"):
+            return replace(setup, on_device=OnDevice(make_tier(setup, cache.static_policy, n_rows)))
+    except BudgetError as error:
+        return replace(setup, on_device=OnDevice(), refused=error, refused_bytes=n_bytes)
+
+
+def make_tier(setup: Setup, policy: StaticPolicy, n_rows: int) -> DeviceTier:
+    """Choose the rows that stay on a loader's device, and read them.
+
+    Raises
+    ------
+    BudgetError, PluginError, OSError, CorruptionError, RuntimeError
+        Nothing is held.
+    """
+    graph = setup.graph
+    with AccessCounts(setup, setup.watch) as counts, graph.policy_inputs(sum(setup.row_bytes.values()), counts) as inputs:
+        rows = top_rows(inputs.scores(policy), n_rows)
+    stores = {name: graph.features[name] for name in setup.features}
+    shapes = {name: (tuple(store.shape[1:]), store.dtype) for name, store in stores.items()}
+    tier = DeviceTier(rows, shapes, setup.device, graph.pool, graph.budget, graph.num_nodes, graph.options.threads)
+    try:
+        for name, store in stores.items():
+            tier.fill(name, max(1, FILL_BYTES // max(1, setup.row_bytes[name])), partial(read_rows, setup, store))
+    except BaseException:
+        tier.close()
+        raise
+    return tier
+
+
+def describe(on_device: OnDevice | None) -> dict[str, Any]:
+    """Return what :meth:`featstore.Loader.stats` says of the tier."""
+    tier = None if on_device is None else on_device.tier
+    return {} if tier is None else {"device_cache": {"rows": len(tier), "bytes": tier.nbytes}}
