@@ -108,8 +108,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "static cache filled by half",
         "initial fill",
         "featstore/cache/select.py",
-        "        rows = top_rows(scores, capacity)\n",
-        "        rows = top_rows(scores, capacity // 2)\n",
+        "        rows = top_rows(scores, capacity) if without",
+        "        rows = top_rows(scores, capacity // 2) if without",
         ("tests/test_cache_table.py::test_static_rows_are_the_best_of_equals_the_lowest",),
     ),
     # -- reads

@@ -17,6 +17,7 @@ from featstore.cache.devicetier import DeviceTier
 from featstore.cache.select import top_rows, top_rows_beside
 from featstore.errors import OptionError
 from featstore.gather.buffers import BufferPool
+from featstore.gather.sources import MemorySource
 from featstore.plan.trace import Trace
 from featstore.storage.rowfile import RowFile
 from tests.loaders import make_loader, row_policies
@@ -245,3 +246,28 @@ def test_split_and_rest(data: st.DataObject) -> None:
     tier.close()
     tier.close()
     assert budget.used == 0
+
+
+def test_threads_by_stage(dataset: Path, arrays: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every copy of cached rows is by the threads that were asked for; and no batch differs."""
+    copied: set[int] = set()
+
+    class Watched(MemorySource):
+        def gather(self, *args: Any, **options: Any) -> Any:
+            copied.add(self.n_threads)
+            return super().gather(*args, **options)
+
+    monkeypatch.setattr("featstore.cache.gather.MemorySource", Watched)
+    for name in ("degree", "lru", "belady", "fixed", "ginex", "streamed"):
+        with featstore.open(dataset, memory="64MiB", threads=2) as g:
+            copied.clear()
+            (batches,), _ = epoch(g, {**STRATEGIES[name], "threads": {"sample": 2, "gather": 3}, "device_cache": 0.05})
+            check(batches, arrays)
+            assert copied == {3}
+            copied.clear()
+            (batches,), _ = epoch(g, {**STRATEGIES[name], "threads": 3})
+            check(batches, arrays)
+            assert 3 not in copied
+            for threads in ({"smaple": 1}, {"sample": 1, "transfer": 1}):
+                with pytest.raises(OptionError, match=r"threads: there is no stage '(smaple|transfer)'; the stages are 'sample'"):
+                    epoch(g, {"threads": threads})

@@ -182,7 +182,7 @@ WRONG: dict[str, list[Any]] = {
     "labels": ["nope", 5],
     "memory": ["garbage", -1, 1.5, True],
     "prefetch": [-1, 1.5, "many", True, None],
-    "threads": [0, -1, 1.5, True, "2"],
+    "threads": [0, -1, 1.5, True, "2", {"sample": 0}, {"gather": 1.5}, {"read ahead": 1}],
     "shuffle": ["no", 1, None],
     "seed": [-1, 0.5, True, "3"],
     "device": ["nowhere"],

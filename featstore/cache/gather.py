@@ -65,7 +65,14 @@ class Gather:
         # One attribute, so that a gather beside this never plans by one cache and copies from another.
         self._tiers: tuple[FeatureCache | None, dict[Tier, RowSource]] = cache, sources
 
-    def rows(self, rows: Int64s | range, out: Uint8s, tally: Tally | None = None, gap_bytes: int | None = None) -> None:
+    def rows(
+        self,
+        rows: Int64s | range,
+        out: Uint8s,
+        tally: Tally | None = None,
+        gap_bytes: int | None = None,
+        threads: int | None = None,
+    ) -> None:
         """Gather rows by a plan that is made now.
 
         Parameters
@@ -77,6 +84,8 @@ class Gather:
             Gets what this call came to.
         gap_bytes : int, optional
             See :meth:`RowSource.gather`.
+        threads : int, optional
+            That copy cached rows, in place of those that were given.
 
         Raises
         ------
@@ -89,12 +98,22 @@ class Gather:
         while True:
             tiers = self._tiers
             try:
-                self._rows(tiers, rows, out, tally, gap_bytes)
+                self._rows(self._copied_by(tiers, threads), rows, out, tally, gap_bytes)
                 return
             except ClosedError:
                 if tiers is self._tiers:
                     raise
                 # That cache was replaced meanwhile: again by the new one.
+
+    @staticmethod
+    def _copied_by(
+        tiers: tuple[FeatureCache | None, dict[Tier, RowSource]], threads: int | None
+    ) -> tuple[FeatureCache | None, dict[Tier, RowSource]]:
+        """Return the tiers with a cache whose rows are copied by so many threads."""
+        cache, sources = tiers
+        if cache is None or threads is None:
+            return tiers
+        return cache, {**sources, Tier.HOST: MemorySource(cache.array, threads)}
 
     def _rows(
         self,
@@ -138,6 +157,7 @@ class Gather:
         out: Uint8s,
         tally: Tally | None = None,
         tiers: Mapping[Tier, RowSource] | None = None,
+        threads: int | None = None,
     ) -> None:
         """Gather a batch by a plan that was made ahead, and apply the plan's changes to the host cache.
 
@@ -147,7 +167,7 @@ class Gather:
             Made for the cache as it is now; plans run in the order in which they were made, by one thread.
         rows : callable
             Returns the batch's rows, int64 [plan.n_rows]: hits in slots that the cache has given back are read from the source.
-        out, tally
+        out, tally, threads
             As for :meth:`rows`.
         tiers : mapping of Tier to RowSource, optional
             Those that the plan names beside the cache and the feature's source.
@@ -158,17 +178,17 @@ class Gather:
             ``out`` is then undefined; the cache is as before the call, and so are tiers that are read in order, if it is a
             BudgetError: the call may be repeated.
         """
-        cache, sources = self._tiers
+        cache, sources = self._copied_by(self._tiers, threads)
         if tiers:
             sources = {**sources, **tiers}
-        if cache is None or Tier.PACKED not in sources:
+        if cache is None or threads is not None or Tier.PACKED not in sources:
             self._run(cache, sources, plan, rows, out, tally)
             return
         # Cores read extents and plans meanwhile; a copying thread that waits for one of them holds up the others.
-        threads, begin = self._beside_extents, time.perf_counter()
-        sources[Tier.HOST] = MemorySource(cache.array, threads.now)
+        copying, begin = self._beside_extents, time.perf_counter()
+        sources[Tier.HOST] = MemorySource(cache.array, copying.now)
         self._run(cache, sources, plan, rows, out, tally)
-        threads.ran(out.nbytes, time.perf_counter() - begin)
+        copying.ran(out.nbytes, time.perf_counter() - begin)
 
     @staticmethod
     def _run(

@@ -244,6 +244,7 @@ class FeatureStore:
         plan: BatchPlan | None = None,
         tiers: Mapping[Tier, RowSource] | None = None,
         tally: Tally | None = None,
+        threads: int | None = None,
     ) -> torch.Tensor:
         """Return the rows of a batch; loaders call this.
 
@@ -257,6 +258,8 @@ class FeatureStore:
             Those that the plan names beside the cache and the feature's own rows.
         tally : Tally, optional
             Gets what this call came to, whoever else uses the store meanwhile.
+        threads : int, optional
+            That copy cached rows; by default the graph's.
 
         Returns
         -------
@@ -270,7 +273,7 @@ class FeatureStore:
         if plan is None:
             rows, _ = resolve_rows(ids, len(self), self.first_row)
             out = self._pool.tensor((len(rows), *self.shape[1:]), self.dtype)
-            self._fill(rows, out, tally=tally)
+            self._fill(rows, out, tally=tally, threads=threads)
             return out
 
         def rows_of() -> npt.NDArray[np.int64]:
@@ -279,14 +282,19 @@ class FeatureStore:
 
         out = self._pool.tensor((plan.n_rows, *self.shape[1:]), self.dtype)
         self._n_takes += plan.n_rows > 0
-        self._gather.planned(plan, rows_of, self._bytes(out), tally, tiers)
+        self._gather.planned(plan, rows_of, self._bytes(out), tally, tiers, threads)
         return out
 
     def _fill(
-        self, rows: npt.NDArray[np.int64] | range, out: torch.Tensor, gap_bytes: int | None = None, tally: Tally | None = None
+        self,
+        rows: npt.NDArray[np.int64] | range,
+        out: torch.Tensor,
+        gap_bytes: int | None = None,
+        tally: Tally | None = None,
+        threads: int | None = None,
     ) -> None:
         self._n_takes += len(rows) > 0
-        self._gather.rows(rows, self._bytes(out), tally, gap_bytes)
+        self._gather.rows(rows, self._bytes(out), tally, gap_bytes, threads)
 
     def _bytes(self, out: torch.Tensor) -> npt.NDArray[np.uint8]:
         """View a contiguous CPU tensor as rows of bytes."""

@@ -22,6 +22,7 @@ from featstore.gather.device import check_device
 from featstore.load.epoch import EpochIterator, Position, RunningEpoch
 from featstore.load.minibatch import MiniBatch
 from featstore.load.stages import Stages
+from featstore.load.threads import stage_threads
 from featstore.pack.packgraph import PackedGraph
 from featstore.sampling.batch import Sampler
 from featstore.sampling.batches import Batches, as_batches
@@ -81,8 +82,9 @@ class Loader:
         the share until it is counted or dropped, never beyond the graph's budget.
     prefetch : int or "auto"
         Batches made ahead of the one that the loop holds; less where memory is short. 0: everything runs in the caller's thread.
-    threads : int, optional
-        Batches sampled at once; by default the threads of the graph.
+    threads : int or mapping of str to int, optional
+        By stage: ``{"sample": 2, "gather": 1}`` samples two batches at once, and copies rows in one thread, so that cores are
+        left to computing. An int is for sampling alone. By default the threads of the graph.
     shuffle : bool
         A new order of the seeds each epoch, a function of ``seed`` and the epoch.
     seed : int
@@ -141,20 +143,20 @@ class Loader:
         device_cache: int | float | str | DeviceCache | None = None,
         memory: int | str | None = None,
         prefetch: int | str = 2,
-        threads: int | None = None,
+        threads: int | Mapping[str, int] | None = None,
     ) -> None:
         self._strategy = get_strategy(strategy)
         self._g = cast(Any, g)
-        threads = g.options.threads if threads is None else threads
-        check_at_least("threads", threads, 1)
+        sampling, gathering = stage_threads(threads, g.options.threads)
         setup = partial(
             Setup,
             g,
-            threads=threads,
+            threads=sampling,
+            copy_threads=gathering,
             features=_check_names("features", [features] if isinstance(features, str) else features, g.features),
             labels=None if labels is None else _check_names("labels", [labels], g.node_data)[0],
             device=check_device(device),
-            prefetch=_check_prefetch(prefetch, threads),
+            prefetch=_check_prefetch(prefetch, sampling),
             share=_parse_share(memory, g.budget),
         )
         cache = None if device_cache is None else DeviceCache.of(device_cache)

@@ -59,6 +59,9 @@ class Stages:
         self._hand_over = HandOver(setup.device, self.watch)
         if setup.device.type == "cuda":
             self._g.pool.page_lock(self._hand_over.device)
+        # A stage of its own has threads of its own; otherwise the store's are meant.
+        own = setup.copy_threads not in (None, setup.graph.options.threads)
+        self._copying: dict[str, Any] = {"threads": setup.copy_threads} if own else {}
         self._lock = threading.Lock()
         self._trimmed_for = -1
         self._short: set[EpochRun] = set()  # epochs that make do with one queue of reads
@@ -168,7 +171,7 @@ class Stages:
         array = None if part is None else self._device_array(name)
         whole = None if part is None or array is None else array.memory_for(part)  # before anything has run
         ids = item.prepared.sampled.input_ids if plan is not None or item.split is None else item.split[1]
-        rows: torch.Tensor = self._g.features[name].gather(ids, plan, tiers, tally)
+        rows: torch.Tensor = self._g.features[name].gather(ids, plan, tiers, tally, **self._copying)
         if Tier.PACKED in tiers:
             self.watch.add("read", tally.read.waited_s - before)
         if part is not None and array is not None:

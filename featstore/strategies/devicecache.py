@@ -150,7 +150,7 @@ def make_tier(setup: Setup, policy: StaticPolicy, n_rows: int) -> DeviceTier:
         rows = top_rows(inputs.scores(policy), n_rows)
     stores = {name: graph.features[name] for name in setup.features}
     shapes = {name: (tuple(store.shape[1:]), store.dtype) for name, store in stores.items()}
-    tier = DeviceTier(rows, shapes, setup.device, graph.pool, graph.budget, graph.num_nodes, graph.options.threads)
+    tier = DeviceTier(rows, shapes, setup.device, graph.pool, graph.budget, graph.num_nodes, setup.n_copying)
     try:
         for name, store in stores.items():
             tier.fill(name, max(1, FILL_BYTES // max(1, setup.row_bytes[name])), partial(read_rows, setup, store))

@@ -392,7 +392,7 @@ class PackedRunner(Runner):
         graph, setup = self._setup.graph, self._setup
         stores = {name: graph.features[name] for name in setup.features}
         shapes = {name: (tuple(store.shape[1:]), store.dtype) for name, store in stores.items()}
-        tier = DeviceTier(rows, shapes, setup.device, graph.pool, graph.budget, n_threads=graph.options.threads)
+        tier = DeviceTier(rows, shapes, setup.device, graph.pool, graph.budget, n_threads=setup.n_copying)
         self._tiers.append(tier)
         for name, store in stores.items():
             source = layout.fill(name, Tier.DEVICE, self._window_bytes)

@@ -82,6 +82,8 @@ class Setup:
     batches : SampledBatches
     threads : int
         Batches sampled at once.
+    copy_threads : int, optional
+        Threads that copy the rows of a batch; None: the graph's.
     features : tuple of str
     device : torch.device
         Where batches are delivered.
@@ -135,6 +137,13 @@ class Setup:
     lends_caches: bool = False
     miss_share: float = 1.0
     profile_bytes: int = 0
+    copy_threads: int | None = None
+
+    @property
+    def n_copying(self) -> int:
+        """Threads that copy the rows of a batch."""
+        threads: int = self.graph.options.threads if self.copy_threads is None else self.copy_threads
+        return threads
 
     @property
     def pack(self) -> Pack | None:

@@ -163,7 +163,7 @@ class SuperbatchEpoch(EpochRun):
         plan, position = prepared.plans[name], prepared.position
         rows = None if self._ahead is None else self._ahead.take(position, name)
         if rows is not None:
-            return plan.read_ahead(len(rows)), {Tier.AHEAD: MemorySource(rows, self._setup.graph.options.threads)}
+            return plan.read_ahead(len(rows)), {Tier.AHEAD: MemorySource(rows, self._setup.n_copying)}
         packed = self._inspector.source(position, name)
         return plan, {} if packed is None else {Tier.PACKED: packed}
 

@@ -1,0 +1,40 @@
+"""``threads=`` of a loader: how many threads each of its stages has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from featstore.config import check_at_least
+from featstore.errors import OptionError
+
+__all__ = ["STAGES", "stage_threads"]
+
+STAGES = {
+    "sample": "batches sampled at once, or samples read at once",
+    "gather": "threads that copy rows of one batch",
+}
+
+
+def stage_threads(threads: int | Mapping[str, int] | None, default: int) -> tuple[int, int]:
+    """Return the threads that sample, and those that copy the rows of a batch.
+
+    Parameters
+    ----------
+    threads : int, mapping of str to int, or None
+        An int is for sampling alone; stages that are not named have ``default`` threads.
+    default : int
+        The graph's.
+
+    Raises
+    ------
+    OptionError
+        No such stage.
+    ValueError, TypeError
+        Not a number of threads.
+    """
+    given = dict(threads) if isinstance(threads, Mapping) else {} if threads is None else {"sample": threads}
+    for stage, number in given.items():
+        if stage not in STAGES:
+            raise OptionError("threads", f"there is no stage {stage!r}; the stages are {', '.join(map(repr, STAGES))}")
+        check_at_least("threads" if not isinstance(threads, Mapping) else f"threads[{stage!r}]", number, 1)
+    return given.get("sample", default), given.get("gather", default)
