@@ -33,6 +33,11 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "streamed": {"strategy": "streamed", "feature_cache": "auto"},
     "streamed of 5 %": {"strategy": "streamed", "feature_cache": 0.05},
     "auto": {"strategy": "auto"},
+    "degree, a device": {"policy": "degree", "feature_cache": "auto", "device_cache": 0.02},
+    "sieve, a device": {"policy": "sieve", "feature_cache": 0.05, "device_cache": 0.02},
+    "superbatch, a device": {"strategy": "superbatch", "feature_cache": "auto", "device_cache": 0.02},
+    "streamed, a device": {"strategy": "streamed", "feature_cache": "auto", "device_cache": 0.02},
+    "auto, a device": {"strategy": "auto", "device_cache": 0.02},
     "packed": {"strategy": "packed", "feature_cache": "auto"},
     "packed, frequency": {"strategy": "packed", "feature_cache": "auto", "policy": "frequency"},
 }
@@ -169,7 +174,7 @@ def command(graph: Path, pack: Path, name: str, memory: int, tries: list[int], c
         if option == "overlap":
             line += ["--strategy", "ginex"]
         elif option != "strategy" or "overlap" not in STRATEGIES[name]:
-            line += [f"--{NAMES.get(option, option)}", str(value)]
+            line += [f"--{NAMES.get(option, option)}".replace("_", "-"), str(value)]
     line += ["--pack", str(pack)] if "packed" in name else ["--batch-size", "128"]
     tries[0] = -MOST_TRIES  # no loader tells of its batches here
     code = main(line)

@@ -88,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser, named: str | None = None) -> 
         "--device-cache",
         type=share_or_size,
         metavar="SIZE",
-        help="rows that stay on the device: bytes (1GiB), or a share of the rows (10%%; with --pack those of its layout)",
+        help="rows that stay on the device: bytes (1GiB), a share of the rows (10%%), or auto; with --pack those of its layout",
     )
 
 
@@ -201,7 +201,7 @@ def _checked_pack(stack: ExitStack, graph: OutOfCoreGraph | PackedGraph, options
     if options.strategy == "packed" and options.cache is None:
         wanted, store = options.device_cache, graph.features[options.feature]
         n_device = None
-        if wanted is not None:
+        if wanted not in (None, "auto"):
             n_device = device_rows(wanted, graph.num_nodes, {options.feature: store.nbytes // max(1, len(store))})
         policy = get_policy(options.policy or "belady").name
         check_layout(pack, [options.feature], policy, dataset, n_device, wanted)

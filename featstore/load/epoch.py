@@ -48,7 +48,8 @@ class RunningEpoch(Iterator[MiniBatch]):
         self._position = position
         self._over = False
         self._stop = stop
-        self._receive = stages.receive
+        self._receive, self._step_done = stages.receive, stages.step_done
+        self._has_delivered = False
         self._pipeline: Pipeline[Item, Any, MiniBatch] = Pipeline(
             *stages.of(run),
             start=position.batch,
@@ -82,7 +83,10 @@ class RunningEpoch(Iterator[MiniBatch]):
                 self._run.on_delivered()
             raise StopIteration
         try:
+            if self._has_delivered:
+                self._step_done()
             batch = self._pipeline.get()
+            self._has_delivered = True
             self._receive(batch)
             self._position.batch = self._pipeline.position
         except BaseException:

@@ -92,10 +92,11 @@ class Loader:
         Where batches are delivered: to others than the CPU by a thread of its own, while the next batch is gathered. RuntimeError
         where it is not available.
     device_cache : int, str, float or DeviceCache, optional
-        Rows that stay on ``device``, so that the others alone cross to it: bytes for all features together (``"8GiB"``), or a
-        share of the rows (``"10%"`` or ``0.1``); 0: none. Those of highest degree, or of another static policy's score
-        (:class:`~featstore.DeviceCache`); a pack's layout has chosen them. The host's cache sees the other accesses alone; a
-        static one has the next rows. With ``device="cpu"`` they are counted in the budget.
+        Rows that stay on ``device``, so that the others alone cross to it: bytes for all features together (``"8GiB"``), a share
+        of the rows (``"10%"`` or ``0.1``), or ``"auto"``, what the first step leaves of the device's memory; 0: none. Those of
+        highest degree, or of another static policy's score (:class:`~featstore.DeviceCache`); a pack's layout has chosen them.
+        The host's cache sees the other accesses alone; a static one has the next rows. With ``device="cpu"`` they are counted in
+        the budget.
     drop_last : bool
         Leave out a last batch that is not full.
 
@@ -175,8 +176,8 @@ class Loader:
             made = self._reserve_order(setup(batches))
             if cache is not None:
                 made = with_tier(made, cache)
-                if made.tier is not None:
-                    self._close_tier = finalize_here(self, made.tier.close)
+                if made.on_device is not None:
+                    self._close_tier = finalize_here(self, made.on_device.close)
             self._runner = self._strategy.run(made)
             self._stages = Stages(self._runner.setup, self._runner.memory)
         except BaseException:
@@ -308,7 +309,8 @@ class Loader:
             ``bytes_requested``, ``bytes_read``, ``reads`` of the features, by this loader alone; ``prefetch``, the batches now
             made ahead (fewer than asked for, once memory was short); ``seconds`` by stage. Where superbatches are planned,
             ``superbatch``: its ``batches``, ``of`` how many an epoch has, and the ``passes`` over the features of an epoch where
-            they are streamed. With rows on the device ``device_cache``: ``rows`` of each feature, ``bytes`` of all. With
+            they are streamed. With rows on the device ``device_cache``: ``rows`` of each feature, ``bytes`` of all, and ``why``
+            there are none. With
             :class:`~featstore.Auto` also ``auto``: ``taken``, ``reason``, the ``estimates`` of all strategies, and ``actual``,
             the last whole epoch (:class:`featstore.strategies.actual.Actual`); with a pack ``layout``: its ``name``, and
             whether it was ``made`` now.

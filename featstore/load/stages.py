@@ -72,6 +72,11 @@ class Stages:
         self._hand_over.receive(batch)
         self.memory.delivered(batch)
 
+    def step_done(self) -> None:
+        """Hear, in the loop's thread, that it has computed on a batch."""
+        if self._setup.on_device is not None:
+            self._setup.on_device.step_done(self._setup)
+
     def of(
         self, run: EpochRun
     ) -> tuple[Callable[[int], Item], Callable[[int, Item], Any], Callable[[int, Any], MiniBatch] | None]:

@@ -4,26 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from featstore.cache.base import Policy, StaticPolicy, get_policy
-from featstore.cache.devicetier import DeviceTier
-from featstore.cache.select import top_rows
 from featstore.config import parse_cache_size, parse_size
 from featstore.errors import BudgetError, OptionError
-from featstore.strategies.accesscounts import AccessCounts
-from featstore.strategies.caches import read_rows
+from featstore.strategies.devicechoice import FILL_BYTES, make_tier
+from featstore.strategies.devicefill import FilledLater
 from featstore.strategies.setup import OnDevice, Setup
 
-__all__ = ["DeviceCache", "device_rows", "make_tier", "with_tier"]
+__all__ = ["DeviceCache", "describe", "device_rows", "with_tier"]
 
-Int64s = npt.NDArray[np.int64]
-
-FILL_BYTES = 8 << 20  # of one read
 POLICY = "degree"
 
 
@@ -34,9 +25,12 @@ class DeviceCache:
     Parameters
     ----------
     size : int, str or float
-        Of all features together: bytes (``"8GiB"``), or a share of the rows (``"10%"`` or ``0.1``). 0: no tier.
+        Of all features together: bytes (``"8GiB"``), or a share of the rows (``"10%"`` or ``0.1``). 0: no tier. ``"auto"``: what
+        the first step leaves of the device's memory, filled beside the loop; not for packs.
     policy : str, Policy or class, optional
         A static one; by default ``"degree"``, and for a pack what chose the rows of its layout, which must not be given then.
+    reserve : int or str
+        Bytes of the device that ``"auto"`` leaves.
 
     Raises
     ------
@@ -54,11 +48,14 @@ class DeviceCache:
     >>> loader = featstore.Loader(g, sampler, seeds, device="cuda", device_cache=featstore.DeviceCache("8GiB", policy="degree"))
     """
 
-    size: int | float | str
+    size: int | float | str = "auto"
     policy: str | Policy | type[Policy] | None = None
+    reserve: int | str = "1GiB"
 
     def __post_init__(self) -> None:
-        parse_cache_size(self.size, "device_cache")
+        parse_size(self.reserve)
+        if self.size != "auto":
+            parse_cache_size(self.size, "device_cache")
         if self.policy is not None:
             policy = get_policy(self.policy)
             if not isinstance(policy, StaticPolicy):
@@ -117,6 +114,12 @@ def with_tier(setup: Setup, cache: DeviceCache) -> Setup:
     RuntimeError
         torch has no memory on the device.
     """
+    if cache.size == "auto":
+        if setup.pack is not None:
+            raise OptionError("device_cache", "the layout of a pack is made for so many rows on the device: give a size")
+        if not setup.features or not setup.graph.num_nodes:
+            return setup
+        return replace(setup, on_device=FilledLater(cache.static_policy, parse_size(cache.reserve)))
     n_rows = cache.rows(setup.graph.num_nodes, setup.row_bytes)
     if setup.pack is not None:
         if cache.policy is not None:
@@ -137,30 +140,10 @@ def with_tier(setup: Setup, cache: DeviceCache) -> Setup:
         return replace(setup, on_device=OnDevice(), refused=error, refused_bytes=n_bytes)
 
 
-def make_tier(setup: Setup, policy: StaticPolicy, n_rows: int) -> DeviceTier:
-    """Choose the rows that stay on a loader's device, and read them.
-
-    Raises
-    ------
-    BudgetError, PluginError, OSError, CorruptionError, RuntimeError
-        Nothing is held.
-    """
-    graph = setup.graph
-    with AccessCounts(setup, setup.watch) as counts, graph.policy_inputs(sum(setup.row_bytes.values()), counts) as inputs:
-        rows = top_rows(inputs.scores(policy), n_rows)
-    stores = {name: graph.features[name] for name in setup.features}
-    shapes = {name: (tuple(store.shape[1:]), store.dtype) for name, store in stores.items()}
-    tier = DeviceTier(rows, shapes, setup.device, graph.pool, graph.budget, graph.num_nodes, setup.n_copying)
-    try:
-        for name, store in stores.items():
-            tier.fill(name, max(1, FILL_BYTES // max(1, setup.row_bytes[name])), partial(read_rows, setup, store))
-    except BaseException:
-        tier.close()
-        raise
-    return tier
-
-
 def describe(on_device: OnDevice | None) -> dict[str, Any]:
     """Return what :meth:`featstore.Loader.stats` says of the tier."""
-    tier = None if on_device is None else on_device.tier
-    return {} if tier is None else {"device_cache": {"rows": len(tier), "bytes": tier.nbytes}}
+    if on_device is None:
+        return {}
+    tier, why = on_device.tier, on_device.why
+    found: dict[str, Any] = {"rows": 0, "bytes": 0} if tier is None else {"rows": len(tier), "bytes": tier.nbytes}
+    return {"device_cache": found | ({"why": why} if tier is None else {})}

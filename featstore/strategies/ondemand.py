@@ -68,6 +68,7 @@ class OnDemandRunner(Runner):
         self, setup: Setup, memory: Memory | None, cache: int | float | str | None, policy: str | Policy | type[Policy]
     ) -> None:
         super().__init__(setup, memory)
+        self._is_static, self._beside = False, setup.tier
         if SAMPLED_AHEAD in self.memory.granted:
             setup.graph.reader.trim()  # queues of the threads that sampled to judge or to count
         self._holdings = Holdings(setup.graph.budget, self.memory)
@@ -77,11 +78,14 @@ class OnDemandRunner(Runner):
             return
         check_instances(policy, len(setup.features))
         sizes, self.prefetch = size_caches(setup, self.memory, cache, get_policy(policy))
-        self._make_caches(sizes, policy, on_loan=cache == "auto" or setup.lends_caches)
+        self._remake = partial(self._make_caches, sizes, policy, on_loan=cache == "auto" or setup.lends_caches)
+        self._remake()
+        self._is_static = bool(sizes) and isinstance(get_policy(policy), StaticPolicy)
         setup.hold_share(sizes)
 
     def _make_caches(self, sizes: Mapping[str, int], policy: str | Policy | type[Policy], *, on_loan: bool) -> None:
         graph, watch, tier = self.setup.graph, self.setup.watch, self.setup.tier
+        self._beside = tier
         beside = {} if tier is None or not isinstance(get_policy(policy), StaticPolicy) else {"without": tier.map}
         with watch.time("cache"), AccessCounts(self.setup, watch) as counts:
             for name, n_bytes in sizes.items():
@@ -98,6 +102,8 @@ class OnDemandRunner(Runner):
 
     def prepare(self, epoch: int, start: int) -> EpochRun:
         """Begin ``epoch``; nothing is done ahead, but by a sampler that draws many batches at once."""
+        if self._is_static and self._beside is not self.setup.tier:
+            self._remake()  # of the rows that the device leaves: it has the best ones since
         order = self.setup.batches.epoch(epoch)
         if self._holdings.is_running:  # what is held is that epoch's
             return _OnDemandEpoch(self.setup, in_turn(order, start))

@@ -39,6 +39,16 @@ class OnDevice:
 
     def __init__(self, tier: DeviceTier | None = None) -> None:
         self.tier = tier
+        self.why = ""  # there is none
+
+    def step_done(self, setup: Setup) -> None:
+        """Hear, in the loop's thread, that a step is done: what is sized by it is sized then."""
+
+    def close(self) -> None:
+        """Give the memory back; may be called again. No batch may be under way."""
+        tier, self.tier = self.tier, None
+        if tier is not None:
+            tier.close()
 
 
 @dataclass(frozen=True)

@@ -151,6 +151,7 @@ class SuperbatchRunner(Runner):
         self._switch: CacheSwitch | None = None
         self._caches = OwnCaches(setup.graph, setup.features)
         self._fixed: Int64s | None = None  # rows that stay, the best first
+        self._n_fixed, self._beside = 0, setup.tier
         self._filled: dict[str, FeatureCache] = {}  # caches that have them
 
     @classmethod
@@ -219,11 +220,14 @@ class SuperbatchRunner(Runner):
             setup.hold_share(sizes)
 
     def _make_caches(self, sizes: Mapping[str, int], *, on_loan: bool) -> None:
-        setup, n = self._setup, self._setup.graph.num_nodes
+        setup, graph, n = self._setup, self._setup.graph, self._setup.graph.num_nodes
         widths = setup.row_bytes
         capacities = {name: FeatureCache.capacity_for(n_bytes, widths[name], n, None) for name, n_bytes in sizes.items()}
         if isinstance(self._planning.policy, FixedRows):
-            self._choose(self._planning.policy, min(capacities.values()))
+            self._n_fixed = min(capacities.values())
+            self._choose(self._planning.policy, self._n_fixed)
+            held = graph.budget.reserve("rows that stay", 0 if self._fixed is None else self._fixed.nbytes)
+            self._on_death.append(finalize_here(self, held.release))
         room = self._cache_room if on_loan else None
         if self._planning.overlap:
             self._caches.make(capacities, room)
@@ -237,10 +241,8 @@ class SuperbatchRunner(Runner):
         """Choose the rows that stay, before the caches take the memory that this needs."""
         graph, watch, width = self._setup.graph, self._setup.watch, sum(self._setup.row_bytes.values())
         with AccessCounts(self._setup, watch) as counts, graph.policy_inputs(width, counts) as inputs:
-            tier = self._setup.tier
+            tier = self._beside = self._setup.tier
             self._fixed = policy.best(inputs.scores(policy.static), capacity, None if tier is None else tier.map)
-        held = graph.budget.reserve("rows that stay", self._fixed.nbytes)
-        self._on_death.append(finalize_here(self, held.release))
 
     def _cache_room(self) -> int:
         """Return the bytes that caches may take, made anew."""
@@ -274,6 +276,10 @@ class SuperbatchRunner(Runner):
             return self._begin(epoch, start)
 
     def _begin(self, epoch: int, start: int) -> EpochRun:
+        policy = self._planning.policy
+        if isinstance(policy, FixedRows) and self._n_fixed and self._beside is not self._setup.tier:
+            self._choose(policy, self._n_fixed)  # of the rows that the device leaves: it has the best ones since
+            self._filled.clear()
         # Without it next positions are spilled; but in the serial schedule a neighbour cache is chosen in this memory, too.
         self._holdings.grow(PLANNER, must=self._switch is not None)
         caches = self._caches if self._switch is None else self._switch

@@ -1,0 +1,43 @@
+"""Which rows a loader keeps on its device: chosen by a static policy, and read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from featstore.cache.base import StaticPolicy
+from featstore.cache.devicetier import DeviceTier
+from featstore.cache.select import top_rows
+from featstore.strategies.accesscounts import AccessCounts
+from featstore.strategies.caches import read_rows
+from featstore.strategies.setup import Setup
+
+__all__ = ["FILL_BYTES", "make_tier"]
+
+FILL_BYTES = 8 << 20  # of one read
+
+
+def make_tier(setup: Setup, policy: StaticPolicy, n_rows: int, go_on: Callable[[], bool] = lambda: True) -> DeviceTier | None:
+    """Choose the rows that stay on a loader's device, and read them; None where ``go_on()`` said no before all were read.
+
+    Raises
+    ------
+    BudgetError, PluginError, OSError, CorruptionError, RuntimeError
+        Nothing is held.
+    """
+    graph = setup.graph
+    with AccessCounts(setup, setup.watch) as counts, graph.policy_inputs(sum(setup.row_bytes.values()), counts) as inputs:
+        rows = top_rows(inputs.scores(policy), n_rows)
+    stores = {name: graph.features[name] for name in setup.features}
+    shapes = {name: (tuple(store.shape[1:]), store.dtype) for name, store in stores.items()}
+    tier = DeviceTier(rows, shapes, setup.device, graph.pool, graph.budget, graph.num_nodes, setup.n_copying)
+    try:
+        for name, store in stores.items():
+            step = max(1, FILL_BYTES // max(1, setup.row_bytes[name]))
+            if not tier.fill(name, step, partial(read_rows, setup, store), go_on):
+                tier.close()
+                return None
+    except BaseException:
+        tier.close()
+        raise
+    return tier

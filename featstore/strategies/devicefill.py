@@ -1,0 +1,138 @@
+"""``device_cache="auto"``: the size of a tier on the device, once a step has shown what computing needs, and its filling beside
+the loop."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import warnings
+from typing import Any
+
+import torch
+
+from featstore.budget import Budget
+from featstore.cache.base import StaticPolicy
+from featstore.cache.devicetier import DeviceTier
+from featstore.config import format_size
+from featstore.errors import BudgetError, PerformanceWarning
+from featstore.strategies.devicechoice import make_tier
+from featstore.strategies.setup import OnDevice, Setup
+
+__all__ = ["FilledLater", "free_bytes"]
+
+
+def free_bytes(device: torch.device, budget: Budget, reserve: int) -> int:
+    """Return the bytes of a device that computing leaves, as far as a step has shown; may be negative.
+
+    Parameters
+    ----------
+    device : torch.device
+        A CUDA device: of its memory, what torch has reserved at most so far, what other processes hold, and ``reserve`` are taken
+        off. Any other device: the budget stands for it, and its peak for torch's.
+    budget : Budget
+    reserve : int
+        Bytes to leave.
+
+    References
+    ----------
+    Bai et al., PaGraph, TPDS 2021, section 4: the cache is sized after a first mini-batch. Its equation 1, as printed, does not
+    subtract what other processes hold.
+    """
+    if device.type != "cuda":
+        return budget.total - budget.peak - reserve
+    free, total = torch.cuda.mem_get_info(device)
+    others = total - free - torch.cuda.memory_reserved(device)
+    return int(total - torch.cuda.max_memory_reserved(device) - others - reserve)
+
+
+class FilledLater(OnDevice):
+    """A tier that is sized when the loop asks for its second batch, and filled by a thread of its own. Thread-safe.
+
+    Parameters
+    ----------
+    policy : StaticPolicy
+    reserve : int
+        Bytes of the device to leave.
+    """
+
+    def __init__(self, policy: StaticPolicy, reserve: int) -> None:
+        super().__init__()
+        self.why = "no step is done yet"
+        self._policy, self._reserve = policy, reserve
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._is_over = False
+        self._failure: BaseException | None = None
+        self._warning: str | None = None
+
+    def step_done(self, setup: Setup) -> None:
+        """Hear, in the loop's thread, that a step is done; the first time sizes the tier and begins to fill it.
+
+        Raises
+        ------
+        Exception
+            What reading the rows, or the policy, raised since; once. A tier that did not fit is a PerformanceWarning, once.
+        """
+        with self._lock:
+            if self._thread is None and not self._is_over:
+                self.why = "it is being filled"
+                self._thread = threading.Thread(target=self._run, args=(setup,), name="featstore-device", daemon=True)
+                self._thread.start()
+            failure, self._failure = self._failure, None
+            warning, self._warning = self._warning, None
+        if failure is not None:
+            raise failure
+        if warning is not None:
+            warnings.warn(warning, PerformanceWarning, stacklevel=4)
+
+    def _run(self, setup: Setup) -> None:
+        try:
+            self._fill(setup)
+        except (BudgetError, torch.OutOfMemoryError) as error:
+            self.why = f"it did not fit: {str(error).splitlines()[0]}"
+            self._warning = f"device_cache='auto': {self.why}; the loader goes on without"
+        except BaseException as error:
+            self.why = f"filling it failed: {error}"
+            self._failure = None if self._is_over else error
+
+    def _fill(self, setup: Setup) -> None:
+        width, n = sum(setup.row_bytes.values()), setup.graph.num_nodes
+        left = free_bytes(setup.device, setup.graph.budget, self._reserve)
+        if setup.device.type == "cpu":  # its tables are in the same memory
+            left, width = left - 4 * n, width + 8
+        n_rows = min(n, max(0, left) // max(1, width))
+        if not n_rows:
+            self.why = (
+                f"there is no room: of the device {format_size(left)} are left, {format_size(self._reserve)} in reserve"
+                if left >= 0
+                else f"there is no room: {format_size(-left)} short, {format_size(self._reserve)} in reserve"
+            )
+            return
+        cuda: Any = torch.cuda
+        stream: Any = contextlib.nullcontext()
+        if setup.device.type == "cuda":  # not in the stream of computing
+            stream = cuda.stream(cuda.Stream(setup.device))
+        with stream:
+            tier = make_tier(setup, self._policy, n_rows, lambda: not self._is_over)
+        with self._lock:
+            if tier is not None and not self._is_over:
+                self.tier, self.why = tier, ""
+                return
+        if tier is not None:
+            tier.close()
+
+    def join(self) -> DeviceTier | None:
+        """Wait until the tier is there, or it is known why there is none; return it."""
+        thread = self._thread
+        if thread is not None:
+            thread.join()
+        return self.tier
+
+    def close(self) -> None:
+        """End filling, and give the memory back; may be called again. No batch may be under way."""
+        with self._lock:
+            self._is_over = True
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+        super().close()

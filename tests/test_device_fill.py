@@ -1,0 +1,190 @@
+"""``device_cache="auto"``: sized after the first step, filled beside the loop, given back whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import featstore
+from featstore.budget import Budget
+from featstore.errors import OptionError
+from featstore.strategies import devicefill
+from featstore.strategies.devicefill import FilledLater, free_bytes
+from tests.loaders import make_loader
+from tests.test_device_cache import BATCH, STRATEGIES, WIDTH, N, arrays, check, dataset
+
+__all__ = ["arrays", "dataset"]  # fixtures
+pytestmark = pytest.mark.filterwarnings("ignore:strategy 'streamed':featstore.PerformanceWarning")
+
+AUTO = featstore.DeviceCache("auto", reserve=0)
+
+
+def loader(g: featstore.OutOfCoreGraph, options: dict[str, Any]) -> featstore.Loader:
+    sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
+    common: dict[str, Any] = {"features": list(g.features), "labels": None, "device_cache": AUTO}
+    return make_loader(g, sampler, np.arange(0, N, 2), BATCH, **(common | options))
+
+
+def tier_of(made: featstore.Loader) -> Any:
+    """Wait until the tier is there, or it is known why there is none."""
+    on_device = made._runner.setup.on_device
+    assert isinstance(on_device, FilledLater)
+    return on_device.join()
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_batches_before_and_after_it_is_there(dataset: Path, arrays: dict[str, torch.Tensor], name: str) -> None:
+    """The first step decides; plans that were made before are run as they are; the next epoch has all of it."""
+    options = {**STRATEGIES[name]}
+    if options.get("feature_cache") is None:
+        options["feature_cache"] = 0.1  # "auto" would leave nothing to the device, which the budget stands for
+    with featstore.open(dataset, memory="2MiB") as g, loader(g, options) as made:
+        assert made.stats()["device_cache"] == {"rows": 0, "bytes": 0, "why": "no step is done yet"}
+        batches = []
+        for batch in made:
+            batches.append(batch)
+            if len(batches) == 2:
+                tier = tier_of(made)
+        check(batches, arrays)
+        assert tier is not None, made.stats()["device_cache"]
+        assert 0 < len(tier) <= N
+        first = made.stats()["hits"].get("device", 0)
+        assert first > 0 or name in ("belady", "fixed", "streamed")  # whose epoch may be planned by then
+        del batch, batches
+        again = list(made)
+        check(again, arrays)
+        stats = made.stats()
+        with g.policy_inputs(WIDTH) as inputs:
+            top = np.argsort(-inputs.context.out_degree, kind="stable")[: len(tier)]
+        n_device = sum(int(np.isin(each.input_ids.numpy(), top).sum()) for each in again)
+        assert stats["hits"]["device"] - first == len(arrays) * n_device
+        assert stats["device_cache"] == {"rows": len(tier), "bytes": len(tier) * WIDTH}
+        assert g.memory_report()["device cache"] == len(tier) * WIDTH
+        assert g.budget.peak <= 2 << 20
+
+
+@pytest.mark.parametrize("name", ["degree", "fixed"])
+def test_a_static_host_cache_is_made_anew_beside_it(dataset: Path, arrays: dict[str, torch.Tensor], name: str) -> None:
+    with featstore.open(dataset, memory="1MiB") as g, loader(g, STRATEGIES[name]) as made:
+        for number, _ in enumerate(made):
+            if number == 1:
+                tier = tier_of(made)
+        check(list(made), arrays)
+        for feature in g.features:
+            cache = g.features[feature].cache
+            assert cache is not None
+            assert not ((cache.map.slot_of_row >= 0) & (tier.map.slot_of_row >= 0)).any()
+            assert cache.n_cached == min(cache.capacity, N - len(tier))
+
+
+def test_no_room(dataset: Path, arrays: dict[str, torch.Tensor]) -> None:
+    with featstore.open(dataset, memory="16MiB") as g, loader(g, {"device_cache": "auto"}) as made:  # a reserve of 1 GiB
+        batches = list(made)
+        assert tier_of(made) is None
+        check(batches, arrays)
+        assert made.stats()["device_cache"]["why"].startswith("there is no room: ")
+        assert "device" not in made.stats()["hits"]
+
+
+@pytest.mark.parametrize("error", [featstore.BudgetError("no", 1), torch.OutOfMemoryError("CUDA out of memory")])
+def test_a_tier_that_does_not_fit_after_all(
+    dataset: Path, arrays: dict[str, torch.Tensor], error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(devicefill, "make_tier", refuse)
+    with featstore.open(dataset, memory="16MiB") as g, loader(g, {}) as made:
+        batches: list[featstore.MiniBatch] = []
+
+        def run() -> None:
+            for batch in made:
+                batches.append(batch)
+                if len(batches) == 2:
+                    assert tier_of(made) is None
+
+        with pytest.warns(featstore.PerformanceWarning, match="device_cache='auto': it did not fit: ") as said:
+            run()
+        assert len(said) == 1
+        check(batches, arrays)
+        check(list(made), arrays)  # and no more warnings, which would be errors
+        assert made.stats()["device_cache"]["why"].startswith("it did not fit")
+
+
+def test_damage_is_raised_in_the_loop(dataset: Path, arrays: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory goes back, and the next epoch goes on without a tier."""
+
+    def fails(*args: Any) -> Any:
+        raise featstore.CorruptionError("bad page", "x", 4096)
+
+    with featstore.open(dataset, memory="16MiB") as g, loader(g, {}) as made:
+        monkeypatch.setattr("featstore.strategies.devicechoice.read_rows", fails)
+        with pytest.raises(featstore.CorruptionError, match="bad page"):
+            for number, _ in enumerate(made):
+                if number == 1:
+                    tier_of(made)
+        assert "device cache" not in g.memory_report()
+        assert "device map" not in g.memory_report()
+        check(list(made), arrays)
+
+
+@pytest.mark.parametrize("how", ["close", "interrupt", "drop"])
+def test_the_memory_goes_back_while_it_fills(dataset: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, go_on = threading.Event(), threading.Event()
+
+    def slowly(setup: Any, store: Any, rows: Any, out: Any) -> None:
+        reading.set()
+        assert go_on.wait(60)
+
+    monkeypatch.setattr("featstore.strategies.devicechoice.read_rows", slowly)
+    with featstore.open(dataset, memory="16MiB") as g:
+        made = loader(g, {})
+
+        def leave() -> None:
+            iterator = iter(made)
+            next(iterator)
+            next(iterator)
+            assert reading.wait(60)
+            assert g.memory_report()["device cache"] > 0
+            if how == "interrupt":
+                raise KeyboardInterrupt
+
+        try:
+            leave()
+        except KeyboardInterrupt:
+            assert how == "interrupt"
+        go_on.set()
+        if how == "drop":
+            del made, leave
+            gc.collect()
+        else:
+            made.close()
+        assert "device cache" not in g.memory_report()
+        assert "device map" not in g.memory_report()
+        assert not any(thread.name == "featstore-device" for thread in threading.enumerate())
+
+
+def test_what_a_device_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Total, less torch's peak, other processes' bytes, and the reserve: not equation 1 as printed."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (30, 100))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 25)  # so that others have 45
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 35)
+    assert free_bytes(torch.device("cuda", 0), Budget(1), 3) == 100 - 35 - 45 - 3
+    budget = Budget(100)
+    with budget.reserve("a step", 60):
+        pass
+    assert free_bytes(torch.device("cpu"), budget, 50) == -10
+
+
+def test_a_pack_takes_no_size_of_its_own(dataset: Path, tmp_path: Path) -> None:
+    with featstore.open(dataset, memory="16MiB") as g:
+        sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
+        featstore.sample_offline(g, sampler, np.arange(0, N, 2), BATCH, path=tmp_path / "p", progress=False).close()
+        with pytest.raises(OptionError, match="device_cache: the layout of a pack is made for so many rows on the device"):
+            make_loader(g, strategy="packed", pack=tmp_path / "p", labels=None, device_cache="auto")
