@@ -37,13 +37,15 @@ class RunningEpoch(Iterator[MiniBatch]):
     stages : Stages
     position : Position
         Follows what is delivered.
-    stop, depth : int
+    stop, depth, most : int
         See :class:`Pipeline`.
     owner : object
         Kept alive until the threads have ended: what the stages use is closed with it.
     """
 
-    def __init__(self, run: EpochRun, stages: Stages, position: Position, stop: int, depth: int, owner: object) -> None:
+    def __init__(
+        self, run: EpochRun, stages: Stages, position: Position, stop: int, depth: int, owner: object, most: int = 0
+    ) -> None:
         self._run = run
         self._position = position
         self._over = False
@@ -59,6 +61,9 @@ class RunningEpoch(Iterator[MiniBatch]):
             watch=stages.watch,
             spare=partial(stages.spare, run),
             may_begin=run.may_begin,
+            overlap=stages.overlap,
+            most=most,
+            may_grow=stages.may_grow,
         )
         self._finalizer = finalize_here(self, _end, self._pipeline, run, stages, owner)
         stages.memory.begin()

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["Loader"]
 
 BATCH_SIZE = 1000
+MOST_AHEAD = 16  # batches, with prefetch="auto"
 
 
 def _release(held: list[Reservation]) -> None:
@@ -82,6 +83,7 @@ class Loader:
         the share until it is counted or dropped, never beyond the graph's budget.
     prefetch : int or "auto"
         Batches made ahead of the one that the loop holds; less where memory is short. 0: everything runs in the caller's thread.
+        ``"auto"``: one more each time the loop waits, while memory is free, 16 at most; one fewer when all were there for long.
     threads : int or mapping of str to int, optional
         By stage: ``{"sample": 2, "gather": 1}`` samples two batches at once, and copies rows in one thread, so that cores are
         left to computing. An int is for sampling alone. By default the threads of the graph.
@@ -165,6 +167,7 @@ class Loader:
         self._finalizer = weakref.finalize(self, _release, self._held)
         self._iterators: Living[RunningEpoch] = Living()  # of epochs that have begun
         self._beginning = threading.RLock()
+        self._adapts = prefetch == "auto"
         self._next_epoch = self._next_start = 0
         self._position = Position(0, 0)
         self._closed = False
@@ -254,7 +257,9 @@ class Loader:
             run = self._runner.prepare(epoch, start)
             position = Position(epoch, start)
             try:
-                running = RunningEpoch(run, self._stages, position, len(self), self._runner.prefetch, self)
+                depth = self._runner.prefetch
+                most = MOST_AHEAD if self._adapts and depth > 1 else depth  # not where memory was short from the start
+                running = RunningEpoch(run, self._stages, position, len(self), depth, self, most)
             except BaseException:
                 run.close()
                 raise
@@ -307,10 +312,10 @@ class Loader:
         dict
             ``batches``; ``rows`` asked for, ``rows_loaded`` from storage, ``hits`` (rows by tier, ``base`` are the loaded ones),
             ``bytes_requested``, ``bytes_read``, ``reads`` of the features, by this loader alone; ``prefetch``, the batches now
-            made ahead (fewer than asked for, once memory was short); ``seconds`` by stage. Where superbatches are planned,
-            ``superbatch``: its ``batches``, ``of`` how many an epoch has, and the ``passes`` over the features of an epoch where
-            they are streamed. With rows on the device ``device_cache``: ``rows`` of each feature, ``bytes`` of all, and ``why``
-            there are none. With
+            made ahead (fewer than asked for, once memory was short); ``seconds`` by stage; ``hidden``, the share of loading's
+            seconds that the loop did not wait for. Where superbatches are planned, ``superbatch``: its ``batches``, ``of`` how
+            many an epoch has, and the ``passes`` over the features of an epoch where they are streamed. With rows on the device
+            ``device_cache``: ``rows`` of each feature, ``bytes`` of all, and ``why`` there are none. With
             :class:`~featstore.Auto` also ``auto``: ``taken``, ``reason``, the ``estimates`` of all strategies, and ``actual``,
             the last whole epoch (:class:`featstore.strategies.actual.Actual`); with a pack ``layout``: its ``name``, and
             whether it was ``made`` now.
@@ -333,6 +338,7 @@ class Loader:
             **setup.reads.total(),
             "prefetch": min(depths, default=self._runner.prefetch),
             "seconds": setup.watch.seconds(),
+            "hidden": self._stages.overlap.hidden,
             **describe(setup.on_device),
             **self._runner.stats(),
         }

@@ -21,7 +21,7 @@ from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar, cast
 
 from featstore.errors import BudgetError, ClosedError
-from featstore.strategies.counters import Stopwatch
+from featstore.strategies.counters import Overlap, Stopwatch
 
 __all__ = ["Pipeline"]
 
@@ -32,6 +32,7 @@ D = TypeVar("D")
 
 # A finalizer may run anywhere, even inside a lock that a stage waits for: there a join must end.
 FINALIZER_JOIN_S = 10.0
+PATIENCE = 4  # an item less is made ahead once the queue was full for so many times its length
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,12 @@ class Pipeline(Generic[A, B, C]):
     may_begin : callable (int) -> bool, optional
         Whether ``first`` may be called for an item: False where it would wait for an earlier item to be assembled, which may lack
         the memory that others hold.
+    overlap : Overlap, optional
+        Gets the clock's seconds in which a stage is at work, and those that the loop waits.
+    most : int
+        Where it is more than ``depth``: so many items are begun ahead at most. One more each time the loop has to wait and
+        ``may_grow()`` says that the memory allows it; one fewer, down to ``depth``, when the queue was full for long.
+    may_grow : callable () -> bool
 
     Notes
     -----
@@ -101,7 +108,13 @@ class Pipeline(Generic[A, B, C]):
         watch: Stopwatch,
         spare: Callable[[], bool] = lambda: False,
         may_begin: Callable[[int], bool] = lambda item: True,
+        overlap: Overlap | None = None,
+        most: int = 0,
+        may_grow: Callable[[], bool] = lambda: True,
     ) -> None:
+        self._overlap = Overlap() if overlap is None else overlap
+        self._least, self._most, self._may_grow = depth, max(depth, most), may_grow
+        self._n_full = 0  # items taken one after the other while as many as may be were there
         self._may_begin = may_begin
         self._spare = spare
         self._first = first
@@ -180,6 +193,7 @@ class Pipeline(Generic[A, B, C]):
             self._taken += 1
             return item
         begin = time.perf_counter()
+        self._adapt()
         try:
             with self._lock:
                 self._waiting = True
@@ -193,7 +207,9 @@ class Pipeline(Generic[A, B, C]):
                 self._taken += 1
                 self._changed.notify_all()
         finally:
-            self._watch.add("wait", time.perf_counter() - begin)
+            waited = time.perf_counter() - begin
+            self._watch.add("wait", waited)
+            self._overlap.waited(waited)
         if isinstance(outcome, _Failure):
             try:
                 if isinstance(outcome.error, StopIteration):  # would end the loop as if all were well
@@ -203,9 +219,31 @@ class Pipeline(Generic[A, B, C]):
                 del outcome  # or the error would hold this frame, and the frame the error
         return outcome
 
+    def _adapt(self) -> None:
+        """Look further ahead where the loop is about to wait, less far where it long did not."""
+        if self._most <= self._least:
+            return
+        n_there = self._done.qsize()
+        may_grow = not n_there and self._depth < self._most and self._may_grow()  # outside the lock: it asks the ledger
+        with self._lock:
+            if n_there >= self._depth:
+                self._n_full += 1
+            else:
+                self._n_full = 0
+            if may_grow and self._depth < self._most:
+                self._depth += 1
+            elif self._n_full >= PATIENCE * self._depth and self._depth > self._least:
+                self._depth -= 1
+                self._n_full = 0
+
     def _at_once(self, item: int) -> C:
-        assembled = self._until_it_fits(partial(self._second, item, self._until_it_fits(partial(self._first, item))))
-        return cast(C, assembled) if self._third is None else self._third(item, assembled)
+        begin = time.perf_counter()
+        try:
+            with self._overlap:
+                assembled = self._until_it_fits(partial(self._second, item, self._until_it_fits(partial(self._first, item))))
+                return cast(C, assembled) if self._third is None else self._third(item, assembled)
+        finally:
+            self._overlap.waited(time.perf_counter() - begin)
 
     def _until_it_fits(self, stage: Callable[[], D]) -> D:
         while True:
@@ -268,7 +306,8 @@ class Pipeline(Generic[A, B, C]):
                 self._changed.wait()
             if self._closed or item is None:
                 return False
-        outcome = self._attempt(item, partial(self._first, item))
+        with self._overlap:
+            outcome = self._attempt(item, partial(self._first, item))
         if isinstance(outcome, _GivenBack):
             return True
         with self._lock:
@@ -296,6 +335,7 @@ class Pipeline(Generic[A, B, C]):
     def _shrink(self, items: int) -> None:
         """Begin at most ``items`` items beyond the one the loop holds from now on; the lock is held."""
         items = max(1, items)
+        self._most = min(self._most, max(self._least, items))
         self._depth = min(self._depth, items)
         self._ahead = min(self._ahead, items - self._depth)
 
@@ -310,7 +350,8 @@ class Pipeline(Generic[A, B, C]):
             if self._closed:
                 return False
             prepared = self._ready.pop(item)
-        outcome = prepared if isinstance(prepared, _Failure) else self._attempt(item, partial(self._second, item, prepared))
+        with self._overlap:
+            outcome = prepared if isinstance(prepared, _Failure) else self._attempt(item, partial(self._second, item, prepared))
         with self._lock:
             self._urgent = None
             self._finishing += 1
@@ -349,7 +390,8 @@ class Pipeline(Generic[A, B, C]):
     def _hand_over(self, item: int, assembled: B) -> C | _Failure:
         assert self._third is not None
         try:
-            return self._third(item, assembled)
+            with self._overlap:
+                return self._third(item, assembled)
         except BaseException as error:
             return _Failure(error)
 

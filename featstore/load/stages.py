@@ -19,6 +19,7 @@ from featstore.load.minibatch import Held, MiniBatch
 from featstore.load.transfer import Assembled, HandOver, host_rows
 from featstore.storage.rowfile import ReadStats
 from featstore.strategies.base import EpochRun, Prepared
+from featstore.strategies.counters import Overlap
 from featstore.strategies.memory import Memory, too_small
 from featstore.strategies.setup import Setup
 
@@ -53,7 +54,7 @@ class Stages:
     """
 
     def __init__(self, setup: Setup, memory: Memory) -> None:
-        self.watch, self.memory = setup.watch, memory
+        self.watch, self.memory, self.overlap = setup.watch, memory, Overlap()
         self._g, self._setup, self._row_bytes = setup.graph, setup, setup.row_bytes
         self._share, self._limit = setup.share, setup.limit
         self._hand_over = HandOver(setup.device, self.watch)
@@ -84,6 +85,11 @@ class Stages:
         if self._setup.device.type == "cpu" and self._setup.on_device is None:
             return partial(self._sample, run), partial(self._assemble_whole, run), None
         return partial(self._sample, run), partial(self._assemble, run), self._hand_over
+
+    def may_grow(self) -> bool:
+        """Whether there is memory for one batch more ahead, and as much again, that nobody has to give back for it."""
+        needed = 2 * self.memory.batch_bytes(self.memory.batch.n_rows)
+        return self.memory.spare() >= needed and self._limit.available >= needed
 
     def spare(self, run: EpochRun) -> bool:
         """Give back memory as :meth:`EpochRun.spare` does; first, once a batch, what nobody uses now."""

@@ -11,7 +11,7 @@ from typing import Any
 from featstore.gather.plan import Tier
 from featstore.storage.rowfile import ReadStats
 
-__all__ = ["BatchCounts", "ReadCounts", "Stopwatch"]
+__all__ = ["BatchCounts", "Overlap", "ReadCounts", "Stopwatch"]
 
 
 class Stopwatch:
@@ -34,6 +34,41 @@ class Stopwatch:
         """Return seconds by name."""
         with self._lock:
             return dict(self._seconds)
+
+
+class Overlap:
+    """Seconds of the clock in which some stage of a loader was at work, and those of them that the loop waited. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._n_working = 0
+        self._since = self._loading_s = self._waited_s = 0.0
+
+    def __enter__(self) -> None:
+        """Begin to work, in any thread; nothing is counted twice where several do."""
+        with self._lock:
+            if not self._n_working:
+                self._since = time.perf_counter()
+            self._n_working += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._n_working -= 1
+            if not self._n_working:
+                self._loading_s += time.perf_counter() - self._since
+
+    def waited(self, seconds: float) -> None:
+        """Count seconds for which the loop waited."""
+        with self._lock:
+            self._waited_s += seconds
+
+    @property
+    def hidden(self) -> float:
+        """The share of loading that the loop did not wait for, 0 … 1; 0 before anything was loaded."""
+        with self._lock:
+            working = time.perf_counter() - self._since if self._n_working else 0.0
+            loading = self._loading_s + working
+            return 0.0 if loading <= 0 else min(1.0, max(0.0, 1 - self._waited_s / loading))
 
 
 class ReadCounts:

@@ -1,0 +1,120 @@
+"""Loading beside computing: how far a loader looks ahead by itself, and what it says it hid."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import featstore
+from featstore.load.loader import MOST_AHEAD
+from featstore.load.pipeline import PATIENCE, Pipeline
+from featstore.strategies.counters import Overlap, Stopwatch
+from tests.test_device_cache import STRATEGIES, N, arrays, check, dataset, epoch
+
+__all__ = ["arrays", "dataset"]  # fixtures
+
+STOP = 200
+
+
+def until(there: Any) -> None:
+    """Wait for what another thread does."""
+    end = time.monotonic() + 60
+    while not there():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def made(first: Any, overlap: Overlap | None = None, **options: Any) -> Pipeline[Any, Any, Any]:
+    pipeline: Pipeline[Any, Any, Any] = Pipeline(
+        first, lambda i, a: a, start=0, stop=STOP, threads=1, depth=2, watch=Stopwatch(), overlap=overlap, **options
+    )
+    pipeline.begin()
+    return pipeline
+
+
+def test_it_looks_further_ahead_while_the_loop_waits_and_less_far_while_the_queue_is_full() -> None:
+    go_on = threading.Semaphore(0)
+    pipeline = made(lambda i: (go_on.acquire(), i)[1], most=6)
+    try:
+        depths = []
+        for k in range(8):  # nothing is there when the loop asks: it waits
+            threading.Timer(0.01, go_on.release).start()
+            assert pipeline.get() == k
+            depths.append(pipeline.depth)
+        assert depths == [3, 4, 5, 6, 6, 6, 6, 6]
+        for _ in range(STOP):
+            go_on.release()
+        for k in range(8, 8 + PATIENCE * (6 + 5 + 4 + 3)):  # all may be there when the loop asks
+            until(lambda: pipeline._done.qsize() >= pipeline.depth)
+            assert pipeline.get() == k
+        assert pipeline.depth == 2
+        until(lambda: pipeline._done.qsize() == 2)
+    finally:
+        go_on.release(STOP)
+        pipeline.close()
+
+
+def test_without_memory_it_looks_no_further() -> None:
+    asked: list[int] = []
+    pipeline = made(lambda i: i, most=6, may_grow=lambda: bool(asked.append(1)))
+    assert [pipeline.get() for _ in range(STOP)] == list(range(STOP))
+    pipeline.close()
+    assert pipeline.depth == 2
+    fixed = made(lambda i: i, may_grow=lambda: bool(asked.append(2)))
+    assert [fixed.get() for _ in range(STOP)] == list(range(STOP))
+    fixed.close()
+    assert 2 not in asked
+
+
+def test_what_was_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock of the test's own: stages beside each other count once."""
+    now = 0.0
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    overlap = Overlap()
+    assert overlap.hidden == 0.0
+    with overlap:
+        now = 4.0
+        with overlap:
+            now = 8.0
+        now = 10.0
+    now = 100.0  # nobody works, the loop computes
+    assert overlap.hidden == 1.0
+    overlap.waited(2.5)
+    assert overlap.hidden == 0.75
+    with overlap:
+        now = 110.0
+        assert overlap.hidden == 1 - 2.5 / 20
+    overlap.waited(1000.0)
+    assert overlap.hidden == 0.0
+
+
+def test_a_loop_that_only_loads_hides_nothing_and_one_that_computes_hides_it(dataset: Path) -> None:
+    with featstore.open(dataset, memory="64MiB") as g:
+        _, stats = epoch(g, {"prefetch": 0})
+        assert stats["hidden"] <= 0.05  # the caller's thread does all of it
+        sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
+        with featstore.Loader(g, sampler, torch.arange(0, N, 2), 40, features=["x"], labels=None, prefetch=2) as loader:
+            batches = iter(loader)
+            next(batches)
+            first = loader._stages.overlap._waited_s
+            (running,) = loader._iterators
+            for _ in range(len(loader) - 1):
+                until(lambda: running._pipeline._done.qsize() > 0)
+                next(batches)
+            hidden, overlap = loader.stats()["hidden"], loader._stages.overlap
+        assert hidden >= 0.99 * (1 - first / overlap._loading_s) - 0.05  # but for the first batch nothing is waited for
+
+
+@pytest.mark.parametrize("name", ["on demand", "belady", "streamed"])
+def test_batches_with_a_prefetch_that_adapts(dataset: Path, arrays: dict[str, torch.Tensor], name: str) -> None:
+    for memory in ("64MiB", "700KiB"):
+        with featstore.open(dataset, memory=memory) as g:
+            batches, stats = epoch(g, {**STRATEGIES[name], "prefetch": "auto", "device_cache": 0.1}, epochs=1)
+            check(batches[0], arrays)
+            assert 1 <= stats["prefetch"] <= MOST_AHEAD
+            assert g.budget.peak <= g.budget.total
