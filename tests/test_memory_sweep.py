@@ -33,11 +33,8 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "streamed": {"strategy": "streamed", "feature_cache": "auto"},
     "streamed of 5 %": {"strategy": "streamed", "feature_cache": 0.05},
     "auto": {"strategy": "auto"},
-    "degree, a device": {"policy": "degree", "feature_cache": "auto", "device_cache": 0.02},
     "sieve, a device": {"policy": "sieve", "feature_cache": 0.05, "device_cache": 0.02},
-    "superbatch, a device": {"strategy": "superbatch", "feature_cache": "auto", "device_cache": 0.02},
     "streamed, a device": {"strategy": "streamed", "feature_cache": "auto", "device_cache": 0.02},
-    "auto, a device": {"strategy": "auto", "device_cache": 0.02},
     "packed": {"strategy": "packed", "feature_cache": "auto"},
     "packed, frequency": {"strategy": "packed", "feature_cache": "auto", "policy": "frequency"},
 }

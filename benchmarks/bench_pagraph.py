@@ -1,0 +1,241 @@
+"""Rows on the device (PaGraph, TPDS 2021): accesses that it serves, bytes loaded, seconds of epochs, computing beside loading.
+
+``--figure 13``: the share of accesses that a tier of 5, 10, 20 and 40 % of the rows serves, [10, 10], by policy, beside the best
+that any fixed rows could (``--plot FILE`` draws it). ``--table 4``: bytes that an epoch loads. ``--figure 14``: seconds of epochs
+against the tier's size. ``--only overlap``: epochs whose loop computes, idle, for half, once and twice as long as loading takes.
+Real graphs are taken, where they are there, from the folder ``--graphs`` (``graphs.py`` and ``.npz`` files), by default
+``../shared/data`` beside the checkout. ``$FEATSTORE_R22`` names a folder that ``r22.py`` filled. The CPU stands in for a device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from harness import Report, alternate, arguments, main, scratch
+from r22 import generate
+
+import featstore
+from featstore.cache.select import top_rows
+
+FANOUTS = [10, 10]
+GRAPHS = {"linux414-calls": 1000, "cnr-2000": 1000, "ego-twitter": 200}  # seeds a batch
+POLICIES = ("degree", "frequency", "in_out_ratio", "random")
+SHARES = (0.05, 0.1, 0.2, 0.4)
+OPTIMUM = "optimum"
+
+Int64s = npt.NDArray[np.int64]
+Graph = tuple[str, Int64s, npt.NDArray[np.int32], Int64s, int]  # name, adjacency, seeds, seeds a batch
+
+
+def graphs(args: argparse.Namespace, folder: Path) -> Iterator[Graph]:
+    """Yield R-MAT, and the real graphs that are there."""
+    scale = 12 if args.tiny else args.scale
+    work = generate(os.environ.get("FEATSTORE_R22", folder) if scale == 22 else folder, scale=scale)
+    arrays = np.ascontiguousarray(work.indptr), np.ascontiguousarray(work.indices)
+    yield f"R{scale}", *arrays, np.array(work.seeds), 50 if args.tiny else 1000
+    if args.tiny or not (args.graphs / "graphs.py").exists():
+        return
+    sys.path.insert(0, str(args.graphs))
+    from graphs import load
+
+    for name, batch_size in GRAPHS.items():
+        if (args.graphs / f"{name}.npz").exists():
+            indptr, ids, z = load(name)
+            seeds = np.flatnonzero(z["train_mask"]) if "train_mask" in z else np.flatnonzero(np.diff(indptr) > 0)
+            yield name, indptr, ids, seeds, batch_size
+
+
+def counts_of(g: featstore.OutOfCoreGraph, seeds: Int64s, batch_size: int, epoch: int, most: int) -> Int64s:
+    """How many batches of an epoch, or of its first ``most``, ask for each row."""
+    sampler = featstore.NeighborSampler(g, FANOUTS)
+    order = featstore.RandomBatches(seeds, batch_size).epoch(epoch)
+    counts = np.zeros(g.num_nodes, np.int64)
+    for number in range(min(len(order), most)):
+        counts[sampler.sample(order.seeds(number), epoch, number).input_ids.numpy()] += 1
+    return counts
+
+
+def hit_shares(args: argparse.Namespace, report: Report, folder: Path) -> None:
+    """Figure 13: the share of an epoch's accesses that the best rows of each policy serve."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for name, indptr, ids, seeds, batch_size in graphs(args, folder):
+        path = folder / f"{name}-adjacency"
+        if not path.exists():
+            featstore.OutOfCoreGraph.create(path, indptr, ids, progress=False).close()
+        most = 8 if args.tiny else args.batches
+        with featstore.open(path, memory="2GiB") as g:
+            g.cache_neighbors()
+            before, counts = (counts_of(g, seeds, batch_size, epoch, most) for epoch in (0, 1))
+            scores: dict[str, Any] = {OPTIMUM: counts}
+            with g.policy_inputs(1, before) as inputs:
+                for policy in POLICIES:
+                    chosen = featstore.get_policy(policy)
+                    assert isinstance(chosen, featstore.StaticPolicy)
+                    scores[policy] = np.array(inputs.scores(chosen))
+        total, n = int(counts.sum()), len(counts)
+        touched = int(np.count_nonzero(counts)) / n
+        shares = {
+            policy: [float(counts[top_rows(each, round(share * n))].sum()) / total for share in SHARES]
+            for policy, each in scores.items()
+        }
+        found[name] = shares
+        for policy in POLICIES:
+            for number, share in enumerate(SHARES):
+                target = ">= 0.6" if policy == "degree" and share >= 0.2 and not args.tiny else None
+                report.figure(
+                    f"{name}, accesses served by {share:.0%} of the rows, {policy}",
+                    shares[policy][number],
+                    "of accesses",
+                    reference="the best rows of that epoch",
+                    ratio=shares[policy][number] / shares[OPTIMUM][number],
+                    target=target,
+                    random=round(shares["random"][number], 4),
+                    rows_accessed=round(touched, 4),
+                )
+    if args.plot is not None:
+        _plot(found, args.plot)
+
+
+def _plot(found: dict[str, dict[str, list[float]]], path: Path) -> None:
+    """Draw a panel a graph, a line a policy."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, panels = plt.subplots(1, len(found), figsize=(4 * len(found), 3.6), layout="constrained", squeeze=False, sharey=True)
+    for axes, (name, shares) in zip(panels[0], found.items(), strict=True):
+        for policy, line in shares.items():
+            axes.plot(
+                [100 * share for share in SHARES],
+                [100 * each for each in line],
+                "--" if policy == OPTIMUM else "o-",
+                label=policy,
+            )
+        axes.set(title=name, xlabel="rows on the device, %")
+        axes.grid(visible=True, alpha=0.3)
+    panels[0][0].set_ylabel("accesses served, %")
+    panels[0][0].legend()
+    figure.savefig(path)
+    plt.close(figure)
+
+
+def made(args: argparse.Namespace, folder: Path) -> tuple[Path, Int64s, int]:
+    """Make a dataset of R-MAT with features; return its path, seeds, and seeds a batch."""
+    scale = 12 if args.tiny else args.scale
+    work = generate(os.environ.get("FEATSTORE_R22", folder) if scale == 22 else folder, scale=scale)
+    path = folder / f"R{scale}-features"
+    if not path.exists():
+        features = {"x": ((work.num_nodes, work.dim), np.float32, work.feature_blocks())}
+        arrays = np.ascontiguousarray(work.indptr), np.ascontiguousarray(work.indices)
+        featstore.OutOfCoreGraph.create(path, *arrays, features=features, progress=False).close()
+    batch_size = 50 if args.tiny else 1000
+    return path, np.array(work.seeds[: (8 if args.tiny else args.batches) * batch_size]), batch_size
+
+
+def epoch_of(
+    g: featstore.OutOfCoreGraph, seeds: Int64s, batch_size: int, compute_s: float = 0.0, **options: Any
+) -> dict[str, Any]:
+    """Run an epoch, with ``compute_s`` idle seconds a batch; return the loader's counts, and ``epoch_s``."""
+    with featstore.Loader(g, featstore.NeighborSampler(g, FANOUTS), seeds, batch_size, labels=None, **options) as loader:
+        begin, before = time.perf_counter(), loader.stats()
+        for _ in loader:
+            if compute_s:
+                time.sleep(compute_s)
+        found = loader.stats()
+        return {**found, "epoch_s": time.perf_counter() - begin, "loaded": found["bytes_read"] - before["bytes_read"]}
+
+
+def epochs(args: argparse.Namespace, report: Report, folder: Path) -> None:
+    """Table 4 and figure 14: bytes that an epoch loads, and its seconds, by the tier's size."""
+    path, seeds, batch_size = made(args, folder)
+    with featstore.open(path, memory="3GiB") as g:
+        g.cache_neighbors()
+        plain = epoch_of(g, seeds, batch_size)
+        crossing = plain["rows"]
+        for policy in ("degree", "random"):
+            for share in SHARES:
+                cache = featstore.DeviceCache(share, policy=policy)
+                if args.only in "table 4":
+                    found = epoch_of(g, seeds, batch_size, device_cache=cache)
+                    report.figure(
+                        f"bytes read from the drive an epoch, {share:.0%} on the device, {policy}",
+                        float(found["loaded"]),
+                        "B",
+                        reference="without a tier",
+                        ratio=found["loaded"] / plain["loaded"],
+                        crossing=round(1 - found["hits"]["device"] / crossing, 4),
+                    )
+                if args.only in "figure 14" and policy == "degree":
+                    sides = {
+                        "tier": lambda cache=cache: epoch_of(g, seeds, batch_size, device_cache=cache)["epoch_s"],
+                        "none": lambda: epoch_of(g, seeds, batch_size)["epoch_s"],
+                    }
+                    results = alternate(1 if args.tiny else args.runs, sides)
+                    report.figure(
+                        f"epoch, {share:.0%} on the device, degree",
+                        results["tier"],
+                        "s",
+                        reference="without a tier",
+                        references=results["none"],
+                    )
+
+
+def overlap(args: argparse.Namespace, report: Report, folder: Path) -> None:
+    """Compute, idle, for half, once and twice as long as loading takes."""
+    path, seeds, batch_size = made(args, folder)
+    with featstore.open(path, memory="3GiB") as g:
+        g.cache_neighbors()
+        epoch_of(g, seeds, batch_size)  # first touch of buffers
+        for factor in (0.5, 1.0, 2.0):
+            hidden, epoch_s, longer_s = [], [], []
+            for _ in range(1 if args.tiny else args.runs):
+                loading = epoch_of(g, seeds, batch_size, prefetch="auto")["epoch_s"]
+                n_batches = -(-len(seeds) // batch_size)
+                found = epoch_of(g, seeds, batch_size, factor * loading / n_batches, prefetch="auto")
+                hidden.append(found["hidden"])
+                epoch_s.append(found["epoch_s"])
+                longer_s.append(max(1.0, factor) * loading)
+            report.figure(
+                f"epoch, computing for {factor:g} times as long as loading",
+                epoch_s,
+                "s",
+                reference="the longer of the two alone",
+                references=longer_s,
+                target=None if args.tiny else "<= 1.15",
+                hidden=[round(each, 3) for each in hidden],
+            )
+
+
+def run(args: argparse.Namespace, report: Report) -> None:
+    """All figures."""
+    with scratch(args, "pagraph") as folder:
+        if args.only in "figure 13":
+            hit_shares(args, report, folder)
+        if args.only in "table 4" or args.only in "figure 14":
+            epochs(args, report, folder)
+        if args.only in "overlap":
+            overlap(args, report, folder)
+
+
+if __name__ == "__main__":
+    own = argparse.ArgumentParser(add_help=False)
+    own.add_argument("--graphs", type=Path, default=Path(__file__).resolve().parents[2] / "shared" / "data")
+    own.add_argument("--plot", type=Path, help="of --figure 13: the picture's file")
+    own.add_argument("--table", type=int, choices=[4], help="only this table of the paper, as --only 'table 4' does")
+    own.add_argument("--figure", type=int, choices=[13, 14], help="only this figure, as --only 'figure 13' does")
+    mine, rest = own.parse_known_args()
+    options = arguments(__doc__ or "", rest, scale=22, batches=200)
+    if mine.table is not None:
+        options.only = f"table {mine.table}"
+    if mine.figure is not None:
+        options.only = f"figure {mine.figure}"
+    main(run, argparse.Namespace(**vars(options), **vars(mine)))
