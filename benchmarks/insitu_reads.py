@@ -117,29 +117,31 @@ def hops_child(job: dict[str, Any]) -> dict[str, Any]:
         for hop, asked in enumerate(noted.topology.asked):
             needed, gaps = needed_bytes(g.topology, [nodes for nodes, _ in asked])
             (begin_s, begin), (end_s, end) = marks[hop : hop + 2]
+            alone, worked = read_alone(g, asked)
             found.append(
                 {
                     "seconds": end_s - begin_s,
                     "read": end - begin,
                     "needed": needed,
                     "gaps": gaps,
-                    "alone": read_alone(g, asked),
+                    "alone": alone,
+                    "worked": worked / g.options.threads,
                 }
             )
         return {"hops": found, "spilled": spilled, "batches": n}
 
 
-def read_alone(g: Any, asked: list[tuple[npt.NDArray[np.int64], int]]) -> float:
-    """Seconds of reading the lists that a hop has asked for, by as many threads, with no drawing."""
+def read_alone(g: Any, asked: list[tuple[npt.NDArray[np.int64], int]]) -> tuple[float, float]:
+    """Seconds of reading the lists that a hop has asked for, by as many threads, with no drawing; and the processor's."""
     drop_from_page_cache(Path(g.topology.path))
 
     def read(nodes: npt.NDArray[np.int64], block_bytes: int) -> int:
         return sum(len(block.ids) for block in g.topology.lists(nodes, block_bytes))
 
-    begin = time.perf_counter()
+    begin, worked = time.perf_counter(), time.process_time()
     with ThreadPoolExecutor(g.options.threads) as threads:
         list(threads.map(lambda each: read(*each), asked))
-    return time.perf_counter() - begin
+    return time.perf_counter() - begin, time.process_time() - worked
 
 
 def needed_bytes(topology: Any, asked: list[npt.NDArray[np.int64]]) -> tuple[int, int]:
@@ -218,6 +220,16 @@ def hops(
                 reading=[each["alone"] for each in disk],
                 sampling=[each["seconds"] for each in memory],
                 batches=found["disk"][-1]["batches"],
+            )
+            report.figure(
+                f"{title}, seconds",
+                [each["seconds"] for each in disk],
+                "s",
+                reference="the longer of reading its lists and of the processors' time of reading and of sampling",
+                references=[
+                    max(one["alone"], one["worked"] + other["seconds"]) for one, other in zip(disk, memory, strict=True)
+                ],
+                processors=[each["worked"] for each in disk],
             )
 
 
