@@ -72,8 +72,10 @@ from featstore.sampling.drawn import (
 )
 from featstore.sampling.epochwide import EpochSampler as EpochSampler
 from featstore.sampling.labor import LaborSampler as LaborSampler
+from featstore.sampling.layer import LayerSampler as LayerSampler
 from featstore.sampling.partitionbatches import PartitionBatches as PartitionBatches
 from featstore.sampling.neighbor import NeighborSampler as NeighborSampler
+from featstore.sampling.shadow import ShadowSampler as ShadowSampler
 from featstore.strategies import options as options
 from featstore.strategies.auto import Auto as Auto
 from featstore.strategies.base import (

@@ -32,6 +32,31 @@ SAMPLING: tuple[Mutation, ...] = (
         "n_read = layer.n_missing",
         ("tests/test_labor.py::test_large_frontiers_are_read_in_turns_that_fit", "tests/test_labor.py::test_a_list_of_millions"),
     ),
+    # -- layer-wise sampling
+    Mutation(
+        "weights of nodes that are drawn once",
+        "unbiased sums of layer-wise sampling",
+        "src_cython/featstore/_core/layerwise.h",
+        "upto[drawn[i]]++;",
+        "upto[drawn[i]] = 1;",
+        ("tests/test_layer_sampler.py::test_weighted_sums_have_no_bias",),
+    ),
+    Mutation(
+        "the undecided one always goes on",
+        "unbiased sums of layer-wise sampling",
+        "src_cython/featstore/_core/layerwise.h",
+        "if (u * sum >= carried)",
+        "if (u * sum >= 1)",
+        ("tests/test_layer_sampler.py::test_nodes_are_taken_as_often_as_their_importance_says",),
+    ),
+    Mutation(
+        "lists of several pieces are not numbered again",
+        "layer-wise sampling in pieces",
+        "featstore/sampling/layer.py",
+        "if pieces.is_one:",
+        "if pieces:",
+        ("tests/test_layer_sampler.py::test_a_larger_graph_in_pieces_equals_the_oracle",),
+    ),
     # -- epoch-wide sampling
     Mutation(
         "what was drawn is filled in at the next word",

@@ -208,6 +208,7 @@ def test_samplers_draw_the_same(pair: SimpleNamespace, cached: str | None) -> No
             lambda g: featstore.NeighborSampler(g, [5, 3, -1], seed=3),
             lambda g: featstore.NeighborSampler(g, [4, 0, 2], replace=True, redraw=False),
             lambda g: featstore.LaborSampler(g, [5, 5], importance_sampling=1),
+            lambda g: featstore.LayerSampler(g, [30, 40], seed=2),
         ):
             one, two = make_sampler(a), make_sampler(b)
             for index in range(4):

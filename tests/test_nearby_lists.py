@@ -39,6 +39,7 @@ def samplers(g: Any) -> list[Any]:
         featstore.NeighborSampler(g, [-1, 3], replace=True),
         featstore.LaborSampler(g, [5, 4]),
         featstore.LaborSampler(g, [4, 4], batch_dependency=3, importance_sampling=1),
+        featstore.LayerSampler(g, [30, 40], seed=2),
     ]
 
 

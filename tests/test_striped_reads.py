@@ -218,6 +218,7 @@ def test_samplers_draw_the_same(forms: SimpleNamespace, memory: str, backend: st
                     featstore.NeighborSampler(g, [5, 3, -1], seed=3),
                     featstore.NeighborSampler(g, [4, 0, 2], replace=True, redraw=False),
                     featstore.LaborSampler(g, [5, 5], importance_sampling=1),
+                    featstore.LayerSampler(g, [30, 40], seed=2),
                 )
                 for index in range(4)
             ]

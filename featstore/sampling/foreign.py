@@ -25,7 +25,9 @@ from featstore.errors import PluginError
 from featstore.sampling.batch import EDGE_ARRAYS, Block, SampledBatch, Sampler
 from featstore.sampling.epochwide import EpochSampler
 from featstore.sampling.labor import LaborSampler
+from featstore.sampling.layer import LayerSampler
 from featstore.sampling.neighbor import NeighborSampler
+from featstore.sampling.shadow import ShadowSampler
 
 __all__ = ["adjacency_of", "as_sampled", "checked_sampler", "has_own_seeds"]
 
@@ -261,7 +263,9 @@ def checked_sampler(sampler: Any, num_nodes: int, graph: Any = None) -> Sampler:
     a dataset that was opened twice, and a copy of its directory, are one graph.
     """
     _check_graph(sampler, num_nodes, graph)
-    if type(sampler) in (NeighborSampler, LaborSampler, EpochSampler) or isinstance(sampler, _CheckedSampler):
+    if type(sampler) in (NeighborSampler, LaborSampler, LayerSampler, ShadowSampler, EpochSampler) or isinstance(
+        sampler, _CheckedSampler
+    ):
         own: Sampler = sampler
         return own
     if has_own_seeds(sampler):

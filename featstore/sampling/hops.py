@@ -23,7 +23,19 @@ from featstore.graph.partlists import NearbyLists
 from featstore.graph.topology import Topology, huge_bytes
 from featstore.sampling.batch import Block, SampledBatch
 
-__all__ = ["EMPTY", "SCRATCH", "Draw", "Graph", "HopKey", "HopSampler", "Int64s", "Scratch", "as_ids", "scratch_bytes"]
+__all__ = [
+    "EMPTY",
+    "SCRATCH",
+    "Draw",
+    "FanoutSampler",
+    "Graph",
+    "HopKey",
+    "HopSampler",
+    "Int64s",
+    "Scratch",
+    "as_ids",
+    "scratch_bytes",
+]
 
 Int64s = npt.NDArray[np.int64]
 HopKey = tuple[int, int, int]  # what the draws of a hop depend on: epoch, index of the batch, number of the hop
@@ -157,7 +169,8 @@ class HopSampler(ABC):
     Parameters
     ----------
     g : Graph
-    fanouts : sequence of int
+    hop_sizes : sequence of int
+        What each hop is told to draw.
     seed : int
     redraw : bool
         See :class:`~featstore.NeighborSampler`.
@@ -165,20 +178,15 @@ class HopSampler(ABC):
     Raises
     ------
     ValueError
-        No fan-outs, a fan-out below -1 or of 2³¹ or more, a seed out of range.
+        A seed out of range.
     """
 
-    def __init__(self, g: Graph, fanouts: Sequence[int], seed: int, redraw: bool) -> None:
+    def __init__(self, g: Graph, hop_sizes: Sequence[int], seed: int, redraw: bool) -> None:
         self._g = g
         self._topology: Topology | None = None  # asked for once; asking takes the graph's lock
-        self.fanouts = tuple(operator.index(fanout) for fanout in fanouts)
+        self._hop_sizes = tuple(hop_sizes)
         self.redraw = bool(redraw)
         self.seed = operator.index(seed)
-        if not self.fanouts:
-            raise ValueError("fanouts is empty: give one number a hop")
-        for fanout in self.fanouts:
-            if not -1 <= fanout < 2**31:
-                raise ValueError(f"a fan-out is -1 (all), or from 0 to 2**31 - 1, not {fanout}")
         if not 0 <= self.seed < 2**64:
             raise ValueError(f"seed must be in [0, 2**64), not {self.seed}")
         # Deques, whose append and pop are atomic: no lock that a fork could find taken.
@@ -299,7 +307,7 @@ class HopSampler(ABC):
         if twice >= 0:
             first = int(np.flatnonzero(ids == ids[twice])[0])
             raise ValueError(f"seeds must be distinct: {ids[twice]} is at positions {first} and {twice}")
-        return [draw(scratch, hop) for hop in range(len(self.fanouts) if n_hops is None else n_hops)]
+        return [draw(scratch, hop) for hop in range(len(self._hop_sizes) if n_hops is None else n_hops)]
 
     def assemble(self, scratch: Scratch, ids: Int64s, hops: list[Block], epoch: int, index: int) -> SampledBatch:
         """Return the batch of all ``hops`` that :meth:`expand` has returned."""
@@ -324,7 +332,7 @@ class HopSampler(ABC):
             n_dst = scratch.hops.n_nodes
             self._locate(scratch, topology, cache, n_located, n_dst)
             n_located = n_dst
-            block = self._expand(scratch, topology, cache, n_dst, self.fanouts[hop], (epoch, index, hop))
+            block = self._expand(scratch, topology, cache, n_dst, self._hop_sizes[hop], (epoch, index, hop))
             if not self.redraw:
                 scratch.degree[:n_dst] = 0  # a node without neighbours draws none: these have drawn theirs
             return block
@@ -370,9 +378,38 @@ class HopSampler(ABC):
 
     @abstractmethod
     def _expand(
-        self, scratch: Scratch, topology: Topology, cache: NeighborCache | None, n_dst: int, fanout: int, at: HopKey
+        self, scratch: Scratch, topology: Topology, cache: NeighborCache | None, n_dst: int, size: int, at: HopKey
     ) -> Block:
-        """Draw for the first ``n_dst`` nodes, whose lists are located, and number what they drew."""
+        """Draw for the first ``n_dst`` nodes, whose lists are located, and number what they drew; ``size`` is the hop's."""
+
+
+class FanoutSampler(HopSampler):
+    """A sampler in which each node draws for itself, as many neighbours as its hop's fan-out says.
+
+    Parameters
+    ----------
+    g, seed, redraw
+        See :class:`HopSampler`.
+    fanouts : sequence of int
+
+    Raises
+    ------
+    ValueError
+        No fan-outs, a fan-out below -1 or of 2³¹ or more, a seed out of range.
+    """
+
+    def __init__(self, g: Graph, fanouts: Sequence[int], seed: int, redraw: bool) -> None:
+        super().__init__(g, [operator.index(fanout) for fanout in fanouts], seed, redraw)
+        if not self._hop_sizes:
+            raise ValueError("fanouts is empty: give one number a hop")
+        for fanout in self._hop_sizes:
+            if not -1 <= fanout < 2**31:
+                raise ValueError(f"a fan-out is -1 (all), or from 0 to 2**31 - 1, not {fanout}")
+
+    @property
+    def fanouts(self) -> tuple[int, ...]:
+        """Neighbours that a node draws in each hop, the seeds' own first."""
+        return self._hop_sizes
 
 
 def as_ids(seeds: Any, num_nodes: int) -> Int64s:

@@ -15,7 +15,7 @@ from featstore.config import check_at_least, check_flag
 from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.topology import Topology
 from featstore.sampling.batch import Block
-from featstore.sampling.hops import EMPTY, Graph, HopKey, HopSampler, Int64s, Scratch, scratch_bytes
+from featstore.sampling.hops import EMPTY, FanoutSampler, Graph, HopKey, Int64s, Scratch, scratch_bytes
 from featstore.sampling.rng import source_keys
 
 __all__ = ["LaborSampler"]
@@ -27,7 +27,7 @@ _MOST_DEPENDENCY = 2**32  # batches: words of 64 bits tell their phases apart
 _CONVERGED = 1e-4  # a step that takes a smaller share off the expected number of sources is the last one
 
 
-class LaborSampler(HopSampler):
+class LaborSampler(FanoutSampler):
     """Sample in-neighbours layer by layer, so that the nodes of a hop share their neighbours (LABOR).
 
     In each hop every source has one random number, the same for all destinations. A destination with ``d`` neighbours takes those
@@ -143,19 +143,19 @@ class LaborSampler(HopSampler):
         return source_keys(self.seed, epoch, index, 0 if self.layer_dependency else hop, self.batch_dependency)
 
     def _expand(
-        self, scratch: Scratch, topology: Topology, cache: NeighborCache | None, n_dst: int, fanout: int, at: HopKey
+        self, scratch: Scratch, topology: Topology, cache: NeighborCache | None, n_dst: int, size: int, at: HopKey
     ) -> Block:
         """One hop over the first ``n_dst`` nodes."""
         pool, hops = self._g.pool, scratch.hops
         keys = self.hop_key(at)
         records = None if cache is None else cache.records
-        layer = _core.Layer(hops, n_dst, fanout, *keys, records, topology.id_bytes)
+        layer = _core.Layer(hops, n_dst, size, *keys, records, topology.id_bytes)
         counts = pool.array((n_dst,), np.int64)
         n_read = min(layer.n_missing, max(layer.n_expected, _LEAST_READ))
         if self.importance_sampling and 0 < layer.n_expected < layer.n_ids:  # else all lists are taken whole, or none
             layer = _core.Layer(hops, n_dst, -1, *keys, records, topology.id_bytes)
             chosen = self._choose(scratch, layer, topology, counts, n_read)
-            self._weigh(scratch.sources, layer, fanout, chosen, counts)
+            self._weigh(scratch.sources, layer, size, chosen, counts)
         else:
             chosen = self._choose(scratch, layer, topology, counts, n_read)
         src = pool.tensor((layer.n_chosen,), torch.int64)

@@ -12,13 +12,13 @@ from featstore._core import sampler as _core
 from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.topology import Topology
 from featstore.sampling.batch import Block
-from featstore.sampling.hops import EMPTY, Graph, HopKey, HopSampler, Scratch
+from featstore.sampling.hops import EMPTY, FanoutSampler, Graph, HopKey, Scratch
 from featstore.sampling.rng import absorb, batch_key
 
 __all__ = ["NeighborSampler"]
 
 
-class NeighborSampler(HopSampler):
+class NeighborSampler(FanoutSampler):
     """Sample in-neighbours hop by hop (GraphSAGE).
 
     Parameters
@@ -78,20 +78,20 @@ class NeighborSampler(HopSampler):
         return (absorb(batch_key(self.seed, epoch, index), hop),)
 
     def _expand(
-        self, scratch: Scratch, topology: Topology, cache: NeighborCache | None, n_dst: int, fanout: int, at: HopKey
+        self, scratch: Scratch, topology: Topology, cache: NeighborCache | None, n_dst: int, size: int, at: HopKey
     ) -> Block:
         """One hop over the first ``n_dst`` nodes."""
         pool, hops = self._g.pool, scratch.hops
         (key,) = self.hop_key(at)
-        n_edges, n_missing, any_drawn = hops.count(n_dst, fanout, self.replace)
+        n_edges, n_missing, any_drawn = hops.count(n_dst, size, self.replace)
         src = pool.tensor((n_edges,), torch.int64)
         dst = pool.tensor((n_edges,), torch.int64)
-        n_draw = _core.draw_scratch(fanout) if any_drawn else 0
+        n_draw = _core.draw_scratch(size) if any_drawn else 0
         draw = pool.array((n_draw,), np.int64) if n_draw else EMPTY
         positions = pool.array((n_missing,), np.int64) if n_missing else EMPTY
         edges = pool.array((n_missing,), np.int64) if n_missing else EMPTY
         records = None if cache is None else cache.records
-        hops.start(n_dst, fanout, self.replace, key, records, topology.id_bytes, src.numpy(), dst.numpy(), draw, positions, edges)
+        hops.start(n_dst, size, self.replace, key, records, topology.id_bytes, src.numpy(), dst.numpy(), draw, positions, edges)
         if n_missing:
             found = pool.array((n_missing,), topology.id_dtype)
             self._read(scratch, topology, positions, found)

@@ -35,6 +35,10 @@ batch's key is then ``absorb(absorb(absorb(0, seed), epoch), (index + phase) // 
 ``number(phases, id) · K >> 32``, where ``phases`` is the hop's key in batch 2⁶⁴ - 1. So every number is uniform,
 it is independent of the other sources' numbers, and in each batch one number in ``K`` is a new one.
 
+Layer-wise sampling draws for the sources of a layer, in the order in which they first appear in the lists. A word stands for
+``(word >> 11) / 2⁵³``. With replacement, draw ``i`` takes the source in whose share of the summed importance ``absorb(hop, i)``
+lies. Without, source ``id`` fights the one before it with ``absorb(hop, id)`` (``layerwise.h``).
+
 References
 ----------
 Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014.

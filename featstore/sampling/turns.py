@@ -20,7 +20,7 @@ from featstore._core.epochs import TARGET_WORDS
 from featstore.budget import Reservation
 from featstore.errors import ClosedError
 from featstore.sampling.batch import SampledBatch
-from featstore.sampling.hops import Graph, HopSampler
+from featstore.sampling.hops import FanoutSampler, Graph
 from featstore.sampling.window import Window, drawn_bytes, is_wide, least_bytes
 from featstore.storage.rundir import DiskBudget, RunDirectory, finalize_here
 
@@ -35,7 +35,7 @@ Seeds = Callable[[int], torch.Tensor]  # of a batch, by its index; pure, thread-
 
 
 class Drawer(Protocol):
-    """What is needed of the sampler beside :class:`HopSampler`; see :class:`~featstore.EpochSampler`."""
+    """What is needed of the sampler beside :class:`FanoutSampler`; see :class:`~featstore.EpochSampler`."""
 
     window: int | str
     disk: int | None
@@ -48,7 +48,7 @@ class Drawer(Protocol):
     @property
     def threads(self) -> int: ...
     @property
-    def hops(self) -> HopSampler: ...
+    def hops(self) -> FanoutSampler: ...
     def sample(self, seeds: torch.Tensor, epoch: int = 0, index: int = 0) -> SampledBatch: ...
     def memory_bytes(self, n_batches: int, n_seeds: int) -> tuple[int, int]: ...
     def expected(self, n_seeds: int) -> tuple[int, int]: ...

@@ -27,7 +27,7 @@ from featstore.graph.liststream import LIST_BYTES, stream_bytes
 from featstore.sampling.access import MAX_DRAWN, costs_less_drawn
 from featstore.sampling.batch import Block, SampledBatch
 from featstore.sampling.fileturns import FileTurns
-from featstore.sampling.hops import Graph, HopSampler, Int64s, Scratch
+from featstore.sampling.hops import FanoutSampler, Graph, Int64s, Scratch
 from featstore.sampling.logs import SpillingLogs, least_log_bytes
 from featstore.storage.rundir import DiskBudget
 
@@ -133,7 +133,7 @@ class Window:
 
     Parameters
     ----------
-    sampler : HopSampler
+    sampler : FanoutSampler
         Whose batches these are; gives fan-outs, keys, and the memory of batches.
     graph : Graph
     seeds : callable
@@ -152,7 +152,7 @@ class Window:
 
     def __init__(
         self,
-        sampler: HopSampler,
+        sampler: FanoutSampler,
         graph: Graph,
         seeds: Callable[[int], Any],
         epoch: int,

@@ -99,6 +99,8 @@ SAMPLERS: dict[str, Callable[[Any], Any]] = {
     "neighbor": lambda g: featstore.NeighborSampler(g, [4, 3], seed=1),
     "with replacement": lambda g: featstore.NeighborSampler(g, [5, 2], replace=True, seed=2),
     "by layer": lambda g: featstore.LaborSampler(g, [4, 3], batch_dependency=3, seed=4),
+    "by importance": lambda g: featstore.LayerSampler(g, [20, 30], seed=4, skip=True),
+    "induced": lambda g: featstore.ShadowSampler(g, [4, 3], layers=3, seed=4),
     "epoch-wide": lambda g: featstore.EpochSampler(g, [4, 3], seed=1),
     "in windows": lambda g: featstore.EpochSampler(g, [3, -1, 2], seed=1, window=2),
     "callable": _callable,

@@ -1,0 +1,88 @@
+"""The whole neighbour lists of a batch's nodes, a piece of bounded memory at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from featstore._core.layerwise import Lists
+from featstore.gather.buffers import BufferPool
+from featstore.graph.neighborcache import NeighborCache
+from featstore.graph.topology import Topology
+from featstore.sampling.hops import Int64s, Scratch
+
+__all__ = ["Pieces"]
+
+_LEAST, _MOST = 1 << 14, 1 << 20  # ids a piece
+_BYTES_AN_ID = 32  # an id that is read, its position, its copy, its owner, and what is made of it
+_SHARE = 64  # of the budget that the pieces of one thread take
+
+Read = Callable[[Scratch, Topology, Int64s, npt.NDArray[Any]], None]
+
+
+class Pieces:
+    """Go through the lists of the first ``n_dst`` nodes of a batch, which are located; any number of times.
+
+    Parameters
+    ----------
+    scratch : Scratch
+    topology : Topology
+    cache : NeighborCache or None
+    n_dst : int
+    pool : BufferPool
+        Of the pieces' memory: 32 bytes an id, of 16,384 to 1,048,576 ids, as the budget allows.
+    total_bytes : int
+        The budget.
+    read : callable
+        ``read(scratch, topology, positions, out)`` reads ids that are not in memory.
+
+    Attributes
+    ----------
+    listed : int32 or int64 array
+        The ids of the piece at hand; its user may write over them.
+    owners : int32 array
+        The numbers of the nodes in whose lists they are, ascending.
+
+    Notes
+    -----
+    Iterating yields the number of ids of each piece. Ids read from the file are checked. What is in memory is not read.
+    """
+
+    def __init__(
+        self,
+        scratch: Scratch,
+        topology: Topology,
+        cache: NeighborCache | None,
+        n_dst: int,
+        pool: BufferPool,
+        total_bytes: int,
+        read: Read,
+    ) -> None:
+        self.lists = Lists(scratch.hops, n_dst, None if cache is None else cache.records, topology.id_bytes)
+        self._scratch, self._topology, self._read = scratch, topology, read
+        most = min(max(total_bytes // (_BYTES_AN_ID * _SHARE), _LEAST), _MOST)
+        room, n_read = min(self.lists.n_ids, most), min(self.lists.n_missing, most)
+        self.listed, self._found = (_array(pool, n, topology.id_dtype) for n in (room, n_read))
+        self.owners = _array(pool, room, np.int32)
+        self._positions = _array(pool, n_read, np.int64)
+        self.is_one = self.lists.n_ids <= room
+
+    def __iter__(self) -> Iterator[int]:
+        lists, topology = self.lists, self._topology
+        if not lists.n_ids:
+            return
+        lists.rewind()
+        while not lists.done:
+            n = lists.turn(self._positions)
+            if n:
+                self._read(self._scratch, topology, self._positions[:n], self._found[:n])
+                topology.check_found(self._positions[:n], self._found[:n])
+            while taken := lists.take(self._found[:n], self.listed, self.owners):
+                yield taken
+
+
+def _array(pool: BufferPool, n: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    return pool.array((n,), dtype) if n else np.empty(0, dtype)

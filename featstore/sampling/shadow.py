@@ -1,0 +1,119 @@
+"""Sampling of one induced subgraph a batch, for all layers (shaDow)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from featstore._core.layerwise import keep_members
+from featstore.config import check_at_least
+from featstore.sampling.batch import Block, SampledBatch
+from featstore.sampling.hops import Int64s, Scratch
+from featstore.sampling.neighbor import NeighborSampler
+from featstore.sampling.pieces import Pieces
+
+__all__ = ["ShadowSampler"]
+
+
+class ShadowSampler(NeighborSampler):
+    """Sample the seeds' neighbourhood, and give every layer all edges among its nodes (shaDow-GNN).
+
+    The nodes are those of ``NeighborSampler(g, fanouts, replace, seed, redraw=False)``: ``len(fanouts)`` hops around the seeds.
+    The edges are all edges of the graph between them, not only those that were drawn. So the number of layers does not depend on
+    the number of hops, and a deep model does not need a large neighbourhood.
+
+    Parameters
+    ----------
+    g : Graph
+        See :class:`~featstore.NeighborSampler`.
+    fanouts : sequence of int
+        Neighbours that a node draws in the hop after it joined, the seeds' own first; -1 takes all.
+    layers : int, optional
+        Blocks of a batch, one a layer of the model; at least 1, by default one a hop.
+    replace : bool
+        Draw with replacement.
+    seed : int
+        In ``[0, 2**64)``.
+
+    Raises
+    ------
+    ValueError
+        No fan-outs, a fan-out below -1 or of 2³¹ or more, a seed out of range, ``layers`` below 1.
+    TypeError
+        ``layers`` is no integer.
+
+    Notes
+    -----
+    All blocks but the last have all nodes as sources and as destinations, and all edges. The last one has the seeds as
+    destinations, and their edges: what other nodes would get in the last layer is not asked for. All blocks are views of the same
+    tensors, so a batch takes the memory of one. A training loop goes through ``batch.blocks`` as with any sampler. For a read-out
+    over all nodes of the subgraph, use ``blocks[0]`` for every layer. Run files and packs hold each block's edges.
+
+    There is one subgraph a batch, as in DGL's ``ShaDowKHopSampler``. PyG's has one a seed, side by side, with a copy of each node
+    for each seed that reaches it. With one seed a batch, both are the same.
+
+    A neighbour that is in a list twice has two edges. Edges come by destination, in the order of its list. A batch is a pure
+    function of the graph, the options and the arguments of :meth:`sample`.
+
+    The lists of all nodes are gone through, so a batch costs time in proportion to their degrees: with hubs among its nodes, that
+    is far more than their edges in the subgraph. Lists that are not in memory are read whole, a piece at a time
+    (:class:`Pieces`). Thread-safe; scratch memory as with :class:`~featstore.NeighborSampler`. Releases the GIL.
+
+    References
+    ----------
+    Zeng et al.: Decoupling the depth and scope of graph neural networks (shaDow-GNN), NeurIPS 2021.
+
+    Examples
+    --------
+    >>> sampler = ShadowSampler(g, fanouts=[10, 5], layers=5)         # doctest: +SKIP
+    >>> batch = sampler.sample(torch.arange(1000), epoch=0, index=0)  # doctest: +SKIP
+    """
+
+    def __init__(self, g: Any, fanouts: Sequence[int], layers: int | None = None, replace: bool = False, seed: int = 0) -> None:
+        super().__init__(g, fanouts, replace, seed, redraw=False)
+        if layers is not None:
+            check_at_least("layers", layers, 1)
+        self.layers = len(self.fanouts) if layers is None else int(layers)
+
+    def __repr__(self) -> str:
+        return f"ShadowSampler(fanouts={list(self.fanouts)}, layers={self.layers}, replace={self.replace}, seed={self.seed})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._g, self.fanouts, self.layers, self.replace, self.seed)
+
+    def assemble(self, scratch: Scratch, ids: Int64s, hops: list[Block], epoch: int, index: int) -> SampledBatch:
+        """Return the batch of the nodes that :meth:`expand` has numbered."""
+        n = scratch.hops.n_nodes
+        src, dst = self._induced(scratch, n)
+        n_own = int(np.searchsorted(dst.numpy(), len(ids)))
+        inner = Block(src[:n_own], dst[:n_own], n, len(ids))
+        input_ids = self._g.pool.tensor((n,), torch.int64)
+        input_ids.numpy()[:] = scratch.nodes[:n]
+        scratch.batches += 1
+        scratch.n_nodes += n
+        scratch.n_edges += len(src)
+        return SampledBatch(index, epoch, input_ids, len(ids), (Block(src, dst, n, n),) * (self.layers - 1) + (inner,))
+
+    def _induced(self, scratch: Scratch, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the edges among the first ``n`` nodes, by destination."""
+        pool, cache = self._g.pool, self._g.neighbor_cache
+        topology = self._g.topology if self._topology is None else self._topology
+        self._locate(scratch, topology, cache, 0, n)
+        pieces = Pieces(scratch, topology, cache, n, pool, self._g.budget.total, self._read)
+        numbers = pool.array((max(1, len(pieces.owners)),), np.int32)
+        kept = []
+        for n_ids in pieces:
+            n_kept = keep_members(pieces.lists, pieces.listed, pieces.owners, n_ids, numbers)
+            if n_kept:
+                found = pool.array((2, n_kept), np.int32)
+                found[0], found[1] = numbers[:n_kept], pieces.owners[:n_kept]
+                kept.append(found)
+        edges = pool.tensor((2, sum(found.shape[1] for found in kept)), torch.int64)
+        end = 0
+        for found in kept:
+            first, end = end, end + found.shape[1]
+            edges.numpy()[:, first:end] = found
+        return edges[0], edges[1]

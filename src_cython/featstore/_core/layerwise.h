@@ -1,0 +1,227 @@
+/* Kernels of layer-wise sampling (FastGCN, LADIES) and of induced subgraphs (shaDow): whole lists of a batch's nodes in pieces,
+ * the importance of the sources that they name, which of these a layer takes, and the edges to them.
+ *
+ * Sums are in doubles, in the order of the lists: pieces of any size, and all processors, get the same.
+ */
+#ifndef FEATSTORE_LAYERWISE_H
+#define FEATSTORE_LAYERWISE_H
+
+#include <math.h>
+
+#include "importance.h"
+
+/* ---------------------------------------------------------------- lists in pieces
+ * A turn reads so many ids of the file; its lists, those in memory between them too, are taken in pieces of any size. */
+static int64_t fs_take_lists(fs_layer *layer, const int64_t *degree, const int64_t *place, const void *found, void *listed,
+                             int32_t *owners, int64_t room)
+{
+    const int64_t bytes = layer->wide ? 8 : 4, stop = layer->stop_dst;
+    const char *records = (const char *)layer->records;
+    int64_t i = layer->next_dst, position = layer->next_position, n_used = layer->n_used, taken = 0;
+    for (; i < stop || position < layer->stop_position; i++, position = 0) {
+        const int64_t end = i < stop ? degree[i] : layer->stop_position, left = end - position;
+        const int64_t n = left < room - taken ? left : room - taken, at = place[i];
+        if (i + FS_AHEAD < layer->n_dst && place[i + FS_AHEAD] >= 0)
+            fs_prefetch_record(records, layer->wide, place[i + FS_AHEAD]);
+        if (n > 0)
+            memcpy((char *)listed + taken * bytes, at < 0 ? (const char *)found + n_used * bytes : records + (at + position) * bytes,
+                   (size_t)(n * bytes));
+        for (int64_t e = taken; e < taken + n; e++)
+            owners[e] = (int32_t)i;
+        n_used += at < 0 ? n : 0;
+        taken += n;
+        position += n;
+        if (n < left || i == stop) /* no room for more, or the turn ends within a list */
+            break;
+    }
+    layer->next_dst = i;
+    layer->next_position = position;
+    layer->n_used = n_used;
+    return taken;
+}
+
+/* ---------------------------------------------------------------- what a layer takes */
+
+/* Add each edge's importance to its source's: 1, or for means one over the squared degree of the destination. */
+static void fs_tally(const void *listed, int wide, const int32_t *owners, int64_t n, const int64_t *degree, int is_mean,
+                     double *importance, int64_t *n_edges)
+{
+    for (int64_t e = 0; e < n; e++) {
+        const int64_t t = fs_record(listed, wide, e);
+        if (is_mean) {
+            const double share = 1 / (double)degree[owners[e]];
+            importance[t] += share * share;
+        } else {
+            importance[t] += 1;
+        }
+        n_edges[t]++;
+    }
+}
+
+/* Number of a node, or -1 where it has none. */
+FS_INLINE int64_t fs_find(const fs_hop *hop, int64_t id)
+{
+    uint64_t slot = fs_slot(hop->shape, id);
+    for (;;) {
+        const uint64_t entry = hop->table[slot];
+        const uint32_t number = (uint32_t)entry - hop->base;
+        if (number >= (uint64_t)hop->n_nodes)
+            return -1;
+        if (entry >> 32 == (uint32_t)id && (hop->exact || hop->nodes[number] == id))
+            return number;
+        slot = (slot + 1) & hop->shape.mask;
+    }
+}
+
+/* A number in [0, 1): 53 bits of a word. */
+FS_INLINE double fs_unit(uint64_t word)
+{
+    return (double)(word >> 11) * 0x1p-53;
+}
+
+/* Let no source draw that the batch has already: its importance becomes minus one. */
+static void fs_set_certain(const fs_hop *batch, const int64_t *ids, double *importance, int64_t n)
+{
+    for (int64_t t = 0; t < n; t++) {
+        if (t + FS_FORE < n)
+            __builtin_prefetch(&batch->table[fs_slot(batch->shape, ids[t + FS_FORE])]);
+        if (fs_find(batch, ids[t]) >= 0)
+            importance[t] = -1;
+    }
+}
+
+/* Take `size` sources without replacement, each with probability min(1, scale * importance): the scale is such that these sum to
+ * `size`. Ordered pivotal sampling (Deville and Tille 1998; Chauvet 2012): source after source fights the one that is undecided,
+ * by its own number under `key`, and the probabilities are met exactly. importance[] receives one over the probability of what is
+ * taken, and 0 for the rest. Entries below 0 are taken anyway, beside the `size`. */
+static void fs_draw_distinct(const int64_t *ids, double *importance, int64_t n, int64_t size, uint64_t key)
+{
+    double limit = INFINITY, scale = 0, carried = 0; /* what is above `limit` is certain */
+    int64_t left = size, held = -1, n_open = 0;
+    double held_factor = 0;
+    for (int64_t t = 0; t < n; t++)
+        n_open += importance[t] >= 0;
+    if (n_open <= size) {
+        for (int64_t t = 0; t < n; t++)
+            importance[t] = 1;
+        return;
+    }
+    for (;;) {
+        double sum = 0, next;
+        int64_t n_above = 0;
+        for (int64_t t = 0; t < n; t++)
+            sum += importance[t] >= 0 && importance[t] < limit ? importance[t] : 0;
+        scale = (double)left / sum;
+        next = 1 / scale;
+        for (int64_t t = 0; t < n; t++)
+            n_above += importance[t] >= next && importance[t] < limit;
+        if (!n_above)
+            break;
+        limit = next;
+        left -= n_above;
+        if (left <= 0)
+            break;
+    }
+    for (int64_t t = 0; t < n; t++) {
+        const double own = importance[t], p = scale * own, sum = carried + p;
+        if (own < 0 || own >= limit) {
+            importance[t] = 1;
+            continue;
+        }
+        importance[t] = 0;
+        if (left <= 0)
+            continue;
+        if (held < 0) {
+            held = t, carried = p, held_factor = 1 / p;
+            continue;
+        }
+        const double u = fs_unit(fs_absorb(key, (uint64_t)ids[t]));
+        if (sum < 1) { /* one of the two is out, and the other goes on with the chances of both */
+            if (u * sum >= carried)
+                held = t, held_factor = 1 / p;
+            carried = sum;
+        } else { /* one of the two is taken, and the other goes on with what is left */
+            if (u * (2 - sum) < 1 - p) {
+                importance[held] = held_factor;
+                held = t, held_factor = 1 / p;
+            } else {
+                importance[t] = 1 / p;
+            }
+            carried = sum - 1;
+        }
+    }
+    if (held >= 0 && carried >= 0.5) /* 0 or 1, but for rounding */
+        importance[held] = held_factor;
+}
+
+/* Draw `size` times with replacement, source t with probability q = importance / sum each time: importance[] receives the number
+ * of times over size * q. Entries below 0 are taken, once, beside these. upto: n numbers; drawn: `size`. */
+static void fs_draw_again(double *importance, int64_t n, int64_t size, uint64_t key, double *upto, int64_t *drawn)
+{
+    double sum = 0;
+    int64_t last = -1;
+    for (int64_t t = 0; t < n; t++) {
+        if (importance[t] > 0) {
+            sum += importance[t];
+            last = t;
+        }
+        upto[t] = sum;
+    }
+    if (last >= 0)
+        for (int64_t i = 0; i < size; i++) {
+            const double at = fs_unit(fs_absorb(key, (uint64_t)i)) * sum;
+            int64_t low = 0, high = last; /* the first whose sum is above */
+            while (low < high) {
+                const int64_t middle = low + (high - low) / 2;
+                if (upto[middle] > at)
+                    high = middle;
+                else
+                    low = middle + 1;
+            }
+            drawn[i] = low;
+        }
+    for (int64_t t = 0; t < n; t++)
+        upto[t] = 0;
+    if (last >= 0)
+        for (int64_t i = 0; i < size; i++)
+            upto[drawn[i]]++;
+    for (int64_t t = 0; t < n; t++)
+        importance[t] = importance[t] < 0 ? 1 : upto[t] > 0 ? upto[t] / ((double)size * importance[t] / sum) : 0;
+}
+
+/* ---------------------------------------------------------------- edges */
+
+/* Add the edges to what was taken: ids, destinations and weights, from `at` on; returns where they end. */
+static int64_t fs_take_edges(const void *listed, int wide, const int32_t *owners, int64_t n, const int64_t *degree, int is_mean,
+                             const int64_t *ids, const double *factors, int64_t at, int64_t *src, int64_t *dst, float *weights)
+{
+    for (int64_t e = 0; e < n; e++) {
+        const int64_t t = fs_record(listed, wide, e);
+        const double factor = factors[t];
+        if (factor > 0) {
+            src[at] = ids[t];
+            dst[at] = owners[e];
+            weights[at++] = (float)(is_mean ? factor / (double)degree[owners[e]] : factor);
+        }
+    }
+    return at;
+}
+
+/* The numbers of those ids listed that the batch has, with their owners; returns how many. */
+static int64_t fs_keep_members(const fs_hop *batch, const void *listed, int wide, int32_t *owners, int64_t n, int32_t *numbers)
+{
+    int64_t kept = 0;
+    for (int64_t e = 0; e < n && e < FS_FORE; e++)
+        __builtin_prefetch(&batch->table[fs_slot(batch->shape, fs_record(listed, wide, e))]);
+    for (int64_t e = 0; e < n; e++) {
+        if (e + FS_FORE < n)
+            __builtin_prefetch(&batch->table[fs_slot(batch->shape, fs_record(listed, wide, e + FS_FORE))]);
+        const int64_t number = fs_find(batch, fs_record(listed, wide, e));
+        numbers[kept] = (int32_t)number;
+        owners[kept] = owners[e];
+        kept += number >= 0;
+    }
+    return kept;
+}
+
+#endif

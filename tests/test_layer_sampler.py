@@ -1,0 +1,321 @@
+"""Layer-wise sampling against a sampler in plain Python; its sums and probabilities have no bias."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import featstore
+from featstore import LayerSampler
+from featstore.errors import BudgetError, CorruptionError
+from featstore.sampling.rng import absorb, batch_key
+from tests.array_graphs import ArrayGraph, graph_of, graphs, random_graph
+from tests.test_draws import chi_square_limit
+from tests.test_sampler import WORDS, same
+
+Blocks = list[tuple[list[int], list[int], list[float], int, int]]
+
+
+# ---------------------------------------------------------------- the oracle: one neighbour at a time, Python numbers
+
+
+def unit(word: int) -> float:
+    return (word >> 11) * 2.0**-53
+
+
+def draw_distinct(importance: dict[int, float], size: int, key: int) -> dict[int, float]:
+    """Return the factors of what is taken, by id; ``importance`` is in the order of first appearance."""
+    if len(importance) <= size:
+        return dict.fromkeys(importance, 1.0)
+    factors: dict[int, float] = {}
+    undecided = dict(importance)
+    while True:
+        total = 0.0
+        for weight in undecided.values():
+            total += weight
+        scale = (size - len(factors)) / total
+        certain = [id for id, weight in undecided.items() if weight >= 1 / scale]
+        if not certain:
+            break
+        for id in certain:
+            factors[id] = 1.0
+            del undecided[id]
+        if len(factors) >= size:
+            return factors
+    held, carried = -1, 0.0
+    for id, weight in undecided.items():
+        p = scale * weight
+        if held < 0:
+            held, carried = id, p
+            continue
+        u, both = unit(absorb(key, id)), carried + p
+        if both < 1:
+            held = id if u * both >= carried else held
+            carried = both
+        else:
+            wins_held = u * (2 - both) < 1 - p
+            winner, held = (held, id) if wins_held else (id, held)
+            factors[winner] = 1 / (scale * importance[winner])
+            carried = both - 1
+    if carried >= 0.5:
+        factors[held] = 1 / (scale * importance[held])
+    return factors
+
+
+def draw_again(importance: dict[int, float], size: int, key: int) -> dict[int, float]:
+    if not importance:
+        return {}
+    upto, total = [], 0.0
+    for weight in importance.values():
+        total += weight
+        upto.append(total)
+    ids, times = list(importance), dict[int, int]()
+    for i in range(size):
+        at = unit(absorb(key, i)) * total
+        id = ids[min(next((k for k, end in enumerate(upto) if end > at), len(ids) - 1), len(ids) - 1)]
+        times[id] = times.get(id, 0) + 1
+    return {id: n / (size * importance[id] / total) for id, n in times.items()}
+
+
+def oracle(
+    g: ArrayGraph, seeds: list[int], sizes: list[int], keys: tuple[int, int, int], skip: bool, replace: bool, op: str
+) -> tuple[list[int], Blocks]:
+    nodes = list(seeds)
+    number = {node: i for i, node in enumerate(nodes)}
+    blocks: Blocks = []
+    for hop, size in enumerate(sizes):
+        n_dst = len(nodes)
+        lists = [g.indices[int(g.indptr[v]) : int(g.indptr[v + 1])].tolist() for v in nodes]
+        importance: dict[int, float] = {}
+        for neighbours in lists:
+            share = 1.0 if op == "sum" else (1 / len(neighbours)) * (1 / len(neighbours)) if neighbours else 0.0
+            for source in neighbours:
+                importance[source] = importance.get(source, 0.0) + share
+        own = dict.fromkeys((id for id in importance if skip and id in number), 1.0)
+        others = {id: weight for id, weight in importance.items() if id not in own}
+        key = absorb(batch_key(*keys), hop)
+        factors = own | (draw_again if replace else draw_distinct)(others, size, key)
+        src, dst, weights = [], [], []
+        for i, neighbours in enumerate(lists):
+            for source in neighbours:
+                if source in factors:
+                    if source not in number:
+                        number[source] = len(nodes)
+                        nodes.append(source)
+                    src.append(number[source])
+                    dst.append(i)
+                    weights.append(float(np.float32(factors[source] / (len(neighbours) if op == "mean" else 1))))
+        blocks.append((src, dst, weights, len(nodes), n_dst))
+    return nodes, blocks[::-1]
+
+
+def check_against_oracle(
+    g: ArrayGraph, seeds: list[int], sizes: list[int], keys: tuple[int, int, int] = (0, 0, 0), **options: Any
+) -> None:
+    options = {"skip": False, "replace": False, "op": "sum", **options}
+    seed, epoch, index = keys
+    batch = LayerSampler(g, sizes, seed, **options).sample(torch.tensor(seeds, dtype=torch.int64), epoch, index)
+    nodes, blocks = oracle(g, seeds, sizes, keys, **options)
+    assert batch.input_ids.tolist() == nodes
+    assert (batch.index, batch.epoch, batch.n_seeds) == (index, epoch, len(seeds))
+    found = [(b.src.tolist(), b.dst.tolist(), weights_of(b).tolist(), b.n_src, b.n_dst) for b in batch.blocks]
+    assert found == blocks
+
+
+def weights_of(block: featstore.Block) -> torch.Tensor:
+    assert block.weight is not None
+    assert block.weight.dtype == torch.float32
+    return block.weight
+
+
+def same_weighted(a: featstore.SampledBatch, b: featstore.SampledBatch) -> bool:
+    return same(a, b) and all(torch.equal(weights_of(x), weights_of(y)) for x, y in zip(a.blocks, b.blocks, strict=True))
+
+
+SIZES = st.lists(st.sampled_from([1, 2, 3, 5, 10, 33, 1000]), min_size=1, max_size=3)
+OPTIONS = {"skip": st.booleans(), "replace": st.booleans(), "op": st.sampled_from(["sum", "mean"])}
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), g=graphs(), sizes=SIZES, keys=st.tuples(WORDS, WORDS, WORDS), options=st.fixed_dictionaries(OPTIONS))
+def test_small_graphs_equal_the_oracle_whatever_is_cached(
+    data: st.DataObject, g: ArrayGraph, sizes: list[int], keys: tuple[int, int, int], options: dict[str, Any]
+) -> None:
+    seeds = data.draw(st.lists(st.integers(0, g.num_nodes - 1), unique=True))
+    n_ids = data.draw(st.integers(0, len(g.indices) + g.num_nodes))
+    for variant in (g, g.cached(), g.cached(n_ids)):
+        check_against_oracle(variant, seeds, sizes, keys, **options)
+
+
+@pytest.mark.parametrize("id_bytes", [4, 8])
+@pytest.mark.parametrize("options", [{}, {"skip": True}, {"replace": True, "op": "mean"}, {"op": "mean", "skip": True}])
+def test_a_larger_graph_in_pieces_equals_the_oracle(
+    id_bytes: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scratch grows in the middle of a layer; pieces and turns end within lists."""
+    g = random_graph(6_000, 8, id_bytes=id_bytes)
+    seeds = list(range(0, 3_000, 3))
+    check_against_oracle(g, seeds, [700, 2_000], **options)
+    monkeypatch.setattr("featstore.sampling.pieces._LEAST", 37)
+    monkeypatch.setattr("featstore.sampling.pieces._MOST", 37)
+    for variant in (g, g.cached(), g.cached(20_000)):
+        check_against_oracle(variant, seeds, [700, 2_000], **options)
+
+
+# ---------------------------------------------------------------- statistics, with fixed seeds
+
+LISTS = [[8, 9, 10, 11], [8, 8, 12], [], [9, 13, 14, 15, 16, 17, 18], [3, 8], [0, 4, 19], *([[]] * 14)]
+SEEDS = torch.tensor([0, 1, 2, 3, 4, 5])
+N_DRAWS = 10_000
+
+
+@pytest.mark.parametrize("op", ["sum", "mean"])
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("skip", [False, True])
+@pytest.mark.parametrize("size", [1, 4])
+def test_weighted_sums_have_no_bias(op: str, replace: bool, skip: bool, size: int) -> None:
+    """The mean of 10⁴ draws lies within 4 standard errors of the exact sum over all neighbours, for each destination."""
+    g = graph_of(LISTS)
+    x = np.random.default_rng(3).uniform(0.5, 2, len(LISTS))
+    sampler = LayerSampler(g, [size], seed=1, skip=skip, replace=replace, op=op)
+    sums = np.zeros((N_DRAWS, len(SEEDS)))
+    for index in range(N_DRAWS):
+        batch = sampler.sample(SEEDS, 0, index)
+        (block,) = batch.blocks
+        rows = x[batch.input_ids.numpy()[block.src.numpy()]]
+        np.add.at(sums[index], block.dst.numpy(), weights_of(block).numpy() * rows)
+    exact = np.array(
+        [x[np.array(own, np.int64)].sum() / (len(own) if op == "mean" and own else 1) for own in LISTS[: len(SEEDS)]]
+    )
+    error = sums.std(0, ddof=1) / math.sqrt(N_DRAWS)
+    assert (np.abs(sums.mean(0) - exact) <= 4 * error + 1e-6).all()
+    assert (sums[:, 2] == 0).all()  # it has no neighbours
+
+
+def test_nodes_are_taken_as_often_as_their_importance_says() -> None:
+    """Chi-square of how often each of 100 nodes is among the 20 that are taken, of distinct importance."""
+    rng = np.random.default_rng(0)
+    lists = [rng.choice(np.arange(50, 150), rng.integers(5, 60), replace=False).tolist() for _ in range(50)] + [[]] * 100
+    sampler, seeds, size = LayerSampler(graph_of(lists), [20], seed=4), torch.arange(50), 20
+    importance = np.bincount(np.concatenate(lists).astype(np.int64), minlength=150)[50:]
+    expected = size * importance / importance.sum()
+    assert expected.max() < 1
+    counts = np.zeros(100)
+    for index in range(N_DRAWS):
+        ids = sampler.sample(seeds, 0, index).input_ids.numpy()
+        assert len(ids) == 70  # exactly as many as were asked for
+        counts[ids[50:] - 50] += 1
+    spread = (counts - N_DRAWS * expected) ** 2 / (N_DRAWS * expected * (1 - expected))
+    assert spread.sum() < chi_square_limit(100)
+
+
+# ---------------------------------------------------------------- traps
+
+
+def test_a_layer_larger_than_the_neighbourhood_is_all_of_it() -> None:
+    g = random_graph(300, 6)
+    batch = LayerSampler(g, [1000]).sample(torch.arange(10))
+    (block,) = batch.blocks
+    (whole,) = featstore.NeighborSampler(g, [-1]).sample(torch.arange(10)).blocks
+    assert torch.equal(block.src, whole.src)
+    assert torch.equal(block.dst, whole.dst)
+    assert (weights_of(block) == 1).all()
+
+
+def test_skip_connections_take_what_the_batch_has() -> None:
+    g = random_graph(400, 20)
+    seeds = torch.arange(60)
+    plain, skipping = (LayerSampler(g, [15, 15], seed=2, skip=skip).sample(seeds) for skip in (False, True))
+    for batch in (plain, skipping):
+        assert len(batch.input_ids) <= 90
+    outer = skipping.blocks[0]
+    own = outer.src < outer.n_dst
+    assert (weights_of(outer)[own] == 1).all()
+    nodes = skipping.input_ids[: outer.n_dst].tolist()
+    among = sum(int(np.isin(g.indices[g.indptr[v] : g.indptr[v + 1]], nodes).sum()) for v in nodes)
+    assert int(own.sum()) == among
+    assert len(outer.src) - among > 0
+    assert outer.n_src - outer.n_dst == 15
+
+
+def test_no_nodes_no_seeds_no_neighbours() -> None:
+    empty = ArrayGraph(np.zeros(1, np.int64), np.zeros(0, np.int32))
+    for replace in (False, True):
+        assert [b.n_src for b in LayerSampler(empty, [3, 2], replace=replace).sample([]).blocks] == [0, 0]
+        batch = LayerSampler(graph_of([[], [], [0]]), [3, 2], replace=replace).sample([1, 0])
+        assert batch.input_ids.tolist() == [1, 0]
+        assert [len(weights_of(block)) for block in batch.blocks] == [0, 0]
+
+
+def test_what_is_refused() -> None:
+    g = random_graph(20, 3)
+    for sizes, error, match in (
+        ([], ValueError, "sizes is empty"),
+        ([5, 0], ValueError, "from 1 to"),
+        ([-1], ValueError, "from 1 to"),
+        ([2**31], ValueError, "from 1 to"),
+        ([2.5], TypeError, "integer"),
+        (["3"], TypeError, "integer"),
+    ):
+        with pytest.raises(error, match=match):
+            LayerSampler(g, sizes)  # type: ignore[arg-type]
+    for options in ({"op": "max"}, {"seed": -1}, {"seed": 2**64}):
+        with pytest.raises(ValueError, match=r"op is one of|seed must be"):
+            LayerSampler(g, [2], **options)  # type: ignore[arg-type]
+    for name in ("skip", "replace"):
+        with pytest.raises(TypeError, match=name):
+            LayerSampler(g, [2], **{name: "yes"})  # type: ignore[arg-type]
+    sampler = LayerSampler(g, [2])
+    with pytest.raises(IndexError, match="seed 20 at position 1"):
+        sampler.sample([3, 20])
+    with pytest.raises(ValueError, match="distinct"):
+        sampler.sample([3, 4, 3])
+    with pytest.raises(TypeError, match="integers"):
+        sampler.sample(torch.rand(3))
+
+
+def test_a_damaged_list_is_found_and_the_sampler_goes_on() -> None:
+    g = random_graph(200, 5)
+    sampler, seeds = LayerSampler(g, [10]), torch.arange(50)
+    expected = sampler.sample(seeds)
+    at = int(g.indptr[7])
+    right, g.indices[at] = int(g.indices[at]), 200
+    with pytest.raises(CorruptionError):
+        sampler.sample(seeds)
+    g.indices[at] = right
+    assert same_weighted(sampler.sample(seeds), expected)
+
+
+def test_threads_pickles_and_caches_change_nothing(small: Any) -> None:
+    seeds = torch.from_numpy(small.train_idx[:60])
+    with featstore.open(small.path, memory="64MB") as g:
+        sampler = LayerSampler(g, [30, 40], seed=7, skip=True)
+        assert repr(sampler) == "LayerSampler(sizes=[30, 40], seed=7, skip=True, replace=False, op='sum')"
+        expected = [sampler.sample(seeds, 1, index) for index in range(8)]
+        assert all(len(batch.input_ids) <= 60 + 30 + 40 for batch in expected)
+        with ThreadPoolExecutor(4) as threads:
+            found = list(threads.map(lambda index: sampler.sample(seeds, 1, index), range(8)))
+        assert all(map(same_weighted, found, expected))
+        assert sampler.stats()["batches"] == 16
+        again = pickle.loads(pickle.dumps(sampler))
+        assert same_weighted(again.sample(seeds, 1, 3), expected[3])
+        again.graph.close()
+        g.cache_neighbors("40KiB")
+        assert same_weighted(sampler.sample(seeds, 1, 5), expected[5])
+
+
+def test_memory_is_asked_for() -> None:
+    g = random_graph(60_000, 10)
+    sampler, seeds = LayerSampler(g, [5_000]), torch.arange(30_000)
+    expected = sampler.sample(seeds)
+    with g.budget.reserve("another", g.budget.available - 100_000), pytest.raises(BudgetError):
+        LayerSampler(g, [5_000]).sample(seeds)
+    assert same_weighted(sampler.sample(seeds), expected)
