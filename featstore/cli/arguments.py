@@ -20,8 +20,10 @@ from featstore.sampling.batch import Sampler
 from featstore.sampling.batches import Batches, RandomBatches
 from featstore.sampling.epochwide import EpochSampler
 from featstore.sampling.labor import LaborSampler
+from featstore.sampling.layer import LayerSampler
 from featstore.sampling.neighbor import NeighborSampler
 from featstore.sampling.partitionbatches import PartitionBatches
+from featstore.sampling.shadow import ShadowSampler
 from featstore.strategies.base import Strategy
 from featstore.strategies.options import CACHE, DISK, options_of
 from featstore.strategies.registry import available_strategies, find_strategy
@@ -40,6 +42,7 @@ __all__ = [
     "make_batches",
     "make_labor",
     "make_sampler",
+    "n_layers",
     "open_graph",
     "opening",
     "positive",
@@ -144,10 +147,24 @@ def add_sampling(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *, m
         parser.add_argument(
             "--sampler",
             action=Given,
-            choices=["neighbor", "labor", "epoch"],
+            choices=["neighbor", "labor", "layer", "shadow", "epoch"],
             default="neighbor",
-            help="neighbor (default); labor: nodes share their neighbours, so that fewer rows are read; epoch: as neighbor "
-            "(or --draws labor), but an epoch's batches are drawn at once, which reads a file of neighbour lists in sequence",
+            help="neighbor (default); labor: nodes share their neighbours, so that fewer rows are read; layer: --layer-sizes "
+            "nodes a layer, by importance; shadow: one subgraph for all --layers; epoch: as neighbor (or --draws labor), but an "
+            "epoch's batches are drawn at once, which reads a file of neighbour lists in sequence",
+        ),
+        parser.add_argument(
+            "--layer-sizes",
+            action=Given,
+            type=_fanouts,
+            help="nodes of each layer, the seeds' first, such as 512,512 (with --sampler layer, which has no fan-outs)",
+        ),
+        parser.add_argument(
+            "--layers",
+            action=Given,
+            type=positive,
+            metavar="N",
+            help="layers of the model (with --sampler shadow; default: as many as there are fan-outs)",
         ),
         parser.add_argument(
             "--draws",
@@ -296,12 +313,23 @@ def make_sampler(graph: OutOfCoreGraph, options: argparse.Namespace) -> Sampler:
         ("draws", options.sampler == "epoch", "--sampler epoch"),
         ("batch_dependency", by_layers, "--sampler labor or --draws labor"),
         ("importance_sampling", options.sampler == "labor", "--sampler labor"),
+        ("layer_sizes", options.sampler == "layer", "--sampler layer"),
+        ("layers", options.sampler == "shadow", "--sampler shadow"),
     ):
         if getattr(options, name) is not None and not fits:
             raise ValueError(f"--{name.replace('_', '-')} goes with {takers}, not {options.sampler}")
+    if options.sampler == "layer":
+        if options.layer_sizes is None:
+            raise ValueError("--sampler layer needs --layer-sizes: the number of nodes of each layer, such as 512,512")
+        if "fanouts" in getattr(options, "given", ()):
+            raise ValueError("--fanouts goes with other samplers, not layer, which takes --layer-sizes")
     cache_neighbors(graph, options)
     if options.sampler == "labor":
         return make_labor(graph, options)
+    if options.sampler == "layer":
+        return LayerSampler(graph, options.layer_sizes, options.seed)
+    if options.sampler == "shadow":
+        return ShadowSampler(graph, options.fanouts, options.layers, seed=options.seed)
     if options.sampler == "epoch":
         return EpochSampler(
             graph,
@@ -312,6 +340,13 @@ def make_sampler(graph: OutOfCoreGraph, options: argparse.Namespace) -> Sampler:
             window=options.window or "auto",
         )
     return NeighborSampler(graph, options.fanouts, seed=options.seed)
+
+
+def n_layers(options: argparse.Namespace) -> int:
+    """Return how many blocks the batches of :func:`make_sampler` have."""
+    if options.sampler == "layer":
+        return len(options.layer_sizes)
+    return options.layers or len(options.fanouts)
 
 
 def make_labor(graph: OutOfCoreGraph, options: argparse.Namespace) -> LaborSampler:

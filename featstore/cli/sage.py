@@ -17,9 +17,17 @@ __all__ = ["GraphSAGE", "SageLayer", "mean_of_neighbors"]
 def mean_of_neighbors(h: torch.Tensor, block: Block) -> torch.Tensor:
     """Return the mean over each destination's drawn neighbours, shape (n_dst, d); zero where it has none.
 
+    Of a block with weights, the weighted mean: the sum of the weights estimates the number of all neighbours.
+
     ``index_select`` and ``index_add_`` add in the order of the edges, forward and backward: the same bits in every run.
     """
-    total = h.new_zeros(block.n_dst, h.shape[1]).index_add_(0, block.dst, h.index_select(0, block.src))
+    messages = h.index_select(0, block.src)
+    if block.weight is not None:
+        weight = block.weight.to(h.dtype)
+        total = h.new_zeros(block.n_dst, h.shape[1]).index_add_(0, block.dst, messages * weight[:, None])
+        share = h.new_zeros(block.n_dst).index_add_(0, block.dst, weight)
+        return total / torch.where(share > 0, share, 1)[:, None]
+    total = h.new_zeros(block.n_dst, h.shape[1]).index_add_(0, block.dst, messages)
     degree = torch.bincount(block.dst, minlength=block.n_dst).clamp_(min=1)
     return total / degree[:, None]
 

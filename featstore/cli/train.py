@@ -24,6 +24,7 @@ from featstore.cli.arguments import (
     add_strategy_options,
     make_batches,
     make_sampler,
+    n_layers,
     open_graph,
     opening,
     positive,
@@ -125,7 +126,7 @@ def _in_place_of_its_dataset(path: str | os.PathLike[str], options: argparse.Nam
     if "strategy" in getattr(options, "given", ()) and options.strategy != "packed":
         raise ValueError(f"--strategy {options.strategy} needs a dataset: {name} is a pack, which runs its own batches")
     unused = [option for option in ("neighbor_cache", "neighbor_policy") if getattr(options, option) is not None]
-    sampling = {"sampler", "draws", "window", "batch_dependency", "importance_sampling"}
+    sampling = {"sampler", "draws", "window", "batch_dependency", "importance_sampling", "layer_sizes", "layers"}
     unused += sorted(sampling & set(getattr(options, "given", ())))
     for option in unused:
         raise ValueError(f"--{option.replace('_', '-')} goes with a dataset: {name} is a pack, from which nothing is sampled")
@@ -164,7 +165,7 @@ def train_as_asked(path: str | os.PathLike[str], options: argparse.Namespace, *,
         return train(
             graph,
             sampler,
-            len(options.fanouts),
+            n_layers(options),
             feature=options.feature,
             labels=options.labels,
             hidden=options.hidden,
@@ -194,10 +195,10 @@ def _checked_pack(stack: ExitStack, graph: OutOfCoreGraph | PackedGraph, options
     options.batch_size = pack.record["batch_size"] or options.batch_size
     if isinstance(graph, PackedGraph) and "fanouts" not in getattr(options, "given", ()):
         options.fanouts = options.fanouts[:1] * pack.n_hops  # how many they are is all that a model wants to know
-    if len(pack) and pack.n_hops != len(options.fanouts):
-        raise ValueError(
-            f"{options.pack} has samples of {pack.n_hops} hops, --fanouts has {len(options.fanouts)}: give {pack.n_hops} numbers"
-        )
+    if len(pack) and pack.n_hops != (n := n_layers(options)):
+        option = {"layer": "layer-sizes", "shadow": "layers"}.get(options.sampler, "fanouts")
+        what = f"is {n}" if option == "layers" else f"has {n}: give {pack.n_hops} numbers"
+        raise ValueError(f"{options.pack} has samples of {pack.n_hops} hops, --{option} {what}")
     if options.strategy == "packed" and options.cache is None:
         wanted, store = options.device_cache, graph.features[options.feature]
         n_device = None
