@@ -30,9 +30,12 @@ from featstore.budget import Budget
 from featstore.gather.buffers import BufferPool
 from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.topology import CscTopology, huge_bytes
+from featstore.sampling.batch import SampledBatch
 from featstore.sampling.labor import LaborSampler
+from featstore.sampling.layer import LayerSampler
 from featstore.sampling.neighbor import NeighborSampler
 from featstore.sampling.rng import batch_key
+from featstore.sampling.shadow import ShadowSampler
 from featstore.storage.rowfile import RowFile
 
 FANOUTS = (10, 10, 10)
@@ -193,6 +196,48 @@ def layers(args: argparse.Namespace, report: Report, folder: Path, work: Workloa
     view.neighbor_cache = None
 
 
+def whole_lists(args: argparse.Namespace, report: Report, folder: Path, work: Workload, view: View) -> None:
+    """Layers of a fixed size and induced subgraphs, the adjacency in memory: edges gone through, against edges drawn."""
+    view.neighbor_cache = NeighborCache.build(view.topology, view.budget)
+    parts = torch.from_numpy(work.seeds).split(BATCH_SIZE)[: 4 if args.tiny else args.batches]
+    degrees = torch.from_numpy(np.diff(work.indptr))
+    samplers: dict[str, Any] = {
+        "neighbor": NeighborSampler(view, FANOUTS[:2]),
+        "LayerSampler": LayerSampler(view, [2000, 2000]),
+        "LayerSampler, replace": LayerSampler(view, [2000, 2000], replace=True),
+        "ShadowSampler": ShadowSampler(view, FANOUTS[:2]),
+    }
+
+    def touched(name: str, batch: SampledBatch) -> int:
+        if name == "neighbor":
+            return sum(len(block.src) for block in batch.blocks)
+        looked_at = batch.blocks[:1] if name == "ShadowSampler" else batch.blocks
+        return sum(int(degrees[batch.input_ids[: block.n_dst]].sum()) for block in looked_at)
+
+    counts = {name: [touched(name, s.sample(part, 0, i)) for i, part in enumerate(parts)] for name, s in samplers.items()}
+
+    def side(name: str) -> float:
+        def sample(index: int) -> int:
+            samplers[name].sample(parts[index], 0, index)
+            return counts[name][index]
+
+        return rate(sample, len(parts), 1)
+
+    results = alternate(args.runs, {name: partial(side, name) for name in samplers}, warm_up=1)
+    for name in samplers:
+        if name != "neighbor":
+            report.figure(
+                f"edges gone through in memory, 1 thread, {name}",
+                results[name],
+                "edges/s",
+                reference="edges that NeighborSampler draws, same thread",
+                references=results["neighbor"],
+                edges_a_batch=round(sum(counts[name]) / len(parts)),
+            )
+    view.neighbor_cache.close()
+    view.neighbor_cache = None
+
+
 def disk(args: argparse.Namespace, report: Report, folder: Path, work: Workload, view: View) -> None:
     """Lists of the nodes with the highest out- to in-degree ratio in memory, a tenth of the adjacency; the rest on disk."""
     out_degree = np.bincount(work.indices, minlength=view.num_nodes)
@@ -248,7 +293,7 @@ def run(args: argparse.Namespace, report: Report) -> None:
             featstore.OutOfCoreGraph.create(path, work.indptr, work.indices, progress=False).close()
         with featstore.open(path, memory="2GiB") as g:
             view = View(g.num_nodes, g.topology, None, g.pool, g.budget)
-            for group in (memory, layers, disk):
+            for group in (memory, layers, whole_lists, disk):
                 if args.only in group.__name__:
                     group(args, report, folder, work, view)
 
