@@ -310,10 +310,15 @@ def test_lists_longer_than_memory(tmp_path: Path, seed: int, monkeypatch: pytest
 def test_lists_that_are_sorted_already_take_the_short_way_to_the_same(tmp_path: Path) -> None:
     indptr, indices = random_csc(100, 3000)
     ascending = canonical(indptr, indices)
-    np.testing.assert_array_equal(building._sort_lists(ascending.copy(), np.diff(indptr), 100), ascending)
-    np.testing.assert_array_equal(building._sort_lists(indices.copy(), np.diff(indptr), 100), ascending)
-    # More bits than one key holds: two keys.
-    np.testing.assert_array_equal(building._sort_lists(indices.copy(), np.diff(indptr), 2**60), ascending)
+    found, order = building._sort_lists(ascending.copy(), np.diff(indptr), 100)
+    np.testing.assert_array_equal(found, ascending)
+    assert order is None
+    # A key with the place, the key alone, two keys: as many bits as one word holds, or more.
+    for n in (100, 2**54, 2**60):
+        found, order = building._sort_lists(indices.copy(), np.diff(indptr), n)
+        np.testing.assert_array_equal(found, ascending)
+        owner = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
+        np.testing.assert_array_equal(order, np.lexsort((indices, owner)))
 
 
 @pytest.mark.parametrize(

@@ -99,22 +99,34 @@ def test_every_form_of_input(tmp_path: Path, form: str, monkeypatch: pytest.Monk
     ]
 
 
-@given(st.integers(1, 50), st.integers(0, 300), st.integers(0, 2**32), st.integers(1, 40), st.integers(2, 5))
-def test_any_edges_at_any_bound(tmp_path: Path, n: int, n_edges: int, seed: int, cap: int, fan_out: int) -> None:
+@given(
+    st.integers(1, 50),
+    st.integers(0, 300),
+    st.integers(0, 2**32),
+    st.integers(1, 40),
+    st.integers(2, 5),
+    st.sampled_from([0, 4, 8]),
+)
+def test_any_edges_at_any_bound(tmp_path: Path, n: int, n_edges: int, seed: int, cap: int, fan_out: int, edge_bytes: int) -> None:
     """Buckets are split over destinations, over sources, and counted, down to a bound of one pair."""
     edges = random_edges(n, n_edges, seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(extsort, "_FAN_OUT", fan_out)
-        with PairSorter(n, 0, tmp_path) as sorter:
+        with PairSorter(n, 0, tmp_path, edge_bytes) as sorter:
             sorter.block_pairs, sorter._cap = 1 + cap // 2, cap
+            done = 0
             for block in blocks_of(edges, 7):
-                sorter.add(block[1], block[0])
+                sorter.add(block[1], block[0], done)
+                done += block.shape[1]
             found = list(sorter.sorted())
         assert os.listdir(tmp_path) == []
-    assert all(0 < len(dst) <= cap for dst, _ in found)
-    order = np.lexsort(edges)
-    for row, parts in ((1, [dst for dst, _ in found]), (0, [src for _, src in found])):
-        np.testing.assert_array_equal(np.concatenate([*parts, np.empty(0, np.int64)]), edges[row][order])
+    assert all(0 < len(dst) <= cap for dst, *_ in found)
+    order = np.lexsort(edges)  # stable
+    for k, expected in enumerate((edges[1][order], edges[0][order], order)):
+        if k == 2 and not edge_bytes:
+            assert all(parts[2] is None for parts in found)
+        else:
+            np.testing.assert_array_equal(np.concatenate([*(parts[k] for parts in found), np.empty(0, np.int64)]), expected)
 
 
 @pytest.mark.parametrize("case", ["one destination", "one source", "one pair", "one destination at the end", "ladder"])
@@ -163,12 +175,24 @@ def test_ids_of_eight_bytes(tmp_path: Path) -> None:
         sorter.add(dst, src)
         assert sorter.bytes_spilled >= 16 * 5000
         found = list(sorter.sorted())
-    np.testing.assert_array_equal(np.concatenate([part for part, _ in found]), dst[order])
-    np.testing.assert_array_equal(np.concatenate([part for _, part in found]), src[order])
+    np.testing.assert_array_equal(np.concatenate([part for part, *_ in found]), dst[order])
+    np.testing.assert_array_equal(np.concatenate([part for _, part, _ in found]), src[order])
     for low, high in ((0, n), (0, 1 << 62)):
-        a, b = sort_pairs(dst, src, low, high, n)
-        np.testing.assert_array_equal(a, dst[order])
-        np.testing.assert_array_equal(b, src[order])
+        for edges in (None, np.arange(5000)):
+            a, b, c = sort_pairs(dst, src, low, high, n, edges)
+            np.testing.assert_array_equal(a, dst[order])
+            np.testing.assert_array_equal(b, src[order])
+            assert (c is None) if edges is None else np.array_equal(c, order)
+
+
+@pytest.mark.parametrize("n", [3, 1 << 20, 1 << 31])
+def test_equal_pairs_keep_their_order_whatever_their_keys_take(n: int) -> None:
+    """One word has room for a pair's key and its place, for its key alone, or not for its key."""
+    rng = np.random.default_rng(0)
+    dst, src = rng.choice(rng.integers(0, n, 30), (2, 4000))
+    order = np.lexsort((src, dst))
+    _, _, edges = sort_pairs(dst, src, 0, n, n, np.arange(4000))
+    np.testing.assert_array_equal(edges, order)
 
 
 def test_fields_come_along(tmp_path: Path) -> None:

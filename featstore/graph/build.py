@@ -18,7 +18,8 @@ import xxhash
 
 from featstore.config import available_memory, format_size, parse_size
 from featstore.errors import BudgetError, CorruptionError
-from featstore.graph.extsort import PairSorter
+from featstore.graph.edgeids import EDGE_IDS, EdgeIdsWriter, id_bytes_of
+from featstore.graph.extsort import PairSorter, sort_keys
 from featstore.graph.progress import Progress
 from featstore.graph.source import ArrayLike, NpySource, Source, dtype_name, open_source
 from featstore.graph.topologyfiles import Form, WrittenField, open_topology_files
@@ -113,22 +114,28 @@ class _TopologyWriter:
         id_bytes = 4 if num_nodes < 1 << 31 else 8
         self._files = open_topology_files(form, num_nodes, num_edges, id_bytes, open_writer, stripe_in)
 
-    def write(self, begins: Int64s, ids: Int64s) -> None:
-        """Append lists, see :meth:`TopologyFiles.write`; the ids are in range."""
+        def open_edge_ids(width: int, dtype: str) -> RowFileWriter:
+            return builder.writer("edge", EDGE_IDS, choose_layout(width), EDGE_IDS, dtype)
+
+        self._edge_ids = EdgeIdsWriter(num_edges, open_edge_ids)
+
+    def write(self, begins: Int64s, ids: Int64s, edges: Int64s | None) -> None:
+        """Append lists, see :meth:`TopologyFiles.write`; the ids are in range, ``edges`` are their numbers in the input."""
         self._files.write(begins, ids)
+        self._edge_ids.write(edges, len(ids))
         if len(ids):
             _count(ids, 0, self._degrees)
         self._builder.progress.add(ids.nbytes)
 
-    def add_pairs(self, dst: Int64s, src: Int64s) -> None:
-        """Append edges sorted by destination, which go on where the last call's ended."""
+    def add_pairs(self, dst: Int64s, src: Int64s, edges: Int64s) -> None:
+        """Append edges sorted by destination, which go on where the last call's ended, and their numbers in the input."""
         base, done, end = self._files.n_edges, 0, int(dst[-1]) + 1
         for first in range(self._files.n_begun, end, self._step):
             at = np.searchsorted(dst, np.arange(first, min(end, first + self._step), dtype=np.int64), side="left")
             last = int(at[-1])
-            self.write(base + at, src[done:last])
+            self.write(base + at, src[done:last], edges[done:last])
             done = last
-        self.write(_NONE, src[done:])
+        self.write(_NONE, src[done:], edges[done:])
 
     def finish(self) -> int:
         """Complete the files; return the number of edges."""
@@ -137,6 +144,9 @@ class _TopologyWriter:
             record = field.record(1)
             builder.files.update((file.name, file) for file in field.files)
             builder.fields[record.key] = record
+        moved = self._edge_ids.finish()
+        if moved is not None:
+            builder.register(f"{EDGE}/{EDGE_IDS}", "edge ids", moved, (self._files.n_edges,))
         self._write_degrees(fields)
         return self._files.n_edges
 
@@ -159,6 +169,7 @@ class _TopologyWriter:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._files.close()
+        self._edge_ids.close()
 
 
 def _count(ids: Int64s, low: int, counts: Int64s) -> None:
@@ -223,7 +234,7 @@ def _check_ids(ids: Int64s, first: int, num_nodes: int, where: str) -> None:
 def _write_csc(topology: _TopologyWriter, builder: _Builder, indptr: Source, indices: Source, where: str) -> None:
     """Check the compressed columns, sort each list and write them."""
     n, n_edges = indptr.n_rows - 1, indices.n_rows
-    step, cap = max(1024, builder.memory // 128), max(1024, builder.memory // 96)
+    step, cap = max(1024, builder.memory // 128), max(1024, builder.memory // 128)
     offsets, ids = _Cursor(indptr, builder.block_bytes), _Cursor(indices, builder.block_bytes)
     previous = offsets.read(1)
     if int(previous[0]) != 0:
@@ -248,42 +259,46 @@ def _write_csc(topology: _TopologyWriter, builder: _Builder, indptr: Source, ind
                 continue
             block = ids.read(int(bounds[last] - bounds[first]))
             _check_ids(block, int(bounds[first]), n, where)
-            topology.write(bounds[first:last], _sort_lists(block, degrees[first:last], n))
+            block, order = _sort_lists(block, degrees[first:last], n)
+            if order is not None:
+                order += bounds[first]
+            topology.write(bounds[first:last], block, order)
             first = last
     if int(previous[0]) != n_edges:
         raise CorruptionError(f"indptr ends with {previous[0]}, but there are {n_edges} indices", where)
 
 
-def _sort_lists(ids: Int64s, degrees: Int64s, n: int) -> Int64s:
-    """Return consecutive lists of the given lengths, each sorted ascending."""
+def _sort_lists(ids: Int64s, degrees: Int64s, n: int) -> tuple[Int64s, Int64s | None]:
+    """Return consecutive lists of the given lengths, each sorted ascending, and where each id was; None: all where they are."""
     bits, spread = max(1, (n - 1).bit_length()), (len(degrees) - 1).bit_length()
     owner = np.repeat(np.arange(len(degrees), dtype=np.int64), degrees)
     if bits + spread > 63:
-        return ids[np.lexsort((ids, owner))]
+        order = np.lexsort((ids, owner))
+        return ids[order], order
     key = owner
     key <<= bits
     key |= ids
     if bool((key[1:] >= key[:-1]).all()):
-        return ids
-    key.sort()
+        return ids, None
+    key, moved = sort_keys(key, bits + spread, with_order=True)
     key &= (1 << bits) - 1
-    return key
+    return key, moved
 
 
 def _write_long_list(
     topology: _TopologyWriter, builder: _Builder, ids: _Cursor, start: int, degree: int, n: int, where: str
 ) -> None:
     """Sort one list that is longer than what is sorted in memory."""
-    with PairSorter(n, builder.memory, builder.directory) as sorter:
+    with PairSorter(n, builder.memory, builder.directory, id_bytes_of(start + degree)) as sorter:
         done = 0
         while done < degree:
             block = ids.read(min(sorter.block_pairs, degree - done))
             _check_ids(block, start + done, n, where)
-            sorter.add(np.zeros_like(block), block)
+            sorter.add(np.zeros_like(block), block, start + done)
             done += len(block)
         begins = np.array([start], dtype=np.int64)
-        for _, block in sorter.sorted():
-            topology.write(begins, block)
+        for _, block, edges in sorter.sorted():
+            topology.write(begins, block, edges)
             begins = _NONE
 
 
@@ -435,16 +450,18 @@ def from_edge_index(
     with BuildDirectory(path, overwrite=overwrite) as build:
         with Progress("create", _total_bytes(fields) + 24 * n_known, progress) as bar:
             builder = _Builder(build.path, n_bytes, bar)
-            with PairSorter(num_nodes, n_bytes, build.path) as sorter:
+            # How many edges an iterator has is not known before it ends.
+            with PairSorter(num_nodes, n_bytes, build.path, id_bytes_of(n_known) if shape is not None else 8) as sorter:
                 n_edges = 0
                 for block in _edge_blocks(edge_index, sorter.block_pairs):
                     src, dst = _edge_ids(block, n_edges, num_nodes)
-                    sorter.add(dst, src)
+                    sorter.add(dst, src, n_edges)
                     n_edges += block.shape[1]
                     bar.add(16 * block.shape[1])
                 with _TopologyWriter(builder, num_nodes, n_edges, form) as writer:
-                    for dst, src in sorter.sorted():
-                        writer.add_pairs(dst, src)
+                    for dst, src, edges in sorter.sorted():
+                        assert edges is not None
+                        writer.add_pairs(dst, src, edges)
                     num_edges = writer.finish()
             for role, name, source in fields:
                 builder.add(role, name, source)

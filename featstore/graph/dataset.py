@@ -172,8 +172,9 @@ class OutOfCoreGraph(Kept):
         -----
         Every array may be a NumPy array or memmap, a torch tensor, a list, the path of a ``.npy`` file (versions 1 to 3, C or
         Fortran order), or ``(shape, dtype, iterable of row blocks)``. Dtypes: bool, uint8, int8 to int64, float16, bfloat16,
-        float32, float64; ids also unsigned. Each neighbour list is stored sorted ascending, so that a graph has one form. Inputs
-        are streamed once. When this returns, the dataset is durable.
+        float32, float64; ids also unsigned. Each neighbour list is stored sorted ascending, so that a graph has one form; where
+        that moves an edge, 4 bytes an edge (8 from 2³¹ on) keep the order in which edges were given. Inputs are streamed once.
+        When this returns, the dataset is durable.
 
         Examples
         --------
@@ -219,11 +220,11 @@ class OutOfCoreGraph(Kept):
         ----------
         edge_index : integer array, shape (2, num_edges), or iterable of such blocks
             Row 0 holds sources, row 1 destinations, as in PyG. An array, memmap, tensor, ``.npy`` path or lists; or an iterator
-            of blocks ``[2, k]``, consumed once. Repeated edges stay.
+            of blocks ``[2, k]``, consumed once. Repeated edges stay. Samplers number edges in this order (``edges=True``).
         num_nodes : int
         memory : int or str, optional
-            As for :meth:`create`: edges beyond it are sorted through temporary files beside the dataset, 8 bytes an edge (16 from
-            2³¹ nodes on), twice that at worst.
+            As for :meth:`create`: edges beyond it are sorted through temporary files beside the dataset, 12 bytes an edge (16 of
+            an iterator or a ``.npy`` file; 8 more from 2³¹ nodes on), twice that at worst.
         path, features, node_data, topology, chunk_bytes, stripes, overwrite, progress
             See :meth:`create`.
 
@@ -442,7 +443,8 @@ def _identity_of(catalog: Catalog) -> dict[str, str]:
 
 
 def _topology_bytes(catalog: Catalog) -> int:
-    names = {part.file for record in catalog.by_role("topology", EDGE).values() for part in record.parts}
+    records = {**catalog.by_role("topology", EDGE), **catalog.by_role("edge ids", EDGE)}
+    names = {part.file for record in records.values() for part in record.parts}
     return sum(catalog.files[name].n_rows * 8 for name in names)
 
 

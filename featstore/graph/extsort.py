@@ -1,7 +1,7 @@
 """External sort of (destination, source) pairs in bounded memory: spilled to buckets by range, each sorted in memory.
 
 A bucket that is over the bound is split again, over destinations and then, for a single destination, over sources; one pair
-repeated more often than fits is not sorted but counted.
+repeated more often than fits is not sorted but counted. A number may go with each pair: which edge of the input it is.
 """
 
 from __future__ import annotations
@@ -19,38 +19,63 @@ import numpy.typing as npt
 
 from featstore.storage.calls import close_fd, close_quietly, pread_exactly, pwrite_all
 
-__all__ = ["PairSorter", "sort_pairs"]
+__all__ = ["PairSorter", "sort_keys", "sort_pairs"]
 
 Int64s = npt.NDArray[np.int64]
 
 _FAN_OUT = 128
 
 
-def sort_pairs(dst: Int64s, src: Int64s, dst_low: int, dst_high: int, n: int) -> tuple[Int64s, Int64s]:
-    """Sort pairs by destination, then source.
+def sort_pairs(
+    dst: Int64s, src: Int64s, dst_low: int, dst_high: int, n: int, edges: Int64s | None = None
+) -> tuple[Int64s, Int64s, Int64s | None]:
+    """Sort pairs by destination, then source; equal pairs stay in order.
 
     Parameters
     ----------
     dst, src : int64 array, shape (k,)
         ``dst_low <= dst < dst_high`` and ``0 <= src < n``.
+    edges : int64 array, shape (k,), optional
+        Numbers that go with the pairs.
 
     Returns
     -------
     dst, src : int64 array, shape (k,)
+    edges : int64 array, shape (k,), or None
     """
     bits = max(1, (n - 1).bit_length())
-    if (dst_high - dst_low - 1).bit_length() + bits <= 63:
+    key_bits = (dst_high - dst_low - 1).bit_length() + bits
+    if key_bits <= 63:
         # One sort of one integer array is several times faster than a sort by two keys.
         key = dst - dst_low
         key <<= bits
         key |= src
-        key.sort()
+        key, order = sort_keys(key, key_bits, edges is not None)
+        if edges is not None and order is not None:
+            edges = edges[order]
         src = key & ((1 << bits) - 1)
         key >>= bits
         key += dst_low
-        return key, src
+        return key, src, edges
     order = np.lexsort((src, dst))
-    return dst[order], src[order]
+    return dst[order], src[order], None if edges is None else edges[order]
+
+
+def sort_keys(key: Int64s, key_bits: int, with_order: bool) -> tuple[Int64s, Int64s | None]:
+    """Sort keys below ``2**key_bits``, perhaps in place, equal ones in order; return them, and from where each came."""
+    if not with_order:
+        key.sort()
+        return key, None
+    place_bits = (len(key) - 1).bit_length() if len(key) else 0
+    if key_bits + place_bits > 63:
+        order = np.argsort(key, kind="stable")
+        return key[order], order
+    key <<= place_bits
+    key |= np.arange(len(key))
+    key.sort()
+    order = key & ((1 << place_bits) - 1)
+    key >>= place_bits
+    return key, order
 
 
 @dataclass
@@ -77,6 +102,8 @@ class _Spill:
 class PairSorter:
     """Collect pairs in any order and give them back sorted; a context manager that removes its spill files. One owner thread.
 
+    Equal pairs come in the order in which they were added.
+
     Parameters
     ----------
     n : int
@@ -84,27 +111,35 @@ class PairSorter:
     memory : int
         Bytes that may be held, the caller's blocks of up to :attr:`block_pairs` pairs included.
     directory : path-like
-        Where spill files go: up to twice the pairs' bytes (8 a pair where ``n < 2³¹``, else 16).
+        Where spill files go: up to twice the pairs' bytes (8 a pair where ``n < 2³¹``, else 16; and ``edge_bytes``).
+    edge_bytes : {0, 4, 8}
+        Of a number that goes with each pair; 0: none does.
     """
 
-    def __init__(self, n: int, memory: int, directory: str | os.PathLike[str]) -> None:
+    def __init__(self, n: int, memory: int, directory: str | os.PathLike[str], edge_bytes: int = 0) -> None:
         self.n = n
-        self.block_pairs = max(1024, memory // 192)
-        self._cap = max(1024, memory // 96)
+        share = 160 if edge_bytes else 96  # bytes a pair while it is sorted
+        self.block_pairs = max(1024, memory // (2 * share))
+        self._cap = max(1024, memory // share)
         self._directory = os.fspath(directory)
-        self._dtype = np.dtype(np.int32 if n < 1 << 31 else np.int64)
+        node = "<i4" if n < 1 << 31 else "<i8"
+        fields = [("dst", node), ("src", node)] + [("edge", f"<i{edge_bytes}")] * (edge_bytes > 0)
+        self._dtype = np.dtype(fields)
+        self._numbers = edge_bytes > 0
         self._held: list[npt.NDArray[Any]] = []
         self._n_held = 0
         self._spill: _Spill | None = None
         self._paths: set[str] = set()
         self.bytes_spilled = 0
 
-    def add(self, dst: Int64s, src: Int64s) -> None:
-        """Add pairs that are in range; the arrays are copied."""
+    def add(self, dst: Int64s, src: Int64s, first_edge: int = 0) -> None:
+        """Add pairs that are in range; the arrays are copied. The numbers that go with them count from ``first_edge``."""
         for first in range(0, len(dst), self.block_pairs):
-            block = np.empty((min(self.block_pairs, len(dst) - first), 2), dtype=self._dtype)
-            block[:, 0] = dst[first : first + self.block_pairs]
-            block[:, 1] = src[first : first + self.block_pairs]
+            block = np.empty(min(self.block_pairs, len(dst) - first), dtype=self._dtype)
+            block["dst"] = dst[first : first + self.block_pairs]
+            block["src"] = src[first : first + self.block_pairs]
+            if self._numbers:
+                block["edge"] = np.arange(first_edge + first, first_edge + first + len(block))
             if self._spill is None and self._n_held + len(block) <= self._cap:
                 self._held.append(block)
                 self._n_held += len(block)
@@ -116,16 +151,20 @@ class PairSorter:
                 self._held, self._n_held = [], 0
             self._scatter(self._spill, block)
 
-    def sorted(self) -> Iterator[tuple[Int64s, Int64s]]:
-        """Yield ``(dst, src)`` in blocks, sorted by destination and then source; may be used once."""
+    def sorted(self) -> Iterator[tuple[Int64s, Int64s, Int64s | None]]:
+        """Yield ``(dst, src, numbers)`` in blocks, sorted by destination and then source; may be used once."""
         if self._spill is not None:
             yield from self._drain(self._spill)
         elif self._held:
             pairs = np.concatenate(self._held)
             self._held = []
-            dst, src = pairs[:, 0].astype(np.int64), pairs[:, 1].astype(np.int64)
+            dst, src, edges = self._columns(pairs)
             del pairs
-            yield sort_pairs(dst, src, 0, self.n, self.n)
+            yield sort_pairs(dst, src, 0, self.n, self.n, edges)
+
+    def _columns(self, pairs: npt.NDArray[Any]) -> tuple[Int64s, Int64s, Int64s | None]:
+        edges = pairs["edge"].astype(np.int64) if self._numbers else None
+        return pairs["dst"].astype(np.int64), pairs["src"].astype(np.int64), edges
 
     def _cut(self, low: int, high: int, dst: int | None) -> _Spill:
         width = -(-(high - low) // _FAN_OUT)
@@ -136,7 +175,7 @@ class PairSorter:
         return spill
 
     def _scatter(self, spill: _Spill, pairs: npt.NDArray[Any]) -> None:
-        key = pairs[:, 0 if spill.dst is None else 1]
+        key = pairs["dst" if spill.dst is None else "src"]
         # NumPy sorts 16-bit integers stably by radix: linear time.
         index = ((key - spill.low) // spill.width).astype(np.uint16)
         order = np.argsort(index, kind="stable")
@@ -153,46 +192,47 @@ class PairSorter:
         self._paths.add(bucket.path)
         fd = os.open(bucket.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            pwrite_all(fd, pairs.data.cast("B"), bucket.n_pairs * 2 * self._dtype.itemsize, bucket.path)
+            pwrite_all(fd, pairs.view(np.uint8).data, bucket.n_pairs * self._dtype.itemsize, bucket.path)
         finally:
             close_fd(fd, bucket.path)
         bucket.n_pairs += len(pairs)
         self.bytes_spilled += pairs.nbytes
 
     def _read(self, bucket: _Bucket, first: int, n: int) -> npt.NDArray[Any]:
-        pair_bytes = 2 * self._dtype.itemsize
+        pair_bytes = self._dtype.itemsize
         fd = os.open(bucket.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             data = pread_exactly(fd, n * pair_bytes, first * pair_bytes, bucket.path)
         finally:
             close_quietly(fd)
-        return np.frombuffer(data, dtype=self._dtype).reshape(n, 2)
+        return np.frombuffer(data, dtype=self._dtype)
 
-    def _drain(self, spill: _Spill) -> Iterator[tuple[Int64s, Int64s]]:
+    def _drain(self, spill: _Spill) -> Iterator[tuple[Int64s, Int64s, Int64s | None]]:
         for bucket in spill.buckets:
             if not bucket.n_pairs:
                 continue
             if bucket.n_pairs <= self._cap:
                 pairs = self._read(bucket, 0, bucket.n_pairs)
-                dst, src = pairs[:, 0].astype(np.int64), pairs[:, 1].astype(np.int64)
+                dst, src, edges = self._columns(pairs)
                 del pairs
                 self._remove(bucket.path)
                 low, high = (bucket.low, bucket.high) if bucket.dst is None else (bucket.dst, bucket.dst + 1)
-                yield sort_pairs(dst, src, low, high, self.n)
+                yield sort_pairs(dst, src, low, high, self.n, edges)
                 continue
             yield from self._split(bucket)
 
-    def _split(self, bucket: _Bucket) -> Iterator[tuple[Int64s, Int64s]]:
+    def _split(self, bucket: _Bucket) -> Iterator[tuple[Int64s, Int64s, Int64s | None]]:
         """Yield the sorted pairs of a bucket that is too large to sort in memory."""
         if bucket.high - bucket.low > 1:
             finer = self._cut(bucket.low, bucket.high, bucket.dst)
         elif bucket.dst is None:
             finer = self._cut(0, self.n, bucket.low)
         else:
-            self._remove(bucket.path)
             for first in range(0, bucket.n_pairs, self._cap):
                 n = min(self._cap, bucket.n_pairs - first)
-                yield np.full(n, bucket.dst, np.int64), np.full(n, bucket.low, np.int64)
+                edges = self._columns(self._read(bucket, first, n))[2] if self._numbers else None
+                yield np.full(n, bucket.dst, np.int64), np.full(n, bucket.low, np.int64), edges
+            self._remove(bucket.path)
             return
         for first in range(0, bucket.n_pairs, self.block_pairs):
             self._scatter(finer, self._read(bucket, first, min(self.block_pairs, bucket.n_pairs - first)))

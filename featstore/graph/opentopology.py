@@ -10,8 +10,10 @@ import numpy.typing as npt
 
 from featstore.budget import Budget
 from featstore.graph.chunks import ChunkedTopology
+from featstore.graph.edgeids import EDGE_IDS, EdgeIds
 from featstore.graph.snapshot import Snapshot
 from featstore.graph.topology import CscTopology, Topology, scan_ids, stored_offsets
+from featstore.storage.catalog import EDGE
 
 __all__ = ["held_bytes", "load_topology", "stored_ids", "stored_pieces", "stored_size"]
 
@@ -23,6 +25,14 @@ def load_topology(snapshot: Snapshot, budget: Budget) -> Topology:
     ------
     FormatError, CorruptionError, BudgetError, OSError
     """
+    topology = _load(snapshot, budget)
+    if f"{EDGE}/{EDGE_IDS}" in snapshot.catalog.fields:
+        file, _ = snapshot.topology_file(EDGE_IDS, snapshot.catalog.num_edges)
+        topology.edge_ids = EdgeIds(file)
+    return topology
+
+
+def _load(snapshot: Snapshot, budget: Budget) -> Topology:
     catalog = snapshot.catalog
     n, n_edges = catalog.num_nodes, catalog.num_edges
     if catalog.topology == "csc":

@@ -13,6 +13,7 @@ from featstore._core import sampler as _core
 from featstore.budget import Budget, Reservation
 from featstore.cache.rowmap import huge_array
 from featstore.errors import ClosedError, CorruptionError
+from featstore.graph.edgeids import EdgeIds
 from featstore.graph.listblocks import ListBlock, NodeLists
 from featstore.graph.liststream import LIST_BYTES, list_runs, stream_lists
 from featstore.storage.layout import PAGE_BYTES
@@ -45,13 +46,16 @@ class Topology(ABC):
     ----------
     kind : str
         As in the catalog: ``"csc"`` or ``"chunked"``.
+    edge_ids : EdgeIds or None
+        Which edge of the input each edge is; None where edges are stored as they were given.
 
     Notes
     -----
-    Thread-safe. Samplers ask through :meth:`offsets` and :meth:`read_edges` alone.
+    Thread-safe. Samplers ask through :meth:`offsets` and :meth:`read_edges` alone, and of ``edge_ids``.
     """
 
     kind: str
+    edge_ids: EdgeIds | None = None
 
     def __init__(self, num_nodes: int, num_edges: int, id_bytes: int) -> None:
         if id_bytes not in (4, 8):

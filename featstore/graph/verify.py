@@ -12,6 +12,7 @@ import numpy.typing as npt
 from featstore._core.checksum import page_sums
 from featstore.errors import CorruptionError, FormatError
 from featstore.graph.chunkformat import Directory, check_header
+from featstore.graph.edgeids import EDGE_IDS
 from featstore.graph.snapshot import DatasetFiles
 from featstore.storage.calls import pread_exactly
 from featstore.storage.catalog import EDGE
@@ -129,6 +130,8 @@ class _Column:
 def verify_topology(opened: DatasetFiles, progress: Progress) -> None:
     """Check that offsets ascend from 0 to the number of edges, ids are nodes, lists ascend, and out-degrees are theirs.
 
+    Where edges are stored in another order than they were given, check also that each has a number of its own.
+
     Raises
     ------
     CorruptionError
@@ -161,6 +164,31 @@ def verify_topology(opened: DatasetFiles, progress: Progress) -> None:
             raise degrees.damage(message, low + node)
         low += len(stored)
         progress(stored.nbytes)
+    if f"{EDGE}/{EDGE_IDS}" in opened.catalog.fields:
+        _check_edge_ids(_Column(opened, EDGE_IDS, n_edges), n_edges, progress)
+
+
+def _check_edge_ids(edge_ids: _Column, n_edges: int, progress: Progress) -> None:
+    """Check that each number occurs once: all are in range, and hashes of them add up to those of all numbers."""
+    row, total = 0, np.uint64(0)
+    for ids in edge_ids.blocks(_BLOCK_EDGES):
+        outside = (ids < 0) | (ids >= n_edges)
+        if outside.any():
+            bad = int(outside.argmax())
+            raise edge_ids.damage(f"edge_ids[{row + bad}] is {ids[bad]}, and there are {n_edges} edges", row + bad)
+        total += (_mixed(np.arange(row, row + len(ids))) - _mixed(ids)).sum(dtype=np.uint64)
+        row += len(ids)
+        progress(ids.nbytes)
+    if total:
+        raise edge_ids.damage("edge_ids has a number twice, so edges would get the data of others", 0)
+
+
+def _mixed(values: Int64s) -> npt.NDArray[np.uint64]:
+    """Return 64-bit hashes (the finalizer of SplitMix64)."""
+    z = values.astype(np.uint64)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
 
 
 class _ChunkIds:

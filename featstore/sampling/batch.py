@@ -28,7 +28,8 @@ class Block:
         Local numbers: positions in the batch's ``input_ids``; ``dst`` ascending. The first ``n_dst`` sources are destinations.
     n_src, n_dst : int
     edge_pos : int64 tensor, shape (n_edges,), optional
-        Position of each edge in the graph's ``indices``, where a sampler was asked for it.
+        Number of each edge in the order in which the user gave the edges, where a sampler was asked for it (``edges=True``): the
+        row of its edge data.
     weight : float32 or float64 tensor, shape (n_edges,), optional
         What each message is multiplied with before messages are summed, where a sampler draws some neighbours in place of all:
         one over the expected number of times that the edge is drawn. The library's samplers give float32.

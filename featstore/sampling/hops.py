@@ -17,6 +17,7 @@ import torch
 from featstore._core import sampler as _core
 from featstore.budget import Budget
 from featstore.cache.rowmap import huge_array
+from featstore.config import check_flag
 from featstore.gather.buffers import BufferPool
 from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.partlists import NearbyLists
@@ -76,14 +77,17 @@ class Graph(Protocol):
 
 
 class Scratch:
-    """The arrays of one batch at a time: its nodes, where their lists lie, and the table of their numbers. One owner thread."""
+    """The arrays of one batch at a time: its nodes, where their lists lie, and the table of their numbers. One owner thread.
 
-    def __init__(self, num_nodes: int, budget: Budget, room: int) -> None:
-        self._num_nodes = num_nodes
+    ``starts`` holds the first edge of each node's list, where ``edges`` asks for it; else it is empty.
+    """
+
+    def __init__(self, num_nodes: int, budget: Budget, room: int, edges: bool = False) -> None:
+        self._num_nodes, self._edges = num_nodes, edges
         self._reservation = budget.reserve(SCRATCH, 0, owner=self)
         self.hops = _core.Hops(num_nodes, num_nodes <= 2**32)
         self.room = 0
-        self.nodes = self.place = self.degree = EMPTY
+        self.nodes = self.place = self.degree = self.starts = EMPTY
         self.batches = self.n_edges = self.n_nodes = self.rows_read = 0
         self.seconds = 0.0
         self.lists: NearbyLists | None = None  # of the batch under way
@@ -110,25 +114,35 @@ class Scratch:
         if room <= self.room:
             return
         table = _table_entries(room, self._num_nodes)
-        n_bytes = _room_bytes(room, self._num_nodes)
+        n_bytes = _room_bytes(room, self._num_nodes, self._edges)
         held = self._reservation.n_bytes
         self._reservation.resize(held + n_bytes)
         try:
             nodes, place, degree = (huge_array(room * 8).view(np.int64) for _ in range(3))
+            starts = huge_array(room * 8).view(np.int64) if self._edges else EMPTY
             n = self.hops.n_nodes
             nodes[:n], place[:n], degree[:n] = self.nodes[:n], self.place[:n], self.degree[:n]
+            starts[:n] = self.starts[:n]
             self.hops.attach(nodes, place, degree, huge_array(table * 8).view(np.uint64))
         except BaseException:
             self._reservation.resize(held)
             raise
-        self.nodes, self.place, self.degree = nodes, place, degree
+        self.nodes, self.place, self.degree, self.starts = nodes, place, degree, starts
         self.room = room
         self._reservation.resize(n_bytes)
+
+    def locate_edges(self, topology: Topology, first: int, end: int, look_up: bool) -> None:
+        """Find the first edges of nodes ``first … end - 1``; without ``look_up`` they are their places in the file."""
+        starts = self.starts[first:end]
+        if look_up:
+            topology.offsets(self.nodes[first:end], starts)
+        else:
+            np.invert(self.place[first:end], out=starts)
 
     def drop(self) -> None:
         """Give the memory back; :meth:`need` takes it anew."""
         self.hops = _core.Hops(self._num_nodes, self._num_nodes <= 2**32)
-        self.nodes = self.place = self.degree = EMPTY
+        self.nodes = self.place = self.degree = self.starts = EMPTY
         self.room = 0
         self._reservation.release()
         if self._sources is not None:
@@ -140,16 +154,16 @@ def _table_entries(room: int, num_nodes: int) -> int:
     return min(_power_of_two(_TABLE * room), _power_of_two(num_nodes))
 
 
-def _room_bytes(room: int, num_nodes: int) -> int:
-    return 3 * huge_bytes(room * 8) + huge_bytes(_table_entries(room, num_nodes) * 8)
+def _room_bytes(room: int, num_nodes: int, edges: bool) -> int:
+    return (4 if edges else 3) * huge_bytes(room * 8) + huge_bytes(_table_entries(room, num_nodes) * 8)
 
 
-def scratch_bytes(n_rows: int, num_nodes: int) -> int:
+def scratch_bytes(n_rows: int, num_nodes: int, edges: bool = False) -> int:
     """Return what a thread's scratch takes at the most while it grows to have room for a batch of ``n_rows`` nodes."""
     room, before = min(_LEAST_ROOM, num_nodes + 1), 0
     while room < min(n_rows, num_nodes + 1):
-        before, room = _room_bytes(room, num_nodes), min(2 * room, num_nodes + 1)
-    return before + _room_bytes(room, num_nodes)
+        before, room = _room_bytes(room, num_nodes, edges), min(2 * room, num_nodes + 1)
+    return before + _room_bytes(room, num_nodes, edges)
 
 
 def _power_of_two(n: int) -> int:
@@ -173,19 +187,25 @@ class HopSampler(ABC):
         What each hop is told to draw.
     seed : int
     redraw : bool
-        See :class:`~featstore.NeighborSampler`.
+    edges : bool
+        See :class:`~featstore.NeighborSampler`. Subclasses then give each block the numbers of its edges among the stored ones
+        (:attr:`Scratch.starts`); :meth:`assemble` puts those of the input in their place.
 
     Raises
     ------
     ValueError
         A seed out of range.
+    TypeError
+        ``edges`` is no bool.
     """
 
-    def __init__(self, g: Graph, hop_sizes: Sequence[int], seed: int, redraw: bool) -> None:
+    def __init__(self, g: Graph, hop_sizes: Sequence[int], seed: int, redraw: bool, edges: bool = False) -> None:
         self._g = g
         self._topology: Topology | None = None  # asked for once; asking takes the graph's lock
         self._hop_sizes = tuple(hop_sizes)
         self.redraw = bool(redraw)
+        check_flag("edges", edges)
+        self.edges = bool(edges)
         self.seed = operator.index(seed)
         if not 0 <= self.seed < 2**64:
             raise ValueError(f"seed must be in [0, 2**64), not {self.seed}")
@@ -219,7 +239,7 @@ class HopSampler(ABC):
 
     def scratch_bytes(self, n_rows: int) -> int:
         """Return what a thread's scratch takes at the most for a batch of ``n_rows`` nodes, as far as is known."""
-        return scratch_bytes(n_rows, self._g.num_nodes)
+        return scratch_bytes(n_rows, self._g.num_nodes, self.edges)
 
     def trim(self) -> bool:
         """Give back the scratch of threads that do not sample now, but for one; return whether there was any.
@@ -283,7 +303,7 @@ class HopSampler(ABC):
         try:
             scratch = self._idle.pop()
         except IndexError:
-            scratch = Scratch(self._g.num_nodes, self._g.budget, max(self._room, n_seeds))
+            scratch = Scratch(self._g.num_nodes, self._g.budget, max(self._room, n_seeds), self.edges)
             self._all.append(scratch)
         scratch.lists = lists
         try:
@@ -311,6 +331,7 @@ class HopSampler(ABC):
 
     def assemble(self, scratch: Scratch, ids: Int64s, hops: list[Block], epoch: int, index: int) -> SampledBatch:
         """Return the batch of all ``hops`` that :meth:`expand` has returned."""
+        self._number_edges(hops)
         blocks = hops if self.redraw else self._nested(hops)
         n = scratch.hops.n_nodes
         input_ids = self._g.pool.tensor((n,), torch.int64)
@@ -341,15 +362,30 @@ class HopSampler(ABC):
 
     def _nested(self, hops: list[Block]) -> list[Block]:
         """Return the layers' blocks, innermost first, from the edges that each hop added: all of them begin one array."""
-        edges = self._g.pool.tensor((2, sum(len(block.src) for block in hops)), torch.int64)
+        n_edges = sum(len(block.src) for block in hops)
+        edges = self._g.pool.tensor((2, n_edges), torch.int64)
         src, dst = edges[0], edges[1]
+        edge_pos = self._g.pool.tensor((n_edges,), torch.int64) if self.edges else None
         blocks, n = [], 0
         for block in hops:
             end = n + len(block.src)
             src.numpy()[n:end], dst.numpy()[n:end] = block.src.numpy(), block.dst.numpy()
-            blocks.append(Block(src[:end], dst[:end], block.n_src, block.n_dst))
+            if edge_pos is not None and block.edge_pos is not None:
+                edge_pos.numpy()[n:end] = block.edge_pos.numpy()
+            positions = None if edge_pos is None else edge_pos[:end]
+            blocks.append(Block(src[:end], dst[:end], block.n_src, block.n_dst, positions))
             n = end
         return blocks
+
+    def _number_edges(self, hops: list[Block]) -> None:
+        """Put the numbers of edges in the input in the place of those among the stored edges, where they are asked for."""
+        if not self.edges:
+            return
+        ids = (self._topology or self._g.topology).edge_ids
+        if ids is not None:
+            for block in hops:
+                if block.edge_pos is not None:
+                    ids.replace(block.edge_pos.numpy(), self._g.pool.array)
 
     def _locate(self, scratch: Scratch, topology: Topology, cache: NeighborCache | None, first: int, end: int) -> None:
         """Find the lists of nodes ``first … end - 1``, which joined in the last hop."""
@@ -361,6 +397,8 @@ class HopSampler(ABC):
             np.invert(place, out=place)
         else:
             cache.locate(nodes, place, degree)
+        if self.edges:
+            scratch.locate_edges(topology, first, end, cache is not None)
         if scratch.lists is not None:
             scratch.lists.locate(nodes, place)
 
@@ -388,7 +426,7 @@ class FanoutSampler(HopSampler):
 
     Parameters
     ----------
-    g, seed, redraw
+    g, seed, redraw, edges
         See :class:`HopSampler`.
     fanouts : sequence of int
 
@@ -398,8 +436,8 @@ class FanoutSampler(HopSampler):
         No fan-outs, a fan-out below -1 or of 2³¹ or more, a seed out of range.
     """
 
-    def __init__(self, g: Graph, fanouts: Sequence[int], seed: int, redraw: bool) -> None:
-        super().__init__(g, [operator.index(fanout) for fanout in fanouts], seed, redraw)
+    def __init__(self, g: Graph, fanouts: Sequence[int], seed: int, redraw: bool, edges: bool = False) -> None:
+        super().__init__(g, [operator.index(fanout) for fanout in fanouts], seed, redraw, edges)
         if not self._hop_sizes:
             raise ValueError("fanouts is empty: give one number a hop")
         for fanout in self._hop_sizes:

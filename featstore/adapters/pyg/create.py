@@ -61,8 +61,8 @@ def create(
 
     Notes
     -----
-    Messages flow from row 0 of ``edge_index`` to row 1, as in PyG. Neighbour lists are stored sorted, so the order of edges is
-    not kept. Tensors are read where they are, memory-mapped ones too.
+    Messages flow from row 0 of ``edge_index`` to row 1, as in PyG. Neighbour lists are stored sorted; samplers
+    with ``edges=True`` number edges as they are in ``edge_index``. Tensors are read where they are, memory-mapped ones too.
     """
     graph = _graph_of(data)
     attributes, num_nodes = _attributes(graph), _num_nodes(graph)

@@ -43,6 +43,9 @@ typedef struct {
     uint64_t key;
     int replace;
     int64_t *src, *dst, *scratch;
+    /* the number of each edge among all, where that is asked for: each list's first edge is in starts[] */
+    const int64_t *starts;
+    int64_t *edge_pos;
     /* edges to read from the file: position there, and edge */
     int64_t *positions, *edges, n_missing;
     /* progress, in edges: numbered <= gathered <= drawn */
@@ -159,6 +162,15 @@ FS_INLINE void fs_draw_chunk(fs_hop *hop, int wide, fs_draw_lanes_fn draw_lanes,
     hop->drawn = edge;
 }
 
+/* Number the edges from `first` on among all edges; they are drawn, and src[] still says where their ids lie. */
+static void fs_note_positions(fs_hop *hop, int64_t first)
+{
+    for (int64_t e = first; e < hop->drawn; e++) {
+        const int64_t i = hop->dst[e], place = hop->place[i];
+        hop->edge_pos[e] = hop->starts[i] + (place < 0 ? place - hop->src[e] : hop->src[e] - place);
+    }
+}
+
 /* Fetch the ids of edges up to `end`, all in memory. */
 FS_INLINE void fs_gather(fs_hop *hop, int wide, int64_t end)
 {
@@ -247,8 +259,11 @@ FS_INLINE int fs_expand_as(fs_hop *hop, int wide, int exact, fs_draw_lanes_fn dr
     const int n_network = hop->fanout >= 0 && hop->fanout <= FS_LANE_DRAWS ? fs_network((int)hop->fanout, network) : 0;
     while (hop->numbered < hop->n_edges) {
         const int64_t gathered = hop->gathered, drawn = hop->drawn;
-        if (drawn - gathered < FS_CHUNK_EDGES)
+        if (drawn - gathered < FS_CHUNK_EDGES) {
             fs_draw_chunk(hop, wide, draw_lanes, network, n_network);
+            if (hop->edge_pos)
+                fs_note_positions(hop, drawn);
+        }
         fs_gather(hop, wide, drawn - gathered < FS_CHUNK_EDGES ? drawn : gathered + FS_CHUNK_EDGES);
         if (fs_number(hop, exact, gathered))
             return 1;
@@ -271,13 +286,16 @@ static void fs_draw(fs_hop *hop, fs_draw_lanes_fn draw_lanes)
     const int n_network = hop->fanout >= 0 && hop->fanout <= FS_LANE_DRAWS ? fs_network((int)hop->fanout, network) : 0;
     while (hop->gathered < hop->n_edges) {
         const int64_t drawn = hop->drawn;
-        if (hop->wide) {
+        if (hop->wide)
             fs_draw_chunk(hop, 1, draw_lanes, network, n_network);
-            fs_gather_some(hop, 1, drawn);
-        } else {
+        else
             fs_draw_chunk(hop, 0, draw_lanes, network, n_network);
+        if (hop->edge_pos)
+            fs_note_positions(hop, drawn);
+        if (hop->wide)
+            fs_gather_some(hop, 1, drawn);
+        else
             fs_gather_some(hop, 0, drawn);
-        }
     }
 }
 

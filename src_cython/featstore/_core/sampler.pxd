@@ -27,6 +27,8 @@ cdef extern from "sampler.h" nogil:
         int64_t *src
         int64_t *dst
         int64_t *scratch
+        const int64_t *starts
+        int64_t *edge_pos
         int64_t *positions
         int64_t *edges
         int64_t n_missing
@@ -44,6 +46,7 @@ cdef class Hops:
     cdef bint in_hop
     cdef object records
     cdef int64_t[::1] nodes_view, place_view, degree_view, src_view, dst_view, scratch_view, positions_view, edges_view
+    cdef int64_t[::1] starts_view, edge_pos_view
     cdef uint64_t[::1] table_view
     cdef int _check_room(self) except -1
     cdef int _end_hop(self) except -1

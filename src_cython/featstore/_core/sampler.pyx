@@ -176,7 +176,7 @@ cdef class Hops:
 
     def start(self, int64_t n_dst, int64_t fanout, bint replace, uint64_t key, records, int id_bytes, int64_t[::1] src not None,
               int64_t[::1] dst not None, int64_t[::1] scratch not None, int64_t[::1] positions not None,
-              int64_t[::1] edges not None):
+              int64_t[::1] edges not None, int64_t[::1] starts=None, int64_t[::1] edge_pos=None):
         """Begin a hop: each of the first ``n_dst`` nodes draws ``fanout`` of its neighbours.
 
         Parameters
@@ -192,6 +192,10 @@ cdef class Hops:
             Empty if nothing is drawn.
         positions, edges : int64 array, shape (n_missing,)
             Receive the positions to read from the file, and whose edges they are.
+        starts : int64 array, shape (at least n_dst,), optional
+            The first edge of each destination's list; not to be changed until the hop is done.
+        edge_pos : int64 array, shape (n_edges,), optional
+            Output, where ``starts`` is given: the number of each edge among all edges.
         """
         cdef int64_t n_edges, n_missing
         cdef Py_buffer view
@@ -202,6 +206,8 @@ cdef class Hops:
         if positions.shape[0] != n_missing or edges.shape[0] != n_missing:
             raise ValueError(f"the hop lacks {n_missing} edges; positions has room for {positions.shape[0]}")
         _check_length("scratch", scratch.shape[0], draw_scratch(fanout) if any_drawn else 0)
+        if edge_pos is not None and (starts is None or starts.shape[0] < n_dst or edge_pos.shape[0] != n_edges):
+            raise ValueError(f"edge_pos needs {n_edges} entries, and the starts of {n_dst} lists")
         if records is None:
             if n_edges != n_missing:
                 raise ValueError("lists in memory, and no records")
@@ -220,6 +226,10 @@ cdef class Hops:
         self.hop.next_dst = self.hop.drawn = self.hop.gathered = self.hop.numbered = 0
         self.src_view, self.dst_view, self.scratch_view = src, dst, scratch
         self.positions_view, self.edges_view = positions, edges
+        self.starts_view, self.edge_pos_view = starts, edge_pos
+        self.hop.starts = self.hop.edge_pos = NULL
+        if edge_pos is not None and n_edges:
+            self.hop.starts, self.hop.edge_pos = &starts[0], &edge_pos[0]
         self.hop.src = &src[0] if n_edges else NULL
         self.hop.dst = &dst[0] if n_edges else NULL
         self.hop.scratch = &scratch[0] if scratch.shape[0] else NULL
@@ -273,6 +283,8 @@ cdef class Hops:
         self.in_hop = False
         self.records = None  # and the caller's arrays: they go back to their pool
         self.src_view = self.dst_view = self.scratch_view = self.positions_view = self.edges_view = None
+        self.starts_view = self.edge_pos_view = None
+        self.hop.starts = self.hop.edge_pos = NULL
         return 0
 
     cdef int _check_in_hop(self) except -1:
