@@ -39,7 +39,16 @@ def make(path: Path, which: str, *, overwrite: bool = True, **form: Any) -> None
     x = np.full((n, 300), n, np.float32)
     edges = rng.integers(0, n, (2, 300))
     OutOfCoreGraph.from_edge_index(
-        path, edges, n, {"x": x}, {"y": x[:, 0]}, overwrite=overwrite, memory="9MiB" if form else "8MiB", progress=False, **form
+        path,
+        edges,
+        n,
+        {"x": x},
+        {"y": x[:, 0]},
+        edge_features={"w": np.full((300, 40), n, np.int16)},
+        overwrite=overwrite,
+        memory="9MiB" if form else "8MiB",
+        progress=False,
+        **form,
     ).close()
 
 
@@ -53,6 +62,7 @@ def which(path: Path) -> str | None:
         assert bool((g.features["x"][:] == g.num_nodes).all())
         assert g.node_data["y"].tolist() == [g.num_nodes] * g.num_nodes
         assert g.num_edges == 300
+        assert bool((g.edge_features["w"][:] == g.num_nodes).all())
         return name
 
 

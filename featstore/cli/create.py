@@ -40,6 +40,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=FILE",
         help="labels, masks, index sets",
     )
+    parser.add_argument(
+        "--edge-features",
+        type=_named_path,
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=FILE",
+        help="[E, …], in the order of --indices or --edge-index",
+    )
     add_form(parser, is_required=False)
     parser.add_argument("--memory", type=size, metavar="SIZE", help="most memory to use")
     parser.add_argument("--overwrite", action="store_true", help="replace a dataset that is there")
@@ -51,6 +60,7 @@ def run(options: argparse.Namespace) -> int:
     common: dict[str, Any] = {
         "features": _mapping("--features", options.features),
         "node_data": _mapping("--node-data", options.node_data),
+        "edge_features": _mapping("--edge-features", options.edge_features),
         "topology": options.topology,
         "chunk_bytes": options.chunk_bytes,
         "stripes": options.stripe,

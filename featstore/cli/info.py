@@ -23,10 +23,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def describe(graph: OutOfCoreGraph) -> dict[str, Any]:
     """Return what a dataset holds."""
     catalog = graph.snapshot.catalog
-    features = {
-        name: {"shape": list(store.shape), "dtype": str(store.dtype).removeprefix("torch."), "bytes": store.nbytes}
-        for name, store in graph.features.items()
-    }
+    features, edge_features = (
+        {
+            name: {"shape": list(store.shape), "dtype": str(store.dtype).removeprefix("torch."), "bytes": store.nbytes}
+            for name, store in stores.items()
+        }
+        for stores in (graph.features, graph.edge_features)
+    )
     data = {
         name: {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")}
         for name, tensor in graph.node_data.items()
@@ -45,6 +48,7 @@ def describe(graph: OutOfCoreGraph) -> dict[str, Any]:
         **form,
         "features": features,
         "node_data": data,
+        "edge_features": edge_features,
         "parts": {name: {"parts": kept.n_parts, "method": kept.method} for name, kept in graph.parts().items()},
         "disk_bytes": disk,
     }
@@ -58,10 +62,12 @@ def description(result: dict[str, Any]) -> str:
     ]
     lines.append(f"  topology   {form_text(result)}")
     lines += [f"  stripe     {stripe}: {format_size(n_bytes)}" for stripe, n_bytes in result.get("stripes", {}).items()]
-    for what in ("features", "node_data"):
+    for what in ("features", "node_data", "edge_features"):
         for name, field in result[what].items():
             size = f", {format_size(field['bytes'])}" if "bytes" in field else ""
-            lines.append(f"  {what.replace('_', ' '):<10} {name}: {field['dtype']} {field['shape']}{size}")
+            lines.append(
+                f"  {what.replace('_features', ' data').replace('_', ' '):<10} {name}: {field['dtype']} {field['shape']}{size}"
+            )
     lines += [f"  parts      {name}: {kept['parts']:,} by {kept['method']}" for name, kept in result["parts"].items()]
     return "\n".join(lines)
 

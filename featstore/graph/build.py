@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import urllib.parse
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,16 +19,17 @@ from featstore.config import available_memory, format_size, parse_size
 from featstore.errors import BudgetError, CorruptionError
 from featstore.graph.edgeids import EDGE_IDS, EdgeIdsWriter, id_bytes_of
 from featstore.graph.extsort import PairSorter, sort_keys
+from featstore.graph.inputfields import check_edge_rows, open_fields, total_bytes
 from featstore.graph.progress import Progress
 from featstore.graph.source import ArrayLike, NpySource, Source, dtype_name, open_source
 from featstore.graph.topologyfiles import Form, WrittenField, open_topology_files
 from featstore.storage.builddir import BuildDirectory
-from featstore.storage.catalog import EDGE, NODE, Catalog, FieldRecord, Part, write_catalog
+from featstore.storage.catalog import EDGE, Catalog, FieldRecord, Part, write_catalog
 from featstore.storage.layout import RowLayout, choose_layout
 from featstore.storage.stripes import make_stripe
 from featstore.storage.writer import FileRecord, RowFileWriter
 
-__all__ = ["check_field_name", "create", "file_stem", "from_edge_index"]
+__all__ = ["create", "file_stem", "from_edge_index"]
 
 Int64s = npt.NDArray[np.int64]
 
@@ -67,13 +67,14 @@ class _Builder:
         self.files[file.name] = file
         self.fields[key] = FieldRecord(key, role, file.dtype, shape, file.generation, (Part(file.name, 0, file.n_rows),))
 
-    def add(self, role: str, name: str, source: Source) -> None:
-        """Stream one field of the nodes."""
-        with self.writer("node", name, choose_layout(source.row_bytes), role, source.dtype) as writer:
+    def add(self, key: str, role: str, name: str, source: Source) -> None:
+        """Stream one field of the nodes, or of the edges: ``key`` is ``NODE`` or ``EDGE``."""
+        prefix = key.partition("/")[0]
+        with self.writer(prefix, name, choose_layout(source.row_bytes), role, source.dtype) as writer:
             for block in source.blocks(self.block_bytes):
                 writer.write(block)
                 self.progress.add(block.nbytes)
-            self.register(f"{NODE}/{name}", role, writer.commit(), source.shape)
+            self.register(f"{key}/{name}", role, writer.commit(), source.shape)
 
     def finish(self, num_nodes: int, num_edges: int, form: Form) -> None:
         """Write the catalog, after which the build directory is a dataset."""
@@ -302,31 +303,6 @@ def _write_long_list(
             begins = _NONE
 
 
-def check_field_name(name: object) -> None:
-    """Raise ValueError unless a field can have this name."""
-    if not isinstance(name, str) or not re.fullmatch(r"[^/\x00-\x1f\x7f]{1,60}", name) or name.startswith("."):
-        raise ValueError(f"a field's name is 1 to 60 printable characters without '/', not starting with '.': {name!r}")
-
-
-def _check_names(features: Mapping[str, Any], node_data: Mapping[str, Any]) -> None:
-    for name in (*features, *node_data):
-        check_field_name(name)
-    if twice := sorted(set(features) & set(node_data)):
-        raise ValueError(f"named both as a feature and as node data: {', '.join(twice)}")
-
-
-def _open_fields(
-    features: Mapping[str, ArrayLike] | None, node_data: Mapping[str, ArrayLike] | None, num_nodes: int
-) -> list[tuple[str, str, Source]]:
-    features, node_data = features or {}, node_data or {}
-    _check_names(features, node_data)
-    found = [("feature", name, open_source(f"feature {name!r}", value)) for name, value in features.items()]
-    for _, name, source in found:
-        if source.n_rows != num_nodes:
-            raise ValueError(f"feature {name!r} has {source.n_rows} rows, but the graph has {num_nodes} nodes")
-    return found + [("data", name, open_source(f"node data {name!r}", value)) for name, value in node_data.items()]
-
-
 def _build_memory(memory: int | str | None, form: Form) -> int:
     """Return the memory to work in, beside the chunk that is being filled."""
     least = _LEAST_MEMORY + form.chunk_bytes
@@ -337,10 +313,6 @@ def _build_memory(memory: int | str | None, form: Form) -> int:
     return n_bytes - form.chunk_bytes
 
 
-def _total_bytes(fields: Iterable[tuple[str, str, Source]]) -> int:
-    return sum(source.n_rows * source.row_bytes for _, _, source in fields)
-
-
 def create(
     path: str | os.PathLike[str],
     indptr: ArrayLike,
@@ -348,6 +320,7 @@ def create(
     features: Mapping[str, ArrayLike] | None = None,
     node_data: Mapping[str, ArrayLike] | None = None,
     *,
+    edge_features: Mapping[str, ArrayLike] | None = None,
     topology: str = "csc",
     chunk_bytes: int | str | None = None,
     stripes: Sequence[str | os.PathLike[str]] = (),
@@ -363,15 +336,16 @@ def create(
     if offsets.n_rows == 0:
         raise CorruptionError("indptr is empty; it has one entry more than there are nodes", target)
     num_nodes = offsets.n_rows - 1
-    fields = _open_fields(features, node_data, num_nodes)
+    fields = open_fields(features, node_data, edge_features, num_nodes)
+    check_edge_rows(fields, ids.n_rows)
     with BuildDirectory(target, overwrite=overwrite) as build:
-        with Progress("create", _total_bytes(fields) + 8 * ids.n_rows, progress) as bar:
+        with Progress("create", total_bytes(fields) + 8 * ids.n_rows, progress) as bar:
             builder = _Builder(build.path, n_bytes, bar)
             with _TopologyWriter(builder, num_nodes, ids.n_rows, form) as writer:
                 _write_csc(writer, builder, offsets, ids, target)
                 num_edges = writer.finish()
-            for role, name, source in fields:
-                builder.add(role, name, source)
+            for field in fields:
+                builder.add(*field)
         builder.finish(num_nodes, num_edges, form)
         build.commit()
 
@@ -429,6 +403,7 @@ def from_edge_index(
     features: Mapping[str, ArrayLike] | None = None,
     node_data: Mapping[str, ArrayLike] | None = None,
     *,
+    edge_features: Mapping[str, ArrayLike] | None = None,
     topology: str = "csc",
     chunk_bytes: int | str | None = None,
     stripes: Sequence[str | os.PathLike[str]] = (),
@@ -444,11 +419,11 @@ def from_edge_index(
     if num_nodes < 0:
         raise ValueError(f"num_nodes cannot be negative: {num_nodes}")
     n_bytes = _build_memory(memory, form)
-    fields = _open_fields(features, node_data, num_nodes)
+    fields = open_fields(features, node_data, edge_features, num_nodes)
     shape = getattr(edge_index, "shape", None)
     n_known = int(shape[1]) if shape is not None and len(shape) == 2 else 0
     with BuildDirectory(path, overwrite=overwrite) as build:
-        with Progress("create", _total_bytes(fields) + 24 * n_known, progress) as bar:
+        with Progress("create", total_bytes(fields) + 24 * n_known, progress) as bar:
             builder = _Builder(build.path, n_bytes, bar)
             # How many edges an iterator has is not known before it ends.
             with PairSorter(num_nodes, n_bytes, build.path, id_bytes_of(n_known) if shape is not None else 8) as sorter:
@@ -458,12 +433,13 @@ def from_edge_index(
                     sorter.add(dst, src, n_edges)
                     n_edges += block.shape[1]
                     bar.add(16 * block.shape[1])
+                check_edge_rows(fields, n_edges)
                 with _TopologyWriter(builder, num_nodes, n_edges, form) as writer:
                     for dst, src, edges in sorter.sorted():
                         assert edges is not None
                         writer.add_pairs(dst, src, edges)
                     num_edges = writer.finish()
-            for role, name, source in fields:
-                builder.add(role, name, source)
+            for field in fields:
+                builder.add(*field)
         builder.finish(num_nodes, num_edges, form)
         build.commit()

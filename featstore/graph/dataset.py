@@ -18,11 +18,11 @@ from featstore.graph.feature import FeatureStore
 from featstore.graph.kept import Kept
 from featstore.graph.opened import Fields
 from featstore.graph.progress import Progress
-from featstore.graph.snapshot import Snapshot, open_files
+from featstore.graph.snapshot import Snapshot, identity_of, open_files, topology_bytes
 from featstore.graph.source import ArrayLike, torch_dtype
 from featstore.graph.verify import verify_files, verify_topology
 from featstore.registry import adapter
-from featstore.storage.catalog import EDGE, Catalog, current_catalog
+from featstore.storage.catalog import EDGE, current_catalog
 
 __all__ = ["OutOfCoreGraph"]
 
@@ -39,6 +39,8 @@ class OutOfCoreGraph(Kept):
     num_nodes, num_edges : int
     features : mapping of str to FeatureStore
         Indexed like tensors, read from disk.
+    edge_features : mapping of str to FeatureStore
+        The same of edges: row ``i`` is that of the ``i``-th edge, as the edges were given.
     node_data : mapping of str to Tensor
         Labels, masks, index sets: read whole, checked and counted in the budget when first asked for. The tensor is the graph's
         own: copy it before you write to it.
@@ -85,6 +87,12 @@ class OutOfCoreGraph(Kept):
                 raise FormatError(f"{self.path}: feature {name!r} has {record.n_rows} rows for {self.num_nodes} nodes", self.path)
             self._open_store(name, self._snapshot.file_of(record), record.shape, torch_dtype(record.dtype), _Reopen(self, name))
         self._list_features()
+        for name, record in catalog.by_role("feature", EDGE).items():
+            if record.n_rows != self.num_edges:
+                raise FormatError(f"{self.path}: {name!r} has {record.n_rows} rows for {self.num_edges} edges", self.path)
+            file, reopen = self._snapshot.file_of(record), _Reopen(self, name, "edge_features")
+            self._open_store(name, file, record.shape, torch_dtype(record.dtype), reopen, of_edges=True)
+        self.edge_features = Fields("edge feature", list(self._edge_stores), self._edge_stores.__getitem__)
         self.node_data = Fields("node data", list(catalog.by_role("data")), self._load_data)
 
     def _list_features(self) -> None:
@@ -107,6 +115,7 @@ class OutOfCoreGraph(Kept):
         features: Mapping[str, ArrayLike] | None = None,
         node_data: Mapping[str, ArrayLike] | None = None,
         *,
+        edge_features: Mapping[str, ArrayLike] | None = None,
         topology: str = "csc",
         chunk_bytes: int | str | None = None,
         stripes: Sequence[str | os.PathLike[str]] = (),
@@ -126,6 +135,8 @@ class OutOfCoreGraph(Kept):
         features : mapping of str to array, shape (num_nodes, …), optional
         node_data : mapping of str to array, shape (any, …), optional
             Labels, masks, index sets.
+        edge_features : mapping of str to array, shape (num_edges, …), optional
+            Row ``i`` is that of the edge ``indices[i]``, or of column ``i`` of ``edge_index``. They are stored in this order.
         topology : {"csc", "chunked"}
             How the adjacency is stored. ``"csc"``: its offsets, 8 bytes a node, are in memory while it is sampled.
             ``"chunked"``: in chunks that hold offsets and neighbour ids, of which no more than a directory and a cache of pages
@@ -189,6 +200,7 @@ class OutOfCoreGraph(Kept):
             indices,
             features,
             node_data,
+            edge_features=edge_features,
             topology=topology,
             chunk_bytes=chunk_bytes,
             stripes=stripes,
@@ -207,6 +219,7 @@ class OutOfCoreGraph(Kept):
         features: Mapping[str, ArrayLike] | None = None,
         node_data: Mapping[str, ArrayLike] | None = None,
         *,
+        edge_features: Mapping[str, ArrayLike] | None = None,
         topology: str = "csc",
         chunk_bytes: int | str | None = None,
         stripes: Sequence[str | os.PathLike[str]] = (),
@@ -225,7 +238,7 @@ class OutOfCoreGraph(Kept):
         memory : int or str, optional
             As for :meth:`create`: edges beyond it are sorted through temporary files beside the dataset, 12 bytes an edge (16 of
             an iterator or a ``.npy`` file; 8 more from 2³¹ nodes on), twice that at worst.
-        path, features, node_data, topology, chunk_bytes, stripes, overwrite, progress
+        path, features, node_data, edge_features, topology, chunk_bytes, stripes, overwrite, progress
             See :meth:`create`.
 
         Raises
@@ -246,6 +259,7 @@ class OutOfCoreGraph(Kept):
             num_nodes,
             features,
             node_data,
+            edge_features=edge_features,
             topology=topology,
             chunk_bytes=chunk_bytes,
             stripes=stripes,
@@ -380,7 +394,7 @@ class OutOfCoreGraph(Kept):
 
         Of the adjacency it is the id of the file that first held it: :func:`featstore.convert` leaves it as it is.
         """
-        return _identity_of(self._snapshot.catalog)
+        return identity_of(self._snapshot.catalog)
 
     # -- looking after it --------------------------------------------------------------------------------------------------------
 
@@ -413,7 +427,7 @@ class OutOfCoreGraph(Kept):
         with opened:
             catalog = opened.catalog
             total = sum(record.n_bytes for record in catalog.files.values())
-            with Progress("verify", total + _topology_bytes(catalog), progress) as bar:
+            with Progress("verify", total + topology_bytes(catalog), progress) as bar:
                 n_pages = verify_files(opened, bar.add)
                 verify_topology(opened, bar.add)
         return {"files": len(catalog.files), "pages": n_pages, "bytes": total}
@@ -432,22 +446,6 @@ class OutOfCoreGraph(Kept):
         return OutOfCoreGraph, (self.path, self.options)
 
 
-def _identity_of(catalog: Catalog) -> dict[str, str]:
-    """Return the id of the file that holds each field, by key; of the adjacency what :meth:`Catalog.adjacency` says."""
-    held = {
-        key: " ".join(catalog.files[part.file].file_id for part in record.parts)
-        for key, record in catalog.fields.items()
-        if record.role != "topology"
-    }
-    return dict(sorted({**held, **catalog.adjacency()}.items()))
-
-
-def _topology_bytes(catalog: Catalog) -> int:
-    records = {**catalog.by_role("topology", EDGE), **catalog.by_role("edge ids", EDGE)}
-    names = {part.file for record in records.values() for part in record.parts}
-    return sum(catalog.files[name].n_rows * 8 for name in names)
-
-
 # --- stores that travel ---------------------------------------------------------------------------------------------------------
 
 _reopened: weakref.WeakValueDictionary[tuple[int, str, Options], OutOfCoreGraph] = weakref.WeakValueDictionary()
@@ -457,29 +455,29 @@ _reopened_lock = threading.Lock()
 class _Reopen:
     """How one feature's store is pickled. Keeps its graph alive as long as the store."""
 
-    def __init__(self, graph: OutOfCoreGraph, name: str) -> None:
-        self._graph = graph
-        self._name = name
+    def __init__(self, graph: OutOfCoreGraph, name: str, of: str = "features") -> None:
+        self._graph, self._name, self._of = graph, name, of
 
     def __call__(self) -> tuple[Callable[..., FeatureStore], tuple[Any, ...]]:
         if self._graph.closed:
             raise ClosedError(f"{self._graph.path} is closed")
-        return _reopen_store, (self._graph.path, self._graph.options, self._name)
+        return _reopen_store, (self._graph.path, self._graph.options, self._name, self._of)
 
 
 def _is_current(graph: OutOfCoreGraph) -> bool:
     """Return whether the dataset at a graph's path is still the one that it has open."""
     try:
-        return _identity_of(current_catalog(graph.path)) == graph.identity()
+        return identity_of(current_catalog(graph.path)) == graph.identity()
     except (OSError, ValueError):
         return False  # opening it anew says what is wrong, or waits for whoever is replacing it
 
 
-def _reopen_store(path: str, options: Options, name: str) -> FeatureStore:
+def _reopen_store(path: str, options: Options, name: str, of: str) -> FeatureStore:
     """Unpickle a store; the stores of one dataset, as it is now, share one graph, and so one budget."""
     key = os.getpid(), path, options
     with _reopened_lock:
         graph = _reopened.get(key)
         if graph is None or graph.closed or not _is_current(graph):
             graph = _reopened[key] = OutOfCoreGraph(path, options)
-        return graph.features[name]
+        stores: Mapping[str, FeatureStore] = getattr(graph, of)
+        return stores[name]

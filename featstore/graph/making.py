@@ -21,7 +21,8 @@ import numpy as np
 
 from featstore.config import format_size
 from featstore.errors import BusyError, CorruptionError, FormatError
-from featstore.graph.build import check_field_name, file_stem
+from featstore.graph.build import file_stem
+from featstore.graph.inputfields import check_field_name
 from featstore.graph.progress import note
 from featstore.graph.source import torch_dtype
 from featstore.storage.catalog import EDGE, NODE, Catalog, FieldRecord, Part

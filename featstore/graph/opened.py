@@ -72,14 +72,22 @@ class Opened(ABC):
         self._lock = threading.RLock()
         self._data: dict[str, tuple[torch.Tensor, Reservation]] = {}
         self._stores: dict[str, FeatureStore] = {}
+        self._edge_stores: dict[str, FeatureStore] = {}
         self.reader = Reader(options, self.budget)
         self.pool = BufferPool(self.budget, self.reader.trim)
 
     def _open_store(
-        self, name: str, source: RowSource, shape: Sequence[int], dtype: torch.dtype, reopen: Callable[[], Any] | None = None
+        self,
+        name: str,
+        source: RowSource,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        reopen: Callable[[], Any] | None = None,
+        *,
+        of_edges: bool = False,
     ) -> None:
-        threads = self.options.threads
-        self._stores[name] = FeatureStore(name, source, shape, dtype, self.reader, self.pool, threads, reopen)
+        threads, stores = self.options.threads, self._edge_stores if of_edges else self._stores
+        stores[name] = FeatureStore(name, source, shape, dtype, self.reader, self.pool, threads, reopen)
 
     # -- node data ---------------------------------------------------------------------------------------------------------------
 
@@ -199,7 +207,7 @@ class Opened(ABC):
                 stack.callback(reservation.release)
             stack.callback(self._data.clear)
             stack.callback(self._close_files)
-            for store in self._stores.values():
+            for store in (*self._stores.values(), *self._edge_stores.values()):
                 stack.callback(self._drop_cache, store)
                 if store.cache is not None:
                     stack.callback(store.cache.release)

@@ -17,7 +17,7 @@ from featstore.storage.reader import Reader
 from featstore.storage.rowfile import RowFile
 from featstore.storage.update import OpenFile, open_file
 
-__all__ = ["DatasetFiles", "Snapshot", "open_files"]
+__all__ = ["DatasetFiles", "Snapshot", "identity_of", "open_files", "topology_bytes"]
 
 SWEEP_PATIENCE_S = 2.0  # a writer that removes leftovers keeps readers out for a moment
 
@@ -196,3 +196,20 @@ class Snapshot:
                 stack.callback(self._lock.release)
             for file in self.files.values():
                 stack.callback(file.close)
+
+
+def identity_of(catalog: Catalog) -> dict[str, str]:
+    """Return the id of the file that holds each field, by key; of the adjacency what :meth:`Catalog.adjacency` says."""
+    held = {
+        key: " ".join(catalog.files[part.file].file_id for part in record.parts)
+        for key, record in catalog.fields.items()
+        if record.role != "topology"
+    }
+    return dict(sorted({**held, **catalog.adjacency()}.items()))
+
+
+def topology_bytes(catalog: Catalog) -> int:
+    """Return the bytes of the adjacency's fields as they are checked: 8 of each row."""
+    records = {**catalog.by_role("topology", EDGE), **catalog.by_role("edge ids", EDGE)}
+    names = {part.file for record in records.values() for part in record.parts}
+    return sum(catalog.files[name].n_rows * 8 for name in names)

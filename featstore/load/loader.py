@@ -72,6 +72,9 @@ class Loader:
         Features to gather; the first is ``batch.x``. May be empty.
     labels : str or None
         Node data that gives ``batch.y``.
+    edge_features : str or sequence of str
+        Edge features to gather into ``batch.edge_features``. The sampler must number edges (``edges=True``); so must the one
+        that a pack was sampled with.
     strategy : str, Strategy or class
         How batches come about, and where their rows are found: :class:`~featstore.OnDemand`, :class:`~featstore.Superbatch`,
         :class:`~featstore.Ginex`, :class:`~featstore.Streamed`, :class:`~featstore.Packed`, :class:`~featstore.Auto`, or one that
@@ -147,6 +150,7 @@ class Loader:
         memory: int | str | None = None,
         prefetch: int | str = 2,
         threads: int | Mapping[str, int] | None = None,
+        edge_features: str | Sequence[str] = (),
     ) -> None:
         self._strategy = get_strategy(strategy)
         self._g = cast(Any, g)
@@ -157,6 +161,7 @@ class Loader:
             threads=sampling,
             copy_threads=gathering,
             features=_check_names("features", [features] if isinstance(features, str) else features, g.features),
+            edge_features=_check_edge_features(g, edge_features, sampler),
             labels=None if labels is None else _check_names("labels", [labels], g.node_data)[0],
             device=check_device(device),
             prefetch=_check_prefetch(prefetch, sampling),
@@ -319,6 +324,7 @@ class Loader:
             :class:`~featstore.Auto` also ``auto``: ``taken``, ``reason``, the ``estimates`` of all strategies, and ``actual``,
             the last whole epoch (:class:`featstore.strategies.actual.Actual`); with a pack ``layout``: its ``name``, and
             whether it was ``made`` now.
+            With edge features ``edge_features``: what was read of them alone, by the same names, and the stage ``edges``.
 
         Notes
         -----
@@ -333,7 +339,9 @@ class Loader:
         """
         depths = [epoch.depth for epoch in self._iterators]
         setup = self._runner.setup
+        of_edges = {"edge_features": setup.edge_reads.total()} if setup.edge_features else {}
         return {
+            **of_edges,
             **setup.counts.total(),
             **setup.reads.total(),
             "prefetch": min(depths, default=self._runner.prefetch),
@@ -392,6 +400,21 @@ def _check_names(what: str, names: Sequence[str], there: Mapping[str, Any]) -> t
     if len(set(names)) < len(names):
         raise ValueError(f"{what}: a name occurs twice in {list(names)}")
     return tuple(names)
+
+
+def _check_edge_features(g: Any, names: str | Sequence[str], sampler: Any) -> tuple[str, ...]:
+    """Return names of edge features, of a graph that has them; the sampler numbers edges, as far as can be told."""
+    names = [names] if isinstance(names, str) else list(names)
+    if not names:
+        return ()
+    if isinstance(g, PackedGraph):
+        raise ValueError(
+            "edge_features: a pack has no rows of edges; open its dataset, and give the pack as strategy=Packed(pack)"
+        )
+    found = _check_names("edge_features", names, g.edge_features)
+    if getattr(sampler, "edges", True) is False:
+        raise ValueError(f"edge_features={names} needs the numbers of edges: make the sampler with edges=True")
+    return found
 
 
 def _check_prefetch(prefetch: int | str, threads: int) -> int:

@@ -59,6 +59,8 @@ class MiniBatch:
         Labels of the seeds.
     index : int
         The batch's number in the epoch, whatever order batches run in.
+    edge_features : dict of str to tuple of tensors
+        One tensor a block, of shape (n_edges, …): its row ``k`` belongs to the ``k``-th edge of the block.
     """
 
     seeds: torch.Tensor
@@ -69,6 +71,7 @@ class MiniBatch:
     index: int
     # Keeps the batch's share of a loader's memory reserved while the batch lives.
     _held: object = field(default=None, repr=False)
+    edge_features: dict[str, tuple[torch.Tensor, ...]] = field(default_factory=dict)
 
     @property
     def x(self) -> torch.Tensor:
@@ -84,7 +87,9 @@ class MiniBatch:
 
     def _tensors(self) -> list[torch.Tensor]:
         labels = () if self.y is None else (self.y,)
-        return [self.input_ids, *self.features.values(), *labels, *(each for block in self.blocks for each in block.tensors)]
+        of_edges = (rows for blocks in self.edge_features.values() for rows in blocks)
+        of_blocks = (each for block in self.blocks for each in block.tensors)
+        return [self.input_ids, *self.features.values(), *labels, *of_blocks, *of_edges]
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> MiniBatch:
         """Return the batch with its tensors on ``device``; tensors that are there already are shared."""
@@ -124,6 +129,7 @@ class MiniBatch:
             y=None if self.y is None else move(self.y),
             index=self.index,
             _held=self._held if input_ids is self.input_ids else None,
+            edge_features={name: tuple(map(move, blocks)) for name, blocks in self.edge_features.items()},
         )
 
     def __repr__(self) -> str:

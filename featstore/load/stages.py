@@ -15,6 +15,7 @@ from featstore.errors import BudgetError, ClosedError
 from featstore.gather.device import Apart, DeviceArray
 from featstore.gather.executor import Tally
 from featstore.gather.plan import BatchPlan, DeviceRows, Tier
+from featstore.load.edges import edge_rows, gather_edges
 from featstore.load.minibatch import Held, MiniBatch
 from featstore.load.transfer import Assembled, HandOver, host_rows
 from featstore.storage.rowfile import ReadStats
@@ -40,6 +41,7 @@ class Item:
     split: tuple[DeviceRows, torch.Tensor] | None = None
     features: dict[str, torch.Tensor] = field(default_factory=dict)
     apart: dict[str, Apart] = field(default_factory=dict)
+    edge_features: dict[str, tuple[torch.Tensor, ...]] = field(default_factory=dict)
     tally: Tally = field(default_factory=Tally)
 
 
@@ -56,6 +58,7 @@ class Stages:
     def __init__(self, setup: Setup, memory: Memory) -> None:
         self.watch, self.memory, self.overlap = setup.watch, memory, Overlap()
         self._g, self._setup, self._row_bytes = setup.graph, setup, setup.row_bytes
+        self._edge_row_bytes = setup.edge_row_bytes
         self._share, self._limit = setup.share, setup.limit
         self._hand_over = HandOver(setup.device, self.watch)
         if setup.device.type == "cuda":
@@ -137,12 +140,14 @@ class Stages:
         n_rows = len(sampled.input_ids)
         parts = {name: self._device_part(plans.get(name), item) for name in self._row_bytes}
         sizes = {name: host_rows(n_rows, parts[name], self._setup.device) * width for name, width in self._row_bytes.items()}
-        n_bytes = sum(sizes.values())
+        edge_bytes = edge_rows(sampled.blocks) * sum(self._edge_row_bytes.values())
+        n_bytes = sum(sizes.values()) + edge_bytes
         budget = self._limit
         try:
             if item.held is not None:
                 item.held.resize(item.n_bytes + n_bytes)
             budget = self._g.budget
+            self._gather_edges(item)
             self._gather_features(run, item)
         except BudgetError as error:
             self.memory.saw(n_rows, item.n_bytes)
@@ -151,9 +156,11 @@ class Stages:
         with self.watch.time("labels"):
             y = None if self._setup.labels is None else self._g.node_data[self._setup.labels][sampled.seeds]
         batch = MiniBatch(sampled.seeds, sampled.input_ids, sampled.blocks, item.features, y, sampled.index, item.held)
+        batch.edge_features = item.edge_features
         self.memory.saw(n_rows, item.n_bytes)
         self._setup.counts.add(n_rows * len(self._setup.features), item.tally.rows)
-        return Assembled(batch, item.apart, item.n_bytes + n_rows * sum(self._row_bytes.values()), item.held)
+        whole = item.n_bytes + n_rows * sum(self._row_bytes.values()) + edge_bytes
+        return Assembled(batch, item.apart, whole, item.held)
 
     def _assemble_whole(self, run: EpochRun, position: int, item: Item) -> MiniBatch:
         """Assemble a batch that needs no handing over."""
@@ -173,6 +180,18 @@ class Stages:
                 self.watch.add("update", tally.update_s)
             self._setup.reads.add(tally.read)
             tally.read, tally.update_s = ReadStats(), 0.0
+
+    def _gather_edges(self, item: Item) -> None:
+        """Gather the rows of the batch's edges, of all blocks of a feature at once; what was gathered is not gathered again."""
+        setup, blocks = self._setup, item.prepared.sampled.blocks
+        for name in setup.edge_features:
+            if name not in item.edge_features:
+                tally = Tally()
+                try:
+                    with self.watch.time("edges"):
+                        item.edge_features[name] = gather_edges(self._g.edge_features[name], blocks, self._g.pool, tally)
+                finally:
+                    setup.edge_reads.add(tally.read)
 
     def _gather(self, run: EpochRun, name: str, item: Item) -> torch.Tensor:
         """Return the rows of a feature that the host assembles."""

@@ -47,19 +47,23 @@ class BatchSize:
         Of memory that its sample holds.
     sampling_bytes : int
         That are held while it is sampled, the sample included; the sampler's scratch apart.
+    n_edges : int
+        Of all blocks together.
     """
 
     n_rows: int
     n_stored: int = 0
     sample_bytes: int = 0
     sampling_bytes: int = 0
+    n_edges: int = 0
 
     def of(self, n_rows: int) -> BatchSize:
         """Return a batch of ``n_rows`` that is otherwise alike."""
         if n_rows == self.n_rows:
             return self
         n, by = max(1, self.n_rows), n_rows
-        return BatchSize(by, self.n_stored * by // n, self.sample_bytes * by // n, self.sampling_bytes * by // n)
+        parts = (self.n_stored, self.sample_bytes, self.sampling_bytes, self.n_edges)
+        return BatchSize(by, *(part * by // n for part in parts))
 
 
 def measure(graph: Any, batches: SampledBatches) -> tuple[BatchSize, SampledBatches]:
@@ -103,7 +107,8 @@ def _sample(graph: Any, batches: SampledBatches, position: int) -> tuple[BatchSi
     extra = sum(values.nbytes for block in sampled.blocks for values in block.edge_arrays.values())
     stored = sum(len(block.src) + block.n_dst for block in sampled.blocks) + extra // 4
     pool.trim()
-    return BatchSize(len(sampled.input_ids), stored, held, max(held, drawn)), sampled
+    n_edges = sum(len(block.src) for block in sampled.blocks)
+    return BatchSize(len(sampled.input_ids), stored, held, max(held, drawn), n_edges), sampled
 
 
 class _FirstKept(DerivedBatches):
@@ -161,7 +166,7 @@ def foresee(graph: Any, batches: SampledBatches) -> BatchSize:
         rows, edges = expected_edges(graph, fanouts, batches.batch_size)
     held = pooled_bytes(8 * rows) + sum(2 * pooled_bytes(8 * n) for n in edges)
     drawing = max((3 * pooled_bytes(8 * n) for n in edges), default=0)  # places of drawn ids, and the ids, not numbered yet
-    return BatchSize(rows, sum(edges) + rows, held, held + drawing)
+    return BatchSize(rows, sum(edges) + rows, held, held + drawing, sum(edges))
 
 
 def largest(graph: Any, batches: SampledBatches, batch: BatchSize, n: int = N_OTHERS) -> BatchSize:

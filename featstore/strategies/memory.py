@@ -165,6 +165,7 @@ class Memory:
         graph = setup.graph
         self._budget: Budget = graph.budget
         self._graph, self._share, self._row_bytes = graph, setup.share, setup.row_bytes
+        self._edge_row_bytes = setup.edge_row_bytes
         self._threads, self._ahead = setup.threads, max(0, setup.prefetch - 1)
         self._sampling = setup.batches
         self._has_tier, self._device_on_host = setup.on_device is not None, setup.device.type == "cpu"
@@ -227,6 +228,8 @@ class Memory:
     def batch_bytes(self, n_rows: int) -> int:
         """Return what a batch of ``n_rows`` holds while the loop has it."""
         rows = sum(max(n_rows * width, pooled_bytes(n_rows * width)) for width in self._row_bytes.values())
+        n_edges = self.batch.of(n_rows).n_edges
+        rows += sum(max(n_edges * width, pooled_bytes(n_edges * width)) for width in self._edge_row_bytes.values())
         return self.batch.of(n_rows).sample_bytes * REUSE // (REUSE - 1) + rows
 
     def loop_bytes(self, n_rows: int) -> int:

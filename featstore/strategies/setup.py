@@ -95,6 +95,7 @@ class Setup:
     copy_threads : int, optional
         Threads that copy the rows of a batch; None: the graph's.
     features : tuple of str
+    edge_features : tuple of str
     device : torch.device
         Where batches are delivered.
     device_rows : int or None
@@ -111,6 +112,8 @@ class Setup:
         Measures the stages.
     reads : ReadCounts
         Gets what is read of features outside :meth:`EpochRun.gather`.
+    edge_reads : ReadCounts
+        Gets what is read of edge features.
     counts : BatchCounts
         Gets what is delivered.
     planning : Planning, optional
@@ -131,6 +134,7 @@ class Setup:
     batches: SampledBatches
     threads: int
     features: tuple[str, ...] = ()
+    edge_features: tuple[str, ...] = ()
     device: torch.device = torch.device("cpu")  # noqa: RUF009 - immutable
     device_rows: int | None = None
     on_device: OnDevice | None = None
@@ -139,6 +143,7 @@ class Setup:
     share: Budget | None = None
     watch: Stopwatch = field(default_factory=Stopwatch)
     reads: ReadCounts = field(default_factory=ReadCounts)
+    edge_reads: ReadCounts = field(default_factory=ReadCounts)
     counts: BatchCounts = field(default_factory=BatchCounts)
     planning: Planning | None = None
     batch: BatchSize | None = None
@@ -169,6 +174,11 @@ class Setup:
     def row_bytes(self) -> dict[str, int]:
         """Bytes of each feature's row."""
         return {name: row_bytes(self.graph.features[name]) for name in self.features}
+
+    @property
+    def edge_row_bytes(self) -> dict[str, int]:
+        """Bytes of each edge feature's row."""
+        return {name: row_bytes(self.graph.edge_features[name]) for name in self.edge_features}
 
     @property
     def limit(self) -> Budget:

@@ -55,9 +55,10 @@ def to_data(batch: MiniBatch, input_id: torch.Tensor | None = None) -> Data:
     Returns
     -------
     torch_geometric.data.Data
-        The features by their names; ``y``, of the seeds alone; ``edge_index``, row 0 the sources; ``n_id``; ``batch_size``,
-        how many of the first nodes are seeds; ``input_id``; ``num_nodes``; ``num_sampled_nodes``, of the seeds and of each hop;
-        ``num_sampled_edges``, of each hop; ``e_id`` and ``edge_weight`` where the blocks have edge positions and weights.
+        The features by their names, and those of edges, in the order of ``edge_index``; ``y``, of the seeds alone;
+        ``edge_index``, row 0 the sources; ``n_id``; ``batch_size``, how many of the first nodes are seeds; ``input_id``;
+        ``num_nodes``; ``num_sampled_nodes``, of the seeds and of each hop; ``num_sampled_edges``, of each hop; ``e_id`` and
+        ``edge_weight`` where the blocks have edge positions and weights.
 
     Raises
     ------
@@ -71,11 +72,13 @@ def to_data(batch: MiniBatch, input_id: torch.Tensor | None = None) -> Data:
     array, are not copied. Of other samplers the edges are copied, and what nodes draw anew in later hops is left out. Features,
     ``y`` and ``n_id`` are never copied.
     """
-    check_names(batch.features, has_labels=batch.y is not None)
+    check_names((*batch.features, *batch.edge_features), has_labels=batch.y is not None)
     edge_index, arrays, n_edges = edges_by_hop(batch.blocks)
     data = Data(edge_index=edge_index)
     for name, rows in batch.features.items():
         data[name] = rows
+    for name, of_blocks in batch.edge_features.items():
+        data[name] = _rows_by_hop(batch.blocks, of_blocks)
     if batch.y is not None:
         data.y = batch.y
     data.n_id = batch.input_ids
@@ -141,6 +144,17 @@ def edges_by_hop(blocks: tuple[Block, ...]) -> tuple[torch.Tensor, dict[str, tor
     joined([hop.dst for hop in hops], edge_index[1])
     found = {name: torch.empty(n, dtype=arrays[0][name].dtype, device=device) for name in common}
     return edge_index, {name: joined([each[name] for each in arrays], out) for name, out in found.items()}, counts
+
+
+def _rows_by_hop(blocks: tuple[Block, ...], rows: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """Return the rows of the edges that :func:`edges_by_hop` returns, of the rows of each block's edges."""
+    hops, of_hops = blocks[::-1], rows[::-1]
+    if not hops:
+        return torch.empty(0)
+    firsts = [0] + [_first_of(hop.dst, before.n_dst) for before, hop in pairwise(hops)]
+    if all(_begins_with(hop, first, before) for before, first, hop in zip(hops, firsts[1:], hops[1:], strict=False)):
+        return rows[0]
+    return torch.cat([each[first:] for first, each in zip(firsts, of_hops, strict=True)])
 
 
 # In host memory torch does none of these: it would start its OpenMP threads, which take the processors from the loader's. The
