@@ -163,6 +163,29 @@ def memory(args: argparse.Namespace, report: Report, folder: Path, work: Workloa
     view.neighbor_cache = None
 
 
+def edges(args: argparse.Namespace, report: Report, folder: Path, work: Workload, view: View) -> None:
+    """Sampling with the numbers of edges against sampling without, the adjacency in memory; lists are as they were given."""
+    view.neighbor_cache = NeighborCache.build(view.topology, view.budget)
+    parts = torch.from_numpy(work.seeds).split(BATCH_SIZE)[: 4 if args.tiny else args.batches]
+    for kind in (NeighborSampler, LaborSampler):
+
+        def side(sampler: NeighborSampler | LaborSampler) -> float:
+            return rate(lambda index: len(sampler.sample(parts[index], 0, index).input_ids), len(parts), 1)
+
+        sides = {name: partial(side, kind(view, FANOUTS, edges=name == "with")) for name in ("with", "without")}
+        results = alternate(args.runs, sides, warm_up=1)
+        report.figure(
+            f"{kind.__name__} with the numbers of edges, in memory, 1 thread",
+            results["with"],
+            "nodes/s",
+            reference="the same without",
+            references=results["without"],
+            target=">= 0.8",
+        )
+    view.neighbor_cache.close()
+    view.neighbor_cache = None
+
+
 def layers(args: argparse.Namespace, report: Report, folder: Path, work: Workload, view: View) -> None:
     """Layer-neighbour sampling, the adjacency in memory: its rate, and the nodes of its batches."""
     view.neighbor_cache = NeighborCache.build(view.topology, view.budget)
@@ -293,7 +316,7 @@ def run(args: argparse.Namespace, report: Report) -> None:
             featstore.OutOfCoreGraph.create(path, work.indptr, work.indices, progress=False).close()
         with featstore.open(path, memory="2GiB") as g:
             view = View(g.num_nodes, g.topology, None, g.pool, g.budget)
-            for group in (memory, layers, whole_lists, disk):
+            for group in (memory, edges, layers, whole_lists, disk):
                 if args.only in group.__name__:
                     group(args, report, folder, work, view)
 

@@ -62,6 +62,9 @@ SAMPLERS = {
     "neighbor": lambda g: featstore.NeighborSampler(g, [4, 3], seed=2, edges=True),
     "with replacement": lambda g: featstore.NeighborSampler(g, [4, 3], replace=True, seed=2, edges=True),
     "drawing once": lambda g: featstore.NeighborSampler(g, [4, 3], seed=2, redraw=False, edges=True),
+    "by layers": lambda g: featstore.LaborSampler(g, [4, 3], seed=2, edges=True),
+    "by importance": lambda g: featstore.LaborSampler(g, [4, 3], seed=2, importance_sampling=1, edges=True),
+    "an epoch at a time": lambda g: featstore.EpochSampler(g, [4, 3], seed=2, edges=True),
     "all": lambda g: featstore.NeighborSampler(g, [-1], edges=True),
 }
 

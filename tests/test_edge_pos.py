@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,48 @@ def test_large_fan_outs_and_batches_that_outgrow_their_scratch(fanouts: list[int
         sampler = featstore.NeighborSampler(each, fanouts, seed=4, edges=True)
         batch = sampler.sample(torch.arange(0, 3000, 2), 0, 1)
         assert [block.edge_pos.tolist() for block in batch.blocks] == drawn_edges(g, batch, fanouts, False, 4)
+
+
+LABOR = [
+    {},
+    {"batch_dependency": 5, "layer_dependency": True},
+    {"importance_sampling": 1},
+    {"importance_sampling": -1, "redraw": False},
+]
+
+
+def check_labor(g: ArrayGraph, seeds: torch.Tensor, fanouts: list[int], options: dict[str, Any]) -> None:
+    """Each destination's edges are edges of its list, each once, in order, with the ids that it takes: no other numbers are."""
+    expected = featstore.LaborSampler(g, fanouts, seed=3, **options).sample(seeds, 1, 2)
+    batch = featstore.LaborSampler(g, fanouts, seed=3, edges=True, **options).sample(seeds, 1, 2)
+    assert same(batch, expected)
+    for block in batch.blocks:
+        pos, dst, nodes = block.edge_pos.numpy(), block.dst.numpy(), batch.input_ids.numpy()
+        np.testing.assert_array_equal(g.indices[pos], nodes[block.src.numpy()])
+        assert bool((g.indptr[nodes[dst]] <= pos).all())
+        assert bool((pos < g.indptr[nodes[dst] + 1]).all())
+        assert bool(((np.diff(pos) > 0) | (np.diff(dst) > 0)).all())
+
+
+@settings(max_examples=80, deadline=None)
+@given(data=st.data(), g=graphs(), fanouts=FANOUTS, options=st.sampled_from(LABOR))
+def test_edges_by_layers(data: st.DataObject, g: ArrayGraph, fanouts: list[int], options: dict[str, Any]) -> None:
+    for start, end in itertools.pairwise(g.indptr.tolist()):
+        g.indices[start:end].sort()
+    seeds = torch.tensor(data.draw(st.lists(st.integers(0, g.num_nodes - 1), unique=True)), dtype=torch.int64)
+    n_ids = data.draw(st.integers(0, len(g.indices) + g.num_nodes))
+    for each in (g, g.cached(), g.cached(n_ids)):
+        check_labor(each, seeds, fanouts, options)
+
+
+@pytest.mark.parametrize("options", LABOR)
+@pytest.mark.parametrize("id_bytes", [4, 8])
+def test_edges_of_long_lists_by_layers(options: dict[str, Any], id_bytes: int) -> None:
+    """Lists that are compared in several pieces and read in several turns; more edges than were expected."""
+    g = random_graph(3000, 60, seed=3, id_bytes=id_bytes)
+    assert int(np.diff(g.indptr).max()) > 4096
+    for each in (g, g.cached(), g.cached(60_000)):
+        check_labor(each, torch.arange(0, 600, 2), [5, 3], options)
 
 
 def test_options() -> None:
@@ -191,6 +235,26 @@ def test_run_files_and_caches_keep_them(tmp_path: Path, strategy: str, cache: st
                 check(alone, edges)
                 for mine, block in zip(batch.blocks, alone.blocks, strict=True):
                     assert torch.equal(mine.edge_pos, block.edge_pos)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("access", ["pass", "random"])
+@pytest.mark.parametrize("options", [{}, {"replace": True}, {"redraw": False}])
+def test_an_epoch_at_a_time(tmp_path: Path, form: dict[str, Any], access: str, options: dict[str, Any]) -> None:
+    edges = edges_of(300, 4000, 3)
+    with from_pairs(tmp_path / "g", edges, 300, features={"x": np.zeros((300, 2), np.float32)}, **form) as g:
+        sampler = featstore.EpochSampler(g, [5, 3, 70], seed=1, access=access, window=4, edges=True, **options)
+        assert pickle.loads(pickle.dumps(sampler)).edges
+        alone = featstore.NeighborSampler(g, [5, 3, 70], seed=1, edges=True, **options)
+        with featstore.Loader(g, sampler, torch.arange(300), 30, labels=None) as loader:
+            for epoch in range(2):
+                for batch in loader:
+                    expected = alone.sample(batch.seeds, epoch, batch.index)
+                    for mine, block in zip(batch.blocks, expected.blocks, strict=True):
+                        assert torch.equal(mine.src, block.src)
+                        assert torch.equal(mine.edge_pos, block.edge_pos)
+        with pytest.raises(ValueError, match="LaborSampler"):
+            featstore.EpochSampler(g, [3], draws="labor", edges=True)
 
 
 @pytest.mark.parametrize("keep_lists", [False, True])

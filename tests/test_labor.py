@@ -339,7 +339,7 @@ def test_repr_pickle_and_stats() -> None:
         degrees[batch.input_ids[: block.n_dst]].sum() for block in batch.blocks
     )  # lists are read whole
     state = sampler.__reduce__()[1]
-    assert pickle.loads(pickle.dumps(state[1:])) == ((3, -1), 16, 5, False, True, 0)
+    assert pickle.loads(pickle.dumps(state[1:])) == ((3, -1), 16, 5, False, True, 0, False)
     assert same(LaborSampler(*state).sample(torch.arange(9), 1, 2), batch)
 
 

@@ -38,6 +38,18 @@ class Hops:
         starts: _Int64s | None = None,
         edge_pos: _Int64s | None = None,
     ) -> None: ...
+    def draw_positions(
+        self,
+        n_dst: int,
+        fanout: int,
+        replace: bool,
+        key: int,
+        place: _Int64s,
+        degree: _Int64s,
+        dst: _Int64s,
+        scratch: _Int64s,
+        edge_pos: _Int64s,
+    ) -> None: ...
     def fill(self, ids: _Ids, id_bytes: int) -> int: ...
     def number(self) -> bool: ...
 

@@ -71,12 +71,15 @@ class EpochSampler:
         How lists that are not in memory are read. ``"pass"``: whole, in the order of the file. ``"random"``: which neighbours are
         taken is drawn first, and only the pages that hold them are read, once for all batches of the window that draw together.
         ``"auto"``: what costs less on this drive, chosen anew in every hop for each range of nodes.
+    edges : bool
+        Fill ``edge_pos`` of the blocks; see :class:`NeighborSampler`. It goes with ``draws="neighbor"``. The numbers are drawn
+        once more when a batch is taken, which looks up where its nodes' lists begin.
 
     Raises
     ------
     ValueError
         As the sampler whose batches these are; ``draws`` or ``access`` is another word; an option does not go with the draws
-        (``replace`` and ``access="random"`` with ``"labor"``); ``window`` is below 1.
+        (``replace``, ``edges`` and ``access="random"`` with ``"labor"``); ``window`` is below 1.
 
     Notes
     -----
@@ -114,6 +117,7 @@ class EpochSampler:
         disk: int | str | None = None,
         run_dir: str | os.PathLike[str] | None = None,
         access: str = "auto",
+        edges: bool = False,
     ) -> None:
         self._dataset = g
         self.draws = draws
@@ -123,16 +127,21 @@ class EpochSampler:
                 raise ValueError("replace goes with draws='neighbor', not 'labor'")
             if parse_access(access) == "random":
                 raise ValueError("access='random' goes with draws='neighbor', not 'labor', which goes through whole lists")
+            if edges:
+                raise ValueError(
+                    "edges=True goes with draws='neighbor', not 'labor': its logs hold no numbers of edges, which cannot be told "
+                    "without the lists; LaborSampler(edges=True) draws the same batches one by one"
+                )
             access = "pass"
             self.hops = LaborSampler(g, fanouts, batch_dependency, seed, layer_dependency, redraw)
         elif draws == "neighbor":
             for name, is_given in (("batch_dependency", batch_dependency != 1), ("layer_dependency", layer_dependency)):
                 if is_given:
                     raise ValueError(f"{name} goes with draws='labor', not 'neighbor'")
-            self.hops = NeighborSampler(g, fanouts, replace, seed, redraw)
+            self.hops = NeighborSampler(g, fanouts, replace, seed, redraw, edges)
         else:
             raise ValueError(f"draws is 'neighbor' or 'labor', not {draws!r}")
-        self.fanouts = self.hops.fanouts
+        self.fanouts, self.edges = self.hops.fanouts, self.hops.edges
         if isinstance(window, str):
             if window != "auto":
                 raise ValueError(f"window is a number of batches or 'auto', not {window!r}")
@@ -156,7 +165,7 @@ class EpochSampler:
         if isinstance(hops, LaborSampler):
             options |= {"batch_dependency": hops.batch_dependency, "layer_dependency": hops.layer_dependency}
         else:
-            options |= {"replace": hops.replace}
+            options |= {"replace": hops.replace, "edges": hops.edges}
         options |= {"window": self.window, "disk": self.disk, "run_dir": self.run_dir, "access": self.access}
         return _make, (type(self), self._dataset, self.fanouts, options)
 

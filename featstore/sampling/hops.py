@@ -91,6 +91,7 @@ class Scratch:
         self.batches = self.n_edges = self.n_nodes = self.rows_read = 0
         self.seconds = 0.0
         self.lists: NearbyLists | None = None  # of the batch under way
+        self.n_located = 0  # nodes of the batch whose starts and degrees are there, where a hop is drawn again
         self._sources: Scratch | None = None
         self._budget = budget
         self.need(room)

@@ -54,6 +54,8 @@ class LaborSampler(FanoutSampler):
     importance_sampling : int
         Steps of the iteration that finds importance probabilities (LABOR-i): sources that many destinations have in common become
         more likely, and fewer distinct ones are taken. 0: none, all have the same. -1: steps until they converge (LABOR-*).
+    edges : bool
+        Fill ``edge_pos`` of the blocks; see :class:`~featstore.NeighborSampler`.
 
     Raises
     ------
@@ -61,7 +63,7 @@ class LaborSampler(FanoutSampler):
         No fan-outs, a fan-out below -1 or of 2³¹ or more, a seed out of range, a batch dependency below 1 or above 2³²,
         ``importance_sampling`` below -1.
     TypeError
-        ``batch_dependency`` or ``importance_sampling`` is no integer, ``layer_dependency`` no bool.
+        ``batch_dependency`` or ``importance_sampling`` is no integer, ``layer_dependency`` or ``edges`` no bool.
 
     Notes
     -----
@@ -111,8 +113,9 @@ class LaborSampler(FanoutSampler):
         layer_dependency: bool = False,
         redraw: bool = True,
         importance_sampling: int = 0,
+        edges: bool = False,
     ) -> None:
-        super().__init__(g, fanouts, seed, redraw)
+        super().__init__(g, fanouts, seed, redraw, edges)
         check_at_least("batch_dependency", batch_dependency, 1)
         if batch_dependency > _MOST_DEPENDENCY:
             raise ValueError(f"batch_dependency must be at most 2**32, not {batch_dependency}")
@@ -126,10 +129,11 @@ class LaborSampler(FanoutSampler):
         more = ", layer_dependency=True" * self.layer_dependency + ", redraw=False" * (not self.redraw)
         if self.importance_sampling:
             more += f", importance_sampling={self.importance_sampling}"
+        more += ", edges=True" * self.edges
         return f"LaborSampler(fanouts={list(self.fanouts)}, batch_dependency={self.batch_dependency}, seed={self.seed}{more})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        options = self.batch_dependency, self.seed, self.layer_dependency, self.redraw, self.importance_sampling
+        options = self.batch_dependency, self.seed, self.layer_dependency, self.redraw, self.importance_sampling, self.edges
         return type(self), (self._g, self.fanouts, *options)
 
     def scratch_bytes(self, n_rows: int) -> int:
@@ -154,17 +158,29 @@ class LaborSampler(FanoutSampler):
         n_read = min(layer.n_missing, max(layer.n_expected, _LEAST_READ))
         if self.importance_sampling and 0 < layer.n_expected < layer.n_ids:  # else all lists are taken whole, or none
             layer = _core.Layer(hops, n_dst, -1, *keys, records, topology.id_bytes)
-            chosen = self._choose(scratch, layer, topology, counts, n_read)
-            self._weigh(scratch.sources, layer, size, chosen, counts)
+            chosen, positions = self._choose(scratch, layer, topology, counts, n_read)
+            self._weigh(scratch.sources, layer, size, chosen, counts, positions)
         else:
-            chosen = self._choose(scratch, layer, topology, counts, n_read)
+            chosen, positions = self._choose(scratch, layer, topology, counts, n_read)
         src = pool.tensor((layer.n_chosen,), torch.int64)
         dst = pool.tensor((layer.n_chosen,), torch.int64)
         while not layer.number(chosen, counts, src.numpy(), dst.numpy()):
             scratch.need(2 * scratch.room)
-        return Block(src, dst, hops.n_nodes, n_dst)
+        edge_pos = None
+        if positions is not None:
+            edge_pos = pool.tensor((layer.n_chosen,), torch.int64)
+            edge_pos.numpy()[:] = positions[: layer.n_chosen]
+        return Block(src, dst, hops.n_nodes, n_dst, edge_pos)
 
-    def _weigh(self, scratch: Scratch, layer: _core.Layer, fanout: int, listed: npt.NDArray[Any], counts: Int64s) -> None:
+    def _weigh(
+        self,
+        scratch: Scratch,
+        layer: _core.Layer,
+        fanout: int,
+        listed: npt.NDArray[Any],
+        counts: Int64s,
+        edge_pos: Int64s | None,
+    ) -> None:
         """Keep of whole lists what is taken with importance probabilities, in place; ``scratch`` numbers their sources."""
         scratch.hops.begin(EMPTY)
         importance = _core.Importance(layer, scratch.hops, fanout, listed, counts)
@@ -172,23 +188,32 @@ class LaborSampler(FanoutSampler):
             scratch.need(2 * scratch.room)
         weights = self._g.pool.array((importance.n_sources, 2), np.float64)
         importance.weigh(weights, self.importance_sampling, _CONVERGED)
-        importance.keep()
+        importance.keep(edge_pos)
 
-    def _choose(self, scratch: Scratch, layer: _core.Layer, topology: Topology, counts: Int64s, n_read: int) -> npt.NDArray[Any]:
-        """Go through all lists, those in the file ``n_read`` ids at a time; return the ids that were taken."""
+    def _choose(
+        self, scratch: Scratch, layer: _core.Layer, topology: Topology, counts: Int64s, n_read: int
+    ) -> tuple[npt.NDArray[Any], Int64s | None]:
+        """Go through all lists, those in the file ``n_read`` ids at a time; return ids taken, and their edges' numbers."""
         pool, n = self._g.pool, layer.n_expected
         if n < layer.n_ids:  # random, and correlated: this is not always enough
             n = min(n + 4 * math.isqrt(n), layer.n_ids)
         n += _core.STEP
         chosen = pool.array((n,), topology.id_dtype)
+        edge_pos = pool.array((n,), np.int64) if self.edges else None
+        starts = scratch.starts if self.edges else None
         positions = pool.array((n_read,), np.int64) if n_read else EMPTY
         found = pool.array((n_read,), topology.id_dtype)
         while not layer.done:
             n = layer.turn(positions)
             self._read(scratch, topology, positions[:n], found[:n])
             topology.check_found(positions[:n], found[:n])
-            while not layer.choose(found[:n], chosen, counts):
-                more = pool.array((len(chosen) * 3 // 2 + _core.STEP,), topology.id_dtype)
-                more[: layer.n_chosen] = chosen[: layer.n_chosen]
+            while not layer.choose(found[:n], chosen, counts, starts, edge_pos):
+                room, done = len(chosen) * 3 // 2 + _core.STEP, layer.n_chosen
+                more = pool.array((room,), topology.id_dtype)
+                more[:done] = chosen[:done]
                 chosen = more
-        return chosen
+                if edge_pos is not None:
+                    longer = pool.array((room,), np.int64)
+                    longer[:done] = edge_pos[:done]
+                    edge_pos = longer
+        return chosen, edge_pos

@@ -120,3 +120,23 @@ class NeighborSampler(FanoutSampler):
         while not hops.number():
             scratch.need(2 * scratch.room)
         return Block(src, dst, hops.n_nodes, n_dst, edge_pos)
+
+    def draw_again(self, scratch: Scratch, n_dst: int, dst: torch.Tensor, at: HopKey) -> torch.Tensor:
+        """Return the numbers of the edges that a hop has drawn, among the stored ones, where only their ids are known.
+
+        Called for hop after hop of a batch. Draws are a function of the key, the node and its degree: so they are the same.
+        """
+        pool, hop = self._g.pool, at[2]
+        first = scratch.n_located if hop else 0
+        self._g.topology.offsets(scratch.nodes[first:n_dst], scratch.starts[first:n_dst], scratch.degree[first:n_dst])
+        scratch.n_located = n_dst
+        place = pool.array((n_dst,), np.int64)
+        np.invert(scratch.starts[:n_dst], out=place)
+        fanout, (key,) = self.fanouts[hop], self.hop_key(at)
+        draw = pool.array((_core.draw_scratch(fanout),), np.int64) if fanout > 0 else EMPTY
+        edge_pos = pool.tensor((len(dst),), torch.int64)
+        degree = scratch.degree[:n_dst]
+        scratch.hops.draw_positions(n_dst, fanout, self.replace, key, place, degree, dst.numpy(), draw, edge_pos.numpy())
+        if not self.redraw:
+            degree[:] = 0  # as while they were drawn
+        return edge_pos

@@ -29,6 +29,7 @@ from featstore.sampling.batch import Block, SampledBatch
 from featstore.sampling.fileturns import FileTurns
 from featstore.sampling.hops import FanoutSampler, Graph, Int64s, Scratch
 from featstore.sampling.logs import SpillingLogs, least_log_bytes
+from featstore.sampling.neighbor import NeighborSampler
 from featstore.storage.rundir import DiskBudget
 
 __all__ = ["Window", "drawn_bytes", "is_wide", "least_bytes", "useful_bytes"]
@@ -251,7 +252,7 @@ class Window:
         """Return a batch of what was drawn; any number of threads may."""
         ids, index = self._ids(position), position - self.first
         with self._sampler.scratch(len(ids)) as scratch:
-            hops = self._sampler.expand(scratch, ids, partial(self._replay, index))
+            hops = self._sampler.expand(scratch, ids, partial(self._replay, index, self._sampler.edges))
             return self._sampler.assemble(scratch, ids, hops, self._epoch, position)
 
     def _ids(self, position: int) -> Int64s:
@@ -315,7 +316,7 @@ class Window:
             raise BudgetError("others have the memory that drawing a window ahead takes")
         with self._sampler.scratch(len(ids)) as scratch:
             first = 0
-            blocks = self._sampler.expand(scratch, ids, partial(self._replay, index), hop)
+            blocks = self._sampler.expand(scratch, ids, partial(self._replay, index, False), hop)
             if blocks:
                 first = blocks[-1].n_dst
                 edges = sum(len(block.src) for block in blocks)
@@ -325,8 +326,8 @@ class Window:
             while (first := targets.scatter(scratch.nodes, first, end, index, self._shape.shift)) < end:
                 self._targets.spill(worker)
 
-    def _replay(self, index: int, scratch: Scratch, hop: int) -> Block:
-        """Make a hop's block of what was drawn."""
+    def _replay(self, index: int, with_edges: bool, scratch: Scratch, hop: int) -> Block:
+        """Make a hop's block of what was drawn; ``with_edges`` draws once more, for the numbers of edges, which no log has."""
         pool, hops = self._graph.pool, scratch.hops
         n_dst = hops.n_nodes
         edges: list[torch.Tensor] = []
@@ -339,7 +340,11 @@ class Window:
         replay(hops, records, self._wide, n_dst, scratch.place, array)
         while not hops.number():
             scratch.need(2 * scratch.room)
-        return Block(edges[0], edges[1], hops.n_nodes, n_dst)
+        if not with_edges:
+            return Block(edges[0], edges[1], hops.n_nodes, n_dst)
+        assert isinstance(self._sampler, NeighborSampler)
+        edge_pos = self._sampler.draw_again(scratch, n_dst, edges[1], (self._epoch, self.first + index, hop))
+        return Block(edges[0], edges[1], hops.n_nodes, n_dst, edge_pos)
 
     # By list.
 

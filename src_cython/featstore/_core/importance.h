@@ -61,9 +61,10 @@ static double fs_weigh(const void *listed, int wide, const int64_t *counts, int6
 }
 
 /* Keep of the sources listed what destinations take, in place, as ids; counts[] receives how many each takes. Returns all of them.
- * A source's number r stands for the share r / 2^32: it is taken where that is less than scale / weight. */
+ * A source's number r stands for the share r / 2^32: it is taken where that is less than scale / weight. edge_pos, where there is
+ * one, goes with the list. */
 static int64_t fs_keep(void *listed, int wide, int64_t *counts, int64_t n_dst, int64_t fanout, fs_source *sources,
-                       int64_t n_sources, const int64_t *ids, const fs_numbers *numbers)
+                       int64_t n_sources, const int64_t *ids, const fs_numbers *numbers, int64_t *edge_pos)
 {
     int64_t first = 0, kept = 0;
     for (int64_t t = 0; t < n_sources; t++)
@@ -77,6 +78,8 @@ static int64_t fs_keep(void *listed, int wide, int64_t *counts, int64_t n_dst, i
                 ((int64_t *)listed)[kept] = t;
             else
                 ((int32_t *)listed)[kept] = (int32_t)t;
+            if (edge_pos)
+                edge_pos[kept] = edge_pos[first];
             kept += sources[t].other < limit;
         }
         counts[s] = kept - before;

@@ -87,6 +87,8 @@ typedef struct {
     fs_numbers numbers;
     /* the list that comes next, and from where in it; where the lists that are there now end */
     int64_t next_dst, next_position, stop_dst, stop_position;
+    const int64_t *starts; /* first edge of each list, and the number of each edge that is taken, where that is asked for */
+    int64_t *edge_pos;
     int64_t n_used;   /* of the ids that were read for this turn */
     int64_t n_chosen; /* by all destinations so far */
 } fs_layer;
@@ -319,6 +321,38 @@ static int64_t fs_turn(fs_layer *layer, const int64_t *degree, const int64_t *pl
     return n;
 }
 
+/* First of the ascending ids[from … n - 1] that is `id`, which is among them. */
+FS_INLINE int64_t fs_find_ahead(const void *ids, int wide, int64_t from, int64_t n, int64_t id)
+{
+    int64_t step = 1, low = from, high = from;
+    while (high < n && fs_record(ids, wide, high) < id) {
+        low = high + 1;
+        high += step;
+        step *= 2;
+    }
+    if (high > n)
+        high = n;
+    while (low < high) {
+        const int64_t middle = low + (high - low) / 2;
+        if (fs_record(ids, wide, middle) < id)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* Number the ids that were taken of an ascending piece of a list, whose first edge is `first`: of an id that is there several times
+ * all are taken, or none. */
+static void fs_note_taken(const void *ids, int wide, int64_t n, const void *taken, int64_t n_taken, int64_t first, int64_t *edge_pos)
+{
+    for (int64_t k = 0, i = 0; k < n_taken; k++) {
+        if (n_taken != n)
+            i = fs_find_ahead(ids, wide, i, n, fs_record(taken, wide, k));
+        edge_pos[k] = first + i++;
+    }
+}
+
 /* Go through the lists of a turn; returns 1 where there is no room for what comes next: the caller gives more and calls again. */
 static int fs_choose(fs_layer *layer, const int64_t *degree, const int64_t *place, const void *found, void *chosen, int64_t room,
                      int64_t *counts, fs_take_fn take)
@@ -347,12 +381,14 @@ static int fs_choose(fs_layer *layer, const int64_t *degree, const int64_t *plac
             }
             const char *ids = at < 0 ? (const char *)found + n_used * bytes : records + (at + position) * bytes;
             char *out = (char *)chosen + (n_chosen + taken) * bytes;
-            if (hashes) {
-                taken += take(ids, wide, n, &layer->numbers, last, out);
-            } else {
+            int64_t n_taken = n;
+            if (hashes)
+                n_taken = take(ids, wide, n, &layer->numbers, last, out);
+            else
                 memcpy(out, ids, (size_t)(n * bytes));
-                taken += n;
-            }
+            if (layer->edge_pos)
+                fs_note_taken(ids, wide, n, out, n_taken, layer->starts[i] + position, layer->edge_pos + n_chosen + taken);
+            taken += n_taken;
             n_used += at < 0 ? n : 0;
             position += n;
         }

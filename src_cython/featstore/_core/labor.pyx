@@ -21,6 +21,8 @@ cdef extern from "labor.h" nogil:
         int64_t next_position
         int64_t stop_dst
         int64_t stop_position
+        const int64_t *starts
+        int64_t *edge_pos
         int64_t n_used
         int64_t n_chosen
     ctypedef int64_t (*fs_take_fn)() noexcept  # only passed on
@@ -40,7 +42,8 @@ cdef extern from "importance.h" nogil:
         double weight
     int fs_number_sources(fs_hop *, void *, int) noexcept
     double fs_weigh(const void *, int, const int64_t *, int64_t, int64_t, fs_source *, int64_t) noexcept
-    int64_t fs_keep(void *, int, int64_t *, int64_t, int64_t, fs_source *, int64_t, const int64_t *, const fs_numbers *) noexcept
+    int64_t fs_keep(void *, int, int64_t *, int64_t, int64_t, fs_source *, int64_t, const int64_t *, const fs_numbers *,
+                    int64_t *) noexcept
 
 
 # Room that a list of chosen ids needs beyond what is in it, so that a hop goes on.
@@ -138,7 +141,7 @@ cdef class Layer:
             n = fs_turn(&self.layer, self.hops.hop.degree, self.hops.hop.place, &positions[0] if room else NULL, room)
         return n
 
-    def choose(self, found, chosen, int64_t[::1] counts not None):
+    def choose(self, found, chosen, int64_t[::1] counts not None, const int64_t[::1] starts=None, int64_t[::1] edge_pos=None):
         """Go through the lists of a turn; return True when it is over, False when ``chosen`` needs more room.
 
         Parameters
@@ -150,6 +153,10 @@ cdef class Layer:
             :data:`STEP` entries more than those are enough to go on.
         counts : int64 array, shape (n_dst,)
             Receives how many each destination takes.
+        starts : int64 array, shape (at least n_dst,), optional
+            The first edge of each destination's list. Lists ascend then.
+        edge_pos : int64 array, as long as ``chosen``, optional
+            Receives the number of each edge that is taken, where ``starts`` is given; grows as ``chosen`` does.
         """
         cdef Py_buffer source, target
         cdef int wants
@@ -165,10 +172,16 @@ cdef class Layer:
                 room = self._length(&target)
                 if room < self.layer.n_chosen:
                     raise ValueError(f"chosen has room for {room}, not for {self.layer.n_chosen}")
+                if edge_pos is not None:
+                    if starts is None or starts.shape[0] < self.layer.n_dst or edge_pos.shape[0] < room or not room:
+                        raise ValueError(f"edge_pos needs {room} entries, and the starts of {self.layer.n_dst} lists")
+                    if self.layer.n_dst:
+                        self.layer.starts, self.layer.edge_pos = &starts[0], &edge_pos[0]
                 with nogil:
                     wants = fs_choose(&self.layer, self.hops.hop.degree, self.hops.hop.place, source.buf, target.buf, room,
                                       &counts[0] if counts.shape[0] else NULL, self.take)
             finally:
+                self.layer.starts = self.layer.edge_pos = NULL
                 PyBuffer_Release(&target)
         finally:
             PyBuffer_Release(&source)
@@ -362,16 +375,19 @@ cdef class Importance:
             before = expected
         return found
 
-    def keep(self):
-        """Keep what is taken: ``listed`` and ``counts`` are then as :meth:`Layer.choose` leaves them."""
+    def keep(self, int64_t[::1] edge_pos=None):
+        """Keep what is taken: ``listed``, ``counts`` and ``edge_pos`` are then as :meth:`Layer.choose` leaves them."""
         cdef int64_t n = self.sources.hop.n_nodes, kept = 0
         self._check_held()
         if self.n_weighed != n:
             raise ValueError("these sources have no probabilities yet")
+        if edge_pos is not None and edge_pos.shape[0] < self.layer.layer.n_chosen:
+            raise ValueError(f"edge_pos has {edge_pos.shape[0]} entries for {self.layer.layer.n_chosen} edges")
         if n:
             with nogil:
                 kept = fs_keep(self.listed.buf, self.layer.layer.wide, &self.counts[0], self.counts.shape[0], self.fanout,
-                               <fs_source *>&self.weights[0, 0], n, self.sources.hop.nodes, &self.layer.layer.numbers)
+                               <fs_source *>&self.weights[0, 0], n, self.sources.hop.nodes, &self.layer.layer.numbers,
+                               &edge_pos[0] if edge_pos is not None else NULL)
         self.layer.layer.n_chosen = kept
         self.is_held = False
         PyBuffer_Release(&self.listed)

@@ -171,6 +171,15 @@ static void fs_note_positions(fs_hop *hop, int64_t first)
     }
 }
 
+/* Draw alone: src[] is left with where the ids lie. */
+static void fs_draw_places(fs_hop *hop, fs_draw_lanes_fn draw_lanes)
+{
+    uint8_t network[FS_NETWORK][2];
+    const int n_network = hop->fanout >= 0 && hop->fanout <= FS_LANE_DRAWS ? fs_network((int)hop->fanout, network) : 0;
+    while (hop->next_dst < hop->n_dst)
+        fs_draw_chunk(hop, 0, draw_lanes, network, n_network);
+}
+
 /* Fetch the ids of edges up to `end`, all in memory. */
 FS_INLINE void fs_gather(fs_hop *hop, int wide, int64_t end)
 {

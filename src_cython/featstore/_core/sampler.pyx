@@ -13,6 +13,7 @@ cdef extern from "sampler.h" nogil:
     void fs_count(const int64_t *, const int64_t *, int64_t, int64_t, int, int64_t *, int64_t *, int *) noexcept
     int fs_expand(fs_hop *, fs_draw_lanes_fn) noexcept
     void fs_draw(fs_hop *, fs_draw_lanes_fn) noexcept
+    void fs_draw_places(fs_hop *, fs_draw_lanes_fn) noexcept
     int64_t fs_fill(fs_hop *, const void *, int, int64_t) noexcept
     int fs_number_all(fs_hop *) noexcept
     int64_t fs_enter(fs_hop *, int64_t) noexcept
@@ -239,6 +240,50 @@ cdef class Hops:
         if n_missing:
             with nogil:
                 fs_draw(&self.hop, self.draw_lanes)
+
+    def draw_positions(self, int64_t n_dst, int64_t fanout, bint replace, uint64_t key, const int64_t[::1] place not None,
+                       const int64_t[::1] degree not None, int64_t[::1] dst not None, int64_t[::1] scratch not None,
+                       int64_t[::1] edge_pos not None):
+        """Draw again what a hop over the first ``n_dst`` nodes has drawn, and number those edges among all.
+
+        Parameters
+        ----------
+        n_dst, fanout, replace, key, scratch
+            As for :meth:`start`.
+        place, degree : int64 array, shape (at least n_dst,)
+            ``~start``, where the node's list begins with edge ``start``, and its length.
+        dst : int64 array, shape (n_edges,)
+            Destinations of the hop's edges; written again.
+        edge_pos : int64 array, shape (n_edges,)
+            Output.
+
+        Raises
+        ------
+        ValueError
+            So many edges are not drawn.
+        """
+        cdef fs_hop hop = self.hop
+        cdef int64_t n_edges = 0, n_missing = 0, i
+        cdef int any_drawn = 0
+        if n_dst < 0 or n_dst > self.hop.n_nodes or min(place.shape[0], degree.shape[0]) < n_dst:
+            raise ValueError("more destinations than nodes")
+        if n_dst == 0:
+            return
+        fs_count(&place[0], &degree[0], n_dst, fanout, replace, &n_edges, &n_missing, &any_drawn)
+        if n_edges != n_missing or dst.shape[0] != n_edges or edge_pos.shape[0] != n_edges:
+            raise ValueError(f"{n_edges} edges are drawn, and not {edge_pos.shape[0]}")
+        _check_length("scratch", scratch.shape[0], draw_scratch(fanout) if any_drawn else 0)
+        if n_edges == 0:
+            return
+        hop.records, hop.place, hop.degree = NULL, &place[0], &degree[0]
+        hop.n_dst, hop.fanout, hop.replace, hop.key, hop.n_edges = n_dst, fanout, replace, key, n_edges
+        hop.src, hop.dst = &edge_pos[0], &dst[0]
+        hop.scratch = &scratch[0] if scratch.shape[0] else NULL
+        hop.next_dst = hop.drawn = hop.gathered = hop.numbered = 0
+        with nogil:
+            fs_draw_places(&hop, self.draw_lanes)
+            for i in range(n_edges):
+                edge_pos[i] = ~edge_pos[i]
 
     def fill(self, ids, int id_bytes):
         """Take the ids read from ``positions``; returns the first that is no node's, or -1."""
