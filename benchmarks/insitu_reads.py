@@ -226,9 +226,7 @@ def hops(
                 [each["seconds"] for each in disk],
                 "s",
                 reference="the longer of reading its lists and of the processors' time of reading and of sampling",
-                references=[
-                    max(one["alone"], one["worked"] + other["seconds"]) for one, other in zip(disk, memory, strict=True)
-                ],
+                references=[max(one["alone"], one["worked"] + other["seconds"]) for one, other in zip(disk, memory, strict=True)],
                 processors=[each["worked"] for each in disk],
             )
 
