@@ -125,8 +125,7 @@ def edges_by_hop(blocks: tuple[Block, ...]) -> tuple[torch.Tensor, dict[str, tor
     if not blocks:
         return torch.empty((2, 0), dtype=torch.int64), {}, []
     hops = blocks[::-1]
-    # Destinations ascend: those that the hop before added come last.
-    firsts = [0] + [_first_of(hop.dst, before.n_dst) for before, hop in pairwise(hops)]
+    firsts = _firsts(hops)
     counts = [len(hop.src) - first for first, hop in zip(firsts, hops, strict=True)]
     arrays = [hop.edge_arrays for hop in hops]
     common = [name for name in arrays[0] if all(name in each for each in arrays)]
@@ -146,12 +145,17 @@ def edges_by_hop(blocks: tuple[Block, ...]) -> tuple[torch.Tensor, dict[str, tor
     return edge_index, {name: joined([each[name] for each in arrays], out) for name, out in found.items()}, counts
 
 
+def _firsts(hops: tuple[Block, ...]) -> list[int]:
+    """Return the first edge of each hop that the hop before has not: destinations ascend, so those that it added come last."""
+    return [0] + [_first_of(hop.dst, before.n_dst) for before, hop in pairwise(hops)]
+
+
 def _rows_by_hop(blocks: tuple[Block, ...], rows: tuple[torch.Tensor, ...]) -> torch.Tensor:
     """Return the rows of the edges that :func:`edges_by_hop` returns, of the rows of each block's edges."""
     hops, of_hops = blocks[::-1], rows[::-1]
     if not hops:
         return torch.empty(0)
-    firsts = [0] + [_first_of(hop.dst, before.n_dst) for before, hop in pairwise(hops)]
+    firsts = _firsts(hops)
     if all(_begins_with(hop, first, before) for before, first, hop in zip(hops, firsts[1:], hops[1:], strict=False)):
         return rows[0]
     return torch.cat([each[first:] for first, each in zip(firsts, of_hops, strict=True)])
