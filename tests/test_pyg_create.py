@@ -13,7 +13,7 @@ import torch
 import featstore
 from tests.pyg import Data, HeteroData
 
-from featstore.adapters.pyg import create, stores  # isort: skip  # after PyG, which tests.pyg imports without its warnings
+from featstore.adapters.pyg import NeighborLoader, create, stores  # isort: skip  # after PyG, which tests.pyg imports without its warnings
 from torch_geometric import EdgeIndex  # isort: skip
 from torch_geometric.data import Batch, InMemoryDataset, OnDiskDataset, TemporalData  # isort: skip
 
@@ -151,6 +151,30 @@ def test_borders(tmp_path) -> None:
         assert (g.num_nodes, g.num_edges, list(g.features), g.node_data["label"].tolist()) == (3, 0, [], [5])
 
 
+def test_attributes_of_edges_come_with_the_batches(data, tmp_path) -> None:
+    """As PyG's own loader has them, in the order of ``edge_index``."""
+    rng = np.random.default_rng(1)
+    data.edge_attr = torch.from_numpy(rng.standard_normal((1500, 3), dtype=np.float32))
+    data.edge_weight = torch.from_numpy(rng.random(1500))
+    with create(tmp_path / "g", data, progress=False) as g:
+        assert sorted(g.edge_features) == ["edge_attr", "edge_weight"]
+        for name, store in g.edge_features.items():
+            assert torch.equal(store[:], data[name])
+        for strategy in ("ondemand", "superbatch"):
+            n_edges = 0
+            for batch in NeighborLoader(g, [5, -1], batch_size=20, strategy=strategy):
+                n_edges += len(batch.e_id)
+                assert torch.equal(batch.n_id[batch.edge_index], data.edge_index[:, batch.e_id])
+                assert torch.equal(batch.edge_attr, data.edge_attr[batch.e_id])
+                assert torch.equal(batch.edge_weight, data.edge_weight[batch.e_id])
+            assert n_edges > 1500
+        some = next(iter(NeighborLoader(g, [5], batch_size=20, edge_features="edge_attr")))
+        assert "edge_attr" in some
+        assert "edge_weight" not in some
+        none = next(iter(NeighborLoader(g, [5], batch_size=20, edge_features=())))
+        assert "e_id" not in none
+
+
 def broken(**values: Any) -> Any:
     data = graph()
     for name, value in values.items():
@@ -175,8 +199,11 @@ REFUSED = [
     (hetero, TypeError, "heterogeneous data cannot be stored: .* paper, author"),
     (lambda: TemporalData(src=torch.tensor([0]), dst=torch.tensor([0]), t=torch.tensor([0])), TypeError, "temporal data"),
     (lambda: {"x": 1}, TypeError, "data must be a torch_geometric Data or dataset, not dict"),
-    (lambda: broken(edge_attr=torch.rand(1500, 2)), ValueError, r"'edge_attr' belongs to edges.*del data\.edge_attr"),
-    (lambda: broken(weights=torch.rand(1500)), ValueError, "'weights' belongs to edges"),
+    (
+        lambda: broken(edge_attr=torch.rand(1499, 2)),
+        ValueError,
+        r"'edge_attr' of shape \(1499, 2\) .* 1500 edges",
+    ),
     (lambda: broken(name="cora"), TypeError, "attribute 'name' is a str"),
     (
         lambda: broken(train_mask=torch.ones(N - 1, dtype=torch.bool)),
@@ -193,6 +220,11 @@ REFUSED = [
     (lambda: without("edge_index"), ValueError, "no edge_index and no adj_t"),
     (lambda: without("edge_index", adj_t=torch.eye(N)), TypeError, "adj_t must be a sparse tensor"),
     (lambda: without("edge_index", adj_t=2 * transposed(graph())), ValueError, "adj_t has weights"),
+    (
+        lambda: without("edge_index", adj_t=transposed(graph()), edge_attr=torch.rand(1500, 2)),
+        ValueError,
+        r"'edge_attr' belongs to edges, and adj_t .* give edge_index.*del data\.edge_attr",
+    ),
     (lambda: without("edge_index", adj_t=Sparse(graph().edge_index, torch.rand(1500))), ValueError, "adj_t has weights"),
     (lambda: Data(), ValueError, "set data.num_nodes"),
     (lambda: Data(edge_index=torch.tensor([[0], [1]])), ValueError, "set data.num_nodes"),

@@ -37,8 +37,9 @@ def create(
         A graph with ``edge_index``, or with ``adj_t`` as ``ToSparseTensor`` makes it; or an ``InMemoryDataset``,
         ``OnDiskDataset`` or other dataset of one graph.
     features : str or sequence of str, optional
-        Attributes that become features, which are read from disk row by row; by default ``x`` alone, if it is there. All other
-        arrays become node data, which are read into memory whole when they are asked for.
+        Attributes that become features, which are read from disk row by row; by default ``x`` alone, if it is there. Attributes
+        of edges (``edge_attr``, ``edge_weight`` and others) become edge features. All other arrays become node data, which are
+        read into memory whole when they are asked for.
     overwrite, progress, memory
         See :meth:`featstore.OutOfCoreGraph.create`.
 
@@ -52,8 +53,8 @@ def create(
     TypeError
         ``data`` is heterogeneous or temporal, or none of these; it has an attribute that is no array (names it).
     ValueError
-        A dataset of several graphs; no edges, or no number of nodes; edges with attributes or weights; a feature that is not
-        there, or has not one row a node; a mask of another length.
+        A dataset of several graphs; no edges, or no number of nodes; an ``adj_t`` with attributes of edges or weights; a feature
+        that is not there, or has not one row a node or an edge; a mask of another length.
     IndexError
         An edge leads to what is no node.
     FileExistsError, BusyError, FormatError, BudgetError, CommittedError, OSError
@@ -65,7 +66,7 @@ def create(
     with ``edges=True`` number edges as they are in ``edge_index``. Tensors are read where they are, memory-mapped ones too.
     """
     graph = _graph_of(data)
-    attributes, num_nodes = _attributes(graph), _num_nodes(graph)
+    (attributes, of_edges), num_nodes = _attributes(graph), _num_nodes(graph)
     if features is None:
         features = ["x"] if "x" in attributes else []
     rows = {}
@@ -77,8 +78,9 @@ def create(
         if rows_of.ndim == 0 or len(rows_of) != num_nodes:
             raise ValueError(f"feature {name!r} of shape {tuple(rows_of.shape)} has not one row for each of {num_nodes} nodes")
     _check_masks(attributes, num_nodes)
-    options: Any = {"overwrite": overwrite, "progress": progress, "memory": memory}
     adjacency = _adjacency(graph, num_nodes)
+    _check_of_edges(graph, of_edges)
+    options: Any = {"overwrite": overwrite, "progress": progress, "memory": memory, "edge_features": of_edges or None}
     if isinstance(adjacency, tuple):
         return OutOfCoreGraph.create(path, *adjacency, rows, attributes, **options)
     return OutOfCoreGraph.from_edge_index(path, adjacency, num_nodes, rows, attributes, **options)
@@ -113,9 +115,10 @@ def _num_nodes(data: Data) -> int:
     return num_nodes
 
 
-def _attributes(data: Data) -> dict[str, torch.Tensor]:
-    """Return the arrays of nodes, by name."""
-    found = {}
+def _attributes(data: Data) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Return the arrays of nodes, and those of edges, by name."""
+    of_nodes: dict[str, torch.Tensor] = {}
+    of_edges: dict[str, torch.Tensor] = {}
     for name, value in data.to_dict().items():
         if name in (*_EDGES, "num_nodes") or value is None:
             continue
@@ -124,11 +127,23 @@ def _attributes(data: Data) -> dict[str, torch.Tensor]:
         if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
             kind = value.layout if isinstance(value, torch.Tensor) else type(value).__name__
             raise TypeError(f"attribute {name!r} is a {kind}, not an array: leave it out (del data.{name})")
-        if name.startswith("edge_") or data.is_edge_attr(name):
-            raise ValueError(f"attribute {name!r} belongs to edges, which have no data here: leave it out (del data.{name})")
+        found = of_edges if name.startswith("edge_") or data.is_edge_attr(name) else of_nodes
         value = value.detach().cpu()
         found[name] = value.reshape(1) if value.ndim == 0 else value
-    return found
+    return of_nodes, of_edges
+
+
+def _check_of_edges(data: Data, of_edges: Mapping[str, torch.Tensor]) -> None:
+    for name, value in of_edges.items():
+        if data.get("edge_index") is None:
+            raise ValueError(
+                f"attribute {name!r} belongs to edges, and adj_t does not say in which order: give edge_index, or leave it out "
+                f"(del data.{name})"
+            )
+        if len(value) != data.num_edges:
+            raise ValueError(
+                f"attribute {name!r} of shape {tuple(value.shape)} has not one row for each of {data.num_edges} edges"
+            )
 
 
 def _check_masks(attributes: Mapping[str, torch.Tensor], num_nodes: int) -> None:
@@ -168,4 +183,4 @@ def _adjacency(data: Data, num_nodes: int) -> torch.Tensor | tuple[torch.Tensor,
 
 def _check_weights(weights: torch.Tensor | None) -> None:
     if weights is not None and bool((weights != 1).any()):
-        raise ValueError("adj_t has weights, and edges have no data in a dataset: make it without")
+        raise ValueError("adj_t has weights, which are not stored: give edge_index, and the weights as edge_weight")

@@ -22,7 +22,6 @@ SAMPLED = (
     "edge_index",
     "n_id",
     "e_id",
-    "edge_weight",
     "batch_size",
     "input_id",
     "num_nodes",
@@ -72,7 +71,8 @@ def to_data(batch: MiniBatch, input_id: torch.Tensor | None = None) -> Data:
     array, are not copied. Of other samplers the edges are copied, and what nodes draw anew in later hops is left out. Features,
     ``y`` and ``n_id`` are never copied.
     """
-    check_names((*batch.features, *batch.edge_features), has_labels=batch.y is not None)
+    has_weights = any(block.weight is not None for block in batch.blocks)
+    check_names((*batch.features, *batch.edge_features), has_labels=batch.y is not None, has_weights=has_weights)
     edge_index, arrays, n_edges = edges_by_hop(batch.blocks)
     data = Data(edge_index=edge_index)
     for name, rows in batch.features.items():
@@ -93,10 +93,10 @@ def to_data(batch: MiniBatch, input_id: torch.Tensor | None = None) -> Data:
     return data
 
 
-def check_names(features: Iterable[str], has_labels: bool) -> None:
+def check_names(features: Iterable[str], has_labels: bool, *, has_weights: bool = False) -> None:
     """Raise OptionError where a feature has the name of what every batch has."""
     for name in features:
-        if name in SAMPLED or (has_labels and name == "y"):
+        if name in SAMPLED or (has_labels and name == "y") or (has_weights and name == "edge_weight"):
             raise OptionError("features", f"a batch of PyG has an attribute {name!r} of its own: leave that feature out")
 
 

@@ -87,6 +87,9 @@ class NeighborLoader:
         In place of ``num_neighbors`` and ``replace``: any sampler that :class:`~featstore.Loader` takes.
     features : str or sequence of str, optional
         Features to gather; all by default.
+    edge_features : str or sequence of str, optional
+        Edge features to gather, as ``edge_attr`` of PyG's batches; by default all, where the sampler numbers edges. With
+        ``num_neighbors`` it does if there are any.
     labels : str or None
         Node data for ``batch.y``; none where the graph has none of the default name.
     strategy : str, Strategy or class
@@ -138,6 +141,7 @@ class NeighborLoader:
         transform: Callable[[Data], Any] | None = None,
         neighbor_sampler: Sampler | None = None,
         features: str | Sequence[str] | None = None,
+        edge_features: str | Sequence[str] | None = None,
         labels: str | None = "y",
         strategy: str | Strategy | type[Strategy] = "ondemand",
         seed: int = 0,
@@ -153,7 +157,8 @@ class NeighborLoader:
         if num_neighbors is not None:
             if neighbor_sampler is not None:
                 raise OptionError("neighbor_sampler", "it has its own num_neighbors; give one of the two")
-            sampler = NeighborSampler(g, fanouts_of(num_neighbors), replace=replace, seed=seed, redraw=False)
+            wanted = bool(() if isinstance(g, PackedGraph) else g.edge_features) if edge_features is None else bool(edge_features)
+            sampler = NeighborSampler(g, fanouts_of(num_neighbors), replace, seed, redraw=False, edges=wanted)
         if input_nodes is None and sampler is not None:
             input_nodes = torch.arange(g.num_nodes)
         elif isinstance(input_nodes, str) or (isinstance(input_nodes, tuple) and input_nodes and isinstance(input_nodes[0], str)):
@@ -164,7 +169,10 @@ class NeighborLoader:
         names = tuple(g.features) if features is None else (features,) if isinstance(features, str) else tuple(features)
         if labels == "y" and labels not in g.node_data:
             labels = None
-        check_names(names, has_labels=labels is not None)
+        if edge_features is None:
+            edge_features = tuple(g.edge_features) if getattr(sampler, "edges", False) and not isinstance(g, PackedGraph) else ()
+        of_edges = (edge_features,) if isinstance(edge_features, str) else tuple(edge_features)
+        check_names((*names, *of_edges), has_labels=labels is not None)
         self._positions = _Positions(input_nodes) if is_ids and not _is_mask(input_nodes) else None
         self.loader = Loader(
             g,
@@ -172,6 +180,7 @@ class NeighborLoader:
             input_nodes,
             batch_size,
             features=names,
+            edge_features=of_edges,
             labels=labels,
             strategy=strategy,
             shuffle=shuffle,
