@@ -52,6 +52,7 @@ COMMAND = {
 EVERYBODYS: dict[str, Any] = {
     "batch_size": BATCH,
     "features": ["x"],
+    "edge_features": [],
     "labels": "y",
     "memory": "32MB",
     "prefetch": 1,
@@ -179,6 +180,7 @@ WRONG: dict[str, list[Any]] = {
     "device_cache": ["fast", -1, 1.5, -0.1, float("nan"), True],
     "batch_size": [0, -1, 1.5, True, "7"],
     "features": ["nope", ["x", "x"], [5]],
+    "edge_features": ["nope", ["x"], [5], 5],
     "labels": ["nope", 5],
     "memory": ["garbage", -1, 1.5, True],
     "prefetch": [-1, 1.5, "many", True, None],
