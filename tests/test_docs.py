@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import featstore
+from featstore.cli.main import main
 from featstore.strategies.options import options_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -27,9 +28,9 @@ LINKED = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "benchmarks" / "README.md", *sor
 MOST_LINES = 200  # of a page of the guide
 FENCE = re.compile(r"^(\s*)```(\w*)\s*$")
 PROMPT = "$ featstore "
-PRELUDE = (
-    "import os as _os, subprocess as _subprocess, sys as _sys; _run = lambda line: _subprocess.run(line, shell=True, check=True)"
-)
+# Commands run in the page's process: a page has up to forty, and a process each would import torch as often. That a shell finds the
+# command, and what it exits with, is tests/test_cli.py's matter.
+PRELUDE = "from tests.test_docs import run_command as _run;"
 
 
 def script_of(text: str) -> tuple[str, int]:
@@ -53,25 +54,25 @@ def script_of(text: str) -> tuple[str, int]:
     return "\n".join(lines), sum(bool(line.strip()) for line in lines)
 
 
+def run_command(line: str) -> None:
+    """Run ``featstore …`` as a page says it, in this process."""
+    status = main(shlex.split(line)[1:])
+    assert status == 0, f"{line}: exit status {status}"
+
+
 def named(pages: Sequence[Path]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("page", pages, ids=lambda path: path.relative_to(ROOT).as_posix())
 
 
-def run_page(page: Path, folder: Path, programs: Path) -> None:
-    """Run a page in ``folder``; ``programs`` is an empty one, for the command."""
+def run_page(page: Path, folder: Path) -> None:
+    """Run a page in ``folder``."""
     script, n_lines = script_of(page.read_text())
     if not n_lines:
         return
     assert script.startswith("\n"), "a page starts with its title"
     (folder / "page.py").write_text(PRELUDE + script)
-    # The command as an installation would make it, on the tree's package.
-    (programs / "featstore").write_text(
-        f"#!{sys.executable}\nimport sys\nfrom featstore.cli.main import main\nsys.exit(main())\n"
-    )
-    (programs / "featstore").chmod(0o755)
-    path = os.pathsep.join([str(programs), os.environ.get("PATH", "")])
     warnings = "error,ignore:`torch.jit.script` is deprecated:DeprecationWarning"  # which PyG uses when it is imported
-    env = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": warnings}
+    env = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": warnings}
     done = subprocess.run(
         [sys.executable, "page.py"], cwd=folder, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
@@ -82,15 +83,15 @@ def run_page(page: Path, folder: Path, programs: Path) -> None:
 def guide_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder in which the pages of the guide begin, with their graph; it must not be changed."""
     folder = tmp_path_factory.mktemp("guide")
-    run_page(SETUP, folder, tmp_path_factory.mktemp("bin"))
+    run_page(SETUP, folder)
     return folder
 
 
 @named(PAGES)
-def test_page_runs(page: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> None:
+def test_page_runs(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     if page.parent == GUIDE and page != SETUP:
         shutil.copytree(request.getfixturevalue("guide_folder"), tmp_path, dirs_exist_ok=True)
-    run_page(page, tmp_path, tmp_path_factory.mktemp("bin"))
+    run_page(page, tmp_path)
 
 
 def test_pages_of_the_guide_are_short_and_listed() -> None:
@@ -214,4 +215,4 @@ def test_control_a_wrong_block_fails(tmp_path: Path, tmp_path_factory: pytest.Te
     page = tmp_path / "page.md"
     page.write_text("# Title\n\n```python\nassert 1 == 2, 'line four'\n```\n\n```text\nnot python\n```\n")
     with pytest.raises(AssertionError, match=r"line 4(?s:.*)line four"):
-        run_page(page, tmp_path, tmp_path_factory.mktemp("bin"))
+        run_page(page, tmp_path)
