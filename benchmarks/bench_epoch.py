@@ -160,7 +160,7 @@ def per_policy(args: argparse.Namespace, report: Report, job: dict[str, Any]) ->
 
     job = {**job, "side": "featstore", "memory": job["roomy"]}
     plain = run_child(__file__, job)
-    for policy in available_policies():
+    for policy in args.policies.split(",") if args.tiny else available_policies():  # a process each
         if isinstance(get_policy(policy), PlannedPolicy) or getattr(get_policy(policy), "needs_parts", False):
             continue
         result = run_child(__file__, {**job, "policy": policy, "cache": 0.1})

@@ -20,6 +20,14 @@ from benchmarks.memmap import MemmapRows
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 SCRIPTS = sorted(path.name for path in BENCHMARKS.glob("bench_*.py"))
 FIELDS = {"name", "value", "unit", "reference", "ratio", "runs", "machine"}
+ASKS_FIO = {  # a group of each script that fio is a reference of
+    "bench_epoch.py": "preparation",
+    "bench_gather.py": "cold",
+    "bench_growth.py": "open",
+    "bench_insitu.py": "reading",
+    "bench_packing.py": "extents",
+}
+Figures = list[dict[str, Any]]
 FIO_SCRIPTS = {script for script in SCRIPTS if "fio" in (BENCHMARKS / script).read_text()}
 
 # Reads nothing, and says that it read 1 GiB in half a second.
@@ -68,15 +76,105 @@ def run_script(script: str, tmp_path: Path, *more: str, **environment: str) -> t
     return figures, done.stderr
 
 
+def find(figures: list[dict[str, Any]], start: str, reference: str = "") -> dict[str, Any]:
+    """The one figure of this name whose reference contains a text."""
+    (found,) = [f for f in figures if str(f["name"]).startswith(start) and reference in str(f["reference"])]
+    return found
+
+
+def epochs_against_memory_maps_are_whole_and_have_both_references(figures: Figures) -> None:
+    many, one = (find(figures, "R22, an epoch on demand", text) for text in ("read by 16 threads", "read by 1 thread,"))
+    assert "target" in many
+    assert "target" not in one
+    assert many["runs"] == one["runs"]
+    assert many["batches"] == one["batches"] == 195  # seeds of R12, one a batch
+
+
+def hidden_has_two_equal_halves_and_no_epoch_is_shorter_than_they(figures: Figures) -> None:
+    """Were one half much the shorter, hiding it would show nothing."""
+    figure = find(figures, "R22, epoch with preparation beside the loop")
+    assert figure["halves"]
+    for halves, reference, seconds in zip(figure["halves"], figure["reference_runs"], figure["runs"], strict=True):
+        assert halves["preparation"] == pytest.approx(sum(halves["stages"].values()))
+        assert {"sample", "plan", "gather"} <= {stage for stage, s in halves["stages"].items() if s > 0}
+        assert halves["preparation"] <= halves["compute"] * 1.001  # a sleep is never too short
+        assert reference == pytest.approx(max(halves["preparation"], halves["compute"]), rel=1e-3)
+        assert seconds >= reference * 0.999
+
+
+def frozen_epochs_have_a_bound_without_fio_and_sieve_runs_whole(figures: Figures) -> None:
+    """The library's reader measures the drive, too. Where fio is there, a bound takes the better of both."""
+    frozen = find(figures, "R22 frozen, data preparation")
+    copy, read = frozen["copy_s"][len(frozen["copy_s"]) // 2 :], frozen["read_bytes_per_s"][len(frozen["copy_s"]) // 2 :]
+    bounds = [max(c, frozen["missed"] * 512 / r) for c, r in zip(copy, read, strict=True)]
+    assert frozen["reference_runs"] == pytest.approx(bounds, rel=1e-3)
+    assert "missing" in find(figures, "R22 streamed, data preparation")
+
+
+def preparation_compares_batches_in_equal_memory(figures: Figures) -> None:
+    found = [figure for figure in figures if "data preparation in random batches" in str(figure["name"])]
+    for figure, strategy in zip(found, ("superbatch", "streamed"), strict=True):
+        assert f", {strategy}: data preparation in random batches" in str(figure["name"])
+        assert figure["reference"] == "in partition batches, at equal memory"
+        assert figure["ratio"] == pytest.approx(figure["runs"][0] / figure["reference_runs"][0], rel=1e-3)
+        assert figure["reference_rows"] < figure["rows"]
+        for stages in (figure["stages"], figure["reference_stages"]):
+            assert {"sample", "plan", "gather"} <= {stage for stage, s in stages.items() if s > 0}
+            assert ("pack" in {stage for stage, s in stages.items() if s > 0}) == (strategy == "streamed")
+
+
+def accuracy_compares_ways_of_training(figures: Figures) -> None:
+    reference, *others = [figure for figure in figures if ", accuracy of " in str(figure["name"])]
+    assert str(reference["name"]).endswith("random batches")
+    assert len(others) >= 10
+    for figure in others:
+        assert figure["ratio"] == pytest.approx(100 * (figure["value"] - reference["value"]), abs=0.02)
+        assert (figure["rows_ratio"] < 1) == ("LABOR" in str(figure["name"]) or figure["macro"] is not None)
+
+
+def outre_counts_rows_of_layer_neighbour_sampling(figures: Figures) -> None:
+    rows = {figure["name"]: figure["value"] for figure in figures}
+    few = rows["R12, random batches, rows requested, [10, 10, 10], LABOR-0"]
+    assert 0 < few < rows["R12, random batches, rows requested, [10, 10, 10], neighbours"]
+
+
+def lists_at_hand_read_fewer_ids(figures: Figures) -> None:
+    sampled = [figure for figure in figures if "lists at hand" in str(figure["name"])]
+    assert len(sampled) == 4
+    assert all(figure["ids_read"] < figure["reference_ids_read"] for figure in sampled)
+
+
+def table_6_adds_a_mechanism_a_line(figures: Figures, errors: str) -> None:
+    sides = ["np.memmap", "superbatch", "+ partition batches", "+ LABOR"]
+    figures = [figure for figure in figures if str(figure["name"]).startswith("table 6, ")]
+    assert [str(f["name"]).split(", ")[2].split(":")[0] for f in figures] == sides
+    assert [f["reference"] for f in figures] == [None, *sides[:-1]]
+    rows = [f["rows"] for f in figures]
+    assert rows[0] == rows[1] > rows[2] > rows[3]  # the same batches; then each mechanism requests fewer
+    for name, figure in zip(sides, figures, strict=True):
+        line = next(line for line in errors.splitlines() if line.startswith(name))
+        assert line.split()[-2:] == [f"{figure['rows']:,}", f"{figure['rows_loaded']:,}"]
+        shown = dict(zip(("sample", "plan", "load", "pack", "gather", "update"), line[24:].split(), strict=False))
+        assert {stage: float(s) for stage, s in shown.items()} == pytest.approx(figure["stages"], abs=0.0051)
+
+
 @pytest.mark.parametrize("script", sorted(set(SCRIPTS) - FIO_SCRIPTS))
 def test_benchmark_runs(script: str, tmp_path: Path) -> None:
-    figures, errors = run_script(script, tmp_path)
+    plot = tmp_path / "plot.png"
+    figures, errors = run_script(script, tmp_path, *(("--plot", str(plot)) if script == "bench_outre.py" else ()))
     assert [figure for figure in figures if "missing" in figure] == []
     # Figures of several machines stand in one table: each says whose it is, and so does the run.
     model = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     name = model[1].strip() if model else platform.machine()
     assert all(str(figure["machine"]).startswith(name) for figure in figures)
     assert f"# {figures[0]['machine']}\n" in errors
+    if script == "bench_outre.py":
+        preparation_compares_batches_in_equal_memory(figures)
+        accuracy_compares_ways_of_training(figures)
+        outre_counts_rows_of_layer_neighbour_sampling(figures)
+        lists_at_hand_read_fewer_ids(figures)
+        table_6_adds_a_mechanism_a_line(figures, errors)
+        assert plot.stat().st_size > 1_000
 
 
 @pytest.mark.parametrize("script", sorted(FIO_SCRIPTS))
@@ -88,9 +186,8 @@ def test_benchmark_runs_with_and_without_fio(script: str, has_fio: bool, tmp_pat
     if has_fio:
         (programs / "fio").write_text(f"#!{sys.executable}\n{FIO}")
         (programs / "fio").chmod(0o755)
-    # Without fio the whole script has run; with it, the one group that asks for it is enough.
-    asks = {"bench_epoch.py": "preparation", "bench_insitu.py": "reading"}
-    more = ("--only", asks[script]) if has_fio and script in asks else ()
+    # Without fio the whole script has run; with it, one group that asks for it is enough.
+    more = ("--only", ASKS_FIO[script]) if has_fio else ()
     figures, errors = run_script(script, tmp_path, *more, PATH=str(programs))
     missing = [str(figure["missing"]) for figure in figures if "missing" in figure]
     referring = [str(figure["reference"]) for figure in figures if "fio" in str(figure["reference"])]
@@ -103,96 +200,11 @@ def test_benchmark_runs_with_and_without_fio(script: str, has_fio: bool, tmp_pat
         assert referring == []
         assert missing
         assert all("fio" in reference for reference in missing)
-
-
-def find(figures: list[dict[str, Any]], start: str, reference: str = "") -> dict[str, Any]:
-    """The one figure of this name whose reference contains a text."""
-    (found,) = [f for f in figures if str(f["name"]).startswith(start) and reference in str(f["reference"])]
-    return found
-
-
-def test_epochs_against_memory_maps_are_whole_and_have_both_references(tmp_path: Path) -> None:
-    figures, _ = run_script("bench_epoch.py", tmp_path, "--only", "memmap")
-    many, one = (find(figures, "R22, an epoch on demand", text) for text in ("read by 16 threads", "read by 1 thread,"))
-    assert "target" in many
-    assert "target" not in one
-    assert many["runs"] == one["runs"]
-    assert many["batches"] == one["batches"] == 195  # seeds of R12, one a batch
-
-
-def test_hidden_has_two_equal_halves_and_no_epoch_is_shorter_than_they(tmp_path: Path) -> None:
-    """Were one half much the shorter, hiding it would show nothing."""
-    figures, _ = run_script("bench_epoch.py", tmp_path, "--only", "hidden")
-    figure = find(figures, "R22, epoch with preparation beside the loop")
-    assert figure["halves"]
-    for halves, reference, seconds in zip(figure["halves"], figure["reference_runs"], figure["runs"], strict=True):
-        assert halves["preparation"] == pytest.approx(sum(halves["stages"].values()))
-        assert {"sample", "plan", "gather"} <= {stage for stage, s in halves["stages"].items() if s > 0}
-        assert halves["preparation"] <= halves["compute"] * 1.001  # a sleep is never too short
-        assert reference == pytest.approx(max(halves["preparation"], halves["compute"]), rel=1e-3)
-        assert seconds >= reference * 0.999
-
-
-def test_frozen_epochs_have_a_bound_without_fio_and_sieve_runs_whole(tmp_path: Path) -> None:
-    """The library's reader measures the drive, too. Where fio is there, a bound takes the better of both."""
-    figures, _ = run_script("bench_packing.py", tmp_path, "--only", "epochs", PATH=str(tmp_path))
-    frozen = find(figures, "R22 frozen, data preparation")
-    copy, read = frozen["copy_s"][len(frozen["copy_s"]) // 2 :], frozen["read_bytes_per_s"][len(frozen["copy_s"]) // 2 :]
-    bounds = [max(c, frozen["missed"] * 512 / r) for c, r in zip(copy, read, strict=True)]
-    assert frozen["reference_runs"] == pytest.approx(bounds, rel=1e-3)
-    assert "missing" in find(figures, "R22 streamed, data preparation")
-
-
-def test_preparation_compares_batches_in_equal_memory(tmp_path: Path) -> None:
-    figures, _ = run_script("bench_outre.py", tmp_path, "--only", "preparation")
-    assert len(figures) == 2
-    for figure, strategy in zip(figures, ("superbatch", "streamed"), strict=True):
-        assert f", {strategy}: data preparation in random batches" in str(figure["name"])
-        assert figure["reference"] == "in partition batches, at equal memory"
-        assert figure["ratio"] == pytest.approx(figure["runs"][0] / figure["reference_runs"][0], rel=1e-3)
-        assert figure["reference_rows"] < figure["rows"]
-        for stages in (figure["stages"], figure["reference_stages"]):
-            assert {"sample", "plan", "gather"} <= {stage for stage, s in stages.items() if s > 0}
-            assert ("pack" in {stage for stage, s in stages.items() if s > 0}) == (strategy == "streamed")
-
-
-def test_accuracy_compares_ways_of_training(tmp_path: Path) -> None:
-    figures, _ = run_script("bench_outre.py", tmp_path, "--only", "accuracy", "--plot", str(tmp_path / "accuracy.png"))
-    reference, *others = figures
-    assert str(reference["name"]).endswith("random batches")
-    assert len(others) >= 10
-    for figure in others:
-        assert figure["ratio"] == pytest.approx(100 * (figure["value"] - reference["value"]), abs=0.02)
-        assert (figure["rows_ratio"] < 1) == ("LABOR" in str(figure["name"]) or figure["macro"] is not None)
-    assert (tmp_path / "accuracy.png").stat().st_size > 1_000
-
-
-def test_outre_counts_rows_of_layer_neighbour_sampling(tmp_path: Path) -> None:
-    figures, _ = run_script("bench_outre.py", tmp_path, "--only", "labor")
-    rows = {figure["name"]: figure["value"] for figure in figures}
-    few = rows["R12, random batches, rows requested, [10, 10, 10], LABOR-0"]
-    assert 0 < few < rows["R12, random batches, rows requested, [10, 10, 10], neighbours"]
-
-
-def test_lists_at_hand_read_fewer_ids(tmp_path: Path) -> None:
-    figures, _ = run_script("bench_outre.py", tmp_path, "--only", "lists")
-    sampled = [figure for figure in figures if "lists at hand" in str(figure["name"])]
-    assert len(sampled) == 4
-    assert all(figure["ids_read"] < figure["reference_ids_read"] for figure in sampled)
-
-
-def test_table_6_adds_a_mechanism_a_line(tmp_path: Path) -> None:
-    figures, errors = run_script("bench_outre.py", tmp_path, "--table", "6")
-    sides = ["np.memmap", "superbatch", "+ partition batches", "+ LABOR"]
-    assert [str(f["name"]).split(", ")[2].split(":")[0] for f in figures] == sides
-    assert [f["reference"] for f in figures] == [None, *sides[:-1]]
-    rows = [f["rows"] for f in figures]
-    assert rows[0] == rows[1] > rows[2] > rows[3]  # the same batches; then each mechanism requests fewer
-    for name, figure in zip(sides, figures, strict=True):
-        line = next(line for line in errors.splitlines() if line.startswith(name))
-        assert line.split()[-2:] == [f"{figure['rows']:,}", f"{figure['rows_loaded']:,}"]
-        shown = dict(zip(("sample", "plan", "load", "pack", "gather", "update"), line[24:].split(), strict=False))
-        assert {stage: float(s) for stage, s in shown.items()} == pytest.approx(figure["stages"], abs=0.0051)
+        if script == "bench_epoch.py":
+            epochs_against_memory_maps_are_whole_and_have_both_references(figures)
+            hidden_has_two_equal_halves_and_no_epoch_is_shorter_than_they(figures)
+        if script == "bench_packing.py":
+            frozen_epochs_have_a_bound_without_fio_and_sieve_runs_whole(figures)
 
 
 def test_table_2_counts_bytes_by_what_is_read(tmp_path: Path) -> None:
@@ -208,6 +220,7 @@ def test_table_2_counts_bytes_by_what_is_read(tmp_path: Path) -> None:
 
 
 def test_every_part_has_a_benchmark() -> None:
+    assert ASKS_FIO.keys() == FIO_SCRIPTS
     assert {"bench_gather.py", "bench_planner.py", "bench_sampling.py"} <= set(SCRIPTS)
 
 

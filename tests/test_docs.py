@@ -28,8 +28,8 @@ LINKED = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "benchmarks" / "README.md", *sor
 MOST_LINES = 200  # of a page of the guide
 FENCE = re.compile(r"^(\s*)```(\w*)\s*$")
 PROMPT = "$ featstore "
-# Commands run in the page's process: a page has up to forty, and a process each would import torch as often. That a shell finds the
-# command, and what it exits with, is tests/test_cli.py's matter.
+# Commands run in the page's process: a page has up to forty, and a process each would import torch as often. That a shell finds
+# the command, and what it exits with, is tests/test_cli.py's matter.
 PRELUDE = "from tests.test_docs import run_command as _run;"
 
 

@@ -278,10 +278,10 @@ def test_disk_budget(dataset: Path, pack: Path, tmp_path: Path) -> None:
     assert sum(path.stat().st_size for path in mine.rglob("layout-*/*")) <= 20_000_000
 
 
-def _failing(folder: str, dataset: str, policy: str, disk: str | None) -> None:
+def _failing(folder: str, dataset: str, policy: str, disk: str | None, writes_apart: int) -> None:
     mine = Path(folder) / "copy"
-    for operation, error in (("write", "ENOSPC"), ("fsync", "EIO"), ("rename", "EIO")):
-        for fault in sweep(folder, operation, error):
+    for operation, error, step in (("write", "ENOSPC", writes_apart), ("fsync", "EIO", 1), ("rename", "EIO", 1)):
+        for fault in sweep(folder, operation, error, step=step):
             with fault:
                 try:
                     run(Path(dataset), mine, feature_cache=0.01, epochs=0, policy=policy, disk=disk)
@@ -303,9 +303,20 @@ SHARING = pytest.mark.parametrize(("policy", "disk"), [("belady", None), ("frequ
 
 @SHARING
 def test_a_failing_disk_leaves_nothing(dataset: Path, pack: Path, tmp_path: Path, policy: str, disk: str | None) -> None:
+    """Every flush and rename fails once, and every 23rd write."""
     mine = copied(pack, tmp_path)
     (mine / "writer.lock").touch()
-    run_in_child(_failing, str(tmp_path), str(dataset), policy, disk, faults=True)
+    run_in_child(_failing, str(tmp_path), str(dataset), policy, disk, 23, faults=True)
+
+
+@pytest.mark.stress
+@SHARING
+def test_a_disk_that_fails_at_any_write_leaves_nothing(
+    dataset: Path, pack: Path, tmp_path: Path, policy: str, disk: str | None
+) -> None:
+    mine = copied(pack, tmp_path)
+    (mine / "writer.lock").touch()
+    run_in_child(_failing, str(tmp_path), str(dataset), policy, disk, 1, faults=True)
 
 
 def dying_fsync(step: int) -> Callable[[int], None]:
