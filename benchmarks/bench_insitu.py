@@ -13,7 +13,7 @@
 
 ``--table 2`` prints the bytes of an epoch by what is read instead: whole lists and blocks batch by batch, the edge file once a
 batch or once a hop, beside those of the sample (the paper's table 2). ``--figure 5`` plots them (its figure 5, in bytes).
-``--graph`` takes a dataset of your own, the name of a real graph in the folder ``--graphs``, or ``R22``; several are allowed.
+``--graph`` takes a dataset of your own, the name of a real graph in the folder ``--graphs DIR``, or ``R22``; several are allowed.
 
 Each timed run of a sampler is a process of its own and starts with a cold page cache; the sides take turns. ``hops`` notes hops
 inside the window that draws, so it is tied to the library's inside.
@@ -339,7 +339,7 @@ if __name__ == "__main__":
         mine.add_argument("--table", type=int, choices=[2])
         mine.add_argument("--figure", type=int, choices=[5])
         mine.add_argument("--graph", action="append", default=[], help="a dataset, or a real graph's name, for the table")
-        mine.add_argument("--graphs", type=Path, default=Path(__file__).resolve().parents[2] / "shared" / "data")
+        mine.add_argument("--graphs", type=Path, metavar="DIR", help="a folder of real graphs")
         mine.add_argument("--plot", default="insitu.png", help="where the figure goes")
         known, rest = mine.parse_known_args()
         shared = arguments(__doc__ or "", rest, batches=200, batch_size=1000, alone=40, least_mib=64, chunk_kib=1024)

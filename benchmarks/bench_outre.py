@@ -1,8 +1,8 @@
 """Partitions and partition batches (OUTRE, VLDB 2024): speed, what parts cut, rows requested, and seconds of epochs.
 
 Speed is taken on R22 beside FENNEL as plain loops over an adjacency in memory (``fennel_loops.c``, compiled here). Rows are those
-of one epoch, [10, 10], of real graphs and of planted communities with shuffled ids. Real graphs are taken, where they are there,
-from the folder ``--graphs`` (``graphs.py`` and ``.npz`` files), by default ``../shared/data`` beside the checkout. Epochs
+of one epoch, [10, 10], of real graphs and of planted communities with shuffled ids. Real graphs are those
+in the folder ``--graphs DIR`` (``graphs.py`` and ``.npz`` files). ``--only accuracy`` needs it. Epochs
 (``outre_epochs.py``) are timed on the same graphs with rows of 2 KiB: ``--only preparation`` compares random batches with
 partition batches at equal memory, ``--table 6`` has seconds by stage of a memory map, superbatches, and each mechanism added.
 ``--only labor`` (``outre_labor.py``) counts rows of layer-neighbour sampling. ``--only lists`` (``outre_lists.py``) times
@@ -18,7 +18,6 @@ import ctypes
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,6 +32,7 @@ from outre_epochs import Work, make_work, preparation, table6
 from outre_labor import SAMPLERS, shared_draws
 from outre_lists import lists_of_macros, make_lists
 from r22 import generate
+from realgraphs import loading, wanted
 
 import featstore
 from featstore.partitioning.assign import judge
@@ -155,17 +155,15 @@ def graphs(args: argparse.Namespace) -> Iterator[tuple[str, Int64s, npt.NDArray[
     """Yield name, adjacency, seeds, seeds a batch, and blocks of features, where it has some, of each graph."""
     n = 6_000 if args.tiny else args.nodes
     yield PLANTED, *communities(n), 100 if args.tiny else 1000, None
-    if args.tiny or not (args.graphs / "graphs.py").exists():
+    real = None if args.tiny else loading(args.graphs)
+    if real is None:
         return
-    sys.path.insert(0, str(args.graphs))
-    from graphs import feature_blocks, load
-
     for name, batch_size in GRAPHS.items():
         if not (args.graphs / f"{name}.npz").exists():
             continue
-        indptr, ids, z = load(name)
+        indptr, ids, z = real.load(name)
         seeds = np.flatnonzero(z["train_mask"]) if "train_mask" in z else np.flatnonzero(np.diff(indptr) > 0)
-        yield name, indptr, ids, seeds, batch_size, feature_blocks(z) if "x_shape" in z else None
+        yield name, indptr, ids, seeds, batch_size, real.feature_blocks(z) if "x_shape" in z else None
 
 
 def requested(g: featstore.OutOfCoreGraph, batches: Any) -> int:
@@ -247,12 +245,10 @@ def trained(args: argparse.Namespace, report: Report, folder: Path) -> None:
         is_seed = np.isin(np.arange(n), seeds)
         z = {"y": rng.integers(0, 5, n), "train_mask": is_seed, "test_mask": ~is_seed, "x_shape": (n, 8)}
         blocks = iter([rng.standard_normal((n, 8)).astype(np.float32)])
-    elif (args.graphs / f"{name}.npz").exists():
-        sys.path.insert(0, str(args.graphs))
-        from graphs import feature_blocks, load
-
-        indptr, ids, z = load(name)
-        blocks = feature_blocks(z)
+    elif args.graphs is not None or args.only:
+        real = wanted(args.graphs, name, "--only accuracy")
+        indptr, ids, z = real.load(name)
+        blocks = real.feature_blocks(z)
     if z is not None and blocks is not None:
         make_dataset(folder / "accuracy", indptr, ids, z, blocks)
         accuracy(args, report, name, folder / "accuracy")
@@ -286,7 +282,7 @@ def run(args: argparse.Namespace, report: Report) -> None:
 
 if __name__ == "__main__":
     own = argparse.ArgumentParser(add_help=False)
-    own.add_argument("--graphs", type=Path, default=Path(__file__).resolve().parents[2] / "shared" / "data")
+    own.add_argument("--graphs", type=Path, metavar="DIR", help="a folder of real graphs")
     own.add_argument("--plot", type=Path, help="of --only accuracy: rows saved against accuracy, as an image")
     own.add_argument("--table", type=int, choices=[6], help="only this table of the paper, as --only 'table 6' does")
     mine, rest = own.parse_known_args()

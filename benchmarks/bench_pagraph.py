@@ -3,15 +3,15 @@
 ``--figure 13``: the share of accesses that a tier of 5, 10, 20 and 40 % of the rows serves, [10, 10], by policy, beside the best
 that any fixed rows could (``--plot FILE`` draws it). ``--table 4``: bytes that an epoch loads. ``--figure 14``: seconds of epochs
 against the tier's size. ``--only overlap``: epochs whose loop computes, idle, for half, once and twice as long as loading takes.
-Real graphs are taken, where they are there, from the folder ``--graphs`` (``graphs.py`` and ``.npz`` files), by default
-``../shared/data`` beside the checkout. ``$FEATSTORE_R22`` names a folder that ``r22.py`` filled. The CPU stands in for a device.
+``--only mean`` (``pagraph_mean.py``): training on means made ahead against a hop more, on linux414-calls. Real graphs are those
+in the folder ``--graphs DIR`` (``graphs.py`` and ``.npz`` files); without it figure 13 is of R-MAT alone.
+``$FEATSTORE_R22`` names a folder that ``r22.py`` filled. The CPU stands in for a device.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +20,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from harness import Report, alternate, arguments, main, scratch
+from pagraph_mean import make_dataset, mean
 from r22 import generate
+from realgraphs import loading, wanted
 
 import featstore
 from featstore.cache.select import top_rows
@@ -41,14 +43,12 @@ def graphs(args: argparse.Namespace, folder: Path) -> Iterator[Graph]:
     work = generate(os.environ.get("FEATSTORE_R22", folder) if scale == 22 else folder, scale=scale)
     arrays = np.ascontiguousarray(work.indptr), np.ascontiguousarray(work.indices)
     yield f"R{scale}", *arrays, np.array(work.seeds), 50 if args.tiny else 1000
-    if args.tiny or not (args.graphs / "graphs.py").exists():
+    real = None if args.tiny else loading(args.graphs)
+    if real is None:
         return
-    sys.path.insert(0, str(args.graphs))
-    from graphs import load
-
     for name, batch_size in GRAPHS.items():
         if (args.graphs / f"{name}.npz").exists():
-            indptr, ids, z = load(name)
+            indptr, ids, z = real.load(name)
             seeds = np.flatnonzero(z["train_mask"]) if "train_mask" in z else np.flatnonzero(np.diff(indptr) > 0)
             yield name, indptr, ids, seeds, batch_size
 
@@ -215,6 +215,25 @@ def overlap(args: argparse.Namespace, report: Report, folder: Path) -> None:
             )
 
 
+def means(args: argparse.Namespace, report: Report, folder: Path) -> None:
+    """Means made ahead, on linux414-calls; the smallest run learns nothing, of a small R-MAT."""
+    name, path = "linux414-calls", folder / "means"
+    if args.tiny:
+        work, rng = generate(folder, scale=12), np.random.default_rng(0)
+        n = work.num_nodes
+        indptr, ids = np.ascontiguousarray(work.indptr), np.ascontiguousarray(work.indices)
+        is_seed = np.isin(np.arange(n), work.seeds[:400])
+        z: Any = {"y": rng.integers(0, 5, n), "train_mask": is_seed, "test_mask": ~is_seed, "x_shape": (n, 8)}
+        name, blocks = "R12", iter([rng.standard_normal((n, 8)).astype(np.float32)])
+    elif args.graphs is None and not args.only:
+        return  # of all figures those that need no real graph
+    else:
+        real = wanted(args.graphs, name, "--only mean")
+        indptr, ids, z = real.load(name)
+        blocks = real.feature_blocks(z)
+    mean(args, report, name, path, make_dataset(path, indptr, ids, z, blocks))
+
+
 def run(args: argparse.Namespace, report: Report) -> None:
     """All figures."""
     with scratch(args, "pagraph") as folder:
@@ -224,16 +243,18 @@ def run(args: argparse.Namespace, report: Report) -> None:
             epochs(args, report, folder)
         if args.only in "overlap":
             overlap(args, report, folder)
+        if args.only in "mean":
+            means(args, report, folder)
 
 
 if __name__ == "__main__":
     own = argparse.ArgumentParser(add_help=False)
-    own.add_argument("--graphs", type=Path, default=Path(__file__).resolve().parents[2] / "shared" / "data")
+    own.add_argument("--graphs", type=Path, metavar="DIR", help="a folder of real graphs")
     own.add_argument("--plot", type=Path, help="of --figure 13: the picture's file")
     own.add_argument("--table", type=int, choices=[4], help="only this table of the paper, as --only 'table 4' does")
     own.add_argument("--figure", type=int, choices=[13, 14], help="only this figure, as --only 'figure 13' does")
     mine, rest = own.parse_known_args()
-    options = arguments(__doc__ or "", rest, scale=22, batches=200)
+    options = arguments(__doc__ or "", rest, scale=22, batches=200, epochs=3, seeds=3, hidden=64)
     if mine.table is not None:
         options.only = f"table {mine.table}"
     if mine.figure is not None:

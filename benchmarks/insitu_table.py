@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from harness import PAGE_BYTES, Report
+from realgraphs import wanted
 
 BLOCKS = (512, 4096)  # random access: bytes of a block
 SEED_SHARE = 10  # of the nodes that have neighbours, where a graph says nothing of seeds
@@ -63,20 +63,16 @@ def pages_of(first: npt.NDArray[np.int64], end: npt.NDArray[np.int64], n: int) -
     return np.cumsum(marks)[:n] > 0
 
 
-def graph_of(name: str, graphs: Path, folder: Path) -> Path:
+def graph_of(name: str, graphs: Path | None, folder: Path) -> Path:
     """Return the dataset ``name``, a path, or one made of the real graph of that name in the folder ``graphs``."""
     import featstore
 
     if (Path(name) / "catalog.lmdb").exists():
         return Path(name)
-    if not (graphs / f"{name}.npz").exists():
-        raise SystemExit(f"--graph {name}: no dataset, and no {name}.npz in {graphs}")
-    sys.path.insert(0, str(graphs))
-    from graphs import load
-
+    real = wanted(graphs, name, f"--graph {name}")
     path = folder / name
     if not path.exists():
-        indptr, ids, z = load(name)
+        indptr, ids, z = real.load(name)
         if "train_mask" in z:
             seeds = np.flatnonzero(z["train_mask"])
         else:

@@ -219,6 +219,35 @@ def test_table_2_counts_bytes_by_what_is_read(tmp_path: Path) -> None:
     assert (tmp_path / "bytes.png").stat().st_size > 1_000
 
 
+def test_means_made_ahead_request_fewer_rows_than_a_hop_more(tmp_path: Path) -> None:
+    figures, _ = run_script("bench_pagraph.py", tmp_path, "--only", "mean")
+    for what in ("rows", "bytes"):
+        by_way = {str(f["name"]).split(", ")[-1]: f["value"] for f in figures if f["name"].startswith(f"R12, {what} of")}
+        assert by_way["one hop of x and x_mean"] == pytest.approx(2 * by_way["one hop of x"], rel=1e-4)  # two features
+        assert by_way["one hop of x"] < by_way["two hops of x"]
+    accuracies = [f["value"] for f in figures if f["name"].startswith("R12, accuracy")]
+    assert len(accuracies) == 3
+    assert all(0 < each < 1 for each in accuracies)
+
+
+@pytest.mark.parametrize(
+    ("script", "more"),
+    [
+        ("bench_pagraph.py", ("--only", "mean")),
+        ("bench_outre.py", ("--only", "accuracy")),
+        ("bench_insitu.py", ("--table", "2", "--graph", "cora", "--scale", "8", "--batches", "1")),
+    ],
+)
+def test_real_graphs_come_from_a_folder_that_is_named(script: str, more: tuple[str, ...], tmp_path: Path) -> None:
+    """Nothing is looked for beside the checkout."""
+    env = os.environ | {"PYTHONPATH": str(BENCHMARKS.parent)}
+    for given, message in (((), "give --graphs DIR"), (("--graphs", tmp_path), "the folder has no graphs.py")):
+        command = [sys.executable, BENCHMARKS / script, "--scratch", tmp_path / "scratch", *more, *given]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, cwd=tmp_path)
+        assert done.returncode != 0
+        assert message in done.stderr
+
+
 def test_every_part_has_a_benchmark() -> None:
     assert ASKS_FIO.keys() == FIO_SCRIPTS
     assert {"bench_gather.py", "bench_planner.py", "bench_sampling.py"} <= set(SCRIPTS)

@@ -188,3 +188,23 @@ def test_a_pack_takes_no_size_of_its_own(dataset: Path, tmp_path: Path) -> None:
         featstore.sample_offline(g, sampler, np.arange(0, N, 2), BATCH, path=tmp_path / "p", progress=False).close()
         with pytest.raises(OptionError, match="device_cache: the layout of a pack is made for so many rows on the device"):
             make_loader(g, strategy="packed", pack=tmp_path / "p", labels=None, device_cache="auto")
+
+
+def test_scores_of_another_graph_are_said_in_the_loop(dataset: Path, arrays: dict[str, torch.Tensor]) -> None:
+    """Before a row is read by them; the next epoch goes on without a tier."""
+
+    class Other(featstore.StaticPolicy):
+        name = "degrees of another graph"
+
+        def scores(self, context: Any) -> Any:
+            return np.arange(N - 1)
+
+    with featstore.open(dataset, memory="16MiB") as g:
+        with loader(g, {"device_cache": featstore.DeviceCache("auto", policy=Other(), reserve=0)}) as made:
+            with pytest.raises(featstore.PluginError, match=rf"must be {N} real numbers.* of shape \({N - 1},\)"):
+                for number, _ in enumerate(made):
+                    if number == 1:
+                        tier_of(made)
+            check(list(made), arrays)
+            assert made.stats()["device_cache"]["rows"] == 0
+        assert not {"device cache", "device map"} & g.memory_report().keys()

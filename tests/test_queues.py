@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +19,7 @@ from featstore._core.buffers import Lease
 from featstore._core.io import Engine
 from featstore.errors import BudgetError
 from featstore.gather.buffers import BufferPool, block_bytes
-from featstore.storage.reader import MAX_ENGINES, SCRATCH_STEP, Reader
+from featstore.storage.reader import MAX_ENGINES, PREAD_THREADS, SCRATCH_STEP, Reader
 from tests.conftest import make_graph
 
 N, DIM = 20_000, 256
@@ -105,3 +108,117 @@ def test_a_batch_waits_for_queues_that_others_read_with(dataset: Path, monkeypat
         over.clear()
         with borrowed(g.reader, MAX_ENGINES, over):
             pass  # the epoch is over: there may be several again
+
+
+BACKENDS = ["io_uring", "pread"]
+
+
+def n_threads() -> int:
+    """Threads of this process, those of the compiled core included."""
+    return len(os.listdir("/proc/self/task"))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("n", [1, 2, 6])
+def test_so_many_threads_read_at_once(dataset: Path, backend: str, n: int) -> None:
+    """With io_uring as many queues, more than there are by default too; with pread one queue of so many threads."""
+    n_queues = n if backend == "io_uring" else 1
+    rows = np.arange(0, N, 7)
+    with featstore.open(dataset, memory=4 * MEMORY, backend=backend) as g:
+        reader, over, entered = g.reader, threading.Event(), threading.Event()
+        expected = g.features["x"][rows]
+        none = n_threads()
+        reader.bound(1, n)
+
+        def one_more() -> None:
+            with reader.engine(1):
+                entered.set()
+
+        late = threading.Thread(target=one_more)
+        with borrowed(reader, n_queues, over):
+            if backend == "pread":
+                assert n_threads() == none - PREAD_THREADS + n + n_queues  # and the borrower itself
+            assert g.budget.report()["reader buffers"] == sum(held.n_bytes for held in reader._held.values())
+            assert len(reader._held) == n_queues
+            late.start()
+            assert not entered.wait(0.05)
+        late.join()
+        assert entered.is_set()
+        assert torch.equal(g.features["x"][rows], expected)
+        reader.bound(2, 3)  # the least of both
+        assert (reader._most_queues, reader._depth("pread")) == (
+            (min(n, 3), min(n, 3)) if backend == "io_uring" else (1, min(n, 3))
+        )
+        reader.unbound(1)
+        reader.unbound(2)
+        reader.unbound(2)
+        over.clear()
+        with borrowed(reader, MAX_ENGINES, over):
+            assert len(reader._held) == MAX_ENGINES
+        reader.trim()
+        assert torch.equal(g.features["x"][rows], expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("strategy", ["ondemand", "superbatch", "streamed"])
+def test_a_loader_bounds_what_reads(dataset: Path, backend: str, strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sampling, gathering, packing and filling caches together; the batches are the same."""
+    reading, most, streams = [0], [0], set()
+    lock = threading.Lock()
+    engine, start = Reader.engine, threading.Thread.start
+
+    @contextmanager
+    def watched(reader: Reader, n_rows: int = 0) -> Iterator[Engine]:
+        with engine(reader, n_rows) as made:
+            with lock:
+                reading[0] += 1
+                most[0] = max(most[0], reading[0])
+            try:
+                yield made
+            finally:
+                with lock:
+                    reading[0] -= 1
+
+    def started(thread: threading.Thread) -> None:
+        if thread.name.startswith("featstore-stream"):
+            streams.add(thread.name)
+        start(thread)
+
+    monkeypatch.setattr(Reader, "engine", watched)
+    monkeypatch.setattr(threading.Thread, "start", started)
+
+    def epoch(g: featstore.OutOfCoreGraph, **options: Any) -> list[torch.Tensor]:
+        sampler = featstore.NeighborSampler(g, [5, 5], seed=0)
+        seeds = np.arange(0, N, 200)
+        with featstore.Loader(g, sampler, seeds, 20, labels=None, strategy=strategy, prefetch=3, **options) as loader:
+            return [batch.x.clone() for batch in loader]
+
+    with featstore.open(dataset, memory=8 * MEMORY, backend=backend) as g:
+        expected = epoch(g, threads=4)
+        most[0] = 0
+        streams.clear()
+        found = epoch(g, threads={"sample": 4, "read": 1})
+        assert most[0] == 1
+        assert streams == ({"featstore-stream-0"} if strategy == "streamed" else set())
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+        assert g.reader._n_bound is None
+
+
+@pytest.mark.parametrize("how", ["close", "drop", "refused"])
+def test_the_bound_ends_with_its_loader(dataset: Path, how: str) -> None:
+    with featstore.open(dataset, memory=4 * MEMORY) as g:
+        sampler = featstore.NeighborSampler(g, [5, 5], seed=0)
+        options: dict[str, Any] = {"batch_size": 100, "labels": None, "threads": {"read": 2}}
+        if how == "refused":
+            with g.budget.reserve("others", g.budget.available - 4096), pytest.raises(featstore.BudgetError):
+                featstore.Loader(g, sampler, np.arange(100), **options)
+        else:
+            loader = featstore.Loader(g, sampler, np.arange(100), **options)
+            assert g.reader._n_bound == 2
+            if how == "close":
+                loader.close()
+            del loader
+            gc.collect()
+        assert g.reader._n_bound is None
+        with pytest.raises(ValueError, match=r"threads\['read'\] must be at least 1"):
+            featstore.Loader(g, sampler, np.arange(100), **options | {"threads": {"read": 0}})

@@ -9,6 +9,9 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+
+import torch
 
 from featstore.cache.base import available_policies, get_policy
 from featstore.cli.arguments import (
@@ -23,11 +26,13 @@ from featstore.cli.arguments import (
     make_sampler,
     open_graph,
     positive,
+    share_or_size,
 )
 from featstore.cli.output import print_result
 from featstore.cli.plots import check_plot, draw_estimates, draw_miss_curve, draw_redundancy
 from featstore.cli.recording import record_epoch, seeds_of
-from featstore.config import format_size
+from featstore.config import format_size, parse_size
+from featstore.gather.device import check_device
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.progress import Bar
 from featstore.plan.choice import choose, copy_bandwidth, observe
@@ -39,6 +44,9 @@ from featstore.sampling.neighbor import NeighborSampler
 from featstore.storage.drive import drive_speed
 from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.strategies.actual import kept_runs, runs_table
+from featstore.strategies.devicecache import DeviceCache
+from featstore.strategies.devicechoice import chosen_mask
+from featstore.strategies.devicefill import SIZED_LATER, rows_left
 from featstore.strategies.estimates import plugin_estimates
 
 __all__ = ["add_arguments", "run"]
@@ -57,6 +65,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--epochs", type=positive, help="with --explain: epochs to come (default: 1)")
     parser.add_argument("--length", type=positive, metavar="N", help="with --explain: batches a superbatch")
+    parser.add_argument(
+        "--device-cache",
+        type=share_or_size,
+        metavar="SIZE",
+        help="with --explain: rows on the device, as of featstore train; auto: what is free there now, less 1GiB",
+    )
+    parser.add_argument("--device", default="cpu", help="with --device-cache: the device (default: cpu)")
     parser.add_argument(
         "--measure", action="store_true", help="with --explain: measure the drive again, whatever the catalog says (once a day)"
     )
@@ -93,7 +108,7 @@ def run(options: argparse.Namespace) -> int:
         return _explain(options)
     for name, why in _EXPLAINING.items():
         if getattr(options, name):
-            raise ValueError(f"--{name} goes with --explain: {why}; leave it out")
+            raise ValueError(f"--{name.replace('_', '-')} goes with --explain: {why}; leave it out")
     if options.plot is not None:
         check_plot(options.plot)
     policies = None if options.policies is None else [name.strip() for name in options.policies.split(",")]
@@ -143,7 +158,10 @@ def _explain(options: argparse.Namespace) -> int:
             sources = [each.source for each in graph.features.values()]
             drive = drive_speed(graph.reader, graph.path, sources, disk=options.disk, again=options.measure)
             machine = Machine(drive, copy_bandwidth(row_bytes, graph.options.threads, graph.budget))
+            sizes = parse_sizes(options.sizes, graph.num_nodes, row_bytes)
+            device = check_device(options.device)
             with graph.policy_inputs(row_bytes) as inputs:
+                on_device = {rows: _on_device(options, graph, device, row_bytes, rows) for rows in sizes}
                 choices = [
                     choose(
                         observe(
@@ -158,12 +176,17 @@ def _explain(options: argparse.Namespace) -> int:
                             ahead_bytes=ahead,
                             out_degree=inputs.context.out_degree,
                             online=ONLINE,
+                            device_rows=on_device[rows],
+                            device_on_host=device.type == "cpu",
+                            on_device=chosen_mask(inputs.context.out_degree, on_device[rows]) if on_device[rows] else None,
                         ),
                         machine,
                         plugin_estimates,
                     )
-                    for rows in parse_sizes(options.sizes, graph.num_nodes, row_bytes)
+                    for rows in sizes
                 ]
+                if options.device_cache == "auto":
+                    choices = [replace(each, note=SIZED_LATER) for each in choices]
         runs = kept_runs(graph.path)
     listed = [each.to_dict() for each in choices]
     result = {"path": os.fspath(options.path), "feature": options.feature, "choices": listed, "plot": options.plot}
@@ -176,6 +199,17 @@ def _explain(options: argparse.Namespace) -> int:
         text += f"\ndrawn: {options.plot}"
     print_result(options, result, text)
     return 0
+
+
+def _on_device(options: argparse.Namespace, graph: OutOfCoreGraph, device: torch.device, row_bytes: int, capacity: int) -> int:
+    """Return the rows that a device would hold beside ``capacity`` rows in memory."""
+    if options.device_cache is None:
+        return 0
+    cache = DeviceCache(options.device_cache)
+    if cache.size != "auto":
+        return cache.rows(graph.num_nodes, {options.feature: row_bytes})
+    reserve = parse_size(cache.reserve) + (capacity * row_bytes if device.type == "cpu" else 0)
+    return rows_left(device, graph.budget, reserve, graph.num_nodes, row_bytes)[0]
 
 
 def _redundancy(options: argparse.Namespace) -> int:
@@ -269,11 +303,12 @@ def _trace(options: argparse.Namespace, graph: OutOfCoreGraph, show: bool) -> It
 
 
 _RECORDING = ("seeds", "save_trace", "disk")
-_CACHING = ("epochs", "length", "measure", "trace", "save_trace", "disk", "policies", "sizes", "feature")
+_CACHING = ("epochs", "length", "measure", "device_cache", "trace", "save_trace", "disk", "policies", "sizes", "feature")
 _EXPLAINING = {
     "measure": "a simulation needs no drive",
     "epochs": "one epoch is simulated",
     "length": "a simulation plans all of the trace at once",
+    "device_cache": "a simulation is of the host's cache",
 }
 
 

@@ -29,6 +29,7 @@ from featstore.cli.arguments import (
     opening,
     positive,
     share_or_size,
+    size,
     strategy_of,
 )
 from featstore.cli.output import print_result
@@ -45,9 +46,10 @@ from featstore.cli.training import (
 )
 from featstore.gather.device import check_device
 from featstore.graph.dataset import OutOfCoreGraph
+from featstore.load.threads import STAGES
 from featstore.pack.offline import Pack
 from featstore.pack.packgraph import PackedGraph
-from featstore.strategies.devicecache import device_rows
+from featstore.strategies.devicecache import DeviceCache, device_rows
 from featstore.strategies.options import options_of
 from featstore.strategies.registry import available_strategies, find_strategy
 
@@ -83,13 +85,29 @@ def add_arguments(parser: argparse.ArgumentParser, named: str | None = None) -> 
     )
     plug_ins = [name for name in available_strategies() if name == named and name not in BUILT_IN]
     add_strategy_options(parser.add_argument_group("the strategy's options, and which take them"), [*BUILT_IN, *plug_ins])
-    parser.add_argument("--prefetch", type=int, default=2, help="batches made ahead (default: 2)")
+    parser.add_argument(
+        "--prefetch",
+        type=_batches_ahead,
+        default=2,
+        metavar="N",
+        help="batches made ahead, or auto: more while the loop waits and memory is free (default: 2)",
+    )
+    parser.add_argument(
+        "--stage-threads",
+        type=_stage_threads,
+        metavar="STAGE=N,…",
+        help="threads by stage, such as sample=2,gather=1,read=1 (default: those of --threads)",
+    )
     parser.add_argument("--device", type=_device, default="cpu", help="where batches go and the model is (default: cpu)")
     parser.add_argument(
         "--device-cache",
         type=share_or_size,
         metavar="SIZE",
         help="rows that stay on the device: bytes (1GiB), a share of the rows (10%%), or auto; with --pack those of its layout",
+    )
+    parser.add_argument("--device-policy", metavar="NAME", help="a static policy that chooses those rows (default: degree)")
+    parser.add_argument(
+        "--device-reserve", type=size, metavar="SIZE", help="bytes of the device that --device-cache auto leaves (default: 1GiB)"
     )
 
 
@@ -115,7 +133,39 @@ def _loader_options(options: argparse.Namespace) -> dict[str, Any]:
         )
     given = {"epochs": options.epochs} if "epochs" in options_of(find_strategy(options.strategy)) else {}
     strategy = strategy_of(options, options.strategy, **given)
-    return {"strategy": strategy, **{name: getattr(options, name) for name in ("prefetch", "device", "device_cache")}}
+    given = {name: getattr(options, name) for name in ("prefetch", "device", "device_cache")}
+    if options.stage_threads is not None:
+        given["threads"] = options.stage_threads
+    if options.device_policy is not None or options.device_reserve is not None:
+        given["device_cache"] = _device_cache(options)
+    return {"strategy": strategy, **given}
+
+
+def _device_cache(options: argparse.Namespace) -> DeviceCache:
+    """Return the tier that is asked for with a policy or a reserve."""
+    if options.device_cache is None:
+        raise ValueError("--device-policy and --device-reserve go with --device-cache: give its size, or auto")
+    if options.device_reserve is not None and options.device_cache != "auto":
+        raise ValueError("--device-reserve goes with --device-cache auto: a size leaves what it does not take")
+    reserve = {} if options.device_reserve is None else {"reserve": options.device_reserve}
+    return DeviceCache(options.device_cache, policy=options.device_policy, **reserve)
+
+
+def _batches_ahead(text: str) -> int | str:
+    return text if text == "auto" else int(text)
+
+
+def _stage_threads(text: str) -> dict[str, int]:
+    """Return the threads of each stage that is named."""
+    found: dict[str, int] = {}
+    for part in text.split(","):
+        stage, _, number = part.partition("=")
+        if stage not in STAGES or stage in found or not number.isdecimal() or not int(number):
+            raise argparse.ArgumentTypeError(
+                f"{text!r}: write each of {', '.join(STAGES)} once at most, as sample=2,gather=1,read=1"
+            )
+        found[stage] = int(number)
+    return found
 
 
 def _in_place_of_its_dataset(path: str | os.PathLike[str], options: argparse.Namespace) -> None:

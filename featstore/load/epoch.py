@@ -11,6 +11,7 @@ from featstore.errors import ClosedError
 from featstore.load.minibatch import MiniBatch
 from featstore.load.pipeline import FINALIZER_JOIN_S, Pipeline
 from featstore.load.stages import Item, Stages
+from featstore.load.waiting import Waiting
 from featstore.storage.rundir import finalize_here
 from featstore.strategies.base import EpochRun
 
@@ -52,8 +53,16 @@ class RunningEpoch(Iterator[MiniBatch]):
         self._stop = stop
         self._receive, self._step_done = stages.receive, stages.step_done
         self._has_delivered = False
+        first, second, third = stages.of(run)
+        self._waiting = stages.waiting(run, depth) if most > depth else None
+        if self._waiting is not None and third is None:
+            second = self._waiting.after(second)
+        elif self._waiting is not None and third is not None:
+            third = self._waiting.after(third)
         self._pipeline: Pipeline[Item, Any, MiniBatch] = Pipeline(
-            *stages.of(run),
+            first,
+            second,
+            third,
             start=position.batch,
             stop=stop,
             threads=run.threads,
@@ -65,7 +74,7 @@ class RunningEpoch(Iterator[MiniBatch]):
             most=most,
             may_grow=stages.may_grow,
         )
-        self._finalizer = finalize_here(self, _end, self._pipeline, run, stages, owner)
+        self._finalizer = finalize_here(self, _end, self._pipeline, run, stages, self._waiting, owner)
         stages.memory.begin()
         try:
             self._pipeline.begin()
@@ -90,7 +99,11 @@ class RunningEpoch(Iterator[MiniBatch]):
         try:
             if self._has_delivered:
                 self._step_done()
+            if self._waiting is not None:
+                self._pipeline.look_less_far(self._waiting.n_emptied())
             batch = self._pipeline.get()
+            if self._waiting is not None:
+                self._waiting.take(batch)
             self._has_delivered = True
             self._receive(batch)
             self._position.batch = self._pipeline.position
@@ -145,7 +158,7 @@ class EpochIterator(Iterator[MiniBatch]):
             self._running.close()
 
 
-def _end(pipeline: Pipeline[Any, Any, Any], run: EpochRun, stages: Stages, owner: object) -> None:
+def _end(pipeline: Pipeline[Any, Any, Any], run: EpochRun, stages: Stages, waiting: Waiting | None, owner: object) -> None:
     try:
         run.stop()  # or a thread would wait for a superbatch that comes only when batches have passed that now never will
         pipeline.close(FINALIZER_JOIN_S)
@@ -153,6 +166,8 @@ def _end(pipeline: Pipeline[Any, Any, Any], run: EpochRun, stages: Stages, owner
         pipeline.close(FINALIZER_JOIN_S)
         raise
     finally:
+        if waiting is not None:
+            waiting.close()
         stages.memory.end()
         stages.over(run)
         run.close()

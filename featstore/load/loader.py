@@ -88,8 +88,10 @@ class Loader:
         Batches made ahead of the one that the loop holds; less where memory is short. 0: everything runs in the caller's thread.
         ``"auto"``: one more each time the loop waits, while memory is free, 16 at most; one fewer when all were there for long.
     threads : int or mapping of str to int, optional
-        By stage: ``{"sample": 2, "gather": 1}`` samples two batches at once, and copies rows in one thread, so that cores are
-        left to computing. An int is for sampling alone. By default the threads of the graph.
+        By stage: ``{"sample": 2, "gather": 1, "read": 1}`` samples two batches at once, copies rows in one thread, and reads in
+        one thread, so that cores are left to computing. An int is for sampling alone. By default the threads of the graph.
+        ``"read"`` bounds the reads of the whole dataset while the loader lives: with io_uring queues at once, each of one thread
+        with many reads in flight; with pread the threads themselves.
     shuffle : bool
         A new order of the seeds each epoch, a function of ``seed`` and the epoch.
     seed : int
@@ -154,17 +156,17 @@ class Loader:
     ) -> None:
         self._strategy = get_strategy(strategy)
         self._g = cast(Any, g)
-        sampling, gathering = stage_threads(threads, g.options.threads)
+        by_stage = stage_threads(threads, g.options.threads)
         setup = partial(
             Setup,
             g,
-            threads=sampling,
-            copy_threads=gathering,
+            threads=by_stage.sample,
+            copy_threads=by_stage.gather,
             features=_check_names("features", [features] if isinstance(features, str) else features, g.features),
             edge_features=_check_edge_features(g, edge_features, sampler),
             labels=None if labels is None else _check_names("labels", [labels], g.node_data)[0],
             device=check_device(device),
-            prefetch=_check_prefetch(prefetch, sampling),
+            prefetch=_check_prefetch(prefetch, by_stage.sample),
             share=_parse_share(memory, g.budget),
         )
         cache = None if device_cache is None else DeviceCache.of(device_cache)
@@ -179,8 +181,12 @@ class Loader:
         self._pid = os.getpid()
         batches = self._batches_of(sampler, seeds, batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last)
         self._close_tier: Callable[[], object] = _nothing
+        self._unbound_reads: Callable[[], object] = _nothing
         self._close_batches = weakref.finalize(self, getattr(batches, "close", _nothing))
         try:
+            if by_stage.read is not None:
+                self._unbound_reads = finalize_here(self, g.reader.unbound, id(self))
+                g.reader.bound(id(self), by_stage.read)
             made = self._reserve_order(setup(batches))
             if cache is not None:
                 made = with_tier(made, cache)
@@ -375,6 +381,7 @@ class Loader:
     def _release_all(self, failed: bool) -> None:
         with ExitStack() as stack:  # all of it, the last first, whichever raises
             stack.callback(self._finalizer)
+            stack.callback(self._unbound_reads)
             stack.callback(self._close_batches)
             stack.callback(self._close_tier)
             if hasattr(self, "_runner"):

@@ -18,6 +18,8 @@ from featstore.gather.plan import BatchPlan, DeviceRows, Tier
 from featstore.load.edges import edge_rows, gather_edges
 from featstore.load.minibatch import Held, MiniBatch
 from featstore.load.transfer import Assembled, HandOver, host_rows
+from featstore.load.waiting import Waiting
+from featstore.pack.packgraph import PackedGraph
 from featstore.storage.rowfile import ReadStats
 from featstore.strategies.base import EpochRun, Prepared
 from featstore.strategies.counters import Overlap
@@ -88,6 +90,29 @@ class Stages:
         if self._setup.device.type == "cpu" and self._setup.on_device is None:
             return partial(self._sample, run), partial(self._assemble_whole, run), None
         return partial(self._sample, run), partial(self._assemble, run), self._hand_over
+
+    def waiting(self, run: EpochRun, least: int) -> Waiting | None:
+        """Return what lends batches made ahead beyond ``least``; None where their rows cannot be read again."""
+        if self._setup.device.type != "cpu" or not self._setup.features or isinstance(self._g, PackedGraph):
+            return None
+        return Waiting(self._g.budget, self._g.pool, least, partial(self._refill, run))
+
+    def _refill(self, run: EpochRun, batch: MiniBatch) -> None:
+        """Gather rows of a batch that were given back while it waited, by ids: plans run once."""
+        while len(batch.features) < len(self._setup.features):
+            tally = Tally()
+            try:
+                with self.watch.time("gather"):
+                    for name in self._setup.features:
+                        if name not in batch.features:
+                            rows = self._g.features[name].gather(batch.input_ids, None, {}, tally, **self._copying)
+                            batch.features[name] = rows
+            except BudgetError as error:
+                refused = too_small(error.with_traceback(None), self.memory.least(len(batch.input_ids)))
+                if not self.spare(run):
+                    raise refused from None
+            finally:
+                self._setup.reads.add(tally.read)
 
     def may_grow(self) -> bool:
         """Whether there is memory for one batch more ahead, and as much again, that nobody has to give back for it."""

@@ -48,6 +48,7 @@ class Choice:
     estimates: list[Estimate]
     taken: Estimate
     reason: str
+    note: str = ""  # what was not known yet
 
     def table(self) -> str:
         """Return the estimates as text, the one that was taken marked by a star."""
@@ -59,6 +60,9 @@ class Choice:
             f"{drive.write_bandwidth / 1e9:.2f} GB/s written, {self.machine.copy_bandwidth / 1e9:.2f} GB/s copied"
         )
         taken = f"taken: {self.taken.strategy} ({self.taken.policy}): {self.reason}"
+        if self.workload.device_rows:
+            head += f"; {self.workload.device_rows:,} rows on the device"
+        head += f"\n{self.note}" if self.note else ""
         return f"{head}\n{table(self.estimates, self.workload.epochs, self.taken)}\n{taken}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -69,6 +73,8 @@ class Choice:
             "reason": self.reason,
             "epochs": epochs,
             "capacity": self.workload.capacity,
+            "device_rows": self.workload.device_rows,
+            "note": self.note,
             "estimates": [each.to_dict(epochs) for each in self.estimates],
             "drive": asdict(self.machine.drive),
             "copy_bandwidth": self.machine.copy_bandwidth,

@@ -20,7 +20,6 @@ PIECE_BYTES = 1 << 20
 MOST_PIECES = 32  # read ahead; a drive delivers its bandwidth from about 16 on
 MOST_WINDOW_BYTES = MOST_PIECES * PIECE_BYTES
 MOST_SHORT = 64  # pieces read ahead where runs are short: a drive delivers its operations from about as many on
-PREAD_THREADS = 4
 _STEP = 64  # pieces whose pages of sums are made ready at once
 _SUMS = 511
 
@@ -105,6 +104,8 @@ class PageFile(Protocol):
     @property
     def backend(self) -> str: ...
     @property
+    def stream_threads(self) -> int: ...
+    @property
     def is_direct(self) -> bool: ...
     @property
     def verifies(self) -> bool: ...
@@ -157,9 +158,8 @@ class PageStream:
             if file.holds_sums:
                 self._hold_sums()
                 self._makes_ready = False
-        n_threads = 1 if file.backend == "io_uring" else PREAD_THREADS
         self._threads = [
-            threading.Thread(target=self.core.read, name=f"featstore-stream-{k}", daemon=True) for k in range(n_threads)
+            threading.Thread(target=self.core.read, name=f"featstore-stream-{k}", daemon=True) for k in range(file.stream_threads)
         ]
         started = []
         try:

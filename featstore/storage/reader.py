@@ -20,6 +20,7 @@ __all__ = ["Reader"]
 
 MAX_ARENA_BYTES = 8 << 20
 PREAD_THREADS = 64
+STREAM_THREADS = 4  # with pread
 MAX_ENGINES = 4
 SCRATCH_STEP = 4096  # rows; scratch to sort them grows by so many
 DEFAULT_GAP_BYTES = 12 << 10  # until the drive is measured
@@ -48,6 +49,7 @@ class Reader:
         self.drive: DriveSpeed | None = None
         self._arena_bytes = _arena_bytes(budget.total)
         self._files: Living[RowFile] = Living()
+        self._bounds: dict[int, int] = {}
         self._closed = False
         self._may_measure = True
         self._start()
@@ -62,6 +64,7 @@ class Reader:
         self._measuring = threading.Lock()
         self._idle: list[Engine] = []
         self._held: dict[int, Reservation] = {}
+        self._depths: dict[int, int] = {}
         self._n_short = 0  # of those that make do with one queue
 
     def _probe(self) -> tuple[Engine, str, str]:
@@ -79,15 +82,76 @@ class Reader:
         """Make a queue, with scratch to sort ``n_rows``."""
         reservation = self.budget.reserve("reader buffers", self._arena_bytes + 16 * n_rows)
         try:
-            depth = min(self.options.queue_depth if backend == "io_uring" else PREAD_THREADS, self._arena_bytes // PAGE_BYTES)
-            engine = Engine(backend, depth, self._arena_bytes)
-            if n_rows:
-                engine.set_scratch(n_rows)
+            return self._make_in(reservation, backend, n_rows)
         except BaseException:
             reservation.release()
             raise
-        self._held[id(engine)] = reservation
+
+    def _make_in(self, reservation: Reservation, backend: str, n_rows: int) -> Engine:
+        depth = self._depth(backend)
+        engine = Engine(backend, depth, self._arena_bytes)
+        if n_rows:
+            engine.set_scratch(n_rows)
+        self._held[id(engine)], self._depths[id(engine)] = reservation, depth
         return engine
+
+    # -- threads that read ----------------------------------------------------------------------------------------------------
+
+    def bound(self, key: int, n_threads: int) -> None:
+        """Have at most ``n_threads`` threads read at once, until :meth:`unbound`; of several bounds the least holds.
+
+        With io_uring so many queues, each of which a thread drives. With pread one queue of so many threads. A stream
+        (:class:`~featstore.storage.pagestream.PageStream`) has threads of its own: one, or with pread as many, four at most.
+        Reads under way end as they began.
+
+        Parameters
+        ----------
+        key : int
+            Whose bound it is.
+        n_threads : int
+            At least 1. More than ``MAX_ENGINES`` queues are used only where the budget has room for their buffers, as any but the
+            first.
+        """
+        self._leave_parent()
+        with self._lock:
+            self._bounds[key] = n_threads
+            while self._idle and len(self._held) > self._most_queues:
+                self._drop(self._idle.pop(0))
+            self._changed.notify_all()
+
+    def unbound(self, key: int) -> None:
+        """Take back a :meth:`bound`; may be called again."""
+        with self._lock:
+            self._bounds.pop(key, None)
+            self._changed.notify_all()
+
+    @property
+    def _n_bound(self) -> int | None:
+        return min(list(self._bounds.values()), default=None)
+
+    @property
+    def _most_queues(self) -> int:
+        """Queues that may be held at once."""
+        n_bound = self._n_bound
+        if self._n_short or (n_bound is not None and self.backend == "pread"):
+            return 1
+        return MAX_ENGINES if n_bound is None else n_bound
+
+    def _depth(self, backend: str) -> int:
+        """Return the reads that a queue has in flight: those of a ring, or the threads that read."""
+        n_bound = self._n_bound
+        depth = self.options.queue_depth if backend == "io_uring" else PREAD_THREADS if n_bound is None else n_bound
+        return min(depth, self._arena_bytes // PAGE_BYTES)
+
+    @property
+    def stream_threads(self) -> int:
+        """Threads of a stream of pages."""
+        if self.backend == "io_uring":
+            return 1
+        n_bound = self._n_bound
+        return STREAM_THREADS if n_bound is None else min(STREAM_THREADS, n_bound)
+
+    # -- queues ---------------------------------------------------------------------------------------------------------------
 
     @contextmanager
     def engine(self, n_rows: int = 0) -> Iterator[Engine]:
@@ -98,6 +162,8 @@ class Reader:
             while engine is None:
                 with self._lock:
                     self._wait_for_engine()
+                    if self._depths[id(self._idle[-1])] != self._depth(self.backend):
+                        self._renew()
                     engine = self._idle[-1]
                     del self._idle[-1]  # not by pop(): between its return and the assignment Ctrl-C may come
                 try:
@@ -118,7 +184,7 @@ class Reader:
         """Wait until there is an idle queue, or make one; the lock is held."""
         self._check_open()
         while not self._idle:
-            if len(self._held) < (1 if self._n_short else MAX_ENGINES):
+            if len(self._held) < self._most_queues:
                 try:
                     # One beside others needs no memory later: a read never fails for want of what a queue less would leave.
                     self._idle.append(self._make(self.backend, SCRATCH_STEP if self._held else 0))
@@ -134,16 +200,31 @@ class Reader:
             # The parent's queues are the parent's; dropping them here closes only this process's descriptors.
             held = list(self._held.values())
             self._start()
+            self._bounds.clear()  # of the parent's loaders
             for reservation in held:
                 reservation.release()
 
     def _give_back(self, engine: Engine) -> None:
         with self._lock:
-            if self._closed or (self._n_short and len(self._held) > 1):
+            if self._closed or len(self._held) > self._most_queues:
                 self._drop(engine)
             else:
                 self._idle.append(engine)
             self._changed.notify_all()
+
+    def _renew(self) -> None:
+        """Replace the idle queue that is next by one of the depth that is allowed now, in the same memory; the lock is held."""
+        engine = self._idle.pop()
+        n_rows = (engine.nbytes - engine.arena_bytes) // 16
+        engine.close()
+        reservation = self._held.pop(id(engine))
+        del self._depths[id(engine)]
+        try:
+            self._idle.append(self._make_in(reservation, self.backend, n_rows))
+        except BaseException:
+            reservation.release()
+            self._changed.notify_all()
+            raise
 
     def _check_open(self) -> None:
         if self._closed:
@@ -209,6 +290,7 @@ class Reader:
 
     def _drop(self, engine: Engine) -> None:
         engine.close()
+        self._depths.pop(id(engine), None)
         self._held.pop(id(engine)).release()
 
     def open(

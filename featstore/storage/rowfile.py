@@ -64,6 +64,8 @@ class Queues(Protocol):
     budget: Budget
     backend: str
 
+    @property
+    def stream_threads(self) -> int: ...
     def engine(self, n_rows: int = 0) -> AbstractContextManager[Engine]: ...
     def gap_for(self, file: File, n_rows: int) -> int: ...
 
@@ -137,6 +139,11 @@ class RowFile:
     def backend(self) -> str:
         """What reads: ``"io_uring"`` or ``"pread"``."""
         return self._reader.backend
+
+    @property
+    def stream_threads(self) -> int:
+        """Threads of a stream of its pages."""
+        return self._reader.stream_threads
 
     def stream(self, runs: npt.NDArray[np.int64], window_bytes: int, arena: Arena | None = None) -> PageStream:
         """Return runs of pages as one stream, see :class:`PageStream`."""

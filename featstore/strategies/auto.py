@@ -22,6 +22,8 @@ from featstore.storage.drive import drive_speed
 from featstore.strategies.actual import Epochs
 from featstore.strategies.base import EpochRun, Runner, Strategy
 from featstore.strategies.caches import make_room
+from featstore.strategies.devicechoice import DEVICE_POLICY, chosen_mask
+from featstore.strategies.devicefill import SIZED_LATER, FilledLater
 from featstore.strategies.estimates import plugin_estimates
 from featstore.strategies.length import choose_size
 from featstore.strategies.lookahead import rows_in_memory
@@ -199,7 +201,11 @@ def decide(setup: Setup, planning: Planning, *, capacity: int, epochs: int) -> D
             layouts, counted = _packs(setup, planning, capacity, list(row_bytes.values()), speed.gap_bytes)
         tier = setup.tier
         on_device = None if tier is None or tier.map is None else tier.map.slot_of_row >= 0
+        n_device = (setup.device_rows or 0) if setup.on_device is None else setup.on_device.expected_rows(setup, capacity * width)
+        later = setup.on_device if tier is None and isinstance(setup.on_device, FilledLater) else None
         with graph.policy_inputs(width) as inputs:
+            if later is not None and n_device and later.policy.name == DEVICE_POLICY:
+                on_device = chosen_mask(inputs.context.out_degree, n_device)
             workload = observe(
                 trace,
                 row_bytes=width,
@@ -213,7 +219,7 @@ def decide(setup: Setup, planning: Planning, *, capacity: int, epochs: int) -> D
                 has_pack=pack is not None,
                 pack_epochs=1 if pack is None else pack.epochs,
                 layouts=layouts,
-                device_rows=(setup.device_rows or 0) if tier is None else len(tier),
+                device_rows=n_device,
                 on_device=on_device,
                 device_on_host=setup.device.type == "cpu",
                 online=ONLINE,
@@ -224,6 +230,8 @@ def decide(setup: Setup, planning: Planning, *, capacity: int, epochs: int) -> D
         workload = replace(workload, superbatch=_streamed_size(setup, planning, workload, stored), on_disk=counted)
         machine = Machine(speed, copy_bandwidth(width, graph.options.threads, graph.budget))
         choice = choose(workload, machine, plugin_estimates)
+        if later is not None:
+            choice = replace(choice, note=SIZED_LATER)
     except BaseException as error:
         if profile is not None:
             profile.close()

@@ -9,13 +9,11 @@ from typing import Any
 from featstore.cache.base import Policy, StaticPolicy, get_policy
 from featstore.config import parse_cache_size, parse_size
 from featstore.errors import BudgetError, OptionError
-from featstore.strategies.devicechoice import FILL_BYTES, make_tier
+from featstore.strategies.devicechoice import DEVICE_POLICY, FILL_BYTES, make_tier
 from featstore.strategies.devicefill import FilledLater
 from featstore.strategies.setup import OnDevice, Setup
 
 __all__ = ["DeviceCache", "describe", "device_rows", "with_tier"]
-
-POLICY = "degree"
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,7 @@ class DeviceCache:
     @property
     def static_policy(self) -> StaticPolicy:
         """The policy that chooses rows where no pack does."""
-        policy = get_policy(POLICY if self.policy is None else self.policy)
+        policy = get_policy(DEVICE_POLICY if self.policy is None else self.policy)
         assert isinstance(policy, StaticPolicy)
         return policy
 
@@ -116,7 +114,9 @@ def with_tier(setup: Setup, cache: DeviceCache) -> Setup:
     """
     if cache.size == "auto":
         if setup.pack is not None:
-            raise OptionError("device_cache", "the layout of a pack is made for so many rows on the device: give a size")
+            raise OptionError(
+                "device_cache", "the layout of a pack is made for so many rows on the device: give a size"
+            )  # decision 0013
         if not setup.features or not setup.graph.num_nodes:
             return setup
         return replace(setup, on_device=FilledLater(cache.static_policy, parse_size(cache.reserve)))

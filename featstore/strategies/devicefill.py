@@ -18,7 +18,12 @@ from featstore.errors import BudgetError, PerformanceWarning
 from featstore.strategies.devicechoice import make_tier
 from featstore.strategies.setup import OnDevice, Setup
 
-__all__ = ["FilledLater", "free_bytes"]
+__all__ = ["SIZED_LATER", "FilledLater", "free_bytes", "rows_left"]
+
+SIZED_LATER = (
+    "device_cache='auto' is sized when the loop asks for its second batch; "
+    "estimated with what is free of the device now, less the reserve"
+)
 
 
 def free_bytes(device: torch.device, budget: Budget, reserve: int) -> int:
@@ -43,6 +48,14 @@ def free_bytes(device: torch.device, budget: Budget, reserve: int) -> int:
     free, total = torch.cuda.mem_get_info(device)
     others = total - free - torch.cuda.memory_reserved(device)
     return int(total - torch.cuda.max_memory_reserved(device) - others - reserve)
+
+
+def rows_left(device: torch.device, budget: Budget, reserve: int, n_rows: int, row_bytes: int) -> tuple[int, int]:
+    """Return how many of ``n_rows`` rows fit what computing leaves of a device, and the bytes that it leaves."""
+    left, width = free_bytes(device, budget, reserve), row_bytes
+    if device.type == "cpu":  # its tables are in the same memory
+        left, width = left - 4 * n_rows, width + 8
+    return min(n_rows, max(0, left) // max(1, width)), left
 
 
 class FilledLater(OnDevice):
@@ -97,10 +110,7 @@ class FilledLater(OnDevice):
 
     def _fill(self, setup: Setup) -> None:
         width, n = sum(setup.row_bytes.values()), setup.graph.num_nodes
-        left = free_bytes(setup.device, setup.graph.budget, self._reserve)
-        if setup.device.type == "cpu":  # its tables are in the same memory
-            left, width = left - 4 * n, width + 8
-        n_rows = min(n, max(0, left) // max(1, width))
+        n_rows, left = rows_left(setup.device, setup.graph.budget, self._reserve, n, width)
         if not n_rows:
             self.why = (
                 f"there is no room: of the device {format_size(left)} are left, {format_size(self._reserve)} in reserve"
@@ -120,6 +130,19 @@ class FilledLater(OnDevice):
                 return
         if tier is not None:
             tier.close()
+
+    @property
+    def policy(self) -> StaticPolicy:
+        """What chooses the rows."""
+        return self._policy
+
+    def expected_rows(self, setup: Setup, taken: int = 0) -> int:
+        """See :class:`OnDevice`: before a step, what is free of the device now, less the reserve."""
+        if self.tier is not None:
+            return len(self.tier)
+        reserve = self._reserve + (taken if setup.device.type == "cpu" else 0)
+        width = sum(setup.row_bytes.values())
+        return rows_left(setup.device, setup.graph.budget, reserve, setup.graph.num_nodes, width)[0]
 
     def join(self) -> DeviceTier | None:
         """Wait until the tier is there, or it is known why there is none; return it."""

@@ -44,6 +44,13 @@ class OnDevice:
     def step_done(self, setup: Setup) -> None:
         """Hear, in the loop's thread, that a step is done: what is sized by it is sized then."""
 
+    def expected_rows(self, setup: Setup, taken: int = 0) -> int:
+        """Return how many rows there are; of a size that is not known yet, how many there would be now.
+
+        ``taken``: bytes of host memory that caches will have.
+        """
+        return 0 if self.tier is None else len(self.tier)
+
     def close(self) -> None:
         """Give the memory back; may be called again. No batch may be under way."""
         tier, self.tier = self.tier, None
