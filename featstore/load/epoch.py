@@ -50,7 +50,7 @@ class RunningEpoch(Iterator[MiniBatch]):
         self._position = position
         self._over = False
         self._stop = stop
-        self._receive, self._step_done = stages.receive, stages.step_done
+        self._receive, self._step_done, self._check_step = stages.receive, stages.step_done, stages.check_step
         self._has_delivered = False
         self._pipeline: Pipeline[Item, Any, MiniBatch] = Pipeline(
             *stages.of(run),
@@ -66,7 +66,7 @@ class RunningEpoch(Iterator[MiniBatch]):
             may_grow=stages.may_grow,
         )
         self._finalizer = finalize_here(self, _end, self._pipeline, run, stages, owner)
-        stages.memory.begin()
+        stages.begin(run)
         try:
             self._pipeline.begin()
         except BaseException:
@@ -81,6 +81,12 @@ class RunningEpoch(Iterator[MiniBatch]):
     def __next__(self) -> MiniBatch:
         if self._over:
             raise StopIteration
+        try:
+            self._check_step()
+        except ValueError:
+            self._over = True
+            self.close()
+            raise
         if self._pipeline.position >= self._stop:
             self._over = True
             self.close()
@@ -153,6 +159,5 @@ def _end(pipeline: Pipeline[Any, Any, Any], run: EpochRun, stages: Stages, owner
         pipeline.close(FINALIZER_JOIN_S)
         raise
     finally:
-        stages.memory.end()
         stages.over(run)
         run.close()
