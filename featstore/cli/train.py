@@ -30,6 +30,7 @@ from featstore.cli.arguments import (
     positive,
     share_or_size,
     strategy_of,
+    typed,
 )
 from featstore.cli.output import print_result
 from featstore.cli.packs import check_given, check_layout, is_pack, open_pack
@@ -45,6 +46,7 @@ from featstore.cli.training import (
 )
 from featstore.gather.device import check_device
 from featstore.graph.dataset import OutOfCoreGraph
+from featstore.load.history import History
 from featstore.pack.offline import Pack
 from featstore.pack.packgraph import PackedGraph
 from featstore.strategies.devicecache import device_rows
@@ -62,6 +64,21 @@ def _device(text: str) -> str:
     except (RuntimeError, ValueError) as error:
         raise argparse.ArgumentTypeError(str(error).replace("device='cpu'", "--device cpu")) from None
     return text
+
+
+@typed
+def _share(text: str) -> float:
+    share = float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    if not 0 < share <= 1:
+        raise ValueError(f"a share is above 0 and at most 1, such as 0.2 or 20%, not {text}")
+    return share
+
+
+@typed
+def _staleness(text: str) -> int:
+    if int(text) < 0:
+        raise ValueError(f"staleness is a number of steps, not {text}")
+    return int(text)
 
 
 def add_arguments(parser: argparse.ArgumentParser, named: str | None = None) -> None:
@@ -83,6 +100,15 @@ def add_arguments(parser: argparse.ArgumentParser, named: str | None = None) -> 
     )
     plug_ins = [name for name in available_strategies() if name == named and name not in BUILT_IN]
     add_strategy_options(parser.add_argument_group("the strategy's options, and which take them"), [*BUILT_IN, *plug_ins])
+    parser.add_argument(
+        "--history",
+        type=_share,
+        metavar="SHARE",
+        help="use embeddings of earlier steps, of this share of the nodes (0.2, 20%%), in place of expanding them",
+    )
+    parser.add_argument(
+        "--staleness", action=Given, type=_staleness, default=100, help="steps that --history uses one for (default: 100)"
+    )
     parser.add_argument("--prefetch", type=int, default=2, help="batches made ahead (default: 2)")
     parser.add_argument("--device", type=_device, default="cpu", help="where batches go and the model is (default: cpu)")
     parser.add_argument(
@@ -115,7 +141,13 @@ def _loader_options(options: argparse.Namespace) -> dict[str, Any]:
         )
     given = {"epochs": options.epochs} if "epochs" in options_of(find_strategy(options.strategy)) else {}
     strategy = strategy_of(options, options.strategy, **given)
-    return {"strategy": strategy, **{name: getattr(options, name) for name in ("prefetch", "device", "device_cache")}}
+    history = None
+    if options.history is not None:
+        history = History(options.hidden, options.history, options.staleness)
+    elif "staleness" in getattr(options, "given", ()):
+        raise ValueError("--staleness goes with --history")
+    kept = {name: getattr(options, name) for name in ("prefetch", "device", "device_cache")}
+    return {"strategy": strategy, "history": history, **kept}
 
 
 def _in_place_of_its_dataset(path: str | os.PathLike[str], options: argparse.Namespace) -> None:
