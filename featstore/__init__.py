@@ -33,6 +33,7 @@ __all__ = [
     "FormatError",
     "Ginex",
     "GraphStream",
+    "History",
     "LaborSampler",
     "LayerSampler",
     "Loader",

@@ -54,6 +54,7 @@ from featstore.plan.cost import (
     Workload as Workload,
 )
 from featstore.plan.simulate import simulate as simulate
+from featstore.load.history import History as History
 from featstore.load.minibatch import MiniBatch as MiniBatch
 from featstore.load.loader import Loader as Loader
 from featstore.sampling.batch import (

@@ -76,6 +76,15 @@ def test_partition_batches(tmp_path):
     assert not [*tmp_path.iterdir()]
 
 
+def test_history(tmp_path):
+    printed = run("history.py", "--nodes", 2000, "--batch-size", 50, "--hidden", 32, cwd=tmp_path)
+    found = re.findall(r"^(\w+) +([\d.]+) rows a seed, test accuracy ([\d.]+)", printed, re.MULTILINE)
+    (without, all_rows, accuracy_without), (name, rows, accuracy) = found
+    assert (without, name) == ("without", "history")
+    assert float(rows) < 0.9 * float(all_rows)
+    assert min(float(accuracy), float(accuracy_without)) > 0.7  # guessing: 0.2
+
+
 @pytest.mark.parametrize("options", [["--strategy", "superbatch"], ["--loader", "stores"], ["--loader", "memory"]], ids=str)
 def test_pyg(tmp_path, options):
     common = [tmp_path / "g", "--nodes", 3000, "--batch-size", 100, "--memory", "64MiB", "--num-workers", 0]

@@ -35,6 +35,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "auto": {"strategy": "auto"},
     "sieve, a device": {"policy": "sieve", "feature_cache": 0.05, "device_cache": 0.02},
     "streamed, a device": {"strategy": "streamed", "feature_cache": "auto", "device_cache": 0.02},
+    "superbatch, a history": {"strategy": "superbatch", "feature_cache": "auto", "history": 0.05},
     "packed": {"strategy": "packed", "feature_cache": "auto"},
     "packed, frequency": {"strategy": "packed", "feature_cache": "auto", "policy": "frequency"},
 }
@@ -99,6 +100,8 @@ def pack(graph: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def train(path: Path, memory: int, options: dict[str, Any], order: str, held_out: int, tries: list[int]) -> Sums:
     """Run an epoch of each loader, all of them alive, and one of validation within one of training."""
+    if "history" in options:
+        options = options | {"history": featstore.History(8, options["history"], 5)}
     with featstore.open(path, memory=memory) as g:
         sampler = featstore.NeighborSampler(g, [5, 5], seed=0)
         loaders: dict[str, featstore.Loader] = {}
@@ -116,6 +119,8 @@ def train(path: Path, memory: int, options: dict[str, Any], order: str, held_out
             for k, batch in enumerate(loaders[split]):
                 tries[0] = 0
                 sums.append((batch.index, float(batch.x.double().sum())))
+                if batch.history is not None:
+                    batch.history.merge(batch.x.new_zeros(batch.blocks[-2].n_dst, 8))
                 if k == 2 and between is not None:
                     run(between)
 
@@ -141,16 +146,18 @@ def check(path: Path, memory: int, options: dict[str, Any], order: str, held_out
     raise AssertionError(f"{memory} bytes, which an error named, do not do either")
 
 
-IN_AMPLE_MEMORY: dict[tuple[Path, str, int, bool], Sums] = {}  # what each case comes to, whatever the strategy
+IN_AMPLE_MEMORY: dict[tuple[Path, str, int, str], Sums] = {}  # what each case comes to, whatever the strategy
 CASES = [("train val test", 128), ("val test train", 128), ("train val test", 512)]
 
 
 def compare(graph: Path, pack: Path, name: str, shares: Any, tries: list[int]) -> None:
     options = STRATEGIES[name] | ({"pack": pack} if "packed" in name else {})
     for order, held_out in CASES:
-        key = (graph, order, held_out, "packed" in name)
+        others = "packed" in name or "history" in options  # than batches that are drawn whole
+        group = next((word for word in ("packed", "history") if word in name), "")
+        key = (graph, order, held_out, group)
         if key not in IN_AMPLE_MEMORY:
-            IN_AMPLE_MEMORY[key] = sorted(check(graph, 4 * BYTES, options if "packed" in name else {}, order, held_out, tries))
+            IN_AMPLE_MEMORY[key] = sorted(check(graph, 4 * BYTES, options if others else {}, order, held_out, tries))
         for share in shares:
             found = check(graph, int(share * BYTES), options, order, held_out, tries)
             assert sorted(found) == IN_AMPLE_MEMORY[key], (order, held_out, share)

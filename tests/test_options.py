@@ -61,6 +61,7 @@ EVERYBODYS: dict[str, Any] = {
     "seed": 4,
     "device": "cpu",
     "drop_last": False,
+    "history": None,
 }
 POLICIES = {"ondemand": "lru"}
 
@@ -189,6 +190,7 @@ WRONG: dict[str, list[Any]] = {
     "seed": [-1, 0.5, True, "3"],
     "device": ["nowhere"],
     "drop_last": ["no", 1, None],
+    "history": ["no", 1, True, featstore.History],
     "strategy": ["", "on demand", "Auto", 5, object],
 }
 

@@ -9,6 +9,7 @@ from itertools import pairwise
 import torch
 
 from featstore.inference.layers import Aggregate
+from featstore.load.history import BatchHistory
 from featstore.sampling.batch import Block
 
 __all__ = ["GraphSAGE", "SageLayer", "mean_of_neighbors"]
@@ -85,12 +86,15 @@ class GraphSAGE(torch.nn.Module):
         self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(hidden) for _ in range(n_layers - 1))
         self.dropout = torch.nn.Dropout(dropout)
 
-    def forward(self, h: torch.Tensor, blocks: Sequence[Block]) -> torch.Tensor:
-        """Return class scores of the seeds, shape (n_seeds, n_out)."""
+    def forward(self, h: torch.Tensor, blocks: Sequence[Block], history: BatchHistory | None = None) -> torch.Tensor:
+        """Return class scores of the seeds, shape (n_seeds, n_out); ``history`` is the batch's, where its loader has one."""
         for i, (layer, block) in enumerate(zip(self.layers, blocks, strict=True)):
             h = layer(h, block)
             if i < len(self.norms):
-                h = self.dropout(self.norms[i](h).relu())
+                h = self.norms[i](h).relu()
+                if history is not None and i == len(self.norms) - 1:
+                    h = history.merge(h)
+                h = self.dropout(h)
         return h
 
     def inference_layers(self) -> list[Aggregate]:

@@ -31,6 +31,7 @@ from featstore.cli.arguments import (
     share_or_size,
     size,
     strategy_of,
+    typed,
 )
 from featstore.cli.output import print_result
 from featstore.cli.packs import check_given, check_layout, is_pack, open_pack
@@ -46,6 +47,7 @@ from featstore.cli.training import (
 )
 from featstore.gather.device import check_device
 from featstore.graph.dataset import OutOfCoreGraph
+from featstore.load.history import History
 from featstore.load.threads import STAGES
 from featstore.pack.offline import Pack
 from featstore.pack.packgraph import PackedGraph
@@ -64,6 +66,21 @@ def _device(text: str) -> str:
     except (RuntimeError, ValueError) as error:
         raise argparse.ArgumentTypeError(str(error).replace("device='cpu'", "--device cpu")) from None
     return text
+
+
+@typed
+def _share(text: str) -> float:
+    share = float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    if not 0 < share <= 1:
+        raise ValueError(f"a share is above 0 and at most 1, such as 0.2 or 20%, not {text}")
+    return share
+
+
+@typed
+def _staleness(text: str) -> int:
+    if int(text) < 0:
+        raise ValueError(f"staleness is a number of steps, not {text}")
+    return int(text)
 
 
 def add_arguments(parser: argparse.ArgumentParser, named: str | None = None) -> None:
@@ -85,6 +102,15 @@ def add_arguments(parser: argparse.ArgumentParser, named: str | None = None) -> 
     )
     plug_ins = [name for name in available_strategies() if name == named and name not in BUILT_IN]
     add_strategy_options(parser.add_argument_group("the strategy's options, and which take them"), [*BUILT_IN, *plug_ins])
+    parser.add_argument(
+        "--history",
+        type=_share,
+        metavar="SHARE",
+        help="use embeddings of earlier steps, of this share of the nodes (0.2, 20%%), in place of expanding them",
+    )
+    parser.add_argument(
+        "--staleness", action=Given, type=_staleness, default=100, help="steps that --history uses one for (default: 100)"
+    )
     parser.add_argument(
         "--prefetch",
         type=_batches_ahead,
@@ -133,12 +159,17 @@ def _loader_options(options: argparse.Namespace) -> dict[str, Any]:
         )
     given = {"epochs": options.epochs} if "epochs" in options_of(find_strategy(options.strategy)) else {}
     strategy = strategy_of(options, options.strategy, **given)
+    history = None
+    if options.history is not None:
+        history = History(options.hidden, options.history, options.staleness)
+    elif "staleness" in getattr(options, "given", ()):
+        raise ValueError("--staleness goes with --history")
     given = {name: getattr(options, name) for name in ("prefetch", "device", "device_cache")}
     if options.stage_threads is not None:
         given["threads"] = options.stage_threads
     if options.device_policy is not None or options.device_reserve is not None:
         given["device_cache"] = _device_cache(options)
-    return {"strategy": strategy, **given}
+    return {"strategy": strategy, "history": history, **given}
 
 
 def _device_cache(options: argparse.Namespace) -> DeviceCache:

@@ -186,7 +186,7 @@ def train(
     on_epoch : callable, optional
         Called with every :class:`Epoch` when it is done.
     loader_options : mapping, optional
-        Further arguments of the training :class:`~featstore.Loader` (``strategy``, ``prefetch``, ``memory`` …);
+        Further arguments of the training :class:`~featstore.Loader` (``strategy``, ``prefetch``, ``memory``, ``history`` …);
         the model is on its ``device``.
     save : path-like, optional
         Write the trained model to this file, which :func:`~featstore.cli.model.load_model` reads.
@@ -276,7 +276,7 @@ def _train_epoch(
     for batch in loader if bar is None else bar:
         start = time.perf_counter()
         assert batch.y is not None
-        loss = torch.nn.functional.cross_entropy(model(batch.x.float(), batch.blocks), batch.y.to(torch.int64))
+        loss = torch.nn.functional.cross_entropy(model(batch.x.float(), batch.blocks, batch.history), batch.y.to(torch.int64))
         optimizer.zero_grad()
         torch.autograd.backward(loss)
         optimizer.step()

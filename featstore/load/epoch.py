@@ -51,7 +51,7 @@ class RunningEpoch(Iterator[MiniBatch]):
         self._position = position
         self._over = False
         self._stop = stop
-        self._receive, self._step_done = stages.receive, stages.step_done
+        self._receive, self._step_done, self._check_step = stages.receive, stages.step_done, stages.check_step
         self._has_delivered = False
         first, second, third = stages.of(run)
         self._waiting = stages.waiting(run, depth) if most > depth else None
@@ -75,7 +75,7 @@ class RunningEpoch(Iterator[MiniBatch]):
             may_grow=stages.may_grow,
         )
         self._finalizer = finalize_here(self, _end, self._pipeline, run, stages, self._waiting, owner)
-        stages.memory.begin()
+        stages.begin(run)
         try:
             self._pipeline.begin()
         except BaseException:
@@ -90,6 +90,12 @@ class RunningEpoch(Iterator[MiniBatch]):
     def __next__(self) -> MiniBatch:
         if self._over:
             raise StopIteration
+        try:
+            self._check_step()
+        except ValueError:
+            self._over = True
+            self.close()
+            raise
         if self._pipeline.position >= self._stop:
             self._over = True
             self.close()
@@ -168,6 +174,5 @@ def _end(pipeline: Pipeline[Any, Any, Any], run: EpochRun, stages: Stages, waiti
     finally:
         if waiting is not None:
             waiting.close()
-        stages.memory.end()
         stages.over(run)
         run.close()

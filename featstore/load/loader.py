@@ -20,6 +20,7 @@ from featstore.config import check_at_least, check_flag, parse_size
 from featstore.errors import BudgetError, ClosedError
 from featstore.gather.device import check_device
 from featstore.load.epoch import EpochIterator, Position, RunningEpoch
+from featstore.load.history import History, check_history
 from featstore.load.minibatch import MiniBatch
 from featstore.load.stages import Stages
 from featstore.load.threads import stage_threads
@@ -106,6 +107,10 @@ class Loader:
         the budget.
     drop_last : bool
         Leave out a last batch that is not full.
+    history : History, optional
+        Historical embeddings: nodes of the seeds' own hop that have a recent one are not expanded. The loop must call
+        ``batch.history.merge`` for each batch. It goes with :class:`~featstore.NeighborSampler` and
+        :class:`~featstore.LaborSampler` of two hops or more, and runs one epoch at a time.
 
     Raises
     ------
@@ -153,6 +158,7 @@ class Loader:
         prefetch: int | str = 2,
         threads: int | Mapping[str, int] | None = None,
         edge_features: str | Sequence[str] = (),
+        history: History | None = None,
     ) -> None:
         self._strategy = get_strategy(strategy)
         self._g = cast(Any, g)
@@ -179,9 +185,11 @@ class Loader:
         self._position = Position(0, 0)
         self._closed = False
         self._pid = os.getpid()
-        batches = self._batches_of(sampler, seeds, batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last)
+        self._history: History | None = None
+        batches = self._batches_of(sampler, seeds, batch_size, history, shuffle=shuffle, seed=seed, drop_last=drop_last)
         self._close_tier: Callable[[], object] = _nothing
         self._unbound_reads: Callable[[], object] = _nothing
+        self._close_history = _nothing if self._history is None else weakref.finalize(self, self._history.detach)
         self._close_batches = weakref.finalize(self, getattr(batches, "close", _nothing))
         try:
             if by_stage.read is not None:
@@ -193,15 +201,17 @@ class Loader:
                 if made.on_device is not None:
                     self._close_tier = finalize_here(self, made.on_device.close)
             self._runner = self._strategy.run(made)
-            self._stages = Stages(self._runner.setup, self._runner.memory)
+            self._stages = Stages(self._runner.setup, self._runner.memory, self._history)
         except BaseException:
             self._release_all(failed=True)
             raise
 
     # Set-up.
 
-    def _batches_of(self, sampler: Any, seeds: Any, batch_size: int | None, **options: Any) -> SampledBatches:
-        """Return the batches that the strategy brings, or those that the sampler draws."""
+    def _batches_of(
+        self, sampler: Any, seeds: Any, batch_size: int | None, history: History | None, **options: Any
+    ) -> SampledBatches:
+        """Return the batches that the strategy brings, or those that the sampler draws; the last thing is to take the history."""
         g = self._g
         if batch_size is not None:
             check_at_least("batch_size", batch_size, 1)
@@ -214,6 +224,9 @@ class Loader:
             if sampler is not None or seeds is not None:
                 getattr(found, "close", _nothing)()
                 raise ValueError(f"strategy {name!r} runs the samples of a pack, and takes no sampler and no seeds")
+            if history is not None:
+                getattr(found, "close", _nothing)()
+                check_history(history, self._strategy, None)
             return found
         if isinstance(g, PackedGraph):
             raise ValueError(f"a PackedGraph has no sampler and no seeds: strategy {name!r} needs its dataset")
@@ -222,10 +235,21 @@ class Loader:
         batches = as_batches(seeds, batch_size, BATCH_SIZE, **options)
         batches.check(g.num_nodes)
         checked = checked_sampler(sampler, g.num_nodes, g)
-        return Drawn(checked, batches, macro_lists(g, checked, batches))
+        if history is None:
+            return Drawn(checked, batches, macro_lists(g, checked, batches))
+        check_history(history, self._strategy, checked)
+        lists = macro_lists(g, checked, batches)
+        try:
+            history.attach(g)
+        except BaseException:
+            if lists is not None:
+                lists.close()
+            raise
+        self._history = history
+        return Drawn(checked, batches, lists, history.times)
 
     def _reserve_order(self, setup: Setup) -> Setup:
-        """Count the seeds, the order of an epoch and the labels, before a cache takes the rest."""
+        """Count the seeds, the order of an epoch, the labels and the history, before a cache takes the rest."""
         g, labels = self._g, setup.labels
         batches = setup.batches
         n_bytes: int = getattr(getattr(batches, "batches", batches), "nbytes", 0)
@@ -233,8 +257,12 @@ class Loader:
             if labels is not None and len(g.node_data[labels]) != g.num_nodes:
                 raise ValueError(f"labels: {labels!r} has {len(g.node_data[labels])} entries for {g.num_nodes} nodes")
             self._held.append(g.budget.reserve("loader order", n_bytes))
+            if self._history is not None:
+                self._history.make(g, setup.device)
         except BudgetError as error:
             more = n_bytes + (0 if labels is None else g.data_bytes(labels))
+            if self._history is not None:
+                more += self._history.needed_bytes(g, setup.device)
             return replace(setup, refused=error, refused_bytes=more)
         return setup
 
@@ -264,6 +292,8 @@ class Loader:
         self._check_open()  # before the lock, which another thread may have held at a fork
         with self._beginning:  # of two iterators that begin at once each has an epoch of its own
             self._check_open()
+            if self._history is not None:
+                self._history.check_idle()
             epoch, start = self._next_epoch, self._next_start
             run = self._runner.prepare(epoch, start)
             position = Position(epoch, start)
@@ -331,6 +361,7 @@ class Loader:
             the last whole epoch (:class:`featstore.strategies.actual.Actual`); with a pack ``layout``: its ``name``, and
             whether it was ``made`` now.
             With edge features ``edge_features``: what was read of them alone, by the same names, and the stage ``edges``.
+            With a history ``history``: ``nodes`` and ``bytes`` of its table, rows ``pulled`` and ``pushed``.
 
         Notes
         -----
@@ -348,6 +379,7 @@ class Loader:
         of_edges = {"edge_features": setup.edge_reads.total()} if setup.edge_features else {}
         return {
             **of_edges,
+            **({} if self._history is None else {"history": self._history.stats()}),
             **setup.counts.total(),
             **setup.reads.total(),
             "prefetch": min(depths, default=self._runner.prefetch),
@@ -382,6 +414,7 @@ class Loader:
         with ExitStack() as stack:  # all of it, the last first, whichever raises
             stack.callback(self._finalizer)
             stack.callback(self._unbound_reads)
+            stack.callback(self._close_history)
             stack.callback(self._close_batches)
             stack.callback(self._close_tier)
             if hasattr(self, "_runner"):

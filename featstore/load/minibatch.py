@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from featstore.budget import Budget
+from featstore.load.history import BatchHistory
 from featstore.registry import adapter
 from featstore.sampling.batch import Block
 from featstore.strategies.memory import BATCHES
@@ -61,6 +62,9 @@ class MiniBatch:
         The batch's number in the epoch, whatever order batches run in.
     edge_features : dict of str to tuple of tensors
         One tensor a block, of shape (n_edges, …): its row ``k`` belongs to the ``k``-th edge of the block.
+    history : BatchHistory or None
+        What the batch pulls and pushes, where its loader has a :class:`~featstore.History`. The sources of the last block are
+        then more than the destinations of the one before, and ``input_ids`` begins with the latter.
     """
 
     seeds: torch.Tensor
@@ -72,6 +76,7 @@ class MiniBatch:
     # Keeps the batch's share of a loader's memory reserved while the batch lives.
     _held: object = field(default=None, repr=False)
     edge_features: dict[str, tuple[torch.Tensor, ...]] = field(default_factory=dict)
+    history: BatchHistory | None = None
 
     @property
     def x(self) -> torch.Tensor:
@@ -89,7 +94,8 @@ class MiniBatch:
         labels = () if self.y is None else (self.y,)
         of_edges = (rows for blocks in self.edge_features.values() for rows in blocks)
         of_blocks = (each for block in self.blocks for each in block.tensors)
-        return [self.input_ids, *self.features.values(), *labels, *of_blocks, *of_edges]
+        of_history = () if self.history is None else self.history.rows.tensors
+        return [self.input_ids, *self.features.values(), *labels, *of_blocks, *of_edges, *of_history]
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> MiniBatch:
         """Return the batch with its tensors on ``device``; tensors that are there already are shared."""
@@ -130,6 +136,7 @@ class MiniBatch:
             index=self.index,
             _held=self._held if input_ids is self.input_ids else None,
             edge_features={name: tuple(map(move, blocks)) for name, blocks in self.edge_features.items()},
+            history=None if self.history is None else self.history.map(move),
         )
 
     def __repr__(self) -> str:

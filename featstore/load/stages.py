@@ -16,6 +16,7 @@ from featstore.gather.device import Apart, DeviceArray
 from featstore.gather.executor import Tally
 from featstore.gather.plan import BatchPlan, DeviceRows, Tier
 from featstore.load.edges import edge_rows, gather_edges
+from featstore.load.history import BatchHistory, History
 from featstore.load.minibatch import Held, MiniBatch
 from featstore.load.transfer import Assembled, HandOver, host_rows
 from featstore.load.waiting import Waiting
@@ -55,9 +56,11 @@ class Stages:
     setup : Setup
     memory : Memory
         The runner's.
+    history : History, optional
     """
 
-    def __init__(self, setup: Setup, memory: Memory) -> None:
+    def __init__(self, setup: Setup, memory: Memory, history: History | None = None) -> None:
+        self._history = history
         self.watch, self.memory, self.overlap = setup.watch, memory, Overlap()
         self._g, self._setup, self._row_bytes = setup.graph, setup, setup.row_bytes
         self._edge_row_bytes = setup.edge_row_bytes
@@ -77,6 +80,19 @@ class Stages:
         """Take note of a batch, in the loop's thread, before the loop has it."""
         self._hand_over.receive(batch)
         self.memory.delivered(batch)
+        if self._history is not None and batch.history is not None:
+            self._history.deliver(batch.history)
+
+    def begin(self, run: EpochRun) -> None:
+        """Hear that an epoch begins."""
+        self.memory.begin()
+        if self._history is not None:
+            self._history.begin(run)
+
+    def check_step(self) -> None:
+        """Raise ValueError, in the loop's thread, where it did not do with a batch what it has to."""
+        if self._history is not None:
+            self._history.check_merged()
 
     def step_done(self) -> None:
         """Hear, in the loop's thread, that it has computed on a batch."""
@@ -139,6 +155,9 @@ class Stages:
 
     def over(self, run: EpochRun) -> None:
         """Hear that an epoch is over: what it did without is there again."""
+        self.memory.end()
+        if self._history is not None:
+            self._history.end(run)
         with self._lock:
             was_short = run in self._short
             self._short.discard(run)
@@ -182,6 +201,8 @@ class Stages:
             y = None if self._setup.labels is None else self._g.node_data[self._setup.labels][sampled.seeds]
         batch = MiniBatch(sampled.seeds, sampled.input_ids, sampled.blocks, item.features, y, sampled.index, item.held)
         batch.edge_features = item.edge_features
+        if self._history is not None and sampled.history is not None:
+            batch.history = BatchHistory(sampled.history, sampled.blocks[-1].n_src, self._history, run)
         self.memory.saw(n_rows, item.n_bytes)
         self._setup.counts.add(n_rows * len(self._setup.features), item.tally.rows)
         whole = item.n_bytes + n_rows * sum(self._row_bytes.values()) + edge_bytes

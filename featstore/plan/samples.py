@@ -15,7 +15,7 @@ from featstore._core.blocks import count_destinations, expand, narrow
 from featstore.budget import Budget, Reservation
 from featstore.errors import CorruptionError, PluginError
 from featstore.gather.buffers import BufferPool
-from featstore.sampling.batch import EDGE_ARRAYS, Block, SampledBatch
+from featstore.sampling.batch import EDGE_ARRAYS, HISTORY_ARRAYS, Block, HistoryRows, SampledBatch
 from featstore.storage.rundir import DiskBudget
 from featstore.storage.sections import SectionFile, SectionWriter
 
@@ -28,6 +28,7 @@ SECTION_BYTES = 32  # of an array's entry in the index
 HEAD = 5  # index, epoch, seeds, hops, form of the blocks; then n_src, n_dst of each block
 PLAIN = 2  # form of blocks without optional arrays; each adds a bit
 NO_FORM = PLAIN + (1 << len(EDGE_ARRAYS))
+WITH_HISTORY = 1 << 16  # in the form: each batch ends with its step and HISTORY_ARRAYS
 
 Int64s = npt.NDArray[np.int64]
 
@@ -52,6 +53,9 @@ def sample_bytes(batch: SampledBatch, num_nodes: int) -> int:
     """Return the bytes that a batch takes in a file of samples."""
     n_sections = 2
     found = 8 * (HEAD + 2 * len(batch.blocks)) + (4 if num_nodes < 2**31 else 8) * len(batch.input_ids)
+    if batch.history is not None:
+        n_sections += 1 + len(HISTORY_ARRAYS)
+        found += 8 + sum(4 * len(values) for values in batch.history.tensors)
     for block in batch.blocks:
         arrays = block.edge_arrays
         n_sections += 2 + len(arrays)
@@ -61,7 +65,8 @@ def sample_bytes(batch: SampledBatch, num_nodes: int) -> int:
 
 def _described(n_blocks: int, forms: set[int]) -> str:
     arrays = [" and ".join(_arrays_of(form)) or "neither edge_pos nor weight" for form in sorted(forms)]
-    return f"{n_blocks} blocks with {', some with '.join(arrays)}"
+    history = " and a history" * any(form & WITH_HISTORY for form in forms)
+    return f"{n_blocks} blocks with {', some with '.join(arrays)}{history}"
 
 
 class KeptIds:
@@ -169,7 +174,8 @@ class SampleWriter(SectionWriter):
         ValueError
             It has 2³¹ nodes or more.
         """
-        forms = {_form_of(block.edge_arrays) for block in batch.blocks} or {PLAIN}
+        more = 0 if batch.history is None else WITH_HISTORY
+        forms = {_form_of(block.edge_arrays) + more for block in batch.blocks} or {PLAIN + more}
         shape = (len(batch.blocks), max(forms))
         self._shape = self._shape or shape
         if shape != self._shape or len(forms) > 1:
@@ -195,6 +201,10 @@ class SampleWriter(SectionWriter):
             self.append(_to32(block.src.numpy()))
             for values in block.edge_arrays.values():
                 self.append(values.numpy())
+        if batch.history is not None:
+            self.append(np.array([batch.history.step], np.int64))
+            for values in batch.history.tensors:
+                self.append(_to32(values.numpy()))
 
     def finish_samples(self) -> SampleFile:
         """Close the file and open it for reading."""
@@ -227,9 +237,11 @@ class SampleFile:
         if len(file):
             head = file[0].tolist()
             self.n_hops, form = head[3:HEAD] if len(head) >= HEAD else (-1, PLAIN)
+        self._has_history = bool(form & WITH_HISTORY)
+        form &= ~WITH_HISTORY
         self._arrays = _arrays_of(form)
         self._block_stride = 2 + len(self._arrays)
-        self._stride = 2 + self._block_stride * self.n_hops
+        self._stride = 2 + self._block_stride * self.n_hops + self._has_history * (1 + len(HISTORY_ARRAYS))
         if self.n_hops < 0 or not PLAIN <= form < NO_FORM or len(file) % self._stride:
             raise CorruptionError(f"{len(file)} arrays do not make up batches of {self.n_hops} blocks", file.path)
         self.lengths: Int64s = file.lengths[1 :: self._stride]
@@ -260,7 +272,21 @@ class SampleFile:
                 raise CorruptionError(f"block {hop} of batch {number} does not fit its counts", self._file.path)
             arrays = {name: self._edge_array(at + 2 + i, name, len(sources), pool) for i, name in enumerate(self._arrays)}
             blocks.append(Block(src, dst, n_src, n_dst, **arrays))
-        return SampledBatch(head[0], head[1], input_ids, head[2], tuple(blocks))
+        history = self._history(first + 2 + self._block_stride * self.n_hops, pool) if self._has_history else None
+        return SampledBatch(head[0], head[1], input_ids, head[2], tuple(blocks), history)
+
+    def _history(self, number: int, pool: BufferPool) -> HistoryRows:
+        """Read a batch's step and :data:`HISTORY_ARRAYS`."""
+        step = self._file[number].tolist()
+        found = []
+        for i in range(len(HISTORY_ARRAYS)):
+            stored = self._file.read(number + 1 + i, pool.array)
+            values = pool.tensor((len(stored),), torch.int64)
+            values.numpy()[:] = stored
+            found.append(values)
+        if len(step) != 1 or len(found[0]) != len(found[1]) or len(found[2]) != len(found[3]):
+            raise CorruptionError("positions and slots of a batch's history do not fit each other", self._file.path)
+        return HistoryRows(step[0], *found)
 
     def _edge_array(self, number: int, name: str, n_edges: int, pool: BufferPool) -> torch.Tensor:
         """Read one of :data:`EDGE_ARRAYS` of a block."""

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-__all__ = ["EDGE_ARRAYS", "Block", "SampledBatch", "Sampler"]
+__all__ = ["EDGE_ARRAYS", "HISTORY_ARRAYS", "Block", "HistoryRows", "SampledBatch", "Sampler"]
 
 # What a block may have an entry an edge of, beside its edges, by the field's name, and of which dtypes. All who pass blocks on go
 # by this table. In files, position ``i`` is bit ``i``: new ones come last.
@@ -16,6 +16,9 @@ EDGE_ARRAYS: dict[str, tuple[torch.dtype, ...]] = {
     "edge_pos": (torch.int64,),
     "weight": (torch.float32, torch.float64),
 }
+
+# What a batch may have beside its blocks, see :class:`HistoryRows`. Files hold these arrays in this order, behind the blocks.
+HISTORY_ARRAYS = ("pull", "pull_slots", "push", "push_slots")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,36 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
+class HistoryRows:
+    """The historical embeddings that a batch takes and leaves, see :class:`~featstore.History`.
+
+    Parameters
+    ----------
+    step : int
+        Steps of training before the batch, since the history was empty.
+    pull, pull_slots : int64 tensor, shape (n_pull,)
+        Sources of the last block that were not expanded, ascending, and where the table has their rows.
+    push, push_slots : int64 tensor, shape (n_push,)
+        Sources of the last block whose rows are kept, ascending, and where; none of them is pulled.
+    """
+
+    step: int
+    pull: torch.Tensor
+    pull_slots: torch.Tensor
+    push: torch.Tensor
+    push_slots: torch.Tensor
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Those of :data:`HISTORY_ARRAYS`."""
+        return self.pull, self.pull_slots, self.push, self.push_slots
+
+    def map(self, move: Callable[[torch.Tensor], torch.Tensor]) -> HistoryRows:
+        """Return the same with ``move(tensor)`` in place of each tensor."""
+        return HistoryRows(self.step, *map(move, self.tensors))
+
+
+@dataclass(frozen=True, slots=True)
 class SampledBatch:
     """One sampled batch.
 
@@ -72,6 +105,9 @@ class SampledBatch:
     n_seeds : int
     blocks : tuple of Block
         Outermost hop first: ``blocks[0].n_src == n`` and ``blocks[-1].n_dst == n_seeds``.
+    history : HistoryRows, optional
+        What is pulled and pushed, where the batch was sampled with historical embeddings. The destinations of the last block but
+        one are then the sources of the last one that are not pulled, in their order, and ``input_ids`` begins with those.
     """
 
     index: int
@@ -79,6 +115,7 @@ class SampledBatch:
     input_ids: torch.Tensor
     n_seeds: int
     blocks: tuple[Block, ...]
+    history: HistoryRows | None = None
 
     @property
     def seeds(self) -> torch.Tensor:
@@ -88,7 +125,13 @@ class SampledBatch:
     @property
     def nbytes(self) -> int:
         """Bytes of its tensors."""
-        return self.input_ids.nbytes + sum(tensor.nbytes for block in self.blocks for tensor in block.tensors)
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Its ids, and the tensors of its blocks and of its history."""
+        of_blocks = (tensor for block in self.blocks for tensor in block.tensors)
+        return self.input_ids, *of_blocks, *(() if self.history is None else self.history.tensors)
 
 
 class Sampler(Protocol):

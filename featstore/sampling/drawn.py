@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from featstore.budget import Reservation
 from featstore.sampling.batch import SampledBatch, Sampler
 from featstore.sampling.batches import Batches, EpochSeeds, together_of
+from featstore.sampling.historical import HistoryEpoch, PushTimes
 from featstore.sampling.hops import HopSampler
 from featstore.sampling.partitionbatches import PartitionEpoch
 
@@ -27,6 +28,8 @@ __all__ = [
     "keep_ahead",
     "lists_of",
 ]
+
+T = TypeVar("T")
 
 
 class SampledEpoch(Protocol):
@@ -140,12 +143,18 @@ class DerivedEpoch:
 
     def sample(self, position: int) -> SampledBatch:
         """See :class:`SampledEpoch`."""
-        found = self.found(position)
+        found = None if self.decides else self.found(position)
         return self._order.sample(position) if found is None else found
+
+    @property
+    def decides(self) -> bool:
+        """Whether batches in turn depend on those before them: then none that was found elsewhere is one of them."""
+        return getattr(self._order, "decides", False)
 
     def in_turn(self, start: int, memory: Reservation | None, stop: int) -> InTurn:
         """See :func:`in_turn`."""
-        return _DerivedInTurn(self, in_turn(self._order, start, memory, stop=stop))
+        order = in_turn(self._order, start, memory, stop=stop)
+        return order if self.decides else _DerivedInTurn(self, order)
 
 
 class _DerivedInTurn:
@@ -311,12 +320,16 @@ class Drawn:
     batches : Batches
     lists : MacroLists, optional
         Lists of the macro-batches that are sampled; closed with this.
+    times : PushTimes, optional
+        When historical embeddings were pushed; the sampler is then one that :class:`HistoryEpoch` takes.
     """
 
     most_rows = None
 
-    def __init__(self, sampler: Sampler, batches: Batches, lists: MacroLists | None = None) -> None:
-        self.sampler, self.batches, self.lists = sampler, batches, lists
+    def __init__(
+        self, sampler: Sampler, batches: Batches, lists: MacroLists | None = None, times: PushTimes | None = None
+    ) -> None:
+        self.sampler, self.batches, self.lists, self.times = sampler, batches, lists, times
         self._turns = sampler if isinstance(sampler, DrawsInTurn) else None
         self._coming = None if self._turns is None else self._turns.coming(lambda epoch: batches.epoch(epoch).seeds)
 
@@ -345,6 +358,12 @@ class Drawn:
 
     def epoch(self, epoch: int) -> SampledEpoch:
         """See :class:`SampledBatches`."""
+        found = self._whole(epoch)
+        if self.times is None or not isinstance(self.sampler, HopSampler):
+            return found
+        return HistoryEpoch(found, self.sampler, self.times)
+
+    def _whole(self, epoch: int) -> _DrawnEpoch | _NearbyEpoch:
         order, lists = self.batches.epoch(epoch), self.lists
         if lists is None or not isinstance(order, PartitionEpoch) or not isinstance(self.sampler, HopSampler):
             return _DrawnEpoch(self.sampler, order, epoch, self._turns, self._coming)
@@ -388,6 +407,10 @@ class _DrawnEpoch:
     def sample(self, position: int) -> SampledBatch:
         return self._sampler.sample(self._seeds.seeds(position), epoch=self._epoch, index=position)
 
+    def draw(self, position: int, how: Callable[..., T]) -> T:
+        """Return ``how(seeds, epoch, index)`` of a batch."""
+        return how(self._seeds.seeds(position), self._epoch, position)
+
     def in_turn(self, start: int, memory: Reservation | None, stop: int) -> InTurn:
         """See :func:`in_turn`: a sampler may draw many batches at once."""
         if self._turns is None:
@@ -407,5 +430,9 @@ class _NearbyEpoch:
         return len(self._order)
 
     def sample(self, position: int) -> SampledBatch:
+        return self.draw(position, self._sampler.sample)
+
+    def draw(self, position: int, how: Callable[..., T]) -> T:
+        """Return ``how(seeds, epoch, index, lists=…)`` of a batch."""
         with self._lists.of(self._epoch, self._order, position) as nearby:
-            return self._sampler.sample(self._order.seeds(position), self._epoch, position, nearby)
+            return how(self._order.seeds(position), self._epoch, position, lists=nearby)

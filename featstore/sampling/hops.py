@@ -33,12 +33,14 @@ __all__ = [
     "HopKey",
     "HopSampler",
     "Int64s",
+    "Prune",
     "Scratch",
     "as_ids",
     "scratch_bytes",
 ]
 
 Int64s = npt.NDArray[np.int64]
+Prune = Callable[[Int64s], npt.NDArray[np.bool_]]  # given the sources of the seeds' own hop: which of them are not expanded
 HopKey = tuple[int, int, int]  # what the draws of a hop depend on: epoch, index of the batch, number of the hop
 
 SCRATCH = "sampler scratch"  # in the budget's report
@@ -257,7 +259,14 @@ class HopSampler(ABC):
         self._idle.extend(reversed(idle))
         return bool(held)
 
-    def sample(self, seeds: torch.Tensor, epoch: int = 0, index: int = 0, lists: NearbyLists | None = None) -> SampledBatch:
+    def sample(
+        self,
+        seeds: torch.Tensor,
+        epoch: int = 0,
+        index: int = 0,
+        lists: NearbyLists | None = None,
+        prune: Prune | None = None,
+    ) -> SampledBatch:
         """Sample one batch.
 
         Parameters
@@ -269,6 +278,9 @@ class HopSampler(ABC):
         lists : NearbyLists, optional
             Lists that are in memory for this batch: looked up after the neighbour cache, before the file is read. The batch does
             not depend on them.
+        prune : callable, optional
+            Says which sources of the seeds' own hop are not expanded; never a seed. All blocks but the last are then those of a
+            batch that begins with the other sources. These draw what they would draw without, where a node's draws are its own.
 
         Returns
         -------
@@ -295,7 +307,21 @@ class HopSampler(ABC):
             raise ValueError(f"epoch and index must be in [0, 2**64), not {epoch} and {index}")
         ids = as_ids(seeds, self._g.num_nodes)
         with self.scratch(len(ids), lists) as scratch:
-            return self.assemble(scratch, ids, self.expand(scratch, ids, self._drawing(epoch, index)), epoch, index)
+            if prune is None:
+                hops = self.expand(scratch, ids, self._drawing(epoch, index))
+            else:
+                hops = self.expand(scratch, ids, self._drawing(epoch, index), 1)
+                sources = scratch.nodes[: scratch.hops.n_nodes].copy()
+                kept = sources[~prune(sources)]
+                hops += self.expand(scratch, kept, self._drawing(epoch, index), first=1)
+            return self.assemble(scratch, ids, hops, epoch, index)
+
+    def sources(self, seeds: torch.Tensor, epoch: int, index: int, lists: NearbyLists | None = None) -> Int64s:
+        """Return the sources of a batch's last block, the seeds first; arguments and errors as of :meth:`sample`."""
+        ids = as_ids(seeds, self._g.num_nodes)
+        with self.scratch(len(ids), lists) as scratch:
+            self.expand(scratch, ids, self._drawing(epoch, index), 1)
+            return scratch.nodes[: scratch.hops.n_nodes].copy()
 
     @contextlib.contextmanager
     def scratch(self, n_seeds: int, lists: NearbyLists | None = None) -> Iterator[Scratch]:
@@ -319,16 +345,16 @@ class HopSampler(ABC):
             else:  # for when all others are in use: it would have to grow
                 self._idle.appendleft(scratch)
 
-    def expand(self, scratch: Scratch, ids: Int64s, draw: Draw, n_hops: int | None = None) -> list[Block]:
-        """Number the seeds ``ids``, then what ``draw`` adds in the first ``n_hops`` hops, or all; return a block a hop."""
+    def expand(self, scratch: Scratch, ids: Int64s, draw: Draw, n_hops: int | None = None, first: int = 0) -> list[Block]:
+        """Number the seeds ``ids``, then what ``draw`` adds in hops ``first … n_hops - 1``, or all; return a block a hop."""
         scratch.need(len(ids))
         bad, twice = scratch.hops.begin(ids)
         if bad >= 0:
             raise IndexError(f"seed {ids[bad]} at position {bad} is out of range for {self._g.num_nodes} nodes")
         if twice >= 0:
-            first = int(np.flatnonzero(ids == ids[twice])[0])
-            raise ValueError(f"seeds must be distinct: {ids[twice]} is at positions {first} and {twice}")
-        return [draw(scratch, hop) for hop in range(len(self._hop_sizes) if n_hops is None else n_hops)]
+            once = int(np.flatnonzero(ids == ids[twice])[0])
+            raise ValueError(f"seeds must be distinct: {ids[twice]} is at positions {once} and {twice}")
+        return [draw(scratch, hop) for hop in range(first, len(self._hop_sizes) if n_hops is None else n_hops)]
 
     def assemble(self, scratch: Scratch, ids: Int64s, hops: list[Block], epoch: int, index: int) -> SampledBatch:
         """Return the batch of all ``hops`` that :meth:`expand` has returned."""

@@ -132,6 +132,7 @@ class Strategy(ABC):
     """
 
     _registered: ClassVar[str] = ""
+    takes_history: ClassVar[bool] = False  # batches run as number 0, 1, 2 …, and come from an epoch's ``in_turn``
 
     def __post_init__(self) -> None:
         check_fields(self)

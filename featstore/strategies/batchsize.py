@@ -82,7 +82,7 @@ def measure(graph: Any, batches: SampledBatches) -> tuple[BatchSize, SampledBatc
     size, sampled = _sample(graph, batches, 0)
     if batches.most_rows is not None:
         return size.of(batches.most_rows), batches
-    kept = _FirstKept(batches, sampled, graph)
+    kept = batches if sampled.history is not None else _FirstKept(batches, sampled, graph)  # in its turn it may be smaller
     del sampled  # or it could not be given back where there is no memory for others
     return (size if together_of(batches) == 1 else _upper(graph, batches, size)), kept
 
@@ -102,9 +102,9 @@ def _sample(graph: Any, batches: SampledBatches, position: int) -> tuple[BatchSi
     before = graph.budget.report().get(HOLDER, 0)
     sampled = batches.epoch(0).sample(position)
     drawn = graph.budget.report().get(HOLDER, 0) - before
-    tensors = [sampled.input_ids, *(tensor for block in sampled.blocks for tensor in block.tensors)]
-    held = sum(pooled_bytes(tensor.numel() * tensor.element_size()) for tensor in tensors)
+    held = sum(pooled_bytes(tensor.numel() * tensor.element_size()) for tensor in sampled.tensors)
     extra = sum(values.nbytes for block in sampled.blocks for values in block.edge_arrays.values())
+    extra += 0 if sampled.history is None else sum(tensor.nbytes for tensor in sampled.history.tensors)
     stored = sum(len(block.src) + block.n_dst for block in sampled.blocks) + extra // 4
     pool.trim()
     n_edges = sum(len(block.src) for block in sampled.blocks)

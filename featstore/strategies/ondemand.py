@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 from featstore.cache.base import OnlinePolicy, Policy, StaticPolicy, get_policy
 from featstore.errors import BudgetError, OptionError
@@ -43,6 +44,8 @@ class OnDemand(Strategy):
 
     cache: int | float | str | None = option(None, CACHE, "rows in memory: bytes (1GiB), a share (10%, 0.1) or auto")
     policy: str | Policy | type[Policy] = option("degree", policy_of(StaticPolicy, OnlinePolicy), "which rows stay in memory")
+
+    takes_history: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

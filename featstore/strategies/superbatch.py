@@ -80,6 +80,7 @@ class Superbatch(Strategy):
     disk: int | str | None = option(None, DISK, "most bytes of run files, or a multiple of the features (1.5x)")
     run_dir: str | os.PathLike[str] | None = option(None, RUN_DIR, "where run files go")
 
+    takes_history: ClassVar[bool] = True
     overlap: ClassVar[bool] = True  # sample and plan while earlier batches are gathered and trained on
 
     def run(self, setup: Setup) -> Runner:

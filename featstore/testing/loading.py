@@ -241,6 +241,23 @@ class StrategyContract(ABC):
         for features in (("x", "z"), ("z",), ()):
             self._run(features=features)
 
+    def test_batches_with_a_history(self) -> None:
+        """Where it takes one: batches and merged rows are those on demand, over epochs and a break."""
+        if self.strategy().takes_history:
+            found, expected = self._with_history(self.strategy()), self._with_history(featstore.OnDemand())
+            assert found == expected, "with a history batches or rows differ from those on demand"
+
+    def _with_history(self, strategy: featstore.Strategy) -> list[Any]:
+        history, found = featstore.History(2, 0.5, staleness=3), list[Any]()
+        with self._loader(strategy, history=history) as loader:
+            for n_batches in (len(loader), 2, len(loader)):
+                for _, batch in zip(range(n_batches), loader, strict=False):
+                    assert batch.history is not None
+                    merged = batch.history.merge(torch.full((batch.blocks[-2].n_dst, 2), float(history.step)))
+                    found.append((batch.index, batch.input_ids.tolist(), merged.tolist()))
+            assert loader.stats()["history"]["pulled"] > 0
+        return found
+
     # Memory.
 
     def test_little_memory(self) -> None:

@@ -62,7 +62,7 @@ def to_data(batch: MiniBatch, input_id: torch.Tensor | None = None) -> Data:
     Raises
     ------
     OptionError
-        A feature is named like one of these.
+        A feature is named like one of these; the batch was pruned by a history, so that layers do not follow each other.
 
     Notes
     -----
@@ -71,6 +71,8 @@ def to_data(batch: MiniBatch, input_id: torch.Tensor | None = None) -> Data:
     array, are not copied. Of other samplers the edges are copied, and what nodes draw anew in later hops is left out. Features,
     ``y`` and ``n_id`` are never copied.
     """
+    if batch.history is not None:
+        raise OptionError("history", "PyG's batches have one list of nodes, and pruned layers have not: use the blocks")
     has_weights = any(block.weight is not None for block in batch.blocks)
     check_names((*batch.features, *batch.edge_features), has_labels=batch.y is not None, has_weights=has_weights)
     edge_index, arrays, n_edges = edges_by_hop(batch.blocks)

@@ -1,0 +1,410 @@
+"""Historical embeddings: a table of rows that entered the last layer, kept so that nodes need not be expanded again (OUTRE)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from featstore.budget import Budget, Reservation
+from featstore.cache.base import get_policy
+from featstore.cache.select import top_rows
+from featstore.config import check_at_least
+from featstore.errors import BusyError, OptionError
+from featstore.sampling.batch import HistoryRows
+from featstore.sampling.batches import check_seeds
+from featstore.sampling.historical import PushTimes
+from featstore.sampling.labor import LaborSampler
+from featstore.sampling.neighbor import NeighborSampler
+
+if TYPE_CHECKING:
+    from featstore.graph.dataset import OutOfCoreGraph
+    from featstore.strategies.base import Strategy
+
+__all__ = ["BatchHistory", "History", "check_history"]
+
+HOLDER = "historical embeddings"
+POLICY = "degree"  # of the nodes, where a share of them is asked for
+SCORING_BYTES = 8  # a node of the graph, while they are chosen
+VERSION = 1
+
+
+class History:
+    """Embeddings that entered the last layer of a model, of some nodes, to be used in place of computing them again.
+
+    A loader that has a history prunes its batches. A node of the seeds' own hop that was computed in one of the last steps is not
+    expanded: neither its neighbours are drawn nor their features read. :meth:`BatchHistory.merge` puts its row in its place, and
+    keeps the rows that the batch has computed.
+
+    Parameters
+    ----------
+    dim : int
+        Width of the rows that enter the last layer.
+    nodes : float, integer array or tensor, or boolean mask
+        Which nodes may be kept: a share of all, in ``(0, 1]``, those of highest out-degree; or ids, or a mask over all nodes.
+    staleness : int
+        Steps of training for which a row is used after it was pushed; then it is computed and pushed again. 0: never, as without
+        a history. The paper counts from 1.
+    dtype : torch.dtype
+        Of the table; rows are converted.
+
+    Raises
+    ------
+    ValueError, TypeError
+        A value is out of range, or of the wrong type.
+
+    Notes
+    -----
+    The table is on the loader's device, a row a kept node. On the CPU the graph's budget counts it, from the first loader on
+    until the history is gone. Beside it the host has 24 bytes a kept node. Seeds are always computed, and pushed if they are
+    kept.
+
+    A step is a batch that was merged. What was sampled ahead for batches that never run changes nothing: leaving a loop early,
+    an error or a new epoch goes on from what was merged. Its :meth:`state_dict` belongs to the state of the training, beside the
+    model's and the loader's.
+
+    References
+    ----------
+    Sheng et al.: OUTRE, VLDB 2024, section 4.3. Fey et al.: GNNAutoScale, ICML 2021.
+
+    Examples
+    --------
+    >>> history = featstore.History(dim=256, nodes=0.2)                        # doctest: +SKIP
+    >>> loader = featstore.Loader(g, sampler, batches, history=history)        # doctest: +SKIP
+    >>> for batch in loader:                                                   # doctest: +SKIP
+    ...     h = batch.x
+    ...     for layer, block in zip(layers, batch.blocks):
+    ...         if block is batch.blocks[-1]:
+    ...             h = batch.history.merge(h)
+    ...         h = layer(h, block)
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        nodes: float | torch.Tensor | npt.NDArray[Any] | Sequence[int] = 0.2,
+        staleness: int = 100,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        check_at_least("dim", dim, 1)
+        check_at_least("staleness", staleness, 0)
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            raise TypeError(f"dtype must be a floating-point torch.dtype, not {dtype!r}")
+        if isinstance(nodes, (bool, int, str)):
+            raise TypeError(f"nodes must be a share such as 0.2, ids or a mask, not {nodes!r}")
+        if isinstance(nodes, float):
+            if not 0 < nodes <= 1:
+                raise ValueError(f"nodes must be a share above 0 and at most 1, or ids, not {nodes}")
+        else:
+            check_seeds(nodes)
+        self.dim, self.staleness, self.dtype = int(dim), int(staleness), dtype
+        self._nodes = nodes
+        self.times = PushTimes(self.staleness)
+        self._table: torch.Tensor | None = None
+        self._held: Reservation | None = None
+        self._num_nodes = -1  # of the graph, once it is known
+        self._lock = threading.Lock()
+        self._is_taken = False  # by a loader
+        self._run: object = None  # the epoch whose batches are merged
+        self._is_running = False
+        self._delivered = -1  # step of the last batch that the loop has got
+        self._n_pulled = self._n_pushed = 0
+
+    def __repr__(self) -> str:
+        nodes = self._nodes if isinstance(self._nodes, float) else f"<{len(self._nodes)} ids>"
+        return f"History(dim={self.dim}, nodes={nodes}, staleness={self.staleness}, dtype={self.dtype})"
+
+    def __len__(self) -> int:
+        """Nodes that are kept; 0 before a loader has the history."""
+        return len(self.times.nodes)
+
+    @property
+    def step(self) -> int:
+        """Batches that were merged."""
+        return self.times.step
+
+    def stats(self) -> dict[str, int]:
+        """Return ``nodes`` and ``bytes`` of the table, and how many rows were ``pulled`` and ``pushed``."""
+        n_bytes = 0 if self._table is None else self._table.nbytes
+        return {"nodes": len(self), "bytes": n_bytes, "pulled": self._n_pulled, "pushed": self._n_pushed}
+
+    # The state of training.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the kept nodes, their rows, when they were pushed, and the step; for ``torch.save`` beside the model's state.
+
+        The tensors share memory with the history: save or copy them before training goes on.
+
+        Raises
+        ------
+        ValueError
+            No loader had the history yet, so that it has no table.
+        """
+        if self._table is None:
+            raise ValueError("the history has no table yet: it gets one from its first loader")
+        nodes, pushed = torch.from_numpy(self.times.nodes), torch.from_numpy(self.times.pushed)
+        state = {"version": VERSION, "num_nodes": self._num_nodes, "step": self.times.step}
+        return state | {"nodes": nodes, "pushed": pushed, "table": self._table}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where :meth:`state_dict` stood, with the nodes that were kept then.
+
+        Raises
+        ------
+        ValueError
+            The state is of something else, of rows of another width or dtype, or of a graph of other nodes.
+        BusyError
+            An epoch of its loader is running.
+        BudgetError
+            The table is larger than the one that is there, and does not fit.
+        """
+        if state.get("version") != VERSION or "table" not in state:
+            raise ValueError(f"not a history's state: {sorted(state)}")
+        nodes, pushed, table, step = (state[name] for name in ("nodes", "pushed", "table", "step"))
+        if table.shape != (len(nodes), self.dim) or table.dtype != self.dtype:
+            raise ValueError(
+                f"the state has rows of {tuple(table.shape)[1:]} and {table.dtype}, the history of ({self.dim},) and {self.dtype}"
+            )
+        if self._num_nodes not in (-1, state["num_nodes"]):
+            raise ValueError(f"the state is of a graph of {state['num_nodes']} nodes, the loader's has {self._num_nodes}")
+        ids, when = nodes.numpy().astype(np.int64), pushed.numpy().astype(np.int64)
+        wrong = len(when) != len(ids) or bool((np.diff(ids) <= 0).any()) or bool((when >= step).any())
+        if wrong or (len(ids) and not (ids[0] >= 0 and ids[-1] < state["num_nodes"])):
+            raise ValueError("the state's nodes, steps and rows do not fit each other; was it changed after it was taken?")
+        with self._lock:
+            self._check_idle()
+            device = table.device if self._table is None else self._table.device
+            if self._held is not None:
+                self._held.resize(self._bytes(len(ids), device))
+            self._table = torch.empty_like(table, device=device).copy_(table)
+            self.times.nodes, self.times.pushed, self.times.step = ids, when, int(step)
+            self._num_nodes, self._run = int(state["num_nodes"]), None
+
+    # What the loader calls.
+
+    def attach(self, g: OutOfCoreGraph) -> None:
+        """Belong to one loader until :meth:`detach`.
+
+        Raises
+        ------
+        BusyError
+            Another loader has the history.
+        OptionError
+            Nodes are not the graph's, or its state is of another graph.
+        """
+        with self._lock:
+            if self._is_taken:
+                raise BusyError("another loader has this history: close it first, or give each loader one of its own")
+            if self._num_nodes not in (-1, g.num_nodes):
+                raise OptionError("history", f"it is of a graph of {self._num_nodes} nodes, this one has {g.num_nodes}")
+            if not isinstance(self._nodes, float):
+                try:
+                    check_seeds(self._nodes, g.num_nodes)
+                except (ValueError, IndexError) as error:
+                    raise OptionError("history", f"its nodes: {str(error).replace('seed', 'node')}") from None
+            self._is_taken = True
+
+    def detach(self) -> None:
+        """Belong to no loader; may be called again. The table stays."""
+        self._is_taken = self._is_running = False
+
+    def make(self, g: OutOfCoreGraph, device: torch.device) -> None:
+        """Have a table on ``device``, and on the CPU have it counted by the graph's budget.
+
+        Raises
+        ------
+        BudgetError
+        """
+        n = self._count(g.num_nodes) if self._table is None else len(self)
+        n_bytes = self._bytes(n, device)
+        held = self._held
+        if held is None or held.budget is not g.budget:
+            held = self._reserve(g.budget, n_bytes)
+        else:
+            held.resize(n_bytes)
+        try:
+            if self._table is None:
+                nodes = self._choose(g, n)
+                self._table = torch.zeros((n, self.dim), dtype=self.dtype, device=device)
+                self.times.nodes, self.times.pushed = nodes, np.full(n, -1)
+            elif self._table.device != device:
+                self._table = self._table.to(device)
+        except BaseException:
+            if held is not self._held:
+                held.release()
+            raise
+        if self._held is not None and held is not self._held:
+            self._held.release()
+        self._held, self._num_nodes = held, g.num_nodes
+
+    def needed_bytes(self, g: OutOfCoreGraph, device: torch.device) -> int:
+        """Return what :meth:`make` takes of the memory, that for a while included."""
+        if self._table is not None:
+            return self._bytes(len(self), device)
+        scoring = SCORING_BYTES * g.num_nodes if isinstance(self._nodes, float) else 0
+        return self._bytes(self._count(g.num_nodes), device) + scoring
+
+    def _reserve(self, budget: Budget, n_bytes: int) -> Reservation:
+        return budget.reserve(HOLDER, n_bytes, owner=self)
+
+    def _count(self, num_nodes: int) -> int:
+        if isinstance(self._nodes, float):
+            return round(self._nodes * num_nodes)
+        return len(check_seeds(self._nodes, num_nodes))
+
+    def _bytes(self, n: int, device: torch.device) -> int:
+        on_host = n * self.dim * self.dtype.itemsize if device.type == "cpu" else 0
+        return on_host + n * PushTimes.NODE_BYTES
+
+    def _choose(self, g: OutOfCoreGraph, n: int) -> npt.NDArray[np.int64]:
+        if not isinstance(self._nodes, float):
+            return np.sort(check_seeds(self._nodes, g.num_nodes).numpy())
+        with g.policy_inputs(self.dim * self.dtype.itemsize) as inputs:
+            policy: Any = get_policy(POLICY)
+            return top_rows(inputs.scores(policy), n)
+
+    def _check_idle(self) -> None:
+        if self._is_running:
+            raise BusyError("an epoch with this history is running: finish or close its iterator first")
+
+    def check_idle(self) -> None:
+        """Raise BusyError while an epoch runs: another one would be planned from the same steps."""
+        with self._lock:
+            self._check_idle()
+
+    def begin(self, run: object) -> None:
+        """Hear that an epoch begins: its batches alone are merged from now on."""
+        self._run, self._is_running, self._delivered = run, True, -1
+
+    def end(self, run: object) -> None:
+        """Hear that an epoch is over; the last batch that it has delivered may still be merged."""
+        if self._run is run:
+            self._is_running = False
+
+    def deliver(self, batch: BatchHistory) -> None:
+        """Note which batch the loop has got."""
+        self._delivered = batch.rows.step
+
+    def check_merged(self) -> None:
+        """Raise ValueError where the batch that the loop has was not merged."""
+        if self._delivered >= self.times.step:
+            raise ValueError(
+                "history: the batch before was not merged: call h = batch.history.merge(h) before the last layer of every batch, "
+                "or make the loader without history"
+            )
+
+    def merge(self, rows: HistoryRows, n_sources: int, run: object, h: torch.Tensor) -> torch.Tensor:
+        """See :meth:`BatchHistory.merge`."""
+        table, times = self._table, self.times
+        if table is None:
+            raise ValueError("the history has no table")
+        if run is not self._run:
+            raise ValueError("this batch is of an epoch that is over, and another one has begun: it cannot be merged any more")
+        if rows.step != times.step:
+            raise ValueError(
+                "this batch was merged already: merge is called once a batch"
+                if rows.step < times.step
+                else "a batch before this one was not merged"
+            )
+        n_kept = n_sources - len(rows.pull)
+        if h.ndim != 2 or tuple(h.shape) != (n_kept, self.dim):
+            raise ValueError(
+                f"merge takes what enters the last layer, of shape ({n_kept}, {self.dim}), not {tuple(h.shape)}: "
+                "the output of the layer before, a row a destination of its block"
+            )
+        if h.device != table.device:
+            raise ValueError(f"the history is on {table.device}, where its loader delivers batches, and h is on {h.device}")
+        merged = h
+        if len(rows.pull):
+            pulled = table.index_select(0, rows.pull_slots).to(h.dtype)
+            is_kept = torch.ones(n_sources, dtype=torch.bool, device=h.device).index_fill_(0, rows.pull, False)
+            kept = is_kept.nonzero().flatten()
+            merged = h.new_zeros((n_sources, self.dim)).index_copy(0, kept, h).index_copy(0, rows.pull, pulled)
+        with torch.no_grad():
+            table.index_copy_(0, rows.push_slots, merged.detach().index_select(0, rows.push).to(table.dtype))
+        times.pushed[rows.push_slots.cpu().numpy()] = rows.step
+        times.step = rows.step + 1
+        self._n_pulled += len(rows.pull)
+        self._n_pushed += len(rows.push)
+        return merged
+
+
+@dataclass(frozen=True, eq=False)
+class BatchHistory:
+    """What a batch pulls from a history and pushes to it.
+
+    Parameters
+    ----------
+    rows : HistoryRows
+        On the batch's device.
+    n_sources : int
+        Of the last block.
+    """
+
+    rows: HistoryRows
+    n_sources: int
+    _owner: History
+    _run: object
+
+    def merge(self, h: torch.Tensor) -> torch.Tensor:
+        """Return what enters the last layer, and keep what of it was computed; once a batch, before the next one is asked for.
+
+        Parameters
+        ----------
+        h : tensor, shape (n_kept, dim)
+            Rows of the destinations of the last block but one, on the loader's device.
+
+        Returns
+        -------
+        tensor, shape (n_src, dim)
+            A row a source of the last block; ``h`` itself where nothing is pulled. Gradients pass to ``h`` through computed rows;
+            pulled ones are constants.
+
+        Raises
+        ------
+        ValueError
+            ``h`` has another shape, or is on another device; the batch was merged already, or is of an epoch that is over.
+
+        Notes
+        -----
+        Rows are pushed as they are now, detached: put dropout behind it rather than before, so that no zeros are kept.
+        """
+        return self._owner.merge(self.rows, self.n_sources, self._run, h)
+
+    def map(self, move: Callable[[torch.Tensor], torch.Tensor]) -> BatchHistory:
+        """Return the same with ``move(tensor)`` in place of each tensor."""
+        return BatchHistory(self.rows.map(move), self.n_sources, self._owner, self._run)
+
+
+def check_history(history: object, strategy: Strategy, sampler: object) -> None:
+    """Raise OptionError or TypeError unless a loader with this strategy and sampler can have a history.
+
+    Parameters
+    ----------
+    sampler : Sampler
+        None where the strategy brings batches of its own.
+    """
+    if not isinstance(history, History):
+        raise TypeError(f"history must be a featstore.History, not {history!r}")
+    if sampler is None:
+        raise OptionError("history", "a pack's batches were sampled before training, whole: it goes with batches sampled now")
+    if not strategy.takes_history:
+        raise OptionError(
+            "history", f"strategy {strategy.name!r} does not say that it runs batches in their order (takes_history)"
+        )
+    name = type(sampler).__name__
+    if not isinstance(sampler, (NeighborSampler, LaborSampler)) or type(sampler) not in (NeighborSampler, LaborSampler):
+        raise OptionError(
+            "history", f"it goes with NeighborSampler and LaborSampler, whose nodes draw for themselves, not {name}"
+        )
+    if not sampler.redraw:
+        raise OptionError("history", "it needs a sampler whose nodes draw anew in every hop (redraw=True)")
+    if isinstance(sampler, LaborSampler) and sampler.importance_sampling:
+        raise OptionError("history", "with importance_sampling a node's draws depend on the others' of its hop: leave it out")
+    if len(sampler.fanouts) < 2:
+        raise OptionError("history", "it needs two hops at least: with one there is nothing to save")

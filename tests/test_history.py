@@ -1,0 +1,416 @@
+"""Historical embeddings: batches and rows against a dictionary that replays batches one by one."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gc
+import io
+import itertools
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import featstore
+import tests.pyg  # noqa: F401
+from featstore.sampling.drawn import Drawn
+from featstore.sampling.historical import PushTimes
+from tests.reference_history import PlainBatch, Replay
+from tests.whole_graph import skewed_graph
+
+from featstore.adapters.pyg import to_data  # isort: skip  # after PyG, which tests.pyg imports without its warnings
+
+N, BATCH = 300, 20
+SEEDS = np.sort(np.random.default_rng(2).choice(N, 117, replace=False))  # a last batch that is not full
+NODES = np.sort(np.random.default_rng(3).choice(N, 150, replace=False))
+STRATEGIES: dict[str, Any] = {
+    "ondemand": featstore.OnDemand(),
+    "cached": featstore.OnDemand(cache=0.2, policy="lru"),
+    "counted": featstore.OnDemand(cache=0.2, policy="frequency"),
+    "superbatch": featstore.Superbatch(cache=0.1, length=2),
+    "ginex": featstore.Ginex(cache=0.1, length=3),
+    "streamed": featstore.Streamed(cache=0.1, length=2),
+    "streamed, auto": featstore.Streamed(),
+}
+SAMPLERS: dict[str, Any] = {
+    "two hops": lambda g: featstore.NeighborSampler(g, [4, 3], seed=1),
+    "three hops": lambda g: featstore.NeighborSampler(g, [3, -1, 2], seed=1, edges=True),
+    "with replacement": lambda g: featstore.NeighborSampler(g, [3, 5], replace=True, seed=1),
+    "labor": lambda g: featstore.LaborSampler(g, [4, 3, 2], batch_dependency=3, seed=1),
+}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("history") / "g"
+    indptr, indices = skewed_graph(N, 6, hubs=[5, 9], hub_degree=90, seed=1)
+    rng = np.random.default_rng(4)
+    features, data = {"x": rng.standard_normal((N, 5)).astype(np.float32)}, {"y": rng.integers(0, 3, N)}
+    featstore.OutOfCoreGraph.create(path, indptr, indices, features, data, progress=False).close()
+    return path
+
+
+@pytest.fixture
+def g(path: Path) -> Iterator[featstore.OutOfCoreGraph]:
+    with featstore.open(path, memory="32MiB") as graph:
+        yield graph
+
+
+def make(g: featstore.OutOfCoreGraph, history: Any, sampler: str = "two hops", **options: Any) -> featstore.Loader:
+    options = {"strategy": featstore.OnDemand(), "seed": 7, **options}
+    return featstore.Loader(g, SAMPLERS[sampler](g), SEEDS, BATCH, history=history, **options)
+
+
+def history_of(staleness: int = 3, **options: Any) -> featstore.History:
+    return featstore.History(**{"dim": 2, "nodes": NODES, "staleness": staleness, "dtype": torch.float64, **options})
+
+
+class Training:
+    """A model whose embedding of a node is (node, step), beside the replay that says what every row must be."""
+
+    def __init__(self, g: featstore.OutOfCoreGraph, staleness: int = 3, sampler: str = "two hops", nodes: Any = NODES) -> None:
+        self.g, self.replay = g, Replay(SAMPLERS[sampler](g), nodes, staleness)
+        self.order = featstore.RandomBatches(SEEDS, BATCH, seed=7)
+        self.n_pulled = self.n_pushed = 0
+
+    def check(self, batch: featstore.MiniBatch, epoch: int) -> None:
+        """Compare a batch, merge it, and compare the rows."""
+        step = self.replay.step
+        plain = self.replay.batch(self.order.epoch(epoch).seeds(batch.index), epoch, batch.index)
+        same_batch(batch, plain)
+        assert torch.equal(batch.x, self.g.features["x"][batch.input_ids])
+        n_kept = batch.blocks[-2].n_dst
+        h = torch.stack([batch.input_ids[:n_kept].double(), torch.full((n_kept,), float(step), dtype=torch.float64)], 1)
+        assert batch.history is not None
+        merged = batch.history.merge(h)
+        expected = [[node, plain.pulled.get(node, step)] for node in plain.sources]
+        assert merged.tolist() == expected
+        self.n_pulled += len(plain.pulled)
+        self.n_pushed += len(plain.pushed)
+
+    def run(self, loader: featstore.Loader, epoch: int, n: int | None = None) -> None:
+        for k, batch in enumerate(loader):
+            self.check(batch, epoch)
+            if k + 1 == n:
+                break
+
+
+def same_batch(batch: featstore.MiniBatch, plain: PlainBatch) -> None:
+    assert batch.input_ids.tolist() == plain.ids
+    assert [(b.src.tolist(), b.dst.tolist(), b.n_src, b.n_dst) for b in batch.blocks] == plain.blocks
+    assert batch.history is not None
+    rows = batch.history.rows
+    assert [plain.sources[k] for k in rows.pull.tolist()] == list(plain.pulled)
+    assert [plain.sources[k] for k in rows.push.tolist()] == plain.pushed
+
+
+@pytest.mark.parametrize(
+    ("strategy", "sampler"), [*((name, "two hops") for name in STRATEGIES), *(("superbatch", name) for name in SAMPLERS)]
+)
+def test_every_row_is_the_latest_push(g: featstore.OutOfCoreGraph, strategy: str, sampler: str) -> None:
+    """Bit for bit, over epochs and superbatches, through breaks; whatever was planned beyond a break changes nothing."""
+    training = Training(g, 3, sampler)
+    with make(g, history_of(3), sampler, strategy=STRATEGIES[strategy], prefetch=3, threads=3) as loader:
+        training.run(loader, 0)
+        training.run(loader, 1, n=3)
+        training.run(loader, 2, n=1)
+        loader.set_epoch(0)  # its batches again, at later steps
+        training.run(loader, 0)
+        stats = loader.stats()["history"]
+    assert (stats["pulled"], stats["pushed"]) == (training.n_pulled, training.n_pushed)
+    assert training.n_pulled > 0
+    gc.collect()  # of a loader that lets go of its history alone
+
+
+def test_rows_are_kept_for_as_long_as_they_may_be(tmp_path: Path, path: Path) -> None:
+    """Any staleness, chunked lists, no thread beside the loop, partition batches with the lists of their macro-batches."""
+    shutil.copytree(path, tmp_path / "chunks")
+    featstore.convert(tmp_path / "chunks", "chunked", chunk_bytes=4096, progress=False)
+    for staleness in (1, 5, 1000):
+        with featstore.open(tmp_path / "chunks", memory="32MiB") as g:
+            training = Training(g, staleness)
+            with make(g, history_of(staleness), prefetch=0) as loader:
+                training.run(loader, 0)
+                training.run(loader, 1)
+            assert training.n_pulled > 0
+    with featstore.open(path, memory="32MiB") as g:
+        featstore.partition(g, 6, train_idx=SEEDS, progress=False)
+        training = Training(g, 4)
+        training.order = order = featstore.PartitionBatches(g, SEEDS, BATCH, macro=2)
+        with featstore.Loader(g, SAMPLERS["two hops"](g), order, history=history_of(4), strategy="superbatch") as loader:
+            training.run(loader, 0)
+            training.run(loader, 1)
+        assert training.n_pulled > 0
+
+
+def test_staleness_0_is_the_plain_run(g: featstore.OutOfCoreGraph) -> None:
+    plain, with_history = make(g, None, "three hops"), make(g, history_of(0), "three hops")
+    for _ in range(2):
+        for a, b in zip(plain, with_history, strict=True):
+            assert torch.equal(a.input_ids, b.input_ids)
+            assert torch.equal(a.x, b.x)
+            assert torch.equal(a.y, b.y)
+            for one, other in zip(a.blocks, b.blocks, strict=True):
+                assert (one.n_src, one.n_dst) == (other.n_src, other.n_dst)
+                assert all(torch.equal(s, t) for s, t in zip(one.tensors, other.tensors, strict=True))
+            h = torch.rand(b.blocks[-1].n_src, 2)
+            assert b.history.merge(h) is h
+    plain.close()
+    with_history.close()
+
+
+@pytest.mark.parametrize("strategy", ["ondemand", "superbatch"])
+def test_a_killed_training_goes_on_from_its_saved_state(path: Path, strategy: str) -> None:
+    """A history and a loader of another process's making, as far as anything is shared: a new graph, new objects, bytes."""
+    with featstore.open(path, memory="32MiB") as g:
+        training = Training(g)
+        history = history_of()
+        with make(g, history, strategy=STRATEGIES[strategy]) as loader:
+            training.run(loader, 0)
+            iterator = iter(loader)
+            for _ in range(2):
+                training.check(next(iterator), 1)
+            file = io.BytesIO()
+            torch.save({"loader": loader.state_dict(), "history": history.state_dict()}, file)
+            before = copy.deepcopy(training.replay.pushed), training.replay.step
+            for _ in range(2):
+                training.check(next(iterator), 1)  # lost
+            iterator.close()
+    file.seek(0)
+    saved = torch.load(file)
+    for when in ("before", "after"):
+        with featstore.open(path, memory="32MiB") as g:
+            training = Training(g)
+            training.replay.pushed, training.replay.step = copy.deepcopy(before[0]), before[1]
+            history = history_of(nodes=0.1)  # the state's nodes count
+            if when == "before":
+                history.load_state_dict(saved["history"])
+            with make(g, history, strategy=STRATEGIES[strategy]) as loader:
+                if when == "after":
+                    history.load_state_dict(saved["history"])
+                loader.load_state_dict(saved["loader"])
+                training.run(loader, 1)
+                training.run(loader, 2)
+                assert len(history) == len(NODES)
+                assert g.memory_report()["historical embeddings"] == len(NODES) * (16 + 24)
+
+
+def test_gradients_pass_through_computed_rows_alone(g: featstore.OutOfCoreGraph) -> None:
+    with make(g, history_of(1000)) as loader:
+        for k, batch in enumerate(loader):
+            rows, n_src = batch.history.rows, batch.history.n_sources
+            n_kept = batch.blocks[-2].n_dst
+            h = torch.rand(n_kept, 2, dtype=torch.float64, requires_grad=True)
+            before = loader._history._table.clone()
+            merged = batch.history.merge(h * 2)
+            weight = torch.rand(n_src, 2, dtype=torch.float64)
+            (merged * weight).sum().backward()
+            kept = torch.tensor([i for i in range(n_src) if i not in set(rows.pull.tolist())])
+            assert torch.equal(h.grad, 2 * weight[kept])
+            assert torch.equal(merged[kept], h * 2)
+            assert torch.equal(merged[rows.pull], before[rows.pull_slots])
+            table = loader._history._table
+            assert not table.requires_grad
+            assert torch.equal(table[rows.push_slots], merged.detach()[rows.push])
+            others = torch.ones(len(table), dtype=torch.bool)
+            others[rows.push_slots] = False
+            assert torch.equal(table[others], before[others])
+            assert k == 0 or len(rows.pull)
+
+
+def test_rows_of_another_dtype_are_converted(g: featstore.OutOfCoreGraph) -> None:
+    with make(g, history_of(1000, dtype=torch.float16)) as loader:
+        for batch in loader:
+            merged = batch.history.merge(torch.full((batch.blocks[-2].n_dst, 2), 1 / 3))
+            assert merged.dtype == torch.float32
+            pulled = merged[batch.history.rows.pull]
+            assert torch.equal(pulled, torch.full_like(pulled, 1 / 3).half().float())
+
+
+def test_what_a_loop_must_not_do(g: featstore.OutOfCoreGraph) -> None:
+    with make(g, history_of()) as loader:
+        batch = next(iter(loader))
+        n = batch.blocks[-2].n_dst
+        for wrong in (torch.zeros(n, 3), torch.zeros(n + 1, 2), torch.zeros(n)):
+            with pytest.raises(ValueError, match=rf"of shape \({n}, 2\), not"):
+                batch.history.merge(wrong)
+        with pytest.raises(ValueError, match="is on cpu, where its loader"):
+            batch.history.merge(torch.zeros(n, 2, device="meta"))
+        batch.history.merge(torch.zeros(n, 2))
+        with pytest.raises(ValueError, match="merged already"):
+            batch.history.merge(torch.zeros(n, 2))
+        iterator = iter(loader)
+        old = next(iterator)
+        with pytest.raises(ValueError, match="the batch before was not merged"):
+            next(iterator)
+        with pytest.raises(StopIteration):
+            next(iterator)
+        running = iter(loader)
+        next(running)
+        with pytest.raises(ValueError, match="another one has begun"):
+            old.history.merge(torch.zeros(old.blocks[-2].n_dst, 2))
+        with pytest.raises(featstore.BusyError, match="an epoch with this history is running"):
+            next(iter(loader))
+        with pytest.raises(featstore.BusyError, match="is running"):
+            loader._history.load_state_dict(loader._history.state_dict())
+        with pytest.raises(featstore.BusyError, match="another loader has this history"):
+            make(g, loader._history)
+        running.close()
+        numbers = []
+        with pytest.raises(ValueError, match="the batch before was not merged"):  # at the end of an epoch, too
+            for one in loader:
+                numbers.append(one.index)
+                if one.index < len(loader) - 1:
+                    one.history.merge(torch.zeros(one.blocks[-2].n_dst, 2))
+        assert numbers == list(range(len(loader)))
+
+
+def refused(g: featstore.OutOfCoreGraph, match: str, history: Any = None, **options: Any) -> None:
+    """Assert that a loader is refused, and that it leaves nothing behind."""
+    history = history_of() if history is None else history
+    options = {"sampler": SAMPLERS["two hops"](g), "seeds": SEEDS, "batch_size": BATCH, **options}
+    before = g.memory_report()
+    for _ in range(2):  # not BusyError
+        with pytest.raises(featstore.OptionError, match=match) as caught:
+            featstore.Loader(g, history=history, **options)
+        assert caught.value.option == "history"
+    assert g.memory_report() == before
+
+
+class Reversed(featstore.OnDemand):
+    takes_history = False
+
+
+def test_what_does_not_go_with_a_history(g: featstore.OutOfCoreGraph, tmp_path: Path) -> None:
+    refused(g, "two hops at least", sampler=featstore.NeighborSampler(g, [4]))
+    refused(g, r"redraw=True", sampler=featstore.NeighborSampler(g, [4, 3], redraw=False))
+    refused(g, "importance_sampling", sampler=featstore.LaborSampler(g, [4, 3], importance_sampling=1))
+    refused(g, "not LayerSampler", sampler=featstore.LayerSampler(g, [20, 30]))
+    refused(g, "not ShadowSampler", sampler=featstore.ShadowSampler(g, [4, 3]))
+    refused(g, "not EpochSampler", sampler=featstore.EpochSampler(g, [4, 3]))
+    refused(g, "whose nodes draw for themselves", sampler=lambda seeds: None)
+    refused(g, "strategy 'Reversed' does not say", strategy=Reversed())
+    refused(g, "strategy 'auto' does not say", strategy="auto")
+    refused(g, "its nodes: node 300 at position 0 is not a node", history=history_of(nodes=[N]))
+    with featstore.sample_offline(g, SAMPLERS["two hops"](g), SEEDS, BATCH, path=tmp_path / "pack") as pack:
+        refused(g, "a pack's batches", sampler=None, seeds=None, batch_size=None, strategy=featstore.Packed(pack))
+    with pytest.raises(TypeError, match=r"must be a featstore.History, not 'yes'"):
+        make(g, "yes")
+    with make(g, history_of()) as loader, pytest.raises(featstore.OptionError, match="history"):
+        to_data(next(iter(loader)))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"dim": 0},
+        {"dim": 1.5},
+        {"staleness": -1},
+        {"staleness": True},
+        {"dtype": torch.int64},
+        {"dtype": "float32"},
+        {"nodes": 0.0},
+        {"nodes": 1.5},
+        {"nodes": float("nan")},
+        {"nodes": 5},
+        {"nodes": "auto"},
+        {"nodes": [1, 1]},
+        {"nodes": [-1]},
+        {"nodes": [0.5]},
+    ],
+)
+def test_wrong_options(wrong: dict[str, Any]) -> None:
+    with pytest.raises((ValueError, TypeError, IndexError)):
+        history_of(**wrong)
+
+
+def test_wrong_states(g: featstore.OutOfCoreGraph) -> None:
+    history = history_of()
+    with pytest.raises(ValueError, match="no table yet"):
+        history.state_dict()
+    with make(g, history) as loader:
+        Training(g).run(loader, 0)
+    good = copy.deepcopy(history.state_dict())
+    for wrong, match in [
+        ({"version": 2}, "not a history's state"),
+        ({"num_nodes": N + 1}, "of a graph of 301 nodes"),
+        ({"table": good["table"][:, :1]}, r"rows of \(1,\)"),
+        ({"table": good["table"].float()}, "float32"),
+        ({"step": 1}, "do not fit each other"),
+        ({"nodes": good["nodes"].flip(0)}, "do not fit each other"),
+        ({"pushed": good["pushed"][1:]}, "do not fit each other"),
+    ]:
+        with pytest.raises(ValueError, match=match):
+            history.load_state_dict({**good, **wrong})
+    assert history.step == 6  # as before
+    assert all(torch.equal(good[name], history.state_dict()[name]) for name in ("nodes", "pushed", "table"))
+
+
+def test_the_table_is_in_the_budget(path: Path) -> None:
+    """From the first loader on, until the history is gone; an error names what suffices."""
+    history = history_of(dim=5_000, nodes=1.0)
+    with featstore.open(path, memory="3MiB") as g:
+        with pytest.raises(featstore.BudgetError) as caught:
+            make(g, history)
+        assert "historical embeddings" not in g.memory_report()
+        needed = caught.value.needed
+    assert needed is not None
+    with featstore.open(path, memory=needed) as g:
+        training = Training(g, nodes=range(N))
+        with make(g, history) as loader:
+            for batch in loader:
+                batch.history.merge(torch.zeros(batch.blocks[-2].n_dst, 5_000))
+            assert g.memory_report()["historical embeddings"] == N * (5_000 * 8 + 24)
+        assert training.replay.step == 0
+        make(g, history).close()  # the next loader has it as it is
+        assert history.step == 6
+        del loader, history, batch, caught
+        gc.collect()
+        assert "historical embeddings" not in g.memory_report()
+
+
+def test_the_nodes_of_a_share_are_those_of_highest_degree(g: featstore.OutOfCoreGraph) -> None:
+    history = history_of(nodes=0.1)
+    with make(g, history), g.policy_inputs(4) as inputs:
+        degree = inputs.context.out_degree
+        nodes = history.times.nodes
+        assert len(history) == 30
+        assert degree[nodes].min() >= np.delete(degree, nodes).max()
+        assert bool((np.diff(nodes) > 0).all())
+
+
+def test_batches_are_the_same_in_any_order_and_on_threads(g: featstore.OutOfCoreGraph) -> None:
+    """Asked for again, out of order, by many threads, and after an error in the middle of a decision."""
+    sampler, order = SAMPLERS["three hops"](g), featstore.RandomBatches(SEEDS, BATCH, seed=7)
+    replay, times = Replay(sampler, NODES, 3), PushTimes(3)
+    times.nodes, times.pushed = NODES, np.full(len(NODES), -1)
+    expected = [replay.batch(order.epoch(0).seeds(k), 0, k) for k in range(len(order))]
+    turns = Drawn(sampler, order, None, times).epoch(0).in_turn(0, None, len(order))
+    sources, calls = sampler.sources, itertools.count()
+
+    def failing(*args: Any, **more: Any) -> Any:
+        if next(calls) % 2:
+            raise featstore.BudgetError("not now")
+        return sources(*args, **more)
+
+    sampler.sources = failing
+    positions = [4, 1, 0, 5, 5, 2, 3, 0]
+    with ThreadPoolExecutor(4) as pool:
+
+        def sample(position: int) -> featstore.SampledBatch:
+            while True:
+                with contextlib.suppress(featstore.BudgetError):
+                    return turns.sample(position)
+
+        found = list(pool.map(sample, positions))
+    for position, sampled in zip(positions, found, strict=True):
+        assert sampled.input_ids.tolist() == expected[position].ids
+        assert sampled.history.step == position
+    turns.close()
+    assert "history decisions" not in g.memory_report()
