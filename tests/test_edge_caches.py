@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import featstore
+from featstore.cache.belady import Belady
+from featstore.cache.lru import LRU
 from tests.test_edge_features import FORMS, SAMPLERS, E, N, check, make
 from tests.test_reader import kernel_bytes
 
@@ -59,6 +62,40 @@ def test_on_demand(graph: featstore.OutOfCoreGraph, policy: str, sampler: str) -
     assert not any("edge feature" in holder for holder in graph.memory_report())
 
 
+PLANNED = {"superbatch": featstore.Superbatch, "ginex": featstore.Ginex, "streamed": featstore.Streamed}
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("strategy", PLANNED)
+def test_planned(graph: featstore.OutOfCoreGraph, strategy: str, sampler: str) -> None:
+    without = load(graph, PLANNED[strategy](length=3), sampler)
+    with_cache = load(graph, PLANNED[strategy](length=3, edge_cache=0.5), sampler)
+    if sampler == "all":  # of one hop: an epoch comes to each edge once
+        assert with_cache["rows_loaded"] == without["rows_loaded"] == 2 * 2 * E
+        return
+    assert with_cache["rows_loaded"] < without["rows_loaded"]
+    for name in ("w", "kind"):
+        cache = graph.edge_features[name].cache
+        assert cache is not None
+        assert cache.stats()["hits"] > 0
+        assert graph.memory_report()[f"cache of edge feature '{name}'"] >= cache.nbytes
+    assert not os.path.exists(f"{graph.path}.runs") or not os.listdir(f"{graph.path}.runs")
+
+
+@pytest.mark.parametrize("share", [0.05, 0.3, 1.0])
+@pytest.mark.parametrize("sampler", ["neighbor", "all", "by layers"])
+def test_plans_load_what_belady_loads(graph: featstore.OutOfCoreGraph, sampler: str, share: float) -> None:
+    """An epoch in one superbatch loads each feature's rows as the simulation of the batches' distinct edges does."""
+    with featstore.Loader(graph, SAMPLERS[sampler](graph), torch.arange(N), 70, labels=None) as loader:
+        trace = [np.unique(np.concatenate([block.edge_pos.numpy() for block in batch.blocks])) for batch in loader]
+    expected = int(featstore.simulate(trace, round(share * E), policy="belady").sum())
+    options = {"edge_features": ["w", "kind"], "labels": None, "strategy": featstore.Superbatch(edge_cache=share)}
+    with featstore.Loader(graph, SAMPLERS[sampler](graph), torch.arange(N), 70, **options) as loader:
+        for batch in loader:
+            check(batch)
+        assert loader.stats()["edge_features"]["rows_loaded"] == 2 * expected
+
+
 def test_all_edges_fit(graph: featstore.OutOfCoreGraph) -> None:
     """Each edge is read once, whatever the number of batches and blocks that have it."""
     with featstore.Loader(graph, SAMPLERS["all"](graph), torch.arange(N), 70, labels=None) as loader:
@@ -70,6 +107,16 @@ def test_all_edges_fit(graph: featstore.OutOfCoreGraph) -> None:
 @given(st.sampled_from(ONLINE), st.floats(0.001, 1), st.sampled_from(sorted(SAMPLERS)), st.integers(0, 3), st.integers(1, 3))
 def test_any_size(graph: featstore.OutOfCoreGraph, policy: str, share: float, sampler: str, prefetch: int, threads: int) -> None:
     load(graph, featstore.OnDemand(edge_cache=share, edge_policy=policy), sampler, prefetch=prefetch, threads=threads)
+
+
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.sampled_from(sorted(PLANNED)), st.floats(0.001, 1), st.sampled_from(sorted(SAMPLERS)), st.integers(0, 3), st.integers(1, 6)
+)
+def test_any_size_planned(
+    graph: featstore.OutOfCoreGraph, strategy: str, share: float, sampler: str, prefetch: int, length: int
+) -> None:
+    load(graph, PLANNED[strategy](edge_cache=share, length=length), sampler, prefetch=prefetch)
 
 
 def test_bytes_are_those_that_the_kernel_read(tmp_path: Path) -> None:
@@ -101,8 +148,6 @@ def test_bytes_are_those_that_the_kernel_read(tmp_path: Path) -> None:
 
 
 def test_an_instance_of_a_policy_serves_one_cache(graph: featstore.OutOfCoreGraph) -> None:
-    from featstore.cache.lru import LRU
-
     strategy = featstore.OnDemand(edge_cache=0.1, edge_policy=LRU())
     options = {"labels": None, "strategy": strategy}
     sampler = SAMPLERS["neighbor"](graph)
@@ -117,6 +162,34 @@ def test_an_instance_of_a_policy_serves_one_cache(graph: featstore.OutOfCoreGrap
 def test_refused(options: dict[str, Any], match: str) -> None:
     with pytest.raises(featstore.OptionError, match=match):
         featstore.OnDemand(**options)
+
+
+@pytest.mark.parametrize("strategy", PLANNED.values())
+def test_policies_that_plan_no_edges(strategy: type[featstore.Superbatch]) -> None:
+    for policy, match in (("degree", "scores of a static policy are of nodes"), (Belady(), "a policy instance plans one cache")):
+        with pytest.raises(featstore.OptionError, match=match):
+            strategy(edge_cache=0.1, policy=policy)
+
+
+def test_a_loop_that_ends_early_and_another_loader(graph: featstore.OutOfCoreGraph) -> None:
+    strategy = featstore.Superbatch(edge_cache=0.4, length=2)
+    options = {"edge_features": ["w", "kind"], "labels": None, "strategy": strategy}
+    sampler = SAMPLERS["neighbor"](graph)
+    with featstore.Loader(graph, sampler, torch.arange(N), 70, **options) as loader:
+        running = iter(loader)
+        check(next(running))
+        with featstore.Loader(graph, sampler, torch.arange(N), 70, labels=None, features=[], edge_features="w") as other:
+            for batch in other:  # through the cache that the first loader plans
+                check(batch, ("w",))
+        with pytest.raises(featstore.BusyError):
+            featstore.Loader(graph, sampler, torch.arange(N), 70, **{**options, "features": []})
+        check(next(running))
+        running.close()
+        for batch in loader:
+            check(batch)
+        load(graph, featstore.OnDemand(edge_cache=0.2))  # takes the caches' place
+        for batch in loader:
+            check(batch)
 
 
 def test_a_cache_beyond_the_memory(graph: featstore.OutOfCoreGraph, tmp_path: Path) -> None:
@@ -141,3 +214,39 @@ def test_a_cache_beyond_the_memory(graph: featstore.OutOfCoreGraph, tmp_path: Pa
             for batch in loader:
                 np.testing.assert_array_equal(batch.edge_features["w"][0], rows[batch.blocks[0].edge_pos])
         assert g.budget.peak <= needed
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("wide") / "g"
+    make(path, edge_features={"w": np.random.default_rng(0).random((E, 300), dtype=np.float32)}).close()
+    return path
+
+
+@pytest.mark.filterwarnings("ignore:strategy 'streamed':featstore.PerformanceWarning")
+@pytest.mark.parametrize("kib", [1500, 4000, 9000, 20_000])
+@pytest.mark.parametrize("strategy", ["ondemand", *PLANNED])
+def test_whatever_the_memory(wide: Path, strategy: str, kib: int) -> None:
+    """Batches come, the same, in the memory that is given or else in that which an error names; and never more is held."""
+    kinds = {"ondemand": featstore.OnDemand, **PLANNED}
+    chosen = kinds[strategy](cache="auto", edge_cache=0.2)
+    rows = np.random.default_rng(0).random((E, 300), dtype=np.float32)
+    memory = kib << 10
+    for _ in range(3):
+        try:
+            with featstore.open(wide, memory=memory, backend="pread", threads=1) as g:
+                sampler = featstore.NeighborSampler(g, [4, 3], seed=2, edges=True)
+                options = {"labels": None, "edge_features": "w", "strategy": chosen, "prefetch": 1}
+                with featstore.Loader(g, sampler, torch.arange(N), 70, **options) as loader:
+                    for _ in range(2):
+                        for batch in loader:
+                            for block, found in zip(batch.blocks, batch.edge_features["w"], strict=True):
+                                np.testing.assert_array_equal(found, rows[block.edge_pos])
+                            del block, found, batch
+                assert g.budget.peak <= memory
+                return
+        except featstore.BudgetError as error:
+            assert error.needed is not None, error
+            assert error.needed > memory, error
+            memory = error.needed
+    raise AssertionError(f"{memory} bytes, which an error named, do not do either")

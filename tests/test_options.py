@@ -31,7 +31,7 @@ TABLE = """
     option    ondemand  superbatch  ginex  streamed  packed  auto
     cache     yes       yes         yes    yes       yes     yes
     policy    yes       yes         yes    yes       yes     no
-    edge_cache  yes     no          no     no        no      no
+    edge_cache  yes     yes         yes    yes       no      no
     edge_policy  yes    no          no     no        no      no
     length    no        yes         yes    yes       yes     no
     disk      no        yes         yes    yes       yes     yes
