@@ -31,6 +31,8 @@ TABLE = """
     option    ondemand  superbatch  ginex  streamed  packed  auto
     cache     yes       yes         yes    yes       yes     yes
     policy    yes       yes         yes    yes       yes     no
+    edge_cache  yes     yes         yes    yes       no      no
+    edge_policy  yes    no          no     no        no      no
     length    no        yes         yes    yes       yes     no
     disk      no        yes         yes    yes       yes     yes
     run_dir   no        yes         yes    yes       no      yes
@@ -40,10 +42,11 @@ TABLE = """
 _ROWS = [line.split() for line in TABLE.strip().splitlines()]
 TAKES = {(row[0], name): word == "yes" for row in _ROWS[1:] for name, word in zip(_ROWS[0][1:], row[1:], strict=True)}
 OPTIONS = sorted({option for option, _ in TAKES})
-VALUES: dict[str, Any] = {"cache": 0.1, "length": 3, "disk": "50MB", "epochs": 2}
+VALUES: dict[str, Any] = {"cache": 0.1, "edge_cache": 0.1, "edge_policy": "lru", "length": 3, "disk": "50MB", "epochs": 2}
 COMMAND = {
     "cache": ["--cache", "10%"],
     "policy": ["--policy", "belady"],
+    "edge_cache": ["--edge-cache", "10%"],
     "length": ["--length", "3"],
     "disk": ["--disk", "50MB"],
     "run_dir": ["--run-dir", "runs"],
@@ -85,6 +88,8 @@ def g(dataset: Path) -> Iterator[featstore.OutOfCoreGraph]:
 def made(g: featstore.OutOfCoreGraph, strategy: str, options: dict[str, Any], **loader: Any) -> featstore.Loader:
     """A loader of a strategy with its samples: a pack's where it runs one."""
     options = {"cache": 0.1, **options}
+    if "edge_policy" in options:
+        options.setdefault("edge_cache", 0.1)
     if strategy == "packed":
         options.setdefault("pack", f"{g.path}.pack")
     if "pack" not in options:
@@ -176,6 +181,8 @@ WRONG_OPTIONS: dict[str, list[Any]] = {
     "pack": [5, "/nope", ["p"]],
     "epochs": [0, -1, 1.5, True, "2"],
     "cache": ["garbage", -1, 1.5, -0.1, float("nan"), True, [1]],
+    "edge_cache": ["auto", "garbage", -1, 1.5, -0.1, float("nan"), True, [1]],
+    "edge_policy": ["degree", "belady", 5, "nope", object, ""],
 }
 WRONG: dict[str, list[Any]] = {
     "device_cache": ["fast", -1, 1.5, -0.1, float("nan"), True],

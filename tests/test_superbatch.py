@@ -19,7 +19,7 @@ import featstore
 from featstore.budget import Budget
 from featstore.cache.belady import Belady
 from featstore.cache.planned import PlannedBatch, Window
-from featstore.plan import samples, superbatches
+from featstore.plan import planmemory, samples, superbatches
 from featstore.plan.samples import SampleFile
 from featstore.plan.simulate import simulate
 from featstore.plan.trace import record
@@ -275,9 +275,9 @@ def test_spilled_next_positions_give_the_same_batches(
     options = {"strategy": "superbatch", "superbatch": 7, "feature_cache": 0.05, "run_dir": tmp_path / "runs"} | options
     _, in_memory = batches(dataset, **options)
     spills = []
-    spill, decide = superbatches.Spill.__init__, superbatches.SuperbatchInspector._must_spill
+    spill, decide = superbatches.Spill.__init__, superbatches.must_spill
     monkeypatch.setattr(superbatches.Spill, "__init__", lambda self, *given: (spills.append(given), spill(self, *given))[1])
-    monkeypatch.setattr(superbatches.SuperbatchInspector, "_must_spill", lambda self, *given: (decide(self, *given), True)[1])
+    monkeypatch.setattr(superbatches, "must_spill", lambda *given: (decide(*given), True)[1])
     found, stats = batches(dataset, **options)
     assert len(spills) == 2 * -(-25 // options["superbatch"])
     assert same(found, ondemand)
@@ -313,11 +313,11 @@ def test_a_window_beyond_the_planners_share_is_spilled(tmp_path: Path, monkeypat
                 lengths = np.array([len(ids) for ids, _ in found[memory]])
                 size = (N, int(lengths.sum()), int(lengths[:50].sum()), int(lengths.max()))
                 slots = round(0.05 * N)
-                needed = superbatches.planning_bytes(*size, capacity=slots)
-                is_spilled = superbatches.planning_bytes(*size, capacity=0) > g.budget.total // superbatches.PLANNER_SHARE
+                needed = planmemory.planning_bytes(*size, capacity=slots)
+                is_spilled = planmemory.planning_bytes(*size, capacity=0) > g.budget.total // planmemory.PLANNER_SHARE
                 held = g.memory_report()["planner"]
                 assert (held < needed) == is_spilled
-                assert held >= superbatches.planning_bytes(*size, capacity=slots, spilled=is_spilled)
+                assert held >= planmemory.planning_bytes(*size, capacity=slots, spilled=is_spilled)
             assert g.budget.peak <= g.budget.total
         assert len(spills) == (0 if memory == "8MB" else 2)
     assert is_spilled
@@ -327,7 +327,7 @@ def test_a_window_beyond_the_planners_share_is_spilled(tmp_path: Path, monkeypat
 
 
 def test_a_full_disk_in_a_spill_is_the_loops_error(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(superbatches.SuperbatchInspector, "_must_spill", lambda *_: True)
+    monkeypatch.setattr(superbatches, "must_spill", lambda *_: True)
     append = superbatches.SectionWriter.append
 
     def full(self: Any, array: Any) -> int:
@@ -387,7 +387,7 @@ def test_ids_are_read_twice_at_most(dataset: Path, kind: str, monkeypatch: pytes
     monkeypatch.setattr(SectionFile, "run", counting)
     monkeypatch.setattr(SampleFile, "__init__", making)
     if kind == "spilled":
-        monkeypatch.setattr(superbatches.SuperbatchInspector, "_must_spill", lambda self, *given: True)
+        monkeypatch.setattr(superbatches, "must_spill", lambda *given: True)
     if kind == "without memory":
         monkeypatch.setattr(samples, "FREE_SHARE", 1)
     strategy = "streamed" if kind == "streamed" else "superbatch"

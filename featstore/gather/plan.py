@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Addresses", "BatchPlan", "Changeset", "DeviceRows", "Part", "Tier"]
+__all__ = ["Addresses", "BatchPlan", "Changeset", "DeviceRows", "EdgePlan", "Part", "Tier"]
 
 Int64s = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
@@ -134,3 +134,22 @@ class BatchPlan:
             raise ValueError(f"{n_rows} rows were read ahead for a plan that misses {missed}")
         moved = (Part(Tier.AHEAD, range(n_rows), part.positions) if part.tier == Tier.BASE else part for part in self.parts)
         return replace(self, parts=tuple(moved))
+
+
+@dataclass(frozen=True, slots=True)
+class EdgePlan:
+    """By which plan the rows of a batch's edges are gathered, each row once.
+
+    Parameters
+    ----------
+    ids : int64 array, shape (n,)
+        Distinct numbers of edges.
+    places : int32 array, shape (k,)
+        Index in ``ids`` of each edge of the blocks, one block after the other; empty where ``ids`` are these already.
+    plan : BatchPlan
+        Of ``ids``.
+    """
+
+    ids: Int64s
+    places: Int32s
+    plan: BatchPlan

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from featstore.budget import Budget, Reservation
+from featstore.cache.base import OnlinePolicy
 from featstore.cache.table import FeatureCache
 from featstore.config import Options
 from featstore.errors import BusyError, ClosedError
@@ -61,6 +62,7 @@ class Opened(ABC):
 
     num_nodes: int
     features: Mapping[str, FeatureStore]
+    edge_features: Mapping[str, FeatureStore]
     node_data: Mapping[str, torch.Tensor]
 
     def __init__(self, path: str, options: Options) -> None:
@@ -118,7 +120,16 @@ class Opened(ABC):
 
     # -- caches ------------------------------------------------------------------------------------------------------------------
 
-    def cache_for_planner(self, name: str, capacity: int, budget: Budget | None = None, *, on_loan: bool = False) -> None:
+    def cache_for_planner(
+        self,
+        name: str,
+        capacity: int,
+        budget: Budget | None = None,
+        *,
+        on_loan: bool = False,
+        of_edges: bool = False,
+        policy: OnlinePolicy | None = None,
+    ) -> None:
         """Give a feature an empty cache of ``capacity`` rows that follows batch plans, instead of any earlier; loaders call this.
 
         Parameters
@@ -129,17 +140,22 @@ class Opened(ABC):
             Counts the cache; a share of the graph's that the caller holds. The graph's own by default.
         on_loan : bool
             The budget may take its memory back.
+        of_edges : bool
+            The feature is one of edges.
+        policy : OnlinePolicy, optional
+            It decides what is cached, in place of plans.
 
         Raises
         ------
         BudgetError, KeyError
             As :meth:`~featstore.OutOfCoreGraph.cache`.
         """
-        store = self.features[name]
+        store = (self.edge_features if of_edges else self.features)[name]
+        holder = f"cache of {'edge feature ' * of_edges}{name!r}"
         budget = self.budget if budget is None else budget
         with self.locked():
             self._drop_cache(store)
-            cache = FeatureCache(capacity, store.row_bytes, len(store), None, budget=budget, name=f"cache of {name!r}")
+            cache = FeatureCache(capacity, store.row_bytes, len(store), policy, budget=budget, name=holder)
             if on_loan:
                 cache.lend()
             store.use_cache(cache)

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 
-from featstore.errors import PluginError
+from featstore._core.rows import copy_rows
 from featstore.gather.buffers import BufferPool
 from featstore.gather.executor import Tally
+from featstore.gather.plan import EdgePlan
 from featstore.graph.feature import FeatureStore
 from featstore.sampling.batch import Block
+from featstore.sampling.numbered import are_one_array, edge_numbers
 
-__all__ = ["edge_rows", "gather_edges"]
-
-
-def edge_rows(blocks: tuple[Block, ...]) -> int:
-    """Return how many rows of an edge feature :func:`gather_edges` reads into memory for these blocks."""
-    sizes = [len(block.src) for block in blocks]
-    return max(sizes, default=0) if _is_one_array(blocks) else sum(sizes)
+__all__ = ["gather_edges"]
 
 
-def _is_one_array(blocks: tuple[Block, ...]) -> bool:
-    """Whether each block begins with the edges of the next inner one, in the same memory: nodes draw once."""
-    first = None if not blocks or blocks[0].edge_pos is None else blocks[0].edge_pos.data_ptr()
-    return first is not None and all(block.edge_pos is not None and block.edge_pos.data_ptr() == first for block in blocks)
-
-
-def gather_edges(store: FeatureStore, blocks: tuple[Block, ...], pool: BufferPool, tally: Tally) -> tuple[torch.Tensor, ...]:
+def gather_edges(
+    store: FeatureStore, blocks: tuple[Block, ...], pool: BufferPool, tally: Tally, planned: EdgePlan | None = None
+) -> tuple[torch.Tensor, ...]:
     """Return the rows of each block's edges, in their order.
 
     Parameters
@@ -36,38 +30,42 @@ def gather_edges(store: FeatureStore, blocks: tuple[Block, ...], pool: BufferPoo
     blocks : tuple of Block
         With ``edge_pos``.
     pool : BufferPool
-        Holds the numbers of all edges meanwhile.
+        Holds the numbers of all edges meanwhile, and the rows of distinct ones where a plan has others in their place.
     tally : Tally
         Gets what was read.
+    planned : EdgePlan, optional
+        By which plan; without, the store makes one.
 
     Raises
     ------
     PluginError
         A block has no ``edge_pos``, or one that is no edge's number.
     CorruptionError, OSError, BudgetError, ClosedError
-        See :meth:`FeatureStore.gather`.
+        See :meth:`FeatureStore.gather`. After a BudgetError without a plan the call may be repeated.
 
     Notes
     -----
     One gather: a page that edges of several blocks share is read once. The tensors share memory.
     """
-    positions = [block.edge_pos for block in blocks if block.edge_pos is not None]
-    if len(positions) < len(blocks):
-        raise PluginError(
-            f"edge feature {store.name!r} needs the numbers of edges, and the sampler gave no edge_pos: make it with edges=True"
-        )
-    if not positions:
+    if not blocks:
         return ()
-    if _is_one_array(blocks):
-        ids = positions[0]
+    if planned is None:
+        ids = edge_numbers(blocks, len(store), pool.array)
+        rows = store.gather(torch.from_numpy(ids), tally=tally)
+    elif not len(planned.places):
+        rows = store.gather(torch.from_numpy(planned.ids), planned.plan, tally=tally)
     else:
-        ids = pool.tensor((sum(map(len, positions)),), torch.int64)
-        np.concatenate([each.numpy() for each in positions], out=ids.numpy())
-    array = ids.numpy()
-    if len(array) and (int(array.min()) < 0 or int(array.max()) >= len(store)):
-        raise PluginError(f"a sampler returned an edge_pos beyond the {len(store)} edges of the graph")
-    rows = store.gather(ids, tally=tally)
-    if _is_one_array(blocks):
-        return tuple(rows[: len(each)] for each in positions)
-    ends = np.cumsum([len(each) for each in positions]).tolist()
-    return tuple(rows[end - len(each) : end] for each, end in zip(positions, ends, strict=True))
+        rows = pool.tensor((len(planned.places), *store.shape[1:]), store.dtype)  # before the plan has run: it runs once
+        found = store.gather(torch.from_numpy(planned.ids), planned.plan, tally=tally)
+        copy_rows(_bytes(found), planned.places, _bytes(rows), None)
+    sizes = [len(block.src) for block in blocks]
+    if planned is None and are_one_array(blocks):
+        return tuple(rows[:size] for size in sizes)
+    ends = np.cumsum(sizes).tolist()
+    return tuple(rows[end - size : end] for end, size in zip(ends, sizes, strict=True))
+
+
+def _bytes(rows: torch.Tensor) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
+    """View rows as bytes."""
+    width = rows.dtype.itemsize * math.prod(rows.shape[1:])
+    return rows.as_strided((rows.numel(),), (1,)).view(torch.uint8).numpy().reshape(-1, width)

@@ -15,12 +15,13 @@ from featstore.errors import BudgetError, ClosedError
 from featstore.gather.device import Apart, DeviceArray
 from featstore.gather.executor import Tally
 from featstore.gather.plan import BatchPlan, DeviceRows, Tier
-from featstore.load.edges import edge_rows, gather_edges
+from featstore.load.edges import gather_edges
 from featstore.load.history import BatchHistory, History
 from featstore.load.minibatch import Held, MiniBatch
 from featstore.load.transfer import Assembled, HandOver, host_rows
 from featstore.load.waiting import Waiting
 from featstore.pack.packgraph import PackedGraph
+from featstore.sampling.numbered import n_edge_rows
 from featstore.storage.rowfile import ReadStats
 from featstore.strategies.base import EpochRun, Prepared
 from featstore.strategies.counters import Overlap
@@ -184,7 +185,7 @@ class Stages:
         n_rows = len(sampled.input_ids)
         parts = {name: self._device_part(plans.get(name), item) for name in self._row_bytes}
         sizes = {name: host_rows(n_rows, parts[name], self._setup.device) * width for name, width in self._row_bytes.items()}
-        edge_bytes = edge_rows(sampled.blocks) * sum(self._edge_row_bytes.values())
+        edge_bytes = n_edge_rows(sampled.blocks) * sum(self._edge_row_bytes.values())
         n_bytes = sum(sizes.values()) + edge_bytes
         budget = self._limit
         try:
@@ -235,7 +236,8 @@ class Stages:
                 tally = Tally()
                 try:
                     with self.watch.time("edges"):
-                        item.edge_features[name] = gather_edges(self._g.edge_features[name], blocks, self._g.pool, tally)
+                        store, planned = self._g.edge_features[name], item.prepared.edges
+                        item.edge_features[name] = gather_edges(store, blocks, self._g.pool, tally, planned)
                 finally:
                     setup.edge_reads.add(tally.read)
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore.cache.devicetier import DeviceTier
+from featstore.plan.edgetrace import EdgeTrace
 from featstore.plan.overlapped import Packed
 from featstore.plan.planfile import PlanFile
 from featstore.plan.samples import SampleFile
@@ -33,12 +34,18 @@ class SampledSuperbatch:
         Extents of the rows that are missed.
     tier : DeviceTier, optional
         What the device held as it was planned.
+    edges : EdgeTrace, optional
+        Each batch's edges, where the caches of edge features are planned.
+    edge_plans : PlanFile, optional
+        Of them.
     """
 
     samples: SampleFile
     plans: PlanFile | None = None
     packed: Packed | None = None
     tier: DeviceTier | None = None
+    edges: EdgeTrace | None = None
+    edge_plans: PlanFile | None = None
 
     def ids(self, number: int, array: Callable[..., npt.NDArray[Any]] = np.empty) -> Ints:
         """Return the rows of a batch that are planned: those that the device leaves."""
@@ -62,5 +69,9 @@ class SampledSuperbatch:
         self.samples.remove()
         if self.plans is not None:
             self.plans.remove()
+        if self.edges is not None:
+            self.edges.remove()
+        if self.edge_plans is not None:
+            self.edge_plans.remove()
         if self.packed is not None:
             self.packed.remove()

@@ -14,8 +14,9 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -27,11 +28,13 @@ from featstore.cache.devicetier import REST_BYTES, DeviceTier
 from featstore.cache.planned import NO_ROWS, PlannedPolicy, Window
 from featstore.errors import BudgetError, ClosedError
 from featstore.gather.buffers import BufferPool
-from featstore.gather.plan import BatchPlan, Tier
+from featstore.gather.plan import BatchPlan, EdgePlan, Tier
 from featstore.gather.sources import ExtentSource
+from featstore.plan.edgeplans import EdgePlanner
+from featstore.plan.edgetrace import DistinctEdges, EdgeTraceWriter
 from featstore.plan.overlapped import MissedRows, Pack, PackBeside, Packed
 from featstore.plan.planfile import PlanFile, most_bytes, write_bytes, write_plan
-from featstore.plan.planmemory import PLANNER_SHARE, Spill, Switch, planning_bytes
+from featstore.plan.planmemory import Spill, Switch, must_spill
 from featstore.plan.sampledsuperbatch import SampledSuperbatch
 from featstore.plan.samples import SampleWriter
 from featstore.sampling.batch import SampledBatch
@@ -42,6 +45,7 @@ __all__ = ["SuperbatchInspector"]
 
 Ints = npt.NDArray[np.int32 | np.int64]
 Int64s = npt.NDArray[np.int64]
+_Sample: TypeAlias = "tuple[SampledBatch, DistinctEdges | None]"
 
 
 class SuperbatchInspector:
@@ -77,6 +81,8 @@ class SuperbatchInspector:
         Rows that the cache begins with, the i-th in slot i; by default none, with a switch those that are used first.
     tier : callable () -> DeviceTier or None
         Asked as a superbatch is planned: what the device holds from then on, which is left out of its plans.
+    edges : EdgePlanner, optional
+        Plans the caches of edge features, too.
     """
 
     def __init__(
@@ -100,8 +106,9 @@ class SuperbatchInspector:
         pack: Pack | None = None,
         residents: Int64s | None = None,
         tier: Callable[[], DeviceTier | None] = lambda: None,
+        edges: EdgePlanner | None = None,
     ) -> None:
-        self._sample, self._tier = sample, tier
+        self._sample, self._tier, self._edges = sample, tier, edges
         self._start, self._stop, self._size = start, stop, size
         self._policy, self._n_rows, self._capacity, self._residents = CheckedPolicy(policy), n_rows, capacity, residents
         self._runs, self._disk, self._memory, self._room, self._pool = runs, disk, memory, room, pool
@@ -112,7 +119,7 @@ class SuperbatchInspector:
         self._ready: dict[int, SampledSuperbatch] = {}
         self._n_alive = self._n_sampling = 0  # samples being made or not yet written; of them, those being made
         self._is_paused = False
-        self._awaited: Future[SampledBatch] | None = None  # to be written next
+        self._awaited: Future[_Sample] | None = None  # to be written next
         self._shortage: BudgetError | None = None
         self._first_rows = NO_ROWS  # that the cache begins with, in the serial schedule
         self._reached = 0  # superbatch that is being consumed
@@ -165,6 +172,18 @@ class SuperbatchInspector:
                 return sampled, superbatch.plans.plan(number, ids, array)
             part, rest = superbatch.tier.split(ids, array)
             return sampled, replace(superbatch.plans.plan(number, rest, array), device=part)
+
+    def edges(self, position: int) -> EdgePlan | None:
+        """Return how rows of edges are gathered, of a batch that :meth:`batch` has returned, which may raise as this; or None."""
+        if self._edges is None:
+            return None
+        k, number = divmod(position - self._start, self._size)
+        with self._lock:
+            superbatch = self._ready.get(k)
+        if superbatch is None:
+            raise ClosedError("the epoch is over")
+        with self._time("load"):
+            return self._edges.of(superbatch, number)
 
     def may_begin(self, position: int) -> bool:
         """Whether a batch's superbatch is prepared before all earlier ones have run: not with a switch."""
@@ -308,29 +327,36 @@ class SuperbatchInspector:
     def _sample_superbatch(self, k: int, workers: ThreadPoolExecutor) -> SampledSuperbatch:
         first = self._start + k * self._size
         positions = range(first, min(first + self._size, self._stop))
-        pending: deque[Future[SampledBatch]] = deque()
+        pending: deque[Future[_Sample]] = deque()
         with (
             self._time("sample"),
             SampleWriter(self._runs.file(f"samples-{k}"), self._n_rows, self._disk, self._memory.budget) as writer,
+            nullcontext() if self._edges is None else self._edges.writer(k) as edges,
         ):
             try:
                 for position in positions:
                     pending.append(workers.submit(self._sample_patiently, position))
                     if len(pending) > self._threads:
-                        self._store(pending.popleft(), writer)
+                        self._store(pending.popleft(), writer, edges)
                 while pending:
-                    self._store(pending.popleft(), writer)
+                    self._store(pending.popleft(), writer, edges)
             finally:
                 for future in pending:
                     future.cancel()
-            return SampledSuperbatch(writer.finish_samples())
+            superbatch = SampledSuperbatch(writer.finish_samples())
+            if edges is not None:
+                superbatch.edges = edges.finish_trace()
+            return superbatch
 
-    def _store(self, future: Future[SampledBatch], writer: SampleWriter) -> None:
+    def _store(self, future: Future[_Sample], writer: SampleWriter, edges: EdgeTraceWriter | None) -> None:
         with self._lock:
             self._awaited = future
             self._changed.notify_all()
         try:
-            writer.add(future.result())
+            sampled, distinct = future.result()
+            writer.add(sampled)
+            if edges is not None and distinct is not None:
+                edges.add(distinct)
         except BaseException as error:
             # Said before the workers are waited for, of whom some may wait themselves, for whoever waits in pause().
             with self._lock:
@@ -344,7 +370,7 @@ class SuperbatchInspector:
             self._changed.notify_all()
             self._check()
 
-    def _sample_patiently(self, position: int) -> SampledBatch:
+    def _sample_patiently(self, position: int) -> _Sample:
         """Sample; where memory is short, try again as batches are let go of. Where not even one batch fits, say so meanwhile."""
         while True:
             with self._lock:
@@ -356,6 +382,7 @@ class SuperbatchInspector:
                 self._n_sampling += 1
             try:
                 sampled = self._sample(position)
+                distinct = None if self._edges is None else self._edges.distinct(sampled)
             except BaseException as error:
                 with self._lock:
                     self._n_alive -= 1
@@ -373,7 +400,7 @@ class SuperbatchInspector:
                     self._n_sampling -= 1
                     self._shortage = None
                     self._changed.notify_all()
-                return sampled
+                return sampled, distinct
 
     def _plan_beside_sampling(
         self, k: int, superbatch: SampledSuperbatch, sampled: dict[int, SampledSuperbatch], workers: ThreadPoolExecutor
@@ -415,6 +442,9 @@ class SuperbatchInspector:
         self, k: int, superbatch: SampledSuperbatch, ahead: SampledSuperbatch | None, packing: PackBeside | None
     ) -> PlanFile:
         samples, tier = superbatch.samples, superbatch.tier
+        if self._edges is not None:
+            with self._time("plan"):
+                self._edges.plan(k, superbatch, ahead, self._start + k * self._size, self._check)
         if ahead is not None:
             ahead.tier = tier  # until it is planned itself
         window_of = [superbatch] if ahead is None else [superbatch, ahead]
@@ -442,8 +472,10 @@ class SuperbatchInspector:
             removed_after.callback(positions.remove)
             return positions
 
+        checked, memory = self._policy.is_checked, self._memory
+        spilled = must_spill(memory, self._pool, self._room, self._n_rows, lengths, n, self._capacity, checked, split_bytes)
         foresee = None if packing is None else packing.foresee
-        window = Window(self._n_rows, offsets, ids, n, spill if self._must_spill(lengths, n, split_bytes) else None, foresee)
+        window = Window(self._n_rows, offsets, ids, n, spill if spilled else None, foresee)
         with (
             self._time("plan"),
             removed_after,
@@ -458,37 +490,6 @@ class SuperbatchInspector:
                     packing.planned(number, ids(number)[positions])
                 self._check()
             return PlanFile(writer.finish(), Tier.BASE if self._pack is None else Tier.PACKED)
-
-    def _must_spill(self, lengths: Int64s, n_planned: int, more: int) -> bool:
-        """Reserve what planning a window of batches of these lengths holds, and ``more`` bytes beside it.
-
-        Returns whether next positions must go to disk.
-
-        Raises
-        ------
-        BudgetError
-            Planning does not fit the memory even so.
-        """
-        size = (self._n_rows, int(lengths.sum()), int(lengths[:n_planned].sum()), int(lengths.max(initial=0)))
-
-        def needed_for(*, capacity: int, spilled: bool = False) -> int:
-            return more + planning_bytes(*size, checked=self._policy.is_checked, capacity=capacity, spilled=spilled)
-
-        needed = needed_for(capacity=self._capacity)
-        if needed <= self._memory.n_bytes:
-            return False
-        self._pool.trim()
-        # A cache on loan is not taken back for it: what it was to hold would be read again, which is worse than to spill.
-        fits = needed - self._memory.n_bytes <= min(self._memory.budget.available, self._room())
-        if fits and needed_for(capacity=0) <= self._memory.budget.total // PLANNER_SHARE:
-            try:
-                self._memory.resize(needed)
-            except BudgetError:
-                pass
-            else:
-                return False
-        self._memory.resize(max(self._memory.n_bytes, needed_for(capacity=self._capacity, spilled=True)))
-        return True
 
 
 class _Stopped(Exception):

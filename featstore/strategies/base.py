@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from featstore.gather.executor import Tally
-from featstore.gather.plan import BatchPlan, Tier
+from featstore.gather.plan import BatchPlan, EdgePlan, Tier
 from featstore.gather.sources import RowSource
 from featstore.plan.cost import Estimate, Machine, Workload
 from featstore.sampling.batch import SampledBatch
@@ -37,11 +37,14 @@ class Prepared:
     plans : mapping of str to BatchPlan, optional
         A plan a feature, of the rows that :attr:`Setup.tier` leaves; without plans the loader splits the batch, and the store
         plans the others on the fly.
+    edges : EdgePlan, optional
+        The plan of all edge features; without, their stores plan on the fly.
     """
 
     position: int
     sampled: SampledBatch
     plans: Mapping[str, BatchPlan] | None = None
+    edges: EdgePlan | None = None
 
 
 class EpochRun(ABC):

@@ -26,6 +26,8 @@ __all__ = [
     "cache_bytes",
     "check_free",
     "check_instances",
+    "edge_cache_bytes",
+    "edge_capacities",
     "make_room",
     "read_rows",
     "rows_within",
@@ -40,8 +42,12 @@ def ask_beside_caches(
     requests: Callable[[Setup, Any], Sequence[Request]] | None = None,
     *,
     plans: bool = False,
+    of_edges: Mapping[str, int] | None = None,
 ) -> tuple[Setup, Memory]:
-    """Add up what a loader needs with caches of ``size``, see :func:`~featstore.strategies.memory.ask`."""
+    """Add up what a loader needs with caches of ``size``, see :func:`~featstore.strategies.memory.ask`.
+
+    ``of_edges``: the bytes of the caches of edge features.
+    """
     sizes: dict[str, int] = {}
     widths, n = setup.row_bytes, setup.graph.num_nodes
     if size is not None and size != "auto" and widths and n:
@@ -49,7 +55,28 @@ def ask_beside_caches(
     capacity = min((FeatureCache.capacity_for(sizes[name], widths[name], n, policy) for name in sizes), default=0)
     if size != "auto" and setup.planning is not None:
         setup = replace(setup, planning=replace(setup.planning, capacity=capacity))
-    return ask(setup, requests, sum(sizes.values()), capacity, plans=plans)
+    return ask(setup, requests, sum(sizes.values()) + sum((of_edges or {}).values()), capacity, plans=plans)
+
+
+def edge_cache_bytes(setup: Setup, size: int | float | str | None, policy: Policy | None) -> dict[str, int]:
+    """Return the bytes of each loaded edge feature's cache, for ``size`` bytes in all or a share of the edges.
+
+    Raises
+    ------
+    ValueError, BudgetError
+        See :func:`cache_bytes`; whether they fit beside all else is not asked here.
+    """
+    n, widths = int(setup.graph.num_edges) if setup.edge_features else 0, setup.edge_row_bytes
+    return {} if size is None or not n else cache_bytes(size, n, widths, policy, setup.graph.budget, 1 << 62)
+
+
+def edge_capacities(setup: Setup, sizes: Mapping[str, int], policy: Policy | None) -> dict[str, int]:
+    """Return the rows of each edge feature's cache of so many bytes: the same edges for each."""
+    if not sizes:
+        return {}
+    n, widths = int(setup.graph.num_edges), setup.edge_row_bytes
+    rows = min(FeatureCache.capacity_for(n_bytes, widths[name], n, policy) for name, n_bytes in sizes.items())
+    return dict.fromkeys(sizes, rows)
 
 
 def size_caches(setup: Setup, memory: Memory, size: int | float | str | None, policy: Policy) -> tuple[dict[str, int], int]:
@@ -85,7 +112,7 @@ def size_caches(setup: Setup, memory: Memory, size: int | float | str | None, po
 
 
 def cache_bytes(
-    size: int | float | str, num_nodes: int, row_bytes: Mapping[str, int], policy: Policy, budget: Budget, room: int
+    size: int | float | str, n: int, row_bytes: Mapping[str, int], policy: Policy | None, budget: Budget, room: int
 ) -> dict[str, int]:
     """Return the bytes of each feature's cache for ``size`` bytes in all, or for a share of the rows: the same rows for each.
 
@@ -98,12 +125,12 @@ def cache_bytes(
     """
 
     def least(rows: int) -> dict[str, int]:
-        return {name: FeatureCache.least_bytes(rows, width, num_nodes, policy) for name, width in row_bytes.items()}
+        return {name: FeatureCache.least_bytes(rows, width, n, policy) for name, width in row_bytes.items()}
 
     if isinstance(size, float):
         if not 0 < size <= 1:
             raise ValueError(f"a cache as a share of the rows must lie in (0, 1], not {size}; bytes are an int or '1GiB'")
-        rows = max(1, round(size * num_nodes))
+        rows = max(1, round(size * n))
         total = sum(least(rows).values())
     else:
         total = parse_size(size)
@@ -112,7 +139,7 @@ def cache_bytes(
         one, two = (sum(least(rows).values()) for rows in (1, 2))
         if total < one:
             raise BudgetError(f"a feature cache of one row takes {one} bytes, not {total}", one)
-        rows = min(num_nodes, 1 + (total - one) // max(1, two - one))
+        rows = min(n, 1 + (total - one) // max(1, two - one))
         total = sum(least(rows).values())
     if total > room:
         needed = budget.total + total - room
@@ -148,10 +175,15 @@ class Claim:
     """What an epoch holds while caches follow its plans; they are free when it has died, however the epoch was lost."""
 
 
-def check_free(graph: Any, features: Iterable[str]) -> None:
+def _stores(graph: Any, *, of_edges: bool) -> Mapping[str, FeatureStore]:
+    stores: Mapping[str, FeatureStore] = graph.edge_features if of_edges else graph.features
+    return stores
+
+
+def check_free(graph: Any, features: Iterable[str], *, of_edges: bool = False) -> None:
     """Raise BusyError where a feature's cache follows the plans of an epoch under way."""
     for name in features:
-        cache = graph.features[name].cache
+        cache = _stores(graph, of_edges=of_edges)[name].cache
         if cache is not None and cache.in_use:
             raise BusyError(
                 f"the cache of {name!r} follows the plans of a loader that is in the middle of an epoch: end or drop its loop "
@@ -159,7 +191,7 @@ def check_free(graph: Any, features: Iterable[str]) -> None:
             )
 
 
-def make_room(graph: Any, features: Iterable[str]) -> None:
+def make_room(graph: Any, features: Iterable[str], *, of_edges: bool = False) -> None:
     """Give back the caches that features have, and buffers of batches that nobody has, before others are made.
 
     Raises
@@ -168,10 +200,10 @@ def make_room(graph: Any, features: Iterable[str]) -> None:
         One of them follows the plans of an epoch under way.
     """
     with graph.locked():
-        check_free(graph, features)
+        check_free(graph, features, of_edges=of_edges)
         for name in features:
-            if graph.features[name].cache is not None:
-                graph.cache_for_planner(name, 0)
+            if _stores(graph, of_edges=of_edges)[name].cache is not None:
+                graph.cache_for_planner(name, 0, of_edges=of_edges)
     graph.pool.trim()
 
 
@@ -187,10 +219,12 @@ class OwnCaches:
     ----------
     graph : OutOfCoreGraph or PackedGraph
     features : sequence of str
+    of_edges : bool
+        They are features of edges.
     """
 
-    def __init__(self, graph: Any, features: Sequence[str]) -> None:
-        self._graph = graph
+    def __init__(self, graph: Any, features: Sequence[str], *, of_edges: bool = False) -> None:
+        self._graph, self._of_edges = graph, of_edges
         self._capacities = dict.fromkeys(features, 0)
         self._room: Callable[[], int] | None = None
         self._mine: dict[str, FeatureCache] = {}
@@ -217,8 +251,10 @@ class OwnCaches:
 
     def _make(self, name: str, capacity: int) -> None:
         self._mine.pop(name, None)
-        self._graph.cache_for_planner(name, capacity, on_loan=self._room is not None)
-        cache = self._mine[name] = self._graph.features[name].cache
+        self._graph.cache_for_planner(name, capacity, on_loan=self._room is not None, of_edges=self._of_edges)
+        cache = _stores(self._graph, of_edges=self._of_edges)[name].cache
+        assert cache is not None
+        self._mine[name] = cache
         # A pack's plans are made for the whole cache; and the next epoch tries again.
         cache.is_cut = capacity < self._capacities[name]
 
@@ -234,7 +270,7 @@ class OwnCaches:
         """
         claim = Claim()
         with self._graph.locked():  # of two epochs that begin at once one has the caches, the other is told so
-            check_free(self._graph, self._capacities)
+            check_free(self._graph, self._capacities, of_edges=self._of_edges)
             lost = [name for name in self._capacities if self._is_lost(name)]
             if lost and self._room is not None:
                 self._make_what_fits(self._room)
@@ -247,7 +283,7 @@ class OwnCaches:
 
     def _is_lost(self, name: str) -> bool:
         """Whether the feature's cache is another's, or has given memory back."""
-        cache: FeatureCache | None = self._graph.features[name].cache
+        cache = _stores(self._graph, of_edges=self._of_edges)[name].cache
         return cache is None or cache is not self._mine.get(name) or cache.is_cut
 
     def _make_what_fits(self, room: Callable[[], int]) -> None:

@@ -21,8 +21,8 @@ class Ginex(Superbatch):
 
     Parameters
     ----------
-    cache, policy, disk, run_dir
-        As of :class:`~featstore.Superbatch`.
+    cache, policy, disk, run_dir, edge_cache
+        As of :class:`~featstore.Superbatch`. Each superbatch's edges are planned alone; their cache keeps its own memory.
     length : int or "auto"
         Batches a superbatch; ``"auto"`` takes as many as the disk and an eighth of the memory allow, a whole epoch at most.
 

@@ -14,7 +14,7 @@ from featstore.config import format_size
 from featstore.plan.planmemory import PLANNER_SHARE, planning_bytes
 from featstore.strategies.setup import Planning, Setup
 
-__all__ = ["Passes", "choose_size", "least_size", "planner_bytes", "what_would_help"]
+__all__ = ["Passes", "choose_size", "edge_planner_bytes", "least_size", "planner_bytes", "what_would_help"]
 
 MOST_AUTO_BATCHES = 200
 ENOUGH_BATCHES = 50  # more of them are no reason to plan with next positions on disk
@@ -82,6 +82,15 @@ def planner_bytes(
         spilled=spilled,
         checked=_is_checked(planning),
     )
+
+
+def edge_planner_bytes(planning: Planning, n_edges: int, n_batches: int, n_accesses: int, size: int, *, spilled: bool) -> int:
+    """Return what planning the edges of superbatches of ``size`` batches holds, by the edges of the graph and of one batch."""
+    longest = n_accesses * 9 // 8
+    in_sight = min(2 * size, max(size, n_batches)) if planning.overlap else size
+    checked, capacity = _is_checked(planning), planning.edge_capacity
+    n_planned = size * longest
+    return planning_bytes(n_edges, in_sight * longest, n_planned, longest, capacity=capacity, spilled=spilled, checked=checked)
 
 
 def choose_size(

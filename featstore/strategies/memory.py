@@ -166,6 +166,7 @@ class Memory:
         self._budget: Budget = graph.budget
         self._graph, self._share, self._row_bytes = graph, setup.share, setup.row_bytes
         self._edge_row_bytes = setup.edge_row_bytes
+        self._edge_capacity = 0 if setup.planning is None else setup.planning.edge_capacity
         self._threads, self._ahead = setup.threads, max(0, setup.prefetch - 1)
         self._sampling = setup.batches
         self._has_tier, self._device_on_host = setup.on_device is not None, setup.device.type == "cpu"
@@ -217,6 +218,16 @@ class Memory:
         n_bytes = sum(pooled_bytes(width * rows) for rows in (n_rows, changed) for width in (8, 4, 8, 8))
         return n_bytes * REUSE // (REUSE - 1)
 
+    def _edge_plan_bytes(self, n_rows: int) -> int:
+        """Return what planned edges of a batch take beside their rows: the plan, and distinct rows of the widest feature."""
+        if not self._edge_capacity:
+            return 0
+        n = self.batch.of(n_rows).n_edges
+        changed = min(n, self._edge_capacity)
+        n_bytes = sum(pooled_bytes(width * rows) for rows in (n, changed) for width in (8, 4, 8, 8))
+        n_bytes += sum(pooled_bytes(width * n) for width in (4, 4, 8, max(self._edge_row_bytes.values())))
+        return n_bytes * REUSE // (REUSE - 1)
+
     def _split_bytes(self, n_rows: int) -> int:
         """Return what a batch takes until it is put together with the device's rows."""
         if not self._has_tier or not n_rows:
@@ -236,7 +247,7 @@ class Memory:
         """Return what the loop's batch and the next one, being made, take."""
         one, batch = self.batch_bytes(n_rows), self.batch.of(n_rows)
         beside = self._plan_bytes(n_rows) + batch.sample_bytes if self._plans else 0  # a sample that waits to be written
-        beside += self._split_bytes(n_rows)
+        beside += self._split_bytes(n_rows) + self._edge_plan_bytes(n_rows)
         return max(2 * one + beside, one + batch.sampling_bytes)
 
     def _third_bytes(self) -> int:

@@ -13,10 +13,17 @@ from featstore.sampling.drawn import InTurn, ahead_bytes, in_turn, keep_ahead, l
 from featstore.strategies.accesscounts import AccessCounts
 from featstore.strategies.base import EpochRun, Prepared, Runner, Strategy
 from featstore.strategies.batchsize import is_tight
-from featstore.strategies.caches import ask_beside_caches, check_instances, make_room, size_caches
+from featstore.strategies.caches import (
+    ask_beside_caches,
+    check_instances,
+    edge_cache_bytes,
+    edge_capacities,
+    make_room,
+    size_caches,
+)
 from featstore.strategies.holdings import Holdings
 from featstore.strategies.memory import SAMPLED_AHEAD, Memory
-from featstore.strategies.options import CACHE, option, options_of, policy_of
+from featstore.strategies.options import CACHE, EDGE_CACHE, option, options_of, policy_of
 from featstore.strategies.registry import register_strategy
 from featstore.strategies.setup import Setup
 
@@ -35,6 +42,10 @@ class OnDemand(Strategy):
         leave of the memory, None for the cache that ``g.cache`` made, if any.
     policy : str, Policy or class
         A static or an online one. ``"frequency"`` samples the first epoch once to count.
+    edge_cache : int, str, float or None
+        Host cache of the edge features: bytes, or a share of the edges; None: the cache that is there, if any.
+    edge_policy : str, Policy or class
+        An online one, over the numbers of edges: scores of static policies are of nodes.
 
     Raises
     ------
@@ -45,22 +56,41 @@ class OnDemand(Strategy):
     cache: int | float | str | None = option(None, CACHE, "rows in memory: bytes (1GiB), a share (10%, 0.1) or auto")
     policy: str | Policy | type[Policy] = option("degree", policy_of(StaticPolicy, OnlinePolicy), "which rows stay in memory")
 
+    edge_cache: int | float | str | None = option(None, EDGE_CACHE, "rows of edges in memory: bytes (1GiB) or a share (10%, 0.1)")
+    edge_policy: str | Policy | type[Policy] = option("sieve", policy_of(OnlinePolicy), "which rows of edges stay in memory")
+
     takes_history: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.cache is None and self.policy != options_of(type(self))["policy"][2]:
-            raise OptionError("policy", "there is no cache that it could manage: give its size, too, such as cache='auto'")
+        for policy, cache, example in (("policy", "cache", "'auto'"), ("edge_policy", "edge_cache", "'10%'")):
+            if getattr(self, cache) is None and getattr(self, policy) != options_of(type(self))[policy][2]:
+                raise OptionError(
+                    policy, f"there is no cache that it could manage: give its size, too, such as {cache}={example}"
+                )
 
     def run(self, setup: Setup) -> Runner:
         """See :class:`~featstore.Strategy`."""
         memory = None
         if self.cache is not None:
             make_room(setup.graph, setup.features)  # this cache comes in the place of those that are there
+        edge_policy = get_policy(self.edge_policy)
+        if isinstance(self.edge_policy, Policy) and len(setup.edge_features) > 1:
+            raise OptionError("edge_policy", "an instance serves one cache: give its name or class for several edge features")
+        of_edges = edge_cache_bytes(setup, self.edge_cache, edge_policy)
+        make_room(setup.graph, of_edges, of_edges=True)
         row_bytes = sum(setup.row_bytes.values())
-        shares = self.cache is not None or lists_of(setup.batches) is not None or ahead_bytes(setup.batches) != (0, 0)
+        shares = self.cache is not None or bool(of_edges)
+        shares = shares or lists_of(setup.batches) is not None or ahead_bytes(setup.batches) != (0, 0)
         if setup.refused is not None or shares or is_tight(setup.graph, setup.batches, row_bytes):
-            setup, memory = ask_beside_caches(setup, self.cache, get_policy(self.policy))
+            policy = get_policy(self.policy)
+            setup, memory = ask_beside_caches(setup, self.cache, policy, of_edges=of_edges)
+        for name, rows in edge_capacities(setup, of_edges, edge_policy).items():  # before the others, which may take what is left
+            own = get_policy(self.edge_policy)
+            assert isinstance(own, OnlinePolicy)
+            with setup.watch.time("cache"):
+                setup.graph.cache_for_planner(name, rows, of_edges=True, policy=own)
+        setup.hold_share(of_edges)
         return OnDemandRunner(setup, memory, self.cache, self.policy)
 
 

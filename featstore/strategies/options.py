@@ -13,7 +13,20 @@ from featstore.cache.planned import PlannedPolicy
 from featstore.config import check_at_least, parse_cache_size, parse_disk, parse_size
 from featstore.errors import OptionError
 
-__all__ = ["CACHE", "DISK", "EPOCHS", "LENGTH", "PACK", "RUN_DIR", "Kind", "number_of", "option", "options_of", "policy_of"]
+__all__ = [
+    "CACHE",
+    "DISK",
+    "EDGE_CACHE",
+    "EPOCHS",
+    "LENGTH",
+    "PACK",
+    "RUN_DIR",
+    "Kind",
+    "number_of",
+    "option",
+    "options_of",
+    "policy_of",
+]
 
 _KEY = "featstore"
 
@@ -95,6 +108,12 @@ def _cache_text(text: str) -> int | float | str:
     return found if isinstance(found, float) else text
 
 
+def _edge_cache(size: Any) -> int | float | str | None:
+    if isinstance(size, str) and size == "auto":
+        raise ValueError("a cache of edge features has a size: bytes ('1GiB') or a share of the edges ('10%', 0.1)")
+    return _cache(size)
+
+
 def number_of(what: str) -> Kind:
     """Return the kind of values that are whole numbers of something, at least 1."""
 
@@ -145,6 +164,7 @@ def _pack(pack: Any) -> Any:
 
 
 CACHE = Kind(_cache, _cache_text, "SIZE")
+EDGE_CACHE = Kind(_edge_cache, lambda text: _edge_cache(_cache_text(text)), "SIZE")
 _BATCHES = number_of("batches")
 LENGTH = Kind(_length, lambda text: text if text == "auto" else _BATCHES.parse(text), "N")
 DISK = Kind(_disk, _disk_text, "SIZE")

@@ -12,6 +12,7 @@ import torch
 from featstore.budget import Budget
 from featstore.cache.base import Policy
 from featstore.cache.devicetier import DeviceTier
+from featstore.cache.planned import PlannedPolicy
 from featstore.errors import BudgetError
 from featstore.pack.batches import PackBatches
 from featstore.pack.offline import Pack
@@ -78,6 +79,10 @@ class Planning:
         Of a batch's rows, those that the cache will lack, as far as is known: how much is packed of each.
     capacity : int, optional
         Rows of the cache, where its size was given.
+    edge_policy : PlannedPolicy, optional
+        Plans the caches of edge features, if there are any.
+    edge_capacity : int
+        Rows of each of those.
     """
 
     policy: Policy
@@ -87,6 +92,8 @@ class Planning:
     overlap: bool = True
     miss_share: float = 1.0
     capacity: int | None = None
+    edge_policy: PlannedPolicy | None = None
+    edge_capacity: int = 0
 
 
 @dataclass(frozen=True)

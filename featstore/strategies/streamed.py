@@ -32,7 +32,7 @@ from featstore.strategies.memory import Memory, Request
 from featstore.strategies.profile import Profile
 from featstore.strategies.registry import register_strategy
 from featstore.strategies.setup import Setup
-from featstore.strategies.superbatch import Superbatch, SuperbatchRunner, run_planned
+from featstore.strategies.superbatch import Superbatch, SuperbatchRunner, planned_edge_bytes, run_planned
 from featstore.strategies.superbatchepoch import AHEAD
 
 __all__ = ["Streamed", "StreamedRunner", "passes_over"]
@@ -54,7 +54,7 @@ class Streamed(Superbatch):
 
     Parameters
     ----------
-    cache, policy, run_dir
+    cache, policy, run_dir, edge_cache
         As of :class:`~featstore.Superbatch`.
     length : int or "auto"
         Batches a superbatch, each of which costs a pass over the features; ``"auto"`` takes as many as disk and memory allow, 200
@@ -72,7 +72,10 @@ class Streamed(Superbatch):
         if self.length != "auto" or isinstance(setup.batches, Profile):
             return run_planned(setup, StreamedRunner, self.cache)
         make_room(setup.graph, setup.features)
-        setup, memory = ask_beside_caches(setup, self.cache, planning.policy, StreamedRunner.requests, plans=True)
+        make_room(setup.graph, planned_edge_bytes(setup), of_edges=True)
+        setup, memory = ask_beside_caches(
+            setup, self.cache, planning.policy, StreamedRunner.requests, plans=True, of_edges=planned_edge_bytes(setup)
+        )
         profile, miss_share = look_ahead(setup, planning, rows_in_memory(setup, memory, self.cache))
         if profile is None:
             return run_planned(setup, StreamedRunner, self.cache)

@@ -20,6 +20,7 @@ from featstore.cache.fixed import FixedRows
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
 from featstore.config import parse_disk
+from featstore.errors import OptionError
 from featstore.plan.overlapped import Pack
 from featstore.plan.planmemory import PLANNER_SHARE
 from featstore.sampling.drawn import in_turn, keep_ahead
@@ -27,14 +28,21 @@ from featstore.storage.rundir import DiskBudget, RunDirectory, finalize_here
 from featstore.strategies.accesscounts import AccessCounts
 from featstore.strategies.base import EpochRun, Runner, Strategy
 from featstore.strategies.batchsize import BatchSize
-from featstore.strategies.caches import OwnCaches, ask_beside_caches, make_room, size_caches
+from featstore.strategies.caches import (
+    OwnCaches,
+    ask_beside_caches,
+    edge_cache_bytes,
+    edge_capacities,
+    make_room,
+    size_caches,
+)
 from featstore.strategies.holdings import Holdings
-from featstore.strategies.length import Passes, choose_size, least_size, planner_bytes
+from featstore.strategies.length import Passes, choose_size, edge_planner_bytes, least_size, planner_bytes
 from featstore.strategies.memory import SAMPLED_AHEAD, Memory, Request
-from featstore.strategies.options import CACHE, DISK, LENGTH, RUN_DIR, option, policy_of
+from featstore.strategies.options import CACHE, DISK, EDGE_CACHE, LENGTH, RUN_DIR, option, policy_of
 from featstore.strategies.registry import register_strategy
 from featstore.strategies.setup import Planning, Setup
-from featstore.strategies.superbatchepoch import AHEAD, PLANNER, SuperbatchEpoch, ahead_bytes
+from featstore.strategies.superbatchepoch import AHEAD, EDGE_PLANNER, PLANNER, SuperbatchEpoch, ahead_bytes
 from featstore.strategies.switch import CacheSwitch
 
 __all__ = ["Superbatch", "SuperbatchRunner", "plan_ahead", "run_planned"]
@@ -42,6 +50,7 @@ __all__ = ["Superbatch", "SuperbatchRunner", "plan_ahead", "run_planned"]
 Int64s = npt.NDArray[np.int64]
 
 AHEAD_SHARE = 12  # misses are read ahead into one part of so many of what is left of the memory
+EDGE_BYTES = 24  # an edge whose rows are cached: its number, its place, its plan
 SCORING_BYTES = 25  # a node: two degrees, a score and a mask, while a neighbour cache is chosen
 
 
@@ -69,6 +78,15 @@ class Superbatch(Strategy):
         Where run files go, in a directory of their own that is removed afterwards, and after a crash by the next run; None:
         ``<dataset>.runs`` beside the dataset.
 
+    edge_cache : int, str, float or None
+        Host cache of the edge features, planned by the same policy over the edges of the batches: bytes, or a share of the edges;
+        None: no plans, and the cache that is there, if any.
+
+    Raises
+    ------
+    OptionError
+        A value that cannot be used; an ``edge_cache`` with a static policy, or with one that is an instance.
+
     References
     ----------
     Park et al., Ginex, VLDB 2022, sections 3 and 4.
@@ -79,6 +97,16 @@ class Superbatch(Strategy):
     length: int | str = option("auto", LENGTH, "batches a superbatch")
     disk: int | str | None = option(None, DISK, "most bytes of run files, or a multiple of the features (1.5x)")
     run_dir: str | os.PathLike[str] | None = option(None, RUN_DIR, "where run files go")
+    edge_cache: int | float | str | None = option(None, EDGE_CACHE, "rows of edges in memory: bytes (1GiB) or a share (10%, 0.1)")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.edge_cache:
+            return
+        if isinstance(self.policy, Policy):
+            raise OptionError("edge_cache", "a policy instance plans one cache: give the policy's name or class")
+        if not isinstance(get_policy(self.policy), PlannedPolicy):
+            raise OptionError("edge_cache", "the scores of a static policy are of nodes: take a planned one, such as 'belady'")
 
     takes_history: ClassVar[bool] = True
     overlap: ClassVar[bool] = True  # sample and plan while earlier batches are gathered and trained on
@@ -91,7 +119,13 @@ class Superbatch(Strategy):
         """Return what the runner may use."""
         policy = get_policy(self.policy)
         planned = FixedRows(policy) if isinstance(policy, StaticPolicy) else policy
-        return plan_ahead(setup, planned, self.length, self.disk, self.run_dir, overlap=self.overlap)
+        planning = plan_ahead(setup, planned, self.length, self.disk, self.run_dir, overlap=self.overlap)
+        sizes = edge_cache_bytes(setup, self.edge_cache, None)
+        if not any(sizes.values()):
+            return planning
+        of_edges = get_policy(self.policy)
+        assert isinstance(of_edges, PlannedPolicy)
+        return replace(planning, edge_policy=of_edges, edge_capacity=min(edge_capacities(setup, sizes, None).values()))
 
 
 def plan_ahead(
@@ -111,6 +145,14 @@ def plan_ahead(
     return Planning(get_policy(policy), length, left, where, overlap, setup.miss_share)
 
 
+def planned_edge_bytes(setup: Setup) -> dict[str, int]:
+    """Return the bytes of each edge feature's cache that is to be planned."""
+    if setup.planning is None or not setup.planning.edge_capacity:
+        return {}
+    n, rows = int(setup.graph.num_edges), setup.planning.edge_capacity
+    return {name: FeatureCache.least_bytes(rows, width, n, None) for name, width in setup.edge_row_bytes.items()}
+
+
 RunnerType = TypeVar("RunnerType", bound="SuperbatchRunner")
 
 
@@ -118,9 +160,12 @@ def run_planned(setup: Setup, kind: type[RunnerType], cache: int | float | str |
     """Make a runner and its caches, in the place of the caches that the features have."""
     assert setup.planning is not None
     make_room(setup.graph, setup.features)
-    setup, memory = ask_beside_caches(setup, cache, setup.planning.policy, kind.requests, plans=True)
+    sizes = planned_edge_bytes(setup)
+    make_room(setup.graph, sizes, of_edges=True)
+    setup, memory = ask_beside_caches(setup, cache, setup.planning.policy, kind.requests, plans=True, of_edges=sizes)
     runner = kind(setup, memory)
     try:
+        runner.make_edge_caches(sizes)  # before the others, which may take what is left
         runner.make_caches(cache)
     except BaseException:
         runner.close()
@@ -151,6 +196,7 @@ class SuperbatchRunner(Runner):
         self._holdings.use(PLANNER, partial(_keep_plans, policy, memory.granted[PLANNER]), least)
         self._switch: CacheSwitch | None = None
         self._caches = OwnCaches(setup.graph, setup.features)
+        self._edge_caches = OwnCaches(setup.graph, [], of_edges=True)
         self._fixed: Int64s | None = None  # rows that stay, the best first
         self._n_fixed, self._beside = 0, setup.tier
         self._filled: dict[str, FeatureCache] = {}  # caches that have them
@@ -166,6 +212,11 @@ class SuperbatchRunner(Runner):
         requests = [Request(PLANNER, least, useful, otherwise=spilled)]
         if planning.overlap:
             requests.append(Request(AHEAD, 0, ahead_bytes(setup), AHEAD_SHARE))
+        if planning.edge_capacity:
+            by_size = partial(edge_planner_bytes, planning, setup.graph.num_edges, len(setup.batches), batch.n_edges)
+            whole, spilled = by_size(length, spilled=False), by_size(length, spilled=True)
+            useful = whole if whole <= setup.graph.budget.total // PLANNER_SHARE else spilled
+            requests.append(Request(EDGE_PLANNER, by_size(least_size(setup), spilled=True), useful, otherwise=spilled))
         return requests
 
     @classmethod
@@ -189,13 +240,23 @@ class SuperbatchRunner(Runner):
         size = cls._length(setup, batch)
         if needed(size) > granted:
             size = max(least_size(setup), bisect_right(range(1, size), granted, key=needed))
+        if (planning := setup.planning) is not None and planning.edge_capacity:
+            n_edges, n = setup.graph.num_edges, len(setup.batches)
+            of_edges, by_size = (
+                memory.granted[EDGE_PLANNER],
+                partial(edge_planner_bytes, planning, n_edges, n, batch.n_edges, spilled=True),
+            )
+            if by_size(size) > of_edges:
+                size = max(least_size(setup), bisect_right(range(1, size), of_edges, key=by_size))
         return size, min(granted, needed(size))
 
     @classmethod
     def _stored(cls, setup: Setup, batch: BatchSize) -> int:
         """Return the bytes of a batch on disk: its samples, its plan, and rows that are copied."""
         width = 4 if setup.graph.num_nodes < 2**31 else 8
-        return batch.n_rows * (width + 12) + 4 * batch.n_stored + cls._packed_bytes(setup, batch.n_rows)
+        assert setup.planning is not None
+        edges = EDGE_BYTES * batch.n_edges if setup.planning.edge_capacity else 0
+        return batch.n_rows * (width + 12) + 4 * batch.n_stored + edges + cls._packed_bytes(setup, batch.n_rows)
 
     @classmethod
     def _packed_bytes(cls, setup: Setup, n_accesses: int) -> int:
@@ -210,6 +271,16 @@ class SuperbatchRunner(Runner):
     def _packer(self, runs: RunDirectory, disk: DiskBudget) -> Pack | None:
         """Return what copies the rows that an epoch's caches will lack into extents."""
         return None
+
+    def make_edge_caches(self, sizes: Mapping[str, int]) -> None:
+        """Make the caches of edge features, of so many bytes, empty."""
+        if not sizes:
+            return
+        setup = self._setup
+        self._edge_caches = OwnCaches(setup.graph, setup.edge_features, of_edges=True)
+        with setup.watch.time("cache"):
+            self._edge_caches.make(edge_capacities(setup, sizes, None))
+        setup.hold_share(sizes)
 
     def make_caches(self, size: int | float | str | None) -> None:
         """Make the host caches, empty; in the serial schedule the neighbour cache has the same bytes."""
@@ -285,6 +356,12 @@ class SuperbatchRunner(Runner):
         self._holdings.grow(PLANNER, must=self._switch is not None)
         caches = self._caches if self._switch is None else self._switch
         claim = caches.claim()
+        try:
+            edge_claim = self._edge_caches.claim()
+        except BaseException:
+            caches.release()
+            raise
+        self._holdings.grow(EDGE_PLANNER)
         self._holdings.grow(SAMPLED_AHEAD)
         order = in_turn(self._setup.batches.epoch(epoch), start, self._holdings.get(SAMPLED_AHEAD))
         try:
@@ -302,10 +379,13 @@ class SuperbatchRunner(Runner):
                 packer=self._packer,
                 fixed=self._fixed,
                 filled=self._filled,
+                edge_caches=self._edge_caches,
+                edge_claim=edge_claim,
             )
         except BaseException:
             order.close()
             caches.release()
+            self._edge_caches.release()
             raise
         self._holdings.began(run)
         return run

@@ -16,6 +16,7 @@ from featstore.gather.ahead import ReadAhead
 from featstore.gather.executor import Tally
 from featstore.gather.plan import BatchPlan, Tier
 from featstore.gather.sources import MemorySource, RowSource
+from featstore.plan.edgeplans import EdgePlanner
 from featstore.plan.overlapped import Pack
 from featstore.plan.superbatches import SuperbatchInspector
 from featstore.sampling.drawn import InTurn
@@ -26,12 +27,12 @@ from featstore.strategies.holdings import Holdings
 from featstore.strategies.setup import Planning, Setup
 from featstore.strategies.switch import CacheSwitch, NoSwitch
 
-__all__ = ["AHEAD", "PLANNER", "SuperbatchEpoch", "ahead_bytes"]
+__all__ = ["AHEAD", "EDGE_PLANNER", "PLANNER", "SuperbatchEpoch", "ahead_bytes"]
 
 Int64s = npt.NDArray[np.int64]
 
 MOST_AHEAD_BYTES = 1 << 30
-PLANNER, AHEAD = "planner", "read ahead"  # holders
+PLANNER, EDGE_PLANNER, AHEAD = "planner", "planner of edges", "read ahead"  # holders
 
 
 def ahead_bytes(setup: Setup) -> int:
@@ -62,11 +63,14 @@ class SuperbatchEpoch(EpochRun):
         packer: Callable[[RunDirectory, DiskBudget], Pack | None],
         fixed: Int64s | None,
         filled: dict[str, FeatureCache],
+        edge_caches: OwnCaches,
+        edge_claim: Claim,
     ) -> None:
         graph = setup.graph
         assert isinstance(planning.policy, PlannedPolicy)
         self._setup, self._order = setup, order
         self._caches, self._claim = caches, claim
+        self._edge_caches, self._edge_claim = edge_caches, edge_claim
         self._switch = switch = caches if isinstance(caches, CacheSwitch) else None
         self.closed = False
         stores = [graph.features[name] for name in setup.features]
@@ -110,6 +114,7 @@ class SuperbatchEpoch(EpochRun):
                 pack=pack,
                 residents=residents,
                 tier=lambda: setup.tier,
+                edges=self._edge_planner(planning, disk, room),
             )
             if setup.features and pack is None:
                 widths = setup.row_bytes
@@ -125,6 +130,24 @@ class SuperbatchEpoch(EpochRun):
             if self._runs is not None:
                 self._runs.close()
             raise
+
+    def _edge_planner(self, planning: Planning, disk: DiskBudget, room: Callable[[], int]) -> EdgePlanner | None:
+        """Return what plans the caches of edge features, empty now; None where there are none."""
+        policy, graph = planning.edge_policy, self._setup.graph
+        if policy is None or not planning.edge_capacity or self._runs is None:
+            return None
+        for name in self._setup.edge_features:
+            graph.edge_features[name].cache.clear()
+        return EdgePlanner(
+            policy,
+            graph.num_edges,
+            planning.edge_capacity,
+            runs=self._runs,
+            disk=disk,
+            memory=self._holdings[EDGE_PLANNER],
+            room=room,
+            pool=graph.pool,
+        )
 
     def _fill(self, residents: Int64s | None, filled: dict[str, FeatureCache]) -> None:
         """Let caches begin with the rows that stay, which they may have already, or with none."""
@@ -153,7 +176,7 @@ class SuperbatchEpoch(EpochRun):
     def batch(self, position: int) -> Prepared:
         self._begin()
         sampled, plan = self._inspector.batch(position)
-        return Prepared(position, sampled, dict.fromkeys(self._setup.features, plan))
+        return Prepared(position, sampled, dict.fromkeys(self._setup.features, plan), self._inspector.edges(position))
 
     def may_begin(self, position: int) -> bool:
         return self._inspector.may_begin(position)
@@ -194,6 +217,7 @@ class SuperbatchEpoch(EpochRun):
             self._inspector.close()
             self._order.close()
             self._caches.release()
+            self._edge_caches.release()
             if self._switch is not None:
                 self._switch.end()
             if self._runs is not None:

@@ -1,0 +1,102 @@
+"""Which edges each batch of a superbatch has: the trace that a cache of edge features is planned over, in a run file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from featstore.budget import Budget
+from featstore.sampling.batch import SampledBatch
+from featstore.sampling.numbered import edge_numbers
+from featstore.storage.rundir import DiskBudget
+from featstore.storage.sections import SectionFile, SectionWriter
+
+__all__ = ["DistinctEdges", "EdgeTrace", "EdgeTraceWriter", "distinct_edges"]
+
+KIND = "edges"
+SECTIONS = 2  # a batch's: its distinct edges, and where each of its blocks' edges is among them
+FINDING_BYTES = 48  # an edge, while a batch's distinct edges are found
+
+Ints = npt.NDArray[np.int32 | np.int64]
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class DistinctEdges:
+    """The edges of a batch, each once.
+
+    Parameters
+    ----------
+    ids : int32 or int64 array, shape (n,)
+        Distinct numbers of edges.
+    places : int32 array, shape (k,)
+        Index in ``ids`` of each edge of the blocks, one block after the other; empty where ``ids`` are these already.
+    """
+
+    ids: Ints
+    places: npt.NDArray[np.int32]
+
+
+def distinct_edges(batch: SampledBatch, n_edges: int, budget: Budget) -> DistinctEdges:
+    """Return the distinct edges of a batch of a graph of ``n_edges``; ``budget`` counts the memory of finding them.
+
+    Hops that draw anew draw an edge several times. Its row is then needed once.
+
+    Raises
+    ------
+    PluginError
+        See :func:`~featstore.sampling.numbered.edge_numbers`.
+    BudgetError
+        No memory; may be called again.
+    """
+    with budget.reserve("edges of a batch", FINDING_BYTES * sum(len(block.src) for block in batch.blocks)):
+        numbers = edge_numbers(batch.blocks, n_edges, whole=True)
+        ids, places = np.unique(numbers, return_inverse=True)
+        dtype = np.int32 if n_edges < 2**31 else np.int64
+        if len(ids) == len(numbers):
+            return DistinctEdges(numbers.astype(dtype), np.empty(0, np.int32))
+        return DistinctEdges(ids.astype(dtype), places.astype(np.int32))
+
+
+class EdgeTraceWriter(SectionWriter):
+    """Write the edges of a superbatch's batches, in order."""
+
+    def __init__(self, path: str | os.PathLike[str], disk: DiskBudget | None = None) -> None:
+        super().__init__(path, KIND, disk)
+
+    def add(self, edges: DistinctEdges) -> None:
+        """Append a batch."""
+        self.append(edges.ids)
+        self.append(edges.places)
+
+    def finish_trace(self) -> EdgeTrace:
+        """Close the file and open it for reading."""
+        return EdgeTrace(self.finish())
+
+
+class EdgeTrace:
+    """Edges of the batches of a superbatch, by number; every array is checked when it is read."""
+
+    def __init__(self, file: SectionFile) -> None:
+        self._file = file
+        self.lengths: Int64s = file.lengths[::SECTIONS]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def ids(self, number: int, array: Callable[..., npt.NDArray[Any]] = np.empty) -> Ints:
+        """Return a batch's distinct edges; ``array(n, dtype)`` makes the memory."""
+        return self._file.read(SECTIONS * number, array)
+
+    def places(self, number: int, array: Callable[..., npt.NDArray[Any]] = np.empty) -> npt.NDArray[np.int32]:
+        """Return :attr:`DistinctEdges.places` of a batch."""
+        return self._file.read(SECTIONS * number + 1, array)
+
+    def remove(self) -> None:
+        """Delete the file."""
+        self._file.remove()

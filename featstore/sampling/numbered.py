@@ -1,0 +1,64 @@
+"""Numbers of a batch's edges, of all of its blocks at once: which rows of edge features it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from featstore.errors import PluginError
+from featstore.sampling.batch import Block
+
+__all__ = ["are_one_array", "edge_numbers", "n_edge_rows"]
+
+Int64s = npt.NDArray[np.int64]
+
+
+def are_one_array(blocks: tuple[Block, ...]) -> bool:
+    """Whether each block begins with the edges of the next inner one, in the same memory: nodes draw once."""
+    first = None if not blocks or blocks[0].edge_pos is None else blocks[0].edge_pos.data_ptr()
+    return first is not None and all(block.edge_pos is not None and block.edge_pos.data_ptr() == first for block in blocks)
+
+
+def n_edge_rows(blocks: tuple[Block, ...]) -> int:
+    """Return how many rows :func:`edge_numbers` names."""
+    sizes = [len(block.src) for block in blocks]
+    return max(sizes, default=0) if are_one_array(blocks) else sum(sizes)
+
+
+def edge_numbers(
+    blocks: tuple[Block, ...], n_edges: int, array: Callable[..., npt.NDArray[Any]] = np.empty, *, whole: bool = False
+) -> Int64s:
+    """Return the numbers of the blocks' edges, one block after the other, repeats included.
+
+    Parameters
+    ----------
+    blocks : tuple of Block
+        With ``edge_pos``.
+    n_edges : int
+        Of the graph.
+    array : callable
+        ``array(n, dtype)`` makes the result, but where blocks are one array, which is returned then.
+    whole : bool
+        One after the other also where they are one array: as a file of samples returns them.
+
+    Raises
+    ------
+    PluginError
+        A block has no ``edge_pos``, or one that is no edge's number.
+    """
+    positions = [block.edge_pos.numpy() for block in blocks if block.edge_pos is not None]
+    if len(positions) < len(blocks):
+        raise PluginError("edge features need the numbers of edges, and the sampler gave no edge_pos: make it with edges=True")
+    found: Int64s
+    if are_one_array(blocks) and not whole:
+        found = max(positions, key=len)
+    else:
+        found = array(sum(map(len, positions)), np.int64)
+        if positions:
+            np.concatenate(positions, out=found)
+    if len(found) and (int(found.min()) < 0 or int(found.max()) >= n_edges):
+        raise PluginError(f"a sampler returned an edge_pos beyond the {n_edges} edges of the graph")
+    return found

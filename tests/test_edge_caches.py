@@ -1,0 +1,252 @@
+"""Caches of edge features: the rows are those of a look-up in memory, fewer of them are read, and the memory is counted."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import featstore
+from featstore.cache.belady import Belady
+from featstore.cache.lru import LRU
+from tests.test_edge_features import FORMS, SAMPLERS, E, N, check, make
+from tests.test_reader import kernel_bytes
+
+pytestmark = pytest.mark.shares_resources  # one graph for many tests
+
+ONLINE = ["lru", "clock", "sieve", "s3fifo"]
+
+
+@pytest.fixture(scope="module", params=list(FORMS))
+def graph(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[featstore.OutOfCoreGraph]:
+    with make(tmp_path_factory.mktemp("edges") / "g", request.param) as g:
+        yield g
+
+
+def load(g: featstore.OutOfCoreGraph, strategy: featstore.Strategy, sampler: str = "neighbor", **more: Any) -> dict[str, Any]:
+    """Run two epochs, each batch checked; return the counts of edges."""
+    options = {"edge_features": ["w", "kind"], "labels": None, "strategy": strategy, **more}
+    with featstore.Loader(g, SAMPLERS[sampler](g), torch.arange(N), 70, **options) as loader:
+        for _ in range(2):
+            for batch in loader:
+                check(batch)
+        stats = loader.stats()
+    assert stats["rows"] == sum(stats["hits"].values())
+    found: dict[str, Any] = stats["edge_features"]
+    return found
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("policy", ONLINE)
+def test_on_demand(graph: featstore.OutOfCoreGraph, policy: str, sampler: str) -> None:
+    without = load(graph, featstore.OnDemand(), sampler)
+    with_cache = load(graph, featstore.OnDemand(edge_cache=0.5, edge_policy=policy), sampler)
+    assert with_cache["rows_loaded"] < without["rows_loaded"]
+    for name in ("w", "kind"):
+        cache = graph.edge_features[name].cache
+        assert cache is not None
+        assert cache.capacity == E // 2
+        assert cache.stats()["hits"] > 0
+        assert graph.memory_report()[f"cache of edge feature '{name}'"] >= cache.nbytes
+    assert load(graph, featstore.OnDemand(cache="auto", edge_cache=0), sampler)["rows_loaded"] == without["rows_loaded"]
+    empty = graph.edge_features["w"].cache
+    assert empty is not None
+    assert not empty.capacity
+    assert not any("edge feature" in holder for holder in graph.memory_report())
+
+
+PLANNED = {"superbatch": featstore.Superbatch, "ginex": featstore.Ginex, "streamed": featstore.Streamed}
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("strategy", PLANNED)
+def test_planned(graph: featstore.OutOfCoreGraph, strategy: str, sampler: str) -> None:
+    without = load(graph, PLANNED[strategy](length=3), sampler)
+    with_cache = load(graph, PLANNED[strategy](length=3, edge_cache=0.5), sampler)
+    if sampler == "all":  # of one hop: an epoch comes to each edge once
+        assert with_cache["rows_loaded"] == without["rows_loaded"] == 2 * 2 * E
+        return
+    assert with_cache["rows_loaded"] < without["rows_loaded"]
+    for name in ("w", "kind"):
+        cache = graph.edge_features[name].cache
+        assert cache is not None
+        assert cache.stats()["hits"] > 0
+        assert graph.memory_report()[f"cache of edge feature '{name}'"] >= cache.nbytes
+    assert not os.path.exists(f"{graph.path}.runs") or not os.listdir(f"{graph.path}.runs")
+
+
+@pytest.mark.parametrize("share", [0.05, 0.3, 1.0])
+@pytest.mark.parametrize("sampler", ["neighbor", "all", "by layers"])
+def test_plans_load_what_belady_loads(graph: featstore.OutOfCoreGraph, sampler: str, share: float) -> None:
+    """An epoch in one superbatch loads each feature's rows as the simulation of the batches' distinct edges does."""
+    with featstore.Loader(graph, SAMPLERS[sampler](graph), torch.arange(N), 70, labels=None) as loader:
+        trace = [np.unique(np.concatenate([block.edge_pos.numpy() for block in batch.blocks])) for batch in loader]
+    expected = int(featstore.simulate(trace, round(share * E), policy="belady").sum())
+    options = {"edge_features": ["w", "kind"], "labels": None, "strategy": featstore.Superbatch(edge_cache=share)}
+    with featstore.Loader(graph, SAMPLERS[sampler](graph), torch.arange(N), 70, **options) as loader:
+        for batch in loader:
+            check(batch)
+        assert loader.stats()["edge_features"]["rows_loaded"] == 2 * expected
+
+
+def test_all_edges_fit(graph: featstore.OutOfCoreGraph) -> None:
+    """Each edge is read once, whatever the number of batches and blocks that have it."""
+    with featstore.Loader(graph, SAMPLERS["all"](graph), torch.arange(N), 70, labels=None) as loader:
+        batches = [{int(pos) for block in batch.blocks for pos in block.edge_pos} for batch in loader]
+    assert load(graph, featstore.OnDemand(edge_cache="100%"), "all")["rows_loaded"] == 2 * len(set().union(*batches))
+
+
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from(ONLINE), st.floats(0.001, 1), st.sampled_from(sorted(SAMPLERS)), st.integers(0, 3), st.integers(1, 3))
+def test_any_size(graph: featstore.OutOfCoreGraph, policy: str, share: float, sampler: str, prefetch: int, threads: int) -> None:
+    load(graph, featstore.OnDemand(edge_cache=share, edge_policy=policy), sampler, prefetch=prefetch, threads=threads)
+
+
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.sampled_from(sorted(PLANNED)), st.floats(0.001, 1), st.sampled_from(sorted(SAMPLERS)), st.integers(0, 3), st.integers(1, 6)
+)
+def test_any_size_planned(
+    graph: featstore.OutOfCoreGraph, strategy: str, share: float, sampler: str, prefetch: int, length: int
+) -> None:
+    load(graph, PLANNED[strategy](edge_cache=share, length=length), sampler, prefetch=prefetch)
+
+
+def test_bytes_are_those_that_the_kernel_read(tmp_path: Path) -> None:
+    n = 60_000
+    rng = np.random.default_rng(0)
+    w = rng.random((n, 100), dtype=np.float32)
+    options: dict[str, Any] = {"edge_features": {"w": w}, "progress": False}
+    indptr = np.arange(0, n + 1, 20)
+    featstore.OutOfCoreGraph.create(tmp_path / "g", indptr, rng.integers(0, n // 20, n), **options).close()
+    with featstore.open(tmp_path / "g", memory="64MiB", verify="off") as g:
+        if g.edge_features["w"].stats()["mode"] != "direct":
+            pytest.skip("no direct reads here: the kernel's counts tell nothing")
+        sampler = featstore.NeighborSampler(g, [5], edges=True)
+        options = {"features": [], "labels": None, "edge_features": "w", "strategy": featstore.OnDemand(edge_cache=0.3)}
+        sampler.sample(torch.arange(n // 20))  # offsets are read
+        with featstore.Loader(g, sampler, torch.arange(n // 20), 100, prefetch=0, **options) as loader:
+            sampled = [sampler.sample(batch.seeds, 0, batch.index) for batch in loader]  # what lists and numbers take
+            before, first = kernel_bytes(), loader.stats()["edge_features"]["bytes_read"]
+            n_batches = sum(1 for _ in loader)
+            read = loader.stats()["edge_features"]["bytes_read"] - first
+            whole = kernel_bytes() - before
+            before = kernel_bytes()
+            for k, each in enumerate(sampled):
+                sampler.sample(each.seeds, 1, k)
+            others = kernel_bytes() - before
+    assert n_batches == len(sampled)
+    assert read > 0
+    assert abs(whole - others - read) <= whole // 20  # lists of the other order of the seeds cost much the same
+
+
+def test_an_instance_of_a_policy_serves_one_cache(graph: featstore.OutOfCoreGraph) -> None:
+    strategy = featstore.OnDemand(edge_cache=0.1, edge_policy=LRU())
+    options = {"labels": None, "strategy": strategy}
+    sampler = SAMPLERS["neighbor"](graph)
+    with pytest.raises(featstore.OptionError, match="an instance serves one cache"):
+        featstore.Loader(graph, sampler, torch.arange(N), 70, edge_features=["w", "kind"], **options)
+    with featstore.Loader(graph, sampler, torch.arange(N), 70, edge_features="w", **options) as loader:
+        for batch in loader:
+            check(batch, ("w",))
+
+
+@pytest.mark.parametrize(("options", "match"), [({"edge_policy": "lru"}, "no cache"), ({"edge_cache": "auto"}, "has a size")])
+def test_refused(options: dict[str, Any], match: str) -> None:
+    with pytest.raises(featstore.OptionError, match=match):
+        featstore.OnDemand(**options)
+
+
+@pytest.mark.parametrize("strategy", PLANNED.values())
+def test_policies_that_plan_no_edges(strategy: type[featstore.Superbatch]) -> None:
+    for policy, match in (("degree", "scores of a static policy are of nodes"), (Belady(), "a policy instance plans one cache")):
+        with pytest.raises(featstore.OptionError, match=match):
+            strategy(edge_cache=0.1, policy=policy)
+
+
+def test_a_loop_that_ends_early_and_another_loader(graph: featstore.OutOfCoreGraph) -> None:
+    strategy = featstore.Superbatch(edge_cache=0.4, length=2)
+    options = {"edge_features": ["w", "kind"], "labels": None, "strategy": strategy}
+    sampler = SAMPLERS["neighbor"](graph)
+    with featstore.Loader(graph, sampler, torch.arange(N), 70, **options) as loader:
+        running = iter(loader)
+        check(next(running))
+        with featstore.Loader(graph, sampler, torch.arange(N), 70, labels=None, features=[], edge_features="w") as other:
+            for batch in other:  # through the cache that the first loader plans
+                check(batch, ("w",))
+        with pytest.raises(featstore.BusyError):
+            featstore.Loader(graph, sampler, torch.arange(N), 70, **{**options, "features": []})
+        check(next(running))
+        running.close()
+        for batch in loader:
+            check(batch)
+        load(graph, featstore.OnDemand(edge_cache=0.2))  # takes the caches' place
+        for batch in loader:
+            check(batch)
+
+
+def test_a_cache_beyond_the_memory(graph: featstore.OutOfCoreGraph, tmp_path: Path) -> None:
+    with featstore.open(graph.path, memory="2MiB", threads=1) as g:
+        before = g.memory_report()
+        options = {"labels": None, "strategy": featstore.OnDemand(edge_cache="3MiB"), "edge_features": "w"}
+        # As many rows as there are edges fit in less; rows of 2 KB do not.
+        with featstore.Loader(g, SAMPLERS["neighbor"](g), torch.arange(N), 70, **options) as loader:
+            assert sum(1 for _ in loader) == 5
+        assert before.keys() <= g.memory_report().keys()
+    rows = np.random.default_rng(0).random((E, 500), dtype=np.float32)
+    make(tmp_path / "g", edge_features={"w": rows}).close()
+    with featstore.open(tmp_path / "g", memory="4MiB", threads=1) as g:
+        options = {"labels": None, "strategy": featstore.OnDemand(edge_cache="50%"), "edge_features": "w"}
+        with pytest.raises(featstore.BudgetError) as caught:
+            featstore.Loader(g, SAMPLERS["neighbor"](g), torch.arange(N), 70, **options)
+        assert caught.value.needed is not None
+        needed = caught.value.needed
+        assert not any("edge feature" in holder for holder in g.memory_report())
+    with featstore.open(tmp_path / "g", memory=needed, threads=1) as g:
+        with featstore.Loader(g, SAMPLERS["neighbor"](g), torch.arange(N), 70, **options) as loader:
+            for batch in loader:
+                np.testing.assert_array_equal(batch.edge_features["w"][0], rows[batch.blocks[0].edge_pos])
+        assert g.budget.peak <= needed
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("wide") / "g"
+    make(path, edge_features={"w": np.random.default_rng(0).random((E, 300), dtype=np.float32)}).close()
+    return path
+
+
+@pytest.mark.filterwarnings("ignore:strategy 'streamed':featstore.PerformanceWarning")
+@pytest.mark.parametrize("kib", [1500, 4000, 9000, 20_000])
+@pytest.mark.parametrize("strategy", ["ondemand", *PLANNED])
+def test_whatever_the_memory(wide: Path, strategy: str, kib: int) -> None:
+    """Batches come, the same, in the memory that is given or else in that which an error names; and never more is held."""
+    kinds = {"ondemand": featstore.OnDemand, **PLANNED}
+    chosen = kinds[strategy](cache="auto", edge_cache=0.2)
+    rows = np.random.default_rng(0).random((E, 300), dtype=np.float32)
+    memory = kib << 10
+    for _ in range(3):
+        try:
+            with featstore.open(wide, memory=memory, backend="pread", threads=1) as g:
+                sampler = featstore.NeighborSampler(g, [4, 3], seed=2, edges=True)
+                options = {"labels": None, "edge_features": "w", "strategy": chosen, "prefetch": 1}
+                with featstore.Loader(g, sampler, torch.arange(N), 70, **options) as loader:
+                    for _ in range(2):
+                        for batch in loader:
+                            for block, found in zip(batch.blocks, batch.edge_features["w"], strict=True):
+                                np.testing.assert_array_equal(found, rows[block.edge_pos])
+                            del block, found, batch
+                assert g.budget.peak <= memory
+                return
+        except featstore.BudgetError as error:
+            assert error.needed is not None, error
+            assert error.needed > memory, error
+            memory = error.needed
+    raise AssertionError(f"{memory} bytes, which an error named, do not do either")
