@@ -46,7 +46,6 @@ VALUES: dict[str, Any] = {"cache": 0.1, "edge_cache": 0.1, "edge_policy": "lru",
 COMMAND = {
     "cache": ["--cache", "10%"],
     "policy": ["--policy", "belady"],
-    "edge_cache": ["--edge-cache", "10%"],
     "length": ["--length", "3"],
     "disk": ["--disk", "50MB"],
     "run_dir": ["--run-dir", "runs"],

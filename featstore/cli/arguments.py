@@ -232,6 +232,10 @@ def add_sampling(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *, m
     return {action.dest: action.default for action in actions}
 
 
+# What the command line does not offer: it has as many epochs as are trained, and its batches have no edge features.
+_NOT_GIVEN = {"epochs", "edge_cache", "edge_policy"}
+
+
 def add_strategy_options(
     parser: argparse.ArgumentParser | argparse._ArgumentGroup, names: Sequence[str], **defaults: Any
 ) -> None:
@@ -250,8 +254,8 @@ def add_strategy_options(
         for option in options_of(find_strategy(name)):
             taken.setdefault(option, []).append(name)
     for option, by in taken.items():
-        if option == "epochs":
-            continue  # as many as are trained
+        if option in _NOT_GIVEN:
+            continue
         kind, help, default = options_of(find_strategy(by[0]))[option]
         default = defaults.get(option, default)
         is_common = all(options_of(find_strategy(each))[option][2] == default for each in by)
@@ -284,7 +288,7 @@ def strategy_of(options: argparse.Namespace, name: str, **given: Any) -> Strateg
                 takers.setdefault(option, []).append(each)
     for option, by in takers.items():
         value = getattr(options, option, None)
-        if value is None or option == "epochs":
+        if value is None or option in _NOT_GIVEN:
             continue
         if name not in by:
             *others, last = by
