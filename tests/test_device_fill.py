@@ -55,7 +55,7 @@ def test_batches_before_and_after_it_is_there(dataset: Path, arrays: dict[str, t
         assert tier is not None, made.stats()["device_cache"]
         assert 0 < len(tier) <= N
         first = made.stats()["hits"].get("device", 0)
-        assert first > 0 or name in ("belady", "fixed", "streamed")  # whose epoch may be planned by then
+        assert first > 0 or name in ("belady", "fixed", "ginex", "streamed")  # whose epoch may be planned by then
         del batch, batches
         again = list(made)
         check(again, arrays)

@@ -113,7 +113,7 @@ def options_table() -> str:
         featstore.Auto,
     ]
     taken = {cls.__name__: options_of(cls) for cls in classes}
-    options = ["cache", "policy", "length", "disk", "run_dir", "pack", "epochs"]
+    options = ["cache", "policy", "edge_cache", "edge_policy", "length", "disk", "run_dir", "pack", "epochs"]
     assert {option for each in taken.values() for option in each} == set(options)
     lines = ["| option | " + " | ".join(f"`{name}`" for name in taken) + " |", "|---" * (len(taken) + 1) + "|"]
     for option in options:
