@@ -78,7 +78,8 @@ class OnDemand(Strategy):
         if isinstance(self.edge_policy, Policy) and len(setup.edge_features) > 1:
             raise OptionError("edge_policy", "an instance serves one cache: give its name or class for several edge features")
         of_edges = edge_cache_bytes(setup, self.edge_cache, edge_policy)
-        make_room(setup.graph, of_edges, of_edges=True)
+        if of_edges:
+            make_room(setup.graph, of_edges, of_edges=True)
         row_bytes = sum(setup.row_bytes.values())
         shares = self.cache is not None or bool(of_edges)
         shares = shares or lists_of(setup.batches) is not None or ahead_bytes(setup.batches) != (0, 0)

@@ -161,7 +161,8 @@ def run_planned(setup: Setup, kind: type[RunnerType], cache: int | float | str |
     assert setup.planning is not None
     make_room(setup.graph, setup.features)
     sizes = planned_edge_bytes(setup)
-    make_room(setup.graph, sizes, of_edges=True)
+    if sizes:
+        make_room(setup.graph, sizes, of_edges=True)
     setup, memory = ask_beside_caches(setup, cache, setup.planning.policy, kind.requests, plans=True, of_edges=sizes)
     runner = kind(setup, memory)
     try:
