@@ -7,7 +7,7 @@ in the folder ``--graphs DIR`` (``graphs.py`` and ``.npz`` files). ``--only accu
 partition batches at equal memory, ``--table 6`` has seconds by stage of a memory map, superbatches, and each mechanism added.
 ``--only labor`` (``outre_labor.py``) counts rows of layer-neighbour sampling. ``--only lists`` (``outre_lists.py``) times
 sampling with the lists of macro-batches at hand. ``--only accuracy`` (``outre_accuracy.py``) trains, which takes about an hour of
-processor time for three seeds.
+processor time for three seeds. ``--only history`` (``outre_history.py``) does all of this with historical embeddings and without.
 ``$FEATSTORE_R22`` names a folder that ``r22.py`` filled. ``--nodes`` is the size of the planted graph.
 """
 
@@ -28,7 +28,8 @@ import numpy.typing as npt
 import torch
 from harness import Report, alternate, arguments, main, scratch
 from outre_accuracy import accuracy, make_dataset
-from outre_epochs import Work, make_work, preparation, table6
+from outre_epochs import Work, make_work, preparation, shared_draws_streamed, table6
+from outre_history import accuracy_with_history, preparation_with_history, rows_with_history
 from outre_labor import SAMPLERS, shared_draws
 from outre_lists import lists_of_macros, make_lists
 from r22 import generate
@@ -53,6 +54,11 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 PARTS = (100, 10_000)
 GAMMA = 1.5
+
+# Names of groups, of which --only takes those that contain its text.
+TRAINED = {"accuracy": accuracy, "history, table 11": accuracy_with_history}
+PREPARED = {"preparation": preparation, "history, preparation": preparation_with_history}  # of the planted graph alone
+STAGES = {"table 6": table6}
 
 Int64s = npt.NDArray[np.int64]
 
@@ -217,6 +223,22 @@ def labor(args: argparse.Namespace, report: Report, folder: Path) -> None:
     shared_draws(args, report, name, arrays, seeds, 1000, folder / "r22-adjacency", samplers)
 
 
+def streamed(args: argparse.Namespace, report: Report, folder: Path) -> None:
+    """Seconds of LABOR on R-MAT, streamed."""
+    rmat = generate(os.environ.get("FEATSTORE_R22", folder), scale=12 if args.tiny else 22)
+    graph = rmat.dataset()
+    size = 4 * rmat.dim * rmat.num_nodes
+    batch_size = 20 if args.tiny else 1000
+    name = "R12" if args.tiny else "R22"
+    shared_draws_streamed(args, report, Work(name, graph, graph, size, batch_size, -(-rmat.n_seeds // batch_size)))
+
+
+def history(args: argparse.Namespace, report: Report, folder: Path) -> None:
+    """Rows requested with historical embeddings, of all graphs."""
+    for name, indptr, ids, seeds, batch_size, _ in graphs(args):
+        rows_with_history(args, report, name, (indptr, ids), seeds, batch_size, folder / name.replace(" ", "-"))
+
+
 def lists(args: argparse.Namespace, report: Report, folder: Path) -> None:
     """Seconds of sampling with the lists of macro-batches at hand, and without: of all graphs, and of R-MAT."""
 
@@ -238,6 +260,9 @@ def lists(args: argparse.Namespace, report: Report, folder: Path) -> None:
 
 def trained(args: argparse.Namespace, report: Report, folder: Path) -> None:
     """Accuracy on linux414-calls, where it is there; the smallest run learns nothing, of a planted graph."""
+    measures = [measure for group, measure in TRAINED.items() if args.only in group]
+    if not measures:
+        return
     name, z, blocks = "linux414-calls", None, None
     if args.tiny:
         name, n, rng = PLANTED, 6_000, np.random.default_rng(0)
@@ -246,27 +271,28 @@ def trained(args: argparse.Namespace, report: Report, folder: Path) -> None:
         z = {"y": rng.integers(0, 5, n), "train_mask": is_seed, "test_mask": ~is_seed, "x_shape": (n, 8)}
         blocks = iter([rng.standard_normal((n, 8)).astype(np.float32)])
     elif args.graphs is not None or args.only:
-        real = wanted(args.graphs, name, "--only accuracy")
+        real = wanted(args.graphs, name, f"--only {args.only!r}")
         indptr, ids, z = real.load(name)
         blocks = real.feature_blocks(z)
     if z is not None and blocks is not None:
         make_dataset(folder / "accuracy", indptr, ids, z, blocks)
-        accuracy(args, report, name, folder / "accuracy")
+        for measure in measures:
+            measure(args, report, name, folder / "accuracy")
 
 
 def epochs(args: argparse.Namespace, report: Report, folder: Path) -> None:
     """Seconds of epochs: of the planted graph for the preparation, of all graphs for table 6."""
-    if args.only not in "preparation" and args.only not in "table 6":
+    planted, chosen = ([measure for group, measure in groups.items() if args.only in group] for groups in (PREPARED, STAGES))
+    if not planted and not chosen:
         return  # graphs take long to load
     for name, indptr, ids, seeds, _, blocks in graphs(args):
-        groups = {"preparation": preparation, "table 6": table6} if name == PLANTED else {"table 6": table6}
-        chosen = [measure for group, measure in groups.items() if args.only in group]
-        if not chosen:
-            continue
+        measures = chosen + (planted if name == PLANTED else [])
+        if not measures:
+            return
         batch_size = 20 if args.tiny else EPOCH_BATCHES[name]
         seeds = seeds[: 50 * batch_size] if args.tiny else seeds
         work: Work = make_work(folder / "epochs", name, indptr, ids, seeds, batch_size, blocks)
-        for measure in chosen:
+        for measure in measures:
             measure(args, report, work)
         shutil.rmtree(folder / "epochs")  # graphs one at a time: features are large
 
@@ -274,9 +300,12 @@ def epochs(args: argparse.Namespace, report: Report, folder: Path) -> None:
 def run(args: argparse.Namespace, report: Report) -> None:
     """All figures."""
     with scratch(args, "outre") as folder:
-        for group, measure in {"speed": speed, "rows": rows, "labor": labor, "lists": lists, "accuracy": trained}.items():
+        groups = {"speed": speed, "rows": rows, "labor": labor, "labor, streamed": streamed, "lists": lists}
+        groups |= {"history, rows": history}
+        for group, measure in groups.items():
             if args.only in group:
                 measure(args, report, folder)
+        trained(args, report, folder)
         epochs(args, report, folder)
 
 
@@ -284,7 +313,7 @@ if __name__ == "__main__":
     own = argparse.ArgumentParser(add_help=False)
     own.add_argument("--graphs", type=Path, metavar="DIR", help="a folder of real graphs")
     own.add_argument("--plot", type=Path, help="of --only accuracy: rows saved against accuracy, as an image")
-    own.add_argument("--table", type=int, choices=[6], help="only this table of the paper, as --only 'table 6' does")
+    own.add_argument("--table", type=int, choices=[6, 11], help="only this table of the paper, as --only 'table 6' does")
     mine, rest = own.parse_known_args()
     options = arguments(__doc__ or "", rest, passes=3, threads=16, seconds=40, nodes=300_000, seeds=3, hidden=64)
     if mine.table is not None:

@@ -1,4 +1,4 @@
-"""Accuracy of bench_outre.py: the same model trained in random batches, in partition batches, and with LABOR.
+"""Accuracy of bench_outre.py: the same model trained in random batches, in partition batches, with LABOR, and with a history.
 
 Each way is trained for two epochs, once a seed, which gives weights, order and draws. Accuracy is that of the
 test nodes after the last epoch, always sampled as :class:`~featstore.NeighborSampler` does, so that only training differs. What
@@ -30,7 +30,8 @@ REFERENCE = "random batches"
 WITHIN = 0.005  # of the reference's accuracy
 PARTS = {"of 500 seeds": (500, 3), "of 50 seeds": (50, 10)}  # name of kept parts: seeds a part, passes
 LARGE, SMALL = PARTS
-WAYS: dict[str, dict[str, Any]] = {  # share: of the parts that a macro-batch has, None the default; labor: the sampler's options
+# share: of the parts that a macro-batch has, None the default; labor: the sampler's options; history: nodes and staleness
+WAYS: dict[str, dict[str, Any]] = {
     REFERENCE: {},
     "parts of 500 seeds, macro of 2 batches": {"parts": LARGE, "share": 4 / 794},
     "parts of 500 seeds, macro of 32 batches": {"parts": LARGE, "share": 64 / 794},
@@ -86,27 +87,32 @@ def one(job: dict[str, Any]) -> dict[str, Any]:
         n_classes = int(g.node_data["y"].max()) + 1
         model = GraphSAGE(g.features["x"].shape[1], job["hidden"], n_classes, len(FANOUTS))
         optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
-        with featstore.Loader(g, sampler, batches, labels="y") as loader:
+        history = featstore.History(job["hidden"], *way["history"]) if "history" in way else None
+        with featstore.Loader(g, sampler, batches, labels="y", history=history) as loader:
             for _ in range(EPOCHS):
                 for batch in loader:
                     optimizer.zero_grad()
-                    torch.nn.functional.cross_entropy(model(batch.x, batch.blocks), batch.y).backward()
+                    torch.nn.functional.cross_entropy(model(batch.x, batch.blocks, batch.history), batch.y).backward()
                     optimizer.step()
             rows = loader.stats()["rows"]
         with featstore.Loader(g, plain, test, BATCH_SIZE, labels="y", shuffle=False) as loader:
             return {"accuracy": evaluate(model, loader), "rows": rows, "macro": getattr(batches, "macro", None)}
 
 
-def accuracy(args: argparse.Namespace, report: Report, graph: str, dataset: Path) -> None:
-    """Train every way once a seed; print accuracy and rows beside those of random batches, and plot one against the other."""
-    seeds = range(1 if args.tiny else args.seeds)
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in WAYS}
-    for seed in seeds:  # a run that is stopped has whole seeds
-        for name, way in WAYS.items():
+def train_ways(args: argparse.Namespace, ways: dict[str, dict[str, Any]], dataset: Path) -> dict[str, list[dict[str, Any]]]:
+    """Train every way once a seed; return what :func:`one` returns of each."""
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in ways}
+    for seed in range(1 if args.tiny else args.seeds):  # a run that is stopped has whole seeds
+        for name, way in ways.items():
             job = {"dataset": dataset, "way": way, "seed": seed, "hidden": args.hidden}
             found[name].append(one(job))
             print(f"seed {seed}, {name}: {found[name][-1]}", file=sys.stderr, flush=True)
-    points = {}
+    return found
+
+
+def accuracy(args: argparse.Namespace, report: Report, graph: str, dataset: Path) -> None:
+    """Train every way once a seed; print accuracy and rows beside those of random batches, and plot one against the other."""
+    found, points = train_ways(args, WAYS, dataset), {}
     for name, runs in found.items():
         theirs = found[REFERENCE]
         less = [a["accuracy"] - b["accuracy"] for a, b in zip(runs, theirs, strict=True)]

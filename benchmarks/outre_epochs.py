@@ -31,6 +31,7 @@ MECHANISMS: dict[str, dict[str, Any]] = {  # each is added to those before it
     "superbatch": {"strategy": "superbatch"},
     "+ partition batches": {"parts": True},
     "+ LABOR": {"labor": True},
+    "+ history": {"history": (128, 0.2, 100)},
 }
 MEMMAP = "np.memmap"
 MACRO = 4  # parts: two batches of seeds
@@ -48,8 +49,8 @@ class Work:
     features_bytes: int
     batch_size: int
     n_batches: int
-    n_parts: int
-    partition_s: float
+    n_parts: int = 0  # that are kept
+    partition_s: float = 0.0
 
     def job(self, **more: Any) -> dict[str, Any]:
         """Return what a child is told."""
@@ -103,6 +104,16 @@ def make_work(
 # -- what runs in a child ------------------------------------------------------------------------------------------------------
 
 
+def make_sampler(g: Any, job: dict[str, Any]) -> Any:
+    """Return the sampler that a job names: neighbours or LABOR, batch by batch or an epoch at a time."""
+    import featstore
+
+    is_labor = job.get("labor", False)
+    if job.get("epoch", False):
+        return featstore.EpochSampler(g, FANOUTS, draws="labor" if is_labor else "neighbor")
+    return (featstore.LaborSampler if is_labor else featstore.NeighborSampler)(g, FANOUTS)
+
+
 def child(job: dict[str, Any]) -> dict[str, Any]:
     """Run an epoch, or its first batches, and say what it took."""
     import torch
@@ -114,7 +125,7 @@ def child(job: dict[str, Any]) -> dict[str, Any]:
         begin = time.perf_counter()
         g.cache_neighbors(job["memory"] // 8)
         seeds, batch_size = g.node_data["seeds"], job["batch_size"]
-        sampler = (featstore.LaborSampler if job.get("labor") else featstore.NeighborSampler)(g, FANOUTS)
+        sampler = make_sampler(g, job)
         batches = (
             featstore.PartitionBatches(g, seeds, batch_size, macro=MACRO)
             if job.get("parts")
@@ -123,11 +134,16 @@ def child(job: dict[str, Any]) -> dict[str, Any]:
         rows = MemmapRows(job["features"], job["threads"]) if job["strategy"] == MEMMAP else None
         strategy: Any = "ondemand"
         if rows is None:
-            strategy = {"superbatch": featstore.Superbatch, "streamed": featstore.Streamed}[job["strategy"]](disk="8x")
-        loader = featstore.Loader(g, sampler, batches, features=["x"] * (rows is None), labels=None, strategy=strategy)
+            cache = {"cache": job["cache"]} if "cache" in job else {}
+            strategy = {"superbatch": featstore.Superbatch, "streamed": featstore.Streamed}[job["strategy"]](disk="8x", **cache)
+        history = featstore.History(*job["history"]) if "history" in job else None
+        features = ["x"] * (rows is None)
+        loader = featstore.Loader(g, sampler, batches, features=features, labels=None, history=history, strategy=strategy)
         setup_s = time.perf_counter() - begin
 
         def rows_of(batch: Any) -> torch.Tensor:
+            if batch.history is not None:  # as a model that has computed zeros
+                batch.history.merge(torch.zeros(batch.history.n_sources - len(batch.history.rows.pull), job["history"][0]))
             found: torch.Tensor = batch.x if rows is None else rows[batch.input_ids]
             return found
 
@@ -198,6 +214,27 @@ def preparation(args: argparse.Namespace, report: Report, work: Work) -> None:
             reference_rows_loaded=ours["rows_loaded"],
             reference_stages={stage: round(each, 3) for stage, each in ours["stages"].items()},
             **more_of(work, theirs),
+        )
+
+
+def shared_draws_streamed(args: argparse.Namespace, report: Report, work: Work) -> None:
+    """Seconds of a streamed epoch of random batches with a tenth of the rows cached: LABOR beside neighbour sampling.
+
+    Of LABOR a node's whole list is read, of neighbour sampling what is drawn: both also with the lists of an epoch read in order.
+    """
+    both = {"neighbour sampling": False, "LABOR": True}
+    sides = {name: {"strategy": "streamed", "cache": 0.1, "labor": labor} for name, labor in both.items()}
+    sides |= {f"{name}, an epoch at a time": {**side, "epoch": True} for name, side in sides.items()}
+    seconds, results = run_sides(args, work, sides)
+    reference, *_ = sides
+    for name in sides:
+        report.figure(
+            f"{work.name}, streamed, a tenth of the rows cached, {name}: data preparation",
+            seconds[name],
+            "s",
+            reference=None if name == reference else reference,
+            references=None if name == reference else seconds[reference],
+            **more_of(work, results[name][-1]),
         )
 
 

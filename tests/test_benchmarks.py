@@ -124,7 +124,8 @@ def preparation_compares_batches_in_equal_memory(figures: Figures) -> None:
 
 
 def accuracy_compares_ways_of_training(figures: Figures) -> None:
-    reference, *others = [figure for figure in figures if ", accuracy of " in str(figure["name"])]
+    found = [figure for figure in figures if ", accuracy of " in str(figure["name"])]
+    reference, *others = [figure for figure in found if not str(figure["name"]).startswith("table 11")]
     assert str(reference["name"]).endswith("random batches")
     assert len(others) >= 10
     for figure in others:
@@ -136,6 +137,23 @@ def outre_counts_rows_of_layer_neighbour_sampling(figures: Figures) -> None:
     rows = {figure["name"]: figure["value"] for figure in figures}
     few = rows["R12, random batches, rows requested, [10, 10, 10], LABOR-0"]
     assert 0 < few < rows["R12, random batches, rows requested, [10, 10, 10], neighbours"]
+    streamed = {str(f["name"]).split(" cached, ")[1]: f for f in figures if str(f["name"]).startswith("R12, streamed, ")}
+    for more in ("", ", an epoch at a time"):
+        plain, shared = (streamed[f"{name}{more}: data preparation"] for name in ("neighbour sampling", "LABOR"))
+        assert shared["rows"] < plain["rows"]
+        assert shared["stages"]["pack"] > 0
+
+
+def a_history_requests_fewer_rows_and_changes_nothing_where_it_is_never_used(figures: Figures) -> None:
+    counted = [figure for figure in figures if "rows requested" in str(figure["name"]) and "history" in str(figure["name"])]
+    assert len(counted) == 4
+    assert all(figure["ratio"] < 1 and figure["pulled"] > 0 for figure in counted)
+    prepared = [figure for figure in figures if "data preparation in partition batches" in str(figure["name"])]
+    assert [str(figure["name"]).split(", ")[1].split(":")[0] for figure in prepared] == ["superbatch", "streamed"]
+    assert all(figure["reference_rows"] < figure["rows"] for figure in prepared)
+    trained = {str(f["name"]).split(" seeds, ")[1]: f for f in figures if str(f["name"]).startswith("table 11, ")}
+    assert trained["default macro, staleness 0"]["value"] == trained["default macro"]["value"]
+    assert trained["default macro, staleness 0"]["rows_ratio"] == 1 > trained["default macro, staleness 100"]["rows_ratio"]
 
 
 def lists_at_hand_read_fewer_ids(figures: Figures) -> None:
@@ -145,12 +163,12 @@ def lists_at_hand_read_fewer_ids(figures: Figures) -> None:
 
 
 def table_6_adds_a_mechanism_a_line(figures: Figures, errors: str) -> None:
-    sides = ["np.memmap", "superbatch", "+ partition batches", "+ LABOR"]
+    sides = ["np.memmap", "superbatch", "+ partition batches", "+ LABOR", "+ history"]
     figures = [figure for figure in figures if str(figure["name"]).startswith("table 6, ")]
     assert [str(f["name"]).split(", ")[2].split(":")[0] for f in figures] == sides
     assert [f["reference"] for f in figures] == [None, *sides[:-1]]
     rows = [f["rows"] for f in figures]
-    assert rows[0] == rows[1] > rows[2] > rows[3]  # the same batches; then each mechanism requests fewer
+    assert rows[0] == rows[1] > rows[2] > rows[3] > rows[4]  # the same batches; then each mechanism requests fewer
     for name, figure in zip(sides, figures, strict=True):
         line = next(line for line in errors.splitlines() if line.startswith(name))
         assert line.split()[-2:] == [f"{figure['rows']:,}", f"{figure['rows_loaded']:,}"]
@@ -172,6 +190,7 @@ def test_benchmark_runs(script: str, tmp_path: Path) -> None:
         preparation_compares_batches_in_equal_memory(figures)
         accuracy_compares_ways_of_training(figures)
         outre_counts_rows_of_layer_neighbour_sampling(figures)
+        a_history_requests_fewer_rows_and_changes_nothing_where_it_is_never_used(figures)
         lists_at_hand_read_fewer_ids(figures)
         table_6_adds_a_mechanism_a_line(figures, errors)
         assert plot.stat().st_size > 1_000

@@ -1,0 +1,128 @@
+"""Historical embeddings of bench_outre.py: rows requested, seconds of data preparation, and accuracy, beside the same without.
+
+What a history saves depends on which batches came before, not on what they computed: where rows are counted, the loop merges rows
+of zeros. Accuracy is that of the same model trained both ways (``outre_accuracy.py``).
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from harness import Report
+from outre_accuracy import LARGE, train_ways
+from outre_epochs import Work, more_of, run_sides
+
+import featstore
+
+SHARE, STALENESS = 0.2, 100  # of the nodes; steps: the defaults
+FANOUTS = ([10, 10], [10, 10, 10])
+SEEDS_A_PART = 500
+DIM = 128  # of embeddings, where seconds are taken
+RANDOM, MACRO = "random batches", "default macro"
+STALENESSES = (0, 50, 100, 500, 1000)  # table 11 of the paper, whose count begins at 1
+WAYS: dict[str, dict[str, Any]] = {
+    RANDOM: {},
+    f"{RANDOM}, staleness {STALENESS}": {"history": (SHARE, STALENESS)},
+    MACRO: {"parts": LARGE, "share": None},
+} | {f"{MACRO}, staleness {s}": {"parts": LARGE, "share": None, "history": (SHARE, s)} for s in STALENESSES}
+
+Int64s = npt.NDArray[np.int64]
+
+
+def rows_with_history(
+    args: argparse.Namespace,
+    report: Report,
+    name: str,
+    arrays: tuple[Int64s, npt.NDArray[np.int32]],
+    seeds: Int64s,
+    batch_size: int,
+    path: Path,
+) -> None:
+    """Count the rows that an epoch of two and of three hops requests, in partition batches and in random ones."""
+    if not path.exists():
+        featstore.OutOfCoreGraph.create(path, *arrays, progress=False).close()
+    with featstore.open(path, memory="3GiB") as g:
+        g.cache_neighbors()
+        parts = featstore.partition(g, max(2, len(seeds) // SEEDS_A_PART), train_idx=seeds, keep=False, progress=False)
+        batches = {
+            "partition batches": featstore.PartitionBatches(g, torch.from_numpy(seeds), batch_size, parts),
+            RANDOM: featstore.RandomBatches(seeds, batch_size),
+        }
+        for fanouts in FANOUTS:
+            sampler = featstore.NeighborSampler(g, fanouts)
+            for kind, order in batches.items():
+                plain = requested(g, sampler, order, None)
+                history = featstore.History(1, SHARE, STALENESS)
+                counted = requested(g, sampler, order, history)
+                report.figure(
+                    f"{name}, {kind}, rows requested, {fanouts}, history of {SHARE:.0%} for {STALENESS} steps",
+                    float(counted),
+                    "rows",
+                    reference="without history",
+                    ratio=counted / plain,
+                    target="<= 0.8" if kind != RANDOM and not args.tiny else None,
+                    **history.stats(),
+                )
+
+
+def requested(g: featstore.OutOfCoreGraph, sampler: Any, batches: Any, history: featstore.History | None) -> int:
+    """Return the rows that the batches of one epoch ask for."""
+    n_rows = 0
+    with featstore.Loader(g, sampler, batches, features=[], labels=None, history=history, strategy="ondemand") as loader:
+        for batch in loader:
+            n_rows += len(batch.input_ids)
+            merge_zeros(batch, 1)
+    return n_rows
+
+
+def merge_zeros(batch: Any, dim: int) -> None:
+    """Merge as a model does that has computed zeros."""
+    if batch.history is not None:
+        batch.history.merge(torch.zeros(batch.history.n_sources - len(batch.history.rows.pull), dim))
+
+
+def preparation_with_history(args: argparse.Namespace, report: Report, work: Work) -> None:
+    """Seconds of an epoch of partition batches with and without a history, whose table is part of the memory."""
+    for strategy in ("superbatch", "streamed"):
+        plain = {"strategy": strategy, "parts": True}
+        sides = {"plain": plain, "history": {**plain, "history": (DIM, SHARE, STALENESS)}}
+        seconds, results = run_sides(args, work, sides)
+        ours, theirs = results["history"][-1], results["plain"][-1]
+        report.figure(
+            f"{work.name}, {strategy}: data preparation in partition batches",
+            seconds["plain"],
+            "s",
+            reference=f"with a history, dim {DIM}, at equal memory",
+            references=seconds["history"],
+            target=None if args.tiny else ">= 1.25",
+            reference_rows=ours["rows"],
+            reference_rows_loaded=ours["rows_loaded"],
+            reference_stages={stage: round(each, 3) for stage, each in ours["stages"].items()},
+            **more_of(work, theirs),
+        )
+
+
+def accuracy_with_history(args: argparse.Namespace, report: Report, graph: str, dataset: Path) -> None:
+    """Accuracy and rows by staleness, in the default macro-batches (table 11 of the paper), and in random batches."""
+    found = train_ways(args, WAYS, dataset)
+    for name, runs in found.items():
+        plain = next(base for base in (RANDOM, MACRO) if name.startswith(base))
+        pairs = list(zip(runs, found[plain], strict=True))
+        less = [100 * (a["accuracy"] - b["accuracy"]) for a, b in pairs]
+        assert "staleness 0" not in name or all(a == b for a, b in pairs), "a history that is never used has changed the training"
+        report.figure(
+            f"table 11, {graph}, accuracy of {len(runs)} seeds, {name}",
+            [each["accuracy"] for each in runs],
+            "share of the test nodes",
+            reference=None if name == plain else f"{plain}, in points of accuracy",
+            ratio=None if name == plain else sum(less) / len(less),
+            target=">= -0.5" if not args.tiny and name.endswith(f"staleness {STALENESS}") else None,
+            rows=[each["rows"] for each in runs],
+            rows_ratio=round(sum(a["rows"] / b["rows"] for a, b in pairs) / len(pairs), 4),
+            less=[round(each, 2) for each in less],
+        )
