@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from featstore._core import sampler as _core
 from featstore.budget import Budget, Reservation
 from featstore.errors import ClosedError, CorruptionError, FormatError
 from featstore.graph.chunkformat import Directory, check_header
@@ -249,9 +250,8 @@ class ChunkedTopology(Topology):
             last = block.first_node + len(block.offsets) - 1
             low, high = np.searchsorted(nodes, (block.first_node, last))
             if low < high:
-                within = nodes[low:high] - block.first_node
-                begins = block.offsets[within]
-                degrees = block.offsets[within + 1] - begins
+                begins, degrees = np.empty((2, high - low), np.int64)
+                _core.offsets(block.offsets, nodes[low:high] - block.first_node, begins, degrees)
                 yield NodeLists(np.arange(low, high), begins - block.first_edge, degrees, block.ids)
 
     @property
@@ -272,14 +272,12 @@ class ChunkedTopology(Topology):
     def _chunks_of(self, nodes: Int64s) -> Int64s:
         """Return the chunks that hold edges of nodes, ascending."""
         d = self.directory
-        is_wanted = np.zeros(d.n_chunks, bool)
-        for first in range(0, len(nodes), _PIECE):
-            part = nodes[first : first + _PIECE]
-            chunk = np.searchsorted(d.first_node[1:], part, side="right")
-            is_wanted[chunk] = True
-            # A list that goes on behind its chunk: up to the chunk in which the next one begins.
-            for at in chunk[(part + 1 == d.first_node[chunk + 1]) & (d.first_start[chunk + 1] > d.first_edge[chunk + 1])]:
-                is_wanted[at + 1 : int(np.searchsorted(d.first_edge[1:], d.first_start[at + 1], side="left")) + 1] = True
+        at = np.searchsorted(nodes, d.first_node)
+        is_wanted = at[1:] > at[:-1]
+        # A list that goes on behind its chunk: up to the chunk in which the next one begins.
+        ends = np.flatnonzero(is_wanted & (d.first_start[1:] > d.first_edge[1:]))
+        for chunk in ends[nodes[at[ends + 1] - 1] + 1 == d.first_node[ends + 1]]:
+            is_wanted[chunk + 1 : int(np.searchsorted(d.first_edge[1:], d.first_start[chunk + 1], side="left")) + 1] = True
         return np.flatnonzero(is_wanted)
 
     def _blocks_of(self, chunks: Int64s, block_bytes: int, window_bytes: int, low: int, high: int) -> Iterator[ListBlock]:

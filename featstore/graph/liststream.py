@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from featstore._core.listruns import count_runs, find_runs
 from featstore._core.sampler import first_bad_id
 from featstore.errors import CorruptionError
 from featstore.graph.listblocks import NodeLists
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.pagestream import PagedRows, arena_bytes
 
-__all__ = ["LIST_BYTES", "list_runs", "stream_bytes", "stream_lists"]
+__all__ = ["LIST_BYTES", "ListRuns", "pass_pages", "stream_bytes", "stream_lists"]
 
 Int64s = npt.NDArray[np.int64]
 
@@ -36,7 +38,6 @@ class Lists(Protocol):
     def id_dtype(self) -> np.dtype[Any]: ...
     @property
     def indices(self) -> PagedRows: ...
-    def offsets(self, ids: Int64s) -> tuple[Int64s, Int64s]: ...
     def bad_id(self, position: int, found: int) -> CorruptionError: ...
 
 
@@ -45,23 +46,49 @@ def stream_bytes(block_bytes: int = LIST_BYTES) -> int:
     return arena_bytes(WINDOW_SHARE * block_bytes) + block_bytes // 2
 
 
-def list_runs(begins: Int64s, ends: Int64s, width: int) -> tuple[Int64s, Int64s]:
-    """Return first page and end of each run of pages that is read for lists, and the first list of each.
+@dataclass(frozen=True, slots=True)
+class ListRuns:
+    """Where the lists of some nodes lie, and the pages that are read for them.
 
-    Lists lie behind each other and are not empty: edges ``begins[i] … ends[i] - 1``, of ``width`` bytes each.
+    Parameters
+    ----------
+    where, begins, degrees : int64 array, shape (n,)
+        Of each list that is not empty: its node's position among those asked for, its first edge, and its length.
+    runs : int64 array, shape (r, 2)
+        First page of each run of pages, and the one after its last.
+    first_lists : int64 array, shape (r,)
+        The first list of each run.
     """
-    first = begins * width // PAGE_BYTES
-    last = -(-ends * width // PAGE_BYTES)
-    lists = np.concatenate([[0], np.flatnonzero(first[1:] > last[:-1] + GAP_PAGES) + 1])
-    return np.stack([first[lists], last[np.concatenate([lists[1:] - 1, [len(last) - 1]])]], axis=1), lists
+
+    where: Int64s
+    begins: Int64s
+    degrees: Int64s
+    runs: Int64s
+    first_lists: Int64s
+
+    @classmethod
+    def of(cls, indptr: Int64s, nodes: Int64s, id_bytes: int) -> ListRuns:
+        """Find those of ``nodes``, ascending and distinct."""
+        k = len(nodes)
+        where, begins, degrees, first_lists = (np.empty(k, np.int64) for _ in range(4))
+        runs = np.empty((k, 2), np.int64)
+        n, n_runs = find_runs(indptr, nodes, id_bytes, GAP_PAGES, where, begins, degrees, runs, first_lists)
+        return cls(where[:n], begins[:n], degrees[:n], runs[:n_runs].copy(), first_lists[:n_runs].copy())
 
 
-def stream_lists(topology: Lists, nodes: Int64s, block_bytes: int = LIST_BYTES) -> Iterator[NodeLists]:
+def pass_pages(indptr: Int64s, nodes: Int64s, id_bytes: int) -> tuple[int, int]:
+    """Return how many pages :func:`stream_lists` reads for ``nodes``, and in how many runs."""
+    return count_runs(indptr, nodes, id_bytes, GAP_PAGES)
+
+
+def stream_lists(topology: Lists, indptr: Int64s, nodes: Int64s, block_bytes: int = LIST_BYTES) -> Iterator[NodeLists]:
     """Yield the lists of ``nodes``, in the order of the file: as many at once as fit, and one that does not in pieces.
 
     Parameters
     ----------
     topology : Topology
+    indptr : int64 array, shape (N + 1,)
+        Its offsets.
     nodes : int64 array, shape (k,)
         Ascending, distinct.
     block_bytes : int
@@ -72,15 +99,12 @@ def stream_lists(topology: Lists, nodes: Int64s, block_bytes: int = LIST_BYTES) 
     CorruptionError, OSError
         A page is damaged, an id is no node's, or the drive failed.
     """
-    starts, degrees = topology.offsets(nodes)
-    where = np.flatnonzero(degrees > 0)
+    found = ListRuns.of(indptr, nodes, topology.id_bytes)
+    where, begins, degrees, runs = found.where, found.begins, found.degrees, found.runs
     if not len(where):
         return
-    begins, degrees = starts[where], degrees[where]
-    del starts
+    lists = np.append(found.first_lists, len(where))
     page_ids = PAGE_BYTES // topology.id_bytes
-    runs, lists = list_runs(begins, begins + degrees, topology.id_bytes)
-    lists = np.append(lists, len(where))
     most = max(1, block_bytes // 2 // PAGE_BYTES)
     pages = np.empty((most, PAGE_BYTES), np.uint8)
     counts = runs[:, 1] - runs[:, 0]
@@ -120,7 +144,8 @@ def stream_lists(topology: Lists, nodes: Int64s, block_bytes: int = LIST_BYTES) 
             for page in range(int(runs[run, 0]), int(runs[run, 1]), most):
                 edge = page * page_ids
                 ids = take(min(most, int(runs[run, 1]) - page), np.zeros(1, np.int64), np.array([edge]))
-                low = first + int(np.searchsorted(begins[first:stop] + degrees[first:stop], edge, "right"))
+                low = first + max(0, int(np.searchsorted(begins[first:stop], edge, "right")) - 1)
+                low += int(begins[low] + degrees[low] <= edge)
                 high = first + int(np.searchsorted(begins[first:stop], edge + len(ids)))
                 if low < high:
                     yield NodeLists(where[low:high], begins[low:high] - edge, degrees[low:high], ids)

@@ -15,7 +15,7 @@ from featstore.cache.rowmap import huge_array
 from featstore.errors import ClosedError, CorruptionError
 from featstore.graph.edgeids import EdgeIds
 from featstore.graph.listblocks import ListBlock, NodeLists
-from featstore.graph.liststream import LIST_BYTES, list_runs, stream_lists
+from featstore.graph.liststream import LIST_BYTES, pass_pages, stream_lists
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.readahead import read_ahead
 from featstore.storage.rowfile import RowFile
@@ -274,15 +274,19 @@ class CscTopology(Topology):
 
     def offsets(self, ids: Int64s, starts: Int64s | None = None, degrees: Int64s | None = None) -> tuple[Int64s, Int64s]:
         """See :meth:`Topology.offsets`; from memory."""
-        indptr = self.indptr  # stays if another thread closes
-        if len(indptr) != self.num_nodes + 1:
-            raise ClosedError("the topology is closed")
+        indptr = self._open_indptr()
         if starts is None:
             starts = np.empty(len(ids), np.int64)
         if degrees is None:
             degrees = np.empty(len(ids), np.int64)
         _core.offsets(indptr, ids, starts, degrees)
         return starts, degrees
+
+    def _open_indptr(self) -> Int64s:
+        indptr = self.indptr  # stays if another thread closes
+        if len(indptr) != self.num_nodes + 1:
+            raise ClosedError("the topology is closed")
+        return indptr
 
     @property
     def path(self) -> str:
@@ -308,7 +312,7 @@ class CscTopology(Topology):
 
     def lists(self, nodes: Int64s, block_bytes: int = LIST_BYTES) -> Iterator[NodeLists]:
         """See :meth:`Topology.lists`; pages that hold none of the lists are not read, but for short gaps."""
-        return stream_lists(self, nodes, block_bytes)
+        return stream_lists(self, self._open_indptr(), nodes, block_bytes)
 
     @property
     def gap_bytes(self) -> int:
@@ -317,14 +321,8 @@ class CscTopology(Topology):
 
     def pass_cost(self, nodes: Int64s) -> int:
         """See :meth:`Topology.pass_cost`."""
-        cost, gap = 0, self.gap_bytes
-        for first in range(0, len(nodes), _PIECE):
-            starts, degrees = self.offsets(nodes[first : first + _PIECE])
-            has = degrees > 0
-            if has.any():
-                runs, _ = list_runs(starts[has], starts[has] + degrees[has], self.id_bytes)
-                cost += int((runs[:, 1] - runs[:, 0]).sum()) * PAGE_BYTES + gap * len(runs)
-        return cost
+        n_pages, n_runs = pass_pages(self._open_indptr(), nodes, self.id_bytes)
+        return n_pages * PAGE_BYTES + self.gap_bytes * n_runs
 
     def lookup_cost(self, nodes: Int64s) -> int:
         """See :meth:`Topology.lookup_cost`: nothing, they are in memory."""
