@@ -236,7 +236,8 @@ def streamed(args: argparse.Namespace, report: Report, folder: Path) -> None:
 def history(args: argparse.Namespace, report: Report, folder: Path) -> None:
     """Rows requested with historical embeddings, of all graphs."""
     for name, indptr, ids, seeds, batch_size, _ in graphs(args):
-        rows_with_history(args, report, name, (indptr, ids), seeds, batch_size, folder / name.replace(" ", "-"))
+        path = folder / name.replace(" ", "-")
+        rows_with_history(args, report, name, (indptr, ids), seeds, batch_size, path, has_target=name != PLANTED)
 
 
 def lists(args: argparse.Namespace, report: Report, folder: Path) -> None:

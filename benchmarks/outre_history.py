@@ -42,6 +42,8 @@ def rows_with_history(
     seeds: Int64s,
     batch_size: int,
     path: Path,
+    *,
+    has_target: bool,
 ) -> None:
     """Count the rows that an epoch of two and of three hops requests, in partition batches and in random ones."""
     if not path.exists():
@@ -65,7 +67,7 @@ def rows_with_history(
                     "rows",
                     reference="without history",
                     ratio=counted / plain,
-                    target="<= 0.8" if kind != RANDOM and not args.tiny else None,
+                    target="<= 0.8" if kind != RANDOM and has_target else None,
                     **history.stats(),
                 )
 
