@@ -45,6 +45,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         "factors = np.maximum(degrees[::-1], 1)",
         ("tests/test_aggregate.py::test_the_dtype_is_the_features_own_or_float64",),
     ),
+    Mutation(
+        "a node added to its own long list at the end",
+        "features made of others",
+        "featstore/graph/passes.py",
+        "if not has_self and (low + most >= degree or (len(ids) and ids[-1] > node)):",
+        "if not has_self and low + most >= degree:",
+        ("tests/test_passes.py::test_blocks_are_as_many_as_the_memory_makes_them",),
+    ),
     # -- looking ahead
     Mutation(
         "superbatch planned late",

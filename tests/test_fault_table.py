@@ -117,6 +117,7 @@ COVERAGE: dict[str, list[str]] = {
         "test_faults::test_too_few_descriptors",
         "test_faults::test_every_large_allocation_may_fail",
         "test_faults::test_dataset_larger_than_its_memory_group",
+        "test_passes::test_the_process_grows_by_no_more_than_the_budget",
     ],
     "system: io_uring refused (ENOSYS, EPERM, ENOMEM)": [
         "test_faults::test_refused_ring",
@@ -165,6 +166,7 @@ COVERAGE: dict[str, list[str]] = {
         "test_dataset::test_a_graph_that_nobody_closed_makes_no_noise_at_exit",
         "test_loader::test_collected_in_a_cycle",
         "test_loader::test_ctrl_c_while_waiting",
+        "test_passes::test_ctrl_c_while_rows_are_added",
         "test_train::test_ctrl_c_ends_a_training_loop",
         "test_train::test_ctrl_c_at_any_moment",
         "test_commit_faults::test_ctrl_c_after_any_step_leaves_the_old_or_the_new",
