@@ -1,4 +1,4 @@
-"""Aggregated features and layer-wise inference on R22: bytes, passes, seconds; beside layer-wise inference over gathers.
+"""Layer-wise inference on R22: bytes, passes, seconds; beside layer-wise inference over gathers.
 
 A GraphSAGE of three layers is run at every node, all neighbours, within ``--budget`` MiB (1024). The reference is the usual
 layer-wise inference over the library's own gathers: batches of 1,000 nodes, all neighbours, each layer's input read with
@@ -16,57 +16,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from harness import Report, arguments, bytes_read_by_kernel, drop_from_page_cache, main, scratch
+from harness import Report, arguments, bytes_read_by_kernel, drop_from_page_cache, main, scratch, sequential_rate
 from r22 import generate
 
 import featstore
 from featstore.cli.sage import GraphSAGE
-from featstore.graph.aggregate import aggregate
 from featstore.inference.infer import run_layers
 
 CLASSES, LAYERS = 47, 3
 BATCH = 1000
-
-
-def sequential_rate(g: featstore.OutOfCoreGraph) -> float:
-    """Bytes a second at which the feature is read in sequence, checked, nothing done with it."""
-    source, n = g.features["x"].source, g.num_nodes
-    step = max(1, (32 << 20) // source.row_bytes)
-    rows = np.empty((step, source.row_bytes), np.uint8)
-    begin = time.perf_counter()
-    for first in range(0, n, step):
-        count = min(step, n - first)
-        source.gather(range(first, first + count), rows)
-    return n * source.row_bytes / (time.perf_counter() - begin)
-
-
-def aggregated(args: argparse.Namespace, report: Report, path: Path) -> None:
-    """One hop of the mean: bytes by the kernel's count against the blocks, and seconds against the drive's rate."""
-    for _ in range(args.runs):
-        with featstore.open(path, memory=f"{args.budget}MiB") as g:
-            g.topology.degrees(0, 1)
-            drop_from_page_cache(path)
-            rate = sequential_rate(g)
-            nbytes = g.features["x"].nbytes
-            drop_from_page_cache(path)
-            read, begin = bytes_read_by_kernel(), time.perf_counter()
-            costs = aggregate(g, "x", "mean", 1, "x_mean", None, True, None, False)[0]
-            seconds, read = time.perf_counter() - begin, bytes_read_by_kernel() - read
-        name = f"aggregate, mean, {args.budget} MiB"
-        passes = {"blocks": costs.blocks, "read_s": round(costs.bytes_read / rate, 2), "sum_s": round(costs.sum_s, 2)}
-        bound = max(costs.bytes_read / rate, costs.sum_s)
-        report.figure(
-            f"{name}, bytes read",
-            float(read),
-            "B",
-            reference="blocks + 1 times the features",
-            ratio=read / ((costs.blocks + 1) * nbytes),
-            target=None if args.tiny else "<= 1",
-            **passes,
-        )
-        report.figure(name, seconds, "s", reference="longer of its reads and its sums", ratio=seconds / bound, **passes)
 
 
 def gathered_layer(
@@ -134,9 +93,7 @@ def run(args: argparse.Namespace, report: Report) -> None:
     with scratch(args, "infer") as folder:
         work = generate(os.environ.get("FEATSTORE_R22", folder), scale=12 if args.tiny else 22)
         path = work.dataset()
-        if "aggregate" in args.only or not args.only:
-            aggregated(args, report, path)
-        if "infer" in args.only or not args.only:
+        if args.only in inferred.__name__:
             inferred(args, report, path)
 
 

@@ -53,6 +53,7 @@ class MadeFeatures(Opened):
             Over the list of in-neighbours N(v), in which a repeated edge counts each time. ``"sum"``: Σ x_u. ``"mean"``: Σ x_u
             divided by the length of the list, 0 where it is empty. ``"gcn"``: s_v · Σ s_u x_u over N(v) and v itself, where s_v =
             1/√(d_v + 1); v counts exactly once, whatever edges lead from v to v, and d_v are the in-edges from other nodes.
+            Where edges have a direction, s_u and s_v are both made of in-degrees, as in PyG's ``gcn_norm``.
         hops : int
             Aggregate so often, each time what came of it before. Between hops there are float64 fields.
         name : str, optional
@@ -90,9 +91,12 @@ class MadeFeatures(Opened):
         Sums are made in float64, in ascending order of the neighbours, and rounded once, to ``dtype``: bit for bit what SciPy's
         product ``csr_array((ones, indices, indptr)) @ x`` has in float64. int64 beyond 2⁵³ is rounded first.
 
-        Blocks of nodes whose sums fit the memory, 8 bytes a number, take turns; each reads the feature once, in sequence. All is
-        added in one commit. After a kill or Ctrl-C, the same call goes on where the last one was, but for the last seconds. The
-        writer's lock of the dataset is held meanwhile. Needs disk for the new feature, and between hops for two float64 fields.
+        Blocks of nodes whose sums fit the memory, 8 bytes a number, take turns; each reads the feature once, in sequence. The
+        graph's threads add; how many they are changes no bit.
+
+        All is added in one commit. After a kill or Ctrl-C, the same call goes on where the last one was, but for the last
+        seconds. The dataset's writer lock is held meanwhile. Needs disk for the new feature, and between hops for two float64
+        fields.
 
         Examples
         --------
