@@ -11,8 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
+
+# Threads of torch that have nothing to do sleep. By default they spin, and so do those of every child and of every other worker:
+# where workers are as many as cores that took a third of the seconds of CPU of an epoch. It is read when torch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import numpy as np
 import torch
 from hypothesis import HealthCheck, settings
 
