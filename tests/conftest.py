@@ -105,6 +105,16 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[Snapshot]:
         assert not leaked, f"left behind: {'; '.join(leaked)}"
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Let torch compute in one thread, so that losses are the same bits each time; undo what ``--seed`` sets."""
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.set_num_threads(n_threads)
+
+
 # -- data ----------------------------------------------------------------------------------------------------------------------
 
 
