@@ -71,8 +71,7 @@ class Streamed(Superbatch):
         setup = replace(setup, planning=planning)
         if self.length != "auto" or isinstance(setup.batches, Profile):
             return run_planned(setup, StreamedRunner, self.cache)
-        make_room(setup.graph, setup.features)
-        make_room(setup.graph, planned_edge_bytes(setup), of_edges=True)
+        make_room(setup.graph, setup.features, planned_edge_bytes(setup))
         setup, memory = ask_beside_caches(
             setup, self.cache, planning.policy, StreamedRunner.requests, plans=True, of_edges=planned_edge_bytes(setup)
         )
