@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import torch
 
 from featstore._core.rows import copy_rows
-from featstore.gather.buffers import BufferPool
+from featstore.gather.buffers import BufferPool, as_bytes
 from featstore.gather.executor import Tally
 from featstore.gather.plan import EdgePlan
 from featstore.graph.feature import FeatureStore
@@ -57,15 +55,9 @@ def gather_edges(
     else:
         rows = pool.tensor((len(planned.places), *store.shape[1:]), store.dtype)  # before the plan has run: it runs once
         found = store.gather(torch.from_numpy(planned.ids), planned.plan, tally=tally)
-        copy_rows(_bytes(found), planned.places, _bytes(rows), None)
+        copy_rows(as_bytes(found, store.row_bytes), planned.places, as_bytes(rows, store.row_bytes), None)
     sizes = [len(block.src) for block in blocks]
     if planned is None and are_one_array(blocks):
         return tuple(rows[:size] for size in sizes)
     ends = np.cumsum(sizes).tolist()
     return tuple(rows[end - size : end] for end, size in zip(ends, sizes, strict=True))
-
-
-def _bytes(rows: torch.Tensor) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
-    """View rows as bytes."""
-    width = rows.dtype.itemsize * math.prod(rows.shape[1:])
-    return rows.as_strided((rows.numel(),), (1,)).view(torch.uint8).numpy().reshape(-1, width)
