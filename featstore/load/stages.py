@@ -101,12 +101,18 @@ class Stages:
             self._setup.on_device.step_done(self._setup)
 
     def of(
-        self, run: EpochRun
+        self, run: EpochRun, waiting: Waiting | None = None
     ) -> tuple[Callable[[int], Item], Callable[[int, Item], Any], Callable[[int, Any], MiniBatch] | None]:
-        """Return an epoch's stages for a :class:`Pipeline`; the last is None where a batch is whole once it is assembled."""
-        if self._setup.device.type == "cpu" and self._setup.on_device is None:
-            return partial(self._sample, run), partial(self._assemble_whole, run), None
-        return partial(self._sample, run), partial(self._assemble, run), self._hand_over
+        """Return an epoch's stages for a :class:`Pipeline`; the last is None where a batch is whole once it is assembled.
+
+        ``waiting`` hears of every batch that the last stage has made.
+        """
+        is_whole = self._setup.device.type == "cpu" and self._setup.on_device is None
+        last: Callable[..., MiniBatch] = partial(self._assemble_whole, run) if is_whole else self._hand_over
+        if waiting is not None:
+            last = waiting.after(last)
+        sample = partial(self._sample, run)
+        return (sample, last, None) if is_whole else (sample, partial(self._assemble, run), last)
 
     def waiting(self, run: EpochRun, least: int) -> Waiting | None:
         """Return what lends batches made ahead beyond ``least``; None where their rows cannot be read again."""
