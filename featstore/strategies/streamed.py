@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -64,6 +64,8 @@ class Streamed(Superbatch):
     disk : int, str or None
         As of :class:`~featstore.Superbatch`; extents of two superbatches lie on disk, too.
     """
+
+    takes_history: ClassVar[bool] = True
 
     def run(self, setup: Setup) -> Runner:
         """See :class:`~featstore.Strategy`."""
