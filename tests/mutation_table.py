@@ -382,7 +382,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "sampler's scratch not counted",
         "budget counting",
-        "featstore/sampling/hops.py",
+        "featstore/sampling/scratch.py",
         "        self.room = room\n        self._reservation.resize(n_bytes)\n",
         "        self.room = room\n        self._reservation.resize(0)\n",
         ("tests/test_sampler.py::test_scratch_is_counted_and_given_back",),

@@ -28,7 +28,7 @@ import featstore
 from featstore.cli.main import main
 from featstore.plan.cost import Machine, Workload
 from featstore.sampling.foreign import checked_sampler
-from featstore.sampling.hops import SCRATCH
+from featstore.sampling.scratch import SCRATCH
 from featstore.storage.drive import DriveSpeed
 from featstore.strategies.estimates import estimate_of
 from featstore.strategies.options import options_of
