@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from featstore._public import *
 
+    __version__: str
+
 __all__ = [
     "Aggregate",
     "Auto",
@@ -93,6 +95,10 @@ if not TYPE_CHECKING:  # to whom every name would be known
 
     def __getattr__(name: str) -> Any:
         """Import everything when a name is first asked for: torch takes seconds, and the command line may need it never."""
+        if name == "__version__":
+            from importlib.metadata import version
+
+            return version("featstore")
         if not name.startswith("_"):
             from featstore._compiled import importing
 
@@ -107,4 +113,4 @@ if not TYPE_CHECKING:  # to whom every name would be known
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, "__version__"})

@@ -11,8 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
+
+# Threads of torch that have nothing to do sleep. By default they spin, and so do those of every child and of every other worker:
+# where workers are as many as cores that took a third of the seconds of CPU of an epoch. It is read when torch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import numpy as np
 import torch
 from hypothesis import HealthCheck, settings
 
@@ -98,6 +103,16 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[Snapshot]:
     if request.node.get_closest_marker("shares_resources") is None:
         leaked = snapshot.leaked()
         assert not leaked, f"left behind: {'; '.join(leaked)}"
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Let torch compute in one thread, so that losses are the same bits each time; undo what ``--seed`` sets."""
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.set_num_threads(n_threads)
 
 
 # -- data ----------------------------------------------------------------------------------------------------------------------

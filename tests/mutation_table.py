@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutation import Mutation
 from tests.mutation_table_core import COMPILED
+from tests.mutation_table_history import HISTORY
 from tests.mutation_table_parts import PARTS
 from tests.mutation_table_sampling import SAMPLING
 
@@ -390,7 +391,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "sampler's scratch not counted",
         "budget counting",
-        "featstore/sampling/hops.py",
+        "featstore/sampling/scratch.py",
         "        self.room = room\n        self._reservation.resize(n_bytes)\n",
         "        self.room = room\n        self._reservation.resize(0)\n",
         ("tests/test_sampler.py::test_scratch_is_counted_and_given_back",),
@@ -478,6 +479,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "        lock = FileLock(os.path.join(root, WRITER_LOCK), exclusive=False)\n",
         ("tests/test_locks.py::test_one_update_at_a_time",),
     ),
+    *HISTORY,
     *PARTS,
     *SAMPLING,
     *COMPILED,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -29,3 +31,11 @@ def test_other_modules_that_are_missing_are_said_as_ever() -> None:
     code = "import sys, featstore; sys.modules['torch'] = None; featstore.open"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "ModuleNotFoundError: import of torch halted" in done.stderr.strip().splitlines()[-1]
+
+
+def test_the_version_is_the_packages_and_needs_no_torch() -> None:
+    code = "import sys, featstore; print(featstore.__version__, 'torch' in sys.modules, '__version__' in dir(featstore))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    project = (Path(__file__).resolve().parent.parent / "pyproject.toml").read_text()
+    (version,) = re.findall(r'^version = "(.+)"$', project, re.MULTILINE)
+    assert done.stdout.split() == [version, "False", "True"]

@@ -16,7 +16,7 @@ import numpy as np
 
 import featstore
 from featstore.budget import Living
-from featstore.sampling.hops import SCRATCH
+from featstore.sampling.scratch import SCRATCH
 from tests.loaders import make_loader
 
 

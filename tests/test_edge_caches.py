@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import featstore
 from featstore.cache.belady import Belady
 from featstore.cache.lru import LRU
+from featstore.strategies.caches import make_room
 from tests.test_edge_features import FORMS, SAMPLERS, E, N, check, make
 from tests.test_reader import kernel_bytes
 
@@ -250,3 +251,21 @@ def test_whatever_the_memory(wide: Path, strategy: str, kib: int) -> None:
             assert error.needed > memory, error
             memory = error.needed
     raise AssertionError(f"{memory} bytes, which an error named, do not do either")
+
+
+def test_room_is_made_for_all_or_for_none(graph: featstore.OutOfCoreGraph) -> None:
+    """A cache of edges that is in use keeps those of nodes, too; and where nothing is named nothing is asked of the graph."""
+    make_room(object())
+    strategy = featstore.Superbatch(length=3, edge_cache=0.5)
+    options = {"edge_features": ["w"], "features": (), "labels": None, "strategy": strategy}
+    with featstore.Loader(graph, SAMPLERS["neighbor"](graph), torch.arange(N), 70, **options) as loader:
+        graph.cache("x", budget="10%", policy="lru")
+        caches = graph.features["x"].cache, graph.edge_features["w"].cache
+        epoch = iter(loader)
+        next(epoch)
+        with pytest.raises(featstore.BusyError, match="'w'"):
+            make_room(graph, ["x"], ["w"])
+        assert (graph.features["x"].cache, graph.edge_features["w"].cache) == caches
+    make_room(graph, ["x"], ["w"])
+    assert graph.features["x"].cache is None or not graph.features["x"].cache.capacity
+    assert graph.edge_features["w"].cache is None or not graph.edge_features["w"].cache.capacity

@@ -16,7 +16,9 @@ import torch
 import featstore
 from featstore.cli.main import main
 from featstore.errors import BudgetError, CorruptionError, PluginError
+from featstore.load.edges import gather_edges
 from featstore.sampling.batch import SampledBatch
+from featstore.sampling.numbered import edge_numbers
 from featstore.storage.catalog import EDGE, read_catalog
 from tests.test_edge_pos import as_lists, edges_of
 
@@ -262,3 +264,28 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert main(["verify", str(tmp_path / "g")]) == 0
     with featstore.open(tmp_path / "g") as g:
         np.testing.assert_array_equal(g.edge_features["w"][:].numpy(), edge_rows()["w"])
+
+
+def test_edges_of_a_batch_are_joined_once(graph: featstore.OutOfCoreGraph, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For all of its features, and however often memory is looked for."""
+    joined: list[Any] = []
+    refused: list[Any] = []
+
+    def counting(blocks: Any, *more: Any) -> Any:
+        joined.append(blocks)
+        return edge_numbers(blocks, *more)
+
+    def refusing(store: featstore.FeatureStore, blocks: Any, *more: Any) -> Any:
+        if not any(blocks is each for each in refused):
+            refused.append(blocks)
+            raise BudgetError("no memory now", None)
+        return gather_edges(store, blocks, *more)
+
+    monkeypatch.setattr("featstore.load.stages.Stages.spare", lambda stages, run: True)  # there was memory to give back
+    monkeypatch.setattr("featstore.load.stages.edge_numbers", counting)
+    monkeypatch.setattr("featstore.load.stages.gather_edges", refusing)
+    options = {"edge_features": ["w", "kind"], "labels": None, "threads": 1, "prefetch": 1}
+    with featstore.Loader(graph, SAMPLERS["neighbor"](graph), torch.arange(N), 70, **options) as loader:
+        for batch in loader:
+            check(batch)
+        assert len(joined) == len(loader) == len(refused)

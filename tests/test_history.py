@@ -21,6 +21,7 @@ import featstore
 import tests.pyg  # noqa: F401
 from featstore.sampling.drawn import Drawn
 from featstore.sampling.historical import PushTimes
+from featstore.strategies.registry import find_strategy
 from tests.reference_history import PlainBatch, Replay
 from tests.whole_graph import skewed_graph
 
@@ -284,7 +285,20 @@ def refused(g: featstore.OutOfCoreGraph, match: str, history: Any = None, **opti
 
 
 class Reversed(featstore.OnDemand):
-    takes_history = False
+    """One that may run batches in another order, and says nothing of histories."""
+
+
+class AsBefore(featstore.OnDemand):
+    takes_history = True
+
+
+def test_each_strategy_says_of_itself_that_it_takes_a_history(g: featstore.OutOfCoreGraph) -> None:
+    takes = {name for name in featstore.available_strategies() if find_strategy(name).takes_history}
+    assert takes >= {"ondemand", "superbatch", "ginex", "streamed"}
+    assert not takes & {"auto", "packed"}
+    assert not Reversed.takes_history
+    assert AsBefore.takes_history
+    assert not type("Derived", (AsBefore,), {}).takes_history
 
 
 def test_what_does_not_go_with_a_history(g: featstore.OutOfCoreGraph, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -156,31 +156,41 @@ def check(path: Path, memory: int, options: dict[str, Any], order: str, held_out
 
 
 IN_AMPLE_MEMORY: dict[tuple[Path, str, int, str], Sums] = {}  # what each case comes to, whatever the strategy
+LITTLE_AND_MUCH = [0.05, 0.3]
 CASES = [("train val test", 128), ("val test train", 128), ("train val test", 512)]
 
 
-def compare(graph: Path, pack: Path, name: str, shares: Any, tries: list[int]) -> None:
+def compare(graph: Path, pack: Path, name: str, shares: Sequence[Sequence[float]], tries: list[int]) -> None:
+    """Train each case in its shares of the features' bytes."""
     options = STRATEGIES[name] | ({"pack": pack} if "packed" in name else {})
-    for order, held_out in CASES:
+    for (order, held_out), of_case in zip(CASES, shares, strict=True):
         others = "packed" in name or "history" in options  # than batches that are drawn whole
         group = next((word for word in ("packed", "history") if word in name), "")
         key = (graph, order, held_out, group)
         if key not in IN_AMPLE_MEMORY:
             IN_AMPLE_MEMORY[key] = sorted(check(graph, 4 * BYTES, options if others else {}, order, held_out, tries))
-        for share in shares:
+        for share in of_case:
             found = check(graph, int(share * BYTES), options, order, held_out, tries)
             assert sorted(found) == IN_AMPLE_MEMORY[key], (order, held_out, share)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_training_beside_validation_at_some_budgets(graph: Path, pack: Path, name: str, tries: list[int]) -> None:
-    compare(graph, pack, name, [0.05, 0.3], tries)
+    """Each strategy in little and in much memory, in each case; the other half of the pairs is the neighbours' in the table."""
+    turn = list(STRATEGIES).index(name) % 2
+    compare(graph, pack, name, [[LITTLE_AND_MUCH[(turn + k) % 2]] for k in range(len(CASES))], tries)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_training_beside_validation_in_little_and_in_much(graph: Path, pack: Path, name: str, tries: list[int]) -> None:
+    compare(graph, pack, name, [LITTLE_AND_MUCH] * len(CASES), tries)
 
 
 @pytest.mark.stress
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_training_beside_validation_at_twenty_budgets(graph: Path, pack: Path, name: str, tries: list[int]) -> None:
-    compare(graph, pack, name, np.linspace(0.05, 0.6, 20), tries)
+    compare(graph, pack, name, [np.linspace(0.05, 0.6, 20).tolist()] * len(CASES), tries)
 
 
 def command(graph: Path, pack: Path, name: str, memory: int, tries: list[int], capsys: pytest.CaptureFixture[str]) -> Any:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import featstore
-from featstore.sampling.hops import scratch_bytes
 from featstore.sampling.neighbor import NeighborSampler
+from featstore.sampling.scratch import scratch_bytes
 from tests.loaders import make_loader
 
 N = 30_000

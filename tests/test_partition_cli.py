@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import featstore
 from featstore.cli.arguments import add_sampling, make_sampler
@@ -20,13 +18,7 @@ from featstore.cli.main import main
 N, COMMUNITIES, CLASSES, DEGREE = 1_500, 15, 3, 6
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    n_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.use_deterministic_algorithms(False)
-    torch.set_num_threads(n_threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

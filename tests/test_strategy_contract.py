@@ -184,6 +184,17 @@ def test_a_faulty_strategy_fails(fault: str, monkeypatch: pytest.MonkeyPatch) ->
     assert re.search(message, str(found[test])), found
 
 
+def test_the_base_class_does_not_answer_for_a_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A class that says nothing is refused, and the suite fails where it is not."""
+    assert featstore.OnDemand.takes_history
+    assert not Faulty.takes_history
+    test = "test_batches_with_a_history"
+    assert not failures(FaultySuite(""), [test])
+    monkeypatch.setattr("featstore.load.loader.check_history", lambda *given: None)
+    found = failures(FaultySuite(""), [test])
+    assert re.search("does not say that it runs in order", str(found[test]))
+
+
 @dataclass(frozen=True)
 class Undeclared(featstore.OnDemand):
     fault: str = ""

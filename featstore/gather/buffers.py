@@ -19,7 +19,7 @@ from featstore.budget import Budget, Reservation
 from featstore.errors import BudgetError, ClosedError
 from featstore.gather.pinned import locked_block
 
-__all__ = ["HOLDER", "BufferPool", "block_bytes", "carve", "take_pages"]
+__all__ = ["HOLDER", "BufferPool", "as_bytes", "block_bytes", "carve", "take_pages"]
 
 HOLDER = "batch buffers"
 SMALL_BYTES = 64 << 10  # below this malloc is as good
@@ -39,6 +39,12 @@ def block_bytes(n_bytes: int) -> int:
     """Return the bytes of a block for ``n_bytes``: up to an eighth of a power of two, whole pages, so that similar ones share."""
     step = max(4096, 1 << max(0, n_bytes.bit_length() - 4))
     return -(-n_bytes // step) * step
+
+
+def as_bytes(rows: torch.Tensor, row_bytes: int) -> npt.NDArray[np.uint8]:
+    """View a contiguous CPU tensor as rows of bytes, shape (n, row_bytes)."""
+    flat = rows.as_strided((rows.numel(),), (1,))  # a single element may have any stride, which reshape() keeps
+    return np.asarray(flat.view(torch.uint8).numpy()).reshape(-1, row_bytes)
 
 
 def carve(memory: npt.NDArray[np.uint8]) -> Callable[[int, npt.DTypeLike], npt.NDArray[Any]]:

@@ -17,7 +17,7 @@ from featstore._core.rows import is_writable
 from featstore.cache.gather import Gather
 from featstore.cache.table import FeatureCache
 from featstore.errors import ClosedError
-from featstore.gather.buffers import BufferPool
+from featstore.gather.buffers import BufferPool, as_bytes
 from featstore.gather.executor import Tally
 from featstore.gather.plan import BatchPlan, Tier
 from featstore.gather.sources import RowSource
@@ -282,7 +282,7 @@ class FeatureStore:
 
         out = self._pool.tensor((plan.n_rows, *self.shape[1:]), self.dtype)
         self._n_takes += plan.n_rows > 0
-        self._gather.planned(plan, rows_of, self._bytes(out), tally, tiers, threads)
+        self._gather.planned(plan, rows_of, as_bytes(out, self.row_bytes), tally, tiers, threads)
         return out
 
     def _fill(
@@ -294,12 +294,7 @@ class FeatureStore:
         threads: int | None = None,
     ) -> None:
         self._n_takes += len(rows) > 0
-        self._gather.rows(rows, self._bytes(out), tally, gap_bytes, threads)
-
-    def _bytes(self, out: torch.Tensor) -> npt.NDArray[np.uint8]:
-        """View a contiguous CPU tensor as rows of bytes."""
-        flat = out.as_strided((out.numel(),), (1,))  # a single element may have any stride, which reshape() keeps
-        return np.asarray(flat.view(torch.uint8).numpy()).reshape(-1, self.row_bytes)
+        self._gather.rows(rows, as_bytes(out, self.row_bytes), tally, gap_bytes, threads)
 
     # -- torch ------------------------------------------------------------------------------------------------------------------
 

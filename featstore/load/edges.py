@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from featstore._core.rows import copy_rows
-from featstore.gather.buffers import BufferPool
+from featstore.gather.buffers import BufferPool, as_bytes
 from featstore.gather.executor import Tally
 from featstore.gather.plan import EdgePlan
 from featstore.graph.feature import FeatureStore
 from featstore.sampling.batch import Block
-from featstore.sampling.numbered import are_one_array, edge_numbers
+from featstore.sampling.numbered import are_one_array
 
 __all__ = ["gather_edges"]
 
+Int64s = npt.NDArray[np.int64]
+
 
 def gather_edges(
-    store: FeatureStore, blocks: tuple[Block, ...], pool: BufferPool, tally: Tally, planned: EdgePlan | None = None
+    store: FeatureStore, blocks: tuple[Block, ...], pool: BufferPool, tally: Tally, by: EdgePlan | Int64s
 ) -> tuple[torch.Tensor, ...]:
     """Return the rows of each block's edges, in their order.
 
@@ -28,18 +29,15 @@ def gather_edges(
     store : FeatureStore
         Of one row an edge.
     blocks : tuple of Block
-        With ``edge_pos``.
     pool : BufferPool
-        Holds the numbers of all edges meanwhile, and the rows of distinct ones where a plan has others in their place.
+        Holds the rows of distinct edges where a plan has others in their place.
     tally : Tally
         Gets what was read.
-    planned : EdgePlan, optional
-        By which plan; without, the store makes one.
+    by : EdgePlan or int64 array
+        By which plan; or what :func:`~featstore.sampling.numbered.edge_numbers` has made of the blocks: the store makes one.
 
     Raises
     ------
-    PluginError
-        A block has no ``edge_pos``, or one that is no edge's number.
     CorruptionError, OSError, BudgetError, ClosedError
         See :meth:`FeatureStore.gather`. After a BudgetError without a plan the call may be repeated.
 
@@ -49,23 +47,16 @@ def gather_edges(
     """
     if not blocks:
         return ()
-    if planned is None:
-        ids = edge_numbers(blocks, len(store), pool.array)
-        rows = store.gather(torch.from_numpy(ids), tally=tally)
-    elif not len(planned.places):
-        rows = store.gather(torch.from_numpy(planned.ids), planned.plan, tally=tally)
+    if not isinstance(by, EdgePlan):
+        rows = store.gather(torch.from_numpy(by), tally=tally)
+    elif not len(by.places):
+        rows = store.gather(torch.from_numpy(by.ids), by.plan, tally=tally)
     else:
-        rows = pool.tensor((len(planned.places), *store.shape[1:]), store.dtype)  # before the plan has run: it runs once
-        found = store.gather(torch.from_numpy(planned.ids), planned.plan, tally=tally)
-        copy_rows(_bytes(found), planned.places, _bytes(rows), None)
+        rows = pool.tensor((len(by.places), *store.shape[1:]), store.dtype)  # before the plan has run: it runs once
+        found = store.gather(torch.from_numpy(by.ids), by.plan, tally=tally)
+        copy_rows(as_bytes(found, store.row_bytes), by.places, as_bytes(rows, store.row_bytes), None)
     sizes = [len(block.src) for block in blocks]
-    if planned is None and are_one_array(blocks):
+    if not isinstance(by, EdgePlan) and are_one_array(blocks):
         return tuple(rows[:size] for size in sizes)
     ends = np.cumsum(sizes).tolist()
     return tuple(rows[end - size : end] for end, size in zip(ends, sizes, strict=True))
-
-
-def _bytes(rows: torch.Tensor) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
-    """View rows as bytes."""
-    width = rows.dtype.itemsize * math.prod(rows.shape[1:])
-    return rows.as_strided((rows.numel(),), (1,)).view(torch.uint8).numpy().reshape(-1, width)

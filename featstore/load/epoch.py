@@ -53,12 +53,8 @@ class RunningEpoch(Iterator[MiniBatch]):
         self._stop = stop
         self._receive, self._step_done, self._check_step = stages.receive, stages.step_done, stages.check_step
         self._has_delivered = False
-        first, second, third = stages.of(run)
         self._waiting = stages.waiting(run, depth) if most > depth else None
-        if self._waiting is not None and third is None:
-            second = self._waiting.after(second)
-        elif self._waiting is not None and third is not None:
-            third = self._waiting.after(third)
+        first, second, third = stages.of(run, self._waiting)
         self._pipeline: Pipeline[Item, Any, MiniBatch] = Pipeline(
             first,
             second,

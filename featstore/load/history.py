@@ -177,7 +177,7 @@ class History:
         if wrong or (len(ids) and not (ids[0] >= 0 and ids[-1] < state["num_nodes"])):
             raise ValueError("the state's nodes, steps and rows do not fit each other; was it changed after it was taken?")
         with self._lock:
-            self._check_idle()
+            self.check_idle()
             device = table.device if self._table is None else self._table.device
             if self._held is not None:
                 self._held.resize(self._bytes(len(ids), device))
@@ -268,14 +268,10 @@ class History:
             policy: Any = get_policy(POLICY)
             return top_rows(inputs.scores(policy), n)
 
-    def _check_idle(self) -> None:
-        if self._is_running:
-            raise BusyError("an epoch with this history is running: finish or close its iterator first")
-
     def check_idle(self) -> None:
         """Raise BusyError while an epoch runs: another one would be planned from the same steps."""
-        with self._lock:
-            self._check_idle()
+        if self._is_running:
+            raise BusyError("an epoch with this history is running: finish or close its iterator first")
 
     def begin(self, run: object) -> None:
         """Hear that an epoch begins: its batches alone are merged from now on."""

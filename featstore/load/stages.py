@@ -9,19 +9,21 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from featstore.errors import BudgetError, ClosedError
 from featstore.gather.device import Apart, DeviceArray
 from featstore.gather.executor import Tally
-from featstore.gather.plan import BatchPlan, DeviceRows, Tier
+from featstore.gather.plan import BatchPlan, DeviceRows, EdgePlan, Tier
 from featstore.load.edges import gather_edges
 from featstore.load.history import BatchHistory, History
 from featstore.load.minibatch import Held, MiniBatch
 from featstore.load.transfer import Assembled, HandOver, host_rows
 from featstore.load.waiting import Waiting
 from featstore.pack.packgraph import PackedGraph
-from featstore.sampling.numbered import n_edge_rows
+from featstore.sampling.numbered import edge_numbers, n_edge_rows
 from featstore.storage.rowfile import ReadStats
 from featstore.strategies.base import EpochRun, Prepared
 from featstore.strategies.counters import Overlap
@@ -35,8 +37,8 @@ __all__ = ["Stages"]
 class Item:
     """A batch between sampling and assembly, and the bytes of its sample.
 
-    ``split``: of a batch without plans, what the device holds, and the others. What was gathered for it stays with it while
-    memory is found for the rest.
+    ``split``: of a batch without plans, what the device holds, and the others. ``edges``: by which numbers its edges' rows are
+    gathered, for all edge features. What was gathered for it stays with it while memory is found for the rest.
     """
 
     prepared: Prepared
@@ -45,6 +47,7 @@ class Item:
     split: tuple[DeviceRows, torch.Tensor] | None = None
     features: dict[str, torch.Tensor] = field(default_factory=dict)
     apart: dict[str, Apart] = field(default_factory=dict)
+    edges: list[EdgePlan | npt.NDArray[np.int64]] = field(default_factory=list)
     edge_features: dict[str, tuple[torch.Tensor, ...]] = field(default_factory=dict)
     tally: Tally = field(default_factory=Tally)
 
@@ -101,12 +104,18 @@ class Stages:
             self._setup.on_device.step_done(self._setup)
 
     def of(
-        self, run: EpochRun
+        self, run: EpochRun, waiting: Waiting | None = None
     ) -> tuple[Callable[[int], Item], Callable[[int, Item], Any], Callable[[int, Any], MiniBatch] | None]:
-        """Return an epoch's stages for a :class:`Pipeline`; the last is None where a batch is whole once it is assembled."""
-        if self._setup.device.type == "cpu" and self._setup.on_device is None:
-            return partial(self._sample, run), partial(self._assemble_whole, run), None
-        return partial(self._sample, run), partial(self._assemble, run), self._hand_over
+        """Return an epoch's stages for a :class:`Pipeline`; the last is None where a batch is whole once it is assembled.
+
+        ``waiting`` hears of every batch that the last stage has made.
+        """
+        is_whole = self._setup.device.type == "cpu" and self._setup.on_device is None
+        last: Callable[..., MiniBatch] = partial(self._assemble_whole, run) if is_whole else self._hand_over
+        if waiting is not None:
+            last = waiting.after(last)
+        sample = partial(self._sample, run)
+        return (sample, last, None) if is_whole else (sample, partial(self._assemble, run), last)
 
     def waiting(self, run: EpochRun, least: int) -> Waiting | None:
         """Return what lends batches made ahead beyond ``least``; None where their rows cannot be read again."""
@@ -230,16 +239,20 @@ class Stages:
 
     def _gather_edges(self, item: Item) -> None:
         """Gather the rows of the batch's edges, of all blocks of a feature at once; what was gathered is not gathered again."""
-        setup, blocks = self._setup, item.prepared.sampled.blocks
+        setup, blocks, planned = self._setup, item.prepared.sampled.blocks, item.prepared.edges
         for name in setup.edge_features:
             if name not in item.edge_features:
-                tally = Tally()
+                tally, store = Tally(), self._g.edge_features[name]
                 try:
                     with self.watch.time("edges"):
-                        store, planned = self._g.edge_features[name], item.prepared.edges
-                        item.edge_features[name] = gather_edges(store, blocks, self._g.pool, tally, planned)
+                        if not item.edges:  # checked and joined once, however often memory is looked for
+                            item.edges.append(
+                                edge_numbers(blocks, len(store), self._g.pool.array) if planned is None else planned
+                            )
+                        item.edge_features[name] = gather_edges(store, blocks, self._g.pool, tally, item.edges[0])
                 finally:
                     setup.edge_reads.add(tally.read)
+        item.edges.clear()  # their memory may serve the features
 
     def _gather(self, run: EpochRun, name: str, item: Item) -> torch.Tensor:
         """Return the rows of a feature that the host assembles."""

@@ -15,7 +15,8 @@ import torch
 from featstore.budget import Reservation
 from featstore.errors import ClosedError
 from featstore.sampling.batch import HistoryRows, SampledBatch
-from featstore.sampling.hops import EMPTY, HopSampler, Int64s
+from featstore.sampling.hops import HopSampler
+from featstore.sampling.scratch import EMPTY, Int64s
 
 __all__ = ["DECISIONS", "HistoryEpoch", "HistoryTurns", "PushTimes", "slots_of"]
 

@@ -15,8 +15,9 @@ from featstore.config import check_at_least, check_flag
 from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.topology import Topology
 from featstore.sampling.batch import Block
-from featstore.sampling.hops import EMPTY, FanoutSampler, Graph, HopKey, Int64s, Scratch, scratch_bytes
+from featstore.sampling.hops import FanoutSampler, Graph, HopKey
 from featstore.sampling.rng import source_keys
+from featstore.sampling.scratch import EMPTY, Int64s, Scratch, scratch_bytes
 
 __all__ = ["LaborSampler"]
 

@@ -15,9 +15,10 @@ from featstore.config import check_flag
 from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.topology import Topology
 from featstore.sampling.batch import Block
-from featstore.sampling.hops import EMPTY, Graph, HopKey, HopSampler, Int64s, Scratch, scratch_bytes
+from featstore.sampling.hops import Graph, HopKey, HopSampler
 from featstore.sampling.pieces import Pieces
 from featstore.sampling.rng import absorb, batch_key
+from featstore.sampling.scratch import EMPTY, Int64s, Scratch, scratch_bytes
 
 __all__ = ["LayerSampler"]
 

@@ -12,8 +12,9 @@ from featstore._core import sampler as _core
 from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.topology import Topology
 from featstore.sampling.batch import Block
-from featstore.sampling.hops import EMPTY, FanoutSampler, Graph, HopKey, Scratch
+from featstore.sampling.hops import FanoutSampler, Graph, HopKey
 from featstore.sampling.rng import absorb, batch_key
+from featstore.sampling.scratch import EMPTY, Scratch
 
 __all__ = ["NeighborSampler"]
 

@@ -12,7 +12,7 @@ from featstore._core.layerwise import Lists
 from featstore.gather.buffers import BufferPool
 from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.topology import Topology
-from featstore.sampling.hops import Int64s, Scratch
+from featstore.sampling.scratch import Int64s, Scratch
 
 __all__ = ["Pieces"]
 

@@ -11,9 +11,9 @@ import torch
 from featstore._core.layerwise import keep_members
 from featstore.config import check_at_least
 from featstore.sampling.batch import Block, SampledBatch
-from featstore.sampling.hops import Int64s, Scratch
 from featstore.sampling.neighbor import NeighborSampler
 from featstore.sampling.pieces import Pieces
+from featstore.sampling.scratch import Int64s, Scratch
 
 __all__ = ["ShadowSampler"]
 

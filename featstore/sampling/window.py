@@ -27,9 +27,10 @@ from featstore.graph.liststream import LIST_BYTES, stream_bytes
 from featstore.sampling.access import MAX_DRAWN, costs_less_drawn
 from featstore.sampling.batch import Block, SampledBatch
 from featstore.sampling.fileturns import FileTurns
-from featstore.sampling.hops import FanoutSampler, Graph, Int64s, Scratch
+from featstore.sampling.hops import FanoutSampler, Graph
 from featstore.sampling.logs import SpillingLogs, least_log_bytes
 from featstore.sampling.neighbor import NeighborSampler
+from featstore.sampling.scratch import Int64s, Scratch
 from featstore.storage.rundir import DiskBudget
 
 __all__ = ["Window", "drawn_bytes", "is_wide", "least_bytes", "useful_bytes"]

@@ -135,7 +135,12 @@ class Strategy(ABC):
     """
 
     _registered: ClassVar[str] = ""
-    takes_history: ClassVar[bool] = False  # batches run as number 0, 1, 2 …, and come from an epoch's ``in_turn``
+    # Batches run as number 0, 1, 2 …, and come from an epoch's ``in_turn``. Each class says so of itself: it is not inherited.
+    takes_history: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.takes_history = bool(vars(cls).get("takes_history", False))
 
     def __post_init__(self) -> None:
         check_fields(self)

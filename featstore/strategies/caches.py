@@ -191,19 +191,27 @@ def check_free(graph: Any, features: Iterable[str], *, of_edges: bool = False) -
             )
 
 
-def make_room(graph: Any, features: Iterable[str], *, of_edges: bool = False) -> None:
+def make_room(graph: Any, features: Iterable[str] = (), edge_features: Iterable[str] = ()) -> None:
     """Give back the caches that features have, and buffers of batches that nobody has, before others are made.
+
+    Does nothing where no features are named.
 
     Raises
     ------
     BusyError
-        One of them follows the plans of an epoch under way.
+        One of the caches follows the plans of an epoch under way. None is given back then.
     """
+    kinds = [(of_edges, list(names)) for of_edges, names in ((False, features), (True, edge_features))]
+    kinds = [(of_edges, names) for of_edges, names in kinds if names]
+    if not kinds:
+        return
     with graph.locked():
-        check_free(graph, features, of_edges=of_edges)
-        for name in features:
-            if _stores(graph, of_edges=of_edges)[name].cache is not None:
-                graph.cache_for_planner(name, 0, of_edges=of_edges)
+        for of_edges, names in kinds:
+            check_free(graph, names, of_edges=of_edges)
+        for of_edges, names in kinds:
+            for name in names:
+                if _stores(graph, of_edges=of_edges)[name].cache is not None:
+                    graph.cache_for_planner(name, 0, of_edges=of_edges)
     graph.pool.trim()
 
 

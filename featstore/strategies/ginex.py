@@ -31,4 +31,5 @@ class Ginex(Superbatch):
     Park et al., Ginex, VLDB 2022, section 3; the schedule is its figure 9.
     """
 
+    takes_history: ClassVar[bool] = True
     overlap: ClassVar[bool] = False

@@ -19,9 +19,9 @@ from featstore.config import format_size
 from featstore.errors import BudgetError
 from featstore.gather.buffers import HOLDER
 from featstore.sampling.drawn import ahead_bytes, lists_of
-from featstore.sampling.hops import SCRATCH
 from featstore.sampling.macrolists import HOLDER as LISTS
 from featstore.sampling.macrolists import SHARE as LISTS_SHARE
+from featstore.sampling.scratch import SCRATCH
 from featstore.strategies.batchsize import REUSE, BatchSize, foresee, larger, largest, measure, pooled_bytes
 from featstore.strategies.setup import Setup
 

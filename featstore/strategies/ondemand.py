@@ -72,14 +72,12 @@ class OnDemand(Strategy):
     def run(self, setup: Setup) -> Runner:
         """See :class:`~featstore.Strategy`."""
         memory = None
-        if self.cache is not None:
-            make_room(setup.graph, setup.features)  # this cache comes in the place of those that are there
         edge_policy = get_policy(self.edge_policy)
         if isinstance(self.edge_policy, Policy) and len(setup.edge_features) > 1:
             raise OptionError("edge_policy", "an instance serves one cache: give its name or class for several edge features")
         of_edges = edge_cache_bytes(setup, self.edge_cache, edge_policy)
-        if of_edges:
-            make_room(setup.graph, of_edges, of_edges=True)
+        # These caches come in the place of those that are there.
+        make_room(setup.graph, () if self.cache is None else setup.features, of_edges)
         row_bytes = sum(setup.row_bytes.values())
         shares = self.cache is not None or bool(of_edges)
         shares = shares or lists_of(setup.batches) is not None or ahead_bytes(setup.batches) != (0, 0)

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -65,14 +65,15 @@ class Streamed(Superbatch):
         As of :class:`~featstore.Superbatch`; extents of two superbatches lie on disk, too.
     """
 
+    takes_history: ClassVar[bool] = True
+
     def run(self, setup: Setup) -> Runner:
         """See :class:`~featstore.Strategy`."""
         planning = self.planning(setup)
         setup = replace(setup, planning=planning)
         if self.length != "auto" or isinstance(setup.batches, Profile):
             return run_planned(setup, StreamedRunner, self.cache)
-        make_room(setup.graph, setup.features)
-        make_room(setup.graph, planned_edge_bytes(setup), of_edges=True)
+        make_room(setup.graph, setup.features, planned_edge_bytes(setup))
         setup, memory = ask_beside_caches(
             setup, self.cache, planning.policy, StreamedRunner.requests, plans=True, of_edges=planned_edge_bytes(setup)
         )

@@ -159,10 +159,8 @@ RunnerType = TypeVar("RunnerType", bound="SuperbatchRunner")
 def run_planned(setup: Setup, kind: type[RunnerType], cache: int | float | str | None) -> RunnerType:
     """Make a runner and its caches, in the place of the caches that the features have."""
     assert setup.planning is not None
-    make_room(setup.graph, setup.features)
     sizes = planned_edge_bytes(setup)
-    if sizes:
-        make_room(setup.graph, sizes, of_edges=True)
+    make_room(setup.graph, setup.features, sizes)
     setup, memory = ask_beside_caches(setup, cache, setup.planning.policy, kind.requests, plans=True, of_edges=sizes)
     runner = kind(setup, memory)
     try:

@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,8 +36,6 @@ class SharedRows(featstore.OnDemand):
     )
     policy: Any = options.option("lru", options.policy_of(featstore.OnlinePolicy), "which rows stay in memory")
     length: int = options.option(8, options.number_of("batches"), "batches that are ordered together")
-
-    takes_history: ClassVar[bool] = False  # OnDemand does: it runs batches in their order
 
     def run(self, setup: featstore.Setup) -> featstore.Runner:
         """See :class:`featstore.Strategy`."""

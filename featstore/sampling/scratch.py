@@ -1,0 +1,117 @@
+"""Scratch memory of samplers that go hop by hop: a batch's nodes, where their lists lie, the table of their numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from featstore._core import sampler as _core
+from featstore.budget import Budget
+from featstore.cache.rowmap import huge_array
+from featstore.graph.partlists import NearbyLists
+from featstore.graph.topology import Topology, huge_bytes
+
+__all__ = ["EMPTY", "LEAST_ROOM", "SCRATCH", "Int64s", "Scratch", "scratch_bytes"]
+
+Int64s = npt.NDArray[np.int64]
+
+SCRATCH = "sampler scratch"  # in the budget's report
+LEAST_ROOM = 4096  # nodes
+_TABLE = 4  # entries a node: three in four stay free, so that few look-ups go beyond their first entry
+EMPTY = np.zeros(0, np.int64)
+
+
+class Scratch:
+    """The arrays of one batch at a time: its nodes, where their lists lie, and the table of their numbers. One owner thread.
+
+    ``starts`` holds the first edge of each node's list, where ``edges`` asks for it; else it is empty.
+    """
+
+    def __init__(self, num_nodes: int, budget: Budget, room: int, edges: bool = False) -> None:
+        self._num_nodes, self._edges = num_nodes, edges
+        self._reservation = budget.reserve(SCRATCH, 0, owner=self)
+        self.hops = _core.Hops(num_nodes, num_nodes <= 2**32)
+        self.room = 0
+        self.nodes = self.place = self.degree = self.starts = EMPTY
+        self.batches = self.n_edges = self.n_nodes = self.rows_read = 0
+        self.seconds = 0.0
+        self.lists: NearbyLists | None = None  # of the batch under way
+        self.n_located = 0  # nodes of the batch whose starts and degrees are there, where a hop is drawn again
+        self._sources: Scratch | None = None
+        self._budget = budget
+        self.need(room)
+
+    @property
+    def sources(self) -> Scratch:
+        """More of the same, for a subclass that numbers nodes of which the batch takes some; made when it is asked for."""
+        if self._sources is None:
+            self._sources = Scratch(self._num_nodes, self._budget, LEAST_ROOM)
+        self._sources.need(LEAST_ROOM)
+        return self._sources
+
+    @property
+    def sources_room(self) -> int:
+        """Nodes that there is room for in :attr:`sources`."""
+        return 0 if self._sources is None else self._sources.room
+
+    def need(self, room: int) -> None:
+        """Have room for ``room`` nodes, or for all where there are fewer; keeps what is there."""
+        room = min(room, self._num_nodes + 1)
+        if room <= self.room:
+            return
+        table = _table_entries(room, self._num_nodes)
+        n_bytes = _room_bytes(room, self._num_nodes, self._edges)
+        held = self._reservation.n_bytes
+        self._reservation.resize(held + n_bytes)
+        try:
+            nodes, place, degree = (huge_array(room * 8).view(np.int64) for _ in range(3))
+            starts = huge_array(room * 8).view(np.int64) if self._edges else EMPTY
+            n = self.hops.n_nodes
+            nodes[:n], place[:n], degree[:n] = self.nodes[:n], self.place[:n], self.degree[:n]
+            starts[:n] = self.starts[:n]
+            self.hops.attach(nodes, place, degree, huge_array(table * 8).view(np.uint64))
+        except BaseException:
+            self._reservation.resize(held)
+            raise
+        self.nodes, self.place, self.degree, self.starts = nodes, place, degree, starts
+        self.room = room
+        self._reservation.resize(n_bytes)
+
+    def locate_edges(self, topology: Topology, first: int, end: int, look_up: bool) -> None:
+        """Find the first edges of nodes ``first … end - 1``; without ``look_up`` they are their places in the file."""
+        starts = self.starts[first:end]
+        if look_up:
+            topology.offsets(self.nodes[first:end], starts)
+        else:
+            np.invert(self.place[first:end], out=starts)
+
+    def drop(self) -> None:
+        """Give the memory back; :meth:`need` takes it anew."""
+        self.hops = _core.Hops(self._num_nodes, self._num_nodes <= 2**32)
+        self.nodes = self.place = self.degree = self.starts = EMPTY
+        self.room = 0
+        self._reservation.release()
+        if self._sources is not None:
+            self._sources.drop()
+
+
+def _table_entries(room: int, num_nodes: int) -> int:
+    """Entries of the table of ``room`` nodes' numbers; or an entry a node of the graph, which needs no hashing."""
+    return min(_power_of_two(_TABLE * room), _power_of_two(num_nodes))
+
+
+def _room_bytes(room: int, num_nodes: int, edges: bool) -> int:
+    return (4 if edges else 3) * huge_bytes(room * 8) + huge_bytes(_table_entries(room, num_nodes) * 8)
+
+
+def scratch_bytes(n_rows: int, num_nodes: int, edges: bool = False) -> int:
+    """Return what a thread's scratch takes at the most while it grows to have room for a batch of ``n_rows`` nodes."""
+    room, before = min(LEAST_ROOM, num_nodes + 1), 0
+    while room < min(n_rows, num_nodes + 1):
+        before, room = _room_bytes(room, num_nodes, edges), min(2 * room, num_nodes + 1)
+    return before + _room_bytes(room, num_nodes, edges)
+
+
+def _power_of_two(n: int) -> int:
+    """Return the least power of two that is at least ``n`` and 2."""
+    return 1 << max(1, (n - 1).bit_length())

@@ -1,0 +1,88 @@
+"""Mutations of historical embeddings, batches that wait and caches of edge features; see :mod:`tests.mutation_table`."""
+
+from __future__ import annotations
+
+from tests.mutation import Mutation
+
+__all__ = ["HISTORY"]
+
+LATEST = ("tests/test_history.py::test_every_row_is_the_latest_push",)
+
+HISTORY: tuple[Mutation, ...] = (
+    # -- which rows are pulled
+    Mutation(
+        "rows used beyond their staleness",
+        "historical embeddings",
+        "featstore/sampling/historical.py",
+        " & (step - pushed <= self._times.staleness)",
+        "",
+        LATEST,
+    ),
+    Mutation(
+        "a row that is pulled is as new as one that was computed",
+        "historical embeddings",
+        "featstore/sampling/historical.py",
+        "self._pushed[slots[is_candidate & ~pulled]] = step",
+        "self._pushed[slots[is_candidate]] = step",
+        LATEST,
+    ),
+    Mutation(
+        "seeds pulled",
+        "historical embeddings",
+        "featstore/sampling/historical.py",
+        "pulled[:n_seeds] = False",
+        "pulled[:0] = False",
+        LATEST,
+    ),
+    # -- the table
+    Mutation(
+        "pulled from places in the batch, not from slots",
+        "historical embeddings",
+        "featstore/load/history.py",
+        "table.index_select(0, rows.pull_slots)",
+        "table.index_select(0, rows.pull % len(table))",
+        LATEST,
+    ),
+    Mutation(
+        "pushed to places in the batch, not to slots",
+        "historical embeddings",
+        "featstore/load/history.py",
+        "table.index_copy_(0, rows.push_slots,",
+        "table.index_copy_(0, rows.push % len(table),",
+        LATEST,
+    ),
+    Mutation(
+        "pushes of a table's nodes not counted",
+        "budget counting",
+        "featstore/load/history.py",
+        "return on_host + n * PushTimes.NODE_BYTES",
+        "return on_host",
+        ("tests/test_history.py::test_the_table_is_in_the_budget",),
+    ),
+    # -- batches that wait
+    Mutation(
+        "the next batches are lent, too",
+        "batches that wait",
+        "featstore/load/waiting.py",
+        "self._batches[self._least :]",
+        "self._batches[0:]",
+        ("tests/test_waiting.py::test_the_first_keep_their_rows_and_small_ones_are_not_lent",),
+    ),
+    Mutation(
+        "batches that lost their rows are delivered without",
+        "batches that wait",
+        "featstore/load/waiting.py",
+        "        self._refill(batch)\n",
+        "",
+        ("tests/test_waiting.py::test_another_gets_what_was_made_ahead",),
+    ),
+    # -- caches of edge features
+    Mutation(
+        "an edge of several hops has the row of another",
+        "caches of edge features",
+        "featstore/plan/edgetrace.py",
+        "places.astype(np.int32))",
+        "np.sort(places).astype(np.int32))",
+        ("tests/test_edge_caches.py::test_planned",),
+    ),
+)
