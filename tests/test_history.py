@@ -38,6 +38,7 @@ STRATEGIES: dict[str, Any] = {
     "ginex": featstore.Ginex(cache=0.1, length=3),
     "streamed": featstore.Streamed(cache=0.1, length=2),
     "streamed, auto": featstore.Streamed(),
+    "auto": featstore.Auto(cache=0.1),
 }
 SAMPLERS: dict[str, Any] = {
     "two hops": lambda g: featstore.NeighborSampler(g, [4, 3], seed=1),
@@ -310,7 +311,6 @@ def test_what_does_not_go_with_a_history(g: featstore.OutOfCoreGraph, tmp_path: 
     refused(g, "not EpochSampler", sampler=featstore.EpochSampler(g, [4, 3]))
     refused(g, "whose nodes draw for themselves", sampler=lambda seeds: None)
     refused(g, "strategy 'Reversed' does not say", strategy=Reversed())
-    refused(g, "strategy 'auto' does not say", strategy="auto")
     refused(g, "its nodes: node 300 at position 0 is not a node", history=history_of(nodes=[N]))
     with featstore.sample_offline(g, SAMPLERS["two hops"](g), SEEDS, BATCH, path=tmp_path / "pack") as pack:
         refused(g, "a pack's batches", sampler=None, seeds=None, batch_size=None, strategy=featstore.Packed(pack))
@@ -333,7 +333,7 @@ def test_what_does_not_go_with_a_history(g: featstore.OutOfCoreGraph, tmp_path: 
         {"nodes": 1.5},
         {"nodes": float("nan")},
         {"nodes": 5},
-        {"nodes": "auto"},
+        {"nodes": "all"},
         {"nodes": [1, 1]},
         {"nodes": [-1]},
         {"nodes": [0.5]},

@@ -39,7 +39,7 @@ def run(capsys: pytest.CaptureFixture[str], path: Path, *options: str) -> dict[s
 
 def test_losses_do_not_depend_on_the_strategy(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     history = ["--history", "50%", "--staleness", "4"]
-    found = [run(capsys, data, *history, "--strategy", name) for name in ("ondemand", "superbatch", "ginex", "streamed")]
+    found = [run(capsys, data, *history, "--strategy", name) for name in ("ondemand", "superbatch", "ginex", "streamed", "auto")]
     assert len(found[0]["losses"]) == 20
     assert all(each["losses"] == found[0]["losses"] for each in found)
     assert all(each["stats"]["rows"] == found[0]["stats"]["rows"] for each in found)
@@ -50,12 +50,20 @@ def test_losses_do_not_depend_on_the_strategy(data: Path, capsys: pytest.Capture
     assert run(capsys, data, "--history", "0.5", "--staleness", "0")["losses"] == plain["losses"]
 
 
+def test_nodes_are_chosen_by_what_they_save(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = run(capsys, data, "--history", "auto", "--strategy", "superbatch")
+    split = found["stats"]["history"]["split"]
+    assert 0 < split["nodes"] == found["stats"]["history"]["nodes"]
+    assert 0 < split["alpha"] <= 1
+    assert found["stats"]["history"]["pulled"] > 0
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--staleness", "3"], "--staleness goes with --history"),
         (["--history", "0.2", "--fanouts", "5"], "--history"),
-        (["--history", "0.2", "--strategy", "auto"], "--history"),
+        (["--history", "0.2", "--strategy", "packed", "--pack", "some.pack"], "pack"),
         (["--history", "0.2", "--sampler", "shadow"], "--history"),
         (["--history", "1.5"], "a share is above 0"),
         (["--history", "0.2", "--staleness", "-1"], "--staleness"),

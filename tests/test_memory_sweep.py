@@ -39,6 +39,11 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "packed": {"strategy": "packed", "feature_cache": "auto"},
     "packed, frequency": {"strategy": "packed", "feature_cache": "auto", "policy": "frequency"},
 }
+CHOOSING: dict[str, dict[str, Any]] = {  # a history's nodes, by the memory: batches differ
+    "degree, a history": {"policy": "degree", "feature_cache": "auto", "history": "auto"},
+    "streamed, a history": {"strategy": "streamed", "feature_cache": "auto", "history": "auto"},
+    "auto, a history": {"strategy": "auto", "history": "auto"},
+}
 MOST_TRIES = 5_000  # refused reservations between two batches
 
 Sums = list[tuple[int, float]]
@@ -193,6 +198,12 @@ def test_training_beside_validation_at_twenty_budgets(graph: Path, pack: Path, n
     compare(graph, pack, name, [np.linspace(0.05, 0.6, 20).tolist()] * len(CASES), tries)
 
 
+@pytest.mark.parametrize("name", CHOOSING)
+def test_a_history_that_chooses_its_nodes_trains_at_some_budgets(graph: Path, name: str, tries: list[int]) -> None:
+    for share in (0.05, 0.1, 0.3, 2.0):
+        check(graph, int(share * BYTES), CHOOSING[name], "train val test", 128, tries)
+
+
 def command(graph: Path, pack: Path, name: str, memory: int, tries: list[int], capsys: pytest.CaptureFixture[str]) -> Any:
     """Run ``featstore train`` with the options of a case; return its losses, or what its error names."""
     line = ["train", str(graph), "--epochs", "2", "--fanouts", "5,5", "--hidden", "8", "--memory", f"{memory}B", "--json"]
@@ -277,10 +288,10 @@ def test_an_epoch_makes_progress_or_raises_at_two_hundred_memories(graph: Path, 
 
 
 @pytest.mark.parametrize("memory", [700_000, 1_200_000, 2_000_000])
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", [*STRATEGIES, *CHOOSING])
 def test_the_first_number_suffices_for_one_loader(graph: Path, pack: Path, name: str, memory: int) -> None:
     """It is said when the loader is made: in 700,000 bytes before a batch is sampled, in 2,000,000 after that."""
-    options = STRATEGIES[name] | ({"pack": pack} if "packed" in name else {"shuffle": False})
+    options = (STRATEGIES | CHOOSING)[name] | ({"pack": pack} if "packed" in name else {"shuffle": False})
 
     def loader(g: featstore.OutOfCoreGraph) -> featstore.Loader:
         drawn = () if "packed" in name else (featstore.NeighborSampler(g, [5, 5]), g.node_data["train_idx"], 128)

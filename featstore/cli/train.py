@@ -69,10 +69,12 @@ def _device(text: str) -> str:
 
 
 @typed
-def _share(text: str) -> float:
+def _share(text: str) -> float | str:
+    if text == "auto":
+        return text
     share = float(text[:-1]) / 100 if text.endswith("%") else float(text)
     if not 0 < share <= 1:
-        raise ValueError(f"a share is above 0 and at most 1, such as 0.2 or 20%, not {text}")
+        raise ValueError(f"a share is above 0 and at most 1, such as 0.2 or 20%, or auto, not {text}")
     return share
 
 
@@ -106,7 +108,8 @@ def add_arguments(parser: argparse.ArgumentParser, named: str | None = None) -> 
         "--history",
         type=_share,
         metavar="SHARE",
-        help="use embeddings of earlier steps, of this share of the nodes (0.2, 20%%), in place of expanding them",
+        help="use embeddings of earlier steps, of this share of the nodes (0.2, 20%%) or of those that save most (auto), in "
+        "place of expanding them",
     )
     parser.add_argument(
         "--staleness", action=Given, type=_staleness, default=100, help="steps that --history uses one for (default: 100)"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from featstore.errors import BusyError, OptionError
 from featstore.sampling.batch import HistoryRows
 from featstore.sampling.batches import check_seeds
 from featstore.sampling.historical import PushTimes
+from featstore.sampling.hops import EMPTY
 from featstore.sampling.labor import LaborSampler
 from featstore.sampling.neighbor import NeighborSampler
 
@@ -45,8 +46,9 @@ class History:
     ----------
     dim : int
         Width of the rows that enter the last layer.
-    nodes : float, integer array or tensor, or boolean mask
+    nodes : float, integer array or tensor, boolean mask, or "auto"
         Which nodes may be kept: a share of all, in ``(0, 1]``, those of highest out-degree; or ids, or a mask over all nodes.
+        ``"auto"``: the first loader chooses them, and how many, by what they save of its I/O (section 4.4).
     staleness : int
         Steps of training for which a row is used after it was pushed; then it is computed and pushed again. 0: never, as without
         a history. The paper counts from 1.
@@ -87,7 +89,7 @@ class History:
     def __init__(
         self,
         dim: int,
-        nodes: float | torch.Tensor | npt.NDArray[Any] | Sequence[int] = 0.2,
+        nodes: float | str | torch.Tensor | npt.NDArray[Any] | Sequence[int] = 0.2,
         staleness: int = 100,
         dtype: torch.dtype = torch.float32,
     ) -> None:
@@ -95,15 +97,19 @@ class History:
         check_at_least("staleness", staleness, 0)
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
             raise TypeError(f"dtype must be a floating-point torch.dtype, not {dtype!r}")
+        self._is_auto = isinstance(nodes, str) and nodes == "auto"
+        if self._is_auto:
+            nodes = EMPTY  # until they are chosen
         if isinstance(nodes, (bool, int, str)):
-            raise TypeError(f"nodes must be a share such as 0.2, ids or a mask, not {nodes!r}")
+            raise TypeError(f"nodes must be a share such as 0.2, ids, a mask or 'auto', not {nodes!r}")
         if isinstance(nodes, float):
             if not 0 < nodes <= 1:
                 raise ValueError(f"nodes must be a share above 0 and at most 1, or ids, not {nodes}")
         else:
             check_seeds(nodes)
         self.dim, self.staleness, self.dtype = int(dim), int(staleness), dtype
-        self._nodes = nodes
+        self._nodes: Any = nodes
+        self._split: Mapping[str, Any] | None = None
         self.times = PushTimes(self.staleness)
         self._table: torch.Tensor | None = None
         self._held: Reservation | None = None
@@ -117,6 +123,7 @@ class History:
 
     def __repr__(self) -> str:
         nodes = self._nodes if isinstance(self._nodes, float) else f"<{len(self._nodes)} ids>"
+        nodes = "'auto'" if self._is_auto else nodes
         return f"History(dim={self.dim}, nodes={nodes}, staleness={self.staleness}, dtype={self.dtype})"
 
     def __len__(self) -> int:
@@ -128,10 +135,16 @@ class History:
         """Batches that were merged."""
         return self.times.step
 
-    def stats(self) -> dict[str, int]:
-        """Return ``nodes`` and ``bytes`` of the table, and how many rows were ``pulled`` and ``pushed``."""
+    def stats(self) -> dict[str, Any]:
+        """Return ``nodes`` and ``bytes`` of the table, and how many rows were ``pulled`` and ``pushed``.
+
+        Where a loader chose the nodes, also ``split``: ``alpha``, the share of ``bytes`` that embeddings have; ``beta``, what
+        sampling an edge costs in reads of a row; and the ``curve`` of reads that are ``saved`` an epoch at each ``alpha``. Where
+        memory was too short to judge, ``why``.
+        """
         n_bytes = 0 if self._table is None else self._table.nbytes
-        return {"nodes": len(self), "bytes": n_bytes, "pulled": self._n_pulled, "pushed": self._n_pushed}
+        found = {"nodes": len(self), "bytes": n_bytes, "pulled": self._n_pulled, "pushed": self._n_pushed}
+        return found if self._split is None else {**found, "split": dict(self._split)}
 
     # The state of training.
 
@@ -241,6 +254,37 @@ class History:
         if self._held is not None and held is not self._held:
             self._held.release()
         self._held, self._num_nodes = held, g.num_nodes
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a loader has to choose the nodes."""
+        return self._is_auto and self._table is None
+
+    @property
+    def node_bytes(self) -> int:
+        """Bytes that a kept node takes on the host, with its row."""
+        return self._bytes(1, torch.device("cpu"))
+
+    def keep(self, nodes: npt.NDArray[np.int64], g: OutOfCoreGraph, device: torch.device, split: Mapping[str, Any]) -> int:
+        """Have a table for the nodes that a loader has chosen, and remember what it chose by; return the bytes that it takes.
+
+        Raises
+        ------
+        BudgetError
+        """
+        self._nodes, self._split = nodes, split
+        self.make(g, device)
+        return self._bytes(len(nodes), device)
+
+    def forget(self) -> None:
+        """Take back :meth:`keep`: its loader could not be made."""
+        if self._split is None or self.times.step:
+            return
+        self._nodes, self._split, self._table, self._num_nodes = EMPTY, None, None, -1
+        self.times.nodes = self.times.pushed = EMPTY
+        if self._held is not None:
+            self._held.release()
+            self._held = None
 
     def needed_bytes(self, g: OutOfCoreGraph, device: torch.device) -> int:
         """Return what :meth:`make` takes of the memory, that for a while included."""
@@ -377,13 +421,14 @@ class BatchHistory:
         return BatchHistory(self.rows.map(move), self.n_sources, self._owner, self._run)
 
 
-def check_history(history: object, strategy: Strategy, sampler: object) -> None:
-    """Raise OptionError or TypeError unless a loader with this strategy and sampler can have a history.
+def check_history(history: object, strategy: Strategy, sampler: object, device: torch.device | None = None) -> None:
+    """Raise OptionError or TypeError unless a loader with this strategy, sampler and device can have a history.
 
     Parameters
     ----------
     sampler : Sampler
         None where the strategy brings batches of its own.
+    device : torch.device, optional
     """
     if not isinstance(history, History):
         raise TypeError(f"history must be a featstore.History, not {history!r}")
@@ -402,5 +447,10 @@ def check_history(history: object, strategy: Strategy, sampler: object) -> None:
         raise OptionError("history", "it needs a sampler whose nodes draw anew in every hop (redraw=True)")
     if isinstance(sampler, LaborSampler) and sampler.importance_sampling:
         raise OptionError("history", "with importance_sampling a node's draws depend on the others' of its hop: leave it out")
+    if history.is_open and device is not None and device.type != "cpu":
+        raise OptionError(
+            "history",
+            f"nodes='auto' divides the host's memory, and on {device} the table takes the device's: give a share or ids",
+        )
     if len(sampler.fanouts) < 2:
         raise OptionError("history", "it needs two hops at least: with one there is nothing to save")

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from featstore.budget import Budget, Living, Reservation
+from featstore.cache.base import get_policy
 from featstore.config import check_at_least, check_flag, parse_size
 from featstore.errors import BudgetError, ClosedError
 from featstore.gather.device import check_device
@@ -34,6 +35,7 @@ from featstore.storage.rundir import finalize_here
 from featstore.strategies.base import Strategy
 from featstore.strategies.devicecache import DeviceCache, describe, with_tier
 from featstore.strategies.registry import get_strategy
+from featstore.strategies.savedsplit import HistorySplit
 from featstore.strategies.setup import Setup
 
 if TYPE_CHECKING:
@@ -163,6 +165,7 @@ class Loader:
         self._strategy = get_strategy(strategy)
         self._g = cast(Any, g)
         by_stage = stage_threads(threads, g.options.threads)
+        target = check_device(device)
         setup = partial(
             Setup,
             g,
@@ -171,7 +174,7 @@ class Loader:
             features=_check_names("features", [features] if isinstance(features, str) else features, g.features),
             edge_features=_check_edge_features(g, edge_features, sampler),
             labels=None if labels is None else _check_names("labels", [labels], g.node_data)[0],
-            device=check_device(device),
+            device=target,
             prefetch=_check_prefetch(prefetch, by_stage.sample),
             share=_parse_share(memory, g.budget),
         )
@@ -186,7 +189,7 @@ class Loader:
         self._closed = False
         self._pid = os.getpid()
         self._history: History | None = None
-        batches = self._batches_of(sampler, seeds, batch_size, history, shuffle=shuffle, seed=seed, drop_last=drop_last)
+        batches = self._batches_of(sampler, seeds, batch_size, history, target, shuffle=shuffle, seed=seed, drop_last=drop_last)
         self._close_tier: Callable[[], object] = _nothing
         self._unbound_reads: Callable[[], object] = _nothing
         self._close_history = _nothing if self._history is None else weakref.finalize(self, self._history.detach)
@@ -195,12 +198,17 @@ class Loader:
             if by_stage.read is not None:
                 self._unbound_reads = finalize_here(self, g.reader.unbound, id(self))
                 g.reader.bound(id(self), by_stage.read)
-            made = self._reserve_order(setup(batches))
+            split = None
+            if history is not None and history.is_open:
+                split = HistorySplit(history, cast(Drawn, batches))
+            made = self._reserve_order(setup(batches, divides=split, has_history=history is not None))
             if cache is not None:
                 made = with_tier(made, cache)
                 if made.on_device is not None:
                     self._close_tier = finalize_here(self, made.on_device.close)
             self._runner = self._strategy.run(made)
+            if split is not None:  # by a strategy that sizes no caches
+                split.divide(self._runner.setup, self._runner.memory, None, get_policy("frequency"))
             self._stages = Stages(self._runner.setup, self._runner.memory, self._history)
         except BaseException:
             self._release_all(failed=True)
@@ -209,7 +217,7 @@ class Loader:
     # Set-up.
 
     def _batches_of(
-        self, sampler: Any, seeds: Any, batch_size: int | None, history: History | None, **options: Any
+        self, sampler: Any, seeds: Any, batch_size: int | None, history: History | None, device: torch.device, **options: Any
     ) -> SampledBatches:
         """Return the batches that the strategy brings, or those that the sampler draws; the last thing is to take the history."""
         g = self._g
@@ -237,7 +245,7 @@ class Loader:
         checked = checked_sampler(sampler, g.num_nodes, g)
         if history is None:
             return Drawn(checked, batches, macro_lists(g, checked, batches))
-        check_history(history, self._strategy, checked)
+        check_history(history, self._strategy, checked, device)
         lists = macro_lists(g, checked, batches)
         try:
             history.attach(g)
@@ -257,7 +265,7 @@ class Loader:
             if labels is not None and len(g.node_data[labels]) != g.num_nodes:
                 raise ValueError(f"labels: {labels!r} has {len(g.node_data[labels])} entries for {g.num_nodes} nodes")
             self._held.append(g.budget.reserve("loader order", n_bytes))
-            if self._history is not None:
+            if self._history is not None and not self._history.is_open:
                 self._history.make(g, setup.device)
         except BudgetError as error:
             more = n_bytes + (0 if labels is None else g.data_bytes(labels))
@@ -361,14 +369,15 @@ class Loader:
             the last whole epoch (:class:`featstore.strategies.actual.Actual`); with a pack ``layout``: its ``name``, and
             whether it was ``made`` now.
             With edge features ``edge_features``: what was read of them alone, by the same names, and the stage ``edges``.
-            With a history ``history``: ``nodes`` and ``bytes`` of its table, rows ``pulled`` and ``pushed``.
+            With a history ``history``: ``nodes`` and ``bytes`` of its table, rows ``pulled`` and ``pushed``, and the ``split`` of
+            the memory that chose the nodes.
 
         Notes
         -----
         Stages: ``sample``; ``gather``, reading rows and copying hits; ``update``, bringing rows into the cache; ``labels``;
         ``transfer``, handing over: copies to the device and assembly there, in a thread that only loaders for a device, or with a
         ``device_cache``, have; ``wait`` (the loop waited for a batch); ``cache`` (making the cache); ``presample`` (sampling for
-        counts); ``auto`` (choosing a strategy).
+        counts); ``auto`` (choosing a strategy); ``split`` (choosing a history's nodes).
         On demand ``sample`` is added over threads. A superbatch is sampled by several threads at once, and its seconds are those
         of the clock; ``plan`` is its changesets, ``pack`` copying rows into extents, ``load`` reading samples and changesets
         back; ``read`` is the part of ``gather`` that waits for extents. Stages run beside each other and beside the loop, so
@@ -414,6 +423,8 @@ class Loader:
         with ExitStack() as stack:  # all of it, the last first, whichever raises
             stack.callback(self._finalizer)
             stack.callback(self._unbound_reads)
+            if failed and not hasattr(self, "_stages") and self._history is not None:
+                stack.callback(self._history.forget)
             stack.callback(self._close_history)
             stack.callback(self._close_batches)
             stack.callback(self._close_tier)

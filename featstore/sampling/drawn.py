@@ -358,12 +358,13 @@ class Drawn:
 
     def epoch(self, epoch: int) -> SampledEpoch:
         """See :class:`SampledBatches`."""
-        found = self._whole(epoch)
+        found = self.whole(epoch)
         if self.times is None or not isinstance(self.sampler, HopSampler):
             return found
         return HistoryEpoch(found, self.sampler, self.times)
 
-    def _whole(self, epoch: int) -> _DrawnEpoch | _NearbyEpoch:
+    def whole(self, epoch: int) -> _DrawnEpoch | _NearbyEpoch:
+        """Return the batches of ``epoch`` as they are without a history."""
         order, lists = self.batches.epoch(epoch), self.lists
         if lists is None or not isinstance(order, PartitionEpoch) or not isinstance(self.sampler, HopSampler):
             return _DrawnEpoch(self.sampler, order, epoch, self._turns, self._coming)

@@ -137,8 +137,10 @@ class HistoryTurns:
         BudgetError, CorruptionError, OSError
             See :meth:`HopSampler.sample`.
         """
-        bits = self._decided(position)
         step = self._first_step + position
+        if not len(self._nodes):  # no embedding is kept
+            return _pruned(self._order, self._sampler, position, self._nodes, step, lambda ids: np.zeros(len(ids), bool))
+        bits = self._decided(position)
 
         def is_pulled(ids: Int64s) -> Bools:
             return np.unpackbits(bits, count=len(ids)).view(np.bool_)

@@ -7,7 +7,8 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 from featstore.errors import BudgetError
 from featstore.pack.layout import LayoutOptions, find_layouts, layout_bytes
@@ -16,7 +17,7 @@ from featstore.pack.nodedata import carried_bytes
 from featstore.pack.offline import Pack
 from featstore.pack.sharing import count_planned, count_static, shared_there
 from featstore.plan.choice import Choice, choose, copy_bandwidth, observe
-from featstore.plan.cost import ONLINE, PLANNED, STATIC, Machine, OnDisk, Workload
+from featstore.plan.cost import ONLINE, PLANNED, STATIC, Estimate, Machine, OnDisk, Workload
 from featstore.sampling.drawn import SampledBatches
 from featstore.storage.drive import drive_speed
 from featstore.strategies.actual import Epochs
@@ -65,6 +66,8 @@ class Auto(Strategy):
     pack: Pack | str | os.PathLike[str] | None = option(None, PACK, "run the samples of a pack, in its batches")
     disk: int | str | None = option(None, DISK, "most bytes of run files, or a multiple of the features (1.5x)")
     run_dir: str | os.PathLike[str] | None = option(None, RUN_DIR, "where run files go")
+
+    takes_history: ClassVar[bool] = True
 
     def batches(self, graph: Any, *, batch_size: int | None, shuffle: bool, seed: int, drop_last: bool) -> SampledBatches | None:
         """See :class:`~featstore.Strategy`."""
@@ -175,7 +178,9 @@ def decide(setup: Setup, planning: Planning, *, capacity: int, epochs: int) -> D
     Notes
     -----
     Looks at an eighth of the batches of epoch 0, eight at least and 32 at most: samples them, for the run to use, and simulates
-    their cache. Where the memory or the disk does not suffice for that, rows are read on demand.
+    their cache. Where the memory or the disk does not suffice for that, rows are read on demand. With a history these batches are
+    decided on from a copy of its state, and are not used: the run's own depend on what is merged until then. A history that is to
+    choose its nodes does so in the memory of the strategy that is taken, and strategies are judged by whole batches.
     """
     graph, pack, row_bytes = setup.graph, setup.pack, setup.row_bytes
     width = sum(row_bytes.values())
@@ -229,7 +234,7 @@ def decide(setup: Setup, planning: Planning, *, capacity: int, epochs: int) -> D
         stored = 0 if profile is None else profile.n_bytes // profile.n_sampled
         workload = replace(workload, superbatch=_streamed_size(setup, planning, workload, stored), on_disk=counted)
         machine = Machine(speed, copy_bandwidth(width, graph.options.threads, graph.budget))
-        choice = choose(workload, machine, plugin_estimates)
+        choice = choose(workload, machine, partial(_others, setup))
         if later is not None:
             choice = replace(choice, note=SIZED_LATER)
     except BaseException as error:
@@ -242,6 +247,16 @@ def decide(setup: Setup, planning: Planning, *, capacity: int, epochs: int) -> D
         raise
     policy = None if choice.taken.policy == "none" else choice.taken.policy
     return Decision(choice.taken.strategy, policy, choice.to_dict(), profile, workload.miss_share, choice)
+
+
+def _others(setup: Setup, workload: Workload, machine: Machine) -> list[Estimate]:
+    """Estimate strategies of other packages; one that runs batches in another order cannot be taken beside a history."""
+    return [
+        replace(each, impossible=each.impossible or "does not say that it takes a history")
+        if setup.has_history and not find_strategy(each.strategy).takes_history
+        else each
+        for each in plugin_estimates(workload, machine)
+    ]
 
 
 def _default(setup: Setup, planning: Planning, capacity: int, reason: str) -> Decision:

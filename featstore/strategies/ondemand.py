@@ -79,7 +79,7 @@ class OnDemand(Strategy):
         # These caches come in the place of those that are there.
         make_room(setup.graph, () if self.cache is None else setup.features, of_edges)
         row_bytes = sum(setup.row_bytes.values())
-        shares = self.cache is not None or bool(of_edges)
+        shares = self.cache is not None or bool(of_edges) or setup.divides is not None
         shares = shares or lists_of(setup.batches) is not None or ahead_bytes(setup.batches) != (0, 0)
         if setup.refused is not None or shares or is_tight(setup.graph, setup.batches, row_bytes):
             policy = get_policy(self.policy)
@@ -106,9 +106,12 @@ class OnDemandRunner(Runner):
         self._holdings = Holdings(setup.graph.budget, self.memory)
         if SAMPLED_AHEAD in self.memory.granted:
             self._holdings.use(SAMPLED_AHEAD, partial(keep_ahead, setup.batches))
+        if cache is not None:
+            check_instances(policy, len(setup.features))
+        if setup.divides is not None:
+            setup.divides.divide(setup, self.memory, cache, get_policy(policy))
         if cache is None:
             return
-        check_instances(policy, len(setup.features))
         sizes, self.prefetch = size_caches(setup, self.memory, cache, get_policy(policy))
         self._remake = partial(self._make_caches, sizes, policy, on_loan=cache == "auto" or setup.lends_caches)
         self._remake()

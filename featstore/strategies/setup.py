@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -20,13 +20,23 @@ from featstore.sampling.drawn import SampledBatches
 from featstore.strategies.batchsize import BatchSize
 from featstore.strategies.counters import BatchCounts, ReadCounts, Stopwatch
 
-__all__ = ["OnDevice", "Planning", "Setup", "row_bytes"]
+__all__ = ["Divides", "OnDevice", "Planning", "Setup", "row_bytes"]
 
 
 def row_bytes(store: Any) -> int:
     """Return the bytes of a feature's row."""
     width: int = store.dtype.itemsize * math.prod(store.shape[1:])
     return width
+
+
+class Divides(Protocol):
+    """What shares the memory of the caches."""
+
+    def divide(
+        self, setup: Setup, memory: Any, cache: int | float | str | None, policy: Policy, *, in_turn: bool = False
+    ) -> None:
+        """See :class:`~featstore.strategies.savedsplit.HistorySplit`."""
+        ...
 
 
 class OnDevice:
@@ -142,6 +152,10 @@ class Setup:
         Of a batch's rows, those that the cache will lack, as far as is known.
     profile_bytes : int
         Bytes of run files that hold batches sampled ahead.
+    divides : Divides, optional
+        Takes a part of the memory that caches are left with; a strategy asks it before it sizes them.
+    has_history : bool
+        Batches depend on those before them: they are pruned by a history.
     """
 
     graph: Any
@@ -167,6 +181,8 @@ class Setup:
     miss_share: float = 1.0
     profile_bytes: int = 0
     copy_threads: int | None = None
+    divides: Divides | None = None
+    has_history: bool = False
 
     @property
     def n_copying(self) -> int:

@@ -284,6 +284,8 @@ class SuperbatchRunner(Runner):
     def make_caches(self, size: int | float | str | None) -> None:
         """Make the host caches, empty; in the serial schedule the neighbour cache has the same bytes."""
         setup = self._setup
+        if setup.divides is not None:
+            setup.divides.divide(setup, self.memory, size, self._planning.policy, in_turn=not self._planning.overlap)
         sizes, self.prefetch = size_caches(setup, self.memory, size, self._planning.policy)
         if sizes:
             with setup.watch.time("cache"):

@@ -1,0 +1,275 @@
+"""The memory that a loader's caches are left with, divided between rows of features and historical embeddings (OUTRE)."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from featstore.cache.base import OnlinePolicy, Policy, StaticPolicy, get_policy
+from featstore.cache.fixed import FixedRows
+from featstore.cache.planned import PlannedPolicy
+from featstore.cache.select import top_rows
+from featstore.cache.table import FeatureCache
+from featstore.errors import BudgetError
+from featstore.graph.kept import NEIGHBOR_POLICY
+from featstore.graph.partlists import NearbyLists
+from featstore.graph.topology import huge_bytes
+from featstore.plan.planmemory import planning_bytes
+from featstore.plan.rowsample import RowSample
+from featstore.plan.savedio import SavedIO, Split, best_split, prefix_sums
+from featstore.plan.simulate import simulate
+from featstore.plan.trace import Trace
+from featstore.sampling.batch import SampledBatch
+from featstore.sampling.drawn import Drawn
+from featstore.sampling.hops import HopSampler
+from featstore.strategies.caches import cache_bytes
+from featstore.strategies.memory import Memory
+from featstore.strategies.setup import Setup
+
+__all__ = ["HOLDER", "HistorySplit", "Keeps", "measured_beta", "profile"]
+
+HOLDER = "saved I/O"
+SORTING_BYTES = 48  # a node, beside what is counted of it, while orders and sums are made
+GATHERED = 8  # batches whose rows are read to time it
+PIECE_BYTES = 8 << 20  # of one read
+REPLAYED = 1 << 18  # accesses that tell of an epoch what more of them would: hits within 1 %
+SIZES = 10  # of a cache that are simulated; between them lies a line
+ONLINE_BYTES = 64  # an access of the longest batch, while an online policy is simulated
+
+Int64s = npt.NDArray[np.int64]
+Outside = Callable[[Int64s], npt.NDArray[np.bool_]]
+EMPTY = np.zeros(0, np.int64)
+
+
+class Keeps(Protocol):
+    """A history whose nodes are to be chosen."""
+
+    @property
+    def node_bytes(self) -> int:
+        """Bytes of a kept node, tables included."""
+        ...
+
+    @property
+    def staleness(self) -> int:
+        """Steps for which an embedding is used."""
+        ...
+
+    def keep(self, nodes: Int64s, graph: Any, device: torch.device, split: Mapping[str, Any]) -> int:
+        """Keep embeddings of these nodes from now on; return the bytes that this takes. Raises BudgetError."""
+        ...
+
+
+class HistorySplit:
+    """Chooses a history's nodes once a strategy knows what memory its caches are left with.
+
+    Parameters
+    ----------
+    history : Keeps
+    drawn : Drawn
+        The loader's own batches.
+    """
+
+    def __init__(self, history: Keeps, drawn: Drawn) -> None:
+        self._history, self._drawn = history, drawn
+        self.is_done = False
+
+    def divide(
+        self, setup: Setup, memory: Memory, cache: int | float | str | None, policy: Policy, *, in_turn: bool = False
+    ) -> None:
+        """Sample an epoch, choose the nodes, and take their memory; does nothing the second time.
+
+        Where memory is too short to judge, no embedding is kept, and the loader runs as without a history.
+
+        Parameters
+        ----------
+        setup : Setup
+        memory : Memory
+            Divided; the strategy holds what it was granted.
+        cache : int, float, "auto" or None
+            Of the features. One of a given size keeps it; embeddings get as much as they have use for of what is left.
+        policy : Policy
+            Of that cache.
+        in_turn : bool
+            Neighbour lists have the cache's memory in turn, while batches are sampled.
+        """
+        if self.is_done:
+            return
+        self.is_done = True
+        graph = setup.graph
+        with setup.watch.time("split"):
+            try:
+                nodes, found = self._choose(setup, memory, cache, policy, in_turn=in_turn)
+                graph.pool.trim()
+                n_bytes = self._history.keep(nodes, graph, setup.device, found.to_dict())
+            except BudgetError as error:
+                graph.pool.trim()
+                why = f"no memory to judge: {error.message}"
+                n_bytes = self._history.keep(EMPTY, graph, setup.device, {"alpha": 0.0, "nodes": 0, "why": why})
+        if setup.share is not None:
+            setup.share.reserve("historical embeddings", n_bytes)
+
+    def _choose(
+        self, setup: Setup, memory: Memory, cache: int | float | str | None, policy: Policy, *, in_turn: bool
+    ) -> tuple[Int64s, Split]:
+        graph, n = setup.graph, int(setup.graph.num_nodes)
+        is_auto = cache == "auto" and bool(setup.features)
+        policy = policy.static if isinstance(policy, FixedRows) else policy
+        n_accesses = memory.batch.n_rows * len(self._drawn)
+        halvings = max(0, math.ceil(math.log2(max(1, n_accesses) / REPLAYED)))
+        part = None if isinstance(policy, StaticPolicy) or not is_auto else RowSample(n, halvings)
+        replayed = 0 if part is None else 2 * 8 * min(n_accesses, 2 * REPLAYED)
+        with graph.budget.reserve(HOLDER, (SavedIO.BYTES + SORTING_BYTES) * n + replayed) as held:
+            counted, seconds, trace = profile(self._drawn, graph, self._history.staleness, part)
+            gathered_s, n_gathered = _gathered(setup, self._drawn) if setup.features else (0.0, 0)
+            beta = measured_beta(seconds, counted.n_edges, gathered_s, n_gathered)
+            for idle in (self._drawn, graph.pool):
+                idle.trim()
+            room = memory.left_for_caches(setup.room, setup.prefetch)[0] + held.n_bytes
+            if cache is not None and cache != "auto" and setup.features:
+                given = cache_bytes(cache, n, setup.row_bytes, policy, setup.graph.budget, 1 << 62)
+                room = max(0, room - sum(given.values()))
+            if not setup.features:
+                counted.rows[:] = 0  # there are none to read
+            features = _nothing if not is_auto else _saved_by_rows(setup, counted, trace, policy, room)
+            lists = _saved_by_lists(graph, counted, beta) if in_turn else _nothing
+            scores = counted.embeddings(beta)
+            found = best_split(room, scores, self._history.node_bytes, features, lists, beta)
+            return top_rows(scores, found.nodes[found.taken]), found
+
+
+def profile(
+    drawn: Drawn, graph: Any, staleness: int, part: RowSample | None = None, epoch: int = 0
+) -> tuple[SavedIO, float, Trace | None]:
+    """Sample an epoch whole; return what its nodes would save, the seconds of sampling, and a part of its accesses.
+
+    Raises
+    ------
+    BudgetError, CorruptionError, OSError
+        From sampling.
+    """
+    assert isinstance(drawn.sampler, HopSampler)
+    counted, order = SavedIO(graph.num_nodes, staleness), drawn.whole(epoch)
+    seconds, kept = 0.0, list[npt.NDArray[Any]]()
+    for position in range(len(order)):
+        begin = time.perf_counter()
+        sampled, is_outside = order.draw(position, partial(_sampled, drawn.sampler, graph))
+        seconds += time.perf_counter() - begin
+        counted.add(sampled, is_outside)
+        if part is not None:
+            ids = sampled.input_ids.numpy()
+            one = Trace.reading([ids].__getitem__, np.array([len(ids)]), part.n)
+            kept.append(part.trace(one)[0].astype(np.int32 if part.n < 2**31 else np.int64))
+        del sampled  # or the next would have to fit beside it
+    if part is None:
+        return counted, seconds, None
+    lengths = np.array([len(ids) for ids in kept], np.int64)
+    return counted, seconds, Trace.reading(kept.__getitem__, lengths, part.n)
+
+
+def _sampled(
+    sampler: HopSampler, graph: Any, seeds: Any, epoch: int, index: int, lists: NearbyLists | None = None
+) -> tuple[SampledBatch, Outside]:
+    """Return a batch, and what says which nodes' lists were not in memory as it was sampled."""
+    sampled = sampler.sample(seeds, epoch, index, lists)
+    outside = _outside(graph, sampled.input_ids.numpy(), lists)  # now: lists go with the next macro-batch
+    return sampled, lambda ids: outside
+
+
+def _outside(graph: Any, ids: Int64s, lists: NearbyLists | None) -> npt.NDArray[np.bool_]:
+    cache = graph.neighbor_cache
+    if cache is not None and cache.whole:
+        return np.zeros(len(ids), bool)
+    found = np.ones(len(ids), bool) if cache is None else cache.offset_of_node[ids] < 0
+    if lists is not None:
+        place = np.full(len(ids), -1, np.int64)  # ~position in the file
+        lists.locate(np.ascontiguousarray(ids), place)
+        found &= ~place < graph.topology.num_edges
+    return found
+
+
+def _gathered(setup: Setup, drawn: Drawn) -> tuple[float, int]:
+    """Read the rows of a few batches, spread over the epoch, without a cache; return the seconds, and how many rows."""
+    graph, order, seconds, n_rows = setup.graph, drawn.whole(0), 0.0, 0
+    step = max(1, PIECE_BYTES // max(1, max(setup.row_bytes.values())))
+    for position in range(0, len(order), max(1, len(order) // GATHERED)):
+        ids = order.sample(position).input_ids.numpy().copy()
+        graph.pool.trim()
+        for first in range(0, len(ids), step):
+            rows = ids[first : first + step]
+            for name, width in setup.row_bytes.items():
+                out = graph.pool.tensor((len(rows), width), torch.uint8)
+                begin = time.perf_counter()
+                graph.features[name].source.gather(rows, out.numpy())
+                seconds += time.perf_counter() - begin
+                del out
+        n_rows += len(ids)
+    return seconds, n_rows
+
+
+def measured_beta(sample_s: float, n_edges: int, gather_s: float, n_rows: int) -> float:
+    """Return what an edge that is sampled costs, in reads of a row (equation 3); 1 where no rows are read."""
+    if not n_rows or not gather_s:
+        return 1.0
+    return (sample_s / max(1, n_edges)) / (gather_s / n_rows)
+
+
+def _nothing(n_bytes: int) -> float:
+    return 0.0
+
+
+def _rows_of(setup: Setup, policy: Policy, n_bytes: int) -> int:
+    """Return the rows of each feature that caches of all of them have within ``n_bytes``, tables included."""
+    n, widths = int(setup.graph.num_nodes), setup.row_bytes.values()
+    one, two = (sum(FeatureCache.least_bytes(rows, width, n, policy) for width in widths) for rows in (1, 2))
+    return 0 if n_bytes < one else min(n, 1 + (n_bytes - one) // max(1, two - one))
+
+
+def _saved_by_rows(setup: Setup, counted: SavedIO, trace: Trace | None, policy: Policy, room: int) -> Callable[[int], float]:
+    """Return what says how many reads the features' cache saves in so many bytes: sums by score, or what replaying loads."""
+    rows_of = partial(_rows_of, setup, policy)
+    if isinstance(policy, StaticPolicy):
+        accesses = counted.accesses
+        with setup.graph.policy_inputs(sum(setup.row_bytes.values()), accesses) as inputs:
+            scores = inputs.scores(policy)
+            order = np.argsort(-scores.astype(np.float64), kind="stable")
+        sums = prefix_sums(accesses, order)
+        return lambda n_bytes: float(sums[rows_of(n_bytes)])
+    assert trace is not None
+    assert isinstance(policy, (PlannedPolicy, OnlinePolicy))
+    budget, most = setup.graph.budget, rows_of(room)
+    sizes = np.unique(np.linspace(0, most, SIZES + 1).astype(np.int64))
+    saved, share = np.zeros(len(sizes)), trace.n_accesses / max(1, counted.n_rows)
+    needed = planning_bytes(trace.n, trace.n_accesses, longest=trace.longest) + ONLINE_BYTES * trace.longest
+    fresh = _fresh(policy)
+    with budget.reserve(HOLDER, needed):
+        for k, rows in enumerate(sizes.tolist()):
+            capacity = round(rows * trace.n / max(1, counted.n)) if rows < counted.n else trace.n
+            loads = int(simulate(trace, min(capacity, trace.n), fresh).sum()) if capacity else trace.n_accesses
+            saved[k] = (trace.n_accesses - loads) / max(share, 1e-12)
+    return lambda n_bytes: float(np.interp(rows_of(n_bytes), sizes, saved))
+
+
+def _fresh(policy: Policy) -> Policy:
+    """Return another one of the same class, where it is registered: what is replayed leaves nothing behind."""
+    try:
+        found = get_policy(policy.name)
+    except ValueError:
+        return policy
+    return found if type(found) is type(policy) else policy
+
+
+def _saved_by_lists(graph: Any, counted: SavedIO, beta: float) -> Callable[[int], float]:
+    """Return what says how many reads neighbour lists save in so many bytes, chosen as Ginex chooses them."""
+    topology, n = graph.topology, int(graph.num_nodes)
+    with graph.policy_inputs(topology.id_bytes) as inputs:
+        order = np.argsort(-inputs.scores(get_policy(NEIGHBOR_POLICY)), kind="stable")
+        ends = np.cumsum(topology.id_bytes * (inputs.context.in_degree[order] + 1))
+    sums, table = beta * prefix_sums(counted.drawn, order), huge_bytes(8 * n)
+    return lambda n_bytes: float(sums[int(np.searchsorted(ends, n_bytes - table, "right"))]) if n_bytes > table else 0.0

@@ -1,0 +1,236 @@
+"""``History(nodes="auto")``: nodes that a loader chooses by what they save of its I/O, and what the run is then."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import featstore
+from featstore.plan.misscurve import miss_curve
+from featstore.plan.savedio import best_split
+from featstore.plan.trace import record
+from featstore.sampling.drawn import Drawn
+from featstore.strategies import savedsplit
+from featstore.strategies.savedsplit import profile
+from tests.whole_graph import skewed_graph
+
+N, BATCH, DIM = 2000, 20, 16
+SEEDS = np.arange(600)
+STRATEGIES: dict[str, Any] = {
+    "no cache": featstore.OnDemand(),
+    "degree": featstore.OnDemand(cache="auto"),
+    "frequency": featstore.OnDemand(cache="auto", policy="frequency"),
+    "lru": featstore.OnDemand(cache="auto", policy="lru"),
+    "given": featstore.OnDemand(cache=0.1, policy="lru"),
+    "superbatch": featstore.Superbatch(),
+    "stays": featstore.Superbatch(policy="degree"),
+    "ginex": featstore.Ginex(),
+    "streamed": featstore.Streamed(),
+    "auto": featstore.Auto(),
+}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("history") / "g"
+    indptr, indices = skewed_graph(N, 6, hubs=[5, 9], hub_degree=90, seed=1)
+    rng = np.random.default_rng(4)
+    features = {"x": rng.standard_normal((N, 100)).astype(np.float32), "narrow": rng.standard_normal((N, 1)).astype(np.float32)}
+    featstore.OutOfCoreGraph.create(path, indptr, indices, features, {"y": rng.integers(0, 3, N)}, progress=False).close()
+    return path
+
+
+@pytest.fixture
+def g(path: Path) -> Iterator[featstore.OutOfCoreGraph]:
+    with featstore.open(path, memory="1600KiB") as graph:
+        yield graph
+
+
+def make(g: featstore.OutOfCoreGraph, history: Any, strategy: Any = "ondemand", **options: Any) -> featstore.Loader:
+    options = {"features": "x", "seed": 7, **options}
+    return featstore.Loader(
+        g, featstore.NeighborSampler(g, [4, 3], seed=1), SEEDS, BATCH, history=history, strategy=strategy, **options
+    )
+
+
+Batches = list[tuple[list[int], list[int], float]]
+
+
+def run(loader: featstore.Loader, epochs: int = 2) -> Batches:
+    """Train; return what every batch had, with its features and the embeddings that were pulled in one number."""
+    found: Batches = []
+    for _ in range(epochs):
+        for batch in loader:
+            n = batch.blocks[-2].n_dst
+            h = batch.x[:n, :1].double().expand(n, DIM).float()
+            merged = h if batch.history is None else batch.history.merge(h)
+            found.append((batch.input_ids.tolist(), batch.seeds.tolist(), float(merged.double().sum())))
+    return found
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_batches_are_those_of_the_same_nodes(path: Path, strategy: str) -> None:
+    """In the memory that there is, with the split's part of it counted; the curve says what was chosen and why."""
+    with featstore.open(path, memory="1600KiB") as g:
+        history = featstore.History(DIM, "auto", 50)
+        assert "nodes='auto'" in repr(history)
+        with make(g, history, STRATEGIES[strategy]) as loader:
+            assert g.memory_report().get("saved I/O", 0) == 0  # judging is over
+            found, stats = run(loader), loader.stats()
+        split, nodes = stats["history"]["split"], history.times.nodes
+        assert 0 < split["nodes"] == stats["history"]["nodes"] == len(nodes) < N
+        assert split["alpha"] > 0
+        assert split["nodes"] * (4 * DIM + 24) <= split["alpha"] * split["bytes"] <= split["bytes"]
+        assert stats["history"]["pulled"] > 0
+        assert stats["seconds"]["split"] > 0
+        curve = split["curve"]
+        assert curve["alpha"] == [k / 100 for k in range(101)]
+        sums = [sum(each) for each in zip(curve["embeddings"], curve["features"], curve["lists"], strict=True)]
+        assert curve["saved"] == pytest.approx(sums)
+        assert split["alpha"] == curve["alpha"][int(np.argmax(curve["saved"]))]
+        assert any(curve["features"]) == (strategy not in ("no cache", "given"))
+        assert any(curve["lists"]) == (strategy == "ginex")
+        assert g.budget.peak <= g.budget.total
+    with featstore.open(path, memory="32MiB") as g, make(g, featstore.History(DIM, nodes, 50)) as loader:
+        assert run(loader) == found
+        assert "split" not in loader.stats()["history"]
+
+
+@pytest.mark.parametrize(("policy", "strategy"), [("frequency", "ondemand"), ("degree", "ondemand"), ("belady", "superbatch")])
+def test_the_choice_is_equation_5_by_enumeration(path: Path, monkeypatch: pytest.MonkeyPatch, policy: str, strategy: str) -> None:
+    """Sums by score, or what replaying the epoch loads; β fixed, as seconds are not the same twice."""
+    monkeypatch.setattr(savedsplit, "measured_beta", lambda *measured: 0.25)
+    monkeypatch.setattr(savedsplit, "SIZES", 100)
+    with featstore.open(path, memory="1600KiB") as g:
+        history = featstore.History(DIM, "auto", 50)
+        cache = {"cache": "auto", "policy": policy}
+        made = featstore.OnDemand(**cache) if strategy == "ondemand" else featstore.Superbatch(**cache)
+        with make(g, history, made) as loader:
+            split = loader.stats()["history"]["split"]
+        assert split["beta"] == 0.25
+        sampler, order = featstore.NeighborSampler(g, [4, 3], seed=1), featstore.RandomBatches(SEEDS, BATCH, seed=7)
+        g.pool.trim()
+    with featstore.open(path, memory="64MiB") as g:
+        sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
+        counted, _, _ = profile(Drawn(sampler, order), g, 50)
+        trace = record(sampler, [order.epoch(0).seeds(k) for k in range(len(order))], N)
+        with g.policy_inputs(400) as inputs:
+            order_of = {"frequency": counted.accesses, "degree": inputs.context.out_degree.copy()}.get(policy)
+
+        def rows_of(n_bytes: int) -> int:
+            each = 400 + (8 if policy == "belady" else 0)
+            return max(0, min(N, (n_bytes - 4 * N) // each))
+
+        def saved(n_bytes: int) -> float:
+            rows = rows_of(n_bytes)
+            if order_of is not None:
+                best = sorted(range(N), key=lambda node: (-order_of[node], node))[:rows]
+                return float(sum(counted.accesses[best]))
+            loads = miss_curve(trace, [rows], [policy]).curves[0].rows_loaded[0] if rows else trace.n_accesses
+            return float(trace.n_accesses - loads)
+
+        expected = best_split(split["bytes"], counted.embeddings(0.25), 4 * DIM + 24, saved)
+    slack = 0.01 * max(expected.benefits) if policy == "belady" else 1e-6  # rows of a line between two sizes
+    assert split["curve"]["saved"] == pytest.approx(expected.benefits, abs=slack)
+    assert expected.benefits[round(100 * split["alpha"])] >= max(expected.benefits) - slack
+    if policy != "belady":
+        assert split["alpha"] == expected.alpha
+        best = np.argsort(-counted.embeddings(0.25), kind="stable")[: split["nodes"]]
+        assert history.times.nodes.tolist() == sorted(best.tolist())
+
+
+def test_rows_narrower_than_embeddings_may_leave_none(path: Path) -> None:
+    """Then the loader runs as without a history, and the loop merges all the same."""
+    with featstore.open(path, memory="32MiB") as g:
+        with make(g, None, features="narrow") as loader:
+            plain = run(loader)
+        with make(g, featstore.History(DIM, "auto", 0), "superbatch", features="narrow") as loader:
+            assert run(loader) == plain  # of no use: staleness 0
+            stats = loader.stats()["history"]
+            assert (stats["nodes"], stats["bytes"], stats["pulled"], stats["pushed"]) == (0, 0, 0, 0)
+            assert stats["split"]["alpha"] == 0.0
+            assert not any(stats["split"]["curve"]["embeddings"])
+    wide = featstore.History(40_000, "auto", 50)
+    with featstore.open(path, memory="1600KiB") as g, make(g, wide, featstore.OnDemand(cache="auto")) as loader:
+        assert loader.stats()["history"]["split"]["alpha"] < 1
+        for batch in loader:
+            h = torch.zeros(batch.blocks[-2].n_dst, 40_000)
+            assert batch.history.merge(h).shape == (batch.history.n_sources, 40_000)
+            break
+
+
+def test_memory_that_is_too_short_to_judge_keeps_none(path: Path) -> None:
+    with featstore.open(path, memory="32MiB") as g:
+        with make(g, None) as loader:
+            plain = run(loader)
+        held = g.budget.reserve("others", 0)
+        choose = savedsplit.HistorySplit._choose
+
+        def short(*args: Any, **more: Any) -> Any:
+            held.resize(g.budget.available - 70 * N)  # less than what counting takes
+            try:
+                return choose(*args, **more)
+            finally:
+                held.release()
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(savedsplit.HistorySplit, "_choose", short)
+            loader = make(g, featstore.History(DIM, "auto", 50))
+        with loader:
+            assert run(loader) == plain
+            split = loader.stats()["history"]["split"]
+        assert split["why"].startswith("no memory to judge: saved I/O needs")
+        assert split["nodes"] == 0
+
+
+def test_the_nodes_stay(path: Path, g: featstore.OutOfCoreGraph) -> None:
+    """With the next loader, with the state in another process's history; not where the loader could not be made."""
+    history = featstore.History(DIM, "auto", 50)
+    with pytest.raises(ValueError, match="no table yet"):
+        history.state_dict()
+    with make(g, history) as loader:
+        run(loader, 1)
+    nodes, state = history.times.nodes.copy(), copy.deepcopy(history.state_dict())
+    with make(g, history, "superbatch", seed=8) as loader:
+        assert np.array_equal(history.times.nodes, nodes)
+        run(loader, 1)
+    again = featstore.History(DIM, "auto", 50)
+    again.load_state_dict(state)
+    with featstore.open(path, memory="16MiB") as other, make(other, again) as loader:
+        assert np.array_equal(again.times.nodes, nodes)
+        assert "split" not in loader.stats()["history"]
+    broken = featstore.History(DIM, "auto", 50)
+    before = {name: n for name, n in g.memory_report().items() if "sampler" not in name}
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr("featstore.load.loader.Stages", lambda *args: 1 // 0)
+        make(g, broken)
+    assert len(broken) == 0
+    assert {name: n for name, n in g.memory_report().items() if "sampler" not in name} == before
+    with make(g, broken) as loader:
+        run(loader, 1)
+    assert len(broken) > 0
+
+
+def test_a_share_of_the_memory_holds_the_embeddings_too(path: Path) -> None:
+    with featstore.open(path, memory="32MiB") as g:
+        history = featstore.History(DIM, "auto", 50)
+        with make(g, history, featstore.OnDemand(cache="auto"), memory="1MiB") as loader:
+            run(loader, 1)
+            split = loader.stats()["history"]["split"]
+            assert split["bytes"] < 1 << 20
+            cache = g.features["x"].cache
+            assert cache is not None
+            assert cache.nbytes + len(history) * (4 * DIM + 24) <= 1 << 20
+
+
+def test_what_is_refused(g: featstore.OutOfCoreGraph) -> None:
+    with pytest.raises(featstore.OptionError, match="divides the host's memory, and on meta the table"):
+        make(g, featstore.History(DIM, "auto"), device="meta")
+    with pytest.raises(TypeError, match=r"a share such as 0\.2, ids, a mask or 'auto', not 'all'"):
+        featstore.History(DIM, "all")
