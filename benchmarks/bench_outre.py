@@ -5,6 +5,7 @@ of one epoch, [10, 10], of real graphs and of planted communities with shuffled 
 in the folder ``--graphs DIR`` (``graphs.py`` and ``.npz`` files). ``--only accuracy`` needs it. Epochs
 (``outre_epochs.py``) are timed on the same graphs with rows of 2 KiB: ``--only preparation`` compares random batches with
 partition batches at equal memory, ``--table 6`` has seconds by stage of a memory map, superbatches, and each mechanism added.
+``--only split`` (``outre_split.py``) counts reads at the split of the memory that a loader chooses, beside nine others.
 ``--only labor`` (``outre_labor.py``) counts rows of layer-neighbour sampling. ``--only lists`` (``outre_lists.py``) times
 sampling with the lists of macro-batches at hand. ``--only accuracy`` (``outre_accuracy.py``) trains, which takes about an hour of
 processor time for three seeds. ``--only history`` (``outre_history.py``) does all of this with historical embeddings and without.
@@ -32,6 +33,7 @@ from outre_epochs import Work, make_work, preparation, shared_draws_streamed, ta
 from outre_history import accuracy_with_history, preparation_with_history, rows_with_history
 from outre_labor import SAMPLERS, shared_draws
 from outre_lists import lists_of_macros, make_lists
+from outre_split import split
 from r22 import generate
 from realgraphs import loading, wanted
 
@@ -58,7 +60,7 @@ GAMMA = 1.5
 # Names of groups, of which --only takes those that contain its text.
 TRAINED = {"accuracy": accuracy, "history, table 11": accuracy_with_history}
 PREPARED = {"preparation": preparation, "history, preparation": preparation_with_history}  # of the planted graph alone
-STAGES = {"table 6": table6}
+STAGES = {"table 6": table6, "split": split}
 
 Int64s = npt.NDArray[np.int64]
 

@@ -162,6 +162,16 @@ def lists_at_hand_read_fewer_ids(figures: Figures) -> None:
     assert all(figure["ids_read"] < figure["reference_ids_read"] for figure in sampled)
 
 
+def the_split_is_compared_with_nine(figures: Figures) -> None:
+    found = [figure for figure in figures if "reads of the best of nine splits" in str(figure["name"])]
+    assert found
+    for figure in found:
+        reads = figure["reads"]
+        assert len(reads) in (9, 10)
+        assert round(figure["value"]) == min(reads.values())
+        assert round(figure["ratio"], 3) == pytest.approx(min(reads.values()) / reads[f"{figure['alpha']:.3f}"], abs=0.01)
+
+
 def table_6_adds_a_mechanism_a_line(figures: Figures, errors: str) -> None:
     sides = ["np.memmap", "superbatch", "+ partition batches", "+ LABOR", "+ history"]
     figures = [figure for figure in figures if str(figure["name"]).startswith("table 6, ")]
@@ -192,6 +202,7 @@ def test_benchmark_runs(script: str, tmp_path: Path) -> None:
         outre_counts_rows_of_layer_neighbour_sampling(figures)
         a_history_requests_fewer_rows_and_changes_nothing_where_it_is_never_used(figures)
         lists_at_hand_read_fewer_ids(figures)
+        the_split_is_compared_with_nine(figures)
         table_6_adds_a_mechanism_a_line(figures, errors)
         assert plot.stat().st_size > 1_000
 
