@@ -21,6 +21,7 @@ from featstore.cache.in_out_ratio import InOutRatio
 from featstore.cache.lru import LRU
 from featstore.cache.random_rows import RandomRows
 from featstore.cache.s3fifo import S3FIFO
+from featstore.cache.saved_io import SavedReads
 from featstore.cache.select import top_rows
 from featstore.cache.sieve import Sieve
 from featstore.testing import OnlinePolicyContract, StaticPolicyContract, play, traces
@@ -93,6 +94,13 @@ class TestFrequency(StaticPolicyContract):
 
     def make(self) -> Frequency:
         return Frequency()
+
+
+class TestSavedReads(TestFrequency):
+    registered_name = "saved_io"
+
+    def make(self) -> SavedReads:  # type: ignore[override]
+        return SavedReads()
 
 
 class TestRandomRows(StaticPolicyContract):
