@@ -19,9 +19,9 @@ from featstore.errors import BusyError, OptionError
 from featstore.sampling.batch import HistoryRows
 from featstore.sampling.batches import check_seeds
 from featstore.sampling.historical import PushTimes
-from featstore.sampling.hops import EMPTY
 from featstore.sampling.labor import LaborSampler
 from featstore.sampling.neighbor import NeighborSampler
+from featstore.sampling.scratch import EMPTY
 
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph
