@@ -178,7 +178,13 @@ class Reader:
             yield engine
         finally:
             if engine is not None:
-                self._give_back(engine)
+                try:
+                    self._give_back(engine)
+                except (
+                    BaseException
+                ):  # Ctrl-C, before it had begun or when it was done: a lost queue would be waited for for ever
+                    self._give_back(engine)
+                    raise
 
     def _wait_for_engine(self) -> None:
         """Wait until there is an idle queue, or make one; the lock is held."""
@@ -205,7 +211,10 @@ class Reader:
                 reservation.release()
 
     def _give_back(self, engine: Engine) -> None:
+        """Let others have a borrowed queue; nothing where they have it already."""
         with self._lock:
+            if id(engine) not in self._held or engine in self._idle:
+                return
             if self._closed or len(self._held) > self._most_queues:
                 self._drop(engine)
             else:
