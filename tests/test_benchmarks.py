@@ -168,7 +168,7 @@ def the_split_is_compared_with_nine(figures: Figures) -> None:
     for figure in found:
         reads = figure["reads"]
         assert len(reads) in (9, 10)
-        assert round(figure["value"]) == min(reads.values())
+        assert figure["value"] == pytest.approx(min(reads.values()), abs=0.6)  # both are rounded
         assert round(figure["ratio"], 3) == pytest.approx(min(reads.values()) / reads[f"{figure['alpha']:.3f}"], abs=0.01)
 
 
