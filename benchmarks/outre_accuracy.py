@@ -30,7 +30,7 @@ REFERENCE = "random batches"
 WITHIN = 0.005  # of the reference's accuracy
 PARTS = {"of 500 seeds": (500, 3), "of 50 seeds": (50, 10)}  # name of kept parts: seeds a part, passes
 LARGE, SMALL = PARTS
-# share: of the parts that a macro-batch has, None the default; labor: the sampler's options; history: nodes and staleness
+# share: of the parts that a macro-batch has, None the default; labor: the sampler's options; history: its options after dim
 WAYS: dict[str, dict[str, Any]] = {
     REFERENCE: {},
     "parts of 500 seeds, macro of 2 batches": {"parts": LARGE, "share": 4 / 794},

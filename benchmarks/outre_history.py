@@ -19,15 +19,17 @@ from outre_epochs import Work, more_of, run_sides
 
 import featstore
 
-SHARE, STALENESS = 0.2, 100  # of the nodes; steps: the defaults
+SHARE, STALENESS = 0.2, 10  # of the nodes; steps: the defaults
 FANOUTS = ([10, 10], [10, 10, 10])
 SEEDS_A_PART = 500
 DIM = 128  # of embeddings, where seconds are taken
 RANDOM, MACRO = "random batches", "default macro"
-STALENESSES = (0, 50, 100, 500, 1000)  # table 11 of the paper, whose count begins at 1
+STALENESSES = (0, STALENESS, 50, 100, 500, 1000)  # table 11 of the paper, whose count begins at 1
+LOST = "gradients of pulled rows lost"
 WAYS: dict[str, dict[str, Any]] = {
     RANDOM: {},
     f"{RANDOM}, staleness {STALENESS}": {"history": (SHARE, STALENESS)},
+    f"{RANDOM}, staleness {STALENESS}, {LOST}": {"history": (SHARE, STALENESS, torch.float32, False)},
     MACRO: {"parts": LARGE, "share": None},
 } | {f"{MACRO}, staleness {s}": {"parts": LARGE, "share": None, "history": (SHARE, s)} for s in STALENESSES}
 

@@ -7,6 +7,7 @@ from tests.mutation import Mutation
 __all__ = ["HISTORY"]
 
 LATEST = ("tests/test_history.py::test_every_row_is_the_latest_push",)
+LATE = ("tests/test_history_gradients.py::test_no_gradient_is_lost_or_counted_twice",)
 
 HISTORY: tuple[Mutation, ...] = (
     # -- which rows are pulled
@@ -50,6 +51,31 @@ HISTORY: tuple[Mutation, ...] = (
         "table.index_copy_(0, rows.push_slots,",
         "table.index_copy_(0, rows.push % len(table),",
         LATEST,
+    ),
+    # -- gradients
+    Mutation(
+        "gradients that were passed on wait once more",
+        "historical embeddings",
+        "featstore/load/lategradients.py",
+        "sums.index_fill_(0, rows.push_slots, 0)",
+        "pass",
+        LATE,
+    ),
+    Mutation(
+        "gradients of pulled rows replace those that wait",
+        "historical embeddings",
+        "featstore/load/lategradients.py",
+        "sums.index_add_(0, rows.pull_slots,",
+        "sums.index_copy_(0, rows.pull_slots,",
+        LATE,
+    ),
+    Mutation(
+        "gradients that wait are not in the state",
+        "historical embeddings",
+        "featstore/load/history.py",
+        "self._zeros(len(ids), device).copy_(sums)",
+        "self._zeros(len(ids), device)",
+        ("tests/test_history_gradients.py::test_a_state_brings_what_waits",),
     ),
     Mutation(
         "pushes of a table's nodes not counted",

@@ -200,30 +200,7 @@ def test_a_killed_training_goes_on_from_its_saved_state(path: Path, strategy: st
                 training.run(loader, 1)
                 training.run(loader, 2)
                 assert len(history) == len(NODES)
-                assert g.memory_report()["historical embeddings"] == len(NODES) * (16 + 24)
-
-
-def test_gradients_pass_through_computed_rows_alone(g: featstore.OutOfCoreGraph) -> None:
-    with make(g, history_of(1000)) as loader:
-        for k, batch in enumerate(loader):
-            rows, n_src = batch.history.rows, batch.history.n_sources
-            n_kept = batch.blocks[-2].n_dst
-            h = torch.rand(n_kept, 2, dtype=torch.float64, requires_grad=True)
-            before = loader._history._table.clone()
-            merged = batch.history.merge(h * 2)
-            weight = torch.rand(n_src, 2, dtype=torch.float64)
-            (merged * weight).sum().backward()
-            kept = torch.tensor([i for i in range(n_src) if i not in set(rows.pull.tolist())])
-            assert torch.equal(h.grad, 2 * weight[kept])
-            assert torch.equal(merged[kept], h * 2)
-            assert torch.equal(merged[rows.pull], before[rows.pull_slots])
-            table = loader._history._table
-            assert not table.requires_grad
-            assert torch.equal(table[rows.push_slots], merged.detach()[rows.push])
-            others = torch.ones(len(table), dtype=torch.bool)
-            others[rows.push_slots] = False
-            assert torch.equal(table[others], before[others])
-            assert k == 0 or len(rows.pull)
+                assert g.memory_report()["historical embeddings"] == len(NODES) * (2 * 16 + 24)
 
 
 def test_rows_of_another_dtype_are_converted(g: featstore.OutOfCoreGraph) -> None:
@@ -380,7 +357,7 @@ def test_the_table_is_in_the_budget(path: Path) -> None:
         with make(g, history) as loader:
             for batch in loader:
                 batch.history.merge(torch.zeros(batch.blocks[-2].n_dst, 5_000))
-            assert g.memory_report()["historical embeddings"] == N * (5_000 * 8 + 24)
+            assert g.memory_report()["historical embeddings"] == N * (2 * 5_000 * 8 + 24)
         assert training.replay.step == 0
         make(g, history).close()  # the next loader has it as it is
         assert history.step == 6

@@ -86,7 +86,7 @@ def test_batches_are_those_of_the_same_nodes(path: Path, strategy: str) -> None:
         split, nodes = stats["history"]["split"], history.times.nodes
         assert 0 < split["nodes"] == stats["history"]["nodes"] == len(nodes) < N
         assert split["alpha"] > 0
-        assert split["nodes"] * (4 * DIM + 24) <= split["alpha"] * split["bytes"] <= split["bytes"]
+        assert split["nodes"] * (2 * 4 * DIM + 24) <= split["alpha"] * split["bytes"] <= split["bytes"]
         assert stats["history"]["pulled"] > 0
         assert stats["seconds"]["split"] > 0
         curve = split["curve"]
@@ -135,7 +135,7 @@ def test_the_choice_is_equation_5_by_enumeration(path: Path, monkeypatch: pytest
             loads = miss_curve(trace, [rows], [policy]).curves[0].rows_loaded[0] if rows else trace.n_accesses
             return float(trace.n_accesses - loads)
 
-        expected = best_split(split["bytes"], counted.embeddings(0.25), 4 * DIM + 24, saved)
+        expected = best_split(split["bytes"], counted.embeddings(0.25), 2 * 4 * DIM + 24, saved)
     slack = 0.01 * max(expected.benefits) if policy == "belady" else 1e-6  # rows of a line between two sizes
     assert split["curve"]["saved"] == pytest.approx(expected.benefits, abs=slack)
     assert expected.benefits[round(100 * split["alpha"])] >= max(expected.benefits) - slack
@@ -226,7 +226,7 @@ def test_a_share_of_the_memory_holds_the_embeddings_too(path: Path) -> None:
             assert split["bytes"] < 1 << 20
             cache = g.features["x"].cache
             assert cache is not None
-            assert cache.nbytes + len(history) * (4 * DIM + 24) <= 1 << 20
+            assert cache.nbytes + len(history) * (2 * 4 * DIM + 24) <= 1 << 20
 
 
 def test_what_is_refused(g: featstore.OutOfCoreGraph) -> None:

@@ -112,7 +112,7 @@ def add_arguments(parser: argparse.ArgumentParser, named: str | None = None) -> 
         "place of expanding them",
     )
     parser.add_argument(
-        "--staleness", action=Given, type=_staleness, default=100, help="steps that --history uses one for (default: 100)"
+        "--staleness", action=Given, type=_staleness, default=10, help="steps that --history uses one for (default: 10)"
     )
     parser.add_argument(
         "--prefetch",

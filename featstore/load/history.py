@@ -16,6 +16,7 @@ from featstore.cache.base import get_policy
 from featstore.cache.select import top_rows
 from featstore.config import check_at_least
 from featstore.errors import BusyError, OptionError
+from featstore.load.lategradients import pass_on, sums_dtype
 from featstore.sampling.batch import HistoryRows
 from featstore.sampling.batches import check_seeds
 from featstore.sampling.historical import PushTimes
@@ -54,6 +55,9 @@ class History:
         a history. The paper counts from 1.
     dtype : torch.dtype
         Of the table; rows are converted.
+    gradients : bool
+        Whether gradients of rows that are pulled reach the layers below: they are added up, and passed on when their node is
+        computed the next time. False: they are lost, as in the paper, in half of the memory.
 
     Raises
     ------
@@ -62,9 +66,13 @@ class History:
 
     Notes
     -----
-    The table is on the loader's device, a row a kept node. On the CPU the graph's budget counts it, from the first loader on
-    until the history is gone. Beside it the host has 24 bytes a kept node. Seeds are always computed, and pushed if they are
-    kept.
+    The table is on the loader's device, a row a kept node, and one more for the gradients that wait for it, in float32 at
+    least. On the CPU the graph's budget counts both, from the first loader on until the history is gone. Beside it the host has
+    24 bytes a kept node. Seeds are always computed, and pushed if they are kept.
+
+    A node that many neighbours pull is computed seldom, so without its gradients the layers below learn from the other nodes
+    alone; this costs more accuracy than the age of the rows (docs/decisions/0015-late-gradients.md). With a gradient scaler,
+    gradients that wait keep the scale that they had.
 
     A step is a batch that was merged. What was sampled ahead for batches that never run changes nothing: leaving a loop early,
     an error or a new epoch goes on from what was merged. Its :meth:`state_dict` belongs to the state of the training, beside the
@@ -90,8 +98,9 @@ class History:
         self,
         dim: int,
         nodes: float | str | torch.Tensor | npt.NDArray[Any] | Sequence[int] = 0.2,
-        staleness: int = 100,
+        staleness: int = 10,
         dtype: torch.dtype = torch.float32,
+        gradients: bool = True,
     ) -> None:
         check_at_least("dim", dim, 1)
         check_at_least("staleness", staleness, 0)
@@ -107,11 +116,12 @@ class History:
                 raise ValueError(f"nodes must be a share above 0 and at most 1, or ids, not {nodes}")
         else:
             check_seeds(nodes)
-        self.dim, self.staleness, self.dtype = int(dim), int(staleness), dtype
+        self.dim, self.staleness, self.dtype, self.gradients = int(dim), int(staleness), dtype, bool(gradients)
         self._nodes: Any = nodes
         self._split: Mapping[str, Any] | None = None
         self.times = PushTimes(self.staleness)
         self._table: torch.Tensor | None = None
+        self._sums: torch.Tensor | None = None  # of gradients, where there are any
         self._held: Reservation | None = None
         self._num_nodes = -1  # of the graph, once it is known
         self._lock = threading.Lock()
@@ -124,7 +134,8 @@ class History:
     def __repr__(self) -> str:
         nodes = self._nodes if isinstance(self._nodes, float) else f"<{len(self._nodes)} ids>"
         nodes = "'auto'" if self._is_auto else nodes
-        return f"History(dim={self.dim}, nodes={nodes}, staleness={self.staleness}, dtype={self.dtype})"
+        options = f"staleness={self.staleness}, dtype={self.dtype}, gradients={self.gradients}"
+        return f"History(dim={self.dim}, nodes={nodes}, {options})"
 
     def __len__(self) -> int:
         """Nodes that are kept; 0 before a loader has the history."""
@@ -136,20 +147,20 @@ class History:
         return self.times.step
 
     def stats(self) -> dict[str, Any]:
-        """Return ``nodes`` and ``bytes`` of the table, and how many rows were ``pulled`` and ``pushed``.
+        """Return ``nodes`` and ``bytes`` of the tables, and how many rows were ``pulled`` and ``pushed``.
 
         Where a loader chose the nodes, also ``split``: ``alpha``, the share of ``bytes`` that embeddings have; ``beta``, what
         sampling an edge costs in reads of a row; and the ``curve`` of reads that are ``saved`` an epoch at each ``alpha``. Where
         memory was too short to judge, ``why``.
         """
-        n_bytes = 0 if self._table is None else self._table.nbytes
+        n_bytes = sum(each.nbytes for each in (self._table, self._sums) if each is not None)
         found = {"nodes": len(self), "bytes": n_bytes, "pulled": self._n_pulled, "pushed": self._n_pushed}
         return found if self._split is None else {**found, "split": dict(self._split)}
 
     # The state of training.
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the kept nodes, their rows, when they were pushed, and the step; for ``torch.save`` beside the model's state.
+        """Return the kept nodes, their rows and gradients, when each was pushed, and the step; for ``torch.save``.
 
         The tensors share memory with the history: save or copy them before training goes on.
 
@@ -162,7 +173,7 @@ class History:
             raise ValueError("the history has no table yet: it gets one from its first loader")
         nodes, pushed = torch.from_numpy(self.times.nodes), torch.from_numpy(self.times.pushed)
         state = {"version": VERSION, "num_nodes": self._num_nodes, "step": self.times.step}
-        return state | {"nodes": nodes, "pushed": pushed, "table": self._table}
+        return state | {"nodes": nodes, "pushed": pushed, "table": self._table, "gradients": self._sums}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where :meth:`state_dict` stood, with the nodes that were kept then.
@@ -170,7 +181,8 @@ class History:
         Raises
         ------
         ValueError
-            The state is of something else, of rows of another width or dtype, or of a graph of other nodes.
+            The state is of something else, of rows of another width or dtype, with gradients where this one has none or the
+            other way round, or of a graph of other nodes.
         BusyError
             An epoch of its loader is running.
         BudgetError
@@ -183,6 +195,9 @@ class History:
             raise ValueError(
                 f"the state has rows of {tuple(table.shape)[1:]} and {table.dtype}, the history of ({self.dim},) and {self.dtype}"
             )
+        sums = state.get("gradients")
+        if (sums is not None) != self._has_sums or (sums is not None and sums.shape != table.shape):
+            raise ValueError("of state and history one has gradients, the other none: see gradients= and staleness=")
         if self._num_nodes not in (-1, state["num_nodes"]):
             raise ValueError(f"the state is of a graph of {state['num_nodes']} nodes, the loader's has {self._num_nodes}")
         ids, when = nodes.numpy().astype(np.int64), pushed.numpy().astype(np.int64)
@@ -195,6 +210,7 @@ class History:
             if self._held is not None:
                 self._held.resize(self._bytes(len(ids), device))
             self._table = torch.empty_like(table, device=device).copy_(table)
+            self._sums = None if sums is None else self._zeros(len(ids), device).copy_(sums)
             self.times.nodes, self.times.pushed, self.times.step = ids, when, int(step)
             self._num_nodes, self._run = int(state["num_nodes"]), None
 
@@ -244,9 +260,11 @@ class History:
             if self._table is None:
                 nodes = self._choose(g, n)
                 self._table = torch.zeros((n, self.dim), dtype=self.dtype, device=device)
+                self._sums = self._zeros(n, device) if self._has_sums else None
                 self.times.nodes, self.times.pushed = nodes, np.full(n, -1)
             elif self._table.device != device:
                 self._table = self._table.to(device)
+                self._sums = None if self._sums is None else self._sums.to(device)
         except BaseException:
             if held is not self._held:
                 held.release()
@@ -280,7 +298,7 @@ class History:
         """Take back :meth:`keep`: its loader could not be made."""
         if self._split is None or self.times.step:
             return
-        self._nodes, self._split, self._table, self._num_nodes = EMPTY, None, None, -1
+        self._nodes, self._split, self._table, self._sums, self._num_nodes = EMPTY, None, None, None, -1
         self.times.nodes = self.times.pushed = EMPTY
         if self._held is not None:
             self._held.release()
@@ -302,8 +320,16 @@ class History:
         return len(check_seeds(self._nodes, num_nodes))
 
     def _bytes(self, n: int, device: torch.device) -> int:
-        on_host = n * self.dim * self.dtype.itemsize if device.type == "cpu" else 0
+        width = self.dtype.itemsize + (sums_dtype(self.dtype).itemsize if self._has_sums else 0)
+        on_host = n * self.dim * width if device.type == "cpu" else 0
         return on_host + n * PushTimes.NODE_BYTES
+
+    @property
+    def _has_sums(self) -> bool:
+        return self.gradients and self.staleness > 0
+
+    def _zeros(self, n: int, device: torch.device) -> torch.Tensor:
+        return torch.zeros((n, self.dim), dtype=sums_dtype(self.dtype), device=device)
 
     def _choose(self, g: OutOfCoreGraph, n: int) -> npt.NDArray[np.int64]:
         if not isinstance(self._nodes, float):
@@ -367,6 +393,8 @@ class History:
             merged = h.new_zeros((n_sources, self.dim)).index_copy(0, kept, h).index_copy(0, rows.pull, pulled)
         with torch.no_grad():
             table.index_copy_(0, rows.push_slots, merged.detach().index_select(0, rows.push).to(table.dtype))
+        if self._sums is not None and merged.requires_grad:
+            pass_on(merged, rows, self._sums)
         times.pushed[rows.push_slots.cpu().numpy()] = rows.step
         times.step = rows.step + 1
         self._n_pulled += len(rows.pull)
@@ -402,8 +430,8 @@ class BatchHistory:
         Returns
         -------
         tensor, shape (n_src, dim)
-            A row a source of the last block; ``h`` itself where nothing is pulled. Gradients pass to ``h`` through computed rows;
-            pulled ones are constants.
+            A row a source of the last block; ``h`` itself where nothing is pulled. Gradients pass to ``h`` through computed rows.
+            Those of pulled rows wait until their node is computed, and are added then (:class:`History`, ``gradients``).
 
         Raises
         ------
