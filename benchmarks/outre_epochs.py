@@ -31,7 +31,7 @@ MECHANISMS: dict[str, dict[str, Any]] = {  # each is added to those before it
     "superbatch": {"strategy": "superbatch"},
     "+ partition batches": {"parts": True},
     "+ LABOR": {"labor": True},
-    "+ history": {"history": (128, 0.2, 10)},
+    "+ history": {"history": (128, 0.2, 15)},
 }
 MEMMAP = "np.memmap"
 MACRO = 4  # parts: two batches of seeds

@@ -19,7 +19,7 @@ from outre_epochs import Work, more_of, run_sides
 
 import featstore
 
-SHARE, STALENESS = 0.2, 10  # of the nodes; steps: the defaults
+SHARE, STALENESS = 0.2, 15  # of the nodes; steps: the defaults
 FANOUTS = ([10, 10], [10, 10, 10])
 SEEDS_A_PART = 500
 DIM = 128  # of embeddings, where seconds are taken

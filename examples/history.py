@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=200)
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--kept", type=float, default=0.5, help="share of the nodes whose embeddings are kept (default: 0.5)")
-    parser.add_argument("--staleness", type=int, default=10, help="steps for which one is used (default: 10)")
+    parser.add_argument("--staleness", type=int, default=15, help="steps for which one is used (default: 15)")
     parser.add_argument("--memory", default="64MiB", help="all that featstore may hold")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -112,7 +112,7 @@ def add_arguments(parser: argparse.ArgumentParser, named: str | None = None) -> 
         "place of expanding them",
     )
     parser.add_argument(
-        "--staleness", action=Given, type=_staleness, default=10, help="steps that --history uses one for (default: 10)"
+        "--staleness", action=Given, type=_staleness, default=15, help="steps that --history uses one for (default: 15)"
     )
     parser.add_argument(
         "--prefetch",

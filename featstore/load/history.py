@@ -98,7 +98,7 @@ class History:
         self,
         dim: int,
         nodes: float | str | torch.Tensor | npt.NDArray[Any] | Sequence[int] = 0.2,
-        staleness: int = 10,
+        staleness: int = 15,
         dtype: torch.dtype = torch.float32,
         gradients: bool = True,
     ) -> None:
