@@ -107,11 +107,69 @@ def test_edges_of_long_lists_by_layers(options: dict[str, Any], id_bytes: int) -
         check_labor(each, torch.arange(0, 600, 2), [5, 3], options)
 
 
+def edges_to(g: ArrayGraph, batch: SampledBatch, k: int) -> list[int]:
+    """All edges between the destinations of a block and the nodes that it has taken, in the order of the lists."""
+    block = batch.blocks[k]
+    taken = set(batch.input_ids[block.src].tolist())
+    found = []
+    for node in batch.input_ids[: block.n_dst].tolist():
+        places = range(int(g.indptr[node]), int(g.indptr[node + 1]))
+        found += [place for place in places if int(g.indices[place]) in taken]
+    return found
+
+
+WHOLE_LISTS: list[Any] = [
+    lambda g, **more: featstore.LayerSampler(g, [4, 3], seed=3, **more),
+    lambda g, **more: featstore.LayerSampler(g, [5], seed=3, skip=True, op="mean", **more),
+    lambda g, **more: featstore.LayerSampler(g, [3, 2, 1], seed=3, replace=True, **more),
+    lambda g, **more: featstore.ShadowSampler(g, [3, 2], layers=3, seed=3, **more),
+    lambda g, **more: featstore.ShadowSampler(g, [-1], layers=1, replace=True, **more),
+]
+
+
+def check_whole_lists(g: ArrayGraph, make: Any, seeds: torch.Tensor) -> None:
+    expected, batch = make(g).sample(seeds, 1, 2), make(g, edges=True).sample(seeds, 1, 2)
+    assert same(batch, expected)
+    for k, block in enumerate(batch.blocks):
+        assert block.edge_pos.dtype == torch.int64
+        assert block.edge_pos.tolist() == edges_to(g, batch, k)
+        assert block.weight is None or torch.equal(block.weight, expected.blocks[k].weight)
+
+
+@settings(max_examples=120, deadline=None)
+@given(data=st.data(), g=graphs(), make=st.sampled_from(WHOLE_LISTS))
+def test_edges_of_layers_and_of_subgraphs(data: st.DataObject, g: ArrayGraph, make: Any) -> None:
+    """Lists in any order, with repeats; in memory, in the file, and both."""
+    seeds = torch.tensor(data.draw(st.lists(st.integers(0, g.num_nodes - 1), unique=True)), dtype=torch.int64)
+    n_ids = data.draw(st.integers(0, len(g.indices) + g.num_nodes))
+    for each in (g, g.cached(), g.cached(n_ids)):
+        check_whole_lists(each, make, seeds)
+
+
+@pytest.mark.parametrize("most", [1, 41])
+@pytest.mark.parametrize("id_bytes", [4, 8])
+@pytest.mark.parametrize("make", WHOLE_LISTS)
+def test_edges_of_lists_in_pieces(make: Any, id_bytes: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces end within lists, where they begin, and where lists in memory lie between."""
+    monkeypatch.setattr("featstore.sampling.pieces._LEAST", most)
+    monkeypatch.setattr("featstore.sampling.pieces._MOST", most)
+    g = random_graph(400 if most > 1 else 60, 6, seed=3, id_bytes=id_bytes)
+    for each in (g, g.cached(), g.cached(1200)):
+        check_whole_lists(each, make, torch.arange(0, g.num_nodes, 5))
+
+
 def test_options() -> None:
     g = random_graph(50, 3)
     with pytest.raises(TypeError, match="edges must be True or False"):
         featstore.NeighborSampler(g, [2], edges=1)
     assert repr(featstore.NeighborSampler(g, [2], edges=True)).endswith("seed=0, edges=True)")
+    for make in WHOLE_LISTS:
+        sampler = make(g, edges=True)
+        assert repr(sampler) == repr(make(g))[:-1] + ", edges=True)"
+        kind, given = sampler.__reduce__()
+        assert repr(kind(*given)) == repr(sampler)
+        with pytest.raises(TypeError, match="edges must be True or False"):
+            make(g, edges=1)
     assert all(block.edge_pos is None for block in featstore.NeighborSampler(g, [2]).sample(torch.arange(3)).blocks)
 
 

@@ -48,8 +48,24 @@ class Candidates:
         drawn: _Int64s | None,
     ) -> None: ...
     def take_edges(
-        self, listed: _Ids, owners: _Int32s, factors: _Doubles, src: _Int64s, dst: _Int64s, weights: npt.NDArray[np.float32]
+        self,
+        listed: _Ids,
+        owners: _Int32s,
+        factors: _Doubles,
+        src: _Int64s,
+        dst: _Int64s,
+        weights: npt.NDArray[np.float32],
+        starts: _Int64s | None = None,
+        edge_pos: _Int64s | None = None,
     ) -> None: ...
     def number_edges(self, src: _Int64s) -> bool: ...
 
-def keep_members(lists: Lists, listed: _Ids, owners: _Int32s, n: int, numbers: _Int32s) -> int: ...
+def keep_members(
+    lists: Lists,
+    listed: _Ids,
+    owners: _Int32s,
+    n: int,
+    numbers: _Int32s,
+    starts: _Int64s | None = None,
+    edge_pos: _Int64s | None = None,
+) -> int: ...

@@ -49,13 +49,15 @@ class LayerSampler(HopSampler):
         layers have fewer distinct nodes. If false, all are distinct.
     op : {"sum", "mean"}
         What the weighted sum over a block's edges estimates: the sum over all neighbours of a destination, or their mean.
+    edges : bool
+        Fill ``edge_pos`` of the blocks; see :class:`~featstore.NeighborSampler`.
 
     Raises
     ------
     ValueError
         ``sizes`` is empty, a size is below 1 or 2³¹ or more, a seed is out of range, ``op`` is another word.
     TypeError
-        A size or the seed is no integer, ``skip`` or ``replace`` no bool.
+        A size or the seed is no integer, ``skip``, ``replace`` or ``edges`` no bool.
 
     Notes
     -----
@@ -104,8 +106,9 @@ class LayerSampler(HopSampler):
         skip: bool = False,
         replace: bool = False,
         op: str = "sum",
+        edges: bool = False,
     ) -> None:
-        super().__init__(g, [operator.index(size) for size in sizes], seed, redraw=True)
+        super().__init__(g, [operator.index(size) for size in sizes], seed, redraw=True, edges=edges)
         if not self._hop_sizes:
             raise ValueError("sizes is empty: give the number of nodes of each layer")
         for size in self._hop_sizes:
@@ -123,12 +126,11 @@ class LayerSampler(HopSampler):
         return self._hop_sizes
 
     def __repr__(self) -> str:
-        return (
-            f"LayerSampler(sizes={list(self.sizes)}, seed={self.seed}, skip={self.skip}, replace={self.replace}, op={self.op!r})"
-        )
+        options = f"seed={self.seed}, skip={self.skip}, replace={self.replace}, op={self.op!r}" + ", edges=True" * self.edges
+        return f"LayerSampler(sizes={list(self.sizes)}, {options})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._g, self.sizes, self.seed, self.skip, self.replace, self.op)
+        return type(self), (self._g, self.sizes, self.seed, self.skip, self.replace, self.op, self.edges)
 
     def scratch_bytes(self, n_rows: int) -> int:
         """See :class:`~featstore.sampling.hops.HopSampler`; with that of all neighbours of a layer."""
@@ -151,7 +153,9 @@ class LayerSampler(HopSampler):
         n = candidates.n_edges
         src, dst = (pool.tensor((n,), torch.int64) for _ in range(2))
         weight = pool.tensor((n,), torch.float32)
-        taken = src.numpy(), dst.numpy(), weight.numpy()
+        edge_pos = pool.tensor((n,), torch.int64) if self.edges else None
+        numbers = (None, None) if edge_pos is None else (scratch.starts, edge_pos.numpy())
+        taken = src.numpy(), dst.numpy(), weight.numpy(), *numbers
         if pieces.is_one:  # and numbered already
             candidates.take_edges(pieces.listed, pieces.owners, factors, *taken)
         else:
@@ -160,7 +164,7 @@ class LayerSampler(HopSampler):
                 candidates.take_edges(pieces.listed, pieces.owners, factors, *taken)
         while not candidates.number_edges(taken[0]):
             scratch.need(2 * scratch.room)
-        return Block(src, dst, hops.n_nodes, n_dst, weight=weight)
+        return Block(src, dst, hops.n_nodes, n_dst, edge_pos, weight)
 
     def _draw(self, sources: Scratch, pieces: Pieces, candidates: Candidates, size: int, at: HopKey) -> npt.NDArray[np.float64]:
         """Weigh the sources of all lists, draw from them, and return what their edges are multiplied with."""

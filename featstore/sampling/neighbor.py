@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -70,6 +70,8 @@ class NeighborSampler(FanoutSampler):
     >>> batch = sampler.sample(torch.arange(1000), epoch=0, index=0)  # doctest: +SKIP
     """
 
+    numbers_drawn: ClassVar[bool] = True  # whether the edges of a batch are those that its hops draw
+
     def __init__(
         self,
         g: Graph,
@@ -103,7 +105,7 @@ class NeighborSampler(FanoutSampler):
         n_edges, n_missing, any_drawn = hops.count(n_dst, size, self.replace)
         src = pool.tensor((n_edges,), torch.int64)
         dst = pool.tensor((n_edges,), torch.int64)
-        edge_pos = pool.tensor((n_edges,), torch.int64) if self.edges else None
+        edge_pos = pool.tensor((n_edges,), torch.int64) if self.edges and self.numbers_drawn else None
         n_draw = _core.draw_scratch(size) if any_drawn else 0
         draw = pool.array((n_draw,), np.int64) if n_draw else EMPTY
         positions = pool.array((n_missing,), np.int64) if n_missing else EMPTY

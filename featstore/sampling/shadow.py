@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace as with_
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 
 from featstore._core.layerwise import keep_members
 from featstore.config import check_at_least
+from featstore.gather.buffers import BufferPool
 from featstore.sampling.batch import Block, SampledBatch
 from featstore.sampling.neighbor import NeighborSampler
 from featstore.sampling.pieces import Pieces
@@ -37,13 +39,15 @@ class ShadowSampler(NeighborSampler):
         Draw with replacement.
     seed : int
         In ``[0, 2**64)``.
+    edges : bool
+        Fill ``edge_pos`` of the blocks; see :class:`~featstore.NeighborSampler`.
 
     Raises
     ------
     ValueError
         No fan-outs, a fan-out below -1 or of 2³¹ or more, a seed out of range, ``layers`` below 1.
     TypeError
-        ``layers`` is no integer.
+        ``layers`` is no integer, ``edges`` no bool.
 
     Notes
     -----
@@ -72,48 +76,76 @@ class ShadowSampler(NeighborSampler):
     >>> batch = sampler.sample(torch.arange(1000), epoch=0, index=0)  # doctest: +SKIP
     """
 
-    def __init__(self, g: Any, fanouts: Sequence[int], layers: int | None = None, replace: bool = False, seed: int = 0) -> None:
-        super().__init__(g, fanouts, replace, seed, redraw=False)
+    numbers_drawn = False  # edges are found anew, and numbered then
+
+    def __init__(
+        self,
+        g: Any,
+        fanouts: Sequence[int],
+        layers: int | None = None,
+        replace: bool = False,
+        seed: int = 0,
+        edges: bool = False,
+    ) -> None:
+        super().__init__(g, fanouts, replace, seed, redraw=False, edges=edges)
         if layers is not None:
             check_at_least("layers", layers, 1)
         self.layers = len(self.fanouts) if layers is None else int(layers)
 
     def __repr__(self) -> str:
-        return f"ShadowSampler(fanouts={list(self.fanouts)}, layers={self.layers}, replace={self.replace}, seed={self.seed})"
+        options = f"layers={self.layers}, replace={self.replace}, seed={self.seed}" + ", edges=True" * self.edges
+        return f"ShadowSampler(fanouts={list(self.fanouts)}, {options})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._g, self.fanouts, self.layers, self.replace, self.seed)
+        return type(self), (self._g, self.fanouts, self.layers, self.replace, self.seed, self.edges)
 
     def assemble(self, scratch: Scratch, ids: Int64s, hops: list[Block], epoch: int, index: int) -> SampledBatch:
         """Return the batch of the nodes that :meth:`expand` has numbered."""
         n = scratch.hops.n_nodes
-        src, dst = self._induced(scratch, n)
-        n_own = int(np.searchsorted(dst.numpy(), len(ids)))
-        inner = Block(src[:n_own], dst[:n_own], n, len(ids))
+        outer = self._induced(scratch, n)
+        self._number_edges([outer])
+        n_own = int(np.searchsorted(outer.dst.numpy(), len(ids)))
+        inner = with_(outer.map(lambda values: values[:n_own]), n_dst=len(ids))
         input_ids = self._g.pool.tensor((n,), torch.int64)
         input_ids.numpy()[:] = scratch.nodes[:n]
         scratch.batches += 1
         scratch.n_nodes += n
-        scratch.n_edges += len(src)
-        return SampledBatch(index, epoch, input_ids, len(ids), (Block(src, dst, n, n),) * (self.layers - 1) + (inner,))
+        scratch.n_edges += len(outer.src)
+        return SampledBatch(index, epoch, input_ids, len(ids), (outer,) * (self.layers - 1) + (inner,))
 
-    def _induced(self, scratch: Scratch, n: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the edges among the first ``n`` nodes, by destination."""
+    def _induced(self, scratch: Scratch, n: int) -> Block:
+        """Return the edges among the first ``n`` nodes, by destination; their numbers are those among the stored ones."""
         pool, cache = self._g.pool, self._g.neighbor_cache
         topology = self._g.topology if self._topology is None else self._topology
         self._locate(scratch, topology, cache, 0, n)
         pieces = Pieces(scratch, topology, cache, n, pool, self._g.budget.total, self._read)
-        numbers = pool.array((max(1, len(pieces.owners)),), np.int32)
-        kept = []
+        room = max(1, len(pieces.owners))
+        numbers, positions = pool.array((room,), np.int32), pool.array((room,), np.int64) if self.edges else None
+        kept, kept_positions = [], []
         for n_ids in pieces:
-            n_kept = keep_members(pieces.lists, pieces.listed, pieces.owners, n_ids, numbers)
+            starts = None if positions is None else scratch.starts
+            n_kept = keep_members(pieces.lists, pieces.listed, pieces.owners, n_ids, numbers, starts, positions)
             if n_kept:
                 found = pool.array((2, n_kept), np.int32)
                 found[0], found[1] = numbers[:n_kept], pieces.owners[:n_kept]
                 kept.append(found)
-        edges = pool.tensor((2, sum(found.shape[1] for found in kept)), torch.int64)
+                if positions is not None:
+                    kept_positions.append(_copy(positions[:n_kept], pool))
+        n_edges = sum(found.shape[1] for found in kept)
+        edges = pool.tensor((2, n_edges), torch.int64)
         end = 0
         for found in kept:
             first, end = end, end + found.shape[1]
             edges.numpy()[:, first:end] = found
-        return edges[0], edges[1]
+        edge_pos = None
+        if positions is not None:
+            edge_pos = pool.tensor((n_edges,), torch.int64)
+            if kept_positions:
+                np.concatenate(kept_positions, out=edge_pos.numpy())
+        return Block(edges[0], edges[1], n, n, edge_pos)
+
+
+def _copy(values: Int64s, pool: BufferPool) -> Int64s:
+    copied = pool.array(values.shape, np.int64)
+    copied[:] = values
+    return copied

@@ -191,34 +191,50 @@ static void fs_draw_again(double *importance, int64_t n, int64_t size, uint64_t 
 
 /* ---------------------------------------------------------------- edges */
 
-/* Add the edges to what was taken: ids, destinations and weights, from `at` on; returns where they end. */
+/* Go from an id of a piece to the next: `position` is that in its list, which begins anew with another owner. */
+#define FS_NEXT_POSITION                                   \
+    position = owners[e] == owner ? position + (e > 0) : 0; \
+    owner = owners[e]
+
+/* Add the edges to what was taken: ids, destinations and weights, from `at` on; returns where they end. Where edge_pos is given, also
+ * their numbers: `starts` has each list's first, and the first id of the piece lies at `position` of its list. */
 static int64_t fs_take_edges(const void *listed, int wide, const int32_t *owners, int64_t n, const int64_t *degree, int is_mean,
-                             const int64_t *ids, const double *factors, int64_t at, int64_t *src, int64_t *dst, float *weights)
+                             const int64_t *ids, const double *factors, int64_t at, int64_t *src, int64_t *dst, float *weights,
+                             const int64_t *starts, int64_t position, int64_t *edge_pos)
 {
+    int32_t owner = n ? owners[0] : 0;
     for (int64_t e = 0; e < n; e++) {
         const int64_t t = fs_record(listed, wide, e);
+        FS_NEXT_POSITION;
         const double factor = factors[t];
         if (factor > 0) {
             src[at] = ids[t];
-            dst[at] = owners[e];
-            weights[at++] = (float)(is_mean ? factor / (double)degree[owners[e]] : factor);
+            dst[at] = owner;
+            if (edge_pos)
+                edge_pos[at] = starts[owner] + position;
+            weights[at++] = (float)(is_mean ? factor / (double)degree[owner] : factor);
         }
     }
     return at;
 }
 
-/* The numbers of those ids listed that the batch has, with their owners; returns how many. */
-static int64_t fs_keep_members(const fs_hop *batch, const void *listed, int wide, int32_t *owners, int64_t n, int32_t *numbers)
+/* The numbers of those ids listed that the batch has, with their owners, and their edges as in fs_take_edges; returns how many. */
+static int64_t fs_keep_members(const fs_hop *batch, const void *listed, int wide, int32_t *owners, int64_t n, int32_t *numbers,
+                               const int64_t *starts, int64_t position, int64_t *edge_pos)
 {
     int64_t kept = 0;
+    int32_t owner = n ? owners[0] : 0;
     for (int64_t e = 0; e < n && e < FS_FORE; e++)
         __builtin_prefetch(&batch->table[fs_slot(batch->shape, fs_record(listed, wide, e))]);
     for (int64_t e = 0; e < n; e++) {
         if (e + FS_FORE < n)
             __builtin_prefetch(&batch->table[fs_slot(batch->shape, fs_record(listed, wide, e + FS_FORE))]);
         const int64_t number = fs_find(batch, fs_record(listed, wide, e));
+        FS_NEXT_POSITION;
         numbers[kept] = (int32_t)number;
-        owners[kept] = owners[e];
+        owners[kept] = owner;
+        if (edge_pos)
+            edge_pos[kept] = starts[owner] + position;
         kept += number >= 0;
     }
     return kept;

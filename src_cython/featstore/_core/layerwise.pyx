@@ -28,8 +28,9 @@ cdef extern from "layerwise.h" nogil:
     void fs_draw_distinct(const int64_t *, double *, int64_t, int64_t, uint64_t) noexcept
     void fs_draw_again(double *, int64_t, int64_t, uint64_t, double *, int64_t *) noexcept
     int64_t fs_take_edges(const void *, int, const int32_t *, int64_t, const int64_t *, int, const int64_t *, const double *,
-                          int64_t, int64_t *, int64_t *, float *) noexcept
-    int64_t fs_keep_members(const fs_hop *, const void *, int, int32_t *, int64_t, int32_t *) noexcept
+                          int64_t, int64_t *, int64_t *, float *, const int64_t *, int64_t, int64_t *) noexcept
+    int64_t fs_keep_members(const fs_hop *, const void *, int, int32_t *, int64_t, int32_t *, const int64_t *, int64_t,
+                            int64_t *) noexcept
 
 
 @cython.final
@@ -59,6 +60,7 @@ cdef class Lists:
     cdef object records
     cdef readonly int id_bytes
     cdef readonly int64_t n_ids, n_missing
+    cdef int64_t position  # of the first id of the last piece, in its list
 
     def __cinit__(self, Hops hops not None, int64_t n_dst, records, int id_bytes):
         cdef Py_buffer view
@@ -119,7 +121,7 @@ cdef class Lists:
             As long as ``listed``.
         """
         cdef Py_buffer source, target
-        cdef int64_t n, room = owners.shape[0]
+        cdef int64_t n, room = owners.shape[0], position = self.layer.next_position
         self._check()
         PyObject_GetBuffer(found, &source, PyBUF_SIMPLE)
         try:
@@ -138,11 +140,18 @@ cdef class Lists:
                 PyBuffer_Release(&target)
         finally:
             PyBuffer_Release(&source)
+        if n:
+            self.position = position
         return n
 
     cdef int _check(self) except -1:
         if self.hops.hop.n_nodes < self.layer.n_dst:
             raise ValueError("the nodes are gone: another batch was begun")
+        return 0
+
+    cdef int _check_starts(self, const int64_t[::1] starts) except -1:
+        if starts is None or starts.shape[0] < self.layer.n_dst:
+            raise ValueError(f"edge_pos needs the starts of {self.layer.n_dst} lists")
         return 0
 
     cdef int64_t _left(self) except -1:
@@ -271,16 +280,23 @@ cdef class Candidates:
         self.n_edges, self.is_drawn = total, True
 
     def take_edges(self, listed, const int32_t[::1] owners not None, const double[::1] factors not None,
-                   int64_t[::1] src not None, int64_t[::1] dst not None, float[::1] weights not None):
-        """Add the edges of a numbered piece to those taken: ids of sources, numbers of destinations, weights.
+                   int64_t[::1] src not None, int64_t[::1] dst not None, float[::1] weights not None,
+                   const int64_t[::1] starts=None, int64_t[::1] edge_pos=None):
+        """Add the edges of the piece taken last, numbered, to those taken: ids of sources, numbers of destinations, weights.
 
         Parameters
         ----------
         factors : float64 array, shape (n_sources,)
             What :meth:`draw` wrote.
         src, dst, weights : int64, int64 and float32 array, shape (n_edges,)
+        starts : int64 array, shape (at least n_dst,), optional
+            The first edge of each destination's list.
+        edge_pos : int64 array, shape (n_edges,), optional
+            Output, where ``starts`` is given: the number of each edge among all edges.
         """
         cdef Py_buffer view
+        cdef const int64_t *first_edges = NULL
+        cdef int64_t *numbers = NULL
         cdef int64_t n = self.sources.hop.n_edges
         if not self.is_drawn or self.sources.hop.numbered < n or self.sources.hop.n_nodes != self.n_tallied:
             raise ValueError("the piece is not numbered, or names other sources than were drawn from")
@@ -288,8 +304,14 @@ cdef class Candidates:
             raise ValueError(f"owners of {n} ids and factors of {self.n_tallied} sources expected")
         if src.shape[0] != self.n_edges or dst.shape[0] != self.n_edges or weights.shape[0] != self.n_edges:
             raise ValueError(f"room for {self.n_edges} edges expected")
+        if edge_pos is not None:
+            self.lists._check_starts(starts)
+            if edge_pos.shape[0] != self.n_edges:
+                raise ValueError(f"room for {self.n_edges} numbers of edges expected")
         if not n or not self.n_edges:
             return
+        if edge_pos is not None:
+            first_edges, numbers = &starts[0], &edge_pos[0]
         PyObject_GetBuffer(listed, &view, PyBUF_SIMPLE)
         try:
             self._check_piece(&view, n)
@@ -297,7 +319,7 @@ cdef class Candidates:
             with nogil:
                 self.n_emitted = fs_take_edges(view.buf, self.lists.layer.wide, &owners[0], n, self.lists.hops.hop.degree,
                                                self.is_mean, self.sources.hop.nodes, &factors[0], self.n_emitted, &src[0],
-                                               &dst[0], &weights[0])
+                                               &dst[0], &weights[0], first_edges, self.lists.position, numbers)
         finally:
             PyBuffer_Release(&view)
 
@@ -339,19 +361,32 @@ cdef class Candidates:
         return found
 
 
-def keep_members(Lists lists not None, listed, int32_t[::1] owners not None, int64_t n, int32_t[::1] numbers not None):
-    """Write the numbers of those ids of a piece that are nodes of the batch; their owners come first. Return how many."""
+def keep_members(Lists lists not None, listed, int32_t[::1] owners not None, int64_t n, int32_t[::1] numbers not None,
+                 const int64_t[::1] starts=None, int64_t[::1] edge_pos=None):
+    """Write the numbers of those ids of the piece taken last that are nodes of the batch; return how many.
+
+    Their owners come first then. ``starts`` and ``edge_pos`` are as for :meth:`Candidates.take_edges`, with room for ``n`` edges.
+    """
     cdef Py_buffer view
+    cdef const int64_t *first_edges = NULL
+    cdef int64_t *edges = NULL
     cdef int64_t kept = 0
     if owners.shape[0] < n or numbers.shape[0] < n:
         raise ValueError(f"room for {n} numbers expected")
+    if edge_pos is not None:
+        lists._check_starts(starts)
+        if edge_pos.shape[0] < n:
+            raise ValueError(f"room for the numbers of {n} edges expected")
+        if n > 0:
+            first_edges, edges = &starts[0], &edge_pos[0]
     PyObject_GetBuffer(listed, &view, PyBUF_SIMPLE)
     try:
         if view.itemsize != lists.id_bytes or view.len // view.itemsize < n:
             raise ValueError(f"{n} ids of {lists.id_bytes} bytes expected")
         if n > 0:
             with nogil:
-                kept = fs_keep_members(&lists.hops.hop, view.buf, lists.layer.wide, &owners[0], n, &numbers[0])
+                kept = fs_keep_members(&lists.hops.hop, view.buf, lists.layer.wide, &owners[0], n, &numbers[0],
+                                       first_edges, lists.position, edges)
     finally:
         PyBuffer_Release(&view)
     return kept
