@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import featstore
+from featstore._core import lists
 from featstore._core import sampler as core
 from featstore.budget import Budget
 from featstore.errors import BudgetError, ClosedError, CorruptionError
@@ -494,6 +495,6 @@ def test_the_core_refuses_arrays_that_are_too_short() -> None:
     with pytest.raises(ValueError, match="no hop"):
         hops.number()
     with pytest.raises(ValueError, match="starts"):
-        core.offsets(np.zeros(3, np.int64), two, empty, two)
+        lists.offsets(np.zeros(3, np.int64), two, empty, two)
     with pytest.raises(ValueError, match="missing"):
-        core.lookup(two, records, 4, two, two.copy(), two.copy(), two.copy())
+        lists.lookup(two, records, 4, two, two.copy(), two.copy(), two.copy())

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore._core.listruns import count_runs, find_runs
-from featstore._core.sampler import first_bad_id
+from featstore._core.lists import first_bad_id
 from featstore.errors import CorruptionError
 from featstore.graph.listblocks import NodeLists
 from featstore.storage.layout import PAGE_BYTES

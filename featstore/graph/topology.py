@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from featstore._core import sampler as _core
+from featstore._core import lists as _core
 from featstore.budget import Budget, Reservation
 from featstore.cache.rowmap import huge_array
 from featstore.errors import ClosedError, CorruptionError

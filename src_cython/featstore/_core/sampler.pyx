@@ -1,9 +1,11 @@
-"""Neighbour sampling: draws, look-ups and the numbering of a batch's nodes. The kernels are in sampler.h."""
+"""Neighbour sampling: draws, and the numbering of a batch's nodes. The kernels are in sampler.h."""
 
-from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport INT64_MAX, UINT32_MAX, int64_t, uint32_t, uint64_t
 
 cimport cython
+
+from featstore._core.ids cimport check_length, check_width, count_of
 
 
 cdef extern from "sampler.h" nogil:
@@ -17,13 +19,7 @@ cdef extern from "sampler.h" nogil:
     int64_t fs_fill(fs_hop *, const void *, int, int64_t) noexcept
     int fs_number_all(fs_hop *) noexcept
     int64_t fs_enter(fs_hop *, int64_t) noexcept
-    void fs_offsets(const int64_t *, const int64_t *, int64_t, int64_t *, int64_t *) noexcept
-    int64_t fs_lookup(const int64_t *, const void *, int, const int64_t *, int64_t, int64_t *, int64_t *, int64_t *) noexcept
     int64_t fs_first_bad(const void *, int, int64_t, int64_t) noexcept
-    int64_t fs_fill_records(const char *, int64_t, int64_t, const int64_t *, const int64_t *, int64_t, int64_t, char *,
-                            int) noexcept
-    int64_t fs_first_bad_record(const int64_t *, const int64_t *, int64_t, const void *, int, int64_t, int64_t) noexcept
-    int64_t fs_first_bad_offset(const int64_t *, int64_t, int64_t) noexcept
 
 
 cdef enum:
@@ -32,27 +28,6 @@ cdef enum:
 
 # Numbers of one batch stay below this, so that the table's 32-bit entries last for several batches between two clearings.
 MAX_NODES = 2**31
-
-
-cdef int64_t _count_of(Py_buffer *view, int id_bytes) except -1:
-    """Number of ids in a contiguous buffer, after a check of its item size."""
-    if view.itemsize != id_bytes and view.itemsize != 1:
-        raise ValueError(f"ids of {id_bytes} bytes expected, not of {view.itemsize}")
-    if view.len % id_bytes:
-        raise ValueError(f"{view.len} bytes are no whole number of ids of {id_bytes} bytes")
-    return view.len // id_bytes
-
-
-cdef int _check_width(int id_bytes) except -1:
-    if id_bytes != 4 and id_bytes != 8:
-        raise ValueError(f"ids have 4 or 8 bytes, not {id_bytes}")
-    return 0
-
-
-cdef int _check_length(name, int64_t length, int64_t needed) except -1:
-    if length < needed:
-        raise ValueError(f"{name} has room for {length}, not for {needed}")
-    return 0
 
 
 def absorb(uint64_t key, uint64_t x):
@@ -200,13 +175,13 @@ cdef class Hops:
         """
         cdef int64_t n_edges, n_missing
         cdef Py_buffer view
-        _check_width(id_bytes)
+        check_width(id_bytes)
         n_edges, n_missing, any_drawn = self.count(n_dst, fanout, replace)
         if src.shape[0] != n_edges or dst.shape[0] != n_edges:
             raise ValueError(f"the hop has {n_edges} edges; src has room for {src.shape[0]}, dst for {dst.shape[0]}")
         if positions.shape[0] != n_missing or edges.shape[0] != n_missing:
             raise ValueError(f"the hop lacks {n_missing} edges; positions has room for {positions.shape[0]}")
-        _check_length("scratch", scratch.shape[0], draw_scratch(fanout) if any_drawn else 0)
+        check_length("scratch", scratch.shape[0], draw_scratch(fanout) if any_drawn else 0)
         if edge_pos is not None and (starts is None or starts.shape[0] < n_dst or edge_pos.shape[0] != n_edges):
             raise ValueError(f"edge_pos needs {n_edges} entries, and the starts of {n_dst} lists")
         if records is None:
@@ -216,7 +191,7 @@ cdef class Hops:
         else:
             PyObject_GetBuffer(records, &view, PyBUF_SIMPLE)
             try:
-                _count_of(&view, id_bytes)
+                count_of(&view, id_bytes)
                 self.hop.records = view.buf
             finally:
                 PyBuffer_Release(&view)
@@ -272,7 +247,7 @@ cdef class Hops:
         fs_count(&place[0], &degree[0], n_dst, fanout, replace, &n_edges, &n_missing, &any_drawn)
         if n_edges != n_missing or dst.shape[0] != n_edges or edge_pos.shape[0] != n_edges:
             raise ValueError(f"{n_edges} edges are drawn, and not {edge_pos.shape[0]}")
-        _check_length("scratch", scratch.shape[0], draw_scratch(fanout) if any_drawn else 0)
+        check_length("scratch", scratch.shape[0], draw_scratch(fanout) if any_drawn else 0)
         if n_edges == 0:
             return
         hop.records, hop.place, hop.degree = NULL, &place[0], &degree[0]
@@ -290,10 +265,9 @@ cdef class Hops:
         cdef Py_buffer view
         cdef int64_t bad
         self._check_in_hop()
-        _check_width(id_bytes)
         PyObject_GetBuffer(ids, &view, PyBUF_SIMPLE)
         try:
-            if _count_of(&view, id_bytes) != self.hop.n_missing:
+            if count_of(&view, id_bytes) != self.hop.n_missing:
                 raise ValueError(f"{self.hop.n_missing} ids expected")
             with nogil:
                 bad = fs_fill(&self.hop, view.buf, id_bytes == 8, self.num_nodes)
@@ -336,167 +310,3 @@ cdef class Hops:
         if not self.in_hop:
             raise ValueError("no hop is under way")
         return 0
-
-
-def offsets(const int64_t[::1] indptr not None, const int64_t[::1] ids not None, int64_t[::1] starts not None,
-            int64_t[::1] degrees not None):
-    """Look up where each node's list starts and how long it is.
-
-    Parameters
-    ----------
-    indptr : int64 array, shape (N + 1,)
-    ids : int64 array, shape (k,)
-        Nodes in ``[0, N)``; the caller has checked them.
-    starts, degrees : int64 array, shape (k,)
-        Output.
-    """
-    cdef int64_t n = ids.shape[0]
-    _check_length("starts", starts.shape[0], n)
-    _check_length("degrees", degrees.shape[0], n)
-    if n:
-        with nogil:
-            fs_offsets(&indptr[0], &ids[0], n, &starts[0], &degrees[0])
-
-
-def lookup(const int64_t[::1] offset_of_node not None, records, int id_bytes, const int64_t[::1] ids not None,
-           int64_t[::1] place not None, int64_t[::1] degree not None, int64_t[::1] missing not None):
-    """Look nodes up in the neighbour cache.
-
-    Parameters
-    ----------
-    offset_of_node : int64 array, shape (N,)
-        Index of a node's record ``[degree, n1 … nd]``, or -1.
-    records : buffer of int32 or int64
-    ids : int64 array, shape (k,)
-        Nodes in ``[0, N)``; the caller has checked them.
-    place, degree : int64 array, shape (k,)
-        Output: index of the first neighbour, and degree; 0 for a node that is absent.
-    missing : int64 array, shape (k + 1,)
-        Output: positions in ``ids`` of the absent ones.
-
-    Returns
-    -------
-    int
-        How many are absent.
-    """
-    cdef int64_t n = ids.shape[0], n_missing = 0
-    cdef Py_buffer view
-    _check_width(id_bytes)
-    _check_length("place", place.shape[0], n)
-    _check_length("degree", degree.shape[0], n)
-    _check_length("missing", missing.shape[0], n + 1)
-    PyObject_GetBuffer(records, &view, PyBUF_SIMPLE)
-    try:
-        _count_of(&view, id_bytes)
-        if n:
-            with nogil:
-                n_missing = fs_lookup(&offset_of_node[0], view.buf, id_bytes == 8, &ids[0], n, &place[0], &degree[0], &missing[0])
-    finally:
-        PyBuffer_Release(&view)
-    return n_missing
-
-
-def set_places(const int64_t[::1] missing not None, const int64_t[::1] starts not None, const int64_t[::1] degrees not None,
-               int64_t[::1] place not None, int64_t[::1] degree not None):
-    """Enter places in the file: ``place[missing] = ~starts`` and ``degree[missing] = degrees``."""
-    cdef int64_t i, n = missing.shape[0], room = place.shape[0]
-    _check_length("starts", starts.shape[0], n)
-    _check_length("degrees", degrees.shape[0], n)
-    _check_length("degree", degree.shape[0], room)
-    with nogil:
-        for i in range(n):
-            if 0 <= missing[i] < room:
-                place[missing[i]] = ~starts[i]
-                degree[missing[i]] = degrees[i]
-
-
-def first_bad_id(ids, int id_bytes, int64_t num_nodes):
-    """Return the position of the first id out of ``[0, num_nodes)`` in a buffer of int32 or int64, or -1."""
-    cdef Py_buffer view
-    cdef int64_t bad
-    _check_width(id_bytes)
-    PyObject_GetBuffer(ids, &view, PyBUF_SIMPLE)
-    try:
-        bad = _count_of(&view, id_bytes)
-        with nogil:
-            bad = fs_first_bad(view.buf, id_bytes == 8, bad, num_nodes)
-    finally:
-        PyBuffer_Release(&view)
-    return bad
-
-
-def first_bad_offset(const int64_t[::1] indptr not None, int64_t num_edges):
-    """Return the first place where ``indptr`` does not ascend from 0 to ``num_edges``, or -1."""
-    cdef int64_t bad, n = indptr.shape[0]
-    _check_length("indptr", n, 1)
-    with nogil:
-        bad = fs_first_bad_offset(&indptr[0], n - 1, num_edges)
-    return bad
-
-
-def first_bad_record(const int64_t[::1] indptr not None, const int64_t[::1] offset_of_node not None, records, int id_bytes,
-                     int64_t num_nodes):
-    """Return the first node whose cached record leaves the array, has another degree or an id out of range, or -1.
-
-    ``indptr`` and ``offset_of_node`` may be those of a run of nodes; ids are in ``[0, num_nodes)``.
-    """
-    cdef Py_buffer view
-    cdef int64_t bad = -1, n = offset_of_node.shape[0]
-    _check_width(id_bytes)
-    if indptr.shape[0] != n + 1:
-        raise ValueError("indptr and offset_of_node disagree in length")
-    PyObject_GetBuffer(records, &view, PyBUF_SIMPLE)
-    try:
-        _count_of(&view, id_bytes)
-        if n:
-            with nogil:
-                bad = fs_first_bad_record(&indptr[0], &offset_of_node[0], n, view.buf, id_bytes == 8, view.len // id_bytes,
-                                          num_nodes)
-    finally:
-        PyBuffer_Release(&view)
-    return bad
-
-
-def fill_records(block, int64_t first, const int64_t[::1] indptr not None, const int64_t[::1] offset_of_node not None,
-                 int64_t node, records, int id_bytes):
-    """Copy the lists of cached nodes that lie in a block of the file into their records.
-
-    Parameters
-    ----------
-    block : buffer
-        Neighbour ids of the edges ``first …``.
-    first : int
-    indptr : int64 array, shape (N + 1,)
-        Checked: ascends. Of all nodes, or of a run of nodes that are numbered from 0 here.
-    offset_of_node : int64 array, shape (N,)
-        Offsets that leave room for the lists.
-    node : int
-        Node to go on with: what the call for the block before returned; 0 at first.
-    records : writable buffer
-    id_bytes : int
-
-    Returns
-    -------
-    int
-        Node to go on with.
-    """
-    cdef Py_buffer source, target
-    cdef int64_t n = offset_of_node.shape[0], n_ids
-    _check_width(id_bytes)
-    if indptr.shape[0] != n + 1 or node < 0:
-        raise ValueError("indptr and offset_of_node disagree in length, or the node is negative")
-    if n == 0:
-        return 0
-    PyObject_GetBuffer(block, &source, PyBUF_SIMPLE)
-    try:
-        n_ids = _count_of(&source, id_bytes)
-        PyObject_GetBuffer(records, &target, PyBUF_WRITABLE)
-        try:
-            with nogil:
-                node = fs_fill_records(<const char *>source.buf, first, n_ids, &indptr[0], &offset_of_node[0], n, node,
-                                       <char *>target.buf, id_bytes)
-        finally:
-            PyBuffer_Release(&target)
-    finally:
-        PyBuffer_Release(&source)
-    return node
