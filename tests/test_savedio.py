@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import featstore
 from featstore.graph.neighborcache import NeighborCache
-from featstore.plan.savedio import SavedIO, best_split
+from featstore.plan.savedio import SavedIO, Split, best_split
 from featstore.sampling.drawn import Drawn
 from featstore.sampling.macrolists import macro_lists
 from featstore.strategies.savedsplit import measured_beta, profile
@@ -199,6 +199,7 @@ def test_the_split_is_that_of_enumeration(
         best = max(best, (found.benefits[k], -k))
     assert found.alpha == -best[1] / 100
     assert found.to_dict()["nodes"] == found.nodes[found.taken]
+    assert Split.from_dict(found.to_dict()) == found
     assert f"*{found.alpha:>6.2f}" in found.table()
 
 

@@ -29,6 +29,7 @@ from featstore.cli.arguments import (
     share_or_size,
 )
 from featstore.cli.output import print_result
+from featstore.cli.planhistory import add_history_arguments, check_unused, plan_history
 from featstore.cli.plots import check_plot, draw_estimates, draw_miss_curve, draw_redundancy
 from featstore.cli.recording import record_epoch, seeds_of
 from featstore.config import format_size, parse_size
@@ -63,6 +64,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="rows requested a seed by random batches, contiguous ranges and kept parts, with neighbour sampling and with labor",
     )
+    what.add_argument(
+        "--history",
+        action="store_true",
+        help="reads that the memory saves, divided between the feature's rows and embeddings of earlier steps, and what "
+        "featstore train --history auto takes",
+    )
     parser.add_argument("--epochs", type=positive, help="with --explain: epochs to come (default: 1)")
     parser.add_argument("--length", type=positive, metavar="N", help="with --explain: batches a superbatch")
     parser.add_argument(
@@ -96,10 +103,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--policies", metavar="NAMES", help=f"of {','.join(available_policies())} (default: all)")
     parser.add_argument("--plot", metavar="FILE", help="draw them, such as curve.png (needs matplotlib)")
+    add_history_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Simulate policies, explain what every strategy would take, or count what batches request."""
+    """Simulate policies, explain what every strategy would take, count what batches request, or divide memory with embeddings."""
+    if options.history:
+        return plan_history(options)
+    check_unused(options)
     if options.redundancy:
         return _redundancy(options)
     if options.all:

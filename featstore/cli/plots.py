@@ -14,11 +14,12 @@ from featstore.errors import MissingExtraError
 from featstore.plan.choice import Choice
 from featstore.plan.misscurve import MissCurve
 from featstore.plan.redundancy import Redundancy
+from featstore.plan.savedio import Split
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["check_plot", "draw_estimates", "draw_miss_curve", "draw_redundancy"]
+__all__ = ["check_plot", "draw_estimates", "draw_miss_curve", "draw_redundancy", "draw_split"]
 
 COLORS = ("#4c72b0", "#dd8452", "#55a868", "#c44e52", "#8172b3", "#937860", "#da8bc3", "#8c8c8c", "#ccb974", "#64b5cd")
 MARKERS = "osD^vP<>Xh"
@@ -225,4 +226,44 @@ def draw_redundancy(found: Redundancy, path: str | os.PathLike[str], title: str 
     counted = f"{found.n_counted:,} of {found.n_batches:,} batches of {found.batch_size:,} seeds"
     axes.set_title(f"{title}\n{counted}" if title else counted, fontsize=11)
     figure.legend(loc="outside right upper", frameon=False, fontsize=9, title="sampler")
+    figure.savefig(os.fspath(path))
+
+
+def draw_split(split: Split, path: str | os.PathLike[str], title: str = "") -> None:
+    """Draw reads saved an epoch against the embeddings' share of the memory, and mark the share that is taken.
+
+    Parameters
+    ----------
+    split : Split
+    path : path-like
+        Checked by :func:`check_plot`; the name's ending says the format.
+    title : str
+        What was counted.
+
+    References
+    ----------
+    Sheng et al.: OUTRE, VLDB 2024, figure 5, whose red lines are the sum.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter
+
+    figure = Figure(figsize=(9.5, 5.2), layout="constrained", dpi=130)
+    axes: Axes = figure.add_subplot()
+    parts = {"embeddings": split.embeddings, "rows of features": split.features, "lists of neighbours": split.lists}
+    for i, (name, saved) in enumerate(parts.items()):
+        if any(saved):
+            axes.plot(split.alphas, saved, color=COLORS[i], linewidth=1.5, label=name)
+    axes.plot(split.alphas, split.benefits, color="black", linewidth=2.4, label="all together")
+    chosen = f"taken: {split.alpha:.2f}, {split.nodes[split.taken]:,} embeddings"
+    axes.axvline(split.alpha, color="0.45", linestyle="--", label=chosen)
+    axes.plot([split.alpha], [split.benefits[split.taken]], "o", color="black", markersize=7)
+    axes.set_xlim(0, 1)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel(f"share of {format_size(split.n_bytes)} that embeddings have")
+    axes.set_ylabel("reads saved an epoch, in rows")
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
+    axes.grid(axis="both", color="0.9", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.set_title(title, fontsize=11)
+    figure.legend(loc="outside right upper", frameon=False, fontsize=9)
     figure.savefig(os.fspath(path))

@@ -35,6 +35,7 @@ from featstore.cli.arguments import (
 )
 from featstore.cli.output import print_result
 from featstore.cli.packs import check_given, check_layout, is_pack, open_pack
+from featstore.cli.planhistory import staleness
 from featstore.cli.training import (
     SPLITS,
     Epoch,
@@ -78,13 +79,6 @@ def _share(text: str) -> float | str:
     return share
 
 
-@typed
-def _staleness(text: str) -> int:
-    if int(text) < 0:
-        raise ValueError(f"staleness is a number of steps, not {text}")
-    return int(text)
-
-
 def add_arguments(parser: argparse.ArgumentParser, named: str | None = None) -> None:
     """Add what :func:`train_as_asked` wants to know, and the options of a plug-in that is named."""
     add_opening(parser)
@@ -112,7 +106,7 @@ def add_arguments(parser: argparse.ArgumentParser, named: str | None = None) -> 
         "place of expanding them",
     )
     parser.add_argument(
-        "--staleness", action=Given, type=_staleness, default=15, help="steps that --history uses one for (default: 15)"
+        "--staleness", action=Given, type=staleness, default=15, help="steps that --history uses one for (default: 15)"
     )
     parser.add_argument(
         "--prefetch",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -172,6 +172,14 @@ class Split:
                 "saved": self.benefits,
             },
         }
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> Split:
+        """Return the split that :meth:`to_dict` wrote."""
+        curve = found["curve"]
+        features, embeddings, lists = (curve[name] for name in ("features", "embeddings", "lists"))
+        taken = curve["alpha"].index(found["alpha"])
+        return cls(found["bytes"], curve["alpha"], features, embeddings, lists, curve["nodes"], taken, found["beta"])
 
     def table(self) -> str:
         """Return the curve as text, a line for every tenth, and for the alpha that was taken."""
