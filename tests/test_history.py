@@ -86,9 +86,10 @@ class Training:
         step = self.replay.step
         plain = self.replay.batch(self.order.epoch(epoch).seeds(batch.index), epoch, batch.index)
         same_batch(batch, plain)
-        assert torch.equal(batch.x, self.g.features["x"][batch.input_ids])
+        assert torch.equal(batch.x.cpu(), self.g.features["x"][batch.input_ids.cpu()])
         n_kept = batch.blocks[-2].n_dst
-        h = torch.stack([batch.input_ids[:n_kept].double(), torch.full((n_kept,), float(step), dtype=torch.float64)], 1)
+        ids = batch.input_ids[:n_kept].double()
+        h = torch.stack([ids, torch.full_like(ids, float(step))], 1)
         assert batch.history is not None
         merged = batch.history.merge(h)
         expected = [[node, plain.pulled.get(node, step)] for node in plain.sources]
