@@ -5,6 +5,7 @@ of one epoch, [10, 10], of real graphs and of planted communities with shuffled 
 in the folder ``--graphs DIR`` (``graphs.py`` and ``.npz`` files). ``--only accuracy`` needs it. Epochs
 (``outre_epochs.py``) are timed on the same graphs with rows of 2 KiB: ``--only preparation`` compares random batches with
 partition batches at equal memory, ``--table 6`` has seconds by stage of a memory map, superbatches, and each mechanism added.
+``--table 12`` (``outre_metrics.py``) chooses what is kept at random, by degree and by saved I/O, for two to ``--layers`` layers.
 ``--only split`` (``outre_split.py``) counts reads at the split of the memory that a loader chooses, beside nine others.
 ``--only labor`` (``outre_labor.py``) counts rows of layer-neighbour sampling. ``--only lists`` (``outre_lists.py``) times
 sampling with the lists of macro-batches at hand. ``--only accuracy`` (``outre_accuracy.py``) trains, which takes about an hour of
@@ -33,6 +34,7 @@ from outre_epochs import Work, make_work, preparation, shared_draws_streamed, ta
 from outre_history import accuracy_with_history, preparation_with_history, rows_with_history
 from outre_labor import SAMPLERS, shared_draws
 from outre_lists import lists_of_macros, make_lists
+from outre_metrics import table12
 from outre_split import split
 from r22 import generate
 from realgraphs import loading, wanted
@@ -60,7 +62,7 @@ GAMMA = 1.5
 # Names of groups, of which --only takes those that contain its text.
 TRAINED = {"accuracy": accuracy, "history, table 11": accuracy_with_history}
 PREPARED = {"preparation": preparation, "history, preparation": preparation_with_history}  # of the planted graph alone
-STAGES = {"table 6": table6, "split": split}
+STAGES = {"table 6": table6, "table 12": table12, "split": split}
 
 Int64s = npt.NDArray[np.int64]
 
@@ -284,7 +286,7 @@ def trained(args: argparse.Namespace, report: Report, folder: Path) -> None:
 
 
 def epochs(args: argparse.Namespace, report: Report, folder: Path) -> None:
-    """Seconds of epochs: of the planted graph for the preparation, of all graphs for table 6."""
+    """Seconds of epochs: of the planted graph for the preparation, of all graphs for the tables and splits."""
     planted, chosen = ([measure for group, measure in groups.items() if args.only in group] for groups in (PREPARED, STAGES))
     if not planted and not chosen:
         return  # graphs take long to load
@@ -316,9 +318,9 @@ if __name__ == "__main__":
     own = argparse.ArgumentParser(add_help=False)
     own.add_argument("--graphs", type=Path, metavar="DIR", help="a folder of real graphs")
     own.add_argument("--plot", type=Path, help="of --only accuracy: rows saved against accuracy, as an image")
-    own.add_argument("--table", type=int, choices=[6, 11], help="only this table of the paper, as --only 'table 6' does")
+    own.add_argument("--table", type=int, choices=[6, 11, 12], help="only this table of the paper, as --only 'table 6' does")
     mine, rest = own.parse_known_args()
-    options = arguments(__doc__ or "", rest, passes=3, threads=16, seconds=40, nodes=300_000, seeds=3, hidden=64)
+    options = arguments(__doc__ or "", rest, passes=3, threads=16, seconds=40, nodes=300_000, seeds=3, hidden=64, layers=4)
     if mine.table is not None:
         options.only = f"table {mine.table}"
     main(run, argparse.Namespace(**vars(options), **vars(mine)))

@@ -264,7 +264,7 @@ class Report:
             relation, bound = target.split()
             found = statistics.median(series) if ratio is None else ratio
             line["target"] = target
-            line["met"] = found >= float(bound) if relation == ">=" else found <= float(bound)
+            line["met"] = bool(found >= float(bound) if relation == ">=" else found <= float(bound))
             self.failed += not line["met"]
         line |= more
         line["machine"] = machine()

@@ -2,7 +2,7 @@
 
 Each run is a process of its own, within a memory control group, and starts with a cold page cache. Its loop computes nothing, so
 all of its seconds are data preparation: sampling and gathering, as OUTRE divides an epoch. Transfer and compute, which are the
-device's, are left out. Parts are made with the dataset, once.
+device's, are left out. Parts are made with the dataset, once. So is the choice of what to keep, whose seconds stand apart.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ MECHANISMS: dict[str, dict[str, Any]] = {  # each is added to those before it
     "+ partition batches": {"parts": True},
     "+ LABOR": {"labor": True},
     "+ history": {"history": (128, 0.2, 15)},
+    "+ split": {"history": (128, "auto", 15)},
 }
 MEMMAP = "np.memmap"
 MACRO = 4  # parts: two batches of seeds
@@ -108,10 +109,20 @@ def make_sampler(g: Any, job: dict[str, Any]) -> Any:
     """Return the sampler that a job names: neighbours or LABOR, batch by batch or an epoch at a time."""
     import featstore
 
-    is_labor = job.get("labor", False)
+    is_labor, fanouts = job.get("labor", False), job.get("fanouts", FANOUTS)
     if job.get("epoch", False):
-        return featstore.EpochSampler(g, FANOUTS, draws="labor" if is_labor else "neighbor")
-    return (featstore.LaborSampler if is_labor else featstore.NeighborSampler)(g, FANOUTS)
+        return featstore.EpochSampler(g, fanouts, draws="labor" if is_labor else "neighbor")
+    return (featstore.LaborSampler if is_labor else featstore.NeighborSampler)(g, fanouts)
+
+
+def make_history(job: dict[str, Any]) -> Any:
+    """Return the history that a job names by dim, nodes (or the file of their ids) and staleness; None where it has none."""
+    import featstore
+
+    if "history" not in job:
+        return None
+    dim, nodes, staleness = job["history"]
+    return featstore.History(dim, np.load(nodes) if str(nodes).endswith(".npy") else nodes, staleness)
 
 
 def child(job: dict[str, Any]) -> dict[str, Any]:
@@ -135,8 +146,13 @@ def child(job: dict[str, Any]) -> dict[str, Any]:
         strategy: Any = "ondemand"
         if rows is None:
             cache = {"cache": job["cache"]} if "cache" in job else {}
-            strategy = {"superbatch": featstore.Superbatch, "streamed": featstore.Streamed}[job["strategy"]](disk="8x", **cache)
-        history = featstore.History(*job["history"]) if "history" in job else None
+            if job["strategy"] == "ondemand":
+                strategy = featstore.OnDemand(cache="auto", policy=job["policy"])
+            else:
+                strategy = {"superbatch": featstore.Superbatch, "streamed": featstore.Streamed}[job["strategy"]](
+                    disk="8x", **cache
+                )
+        history = make_history(job)
         features = ["x"] * (rows is None)
         loader = featstore.Loader(g, sampler, batches, features=features, labels=None, history=history, strategy=strategy)
         setup_s = time.perf_counter() - begin
@@ -151,13 +167,17 @@ def child(job: dict[str, Any]) -> dict[str, Any]:
             epoch = timed_epoch(loader, rows_of, limit_s=job.get("limit_s", 0))
             stats = loader.stats()
         n_batches = len(loader)
-        seconds = setup_s + whole_epoch([mark["seconds"] for mark in epoch["marks"]], n_batches)
+        split_s = stats["seconds"].get("split", 0.0)
+        split = stats.get("history", {}).get("split", {})
+        seconds = setup_s - split_s + whole_epoch([mark["seconds"] for mark in epoch["marks"]], n_batches)
         part = epoch["batches"] / n_batches  # of an epoch that was cut
         stages = {stage: stats["seconds"].get(stage, 0.0) / part for stage in STAGES}
         stages["gather"] += whole_epoch([mark["lookup_s"] for mark in epoch["marks"]], n_batches)
         return {
             "seconds": seconds,
-            "setup_s": setup_s,
+            "setup_s": setup_s - split_s,
+            "split_s": split_s,
+            "split": {name: split[name] for name in ("alpha", "beta", "bytes", "nodes", "why") if name in split},
             "stages": stages,
             "batches": epoch["batches"],
             "rows": round(epoch["rows"] / part),

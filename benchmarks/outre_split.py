@@ -58,7 +58,7 @@ def split(args: argparse.Namespace, report: Report, work: Work) -> None:
                 n += np.count_nonzero(~is_cached[sampled.input_ids.numpy()]) + chosen["beta"] * n_edges
                 del sampled
             epoch.close()
-            reads[alpha] = n
+            reads[alpha] = float(n)
     best = min(reads, key=lambda alpha: reads[alpha])
     report.figure(
         f"{work.name}, rows of {row_bytes} bytes, embeddings of {4 * HIDDEN}: reads of the best of nine splits",

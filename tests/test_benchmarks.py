@@ -173,17 +173,31 @@ def the_split_is_compared_with_nine(figures: Figures) -> None:
 
 
 def table_6_adds_a_mechanism_a_line(figures: Figures, errors: str) -> None:
-    sides = ["np.memmap", "superbatch", "+ partition batches", "+ LABOR", "+ history"]
+    sides = ["np.memmap", "superbatch", "+ partition batches", "+ LABOR", "+ history", "+ split"]
     figures = [figure for figure in figures if str(figure["name"]).startswith("table 6, ")]
     assert [str(f["name"]).split(", ")[2].split(":")[0] for f in figures] == sides
     assert [f["reference"] for f in figures] == [None, *sides[:-1]]
     rows = [f["rows"] for f in figures]
     assert rows[0] == rows[1] > rows[2] > rows[3] > rows[4]  # the same batches; then each mechanism requests fewer
+    assert figures[5]["split"]["nodes"] > 0
+    assert rows[5] < rows[3]
+    assert figures[5]["split_s"] > 0 == figures[4]["split_s"]
     for name, figure in zip(sides, figures, strict=True):
         line = next(line for line in errors.splitlines() if line.startswith(name))
         assert line.split()[-2:] == [f"{figure['rows']:,}", f"{figure['rows_loaded']:,}"]
         shown = dict(zip(("sample", "plan", "load", "pack", "gather", "update"), line[24:].split(), strict=False))
         assert {stage: float(s) for stage, s in shown.items()} == pytest.approx(figure["stages"], abs=0.0051)
+
+
+def table_12_keeps_as_much_by_each_metric(figures: Figures) -> None:
+    found = [figure for figure in figures if str(figure["name"]).startswith("table 12, ")]
+    names = [str(figure["name"]).split(", ", 2)[2].split(":")[0] for figure in found]
+    assert names == [f"{n} layers, by {metric}" for n in (2, 3) for metric in ("random", "degree", "saved_io")]
+    for first in (0, 3):
+        three = found[first : first + 3]
+        assert all(figure["chosen"] == three[0]["chosen"] for figure in three)
+        assert three[0]["chosen"]["nodes"] > 0
+        assert three[2]["rows"] < three[0]["rows"]  # all features fit at this size
 
 
 @pytest.mark.parametrize("script", sorted(set(SCRIPTS) - FIO_SCRIPTS))
@@ -204,6 +218,7 @@ def test_benchmark_runs(script: str, tmp_path: Path) -> None:
         lists_at_hand_read_fewer_ids(figures)
         the_split_is_compared_with_nine(figures)
         table_6_adds_a_mechanism_a_line(figures, errors)
+        table_12_keeps_as_much_by_each_metric(figures)
         assert plot.stat().st_size > 1_000
 
 
