@@ -18,8 +18,7 @@ from harness import Report, answer, run_child
 from outre_epochs import BASE_BYTES, MACRO, Work, make_sampler, more_of, run_sides
 
 DIM, STALENESS = 128, 15
-LAYERS = (2, 3, 4)
-FANOUT = 10
+FANOUTS = {2: [10, 10], 3: [4, 4, 4], 4: [3, 3, 3, 2]}  # by layers: batches of about the same size, so that one memory holds them
 METRICS = ("random", "degree", "saved_io")
 JUDGING_BYTES = 256 << 20  # of the group, where an epoch is counted
 
@@ -49,9 +48,9 @@ def choose(job: dict[str, Any]) -> dict[str, Any]:
 def table12(args: argparse.Namespace, report: Report, work: Work) -> None:
     """Seconds of an epoch, and of its sampling and gathering, by metric and layers."""
     lines = [f"{'layers':<8}{'metric':<12}{'sample':>10}{'gather':>10}{'epoch':>10}{'rows':>14}{'rows loaded':>14}"]
-    for n_layers in LAYERS[: 2 if args.tiny else args.layers - 1]:
+    for n_layers in [n for n in FANOUTS if n <= (3 if args.tiny else args.layers)]:
         files = {metric: os.fspath(Path(work.dataset).parent / f"{metric}-{n_layers}.npy") for metric in METRICS}
-        common: dict[str, Any] = {"strategy": "ondemand", "parts": True, "fanouts": [3 if args.tiny else FANOUT] * n_layers}
+        common: dict[str, Any] = {"strategy": "ondemand", "parts": True, "fanouts": FANOUTS[n_layers]}
         job = work.job(**common, nodes=files)
         chosen = run_child(__file__, job, BASE_BYTES + JUDGING_BYTES + job["memory"])
         limit = {"limit_s": args.seconds}
