@@ -18,7 +18,7 @@ from harness import Report, answer, run_child
 from outre_epochs import BASE_BYTES, MACRO, Work, make_sampler, more_of, run_sides
 
 DIM, STALENESS = 128, 15
-FANOUTS = {2: [10, 10], 3: [4, 4, 4], 4: [3, 3, 3, 2]}  # by layers: batches of about the same size, so that one memory holds them
+FANOUTS = {2: [10, 10], 3: [4, 4, 4], 4: [3, 3, 2, 2]}  # by layers: batches of about the same size, so that one memory holds them
 METRICS = ("random", "degree", "saved_io")
 JUDGING_BYTES = 256 << 20  # of the group, where an epoch is counted
 
