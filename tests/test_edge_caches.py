@@ -83,14 +83,21 @@ def test_planned(graph: featstore.OutOfCoreGraph, strategy: str, sampler: str) -
     assert not os.path.exists(f"{graph.path}.runs") or not os.listdir(f"{graph.path}.runs")
 
 
+@pytest.mark.parametrize("length", ["auto", 3])
 @pytest.mark.parametrize("share", [0.05, 0.3, 1.0])
 @pytest.mark.parametrize("sampler", ["neighbor", "all", "by layers"])
-def test_plans_load_what_belady_loads(graph: featstore.OutOfCoreGraph, sampler: str, share: float) -> None:
-    """An epoch in one superbatch loads each feature's rows as the simulation of the batches' distinct edges does."""
+def test_plans_load_what_belady_loads(graph: featstore.OutOfCoreGraph, sampler: str, share: float, length: str | int) -> None:
+    """An epoch loads each feature's rows as the simulation of the batches' distinct edges does.
+
+    In one superbatch, and in two: the first is planned with what the second uses, so it loads the same, and the second starts
+    with what the first left.
+    """
     with featstore.Loader(graph, SAMPLERS[sampler](graph), torch.arange(N), 70, labels=None) as loader:
         trace = [np.unique(np.concatenate([block.edge_pos.numpy() for block in batch.blocks])) for batch in loader]
     expected = int(featstore.simulate(trace, round(share * E), policy="belady").sum())
-    options = {"edge_features": ["w", "kind"], "labels": None, "strategy": featstore.Superbatch(edge_cache=share)}
+    assert 3 < len(trace) <= 2 * 3
+    strategy = featstore.Superbatch(edge_cache=share, length=length)
+    options = {"edge_features": ["w", "kind"], "labels": None, "strategy": strategy}
     with featstore.Loader(graph, SAMPLERS[sampler](graph), torch.arange(N), 70, **options) as loader:
         for batch in loader:
             check(batch)
