@@ -258,7 +258,7 @@ def test_errors_are_one_line(small, tmp_path, capsys, arguments, message):
         ([], "COMMAND"),
         (["unpack", "g"], "invalid choice"),
         (["pack", "g"], "PACK"),
-        (["plan", "g"], "one of the arguments --simulate --explain --redundancy is required"),
+        (["plan", "g"], "one of the arguments --simulate --explain --redundancy --history is required"),
         (["info"], "DATASET"),
         (["info", "g", "--memory", "lots"], "not a size"),
         (["info", "g", "--threads", "0"], "not a positive number"),
