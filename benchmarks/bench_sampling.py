@@ -167,12 +167,19 @@ def edges(args: argparse.Namespace, report: Report, folder: Path, work: Workload
     """Sampling with the numbers of edges against sampling without, the adjacency in memory; lists are as they were given."""
     view.neighbor_cache = NeighborCache.build(view.topology, view.budget)
     parts = torch.from_numpy(work.seeds).split(BATCH_SIZE)[: 4 if args.tiny else args.batches]
-    for kind in (NeighborSampler, LaborSampler):
+    few = parts[: max(1, len(parts) // 10)]
+    kinds: list[tuple[Callable[..., Any], Any, tuple[torch.Tensor, ...]]] = [
+        (NeighborSampler, FANOUTS, parts),
+        (LaborSampler, FANOUTS, parts),
+        (LayerSampler, [2000, 2000], few),
+        (ShadowSampler, FANOUTS[:2], few),
+    ]
 
-        def side(sampler: NeighborSampler | LaborSampler) -> float:
-            return rate(lambda index: len(sampler.sample(parts[index], 0, index).input_ids), len(parts), 1)
+    def side(sampler: Any, batches: tuple[torch.Tensor, ...]) -> float:
+        return rate(lambda index: len(sampler.sample(batches[index], 0, index).input_ids), len(batches), 1)
 
-        sides = {name: partial(side, kind(view, FANOUTS, edges=name == "with")) for name in ("with", "without")}
+    for kind, sizes, batches in kinds:
+        sides = {name: partial(side, kind(view, sizes, edges=name == "with"), batches) for name in ("with", "without")}
         results = alternate(args.runs, sides, warm_up=1)
         report.figure(
             f"{kind.__name__} with the numbers of edges, in memory, 1 thread",

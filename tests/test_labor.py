@@ -273,6 +273,19 @@ def test_every_vector_form_takes_the_same(id_bytes: int, level: int, changes: bo
     assert nodes[: hops.n_nodes][src].tolist() == chosen[: layer.n_chosen].tolist()
     assert dst.tolist() == np.repeat(np.arange(n), counts).tolist()
 
+    numbered = core.Layer(hops, n, fanout, *keys, records, id_bytes, level)
+    again, edge_pos = np.full(len(chosen), -99, kind), np.full(len(chosen), -99, np.int64)
+    assert numbered.turn(np.zeros(0, np.int64)) == 0
+    assert numbered.choose(np.zeros(0, kind), again, counts, place[:n] + 2**33, edge_pos)
+    assert again[: numbered.n_chosen].tolist() == chosen[: layer.n_chosen].tolist()
+    taken = (
+        at + each
+        for at, d in zip(place[:n].tolist(), degrees, strict=True)
+        for each in range(d)
+        if d <= fanout or number(int(records[at + each])) < (fanout << 32) // d
+    )
+    assert (edge_pos[: numbered.n_chosen] - 2**33).tolist() == list(taken)
+
 
 def test_batches_do_not_depend_on_threads_or_order() -> None:
     g = random_graph(8_000, 10, seed=2)

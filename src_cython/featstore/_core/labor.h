@@ -108,9 +108,26 @@ FS_INLINE uint32_t fs_last(int64_t degree, int64_t fanout)
 
 /* ---------------------------------------------------------------- comparing
  * The ids among `n` whose number is at most `last`, in order, into out[], of the ids' width; returns how many. Writes up to FS_SPARE
- * more. */
+ * more. The second form also writes the place of each among the ids, from `first` on, into places[]: as many, and as many more. */
 
 typedef int64_t (*fs_take_fn)(const void *ids, int wide, int64_t n, const fs_numbers *numbers, uint32_t last, void *out);
+typedef int64_t (*fs_take_places_fn)(const void *ids, int wide, int64_t n, const fs_numbers *numbers, uint32_t last, void *out,
+                                     int64_t first, int64_t *places);
+
+/* Arguments of a loop that is compiled twice: without places (NULL, where it is inlined), and with them. */
+#define FS_TAKE                                                                                                            \
+    const void *ids, int wide, int64_t n, const fs_numbers *numbers, uint32_t last, void *out, int64_t first, int64_t *places
+
+/* Both forms of a loop. */
+#define FS_TAKE_FORMS(name, loop, target)                                                                                  \
+    target static int64_t name(const void *ids, int wide, int64_t n, const fs_numbers *numbers, uint32_t last, void *out)  \
+    {                                                                                                                      \
+        return loop(ids, wide, n, numbers, last, out, 0, NULL);                                                            \
+    }                                                                                                                      \
+    target static int64_t name##_places(FS_TAKE)                                                                           \
+    {                                                                                                                      \
+        return loop(ids, wide, n, numbers, last, out, first, places);                                                      \
+    }
 
 /* The numbers of ids, in place: lanes of uint32_t. */
 #define FS_NUMBERS(x)                                                                                      \
@@ -132,8 +149,7 @@ typedef int64_t (*fs_take_fn)(const void *ids, int wide, int64_t n, const fs_num
     int64_t count = 0, i = 0
 
 /* One id at a time: the ends of lists, and ids of 8 bytes. */
-FS_INLINE int64_t fs_take_each(const void *ids, int wide, int64_t i, int64_t n, const fs_numbers *numbers, uint32_t last, void *out,
-                               int64_t count)
+FS_INLINE int64_t fs_take_each(FS_TAKE, int64_t i, int64_t count)
 {
     for (; i < n; i++) {
         const int64_t id = fs_record(ids, wide, i);
@@ -141,12 +157,14 @@ FS_INLINE int64_t fs_take_each(const void *ids, int wide, int64_t i, int64_t n, 
             ((int64_t *)out)[count] = id;
         else
             ((int32_t *)out)[count] = (int32_t)id;
+        if (places)
+            places[count] = first + i;
         count += fs_number_of_source(numbers, (uint64_t)id) <= last;
     }
     return count;
 }
 
-static int64_t fs_take_plain(const void *ids, int wide, int64_t n, const fs_numbers *numbers, uint32_t last, void *out)
+FS_INLINE int64_t fs_take_lanes(FS_TAKE)
 {
     FS_KEYS;
     typedef uint32_t lanes __attribute__((vector_size(16)));
@@ -158,11 +176,15 @@ static int64_t fs_take_plain(const void *ids, int wide, int64_t n, const fs_numb
         const lanes taken = (lanes)(x <= last);
         for (int l = 0; l < 4; l++) {
             ((uint32_t *)out)[count] = id[l];
+            if (places)
+                places[count] = first + i + l;
             count -= (int32_t)taken[l];
         }
     }
-    return fs_take_each(ids, wide, i, n, numbers, last, out, count);
+    return fs_take_each(ids, wide, n, numbers, last, out, first, places, i, count);
 }
+
+FS_TAKE_FORMS(fs_take_plain, fs_take_lanes, )
 
 /* Which lanes a mask of 8 keeps, in order, a byte each. Made before the first hop. */
 static uint64_t fs_kept[256];
@@ -195,13 +217,19 @@ static void fs_make_kept(void)
         FS_HASH(x, early.a, early.b, early.c);                        \
     }
 
-/* Write the ids of the lanes in the mask, side by side. */
-#define FS_KEEP8(id, mask)                                                                               \
-    const __m256i kept = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128((int64_t)fs_kept[mask]));                 \
-    _mm256_storeu_si256((__m256i *)((int32_t *)out + count), _mm256_permutevar8x32_epi32(id, kept));      \
+/* Write the ids of the lanes in the mask, side by side, and their places. */
+#define FS_KEEP8(id, mask)                                                                                                   \
+    const __m128i kept = _mm_cvtsi64_si128((int64_t)fs_kept[mask]);                                                          \
+    _mm256_storeu_si256((__m256i *)((int32_t *)out + count), _mm256_permutevar8x32_epi32(id, _mm256_cvtepu8_epi32(kept)));   \
+    if (places) {                                                                                                            \
+        const __m256i at = _mm256_set1_epi64x(first + i);                                                                    \
+        _mm256_storeu_si256((__m256i *)(places + count), _mm256_add_epi64(at, _mm256_cvtepu8_epi64(kept)));                  \
+        _mm256_storeu_si256((__m256i *)(places + count + 4),                                                                 \
+                            _mm256_add_epi64(at, _mm256_cvtepu8_epi64(_mm_srli_si128(kept, 4))));                            \
+    }                                                                                                                        \
     count += __builtin_popcount(mask)
 
-FS_AVX2 static int64_t fs_take_avx2(const void *ids, int wide, int64_t n, const fs_numbers *numbers, uint32_t last, void *out)
+FS_AVX2 FS_INLINE int64_t fs_take_lanes8(FS_TAKE)
 {
     FS_KEYS;
     typedef uint32_t lanes __attribute__((vector_size(32)));
@@ -209,7 +237,7 @@ FS_AVX2 static int64_t fs_take_avx2(const void *ids, int wide, int64_t n, const 
     const int32_t *list = (const int32_t *)ids;
     const __m256i lasts = _mm256_set1_epi32((int)last), lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     if (wide)
-        return fs_take_each(ids, wide, 0, n, numbers, last, out, 0);
+        return fs_take_each(ids, wide, n, numbers, last, out, first, places, 0, 0);
     for (; last < FS_RARELY && i + 32 <= n; i += 32) {
         lanes a = (lanes)FS_LOAD8(list + i), b = (lanes)FS_LOAD8(list + i + 8);
         lanes c = (lanes)FS_LOAD8(list + i + 16), d = (lanes)FS_LOAD8(list + i + 24);
@@ -223,8 +251,11 @@ FS_AVX2 static int64_t fs_take_avx2(const void *ids, int wide, int64_t n, const 
         if (_mm256_testz_si256((__m256i)(a | b | c | d), (__m256i)(a | b | c | d)))
             continue;
         for (uint32_t mask = FS_MASK8(a) | FS_MASK8(b) << 8 | FS_MASK8(c) << 16 | FS_MASK8(d) << 24; mask; mask &= mask - 1) {
-            const int32_t id = list[i + __builtin_ctz(mask)];
+            const int64_t at = i + __builtin_ctz(mask);
+            const int32_t id = list[at];
             ((int32_t *)out)[count] = id;
+            if (places)
+                places[count] = first + at;
             count += !changes || fs_number_of_source(numbers, (uint64_t)id) <= last;
         }
     }
@@ -246,14 +277,17 @@ FS_AVX2 static int64_t fs_take_avx2(const void *ids, int wide, int64_t n, const 
     return count;
 }
 
-FS_AVX512 static int64_t fs_take_avx512(const void *ids, int wide, int64_t n, const fs_numbers *numbers, uint32_t last, void *out)
+FS_TAKE_FORMS(fs_take_avx2, fs_take_lanes8, FS_AVX2)
+
+FS_AVX512 FS_INLINE int64_t fs_take_lanes16(FS_TAKE)
 {
     FS_KEYS;
     typedef uint32_t lanes __attribute__((vector_size(64)));
     const int is_rare = last < UINT32_MAX / 64; /* most vectors of a long list have none: there the branch is foreseen */
     const __m512i lasts = _mm512_set1_epi32((int)last);
+    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     if (wide)
-        return fs_take_each(ids, wide, 0, n, numbers, last, out, 0);
+        return fs_take_each(ids, wide, n, numbers, last, out, first, places, 0, 0);
     for (; i < n; i += 16) {
         const __mmask16 there = n - i < 16 ? (__mmask16)((1u << (n - i)) - 1) : 0xFFFF;
         const __m512i id = _mm512_maskz_loadu_epi32(there, (const int32_t *)ids + i);
@@ -265,10 +299,18 @@ FS_AVX512 static int64_t fs_take_avx512(const void *ids, int wide, int64_t n, co
         if (is_rare && !taken)
             continue;
         _mm512_storeu_si512((int32_t *)out + count, _mm512_maskz_compress_epi32(taken, id));
+        if (places) {
+            const __m512i at = _mm512_set1_epi64(first + i), kept = _mm512_maskz_compress_epi32(taken, lane);
+            const __m256i low = _mm512_castsi512_si256(kept), high = _mm512_extracti64x4_epi64(kept, 1);
+            _mm512_storeu_si512(places + count, _mm512_add_epi64(at, _mm512_cvtepu32_epi64(low)));
+            _mm512_storeu_si512(places + count + 8, _mm512_add_epi64(at, _mm512_cvtepu32_epi64(high)));
+        }
         count += __builtin_popcount(taken);
     }
     return count;
 }
+
+FS_TAKE_FORMS(fs_take_avx512, fs_take_lanes16, FS_AVX512)
 #endif
 
 /* The widest form up to `level` (0 plain, 1 AVX2, 2 AVX-512) that this processor has; all take the same. */
@@ -280,6 +322,17 @@ static fs_take_fn fs_choose_take(int level)
         return vectors == 2 ? fs_take_avx512 : fs_take_avx2;
 #endif
     return fs_take_plain;
+}
+
+/* The same, with places. */
+static fs_take_places_fn fs_choose_take_places(int level)
+{
+#if defined(__x86_64__)
+    const int vectors = fs_vectors(level);
+    if (vectors)
+        return vectors == 2 ? fs_take_avx512_places : fs_take_avx2_places;
+#endif
+    return fs_take_plain_places;
 }
 
 /* ---------------------------------------------------------------- a hop
@@ -321,45 +374,15 @@ static int64_t fs_turn(fs_layer *layer, const int64_t *degree, const int64_t *pl
     return n;
 }
 
-/* First of the ascending ids[from … n - 1] that is `id`, which is among them. */
-FS_INLINE int64_t fs_find_ahead(const void *ids, int wide, int64_t from, int64_t n, int64_t id)
-{
-    int64_t step = 1, low = from, high = from;
-    while (high < n && fs_record(ids, wide, high) < id) {
-        low = high + 1;
-        high += step;
-        step *= 2;
-    }
-    if (high > n)
-        high = n;
-    while (low < high) {
-        const int64_t middle = low + (high - low) / 2;
-        if (fs_record(ids, wide, middle) < id)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
-}
-
-/* Number the ids that were taken of an ascending piece of a list, whose first edge is `first`: of an id that is there several times
- * all are taken, or none. */
-static void fs_note_taken(const void *ids, int wide, int64_t n, const void *taken, int64_t n_taken, int64_t first, int64_t *edge_pos)
-{
-    for (int64_t k = 0, i = 0; k < n_taken; k++) {
-        if (n_taken != n)
-            i = fs_find_ahead(ids, wide, i, n, fs_record(taken, wide, k));
-        edge_pos[k] = first + i++;
-    }
-}
-
 /* Go through the lists of a turn; returns 1 where there is no room for what comes next: the caller gives more and calls again. */
 static int fs_choose(fs_layer *layer, const int64_t *degree, const int64_t *place, const void *found, void *chosen, int64_t room,
-                     int64_t *counts, fs_take_fn take)
+                     int64_t *counts, fs_take_fn take, fs_take_places_fn take_places)
 {
     const int wide = layer->wide, bytes = wide ? 8 : 4;
     const int64_t fanout = layer->fanout, n_dst = layer->n_dst, stop = layer->stop_dst;
     const char *records = (const char *)layer->records;
+    const int64_t *starts = layer->starts;
+    int64_t *edge_pos = layer->edge_pos;
     int64_t i = layer->next_dst, position = layer->next_position, n_used = layer->n_used, n_chosen = layer->n_chosen;
     int wants = 0;
     for (; i < stop || position < layer->stop_position; i++, position = 0) {
@@ -381,13 +404,17 @@ static int fs_choose(fs_layer *layer, const int64_t *degree, const int64_t *plac
             }
             const char *ids = at < 0 ? (const char *)found + n_used * bytes : records + (at + position) * bytes;
             char *out = (char *)chosen + (n_chosen + taken) * bytes;
-            int64_t n_taken = n;
-            if (hashes)
-                n_taken = take(ids, wide, n, &layer->numbers, last, out);
-            else
+            const int64_t first = edge_pos ? starts[i] + position : 0;
+            int64_t *places = edge_pos ? edge_pos + n_chosen + taken : NULL, n_taken = n;
+            if (!hashes) {
                 memcpy(out, ids, (size_t)(n * bytes));
-            if (layer->edge_pos)
-                fs_note_taken(ids, wide, n, out, n_taken, layer->starts[i] + position, layer->edge_pos + n_chosen + taken);
+                for (int64_t k = 0; places && k < n; k++)
+                    places[k] = first + k;
+            } else if (places) {
+                n_taken = take_places(ids, wide, n, &layer->numbers, last, out, first, places);
+            } else {
+                n_taken = take(ids, wide, n, &layer->numbers, last, out);
+            }
             taken += n_taken;
             n_used += at < 0 ? n : 0;
             position += n;

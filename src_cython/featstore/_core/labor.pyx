@@ -26,15 +26,18 @@ cdef extern from "labor.h" nogil:
         int64_t n_used
         int64_t n_chosen
     ctypedef int64_t (*fs_take_fn)() noexcept  # only passed on
+    ctypedef int64_t (*fs_take_places_fn)() noexcept
     enum:
         FS_PIECE
         FS_SPARE
     void fs_make_kept() noexcept
     fs_take_fn fs_choose_take(int) noexcept
+    fs_take_places_fn fs_choose_take_places(int) noexcept
     void fs_set_numbers(fs_numbers *, uint64_t, uint64_t, uint64_t, uint32_t) noexcept
     void fs_expect(const int64_t *, const int64_t *, int64_t, int64_t, int64_t *, int64_t *, int64_t *) noexcept
     int64_t fs_turn(fs_layer *, const int64_t *, const int64_t *, int64_t *, int64_t) noexcept
-    int fs_choose(fs_layer *, const int64_t *, const int64_t *, const void *, void *, int64_t, int64_t *, fs_take_fn) noexcept
+    int fs_choose(fs_layer *, const int64_t *, const int64_t *, const void *, void *, int64_t, int64_t *, fs_take_fn,
+                  fs_take_places_fn) noexcept
     int fs_number_chosen(fs_hop *, const void *, int, const int64_t *) noexcept
 
 cdef extern from "importance.h" nogil:
@@ -85,6 +88,7 @@ cdef class Layer:
     cdef Hops hops
     cdef fs_layer layer
     cdef fs_take_fn take
+    cdef fs_take_places_fn take_places
     cdef int id_bytes
     cdef bint is_numbering
     cdef object records
@@ -98,7 +102,8 @@ cdef class Layer:
         if n_dst < 0 or n_dst > hops.hop.n_nodes:
             raise ValueError("more destinations than nodes")
         hops._end_hop()
-        self.hops, self.id_bytes, self.take, self.records = hops, id_bytes, fs_choose_take(level), records
+        self.hops, self.id_bytes, self.records = hops, id_bytes, records
+        self.take, self.take_places = fs_choose_take(level), fs_choose_take_places(level)
         self.layer.wide = id_bytes == 8
         self.layer.n_dst, self.layer.fanout = n_dst, fanout
         fs_set_numbers(&self.layer.numbers, early, late, phase, turn)
@@ -154,7 +159,7 @@ cdef class Layer:
         counts : int64 array, shape (n_dst,)
             Receives how many each destination takes.
         starts : int64 array, shape (at least n_dst,), optional
-            The first edge of each destination's list. Lists ascend then.
+            The first edge of each destination's list.
         edge_pos : int64 array, as long as ``chosen``, optional
             Receives the number of each edge that is taken, where ``starts`` is given; grows as ``chosen`` does.
         """
@@ -179,7 +184,7 @@ cdef class Layer:
                         self.layer.starts, self.layer.edge_pos = &starts[0], &edge_pos[0]
                 with nogil:
                     wants = fs_choose(&self.layer, self.hops.hop.degree, self.hops.hop.place, source.buf, target.buf, room,
-                                      &counts[0] if counts.shape[0] else NULL, self.take)
+                                      &counts[0] if counts.shape[0] else NULL, self.take, self.take_places)
             finally:
                 self.layer.starts = self.layer.edge_pos = NULL
                 PyBuffer_Release(&target)
