@@ -232,8 +232,8 @@ def add_sampling(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *, m
     return {action.dest: action.default for action in actions}
 
 
-# What the command line does not offer: it has as many epochs as are trained, and its batches have no edge features.
-_NOT_GIVEN = {"epochs", "edge_cache", "edge_policy"}
+# What the command line does not offer: it has as many epochs as are trained.
+_NOT_GIVEN = {"epochs"}
 
 
 def add_strategy_options(
@@ -309,8 +309,8 @@ def opening(options: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(options, name) for name in ("memory", "backend", "verify", "threads")}
 
 
-def make_sampler(graph: OutOfCoreGraph, options: argparse.Namespace) -> Sampler:
-    """Make the neighbour cache and the sampler that :func:`add_sampling`'s options describe."""
+def make_sampler(graph: OutOfCoreGraph, options: argparse.Namespace, edges: bool = False) -> Sampler:
+    """Make the neighbour cache and the sampler that :func:`add_sampling`'s options describe; with ``edges`` it numbers them."""
     by_layers = options.sampler == "labor" or options.draws == "labor"
     for name, fits, takers in (
         ("window", options.sampler == "epoch", "--sampler epoch"),
@@ -329,11 +329,11 @@ def make_sampler(graph: OutOfCoreGraph, options: argparse.Namespace) -> Sampler:
             raise ValueError("--fanouts goes with other samplers, not layer, which takes --layer-sizes")
     cache_neighbors(graph, options)
     if options.sampler == "labor":
-        return make_labor(graph, options)
+        return make_labor(graph, options, edges)
     if options.sampler == "layer":
-        return LayerSampler(graph, options.layer_sizes, options.seed)
+        return LayerSampler(graph, options.layer_sizes, options.seed, edges=edges)
     if options.sampler == "shadow":
-        return ShadowSampler(graph, options.fanouts, options.layers, seed=options.seed)
+        return ShadowSampler(graph, options.fanouts, options.layers, seed=options.seed, edges=edges)
     if options.sampler == "epoch":
         return EpochSampler(
             graph,
@@ -342,8 +342,9 @@ def make_sampler(graph: OutOfCoreGraph, options: argparse.Namespace) -> Sampler:
             draws=options.draws or "neighbor",
             batch_dependency=options.batch_dependency or 1,
             window=options.window or "auto",
+            edges=edges,
         )
-    return NeighborSampler(graph, options.fanouts, seed=options.seed)
+    return NeighborSampler(graph, options.fanouts, seed=options.seed, edges=edges)
 
 
 def n_layers(options: argparse.Namespace) -> int:
@@ -353,7 +354,7 @@ def n_layers(options: argparse.Namespace) -> int:
     return options.layers or len(options.fanouts)
 
 
-def make_labor(graph: OutOfCoreGraph, options: argparse.Namespace) -> LaborSampler:
+def make_labor(graph: OutOfCoreGraph, options: argparse.Namespace, edges: bool = False) -> LaborSampler:
     """Make a layer-neighbour sampler, whatever ``--sampler`` says."""
     return LaborSampler(
         graph,
@@ -361,6 +362,7 @@ def make_labor(graph: OutOfCoreGraph, options: argparse.Namespace) -> LaborSampl
         options.batch_dependency or 1,
         options.seed,
         importance_sampling=options.importance_sampling or 0,
+        edges=edges,
     )
 
 

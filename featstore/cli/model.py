@@ -20,17 +20,19 @@ KIND = "model"
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """What a :class:`GraphSAGE` is made with, and the feature that it was trained on."""
+    """What a :class:`GraphSAGE` is made with, and the features of nodes and edges that it was trained on."""
 
     feature: str
     n_in: int
     hidden: int
     n_out: int
     n_layers: int
+    edge_features: tuple[str, ...] = ()
+    n_edge: int = 0
 
     def make(self, dropout: float = 0.0) -> GraphSAGE:
         """Return a model of these sizes."""
-        return GraphSAGE(self.n_in, self.hidden, self.n_out, self.n_layers, dropout)
+        return GraphSAGE(self.n_in, self.hidden, self.n_out, self.n_layers, dropout, self.n_edge)
 
 
 def save_model(path: str | os.PathLike[str], model: GraphSAGE, sizes: ModelSizes) -> None:
@@ -63,7 +65,8 @@ def load_model(path: str | os.PathLike[str]) -> tuple[GraphSAGE, ModelSizes]:
     try:
         record = json.loads(file[0].tobytes())
         weights = {name: torch.from_numpy(file[i + 1].copy()) for i, name in enumerate(record["weights"])}
-        sizes = ModelSizes(**record["sizes"])
+        named = record["sizes"]
+        sizes = ModelSizes(**{**named, "edge_features": tuple(named.get("edge_features", ()))})
         model = sizes.make()
         shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
         model.load_state_dict({name: tensor.reshape(shapes[name]) for name, tensor in weights.items()})

@@ -50,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pack", metavar="PACK", help="directory of the pack")
     add_opening(parser)
     add_sampling(parser, max_batches=False)
+    parser.add_argument("--edges", action="store_true", help="number the edges, for train --edge-features with this pack")
     parser.add_argument("--feature", default="x", help="feature (default: x)")
     parser.add_argument(
         "--seeds", action=Given, metavar="NAME", help="node data with the seeds (default: train_idx or train_mask)"
@@ -83,10 +84,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Make the pack, or add to it."""
+    if options.edges and options.add_layout:
+        raise ValueError("--edges goes with new samples: --add-layout packs those that the pack has")
     get_policy(options.policy)
     with open_graph(options.path, options) as graph:
         feature_of(options, graph)
-        result = _pack_dataset(graph, options.pack, make_sampler(graph, options), options, show=not options.json)
+        result = _pack_dataset(graph, options.pack, make_sampler(graph, options, options.edges), options, show=not options.json)
     print_result(options, result, _describe_pack(result, options.path))
     return 0
 

@@ -12,34 +12,43 @@ from featstore.inference.layers import Aggregate
 from featstore.load.history import BatchHistory
 from featstore.sampling.batch import Block
 
-__all__ = ["GraphSAGE", "SageLayer", "mean_of_neighbors"]
+__all__ = ["GraphSAGE", "SageLayer", "mean_of_neighbors", "mean_over_edges"]
 
 
 def mean_of_neighbors(h: torch.Tensor, block: Block) -> torch.Tensor:
-    """Return the mean over each destination's drawn neighbours, shape (n_dst, d); zero where it has none.
+    """Return the mean over each destination's drawn neighbours, shape (n_dst, d); zero where it has none."""
+    return mean_over_edges(h.index_select(0, block.src), block)
+
+
+def mean_over_edges(rows: torch.Tensor, block: Block) -> torch.Tensor:
+    """Return the mean of each destination's edges, of one row an edge, shape (n_dst, d); zero where it has none.
 
     Of a block with weights, the weighted mean: the sum of the weights estimates the number of all neighbours.
 
     ``index_select`` and ``index_add_`` add in the order of the edges, forward and backward: the same bits in every run.
     """
-    messages = h.index_select(0, block.src)
     if block.weight is not None:
-        weight = block.weight.to(h.dtype)
-        total = h.new_zeros(block.n_dst, h.shape[1]).index_add_(0, block.dst, messages * weight[:, None])
-        share = h.new_zeros(block.n_dst).index_add_(0, block.dst, weight)
+        weight = block.weight.to(rows.dtype)
+        total = rows.new_zeros(block.n_dst, rows.shape[1]).index_add_(0, block.dst, rows * weight[:, None])
+        share = rows.new_zeros(block.n_dst).index_add_(0, block.dst, weight)
         return total / torch.where(share > 0, share, 1)[:, None]
-    total = h.new_zeros(block.n_dst, h.shape[1]).index_add_(0, block.dst, messages)
+    total = rows.new_zeros(block.n_dst, rows.shape[1]).index_add_(0, block.dst, rows)
     degree = torch.bincount(block.dst, minlength=block.n_dst).clamp_(min=1)
     return total / degree[:, None]
 
 
 class SageLayer(torch.nn.Module):
-    """``W_self h_v + W_neigh mean(h_u)``, for every destination ``v``."""
+    """``W_self h_v + W_neigh mean(h_u)``, for every destination ``v``; with ``n_edge``, plus ``W_edge mean(e_uv)``.
 
-    def __init__(self, n_in: int, n_out: int) -> None:
+    Both means run over the same edges, so their sum is the mean of ``[W_neigh, W_edge] [h_u, e_uv]``: what a message of the
+    neighbour's row and the edge's side by side gives.
+    """
+
+    def __init__(self, n_in: int, n_out: int, n_edge: int = 0) -> None:
         super().__init__()
         self.of_self = torch.nn.Linear(n_in, n_out)
         self.of_neighbors = torch.nn.Linear(n_in, n_out, bias=False)
+        self.of_edges = torch.nn.Linear(n_edge, n_out, bias=False) if n_edge else None
 
     @property
     def is_narrower(self) -> bool:
@@ -51,13 +60,17 @@ class SageLayer(torch.nn.Module):
         result: torch.Tensor = self.of_self(h) + (mean if self.is_narrower else self.of_neighbors(mean))
         return result
 
-    def forward(self, h: torch.Tensor, block: Block) -> torch.Tensor:
-        """Return shape (n_dst, n_out)."""
+    def forward(self, h: torch.Tensor, block: Block, edges: torch.Tensor | None = None) -> torch.Tensor:
+        """Return shape (n_dst, n_out); ``edges``: a row of ``n_edge`` numbers for each edge of the block."""
         if self.is_narrower:
             neighbors = mean_of_neighbors(self.of_neighbors(h), block)
         else:
             neighbors = self.of_neighbors(mean_of_neighbors(h, block))
         result: torch.Tensor = self.of_self(h[: block.n_dst]) + neighbors
+        if self.of_edges is not None:
+            if edges is None:
+                raise ValueError("the model has weights for rows of edges, and got none")
+            result = result + self.of_edges(mean_over_edges(edges, block))
         return result
 
 
@@ -71,25 +84,39 @@ class GraphSAGE(torch.nn.Module):
     n_layers : int
         As many as the sampler has fan-outs.
     dropout : float
+    n_edge : int
+        Numbers a row of the edges; 0: edges have none.
 
     References
     ----------
-    Hamilton, Ying, Leskovec: Inductive Representation Learning on Large Graphs. NeurIPS 2017.
+    Hamilton, Ying, Leskovec: Inductive Representation Learning on Large Graphs. NeurIPS 2017. With features of edges beside the
+    neighbours', as in Lo et al.: E-GraphSAGE. NOMS 2022.
     """
 
-    def __init__(self, n_in: int, hidden: int, n_out: int, n_layers: int, dropout: float = 0.5) -> None:
+    def __init__(self, n_in: int, hidden: int, n_out: int, n_layers: int, dropout: float = 0.5, n_edge: int = 0) -> None:
         super().__init__()
         if n_layers < 1:
             raise ValueError(f"n_layers must be at least 1, not {n_layers}")
         widths = [n_in, *[hidden] * (n_layers - 1), n_out]
-        self.layers = torch.nn.ModuleList(SageLayer(a, b) for a, b in pairwise(widths))
+        self.layers = torch.nn.ModuleList(SageLayer(a, b, n_edge) for a, b in pairwise(widths))
         self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(hidden) for _ in range(n_layers - 1))
         self.dropout = torch.nn.Dropout(dropout)
+        self.n_edge = n_edge
 
-    def forward(self, h: torch.Tensor, blocks: Sequence[Block], history: BatchHistory | None = None) -> torch.Tensor:
-        """Return class scores of the seeds, shape (n_seeds, n_out); ``history`` is the batch's, where its loader has one."""
-        for i, (layer, block) in enumerate(zip(self.layers, blocks, strict=True)):
-            h = layer(h, block)
+    def forward(
+        self,
+        h: torch.Tensor,
+        blocks: Sequence[Block],
+        history: BatchHistory | None = None,
+        edges: Sequence[torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        """Return class scores of the seeds, shape (n_seeds, n_out).
+
+        ``history`` is the batch's, where its loader has one. ``edges`` has a tensor a block: a row of ``n_edge`` numbers an edge.
+        """
+        of_edges = [None] * len(blocks) if edges is None else edges
+        for i, (layer, block, rows) in enumerate(zip(self.layers, blocks, of_edges, strict=True)):
+            h = layer(h, block, rows)
             if i < len(self.norms):
                 h = self.norms[i](h).relu()
                 if history is not None and i == len(self.norms) - 1:
@@ -98,7 +125,9 @@ class GraphSAGE(torch.nn.Module):
         return h
 
     def inference_layers(self) -> list[Aggregate]:
-        """Return the layers as :func:`featstore.infer` takes them."""
+        """Return the layers as :func:`featstore.infer` takes them; ValueError where they want features of edges."""
+        if self.n_edge:
+            raise ValueError("the model was trained with --edge-features: infer averages rows of nodes, and has none of edges")
         return [
             Aggregate(partial(self._output, i), before=layer.of_neighbors if layer.is_narrower else None)
             for i, layer in enumerate(self.layers)

@@ -84,6 +84,14 @@ def add_arguments(parser: argparse.ArgumentParser, named: str | None = None) -> 
     add_opening(parser)
     add_sampling(parser)
     parser.add_argument("--feature", default="x", help="feature (default: x)")
+    parser.add_argument(
+        "--edge-features",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME",
+        help="features of edges that the layers average beside the neighbours' rows",
+    )
     parser.add_argument("--hidden", type=positive, default=256, help="width of the hidden layers (default: 256)")
     parser.add_argument("--epochs", type=positive, default=2, help="(default: 2)")
     parser.add_argument("--save", metavar="FILE", help="write the trained model there, for featstore infer")
@@ -154,6 +162,9 @@ def _loader_options(options: argparse.Namespace) -> dict[str, Any]:
         raise ValueError(
             "--strategy packed runs the samples of a pack: make one with featstore pack DATASET PACK, then give --pack PACK"
         )
+    for name in ("edge_cache", "edge_policy"):
+        if getattr(options, name) is not None and not options.edge_features:
+            raise ValueError(f"--{name.replace('_', '-')} goes with --edge-features, which names what is read of edges")
     given = {"epochs": options.epochs} if "epochs" in options_of(find_strategy(options.strategy)) else {}
     strategy = strategy_of(options, options.strategy, **given)
     history = None
@@ -235,7 +246,8 @@ def train_as_asked(path: str | os.PathLike[str], options: argparse.Namespace, *,
         if options.pack is not None:
             pack = _checked_pack(stack, graph, options)
             loader_options["strategy"] = replace(loader_options["strategy"], pack=pack)
-        sampler = None if isinstance(graph, PackedGraph) else make_sampler(graph, options)
+        check_fields(graph, options.feature, options.labels, options.edge_features)
+        sampler = None if isinstance(graph, PackedGraph) else make_sampler(graph, options, bool(options.edge_features))
         _say_unused_splits(graph)
         if options.device.startswith("cuda"):
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it deterministic products are refused there
@@ -246,6 +258,7 @@ def train_as_asked(path: str | os.PathLike[str], options: argparse.Namespace, *,
             n_layers(options),
             feature=options.feature,
             labels=options.labels,
+            edge_features=options.edge_features,
             hidden=options.hidden,
             dropout=options.dropout,
             lr=options.lr,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -33,6 +34,7 @@ __all__ = [
     "check_fields",
     "describe_epoch",
     "describe_training",
+    "edge_rows",
     "evaluate",
     "no_seeds",
     "split_seeds",
@@ -107,7 +109,17 @@ def no_seeds(seeds: torch.Tensor | None, there: Iterable[str]) -> str:
     return "the dataset has no training seeds: its 'train_idx' or 'train_mask' names no node with a label"
 
 
-def evaluate(model: torch.nn.Module, loader: Loader, progress: bool = False) -> float:
+def edge_rows(batch: MiniBatch, names: Sequence[str]) -> list[torch.Tensor] | None:
+    """Return the rows of each block's edges, float32, the columns of all features side by side; None where none are named."""
+    if not names:
+        return None
+    blocks = zip(*(batch.edge_features[name] for name in names), strict=True)
+    return [
+        torch.cat([rows.float().flatten(1) if rows.ndim > 1 else rows.float()[:, None] for rows in each], 1) for each in blocks
+    ]
+
+
+def evaluate(model: torch.nn.Module, loader: Loader, progress: bool = False, edge_features: Sequence[str] = ()) -> float:
     """Return the share of a loader's seeds whose class is predicted right, each from its sampled neighbourhood."""
     was_training = model.training
     model.eval()
@@ -115,16 +127,24 @@ def evaluate(model: torch.nn.Module, loader: Loader, progress: bool = False) -> 
     try:
         with torch.inference_mode():
             for batch in _bar(loader, "evaluate") if progress else loader:
-                right += int((model(batch.x.float(), batch.blocks).argmax(1) == batch.y).sum())
+                edges = {"edges": edge_rows(batch, edge_features)} if edge_features else {}
+                right += int((model(batch.x.float(), batch.blocks, **edges).argmax(1) == batch.y).sum())
                 total += len(batch.seeds)
     finally:
         model.train(was_training)
     return right / total if total else float("nan")
 
 
-def check_fields(g: OutOfCoreGraph | PackedGraph, feature: str, labels: str) -> None:
-    """Raise ValueError, which says what there is, unless a graph has this feature and these labels."""
+def check_fields(g: OutOfCoreGraph | PackedGraph, feature: str, labels: str, edge_features: Sequence[str] = ()) -> None:
+    """Raise ValueError, which says what there is, unless a graph has these features and labels."""
     is_pack = isinstance(g, PackedGraph)
+    if edge_features and isinstance(g, PackedGraph):
+        text = f"edge features: {g.path} is a pack, and rows of edges stay in its dataset"
+        raise ValueError(f"{text}: featstore train DATASET --strategy packed --pack {g.path}")
+    if not isinstance(g, PackedGraph):
+        for name in edge_features:
+            if name not in g.edge_features:
+                raise ValueError(f"edge features: the dataset has no {name!r}; it has {sorted(g.edge_features)}")
     for what, name, there in (("feature", feature, g.features), ("labels", labels, g.node_data)):
         if name not in there:
             text = f"{what}: the {'pack' if is_pack else 'dataset'} has no {name!r}; it has {sorted(there)}"
@@ -139,6 +159,7 @@ def train(
     *,
     feature: str = "x",
     labels: str = "y",
+    edge_features: Sequence[str] = (),
     hidden: int = 256,
     dropout: float = 0.5,
     lr: float = 0.003,
@@ -168,6 +189,9 @@ def train(
     n_layers : int
         Hops of the sampler.
     feature, labels : str
+    edge_features : sequence of str
+        Features of edges whose means the layers take in, too, each flattened to one row of numbers an edge. The sampler numbers
+        its edges (``edges=True``).
     hidden, dropout, lr, epochs, batch_size : number
         Adam; one batch of the loader a step.
     seed : int
@@ -205,7 +229,7 @@ def train(
     """
     show = sys.stderr.isatty() if progress is None else progress
     is_pack = isinstance(g, PackedGraph)
-    check_fields(g, feature, labels)
+    check_fields(g, feature, labels, edge_features)
     options = dict(loader_options or {})
     device = check_device(options.get("device", "cpu"))
     store = g.features[feature]
@@ -216,10 +240,13 @@ def train(
         raise ValueError(no_seeds(seeds["train"], g.node_data))
     n_classes = int(g.node_data[labels].max()) + 1
     torch.manual_seed(seed)
-    sizes = ModelSizes(feature, store.shape[1], hidden, n_classes, n_layers)
+    names = tuple(edge_features)
+    n_edge = 0 if isinstance(g, PackedGraph) else sum(math.prod(g.edge_features[name].shape[1:]) for name in names)
+    sizes = ModelSizes(feature, store.shape[1], hidden, n_classes, n_layers, names, n_edge)
     model = sizes.make(dropout).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     common: dict[str, Any] = {"batch_size": batch_size, "features": [feature], "labels": labels, "seed": seed}
+    common |= {"edge_features": list(names)} if names else {}
     # The training loader makes the cache; evaluation reads through it, on demand.
     kept = {name: value for name, value in options.items() if name in ("prefetch", "threads", "memory", "device")}
     result = TrainResult()
@@ -236,14 +263,16 @@ def train(
     with Loader(g, **of_training, **options) as loader:
         for epoch in range(epochs):
             begin = time.perf_counter()
-            loss = _train_epoch(model, optimizer, loader, result, f"epoch {epoch}" if show else None, max_batches, deadline)
+            loss = _train_epoch(
+                model, optimizer, loader, result, f"epoch {epoch}" if show else None, max_batches, deadline, names
+            )
             done = Epoch(epoch, loss, None, None, time.perf_counter() - begin)
             begin = time.perf_counter()
             for split in held_out:
                 ids = seeds.get(split)
                 if ids is not None and len(ids):
                     with Loader(g, sampler, ids, shuffle=False, **common, **kept) as held_out_loader:
-                        setattr(done, f"{split}_accuracy", evaluate(model, held_out_loader, show))
+                        setattr(done, f"{split}_accuracy", evaluate(model, held_out_loader, show, names))
             evaluate_s += time.perf_counter() - begin
             result.epochs.append(done)
             if on_epoch is not None:
@@ -269,6 +298,7 @@ def _train_epoch(
     title: str | None,
     max_batches: int | None,
     deadline: float,
+    edge_features: Sequence[str],
 ) -> float:
     """Return the mean loss."""
     total, count = 0.0, 0
@@ -276,7 +306,8 @@ def _train_epoch(
     for batch in loader if bar is None else bar:
         start = time.perf_counter()
         assert batch.y is not None
-        loss = torch.nn.functional.cross_entropy(model(batch.x.float(), batch.blocks, batch.history), batch.y.to(torch.int64))
+        scores = model(batch.x.float(), batch.blocks, batch.history, edge_rows(batch, edge_features))
+        loss = torch.nn.functional.cross_entropy(scores, batch.y.to(torch.int64))
         optimizer.zero_grad()
         torch.autograd.backward(loss)
         optimizer.step()
