@@ -111,4 +111,12 @@ HISTORY: tuple[Mutation, ...] = (
         "np.sort(places).astype(np.int32))",
         ("tests/test_edge_caches.py::test_planned",),
     ),
+    Mutation(
+        "edges of the next superbatch do not count",
+        "caches of edge features",
+        "featstore/plan/edgeplans.py",
+        "for each in (superbatch, ahead) if",
+        "for each in (superbatch, None) if",
+        ("tests/test_edge_caches.py::test_plans_load_what_belady_loads",),
+    ),
 )

@@ -67,6 +67,7 @@ SAMPLERS = {
     "by layers": lambda g: featstore.LaborSampler(g, [4, 3], seed=2, edges=True),
     "by importance": lambda g: featstore.LaborSampler(g, [4, 3], seed=2, importance_sampling=1, edges=True),
     "an epoch at a time": lambda g: featstore.EpochSampler(g, [4, 3], seed=2, edges=True),
+    "an epoch by layers": lambda g: featstore.EpochSampler(g, [4, 3], seed=2, draws="labor", edges=True),
     "a layer at a time": lambda g: featstore.LayerSampler(g, [60, 90], seed=2, edges=True),
     "layers of means": lambda g: featstore.LayerSampler(g, [60, 90], seed=2, skip=True, replace=True, op="mean", edges=True),
     "subgraphs": lambda g: featstore.ShadowSampler(g, [3, 2], layers=3, seed=2, edges=True),

@@ -311,8 +311,6 @@ def test_an_epoch_at_a_time(tmp_path: Path, form: dict[str, Any], access: str, o
                     for mine, block in zip(batch.blocks, expected.blocks, strict=True):
                         assert torch.equal(mine.src, block.src)
                         assert torch.equal(mine.edge_pos, block.edge_pos)
-        with pytest.raises(ValueError, match="LaborSampler"):
-            featstore.EpochSampler(g, [3], draws="labor", edges=True)
 
 
 @pytest.mark.parametrize("keep_lists", [False, True])

@@ -118,9 +118,11 @@ class SmallWindow:
         return least if self.is_tight else PLENTY
 
 
-def small_window(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> SmallWindow:
+def small_window(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory, ascending: bool = False) -> SmallWindow:
     path = tmp_path_factory.mktemp("window")
     g = data.draw(graphs())
+    for start, end in itertools.pairwise(g.indptr.tolist() if ascending else ()):
+        g.indices[start:end].sort()
     cached = data.draw(st.sampled_from([None, g.cached, lambda: g.cached(len(g.indices) // 2 + 1)]))
     graph = data.draw(st.sampled_from([EpochGraph, ChunkedEpochGraph])).of(g if cached is None else cached(), path)
     seeds = np.array(data.draw(st.lists(st.integers(0, g.num_nodes - 1), unique=True, min_size=1)), np.int64)

@@ -57,6 +57,7 @@ class Draws:
         batch: _UInt32s,
         place: _UInt32s,
         level: int = 2,
+        numbered: bool = False,
     ) -> Self: ...
     @staticmethod
     def scratch(fanouts: Sequence[int]) -> int: ...
@@ -77,5 +78,7 @@ def replay(
     wide: bool,
     n_dst: int,
     counts: _Int64s,
-    array: Callable[[int], tuple[_Int64s, _Int64s]],
+    array: Callable[[int], tuple[_Int64s, ...]],
+    numbered: bool = False,
+    starts: _Int64s | None = None,
 ) -> None: ...

@@ -17,7 +17,7 @@ from featstore.sampling.hops import Graph
 from featstore.sampling.labor import LaborSampler
 from featstore.sampling.neighbor import NeighborSampler
 from featstore.sampling.turns import Coming, Seeds, Turns
-from featstore.sampling.window import Window, drawn_bytes, is_wide, least_bytes, useful_bytes
+from featstore.sampling.window import Window, drawn_bytes, has_places, is_wide, least_bytes, useful_bytes
 
 __all__ = ["EpochSampler"]
 
@@ -72,14 +72,15 @@ class EpochSampler:
         taken is drawn first, and only the pages that hold them are read, once for all batches of the window that draw together.
         ``"auto"``: what costs less on this drive, chosen anew in every hop for each range of nodes.
     edges : bool
-        Fill ``edge_pos`` of the blocks; see :class:`NeighborSampler`. It goes with ``draws="neighbor"``. The numbers are drawn
-        once more when a batch is taken, which looks up where its nodes' lists begin.
+        Fill ``edge_pos`` of the blocks; see :class:`NeighborSampler`. Taking a batch then looks up where its nodes' lists begin.
+        With ``draws="neighbor"`` the numbers are drawn once more; with ``"labor"`` logs hold a word more for each neighbour, its
+        place in its list: twice the memory or run files.
 
     Raises
     ------
     ValueError
         As the sampler whose batches these are; ``draws`` or ``access`` is another word; an option does not go with the draws
-        (``replace``, ``edges`` and ``access="random"`` with ``"labor"``); ``window`` is below 1.
+        (``replace`` and ``access="random"`` with ``"labor"``); ``window`` is below 1.
 
     Notes
     -----
@@ -127,13 +128,8 @@ class EpochSampler:
                 raise ValueError("replace goes with draws='neighbor', not 'labor'")
             if parse_access(access) == "random":
                 raise ValueError("access='random' goes with draws='neighbor', not 'labor', which goes through whole lists")
-            if edges:
-                raise ValueError(
-                    "edges=True goes with draws='neighbor', not 'labor': its logs hold no numbers of edges, which cannot be told "
-                    "without the lists; LaborSampler(edges=True) draws the same batches one by one"
-                )
             access = "pass"
-            self.hops = LaborSampler(g, fanouts, batch_dependency, seed, layer_dependency, redraw)
+            self.hops = LaborSampler(g, fanouts, batch_dependency, seed, layer_dependency, redraw, edges=edges)
         elif draws == "neighbor":
             for name, is_given in (("batch_dependency", batch_dependency != 1), ("layer_dependency", layer_dependency)):
                 if is_given:
@@ -161,11 +157,11 @@ class EpochSampler:
 
     def __reduce__(self) -> tuple[Any, ...]:
         hops = self.hops
-        options: dict[str, Any] = {"seed": hops.seed, "redraw": hops.redraw, "draws": self.draws}
+        options: dict[str, Any] = {"seed": hops.seed, "redraw": hops.redraw, "draws": self.draws, "edges": hops.edges}
         if isinstance(hops, LaborSampler):
             options |= {"batch_dependency": hops.batch_dependency, "layer_dependency": hops.layer_dependency}
         else:
-            options |= {"replace": hops.replace, "edges": hops.edges}
+            options |= {"replace": hops.replace}
         options |= {"window": self.window, "disk": self.disk, "run_dir": self.run_dir, "access": self.access}
         return _make, (type(self), self._dataset, self.fanouts, options)
 
@@ -241,7 +237,8 @@ class EpochSampler:
         n = n_batches if isinstance(self.window, str) else min(self.window, n_batches)
         width = 8 if is_wide(self._dataset) else 4
         targets, edges = self.expected(n_seeds)
-        useful = useful_bytes(self._dataset, self.fanouts, n, drawn_bytes(edges, targets, width), targets, self.threads)
+        drawn = drawn_bytes(edges, targets, width, has_places(self.hops))
+        useful = useful_bytes(self._dataset, self.fanouts, n, drawn, targets, self.threads)
         return least_bytes(self._dataset, self.fanouts, 1 if isinstance(self.window, str) else n, width == 8), useful
 
     def expected(self, n_seeds: int) -> tuple[int, int]:

@@ -33,7 +33,8 @@ class Pieces:
     cache : NeighborCache or None
     n_dst : int
     pool : BufferPool
-        Of the pieces' memory: 32 bytes an id, of 16,384 to 1,048,576 ids, as the budget allows.
+        Of the pieces' memory: 32 bytes an id, of 16,384 to 1,048,576 ids, as the budget allows. A user that numbers edges
+        (``edges=True``) adds 8 bytes an id of its own.
     total_bytes : int
         The budget.
     read : callable

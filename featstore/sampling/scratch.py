@@ -36,7 +36,7 @@ class Scratch:
         self.batches = self.n_edges = self.n_nodes = self.rows_read = 0
         self.seconds = 0.0
         self.lists: NearbyLists | None = None  # of the batch under way
-        self.n_located = 0  # nodes of the batch whose starts and degrees are there, where a hop is drawn again
+        self.n_located = 0  # nodes of the batch whose lists were found, where a hop is made of logs and its edges are numbered
         self._sources: Scratch | None = None
         self._budget = budget
         self.need(room)

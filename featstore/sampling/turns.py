@@ -21,7 +21,7 @@ from featstore.budget import Reservation
 from featstore.errors import ClosedError
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.hops import FanoutSampler, Graph
-from featstore.sampling.window import Window, drawn_bytes, is_wide, least_bytes
+from featstore.sampling.window import Window, drawn_bytes, has_places, is_wide, least_bytes
 from featstore.storage.rundir import DiskBudget, RunDirectory, finalize_here
 
 __all__ = ["Coming", "Seeds", "Turns"]
@@ -311,7 +311,7 @@ class Turns:
             if -1 in sampler.fanouts:  # which says nothing of the longest lists
                 alone = sampler.sample(seeds, self._epoch, self._next)
                 targets, edges = len(alone.input_ids), sum(len(block.src) for block in alone.blocks)
-            stored = drawn_bytes(edges, targets, width) + TARGET_WORDS * width * targets
+            stored = drawn_bytes(edges, targets, width, has_places(sampler.hops)) + TARGET_WORDS * width * targets
             disk = sampler.disk
             if disk is None:
                 disk = shutil.disk_usage(os.path.dirname(sampler.run_dir) or ".").free // DISK_SHARE

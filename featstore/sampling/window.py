@@ -33,7 +33,7 @@ from featstore.sampling.neighbor import NeighborSampler
 from featstore.sampling.scratch import Int64s, Scratch
 from featstore.storage.rundir import DiskBudget
 
-__all__ = ["Window", "drawn_bytes", "is_wide", "least_bytes", "useful_bytes"]
+__all__ = ["Window", "drawn_bytes", "has_places", "is_wide", "least_bytes", "useful_bytes"]
 
 LEAST_BITS, MOST_BITS = 12, 20  # targets are sorted over so many nodes at once, as a power of two
 MOST_RANGES = 4096
@@ -44,13 +44,18 @@ STREAM_SHARE = 8  # of a worker's memory: what lists are read into, at most
 SORTED_BYTES = 8  # of a target, beside its record
 DRAWN_BYTES = 24  # of an id that is drawn before it is read: its number, its place in the logs, itself
 KEY_BYTES = 32  # of a batch's hop, at the most
-BYTES_AN_EDGE = 32  # of a batch while it is numbered: its block, and the log that it is made of
+BYTES_AN_EDGE = 32  # of a batch while it is numbered: its block, and the log that it is made of, with places if it has them
 PATIENCE, PATIENCE_S = 250, 0.02  # times that a window nobody waits for looks for free memory, and seconds between them
 
 
 def is_wide(graph: Graph) -> bool:
     """Return whether logs hold 64-bit words."""
     return graph.num_nodes >= 2**31 or graph.topology.id_bytes == 8
+
+
+def has_places(sampler: FanoutSampler) -> bool:
+    """Return whether logs hold a word more for each neighbour: its place in its list, which no key tells without the list."""
+    return sampler.edges and not isinstance(sampler, NeighborSampler)
 
 
 @dataclass(frozen=True)
@@ -107,9 +112,9 @@ def least_bytes(graph: Graph, fanouts: tuple[int, ...], n_batches: int, wide: bo
     return _shape(graph, fanouts, n_batches, 0, wide).nbytes
 
 
-def drawn_bytes(n_edges: int, n_targets: int, width: int) -> int:
-    """Return the bytes of a batch's logs of what was drawn, in words of ``width`` bytes."""
-    return width * (n_edges + 2 * n_targets)
+def drawn_bytes(n_edges: int, n_targets: int, width: int, places: bool = False) -> int:
+    """Return the bytes of a batch's logs of what was drawn, in words of ``width`` bytes; ``places`` as of :func:`has_places`."""
+    return width * ((2 if places else 1) * n_edges + 2 * n_targets)
 
 
 def useful_bytes(graph: Graph, fanouts: tuple[int, ...], n_batches: int, drawn: int, targets: int, n_workers: int) -> int:
@@ -171,7 +176,7 @@ class Window:
         self.first, self.stop = first, stop
         self._sampler, self._graph, self._seeds, self._epoch = sampler, graph, seeds, epoch
         self._topology = graph.topology  # asked for once; asking takes the graph's lock
-        self._wide = is_wide(graph)
+        self._wide, self._has_places = is_wide(graph), has_places(sampler)
         self._n = stop - first
         fanouts = sampler.fanouts
         least = least_bytes(graph, fanouts, self._n, self._wide)
@@ -328,23 +333,28 @@ class Window:
                 self._targets.spill(worker)
 
     def _replay(self, index: int, with_edges: bool, scratch: Scratch, hop: int) -> Block:
-        """Make a hop's block of what was drawn; ``with_edges`` draws once more, for the numbers of edges, which no log has."""
+        """Make a hop's block of what was drawn; ``with_edges`` numbers edges by their places, or draws once more without."""
         pool, hops = self._graph.pool, scratch.hops
         n_dst = hops.n_nodes
+        starts = None
+        if with_edges and self._has_places:
+            first = scratch.n_located if hop else 0
+            scratch.locate_edges(self._topology, first, n_dst, look_up=True)
+            scratch.n_located, starts = n_dst, scratch.starts
         edges: list[torch.Tensor] = []
 
-        def array(n: int) -> tuple[Int64s, Int64s]:
-            edges.extend(pool.tensor((n,), torch.int64) for _ in range(2))
-            return edges[0].numpy(), edges[1].numpy()
+        def array(n: int) -> tuple[Int64s, ...]:
+            edges.extend(pool.tensor((n,), torch.int64) for _ in range(2 if starts is None else 3))
+            return tuple(each.numpy() for each in edges)
 
         records = self._drawn.read(hop * self._n + index, pool.array)
-        replay(hops, records, self._wide, n_dst, scratch.place, array)
+        replay(hops, records, self._wide, n_dst, scratch.place, array, self._has_places, starts)
         while not hops.number():
             scratch.need(2 * scratch.room)
-        if not with_edges:
-            return Block(edges[0], edges[1], hops.n_nodes, n_dst)
-        assert isinstance(self._sampler, NeighborSampler)
-        edge_pos = self._sampler.draw_again(scratch, n_dst, edges[1], (self._epoch, self.first + index, hop))
+        edge_pos = edges[2] if starts is not None else None
+        if with_edges and starts is None:
+            assert isinstance(self._sampler, NeighborSampler)
+            edge_pos = self._sampler.draw_again(scratch, n_dst, edges[1], (self._epoch, self.first + index, hop))
         return Block(edges[0], edges[1], hops.n_nodes, n_dst, edge_pos)
 
     # By list.
@@ -389,6 +399,7 @@ class Window:
             starts,
             memory.batch,
             memory.place,
+            numbered=self._has_places,
         )
 
         def take(first: int, at: Int64s, degree: Int64s, ids: npt.NDArray[Any]) -> None:

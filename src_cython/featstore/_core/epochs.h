@@ -3,7 +3,8 @@
  * A log is a list of words, 32 or 64 bits each, in blocks of one arena; records may lie across blocks. Two kinds of records:
  *
  *   target  node, batch, place: the node at `place` of the batch's list is to draw
- *   drawn   place, n, then n neighbour ids: what it drew, in list order; one place may have several records, in order
+ *   drawn   place, n, then n neighbour ids: what it drew, in list order; one place may have several records, in order. Numbered
+ *           ones, of layer-neighbour sampling: then n places of these ids in their list, words without a sign
  */
 #ifndef FEATSTORE_EPOCHS_H
 #define FEATSTORE_EPOCHS_H
@@ -16,7 +17,7 @@ enum {
     FS_LEAST_BLOCK = FS_LANE_DRAWS + FS_DRAWN_HEAD, /* words: a record of a small fan-out takes one fresh block at most */
     FS_LEAST_BLOCKS = FS_LANES + 2,
     FS_KEY_WORDS = 4, /* of layer-neighbour sampling: early, late, phase, turn; see fs_numbers */
-    FS_TAKEN = 512    /* ids in a record of what was taken by number: the least arena has room for it */
+    FS_TAKEN = 512    /* ids in a record of what was taken, half as many where their places are: the least arena has room for it */
 };
 
 _Static_assert(FS_DRAWN_HEAD + FS_TAKEN <= FS_LEAST_BLOCKS * FS_LEAST_BLOCK, "a record fits an empty arena");
@@ -163,6 +164,8 @@ typedef struct {
     fs_logs *logs;
     const uint64_t *keys; /* of (hop, batch): a word, or FS_KEY_WORDS */
     fs_take_fn take;      /* of layer-neighbour sampling, else NULL */
+    fs_take_places_fn take_places;
+    int numbered; /* records hold the ids' places in their lists */
     const int64_t *fanouts;
     int64_t n_hops, n_batches;
     int replace;
@@ -198,7 +201,7 @@ FS_INLINE int fs_emit(fs_pass *pass, int logs_wide, int64_t log, uint32_t place,
                       int64_t keep, int64_t keep_positions, int64_t *done)
 {
     fs_logs *logs = pass->logs;
-    const int64_t most = logs->block_words - FS_DRAWN_HEAD;
+    const int64_t most = (logs->block_words - FS_DRAWN_HEAD) / (pass->numbered ? 2 : 1);
     int64_t from = 0, to = n;
     if (x) {
         while (from < n && at + x[from] < 0)
@@ -222,6 +225,11 @@ FS_INLINE int fs_emit(fs_pass *pass, int logs_wide, int64_t log, uint32_t place,
                 fs_log_extend(logs, log);
             fs_put_id(pass, pass->wide, logs_wide, fs_log_block(logs, logs_wide, logs->last[log]), logs->fill[log]++,
                       at + (x ? x[j] : j));
+        }
+        if (pass->numbered) {
+            for (int64_t j = from; j < from + count; j++)
+                fs_log_put(logs, logs_wide, log, x ? x[j] : j);
+            logs->length[log] += count;
         }
         logs->length[log] += FS_DRAWN_HEAD + count;
         from += count;
@@ -317,27 +325,34 @@ done:
     return full;
 }
 
-/* Log n ids, FS_TAKEN at the most, that a target took; returns 1, and logs nothing, where there is no room. */
-FS_INLINE int fs_log_taken(fs_logs *logs, int wide, int logs_wide, int64_t log, uint32_t place, const void *ids, int64_t n)
+/* Log n ids that a target took, FS_TAKEN words of them at the most, and their places in its list, if not NULL; returns 1, and logs
+ * nothing, where there is no room. */
+FS_INLINE int fs_log_taken(fs_logs *logs, int wide, int logs_wide, int64_t log, uint32_t place, const void *ids,
+                           const int64_t *places, int64_t n)
 {
+    const int64_t n_words = FS_DRAWN_HEAD + (places ? 2 * n : n);
     void *out;
     if (!n)
         return 0;
-    out = fs_log_room(logs, logs_wide, log, FS_DRAWN_HEAD + n);
+    out = fs_log_room(logs, logs_wide, log, n_words);
     if (out) {
         fs_word(out, logs_wide, 0, place);
         fs_word(out, logs_wide, 1, n);
         for (int64_t j = 0; j < n; j++)
             fs_word(out, logs_wide, FS_DRAWN_HEAD + j, fs_record(ids, wide, j));
+        for (int64_t j = 0; places && j < n; j++)
+            fs_word(out, logs_wide, FS_DRAWN_HEAD + n + j, places[j]);
         return 0;
     }
-    if (logs->n_free * logs->block_words < FS_DRAWN_HEAD + n)
+    if (logs->n_free * logs->block_words < n_words)
         return 1;
     fs_log_put(logs, logs_wide, log, place);
     fs_log_put(logs, logs_wide, log, n);
     for (int64_t j = 0; j < n; j++)
         fs_log_put(logs, logs_wide, log, fs_record(ids, wide, j));
-    logs->length[log] += FS_DRAWN_HEAD + n;
+    for (int64_t j = 0; places && j < n; j++)
+        fs_log_put(logs, logs_wide, log, places[j]);
+    logs->length[log] += n_words;
     return 0;
 }
 
@@ -347,6 +362,8 @@ FS_INLINE int fs_take_hop(fs_pass *pass, int wide, int logs_wide)
     const int64_t hop = pass->hop, fanout = pass->fanouts[hop], width = wide ? 8 : 4;
     const char *ids = (const char *)pass->ids;
     char taken[8 * (FS_TAKEN + FS_SPARE)] __attribute__((aligned(64)));
+    int64_t memory[FS_TAKEN + FS_SPARE], *const places = pass->numbered ? memory : NULL;
+    const int64_t half = places ? FS_TAKEN / 4 : FS_TAKEN / 2; /* of a record */
     for (; fanout && pass->node < pass->end; pass->node++) {
         const int64_t node = pass->node, at = pass->at[node - pass->first], degree = pass->degree[node - pass->first];
         const int64_t first = at < 0 ? -at : 0, end = at + degree > pass->n_ids ? pass->n_ids - at : degree;
@@ -367,12 +384,17 @@ FS_INLINE int fs_take_hop(fs_pass *pass, int wide, int logs_wide)
             fs_set_numbers(&numbers, key[0], key[1], key[2], (uint32_t)key[3]);
             for (int64_t from = first + pass->done; from < end; pass->done = from - first) {
                 int64_t n_taken = 0;
-                while (from < end && n_taken <= FS_TAKEN / 2) {
-                    const int64_t n = end - from < FS_TAKEN / 2 ? end - from : FS_TAKEN / 2;
-                    n_taken += pass->take(ids + (at + from) * width, wide, n, &numbers, last, taken + n_taken * width);
+                while (from < end && n_taken <= half) {
+                    const int64_t n = end - from < half ? end - from : half;
+                    const char *piece = ids + (at + from) * width;
+                    char *out = taken + n_taken * width;
+                    if (places)
+                        n_taken += pass->take_places(piece, wide, n, &numbers, last, out, from, places + n_taken);
+                    else
+                        n_taken += pass->take(piece, wide, n, &numbers, last, out);
                     from += n;
                 }
-                if (FS_RARE(fs_log_taken(pass->logs, wide, logs_wide, log, place, taken, n_taken)))
+                if (FS_RARE(fs_log_taken(pass->logs, wide, logs_wide, log, place, taken, places, n_taken)))
                     return 1;
             }
             pass->done = 0;
@@ -411,8 +433,9 @@ static void fs_fill_holes(fs_pass *pass, const void *found, int wide)
     pass->n_positions = 0;
 }
 
-/* Edges of each of a hop's destinations, of the records of what they drew; returns all of them, or -1 where records are damaged. */
-static int64_t fs_count_drawn(const void *records, int wide, int64_t n_words, int64_t n_dst, int64_t *counts)
+/* Edges of each of a hop's destinations, of the records of what they drew, with `each` words an edge; returns all of them, or -1
+ * where records are damaged. */
+static int64_t fs_count_drawn(const void *records, int wide, int each, int64_t n_words, int64_t n_dst, int64_t *counts)
 {
     int64_t n_edges = 0;
     memset(counts, 0, (size_t)n_dst * sizeof *counts);
@@ -420,18 +443,19 @@ static int64_t fs_count_drawn(const void *records, int wide, int64_t n_words, in
         if (n_words - i < FS_DRAWN_HEAD)
             return -1;
         const int64_t place = fs_record(records, wide, i), n = fs_record(records, wide, i + 1);
-        if ((uint64_t)place >= (uint64_t)n_dst || n < 0 || n > n_words - i - FS_DRAWN_HEAD)
+        if ((uint64_t)place >= (uint64_t)n_dst || n < 0 || n > (n_words - i - FS_DRAWN_HEAD) / each)
             return -1;
         counts[place] += n;
         n_edges += n;
-        i += FS_DRAWN_HEAD + n;
+        i += FS_DRAWN_HEAD + each * n;
     }
     return n_edges;
 }
 
-/* The hop's edges in order of their destinations; `counts` is used up. */
-static void fs_order_drawn(const void *records, int wide, int64_t n_words, int64_t n_dst, int64_t *counts, int64_t *src,
-                           int64_t *dst)
+/* The hop's edges in order of their destinations, and where edge_pos is not NULL their numbers, of `starts`, the first edge of each
+ * destination's list; `counts` is used up. */
+static void fs_order_drawn(const void *records, int wide, int each, int64_t n_words, int64_t n_dst, int64_t *counts, int64_t *src,
+                           int64_t *dst, const int64_t *starts, int64_t *edge_pos)
 {
     int64_t edge = 0;
     for (int64_t i = 0; i < n_dst; i++) {
@@ -446,8 +470,15 @@ static void fs_order_drawn(const void *records, int wide, int64_t n_words, int64
         int64_t *out = src + counts[place];
         for (int64_t j = 0; j < n; j++)
             out[j] = fs_record(records, wide, i + FS_DRAWN_HEAD + j);
+        if (edge_pos) {
+            int64_t *numbers = edge_pos + counts[place];
+            for (int64_t j = 0; j < n; j++) {
+                const int64_t at = fs_record(records, wide, i + FS_DRAWN_HEAD + n + j);
+                numbers[j] = starts[place] + (wide ? at : (int64_t)(uint32_t)at);
+            }
+        }
         counts[place] += n;
-        i += FS_DRAWN_HEAD + n;
+        i += FS_DRAWN_HEAD + each * n;
     }
 }
 

@@ -1,7 +1,7 @@
 """Epoch-wide sampling: logs of many batches, draws list by list, a batch's hops from its logs. The kernels are in epochs.h."""
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
-from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint32_t, uint64_t
+from libc.stdint cimport INT32_MAX, INT64_MAX, UINT32_MAX, int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 cimport cython
@@ -26,10 +26,13 @@ cdef extern from "epochs.h" nogil:
         int64_t n_free
         int wide
     ctypedef int64_t (*fs_take_fn)() noexcept  # only passed on
+    ctypedef int64_t (*fs_take_places_fn)() noexcept
     ctypedef struct fs_pass:
         fs_logs *logs
         const uint64_t *keys
         fs_take_fn take
+        fs_take_places_fn take_places
+        int numbered
         const int64_t *fanouts
         int64_t n_hops
         int64_t n_batches
@@ -64,6 +67,7 @@ cdef extern from "epochs.h" nogil:
         FS_KEY_WORDS
     void fs_make_kept() noexcept
     fs_take_fn fs_choose_take(int) noexcept
+    fs_take_places_fn fs_choose_take_places(int) noexcept
     fs_draw_lanes_fn fs_choose_draw_lanes(int) noexcept
     int64_t fs_draw_scratch(int64_t) noexcept
     void fs_logs_clear(fs_logs *) noexcept
@@ -73,8 +77,9 @@ cdef extern from "epochs.h" nogil:
     int64_t fs_distinct(const int64_t *, int64_t, int64_t, int64_t *, int64_t *) noexcept
     int fs_draw_lists(fs_pass *, fs_draw_lanes_fn) noexcept
     void fs_fill_holes(fs_pass *, const void *, int) noexcept
-    int64_t fs_count_drawn(const void *, int, int64_t, int64_t, int64_t *) noexcept
-    void fs_order_drawn(const void *, int, int64_t, int64_t, int64_t *, int64_t *, int64_t *) noexcept
+    int64_t fs_count_drawn(const void *, int, int, int64_t, int64_t, int64_t *) noexcept
+    void fs_order_drawn(const void *, int, int, int64_t, int64_t, int64_t *, int64_t *, int64_t *, const int64_t *,
+                        int64_t *) noexcept
 
 
 TARGET_WORDS = FS_TARGET_WORDS
@@ -240,6 +245,8 @@ cdef class Draws:
         As :func:`sort_targets` left them.
     level : int
         Widest vector form to use, see :class:`~featstore._core.sampler.Hops`.
+    numbered : bool
+        Log the place of each neighbour in its list, too, a word more; for layer-neighbour sampling.
     """
 
     cdef fs_pass pass_
@@ -249,7 +256,7 @@ cdef class Draws:
 
     def __cinit__(self, Logs logs not None, const uint64_t[:, ::1] keys not None, const int64_t[::1] fanouts not None, tuple hops,
                   bint replace, int64_t n_batches, const int64_t[::1] nodes not None, const int64_t[::1] starts not None,
-                  const uint32_t[::1] batch not None, const uint32_t[::1] place not None, int level=2):
+                  const uint32_t[::1] batch not None, const uint32_t[::1] place not None, int level=2, bint numbered=False):
         cdef int64_t n = nodes.shape[0], n_targets, i
         self.first_hop, self.pass_.n_hops = hops
         if not 0 <= self.first_hop < self.pass_.n_hops <= fanouts.shape[0]:
@@ -266,9 +273,12 @@ cdef class Draws:
         self.pass_.logs = &logs.logs
         self.pass_.keys, self.pass_.fanouts = &keys[0, 0], &fanouts[0]
         if keys.shape[1] == FS_KEY_WORDS:
-            self.pass_.take = fs_choose_take(level)
+            self.pass_.take, self.pass_.take_places = fs_choose_take(level), fs_choose_take_places(level)
         elif keys.shape[1] != 1:
             raise ValueError(f"keys of {keys.shape[1]} words")
+        elif numbered:
+            raise ValueError("draws by key are drawn again for their numbers: their logs hold none")
+        self.pass_.numbered = numbered
         self.pass_.replace, self.pass_.n_batches = replace, n_batches
         self.pass_.nodes, self.pass_.starts = &nodes[0], &starts[0]
         self.n_nodes = n
@@ -298,9 +308,21 @@ cdef class Draws:
             Checked.
         id_bytes : int
         scratch : int64 array, shape (Draws.scratch(fanouts),)
+
+        Raises
+        ------
+        OverflowError
+            Places in a list are logged, and one is too long for words of 32 bits: more than 2**32 neighbours.
         """
         cdef Py_buffer view
+        cdef int64_t i
         self.check_ids(id_bytes)
+        if self.pass_.numbered and not self.pass_.logs.wide:
+            for i in range(degree.shape[0]):
+                if degree[i] > <int64_t>UINT32_MAX + 1:
+                    raise OverflowError(
+                        f"a list of {degree[i]} neighbours is too long for the logs of a graph of less than 2**31 nodes: "
+                        "LaborSampler(edges=True) draws the same batches one by one")
         PyObject_GetBuffer(ids, &view, PyBUF_SIMPLE)
         try:
             self.pass_.ids, self.pass_.n_ids = view.buf, view.len // id_bytes
@@ -405,7 +427,7 @@ cdef class Draws:
         return not full
 
 
-def replay(Hops hops not None, records, bint wide, int64_t n_dst, counts, array):
+def replay(Hops hops not None, records, bint wide, int64_t n_dst, counts, array, bint numbered=False, starts=None):
     """Begin a hop over a batch's first ``n_dst`` nodes with what they have drawn; ``hops.number()`` goes on.
 
     Parameters
@@ -418,7 +440,11 @@ def replay(Hops hops not None, records, bint wide, int64_t n_dst, counts, array)
     counts : int64 array, shape (n_dst,)
         Scratch.
     array : callable
-        ``array(n)`` returns the pair of int64 arrays, ``(src, dst)``, of the hop's ``n`` edges.
+        ``array(n)`` returns the int64 arrays of the hop's ``n`` edges: ``(src, dst)``; with ``starts`` ``(src, dst, edge_pos)``.
+    numbered : bool
+        The log is of ``numbered`` draws.
+    starts : int64 array, shape (at least n_dst,), optional
+        The first edge of each destination's list: edges are numbered then, if the log is.
 
     Raises
     ------
@@ -428,7 +454,13 @@ def replay(Hops hops not None, records, bint wide, int64_t n_dst, counts, array)
     cdef Py_buffer view
     cdef int64_t n_words, n_edges = 0
     cdef int64_t[::1] counted = counts
-    cdef int64_t[::1] src, dst
+    cdef int64_t[::1] src, dst, edge_pos
+    cdef const int64_t[::1] first = starts
+    cdef const int64_t *firsts = NULL
+    cdef int64_t *numbers = NULL
+    cdef int each = 2 if numbered else 1
+    if first is not None and (not numbered or first.shape[0] < n_dst):
+        raise ValueError("edges are numbered by a log of their places, and by where the lists of all destinations begin")
     if n_dst < 0 or n_dst > hops.hop.n_nodes or counted.shape[0] < n_dst:
         raise ValueError("more destinations than nodes")
     PyObject_GetBuffer(records, &view, PyBUF_SIMPLE)
@@ -436,16 +468,23 @@ def replay(Hops hops not None, records, bint wide, int64_t n_dst, counts, array)
         n_words = view.len // (8 if wide else 4)
         if n_dst:
             with nogil:
-                n_edges = fs_count_drawn(view.buf, wide, n_words, n_dst, &counted[0])
+                n_edges = fs_count_drawn(view.buf, wide, each, n_words, n_dst, &counted[0])
         if n_edges < 0 or (n_words and not n_dst):
             raise ValueError("the log of a hop is damaged")
-        src, dst = array(n_edges)
+        if first is None:
+            src, dst = array(n_edges)
+        else:
+            src, dst, edge_pos = array(n_edges)
+            if edge_pos.shape[0] != n_edges:
+                raise ValueError(f"the hop has {n_edges} edges")
+            if n_edges:
+                firsts, numbers = &first[0], &edge_pos[0]
         if src.shape[0] != n_edges or dst.shape[0] != n_edges:
             raise ValueError(f"the hop has {n_edges} edges")
         hops._end_hop()
         if n_edges:
             with nogil:
-                fs_order_drawn(view.buf, wide, n_words, n_dst, &counted[0], &src[0], &dst[0])
+                fs_order_drawn(view.buf, wide, each, n_words, n_dst, &counted[0], &src[0], &dst[0], firsts, numbers)
     finally:
         PyBuffer_Release(&view)
     hops.hop.n_dst, hops.hop.n_edges, hops.hop.n_missing = n_dst, n_edges, 0
