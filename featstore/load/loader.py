@@ -198,18 +198,7 @@ class Loader:
             if by_stage.read is not None:
                 self._unbound_reads = finalize_here(self, g.reader.unbound, id(self))
                 g.reader.bound(id(self), by_stage.read)
-            split = None
-            if history is not None and history.is_open:
-                split = HistorySplit(history, cast(Drawn, batches))
-            made = self._reserve_order(setup(batches, divides=split, has_history=history is not None))
-            if cache is not None:
-                made = with_tier(made, cache)
-                if made.on_device is not None:
-                    self._close_tier = finalize_here(self, made.on_device.close)
-            self._runner = self._strategy.run(made)
-            if split is not None:  # by a strategy that sizes no caches
-                split.divide(self._runner.setup, self._runner.memory, None, get_policy("frequency"))
-            self._stages = Stages(self._runner.setup, self._runner.memory, self._history)
+            self._make_runner(setup(batches, has_history=history is not None), cache, history)
         except BaseException:
             self._release_all(failed=True)
             raise
@@ -255,6 +244,21 @@ class Loader:
             raise
         self._history = history
         return Drawn(checked, batches, lists, history.times)
+
+    def _make_runner(self, setup: Setup, cache: DeviceCache | None, history: History | None) -> None:
+        """Divide the memory: first what the loader itself holds, then rows on the device, then what the strategy makes."""
+        split = None
+        if history is not None and history.is_open:
+            split = HistorySplit(history, cast(Drawn, setup.batches))
+        setup = self._reserve_order(replace(setup, divides=split))
+        if cache is not None:
+            setup = with_tier(setup, cache)
+            if setup.on_device is not None:
+                self._close_tier = finalize_here(self, setup.on_device.close)
+        self._runner = self._strategy.run(setup)
+        if split is not None:  # by a strategy that sizes no caches
+            split.divide(self._runner.setup, self._runner.memory, None, get_policy("frequency"))
+        self._stages = Stages(self._runner.setup, self._runner.memory, self._history)
 
     def _reserve_order(self, setup: Setup) -> Setup:
         """Count the seeds, the order of an epoch, the labels and the history, before a cache takes the rest."""
@@ -403,9 +407,9 @@ class Loader:
     def close(self) -> None:
         """Stop all iterators; they raise ClosedError from now on. The cache stays with the graph. May be called again.
 
-        After whole epochs under ``strategy="auto"`` the last is kept in the dataset's catalog beside its estimate, where the
-        dataset can be written; where it took 1.5 times what the drive's kept rates come to, or a part of that, the next
-        ``"auto"`` measures the drive again.
+        After a whole epoch under ``strategy="auto"`` the loader keeps the epoch's seconds in the dataset's catalog, beside their
+        estimate, if the dataset can be written. If the drive took 1.5 times longer or shorter than its stored speeds say, they
+        are marked as suspect, and the next ``"auto"`` measures the drive again.
         """
         self._close(failed=False)
 

@@ -67,10 +67,14 @@ class Stages:
         self._history = history
         self.watch, self.memory, self.overlap = setup.watch, memory, Overlap()
         self._g, self._setup, self._row_bytes = setup.graph, setup, setup.row_bytes
-        self._edge_row_bytes = setup.edge_row_bytes
+        self._edge_row_bytes = sum(setup.edge_row_bytes.values())
+        self._stores = {name: setup.graph.features[name] for name in setup.features}
         self._share, self._limit = setup.share, setup.limit
-        self._hand_over = HandOver(setup.device, self.watch)
-        if setup.device.type == "cuda":
+        self._on_device = setup.on_device
+        # None: a batch is whole once it is assembled.
+        is_whole = setup.device.type == "cpu" and self._on_device is None
+        self._hand_over = None if is_whole else HandOver(setup.device, self.watch)
+        if self._hand_over is not None and setup.device.type == "cuda":
             self._g.pool.page_lock(self._hand_over.device)
         # A stage of its own has threads of its own; otherwise the store's are meant.
         own = setup.copy_threads not in (None, setup.graph.options.threads)
@@ -82,7 +86,8 @@ class Stages:
 
     def receive(self, batch: MiniBatch) -> None:
         """Take note of a batch, in the loop's thread, before the loop has it."""
-        self._hand_over.receive(batch)
+        if self._hand_over is not None:
+            self._hand_over.receive(batch)
         self.memory.delivered(batch)
         if self._history is not None and batch.history is not None:
             self._history.deliver(batch.history)
@@ -100,8 +105,8 @@ class Stages:
 
     def step_done(self) -> None:
         """Hear, in the loop's thread, that it has computed on a batch."""
-        if self._setup.on_device is not None:
-            self._setup.on_device.step_done(self._setup)
+        if self._on_device is not None:
+            self._on_device.step_done(self._setup)
 
     def of(
         self, run: EpochRun, waiting: Waiting | None = None
@@ -110,12 +115,11 @@ class Stages:
 
         ``waiting`` hears of every batch that the last stage has made.
         """
-        is_whole = self._setup.device.type == "cpu" and self._setup.on_device is None
-        last: Callable[..., MiniBatch] = partial(self._assemble_whole, run) if is_whole else self._hand_over
+        sample, assemble = partial(self._sample, run), partial(self._assemble, run)
+        last: Callable[..., MiniBatch] = self._hand_over or assemble
         if waiting is not None:
             last = waiting.after(last)
-        sample = partial(self._sample, run)
-        return (sample, last, None) if is_whole else (sample, partial(self._assemble, run), last)
+        return (sample, last, None) if self._hand_over is None else (sample, partial(self._assemble_apart, run), last)
 
     def waiting(self, run: EpochRun, least: int) -> Waiting | None:
         """Return what lends batches made ahead beyond ``least``; None where their rows cannot be read again."""
@@ -131,8 +135,7 @@ class Stages:
                 with self.watch.time("gather"):
                     for name in self._setup.features:
                         if name not in batch.features:
-                            rows = self._g.features[name].gather(batch.input_ids, None, {}, tally, **self._copying)
-                            batch.features[name] = rows
+                            batch.features[name] = self._stores[name].gather(batch.input_ids, None, {}, tally, **self._copying)
             except BudgetError as error:
                 refused = too_small(error.with_traceback(None), self.memory.least(len(batch.input_ids)))
                 if not self.spare(run):
@@ -177,7 +180,7 @@ class Stages:
     def _sample(self, run: EpochRun, position: int) -> Item:
         try:
             prepared = run.batch(position)
-            n_bytes, tier = prepared.sampled.nbytes, self._setup.tier
+            n_bytes, tier = prepared.sampled.nbytes, None if self._on_device is None else self._on_device.tier
             split = None
             if tier is not None and prepared.plans is None:
                 part, others = tier.split(prepared.sampled.input_ids.numpy(), self._g.pool.array)
@@ -189,17 +192,14 @@ class Stages:
             needed = None if error.needed is None else max(error.needed, self.memory.least())
             raise self._too_small(position, error, needed) from None
 
-    def _assemble(self, run: EpochRun, position: int, item: Item) -> Assembled:
-        sampled, plans = item.prepared.sampled, item.prepared.plans or {}
+    def _assemble(self, run: EpochRun, position: int, item: Item) -> MiniBatch:
+        """Return a batch of what the host has of it: whole, unless a device has some of its rows."""
+        sampled = item.prepared.sampled
         n_rows = len(sampled.input_ids)
-        parts = {name: self._device_part(plans.get(name), item) for name in self._row_bytes}
-        sizes = {name: host_rows(n_rows, parts[name], self._setup.device) * width for name, width in self._row_bytes.items()}
-        edge_bytes = n_edge_rows(sampled.blocks) * sum(self._edge_row_bytes.values())
-        n_bytes = sum(sizes.values()) + edge_bytes
         budget = self._limit
         try:
             if item.held is not None:
-                item.held.resize(item.n_bytes + n_bytes)
+                item.held.resize(item.n_bytes + self._host_bytes(item))
             budget = self._g.budget
             self._gather_edges(item)
             self._gather_features(run, item)
@@ -215,12 +215,24 @@ class Stages:
             batch.history = BatchHistory(sampled.history, sampled.blocks[-1].n_src, self._history, run)
         self.memory.saw(n_rows, item.n_bytes)
         self._setup.counts.add(n_rows * len(self._setup.features), item.tally.rows)
-        whole = item.n_bytes + n_rows * sum(self._row_bytes.values()) + edge_bytes
+        return batch
+
+    def _assemble_apart(self, run: EpochRun, position: int, item: Item) -> Assembled:
+        """Assemble a batch that is to be handed over."""
+        batch = self._assemble(run, position, item)
+        whole = item.n_bytes + len(batch.input_ids) * sum(self._row_bytes.values()) + self._edge_bytes(item)
         return Assembled(batch, item.apart, whole, item.held)
 
-    def _assemble_whole(self, run: EpochRun, position: int, item: Item) -> MiniBatch:
-        """Assemble a batch that needs no handing over."""
-        return self._assemble(run, position, item).batch
+    def _host_bytes(self, item: Item) -> int:
+        """Return the bytes of features that the host holds of a batch until it is handed over."""
+        n_rows, plans = len(item.prepared.sampled.input_ids), item.prepared.plans or {}
+        n_bytes = self._edge_bytes(item)
+        for name, width in self._row_bytes.items():
+            n_bytes += host_rows(n_rows, self._device_part(plans.get(name), item), self._setup.device) * width
+        return n_bytes
+
+    def _edge_bytes(self, item: Item) -> int:
+        return n_edge_rows(item.prepared.sampled.blocks) * self._edge_row_bytes if self._edge_row_bytes else 0
 
     def _gather_features(self, run: EpochRun, item: Item) -> None:
         """Gather what the batch lacks, and count seconds and reads, also where it fails: what was read was read."""
@@ -262,7 +274,7 @@ class Stages:
         array = None if part is None else self._device_array(name)
         whole = None if part is None or array is None else array.memory_for(part)  # before anything has run
         ids = item.prepared.sampled.input_ids if plan is not None or item.split is None else item.split[1]
-        rows: torch.Tensor = self._g.features[name].gather(ids, plan, tiers, tally, **self._copying)
+        rows: torch.Tensor = self._stores[name].gather(ids, plan, tiers, tally, **self._copying)
         if Tier.PACKED in tiers:
             self.watch.add("read", tally.read.waited_s - before)
         if part is not None and array is not None:
@@ -278,7 +290,7 @@ class Stages:
         return None if item.split is None else item.split[0]
 
     def _device_array(self, name: str) -> DeviceArray:
-        tier = self._setup.tier
+        tier = None if self._on_device is None else self._on_device.tier
         if tier is None:
             raise ClosedError("the plan names rows on the device, which holds none")
         return tier.arrays[name]

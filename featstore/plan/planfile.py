@@ -66,8 +66,8 @@ class PlanFile:
     def plan(self, number: int, ids: npt.NDArray[np.int64], array: Callable[..., npt.NDArray[Any]] = np.empty) -> BatchPlan:
         """Return the plan of a batch whose input ids are ``ids``.
 
-        ``array(n, dtype)`` makes the arrays of rows, 12 bytes a row and up to 16 one that is missed, and while they are made 4
-        bytes a row and 12 one that is missed or admitted; what it raises passes through.
+        ``array(n, dtype)`` allocates the plan: 12 bytes a row, and up to 16 more for each miss. Reading needs 4 bytes a row, and
+        12 for each missed or admitted row, on top. Its exceptions propagate.
 
         Raises
         ------

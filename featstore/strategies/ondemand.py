@@ -101,10 +101,10 @@ class OnDemandRunner(Runner):
     ) -> None:
         super().__init__(setup, memory)
         self._is_static, self._beside = False, setup.tier
+        self._holdings: Holdings | None = None  # where many batches are drawn at once
         if SAMPLED_AHEAD in self.memory.granted:
             setup.graph.reader.trim()  # queues of the threads that sampled to judge or to count
-        self._holdings = Holdings(setup.graph.budget, self.memory)
-        if SAMPLED_AHEAD in self.memory.granted:
+            self._holdings = Holdings(setup.graph.budget, self.memory)
             self._holdings.use(SAMPLED_AHEAD, partial(keep_ahead, setup.batches))
         if cache is not None:
             check_instances(policy, len(setup.features))
@@ -140,7 +140,7 @@ class OnDemandRunner(Runner):
         if self._is_static and self._beside is not self.setup.tier:
             self._remake()  # of the rows that the device leaves: it has the best ones since
         order = self.setup.batches.epoch(epoch)
-        if self._holdings.is_running:  # what is held is that epoch's
+        if self._holdings is None or self._holdings.is_running:  # what is held is that epoch's
             return _OnDemandEpoch(self.setup, in_turn(order, start))
         self._holdings.grow(SAMPLED_AHEAD)
         run = _OnDemandEpoch(self.setup, in_turn(order, start, self._holdings.get(SAMPLED_AHEAD)))
@@ -149,7 +149,8 @@ class OnDemandRunner(Runner):
 
     def close(self, failed: bool = False) -> None:
         """Give back what is held for the sampler; may be called again."""
-        self._holdings.close()
+        if self._holdings is not None:
+            self._holdings.close()
 
 
 class _OnDemandEpoch(EpochRun):
