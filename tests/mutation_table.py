@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutation import Mutation
 from tests.mutation_table_core import COMPILED
 from tests.mutation_table_history import HISTORY
+from tests.mutation_table_memory import MEMORY
 from tests.mutation_table_parts import PARTS
 from tests.mutation_table_sampling import SAMPLING
 
@@ -480,6 +481,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("tests/test_locks.py::test_one_update_at_a_time",),
     ),
     *HISTORY,
+    *MEMORY,
     *PARTS,
     *SAMPLING,
     *COMPILED,

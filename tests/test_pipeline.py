@@ -116,6 +116,16 @@ def test_runs_no_further_ahead_than_asked(third):
     pipeline.close()
 
 
+def test_looks_as_far_ahead_as_asked_and_no_further():
+    started = threading.Semaphore(0)
+    pipeline = make(lambda i: started.release(), lambda i, a: i, 100, threads=2, depth=3)
+    assert pipeline.get() == 0
+    for _ in range(1 + 3 + 2):
+        assert started.acquire(timeout=30)
+    assert not started.acquire(timeout=0.05)
+    pipeline.close()
+
+
 def test_the_queue_before_the_third_stage_is_bounded():
     go, assembled = threading.Event(), threading.Semaphore(0)
     seen: list[int] = []
@@ -245,6 +255,31 @@ def test_two_batches_suffice(budget, firsts, seconds, threads, depth, third):
     assert got == [(i, i) for i in range(len(firsts))]
     assert ledger.used == 0
     assert ledger.peak <= budget
+
+
+def test_what_was_made_ahead_makes_room():
+    """Three items are prepared before the first one is assembled, and leave it no memory: they are dropped, and made again."""
+    ledger, prepared = Budget(20), threading.Semaphore(0)
+    waits = [0]
+
+    def first(i):
+        lump = Lump(ledger, 5, i)
+        prepared.release()
+        return lump
+
+    def second(i, a):
+        if waits:
+            for _ in range(3):
+                assert prepared.acquire(timeout=30)
+            waits.clear()
+        return a, Lump(ledger, 10, i)
+
+    pipeline = make(first, second, 6, threads=2, depth=1)
+    items = []
+    for batch in drain(pipeline):
+        items.append(batch[1].item)
+        del batch
+    assert items == list(range(6))
 
 
 @given(

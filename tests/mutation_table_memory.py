@@ -1,0 +1,117 @@
+"""Mutations of the memory ledger, of the loop's stages, of the one gather and of the checks of plans."""
+
+from __future__ import annotations
+
+from tests.mutation import Mutation
+
+__all__ = ["MEMORY"]
+
+BUDGET = "featstore/budget.py"
+PIPELINE = "featstore/load/pipeline.py"
+CHECKED = "featstore/cache/checkedplans.py"
+LEDGER = "tests/test_ledger.py"
+
+MEMORY: tuple[Mutation, ...] = (
+    # -- the ledger
+    Mutation(
+        "dearest loans taken back first",
+        "loans of the ledger",
+        BUDGET,
+        "key=lambda each: each.cost)",
+        "key=lambda each: -each.cost)",
+        (LEDGER,),
+    ),
+    Mutation(
+        "refused while a loan is out",
+        "loans of the ledger",
+        BUDGET,
+        "if self._take_back(short):",
+        "if more < 20 and self._take_back(short):",
+        (LEDGER,),
+    ),
+    Mutation(
+        "loans taken back for what is optional",
+        "loans of the ledger",
+        BUDGET,
+        "return None if n_bytes > self.available else",
+        "return None if n_bytes > self.available + self.on_loan else",
+        (LEDGER,),
+    ),
+    Mutation(
+        "a dead owner's memory released late",
+        "budget counting",
+        BUDGET,
+        '''        """Bytes reserved now."""
+        self._release_dead()''',
+        '''        """Bytes reserved now."""''',
+        (LEDGER,),
+    ),
+    Mutation(
+        "a loan that has ended taken back",
+        "loans of the ledger",
+        BUDGET,
+        "self._loans = [each for each in self._loans if each is not loan]",
+        "self._loans = list(self._loans)",
+        (LEDGER,),
+    ),
+    # -- the stages
+    Mutation(
+        "an item too many ahead",
+        "the loop's stages",
+        PIPELINE,
+        "limit = min(self._stop, self._taken + self._depth + self._ahead)",
+        "limit = min(self._stop, self._taken + self._depth + self._ahead + 1)",
+        ("tests/test_pipeline.py::test_looks_as_far_ahead_as_asked_and_no_further",),
+    ),
+    Mutation(
+        "items made ahead kept while the loop's own does not fit",
+        "the loop's stages",
+        PIPELINE,
+        "later = [k for k in self._ready if k > item]",
+        "later = [k for k in self._ready if k > item + 9]",
+        ("tests/test_pipeline.py::test_what_was_made_ahead_makes_room",),
+    ),
+    Mutation(
+        "an error before its turn",
+        "the loop's stages",
+        PIPELINE,
+        """            if self._third is None:
+                    self._done.put""",
+        """            if self._third is None or isinstance(outcome, _Failure):
+                    self._done.put""",
+        ("tests/test_pipeline.py::test_an_error_arrives_in_its_turn",),
+    ),
+    # -- the one gather
+    Mutation(
+        "an extent read before what may be refused",
+        "the one gather",
+        "featstore/gather/executor.py",
+        "return len(Tier) if part.tier == Tier.PACKED else part.tier",
+        "return -1 if part.tier == Tier.PACKED else part.tier",
+        ("tests/test_sources.py::test_short_memory_leaves_an_extent_where_it_is",),
+    ),
+    Mutation(
+        "a hit in a slot that was given back",
+        "the one gather",
+        "featstore/cache/table.py",
+        "return plan.within(self.capacity, rows) if self.is_cut else plan",
+        "return plan",
+        ("tests/test_loans.py::test_rows_are_right_while_another_thread_takes_memory_back",),
+    ),
+    Mutation(
+        "a hit that no plan has brought in",
+        "checks of plans",
+        CHECKED,
+        'if bad >= 0:\n            raise PluginError(f"{where}: row {ids[bad]} is planned',
+        'if bad > 0:\n            raise PluginError(f"{where}: row {ids[bad]} is planned',
+        ("tests/test_planned_plugins.py::test_in_a_simulation",),
+    ),
+    Mutation(
+        "a wide slot number wraps round",
+        "checks of plans",
+        CHECKED,
+        "array = array.clip(max(int(bounds.min), int(own.min)), min(int(bounds.max), int(own.max)))",
+        "array = array.astype(dtype)",
+        ("tests/test_planned_plugins.py::test_in_a_simulation",),
+    ),
+)
