@@ -266,6 +266,42 @@ def test_pages_go_back_to_the_system() -> None:
     assert not whole[cache.capacity :].any()  # fresh pages: what was there is gone
 
 
+@pytest.mark.parametrize("policy", ["degree", "lru"])
+def test_a_cache_on_demand_is_made_anew_where_it_lost_much_and_that_is_free(small: SimpleNamespace, policy: str) -> None:
+    """A little lost is not worth reading all rows again; a lot that others still hold cannot be had; a user's cache is his."""
+    with featstore.open(small.path, memory="64MB") as g:
+        sampler = featstore.NeighborSampler(g, [5, 5], seed=1)
+        strategy = featstore.OnDemand(cache="auto", policy=policy)
+        with featstore.Loader(g, sampler, np.arange(200), 20, labels=None, strategy=strategy) as loader:
+            store = g.features["x"]
+            whole = store.cache
+            assert whole is not None
+            row = whole.nbytes // small.num_nodes
+
+            def epoch() -> FeatureCache:
+                for batch in loader:
+                    assert torch.equal(batch.x, torch.from_numpy(small.x)[batch.input_ids])
+                assert store.cache is not None
+                return store.cache
+
+            assert epoch() is whole
+            g.pool.trim()
+            g.budget.reserve("others", g.budget.available + 20 * row).release()
+            assert whole.is_cut
+            assert epoch() is whole
+            g.pool.trim()
+            g.reader.trim()
+            others = g.budget.reserve("others", g.budget.available + whole.nbytes // 2)
+            assert loader._runner.memory.unused() < whole.nbytes // 2
+            assert epoch() is whole
+            others.release()
+            again = epoch()
+            assert again is not whole
+            assert again.capacity == small.num_nodes
+            g.cache("x", 0.5)
+            assert epoch().capacity == small.num_nodes // 2
+
+
 @pytest.mark.parametrize("strategy", ["ondemand", "superbatch", "streamed"])
 def test_rows_are_right_while_another_thread_takes_memory_back(small: SimpleNamespace, strategy: str) -> None:
     reference = torch.from_numpy(small.x)
@@ -308,7 +344,6 @@ def test_rows_are_right_while_another_thread_takes_memory_back(small: SimpleName
         assert cache.is_cut
         for batch in loader:  # and once more, in the memory that there is now
             assert torch.equal(batch.x, reference[batch.input_ids])
-        if strategy != "ondemand":
-            after = g.features["x"].cache
-            assert after is not None
-            assert after.capacity == small.num_nodes
+        after = g.features["x"].cache
+        assert after is not None
+        assert after.capacity == small.num_nodes

@@ -8,6 +8,7 @@ from functools import partial
 from typing import ClassVar
 
 from featstore.cache.base import OnlinePolicy, Policy, StaticPolicy, get_policy
+from featstore.cache.table import FeatureCache
 from featstore.errors import BudgetError, OptionError
 from featstore.sampling.drawn import InTurn, ahead_bytes, in_turn, keep_ahead, lists_of
 from featstore.strategies.accesscounts import AccessCounts
@@ -28,6 +29,8 @@ from featstore.strategies.registry import register_strategy
 from featstore.strategies.setup import Setup
 
 __all__ = ["OnDemand"]
+
+LOST_SHARE = 4  # of what caches had: only where they gave back more than one part of so many they are made anew
 
 
 @register_strategy("ondemand")
@@ -101,6 +104,8 @@ class OnDemandRunner(Runner):
     ) -> None:
         super().__init__(setup, memory)
         self._is_static, self._beside = False, setup.tier
+        self._caches: dict[str, FeatureCache] = {}  # that were made, and their bytes then
+        self._whole: dict[str, int] = {}
         self._holdings: Holdings | None = None  # where many batches are drawn at once
         if SAMPLED_AHEAD in self.memory.granted:
             setup.graph.reader.trim()  # queues of the threads that sampled to judge or to count
@@ -128,6 +133,7 @@ class OnDemandRunner(Runner):
                 while left > 0:
                     try:
                         graph.make_cache(name, left, get_policy(policy), counts=counts, on_loan=on_loan, **beside)
+                        self._note(name)
                         break
                     except BudgetError as error:
                         # Choosing the rows takes memory, too: less for a cache whose size is the loader's choice, or none.
@@ -137,7 +143,7 @@ class OnDemandRunner(Runner):
 
     def prepare(self, epoch: int, start: int) -> EpochRun:
         """Begin ``epoch``; nothing is done ahead, but by a sampler that draws many batches at once."""
-        if self._is_static and self._beside is not self.setup.tier:
+        if (self._is_static and self._beside is not self.setup.tier) or self._may_grow_again():
             self._remake()  # of the rows that the device leaves: it has the best ones since
         order = self.setup.batches.epoch(epoch)
         if self._holdings is None or self._holdings.is_running:  # what is held is that epoch's
@@ -146,6 +152,20 @@ class OnDemandRunner(Runner):
         run = _OnDemandEpoch(self.setup, in_turn(order, start, self._holdings.get(SAMPLED_AHEAD)))
         self._holdings.began(run)
         return run
+
+    def _note(self, name: str) -> None:
+        """Keep in mind which cache was made, and how large it is."""
+        cache = self.setup.graph.features[name].cache
+        if cache is not None:
+            self._caches[name], self._whole[name] = cache, max(self._whole.get(name, 0), cache.nbytes)
+
+    def _may_grow_again(self) -> bool:
+        """Whether caches have given back so much that reading their rows anew pays, and that memory is free again."""
+        lost = 0
+        for name, cache in self._caches.items():
+            if self.setup.graph.features[name].cache is cache and cache.is_cut:
+                lost += self._whole[name] - cache.nbytes
+        return lost > sum(self._whole.values()) // LOST_SHARE and lost <= self.memory.unused()
 
     def close(self, failed: bool = False) -> None:
         """Give back what is held for the sampler; may be called again."""
