@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Aggregate",
     "Auto",
+    "BatchSize",
     "Batches",
     "Block",
     "BudgetError",
@@ -59,6 +60,7 @@ __all__ = [
     "PolicyContext",
     "Prepared",
     "RandomBatches",
+    "Request",
     "Runner",
     "SampledBatch",
     "SampledBatches",

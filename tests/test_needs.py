@@ -65,8 +65,8 @@ def test_what_is_named_is_enough_and_soon_known(dataset: Path, which: str) -> No
     memory, tries = 1_000_000, 0
     while (needed := epoch(dataset, memory, options)) is not None:
         memory, tries = needed, tries + 1
-        assert tries <= 3, f"{memory} bytes would do, but for the next"
-    assert tries >= 1
+        assert tries == 1, f"{memory} bytes would do, but for the next"
+    assert tries == 1
     assert epoch(dataset, memory * 8 // 9, options) is not None  # it is at most an eighth more than the least that would do
     assert epoch(dataset, 2 * memory, options) is None
 

@@ -8,7 +8,7 @@ looks ahead samples in threads of its own, plans, and answers :meth:`EpochRun.ba
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,7 +18,8 @@ from featstore.gather.sources import RowSource
 from featstore.plan.cost import Estimate, Machine, Workload
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.drawn import SampledBatches
-from featstore.strategies.memory import Memory
+from featstore.strategies.batchsize import BatchSize
+from featstore.strategies.memory import Memory, Request
 from featstore.strategies.options import check_fields
 from featstore.strategies.setup import Setup
 
@@ -159,6 +160,14 @@ class Strategy(ABC):
             Other batches are asked for than those.
         """
         return None
+
+    def requests(self, setup: Setup, batch: BatchSize) -> Sequence[Request]:
+        """Return what memory a runner needs beside batches and caches, where batches are like ``batch``; by default none.
+
+        The leasts are added up and the rest is divided before any stage begins
+        (:func:`~featstore.strategies.memory.ask`); the runner's ``memory.granted`` then says what each request got.
+        """
+        return ()
 
     @classmethod
     def estimate(cls, workload: Workload, machine: Machine) -> Estimate | None:

@@ -86,7 +86,7 @@ class OnDemand(Strategy):
         shares = shares or lists_of(setup.batches) is not None or ahead_bytes(setup.batches) != (0, 0)
         if setup.refused is not None or shares or is_tight(setup.graph, setup.batches, row_bytes):
             policy = get_policy(self.policy)
-            setup, memory = ask_beside_caches(setup, self.cache, policy, of_edges=of_edges)
+            setup, memory = ask_beside_caches(setup, self.cache, policy, self.requests, of_edges=of_edges)
         for name, rows in edge_capacities(setup, of_edges, edge_policy).items():  # before the others, which may take what is left
             own = get_policy(self.edge_policy)
             assert isinstance(own, OnlinePolicy)

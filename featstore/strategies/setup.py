@@ -135,7 +135,7 @@ class Setup:
     watch : Stopwatch
         Measures the stages.
     reads : ReadCounts
-        Gets what is read of features outside :meth:`EpochRun.gather`.
+        Gets what is read of features.
     edge_reads : ReadCounts
         Gets what is read of edge features.
     counts : BatchCounts

@@ -72,23 +72,28 @@ class Streamed(Superbatch):
         planning = self.planning(setup)
         setup = replace(setup, planning=planning)
         if self.length != "auto" or isinstance(setup.batches, Profile):
-            return run_planned(setup, StreamedRunner, self.cache)
+            return run_planned(self, setup)
         make_room(setup.graph, setup.features, planned_edge_bytes(setup))
         setup, memory = ask_beside_caches(
-            setup, self.cache, planning.policy, StreamedRunner.requests, plans=True, of_edges=planned_edge_bytes(setup)
+            setup, self.cache, planning.policy, self.requests, plans=True, of_edges=planned_edge_bytes(setup)
         )
         profile, miss_share = look_ahead(setup, planning, rows_in_memory(setup, memory, self.cache))
         if profile is None:
-            return run_planned(setup, StreamedRunner, self.cache)
+            return run_planned(self, setup)
         left = None if planning.disk is None else planning.disk - profile.n_bytes
         planning = replace(planning, disk=left, miss_share=miss_share)
         try:
-            runner = run_planned(replace(setup, batches=profile, planning=planning), StreamedRunner, self.cache)
+            runner = run_planned(self, replace(setup, batches=profile, planning=planning))
         except BaseException:
             profile.close()
             raise
+        assert isinstance(runner, StreamedRunner)
         runner.profile = profile
         return runner
+
+    def runner(self) -> type[StreamedRunner]:
+        """See :class:`~featstore.Superbatch`."""
+        return StreamedRunner
 
 
 class StreamedRunner(SuperbatchRunner):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import weakref
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -113,7 +113,15 @@ class Superbatch(Strategy):
 
     def run(self, setup: Setup) -> Runner:
         """See :class:`~featstore.Strategy`."""
-        return run_planned(replace(setup, planning=self.planning(setup)), SuperbatchRunner, self.cache)
+        return run_planned(self, replace(setup, planning=self.planning(setup)))
+
+    def runner(self) -> type[SuperbatchRunner]:
+        """Return what is made for each loader."""
+        return SuperbatchRunner
+
+    def requests(self, setup: Setup, batch: BatchSize) -> Sequence[Request]:
+        """See :class:`~featstore.Strategy`."""
+        return self.runner().requests(setup, batch)
 
     def planning(self, setup: Setup) -> Planning:
         """Return what the runner may use."""
@@ -153,16 +161,14 @@ def planned_edge_bytes(setup: Setup) -> dict[str, int]:
     return {name: FeatureCache.least_bytes(rows, width, n, None) for name, width in setup.edge_row_bytes.items()}
 
 
-RunnerType = TypeVar("RunnerType", bound="SuperbatchRunner")
-
-
-def run_planned(setup: Setup, kind: type[RunnerType], cache: int | float | str | None) -> RunnerType:
+def run_planned(strategy: Superbatch, setup: Setup) -> SuperbatchRunner:
     """Make a runner and its caches, in the place of the caches that the features have."""
     assert setup.planning is not None
     sizes = planned_edge_bytes(setup)
     make_room(setup.graph, setup.features, sizes)
-    setup, memory = ask_beside_caches(setup, cache, setup.planning.policy, kind.requests, plans=True, of_edges=sizes)
-    runner = kind(setup, memory)
+    cache, policy = strategy.cache, setup.planning.policy
+    setup, memory = ask_beside_caches(setup, cache, policy, strategy.requests, plans=True, of_edges=sizes)
+    runner = strategy.runner()(setup, memory)
     try:
         runner.make_edge_caches(sizes)  # before the others, which may take what is left
         runner.make_caches(cache)

@@ -168,13 +168,10 @@ class StrategyContract(ABC):
         The name that leads to the strategy; the command line trains by it.
     caches : sequence
         Values of the option ``cache``, where the strategy has one.
-    most_tries : int
-        Errors in turn, each naming a least memory, until that memory does.
     """
 
     registered_name: ClassVar[str | None] = None
     caches: ClassVar[Sequence[Any]] = (None, 0.1, "30kB", "auto", 1.0)
-    most_tries: ClassVar[int] = 3
 
     @abstractmethod
     def strategy(self, **options: Any) -> featstore.Strategy:
@@ -272,13 +269,13 @@ class StrategyContract(ABC):
         """In the memory that an error names batches are right, and in somewhat less or more they are, or an error names more."""
         for sampler in ("neighbor", "epoch-wide"):
             expected = self._run(sampler=sampler)
-            least = self._run_in_the_least(LITTLE, sampler, expected, self.most_tries)
+            least = self._run_in_the_least(LITTLE, sampler, expected)
             for memory in (least * 7 // 8, least * 5 // 4):
-                self._run_in_the_least(memory, sampler, expected, self.most_tries)
+                self._run_in_the_least(memory, sampler, expected)
 
-    def _run_in_the_least(self, memory: int, sampler: str, expected: list[list[int]], tries: int) -> int:
-        """Run in ``memory``, or in what errors name; return what did."""
-        for _ in range(1 + tries):
+    def _run_in_the_least(self, memory: int, sampler: str, expected: list[list[int]]) -> int:
+        """Run in ``memory``, or in what the first error names; return what did."""
+        for _ in range(2):
             try:
                 orders = self._run(sampler=sampler, memory=memory)
             except featstore.BudgetError as error:
@@ -289,7 +286,7 @@ class StrategyContract(ABC):
             assert refusal.needed is not None, f"an error names no memory that would do: {refusal}"
             assert refusal.needed > memory, f"{memory} bytes were refused, and {refusal.needed} would do: {refusal}"
             memory = refusal.needed
-        raise AssertionError(f"{tries} errors named a memory that did not do either; now it is {memory} bytes: {refusal}")
+        raise AssertionError(f"an error named a memory that did not do; now it is {memory} bytes: {refusal}")
 
     def test_nothing_is_held_after_close(self) -> None:
         """Memory is given back, no thread goes on, no run file is left; caches of features stay with the graph."""

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import featstore
 from featstore import options
 
-MARGIN = 8  # batches differ in size: the largest is taken to be larger by one part of so many
+IDS = "window ids"  # in the memory report
 
 
 @dataclass(frozen=True)
@@ -39,23 +39,24 @@ class SharedRows(featstore.OnDemand):
 
     def run(self, setup: featstore.Setup) -> featstore.Runner:
         """See :class:`featstore.Strategy`."""
-        ids = setup.graph.budget.reserve("window ids", 0)
+        ids = setup.graph.budget.reserve(IDS, 0)
         try:
-            if setup.refused is None and len(setup.batches):
-                n_rows = len(setup.batches.epoch(0).sample(0).input_ids)
-                ids.resize(8 * self.length * (n_rows + n_rows // MARGIN))  # before a cache takes the rest
             reordered = Reordered(setup.batches, self.length, ids)
             return ReorderedRunner(super().run(replace(setup, batches=reordered)), ids)
         except BaseException:
             ids.release()
             raise
 
+    def requests(self, setup: featstore.Setup, batch: featstore.BatchSize) -> list[featstore.Request]:
+        """See :class:`featstore.Strategy`: the ids of a window, which the batches themselves reserve."""
+        return [featstore.Request(IDS, 8 * self.length * batch.larger, is_held=False)]
+
 
 class ReorderedRunner(featstore.Runner):
     """The runner of batches on demand, and the memory of a window's ids."""
 
     def __init__(self, ondemand: featstore.Runner, ids: Any) -> None:
-        super().__init__(ondemand.setup)
+        super().__init__(ondemand.setup, ondemand.memory)
         self.prefetch, self._ondemand = ondemand.prefetch, ondemand
         self._release = weakref.finalize(self, ids.release)
 
