@@ -42,7 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Let collections of garbage pass over torch and all tests: a full one costs a tenth of a second with them, a few ms without."""
+    """Let collections of garbage pass over torch and the tests themselves, which take most of the time of a full one."""
     gc.collect()
     gc.freeze()
 
@@ -176,7 +176,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
 
 @pytest.fixture(scope="session", autouse=True)
 def _small_drive() -> Iterator[None]:
-    """Measure drives on a scratch file of 1 MiB in place of 64 MiB: a loader that chooses by itself measures, and few tests look."""
+    """Measure drives on a scratch file of 1 MiB in place of 64 MiB: choosing loaders measure, and few tests look."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("featstore.storage.drive.SCRATCH_BYTES", 1 << 20)
         yield
