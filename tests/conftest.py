@@ -21,6 +21,8 @@ import numpy as np
 import torch
 from hypothesis import HealthCheck, settings
 
+from tests.programs import start_server
+
 # A loaded machine is no reason to fail, hence no deadlines; nor is a draw that nobody has seen before, so that a commit passes
 # every time or never: HYPOTHESIS_EXPLORE=1 draws others. The stress profile looks further.
 _QUIET = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
@@ -39,6 +41,12 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("stress" if config.getoption("-m") == "stress" else "tests")
     # Started in the background of a script, this process ignores Ctrl-C, and all that it starts would.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Three workers for two processors: a test waits for the drive for a third of its time and more."""
+    n_processors = len(os.sched_getaffinity(0))
+    return n_processors + (n_processors + 1) // 2
 
 
 def pytest_collection_finish() -> None:
@@ -180,6 +188,12 @@ def _small_drive() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("featstore.storage.drive.SCRATCH_BYTES", 1 << 20)
         yield
+
+
+@pytest.fixture(scope="session")
+def _program_server() -> None:
+    """Start what programs are forked from before a test that runs one: it outlives the test."""
+    start_server()
 
 
 @pytest.fixture(scope="session", autouse=True)

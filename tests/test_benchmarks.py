@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import re
 import subprocess
@@ -17,6 +16,9 @@ import pytest
 import torch
 
 from benchmarks.memmap import MemmapRows
+from tests.programs import run_program
+
+pytestmark = pytest.mark.usefixtures("_program_server")
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 SCRIPTS = sorted(path.name for path in BENCHMARKS.glob("bench_*.py"))
@@ -72,20 +74,8 @@ def check_lines(text: str) -> list[dict[str, Any]]:
 def run_script(script: str, tmp_path: Path, *more: str, **environment: str) -> tuple[list[dict[str, Any]], str]:
     """Run a benchmark at its smallest size; return its figures and what it wrote to stderr."""
     out = tmp_path / "out.jsonl"
-    command = [
-        sys.executable,
-        "-W",
-        "error",
-        BENCHMARKS / script,
-        "--tiny",
-        "--scratch",
-        tmp_path / "scratch",
-        "--out",
-        out,
-        *more,
-    ]
-    env = os.environ | {"PYTHONPATH": str(BENCHMARKS.parent)} | environment
-    done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, cwd=tmp_path)
+    line = ["--tiny", "--scratch", tmp_path / "scratch", "--out", out, *more]
+    done = run_program(BENCHMARKS / script, *line, cwd=tmp_path, PYTHONPATH=str(BENCHMARKS.parent), **environment)
     assert done.returncode == 0, done.stdout + done.stderr
     figures = check_lines(done.stdout)
     assert figures == check_lines(out.read_text())
@@ -325,19 +315,16 @@ def test_means_made_ahead_request_fewer_rows_than_a_hop_more(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("script", "more"),
     [
-        pytest.param("bench_pagraph.py", ("--only", "mean"), marks=pytest.mark.stress),
+        ("bench_pagraph.py", ("--only", "mean")),
         ("bench_outre.py", ("--only", "accuracy")),
-        pytest.param(
-            "bench_insitu.py", ("--table", "2", "--graph", "cora", "--scale", "8", "--batches", "1"), marks=pytest.mark.stress
-        ),
+        ("bench_insitu.py", ("--table", "2", "--graph", "cora", "--scale", "8", "--batches", "1")),
     ],
 )
 def test_real_graphs_come_from_a_folder_that_is_named(script: str, more: tuple[str, ...], tmp_path: Path) -> None:
     """Nothing is looked for beside the checkout."""
-    env = os.environ | {"PYTHONPATH": str(BENCHMARKS.parent)}
     for given, message in (((), "give --graphs DIR"), (("--graphs", tmp_path), "the folder has no graphs.py")):
-        command = [sys.executable, BENCHMARKS / script, "--scratch", tmp_path / "scratch", *more, *given]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, cwd=tmp_path)
+        line = ["--scratch", tmp_path / "scratch", *more, *given]
+        done = run_program(BENCHMARKS / script, *line, cwd=tmp_path, PYTHONPATH=str(BENCHMARKS.parent))
         assert done.returncode != 0
         assert message in done.stderr
 
