@@ -21,6 +21,8 @@ import numpy as np
 import torch
 from hypothesis import HealthCheck, settings
 
+from tests.programs import start_server
+
 # A loaded machine is no reason to fail, hence no deadlines; nor is a draw that nobody has seen before, so that a commit passes
 # every time or never: HYPOTHESIS_EXPLORE=1 draws others. The stress profile looks further.
 _QUIET = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
@@ -39,6 +41,18 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("stress" if config.getoption("-m") == "stress" else "tests")
     # Started in the background of a script, this process ignores Ctrl-C, and all that it starts would.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Three workers for two processors: a test waits for the drive for a third of its time and more."""
+    n_processors = len(os.sched_getaffinity(0))
+    return n_processors + (n_processors + 1) // 2
+
+
+def pytest_collection_finish() -> None:
+    """Let collections of garbage pass over torch and the tests themselves, which take most of the time of a full one."""
+    gc.collect()
+    gc.freeze()
 
 
 # -- leaks ---------------------------------------------------------------------------------------------------------------------
@@ -166,6 +180,20 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
         path, indptr, indices, features={"x": x, "h": h}, node_data={"y": y, "train_idx": train_idx}, progress=False
     ).close()
     return SimpleNamespace(path=path, indptr=indptr, indices=indices, x=x, h=h, y=y, train_idx=train_idx, num_nodes=n)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _small_drive() -> Iterator[None]:
+    """Measure drives on a scratch file of 1 MiB in place of 64 MiB: choosing loaders measure, and few tests look."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("featstore.storage.drive.SCRATCH_BYTES", 1 << 20)
+        yield
+
+
+@pytest.fixture(scope="session")
+def _program_server() -> None:
+    """Start what programs are forked from before a test that runs one: it outlives the test."""
+    start_server()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,9 @@ import pytest
 import torch
 
 from benchmarks.memmap import MemmapRows
+from tests.programs import run_program
+
+pytestmark = pytest.mark.usefixtures("_program_server")
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 SCRIPTS = sorted(path.name for path in BENCHMARKS.glob("bench_*.py"))
@@ -29,6 +32,22 @@ ASKS_FIO = {  # a group of each script that fio is a reference of
 }
 Figures = list[dict[str, Any]]
 FIO_SCRIPTS = {script for script in SCRIPTS if "fio" in (BENCHMARKS / script).read_text()}
+# Those that run long, most of it to start processes: make test runs some of their groups, make stress all of them at once.
+GROUPS = {
+    "bench_auto.py": ["10"],
+    "bench_epoch.py": ["memmap", "hidden"],
+    "bench_growth.py": [],  # what asks for fio suffices
+    "bench_insitu.py": ["reading"],
+    "bench_outre.py": ["accuracy", "lists", "split"],
+    "bench_pyg.py": ["cost"],
+}
+
+
+def runs(scripts: set[str]) -> list[Any]:
+    """Return pairs of a script and what it is limited to, for :func:`pytest.mark.parametrize`."""
+    groups = [(script, group) for script in sorted(scripts) for group in GROUPS.get(script, [""])]
+    return [*groups, *(pytest.param(script, "", marks=pytest.mark.stress) for script in sorted(scripts & GROUPS.keys()))]
+
 
 # Reads nothing, and says that it read 1 GiB in half a second.
 FIO = """
@@ -55,20 +74,8 @@ def check_lines(text: str) -> list[dict[str, Any]]:
 def run_script(script: str, tmp_path: Path, *more: str, **environment: str) -> tuple[list[dict[str, Any]], str]:
     """Run a benchmark at its smallest size; return its figures and what it wrote to stderr."""
     out = tmp_path / "out.jsonl"
-    command = [
-        sys.executable,
-        "-W",
-        "error",
-        BENCHMARKS / script,
-        "--tiny",
-        "--scratch",
-        tmp_path / "scratch",
-        "--out",
-        out,
-        *more,
-    ]
-    env = os.environ | {"PYTHONPATH": str(BENCHMARKS.parent)} | environment
-    done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, cwd=tmp_path)
+    line = ["--tiny", "--scratch", tmp_path / "scratch", "--out", out, *more]
+    done = run_program(BENCHMARKS / script, *line, cwd=tmp_path, PYTHONPATH=str(BENCHMARKS.parent), **environment)
     assert done.returncode == 0, done.stdout + done.stderr
     figures = check_lines(done.stdout)
     assert figures == check_lines(out.read_text())
@@ -200,10 +207,26 @@ def table_12_keeps_as_much_by_each_metric(figures: Figures) -> None:
         assert three[2]["rows"] < three[0]["rows"]  # all features fit at this size
 
 
-@pytest.mark.parametrize("script", sorted(set(SCRIPTS) - FIO_SCRIPTS))
-def test_benchmark_runs(script: str, tmp_path: Path) -> None:
+OUTRE: dict[str, tuple[Callable[[Figures], None], ...]] = {  # by the group that prints what is checked; all at once have all
+    "accuracy": (accuracy_compares_ways_of_training,),
+    "lists": (lists_at_hand_read_fewer_ids,),
+    "split": (the_split_is_compared_with_nine,),
+    "table 12": (table_12_keeps_as_much_by_each_metric,),
+}
+OUTRE[""] = (
+    *(check for checks in OUTRE.values() for check in checks),
+    preparation_compares_batches_in_equal_memory,
+    outre_counts_rows_of_layer_neighbour_sampling,
+    a_history_requests_fewer_rows_and_changes_nothing_where_it_is_never_used,
+)
+
+
+@pytest.mark.parametrize(("script", "only"), runs(set(SCRIPTS) - FIO_SCRIPTS))
+def test_benchmark_runs(script: str, only: str, tmp_path: Path) -> None:
     plot = tmp_path / "plot.png"
-    figures, errors = run_script(script, tmp_path, *(("--plot", str(plot)) if script == "bench_outre.py" else ()))
+    is_plotted = script == "bench_outre.py" and only in ("", "accuracy")
+    more = ("--only", only) if only else ()
+    figures, errors = run_script(script, tmp_path, *more, *(("--plot", str(plot)) if is_plotted else ()))
     assert [figure for figure in figures if "missing" in figure] == []
     # Figures of several machines stand in one table: each says whose it is, and so does the run.
     model = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
@@ -211,45 +234,59 @@ def test_benchmark_runs(script: str, tmp_path: Path) -> None:
     assert all(str(figure["machine"]).startswith(name) for figure in figures)
     assert f"# {figures[0]['machine']}\n" in errors
     if script == "bench_outre.py":
-        preparation_compares_batches_in_equal_memory(figures)
-        accuracy_compares_ways_of_training(figures)
-        outre_counts_rows_of_layer_neighbour_sampling(figures)
-        a_history_requests_fewer_rows_and_changes_nothing_where_it_is_never_used(figures)
-        lists_at_hand_read_fewer_ids(figures)
-        the_split_is_compared_with_nine(figures)
-        table_6_adds_a_mechanism_a_line(figures, errors)
-        table_12_keeps_as_much_by_each_metric(figures)
-        assert plot.stat().st_size > 1_000
+        for check in OUTRE[only]:
+            check(figures)
+        if not only:
+            table_6_adds_a_mechanism_a_line(figures, errors)
+        assert plot.exists() == is_plotted
+        assert not is_plotted or plot.stat().st_size > 1_000
 
 
-@pytest.mark.parametrize("script", sorted(FIO_SCRIPTS))
-@pytest.mark.parametrize("has_fio", [False, True])
-def test_benchmark_runs_with_and_without_fio(script: str, has_fio: bool, tmp_path: Path) -> None:
-    """Where fio is absent the figures against it say so, and all others are complete. A stand-in is fio where it is there."""
+EPOCHS: dict[str, tuple[Callable[[Figures], None], ...]] = {
+    "memmap": (epochs_against_memory_maps_are_whole_and_have_both_references,),
+    "hidden": (hidden_has_two_equal_halves_and_no_epoch_is_shorter_than_they,),
+}
+EPOCHS[""] = (*EPOCHS["memmap"], *EPOCHS["hidden"])
+
+
+def stand_in(tmp_path: Path, has_fio: bool) -> str:
+    """Return a PATH on which there is nothing, or a stand-in for fio alone."""
     programs = tmp_path / "programs"
     programs.mkdir()
     if has_fio:
         (programs / "fio").write_text(f"#!{sys.executable}\n{FIO}")
         (programs / "fio").chmod(0o755)
-    # Without fio the whole script has run; with it, one group that asks for it is enough.
-    more = ("--only", ASKS_FIO[script]) if has_fio else ()
-    figures, errors = run_script(script, tmp_path, *more, PATH=str(programs))
+    return str(programs)
+
+
+@pytest.mark.parametrize(("script", "only"), runs(FIO_SCRIPTS))
+def test_benchmark_runs_without_fio(script: str, only: str, tmp_path: Path) -> None:
+    """Figures against fio say that it is absent, and all others are complete."""
+    figures, errors = run_script(script, tmp_path, *(("--only", only) if only else ()), PATH=stand_in(tmp_path, has_fio=False))
     missing = [str(figure["missing"]) for figure in figures if "missing" in figure]
-    referring = [str(figure["reference"]) for figure in figures if "fio" in str(figure["reference"])]
-    assert ("fio is not installed" in errors) == (not has_fio)
-    assert len(figures) > len(missing + referring)
-    if has_fio:
-        assert referring
-        assert missing == []
-    else:
-        assert referring == []
-        assert missing
-        assert all("fio" in reference for reference in missing)
-        if script == "bench_epoch.py":
-            epochs_against_memory_maps_are_whole_and_have_both_references(figures)
-            hidden_has_two_equal_halves_and_no_epoch_is_shorter_than_they(figures)
-        if script == "bench_packing.py":
-            frozen_epochs_have_a_bound_without_fio_and_sieve_runs_whole(figures)
+    asks = only in ("", ASKS_FIO[script])
+    assert ("fio is not installed" in errors) == asks
+    assert bool(missing) == asks
+    assert len(figures) > len(missing)
+    assert not [figure for figure in figures if "fio" in str(figure["reference"])]
+    assert all("fio" in reference for reference in missing)
+    if script == "bench_epoch.py":
+        for check in EPOCHS[only]:
+            check(figures)
+    if script == "bench_packing.py":
+        frozen_epochs_have_a_bound_without_fio_and_sieve_runs_whole(figures)
+
+
+@pytest.mark.parametrize(
+    "script", [pytest.param(script, marks=[pytest.mark.stress] * (script == "bench_epoch.py")) for script in sorted(FIO_SCRIPTS)]
+)
+def test_benchmark_runs_with_fio(script: str, tmp_path: Path) -> None:
+    """A stand-in is fio where it is there. One group that asks for it is enough: without it, the whole script runs."""
+    figures, errors = run_script(script, tmp_path, "--only", ASKS_FIO[script], PATH=stand_in(tmp_path, has_fio=True))
+    referring = [figure for figure in figures if "fio" in str(figure["reference"])]
+    assert "fio is not installed" not in errors
+    assert 0 < len(referring) < len(figures)
+    assert not [figure for figure in figures if "missing" in figure]
 
 
 def test_table_2_counts_bytes_by_what_is_read(tmp_path: Path) -> None:
@@ -285,10 +322,9 @@ def test_means_made_ahead_request_fewer_rows_than_a_hop_more(tmp_path: Path) -> 
 )
 def test_real_graphs_come_from_a_folder_that_is_named(script: str, more: tuple[str, ...], tmp_path: Path) -> None:
     """Nothing is looked for beside the checkout."""
-    env = os.environ | {"PYTHONPATH": str(BENCHMARKS.parent)}
     for given, message in (((), "give --graphs DIR"), (("--graphs", tmp_path), "the folder has no graphs.py")):
-        command = [sys.executable, BENCHMARKS / script, "--scratch", tmp_path / "scratch", *more, *given]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, cwd=tmp_path)
+        line = ["--scratch", tmp_path / "scratch", *more, *given]
+        done = run_program(BENCHMARKS / script, *line, cwd=tmp_path, PYTHONPATH=str(BENCHMARKS.parent))
         assert done.returncode != 0
         assert message in done.stderr
 

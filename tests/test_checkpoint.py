@@ -22,6 +22,7 @@ from featstore.storage.rowfile import RowFile
 from featstore.storage.writer import FileRecord
 from featstore.testing.faults import Fault, run_in_child
 from tests.loaders import make_loader
+from tests.sampled import covering
 from tests.test_extents import make_reader, open_file, write_base
 from tests.test_packed import copied, pack
 from tests.test_reader import kernel_bytes, pages_of
@@ -76,14 +77,15 @@ def _killed(folder: str, width: int, n_pieces: int, operation: str, k: int) -> N
             case.fill(reader, base, "made/e.rows")
 
 
-@pytest.mark.parametrize(
-    ("operation", "k", "share"), [("write", 60, 0.95), ("fsync", 21, 0.95), ("rename", 27, 0.6), ("fsync", 45, 0.6)]
-)
-@pytest.mark.parametrize(("width", "n_pieces"), [(512, 0), (100, 3), (70_000, 1)])
+KILLS = [("write", 60, 0.95), ("fsync", 21, 0.95), ("rename", 27, 0.6), ("fsync", 45, 0.6)]  # of which call, the share
+
+
+@pytest.mark.parametrize(("rows", "kill"), covering([(512, 0), (100, 3), (70_000, 1)], KILLS), ids=str)
 def test_killed_in_the_middle_of_a_pass(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int, n_pieces: int, operation: str, k: int, share: float
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: tuple[int, int], kill: tuple[str, int, float]
 ) -> None:
     """What is scanned again is at most ``share`` of the pass; what is made is what an undisturbed one makes."""
+    (width, n_pieces), (operation, k, share) = rows, kill
     case = Case(tmp_path, width, n_pieces)
     scanned: list[int] = []
 

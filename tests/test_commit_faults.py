@@ -28,6 +28,7 @@ from featstore.storage.lock import OPENING_LOCK, READERS_LOCK, WRITER_LOCK
 from featstore.storage.update import Update
 from featstore.testing.faults import Fault, run_in_child, sweep, truncated
 from tests.loaders import make_loader
+from tests.sampled import one_in
 
 LOCKS = {OPENING_LOCK, READERS_LOCK, WRITER_LOCK}
 CACHE_BYTES = "20KB"
@@ -339,18 +340,18 @@ def fail_some(folder: str, cases: list[list[Any]]) -> None:
 SAMPLE = [
     ("save", "rename", "ENOSPC", 1),
     ("save", "fsync", "EIO", 1),
-    ("save again", "open", "EMFILE", 15),
-    ("replace", "rename", "EIO", 7),
+    ("save again", "open", "EMFILE", 30),
+    ("replace", "rename", "EIO", 14),
     ("replace", "flock", "EIO", 4),
-    ("create", "close", "EIO", 13),
-    ("create chunks", "write", "ENOSPC", 9),
-    ("convert", "fsync", "EIO", 4),
+    ("create", "close", "EIO", 26),
+    ("create chunks", "write", "ENOSPC", 18),
+    ("convert", "fsync", "EIO", 8),
     ("convert", "unlink", "EIO", 5),
     ("convert back", "rename", "ENOSPC", 3),
-    ("create stripes", "fsync", "EIO", 5),
-    ("replace stripes", "unlink", "EIO", 5),
+    ("create stripes", "fsync", "EIO", 10),
+    ("replace stripes", "unlink", "EIO", 10),
     ("convert to stripes", "mkdir", "ENOSPC", 1),
-    ("convert to stripes", "open", "EMFILE", 9),
+    ("convert to stripes", "open", "EMFILE", 18),
     ("convert stripes back", "unlink", "EIO", 3),
     ("keep", "fsync", "EIO", 1),
     ("pack again", "fsync", "EIO", 4),
@@ -406,7 +407,9 @@ def test_what_follows_the_catalogs_rename_removes_nothing_that_it_names(tmp_path
     run_in_child(after_saves_renames, str(tmp_path), faults=True)
 
 
-@pytest.mark.parametrize("name", ["save", "save again", "keep", "create", "replace", "pack again", "layout", *STRIPED])
+@pytest.mark.parametrize(
+    "name", one_in(2, ["save", "save again", "keep", "create", "replace", "pack again", "layout", *reversed(STRIPED)])
+)
 def test_ctrl_c_after_any_step_leaves_the_old_or_the_new(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each rename, fsync and removal in turn is done, and then Ctrl-C comes."""
     with prepared(str(tmp_path), name) as (scenario, template, root, old, new):

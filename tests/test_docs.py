@@ -5,12 +5,9 @@ The folder is empty, but for the guide's pages: theirs holds what the block of d
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,6 +16,9 @@ import pytest
 import featstore
 from featstore.cli.main import main
 from featstore.strategies.options import options_of
+from tests.programs import OF_PYG, run_program
+
+pytestmark = pytest.mark.usefixtures("_program_server")
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -71,11 +71,7 @@ def run_page(page: Path, folder: Path) -> None:
         return
     assert script.startswith("\n"), "a page starts with its title"
     (folder / "page.py").write_text(PRELUDE + script)
-    warnings = "error,ignore:`torch.jit.script` is deprecated:DeprecationWarning"  # which PyG uses when it is imported
-    env = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": warnings}
-    done = subprocess.run(
-        [sys.executable, "page.py"], cwd=folder, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
+    done = run_program("page.py", cwd=folder, ignored=OF_PYG, PYTHONPATH=str(ROOT))
     assert done.returncode == 0, f"{page.name} (line numbers are the page's):\n{done.stdout}\n{done.stderr}"
 
 

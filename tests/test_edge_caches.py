@@ -17,6 +17,7 @@ import featstore
 from featstore.cache.belady import Belady
 from featstore.cache.lru import LRU
 from featstore.strategies.caches import make_room
+from tests.sampled import covering
 from tests.test_edge_features import FORMS, SAMPLERS, E, N, check, make
 from tests.test_reader import kernel_bytes
 
@@ -44,8 +45,7 @@ def load(g: featstore.OutOfCoreGraph, strategy: featstore.Strategy, sampler: str
     return found
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("policy", ONLINE)
+@pytest.mark.parametrize(("policy", "sampler"), covering(ONLINE, SAMPLERS))
 def test_on_demand(graph: featstore.OutOfCoreGraph, policy: str, sampler: str) -> None:
     without = load(graph, featstore.OnDemand(), sampler)
     with_cache = load(graph, featstore.OnDemand(edge_cache=0.5, edge_policy=policy), sampler)
@@ -66,8 +66,7 @@ def test_on_demand(graph: featstore.OutOfCoreGraph, policy: str, sampler: str) -
 PLANNED = {"superbatch": featstore.Superbatch, "ginex": featstore.Ginex, "streamed": featstore.Streamed}
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("strategy", PLANNED)
+@pytest.mark.parametrize(("strategy", "sampler"), covering(PLANNED, SAMPLERS))
 def test_planned(graph: featstore.OutOfCoreGraph, strategy: str, sampler: str) -> None:
     without = load(graph, PLANNED[strategy](length=3), sampler)
     with_cache = load(graph, PLANNED[strategy](length=3, edge_cache=0.5), sampler)

@@ -20,6 +20,7 @@ from featstore.load.edges import gather_edges
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.numbered import edge_numbers
 from featstore.storage.catalog import EDGE, read_catalog
+from tests.sampled import covering
 from tests.test_edge_pos import as_lists, edges_of
 
 pytestmark = pytest.mark.shares_resources  # one graph for many tests
@@ -75,8 +76,7 @@ SAMPLERS = {
 }
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(("strategy", "sampler"), covering(STRATEGIES, SAMPLERS))
 def test_rows_of_edges(graph: featstore.OutOfCoreGraph, strategy: str, sampler: str) -> None:
     options = {"edge_features": ["w", "kind"], "labels": None, "strategy": strategy}
     with featstore.Loader(graph, SAMPLERS[sampler](graph), torch.arange(N), 70, **options) as loader:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +13,9 @@ import pytest
 import torch
 
 import featstore
+from tests.programs import OF_PYG, run_program
+
+pytestmark = pytest.mark.usefixtures("_program_server")
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT.parent / "shared" / "data"
@@ -39,9 +41,9 @@ def feature_blocks(z, rows=65536):
 
 def run(script: str, *arguments: object, cwd: Path) -> str:
     """Run an example and return what it printed."""
-    environment = {**os.environ, "PYTHONPATH": os.fspath(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, os.fspath(ROOT / "examples" / script), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=cwd, env=environment, check=False)
+    done = run_program(
+        ROOT / "examples" / script, *arguments, cwd=cwd, ignored=OF_PYG, PYTHONPATH=os.fspath(ROOT), OMP_NUM_THREADS="1"
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -30,6 +30,7 @@ from featstore.storage.rundir import DiskBudget
 from featstore.storage.writer import FileRecord, RowFileWriter
 from featstore.testing.faults import random_flips, run_in_child, sweep
 from tests.rowfiles import check_sums
+from tests.sampled import covering
 
 WIDTHS = [1, 4, 100, 400, 512, 3072, 4095, 4096, 4097, 5732, 65536, 1 << 20, (1 << 20) + 12]
 
@@ -63,8 +64,7 @@ def fill(folder: Path, reader: Reader, base: RowFile, batches: list[np.ndarray],
         return writer.finish()
 
 
-@pytest.mark.parametrize("backend", ["io_uring", "pread"])
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(("width", "backend"), covering(WIDTHS, ["io_uring", "pread"]))
 def test_every_width(tmp_path: Path, width: int, backend: str) -> None:
     rng = np.random.default_rng(width)
     n = max(5, min(5000, (6 << 20) // width))

@@ -17,6 +17,7 @@ import torch
 import featstore
 from tests.conftest import make_graph
 from tests.loaders import make_loader
+from tests.sampled import covering
 
 N, BATCH = 1500, 40
 X = torch.from_numpy(np.random.default_rng(3).standard_normal((N, 17)).astype(np.float32))
@@ -63,8 +64,7 @@ def check(batch: featstore.MiniBatch) -> None:
 
 
 @pytest.mark.shares_resources  # a child's copies of threads and descriptors are none of ours
-@pytest.mark.parametrize("way", ["drops", "closes", "caches"])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(("strategy", "way"), covering(STRATEGIES, ["drops", "closes", "caches"]))
 def test_the_parent_goes_on(dataset: Path, strategy: str, way: str) -> None:
     held: dict[str, Any] = {}
 

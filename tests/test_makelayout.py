@@ -20,7 +20,7 @@ from featstore.pack.record import read_record, write_record
 from featstore.storage.lock import WRITER_LOCK, FileLock
 from tests.loaders import make_loader
 from tests.test_checkpoint import often
-from tests.test_packed import copied, dying_fsync, killed, pack, run
+from tests.test_packed import copied, die_at_each, dying_fsync, killed, pack, run
 from tests.test_superbatch import N, dataset, ondemand, same
 from tests.test_tiers import layout_bytes, least_in
 
@@ -397,12 +397,16 @@ def test_records_of_another_layout_are_damage(dataset: Path, pack: Path, tmp_pat
         featstore.PackedGraph(mine)
 
 
-def _killed_often(mine: str, dataset: str, step: int, policy: str, disk: str | None) -> None:
-    """Die at the ``step``-th durable moment, with memory as usual and a checkpoint after every piece of the scan."""
-    with pytest.MonkeyPatch.context() as patched:
-        often(patched)
-        patched.setattr("os.fsync", dying_fsync(step))
-        run(Path(dataset), Path(mine), feature_cache=0.01, epochs=0, policy=policy, disk=disk)
+def _killed_often(pack: str, folder: str, steps: list[int], dataset: str, policy: str, disk: str | None) -> None:
+    """Die at a durable moment, with memory as usual and a checkpoint after every piece of the scan."""
+
+    def make(mine: str, step: int) -> None:
+        with pytest.MonkeyPatch.context() as patched:
+            often(patched)
+            patched.setattr("os.fsync", dying_fsync(step))
+            run(Path(dataset), Path(mine), feature_cache=0.01, epochs=0, policy=policy, disk=disk)
+
+    die_at_each(make, pack, folder, steps)
 
 
 @pytest.mark.parametrize(("policy", "disk"), [("belady", None), ("frequency", "900KB")])
@@ -410,7 +414,7 @@ def test_killed_between_checkpoints_with_memory_as_usual(
     dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any], policy: str, disk: str | None
 ) -> None:
     resumed = 0
-    for mine in killed(_killed_often, pack, tmp_path, range(8, 60, 6), dataset, policy, disk):
+    for mine in killed(_killed_often, pack, tmp_path, range(8, 60, 6), str(dataset), policy, disk):
         resumed += bool(list(mine.glob("layout-*.partial/*.progress")))
         found, _ = run(dataset, mine, feature_cache=0.01, policy=policy, disk=disk)
         assert same(found[0] + found[2], ondemand), mine

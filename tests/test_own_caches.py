@@ -15,6 +15,7 @@ import torch
 import featstore
 from tests.conftest import make_graph
 from tests.loaders import make_loader
+from tests.sampled import covering
 
 pytestmark = pytest.mark.shares_resources  # one graph for all tests: its rings stay
 
@@ -76,8 +77,7 @@ def check(batch: featstore.MiniBatch) -> None:
     assert torch.equal(batch.x, X[batch.input_ids])
 
 
-@pytest.mark.parametrize("second", OTHERS)
-@pytest.mark.parametrize("first", PLANNING)
+@pytest.mark.parametrize(("first", "second"), covering(PLANNING, OTHERS))
 def test_epochs_in_turn(graph: Graph, first: str, second: str) -> None:
     with PLANNING[first](graph, "train") as train, OTHERS[second](graph, "val") as val:
         for _ in range(3):

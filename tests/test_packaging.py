@@ -35,10 +35,17 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> str:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """An sdist of the tree, and a wheel made from that sdist, each in an environment of its own: (sdist, wheel)."""
+    """An sdist of the tree, and a wheel made from that sdist, each in an environment of its own: (sdist, wheel).
+
+    Compiled without optimization, by a compiler that takes the last of its ``-O`` options: that is most of a build's time, and
+    the modules that all other tests use were built with it.
+    """
     folder = tmp_path_factory.mktemp("packaging")
     shutil.copytree(ROOT, folder / "tree", ignore=shutil.ignore_patterns(*LEFT_OUT))
-    run(sys.executable, "-m", "build", "--outdir", folder / "dist", folder / "tree", cwd=folder)
+    compiler = folder / "cc"
+    compiler.write_text(f'#!/bin/sh\nexec {sysconfig.get_config_var("CC")} "$@" -O0\n')
+    compiler.chmod(0o755)
+    run(sys.executable, "-m", "build", "--outdir", folder / "dist", folder / "tree", cwd=folder, CC=str(compiler))
     (sdist,) = (folder / "dist").glob("*.tar.gz")
     (wheel,) = (folder / "dist").glob("*.whl")
     return sdist, wheel

@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from featstore.pack.nodedata import named
 from featstore.pack.record import read_record, write_record
 from featstore.plan.simulate import simulate
 from featstore.plan.trace import Trace
-from featstore.testing.faults import random_flips, run_in_child, sweep
+from featstore.testing.faults import forked, random_flips, run_in_child, sweep
 from tests.conftest import make_graph
 from tests.loaders import make_loader
 from tests.test_superbatch import N, dataset, ondemand, same
@@ -333,23 +333,33 @@ def dying_fsync(step: int) -> Callable[[int], None]:
     return fsync
 
 
-def killed(make: Callable[..., None], pack: Path, folder: Path, steps: range, dataset: Path, *options: Any) -> Iterator[Path]:
-    """Yield copies of a pack whose maker died at a durable moment, one for each of ``steps``, until one comes to its end."""
+def die_at_each(make: Callable[[str, int], None], pack: str, folder: str, steps: Sequence[int]) -> None:
+    """Make copies of a pack, in forks that die at one step each, until one comes to its end; in the child."""
     for step in steps:
-        mine = copied(pack, folder / str(step))
-        try:
-            run_in_child(make, str(mine), str(dataset), step, *options)
+        mine = copied(Path(pack), Path(folder) / str(step))
+        if forked(lambda: make(str(mine), step)) is None:
+            shutil.rmtree(mine)
             return
-        except AssertionError as error:
-            assert "SIGKILL" in str(error)
-        yield mine
     raise AssertionError("no run reached its end")
 
 
-def _killed(mine: str, dataset: str, step: int, policy: str, disk: str | None) -> None:
-    """Die at the ``step``-th durable moment of packing, in memory that takes several episodes."""
-    os.fsync = dying_fsync(step)
-    run(Path(dataset), Path(mine), memory="3MB", feature_cache=0.01, epochs=0, policy=policy, disk=disk)
+def killed(make: Callable[..., None], pack: Path, folder: Path, steps: range, *arguments: Any) -> list[Path]:
+    """Return copies of a pack whose maker died at a durable moment, one for each of ``steps`` up to that where one did not.
+
+    ``make(pack, folder, steps, *arguments)`` calls :func:`die_at_each`; all makers are forks of one child.
+    """
+    run_in_child(make, str(pack), str(folder), [*steps], *arguments)
+    return [mine for step in steps if (mine := folder / str(step) / "copy").exists()]
+
+
+def _killed(pack: str, folder: str, steps: list[int], dataset: str, policy: str, disk: str | None) -> None:
+    """Die at a durable moment of packing, in memory that takes several episodes."""
+
+    def make(mine: str, step: int) -> None:
+        os.fsync = dying_fsync(step)
+        run(Path(dataset), Path(mine), memory="3MB", feature_cache=0.01, epochs=0, policy=policy, disk=disk)
+
+    die_at_each(make, pack, folder, steps)
 
 
 @SHARING
@@ -358,7 +368,7 @@ def test_killed_at_every_durable_moment(
 ) -> None:
     """A killed maker is followed by one that goes on; what it makes is what an undisturbed one makes."""
     resumed = 0
-    for mine in killed(_killed, pack, tmp_path, range(1, 60, 7), dataset, policy, disk):
+    for mine in killed(_killed, pack, tmp_path, range(1, 60, 7), str(dataset), policy, disk):
         kept = [*mine.glob("layout-*.partial/*.progress"), *mine.glob("layout-*.partial/done.?")]
         before = {path.name: path.read_bytes() for path in mine.glob("layout-*.partial/done.?")}
         resumed += bool(kept)

@@ -21,6 +21,7 @@ from featstore.storage.builddir import BuildDirectory
 from featstore.storage.catalog import current_catalog
 from featstore.storage.directory import open_directory, remove_replaced
 from featstore.storage.lock import OPENING_LOCK, FileLock
+from tests.sampled import covering
 
 # Replaces the dataset by links to the files of two others in turn: about a millisecond each, so that readers meet it often.
 WRITER = """
@@ -82,8 +83,7 @@ def open_often(path: Path, n_opens: int, n_rows: int, verify: str) -> None:
     assert set(seen) == {0, 1}, "the writer replaced nothing while this read"
 
 
-@pytest.mark.parametrize("how", ["exchange", "two steps"])
-@pytest.mark.parametrize("verify", ["always", "open", "off"])
+@pytest.mark.parametrize(("verify", "how"), covering(["always", "open", "off"], ["exchange", "two steps"]))
 def test_some_hundred_opens_of_a_dataset_that_is_replaced_without_pause(tmp_path: Path, verify: str, how: str) -> None:
     with replaced_without_pause(tmp_path, 20, how) as path:
         open_often(path, 100, 20, verify)

@@ -1,0 +1,38 @@
+"""Samples of cases for the ordinary run: the other cases are marked ``stress``, so that no case is left out by both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import combinations, product
+from typing import Any
+
+import pytest
+
+__all__ = ["covering", "one_in"]
+
+
+def covering(*axes: Iterable[Any], together: int = 1) -> list[Any]:
+    """Return the product of the values of several parameters, for :func:`pytest.mark.parametrize`.
+
+    The ordinary run has each value of each parameter; with ``together=2``, each pair of values of two parameters.
+    """
+    values = [list(axis) for axis in axes]
+    cases = list(product(*(range(len(axis)) for axis in values)))
+    places = list(combinations(range(len(values)), together))
+    wanted = {(place, tuple(case[k] for k in place)) for case in cases for place in places}
+    chosen = set()
+    while wanted:
+        covers = {case: wanted & {(place, tuple(case[k] for k in place)) for place in places} for case in cases}
+        best = max(cases, key=lambda case: len(covers[case]))  # the first of equals: the same each time
+        wanted -= covers[best]
+        chosen.add(best)
+    return [_case([axis[k] for axis, k in zip(values, case, strict=True)], case in chosen) for case in cases]
+
+
+def one_in(n: int, cases: Sequence[Any]) -> list[Any]:
+    """Return the values of one parameter, for :func:`pytest.mark.parametrize`: the ordinary run has the first of every ``n``."""
+    return [_case([case], number % n == 0) for number, case in enumerate(cases)]
+
+
+def _case(values: Sequence[Any], is_chosen: bool) -> Any:
+    return pytest.param(*values, marks=() if is_chosen else pytest.mark.stress)
