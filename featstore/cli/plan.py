@@ -36,7 +36,7 @@ from featstore.config import format_size, parse_size
 from featstore.gather.device import check_device
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.progress import Bar
-from featstore.plan.choice import choose, copy_bandwidth, observe
+from featstore.plan.choice import choose, chosen_mask, copy_bandwidth, observe
 from featstore.plan.cost import ONLINE, Machine
 from featstore.plan.misscurve import DEFAULT_SIZES, Step, miss_curve, parse_sizes
 from featstore.plan.redundancy import N_BATCHES, redundancy
@@ -46,7 +46,6 @@ from featstore.storage.drive import drive_speed
 from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.strategies.actual import kept_runs, runs_table
 from featstore.strategies.devicecache import DeviceCache
-from featstore.strategies.devicechoice import chosen_mask
 from featstore.strategies.devicefill import SIZED_LATER, rows_left
 from featstore.strategies.estimates import plugin_estimates
 
@@ -171,8 +170,10 @@ def _explain(options: argparse.Namespace) -> int:
             machine = Machine(drive, copy_bandwidth(row_bytes, graph.options.threads, graph.budget))
             sizes = parse_sizes(options.sizes, graph.num_nodes, row_bytes)
             device = check_device(options.device)
-            with graph.policy_inputs(row_bytes) as inputs:
-                on_device = {rows: _on_device(options, graph, device, row_bytes, rows) for rows in sizes}
+            on_device = {rows: _on_device(options, graph, device, row_bytes, rows) for rows in sizes}
+            most = max(on_device.values(), default=0)
+            with graph.budget.reserve("cost model", (2 + bool(most)) * graph.num_nodes + 8 * most):
+                degrees = graph.short_degrees()
                 choices = [
                     choose(
                         observe(
@@ -185,11 +186,11 @@ def _explain(options: argparse.Namespace) -> int:
                             epochs=options.epochs or 1,
                             disk_bytes=options.disk,
                             ahead_bytes=ahead,
-                            out_degree=inputs.context.out_degree,
+                            out_degree=degrees,
                             online=ONLINE,
                             device_rows=on_device[rows],
                             device_on_host=device.type == "cpu",
-                            on_device=chosen_mask(inputs.context.out_degree, on_device[rows]) if on_device[rows] else None,
+                            on_device=chosen_mask(degrees, on_device[rows]) if on_device[rows] else None,
                         ),
                         machine,
                         plugin_estimates,

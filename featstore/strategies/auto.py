@@ -16,14 +16,14 @@ from featstore.pack.makelayout import layout_sizes
 from featstore.pack.nodedata import carried_bytes
 from featstore.pack.offline import Pack
 from featstore.pack.sharing import count_planned, count_static, shared_there
-from featstore.plan.choice import Choice, choose, copy_bandwidth, observe
+from featstore.plan.choice import Choice, choose, chosen_mask, copy_bandwidth, observe
 from featstore.plan.cost import ONLINE, PLANNED, STATIC, Estimate, Machine, OnDisk, Workload
 from featstore.sampling.drawn import SampledBatches
 from featstore.storage.drive import drive_speed
 from featstore.strategies.actual import Epochs
 from featstore.strategies.base import EpochRun, Runner, Strategy
 from featstore.strategies.caches import make_room
-from featstore.strategies.devicechoice import DEVICE_POLICY, chosen_mask
+from featstore.strategies.devicechoice import DEVICE_POLICY
 from featstore.strategies.devicefill import SIZED_LATER, FilledLater
 from featstore.strategies.estimates import plugin_estimates
 from featstore.strategies.length import choose_size
@@ -208,9 +208,11 @@ def decide(setup: Setup, planning: Planning, *, capacity: int, epochs: int) -> D
         on_device = None if tier is None or tier.map is None else tier.map.slot_of_row >= 0
         n_device = (setup.device_rows or 0) if setup.on_device is None else setup.on_device.expected_rows(setup, capacity * width)
         later = setup.on_device if tier is None and isinstance(setup.on_device, FilledLater) else None
-        with graph.policy_inputs(width) as inputs:
-            if later is not None and n_device and later.policy.name == DEVICE_POLICY:
-                on_device = chosen_mask(inputs.context.out_degree, n_device)
+        is_degree = later is not None and n_device > 0 and later.policy.name == DEVICE_POLICY
+        with graph.budget.reserve("cost model", (2 + is_degree) * graph.num_nodes + 8 * is_degree * n_device):
+            degrees = graph.short_degrees() if capacity or is_degree else None
+            if is_degree and degrees is not None:
+                on_device = chosen_mask(degrees, n_device)
             workload = observe(
                 trace,
                 row_bytes=width,
@@ -229,7 +231,7 @@ def decide(setup: Setup, planning: Planning, *, capacity: int, epochs: int) -> D
                 device_on_host=setup.device.type == "cpu",
                 online=ONLINE,
                 ahead_bytes=min(ahead_bytes(setup), graph.budget.total // AHEAD_SHARE),
-                out_degree=inputs.context.out_degree if capacity else None,
+                out_degree=degrees if capacity else None,
             )
         stored = 0 if profile is None else profile.n_bytes // profile.n_sampled
         workload = replace(workload, superbatch=_streamed_size(setup, planning, workload, stored), on_disk=counted)
