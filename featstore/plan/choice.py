@@ -17,7 +17,7 @@ from featstore.cache.rowmap import huge_array
 from featstore.cache.select import top_rows
 from featstore.cache.table import FeatureCache
 from featstore.gather.sources import MemorySource
-from featstore.plan.cost import SAMPLE_BYTES, Estimate, Machine, Workload, cheapest, estimate_all, table
+from featstore.plan.cost import Estimate, Machine, Workload, cheapest, estimate_all, table
 from featstore.plan.planmemory import planning_bytes
 from featstore.plan.rowsample import NUMBERED_BYTES, RowSample, numbered
 from featstore.plan.simulate import simulate
@@ -45,7 +45,6 @@ TIMED = 3  # batches
 REPLAYED = 1 << 18  # accesses that tell of an epoch what more of them would: hits within 1 %
 MISS_MARGIN = 1.25  # superbatches differ
 REPEATS = 0.05  # of the rows loaded late: fewer are chance
-MOST_BATCHES = 200  # that are recorded; the rest of the epoch is taken to be like them
 
 
 @dataclass(frozen=True)
@@ -58,6 +57,8 @@ class Choice:
     taken: Estimate
     reason: str
     note: str = ""  # what was not known yet
+    passes: int | None = None  # over the features, of an epoch in superbatches of the workload's length
+    advice: str | None = None  # what would make them fewer
 
     def table(self) -> str:
         """Return the estimates as text, the one that was taken marked by a star."""
@@ -72,6 +73,7 @@ class Choice:
         if self.workload.device_rows:
             head += f"; {self.workload.device_rows:,} rows on the device"
         head += f"\n{self.note}" if self.note else ""
+        taken += f"\nstreamed: {self.advice}" if self.advice else ""
         return f"{head}\n{table(self.estimates, self.workload.epochs, self.taken)}\n{taken}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -84,6 +86,7 @@ class Choice:
             "capacity": self.workload.capacity,
             "device_rows": self.workload.device_rows,
             "note": self.note,
+            "superbatch": {"batches": self.workload.superbatch, "passes": self.passes, "advice": self.advice},
             "estimates": [each.to_dict(epochs) for each in self.estimates],
             "drive": asdict(self.machine.drive),
             "copy_bandwidth": self.machine.copy_bandwidth,
@@ -175,7 +178,7 @@ def observe(
     passes_s : float
         Of those, seconds that an epoch takes no matter how many batches it has: passes over neighbour lists.
     superbatch : int, optional
-        As many batches as fit the disk by default, 200 at most.
+        Batches of one; all by default.
     online : str, optional
         An online policy to simulate as well.
     epochs, disk_bytes, has_pack, pack_epochs, layouts, device_rows, device_on_host, ahead_bytes
@@ -232,8 +235,6 @@ def observe(
             seen = _look(trace, trace.n, capacity, device_rows, total, on_device, by_degree, online, budget)
             del by_degree
     scale = total / max(1, recorded)
-    stored = 4 * SAMPLE_BYTES * trace.n_accesses * scale + 2 * seen.loads * row_bytes  # at once, as many as lie on disk
-    most = MOST_BATCHES if disk_bytes is None else int(disk_bytes * total / max(1.0, stored))
     return Workload(
         n_rows=trace.n,
         row_bytes=row_bytes,
@@ -245,7 +246,7 @@ def observe(
         sample_s=passes_s + (sample_s - passes_s) * scale,
         plan_s=seen.plan_s,
         count_s=seen.count_s,
-        superbatch=max(1, min(total, MOST_BATCHES, most) if superbatch is None else min(total, superbatch)),
+        superbatch=max(1, total if superbatch is None else min(total, superbatch)),
         epochs=epochs,
         disk_bytes=disk_bytes,
         has_pack=has_pack,

@@ -26,7 +26,7 @@ from featstore.strategies.caches import make_room
 from featstore.strategies.devicechoice import DEVICE_POLICY
 from featstore.strategies.devicefill import SIZED_LATER, FilledLater
 from featstore.strategies.estimates import plugin_estimates
-from featstore.strategies.length import choose_size
+from featstore.strategies.length import Length
 from featstore.strategies.lookahead import rows_in_memory
 from featstore.strategies.memory import ask
 from featstore.strategies.options import CACHE, DISK, EPOCHS, PACK, RUN_DIR, option, options_of
@@ -34,7 +34,7 @@ from featstore.strategies.packed import batches_of, packed_length, size_for_pack
 from featstore.strategies.profile import Profile, pack_trace
 from featstore.strategies.registry import find_strategy, register_strategy
 from featstore.strategies.setup import Planning, Setup
-from featstore.strategies.streamed import passes_over
+from featstore.strategies.streamed import StreamedRunner
 from featstore.strategies.superbatch import AHEAD_SHARE, plan_ahead
 from featstore.strategies.superbatchepoch import ahead_bytes
 
@@ -85,7 +85,7 @@ class Auto(Strategy):
             cache = size_for_pack(setup, memory, pack)
         planning = plan_ahead(setup, PLANNED, "auto", self.disk, self.run_dir)
         with setup.watch.time("auto"):
-            decision = decide(setup, planning, capacity=rows_in_memory(setup, memory, cache), epochs=self.epochs)
+            decision = decide(setup, planning, cache, capacity=rows_in_memory(setup, memory, cache), epochs=self.epochs)
         profile = decision.profile
         try:
             chosen = self._chosen(decision, cache, pack)
@@ -172,7 +172,7 @@ class Decision:
     choice: Choice | None = None
 
 
-def decide(setup: Setup, planning: Planning, *, capacity: int, epochs: int) -> Decision:
+def decide(setup: Setup, planning: Planning, cache: int | float | str | None, *, capacity: int, epochs: int) -> Decision:
     """Choose strategy and policy for a loader.
 
     Notes
@@ -233,10 +233,10 @@ def decide(setup: Setup, planning: Planning, *, capacity: int, epochs: int) -> D
                 ahead_bytes=min(ahead_bytes(setup), graph.budget.total // AHEAD_SHARE),
                 out_degree=degrees if capacity else None,
             )
-        stored = 0 if profile is None else profile.n_bytes // profile.n_sampled
-        workload = replace(workload, superbatch=_streamed_size(setup, planning, workload, stored), on_disk=counted)
+        length = _streamed_length(setup, replace(planning, miss_share=workload.miss_share), cache, profile)
+        workload = replace(workload, superbatch=length.n_batches, on_disk=counted)
         machine = Machine(speed, copy_bandwidth(width, graph.options.threads, graph.budget))
-        choice = choose(workload, machine, partial(_others, setup))
+        choice = replace(choose(workload, machine, partial(_others, setup)), passes=length.passes, advice=length.advice)
         if later is not None:
             choice = replace(choice, note=SIZED_LATER)
     except BaseException as error:
@@ -323,10 +323,13 @@ def _packs(
     return layouts, counted
 
 
-def _streamed_size(setup: Setup, planning: Planning, w: Workload, stored: int) -> int:
-    """Return how many batches a superbatch would have whose samples take ``stored`` bytes each."""
-    n_accesses = w.n_accesses // max(1, w.n_batches)
-    plan = 12 * n_accesses
-    packed = int(n_accesses * w.row_bytes * w.miss_share) // 2
-    passes = passes_over(setup, n_accesses, w.miss_share)
-    return choose_size(planning, setup.graph, len(setup.batches), n_accesses, stored + plan + packed, passes)
+def _streamed_length(setup: Setup, planning: Planning, cache: int | float | str | None, profile: Profile | None) -> Length:
+    """Return how long superbatches would be in a run; where it has no memory for them, one batch each."""
+    setup = replace(setup, planning=planning)
+    if profile is not None:
+        left = None if planning.disk is None else planning.disk - profile.n_bytes
+        setup = replace(setup, batches=profile, planning=replace(planning, disk=left))
+    try:
+        return StreamedRunner.foreseen(setup, cache)
+    except BudgetError:
+        return Length(1, len(setup.batches))

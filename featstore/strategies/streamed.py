@@ -26,7 +26,7 @@ from featstore.storage.rundir import DiskBudget, RunDirectory, finalize_here
 from featstore.strategies.base import EpochRun, Runner
 from featstore.strategies.batchsize import BatchSize, larger
 from featstore.strategies.caches import ask_beside_caches, make_room
-from featstore.strategies.length import Passes, least_size, what_would_help
+from featstore.strategies.length import Length, Passes, judge_length, least_size, passes_over
 from featstore.strategies.lookahead import look_ahead, rows_in_memory
 from featstore.strategies.memory import Memory, Request
 from featstore.strategies.profile import Profile
@@ -35,7 +35,7 @@ from featstore.strategies.setup import Setup
 from featstore.strategies.superbatch import Superbatch, SuperbatchRunner, planned_edge_bytes, run_planned
 from featstore.strategies.superbatchepoch import AHEAD
 
-__all__ = ["Streamed", "StreamedRunner", "passes_over"]
+__all__ = ["Streamed", "StreamedRunner"]
 
 Int64s = npt.NDArray[np.int64]
 
@@ -116,14 +116,29 @@ class StreamedRunner(SuperbatchRunner):
     def _warn(self) -> None:
         """Warn where the length "auto" makes many passes over the features, and say what would make them fewer."""
         setup, batch = self._setup, self.memory.batch
-        assert setup.planning is not None
-        passes = self._passes(setup, batch.n_rows)
-        if setup.planning.superbatch != "auto" or passes is None:
-            return
-        size, stored = int(self._planning.superbatch), self._stored(setup, batch)
-        advice = what_would_help(setup.planning, setup.graph, len(setup.batches), batch.n_rows, stored, passes, size)
+        advice = self._judged(setup, batch, int(self._planning.superbatch)).advice
         if advice is not None:
             warnings.warn(f"strategy 'streamed': {advice}", PerformanceWarning, stacklevel=2)
+
+    @classmethod
+    def foreseen(cls, setup: Setup, cache: int | float | str | None) -> Length:
+        """Return how long the superbatches of a run would be, in the memory that it would be granted.
+
+        Raises
+        ------
+        BudgetError
+            The memory does not suffice for a run.
+        """
+        assert setup.planning is not None
+        of_edges = planned_edge_bytes(setup)
+        setup, memory = ask_beside_caches(setup, cache, setup.planning.policy, cls.requests, plans=True, of_edges=of_edges)
+        return cls._judged(setup, memory.batch, cls._granted_length(setup, memory)[0])
+
+    @classmethod
+    def _judged(cls, setup: Setup, batch: BatchSize, size: int) -> Length:
+        assert setup.planning is not None
+        passes, stored = cls._passes(setup, batch.n_rows), cls._stored(setup, batch)
+        return judge_length(setup.planning, setup.graph, len(setup.batches), batch.n_rows, stored, passes, size=size)
 
     def stats(self) -> dict[str, Any]:
         """Return ``superbatch``, with the ``passes`` over the features of an epoch."""
@@ -169,7 +184,8 @@ class StreamedRunner(SuperbatchRunner):
     @classmethod
     def _passes(cls, setup: Setup, n_accesses: int) -> Passes | None:
         assert setup.planning is not None
-        return passes_over(setup, n_accesses, setup.planning.miss_share)
+        width = sum(setup.row_bytes.values())
+        return passes_over(setup.graph.num_nodes * width, width, len(setup.batches), n_accesses, setup.planning.miss_share)
 
     def _packer(self, runs: RunDirectory, disk: DiskBudget) -> Pack | None:
         planning = self._setup.planning
@@ -190,13 +206,6 @@ class StreamedRunner(SuperbatchRunner):
             may_skip=may_skip,
         )
         return _PreparingPack(pack, self._setup, larger(self.memory.batch.n_rows))
-
-
-def passes_over(setup: Setup, n_accesses: int, miss_share: float) -> Passes:
-    """Return what passes over a loader's features cost, by the rows of one batch and the share of them that its cache lacks."""
-    width = sum(setup.row_bytes.values())
-    n, gathered = len(setup.batches), n_accesses * width
-    return Passes(setup.graph.num_nodes * width, 2 * int(gathered * miss_share) * n, gathered * n)
 
 
 def _resize(arenas: PackArenas, n_bytes: int) -> None:
