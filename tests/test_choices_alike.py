@@ -42,7 +42,7 @@ def explained(path: Path, capsys: pytest.CaptureFixture[str], *more: str) -> dic
     return found
 
 
-@pytest.mark.parametrize("disk", [None, "600KB"])
+@pytest.mark.parametrize("disk", [None, "200KB"])
 def test_what_is_judged_is_what_runs(
     sparse: Path, disk: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

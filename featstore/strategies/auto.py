@@ -5,12 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
-from featstore.errors import BudgetError
+from featstore.errors import BudgetError, PerformanceWarning
 from featstore.pack.layout import LayoutOptions, find_layouts, layout_bytes
 from featstore.pack.makelayout import layout_sizes
 from featstore.pack.nodedata import carried_bytes
@@ -26,12 +27,12 @@ from featstore.strategies.caches import make_room
 from featstore.strategies.devicechoice import DEVICE_POLICY
 from featstore.strategies.devicefill import SIZED_LATER, FilledLater
 from featstore.strategies.estimates import plugin_estimates
-from featstore.strategies.length import Length
+from featstore.strategies.length import Length, at_least
 from featstore.strategies.lookahead import rows_in_memory
 from featstore.strategies.memory import ask
 from featstore.strategies.options import CACHE, DISK, EPOCHS, PACK, RUN_DIR, option, options_of
 from featstore.strategies.packed import batches_of, packed_length, size_for_pack
-from featstore.strategies.profile import Profile, pack_trace
+from featstore.strategies.profile import DISK_SHARE, Profile, pack_trace, profile_batches
 from featstore.strategies.registry import find_strategy, register_strategy
 from featstore.strategies.setup import Planning, Setup
 from featstore.strategies.streamed import StreamedRunner
@@ -243,12 +244,30 @@ def decide(setup: Setup, planning: Planning, cache: int | float | str | None, *,
         if profile is not None:
             profile.close()
         if isinstance(error, BudgetError):
+            needed = max(error.needed or 0, graph.budget.total * 9 // 8)
+            _warn(f"no memory to estimate: {error.message}", f"memory='{at_least(needed)}'")
             return _default(setup, planning, capacity, f"no memory to estimate: {error.message}")
         if isinstance(error, OSError) and error.errno == errno.ENOSPC and planning.disk is not None:
+            _warn(f"no disk to estimate: {error.strerror}", f"disk='{at_least(_profile_disk(setup))}'")
             return _default(setup, planning, capacity, f"no disk to estimate: {error.strerror}")
         raise
     policy = None if choice.taken.policy == "none" else choice.taken.policy
     return Decision(choice.taken.strategy, policy, choice.to_dict(), profile, workload.miss_share, choice)
+
+
+def _warn(reason: str, more: str) -> None:
+    warnings.warn(
+        f"strategy 'auto': {reason}; so what needs least is taken, which may be slow: give {more} or more",
+        PerformanceWarning,
+        stacklevel=2,
+    )
+
+
+def _profile_disk(setup: Setup) -> int:
+    """Return the disk of which the part for a profile holds the batches that are looked at."""
+    batch = setup.batch
+    stored = 0 if batch is None else 8 * batch.n_rows + 4 * batch.n_stored
+    return DISK_SHARE * profile_batches(len(setup.batches)) * max(4096, stored)
 
 
 def _others(setup: Setup, workload: Workload, machine: Machine) -> list[Estimate]:

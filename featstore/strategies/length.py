@@ -16,12 +16,15 @@ from featstore.plan.planmemory import PLANNER_SHARE, planning_bytes
 from featstore.strategies.setup import Planning, Setup
 
 __all__ = [
+    "SEVERAL",
     "Length",
     "Passes",
+    "at_least",
     "choose_size",
     "edge_planner_bytes",
     "judge_length",
     "least_size",
+    "longest_auto",
     "passes_over",
     "planner_bytes",
     "what_would_help",
@@ -180,7 +183,7 @@ def choose_size(
     """
     if not isinstance(planning.superbatch, str):
         return min(planning.superbatch, max(1, n_batches))
-    most, total = min(_most(planning, n_batches), _by_disk(planning, stored)), graph.budget.total
+    most, total = min(longest_auto(planning, n_batches), _by_disk(planning, stored)), graph.budget.total
 
     def largest(limit: int, spilled: bool) -> int:
         def needed(size: int) -> int:
@@ -203,28 +206,28 @@ def what_would_help(
     planning: Planning, graph: Any, n_batches: int, n_accesses: int, stored: int, passes: Passes, size: int
 ) -> str | None:
     """Return what to give more of where an epoch in superbatches of ``size`` moves several times what it could; else None."""
-    best = _most(planning, n_batches)
+    best = longest_auto(planning, n_batches)
     n, fewest = (-(-n_batches // max(1, each)) for each in (size, best))
     if n <= passes.cheap or passes.moved(n) <= SEVERAL * passes.moved(fewest):
         return None
     if size < min(best, _by_disk(planning, stored)):
         needed = 2 * planner_bytes(planning, graph, n_batches, n_accesses, best, spilled=True)
-        more = f"memory='{_at_least(max(needed, graph.budget.total * 9 // 8))}'"
+        more = f"memory='{at_least(max(needed, graph.budget.total * 9 // 8))}'"
     else:
-        more = f"disk='{_at_least(best * (4 * stored + 1))}'"
+        more = f"disk='{at_least(best * (4 * stored + 1))}'"
     return (
         f"superbatches have {size} of {n_batches} batches, so an epoch reads the features {n} times, "
         f"{format_size(n * passes.n_bytes)}; {more} would make it {fewest}"
     )
 
 
-def _at_least(n_bytes: int) -> str:
+def at_least(n_bytes: int) -> str:
     """Return a size as an option takes it, not less than ``n_bytes``."""
     unit, name = (1 << 20, "MiB") if n_bytes >= 16 << 20 else (1 << 10, "KiB")
     return f"{-(-n_bytes // unit)}{name}"
 
 
-def _most(planning: Planning, n_batches: int) -> int:
+def longest_auto(planning: Planning, n_batches: int) -> int:
     """Return the most batches that the length "auto" takes."""
     # Rolling, the look-ahead makes more batches worth little; serial, the cache begins anew with each superbatch.
     return max(1, min(MOST_AUTO_BATCHES, n_batches) if planning.overlap else n_batches)
