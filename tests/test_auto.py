@@ -142,7 +142,9 @@ def test_a_small_disk_bounds_the_profile(data: Path) -> None:
             profile.close()
         with pytest.raises(OSError, match="disk budget"):
             Profile(setup, f"{g.path}.runs", 1000)
-        with loader(g, "auto", feature_cache=0.1, disk=1000) as auto:
+        with pytest.warns(featstore.PerformanceWarning, match=r"no disk.*give disk='\d+KiB'"):
+            auto = loader(g, "auto", feature_cache=0.1, disk=1000)
+        with auto:
             assert "no disk" in auto.stats()["auto"]["reason"]
     assert not (data.parent / "g.runs").exists()
 
@@ -150,7 +152,9 @@ def test_a_small_disk_bounds_the_profile(data: Path) -> None:
 def test_where_there_is_no_memory_to_estimate_rows_are_read_on_demand(data: Path) -> None:
     with featstore.open(data, memory="2MiB") as g:
         held = g.budget.reserve("the test", g.budget.available - 600_000)
-        with loader(g, "auto", feature_cache=0.01, prefetch=0, threads=1) as auto:
+        with pytest.warns(featstore.PerformanceWarning, match=r"no memory.*give memory='\d+KiB'"):
+            auto = loader(g, "auto", feature_cache=0.01, prefetch=0, threads=1)
+        with auto:
             found = auto.stats()["auto"]
             held.release()
             assert found["taken"]["strategy"] == "ondemand"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +58,48 @@ def test_loads_are_the_superbatchs(dataset: Path) -> None:
         assert loads[0] == loads[1]
 
 
+@pytest.mark.filterwarnings("ignore::featstore.PerformanceWarning")
 def test_tight_memory_is_slow_or_an_error_never_a_hang(dataset: Path, ondemand: list[Any]) -> None:
     runs_or_names_a_budget(dataset, ondemand, (8000, 2500, 1500, 1000, 700, 450), strategy="streamed")
+
+
+def test_packing_in_several_passes_is_said(dataset: Path, ondemand: list[Any]) -> None:
+    """The passes that ran are counted, not those that were hoped for; the memory that is named makes them fewer."""
+
+    def run(memory: str) -> tuple[dict[str, Any], list[str]]:
+        with featstore.open(dataset, memory=memory) as g, warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
+            options: dict[str, Any] = {"batch_size": 40, "seed": 3, "superbatch": 6, "feature_cache": 0.01}
+            with make_loader(g, sampler, g.node_data["train_idx"], strategy="streamed", **options) as loader:
+                for batch, expected in zip(loader, ondemand[:25], strict=True):
+                    assert torch.equal(batch.x, expected[1][3])
+                return loader.stats()["superbatch"], [str(each.message) for each in said]
+
+    roomy, nothing = run("64MB")
+    assert (roomy["passes"], nothing) == (5, [])
+    runs = []
+    with contextlib.suppress(featstore.BudgetError):  # down to the least that works
+        for kilobytes in range(1600, 0, -100):
+            runs.append(run(f"{kilobytes}KB"))
+    tight, said = max(runs, key=lambda each: each[0]["passes"])
+    assert tight["passes"] > 5, [each[0] for each in runs]
+    assert len(said) == 1, "once a loader"
+    assert "is packed in" in said[0]
+    found = re.search(r"memory='(\w+)'", said[0])
+    assert found is not None
+    assert run(found[1])[0]["passes"] < tight["passes"]
+
+
+@pytest.mark.filterwarnings("ignore::featstore.PerformanceWarning")
+@pytest.mark.parametrize("disk", ["8KB", "5MB"])
+def test_a_look_ahead_that_failed_is_said(dataset: Path, disk: str) -> None:
+    with featstore.open(dataset, memory="64MB") as g:
+        sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
+        options: dict[str, Any] = {"batch_size": 40, "strategy": "streamed", "disk": disk, "feature_cache": 0.1}
+        with make_loader(g, sampler, g.node_data["train_idx"], **options) as loader:
+            said = loader.stats()["superbatch"].get("not_looked", "")
+            assert said.startswith("no disk: ") == (disk == "8KB")
 
 
 def test_disk_budget_early_break_and_errors(dataset: Path, tmp_path: Path) -> None:
@@ -127,11 +170,10 @@ def test_superbatches_are_as_long_as_what_will_be_missed_allows(
     shares = []
 
     def sparse(*arguments: Any) -> Any:
-        profile, _ = real(*arguments)
-        return profile, 0.001  # far too few: what is missed then does not fit
+        return real(*arguments)[0], 0.001, ""  # far too few: what is missed then does not fit
 
     def full(*arguments: Any) -> Any:
-        return real(*arguments)[0], 1.0
+        return real(*arguments)[0], 1.0, ""
 
     def noting(*arguments: Any) -> Any:
         found = real(*arguments)
@@ -147,9 +189,15 @@ def test_superbatches_are_as_long_as_what_will_be_missed_allows(
             options: dict[str, Any] = {"batch_size": 40, "seed": 3, "strategy": "streamed", "disk": disk, "feature_cache": cache}
             with make_loader(g, sampler, g.node_data["train_idx"], **options) as loader:
                 sizes.append(loader._runner._planning.superbatch)
-                for batch, expected in zip(loader, ondemand, strict=False):
-                    assert torch.equal(batch.input_ids, expected[1][0])
-                    assert torch.equal(batch.x, expected[1][3])
+                with warnings.catch_warnings(record=True) as said:
+                    warnings.simplefilter("always")
+                    for batch, expected in zip(loader, ondemand, strict=False):
+                        assert torch.equal(batch.input_ids, expected[1][0])
+                        assert torch.equal(batch.x, expected[1][3])
+                assert len([str(each.message) for each in said if "read at random; disk='" in str(each.message)]) == (
+                    look_ahead is sparse
+                ), "once a loader"
+                assert (loader.stats()["superbatch"]["unpacked"] > 0) == (look_ahead is sparse)
                 hits = loader.stats()["hits"]
                 profile = loader._runner.profile
                 assert profile is not None

@@ -11,7 +11,7 @@ import featstore
 from featstore.budget import Budget
 from featstore.plan import choice as choice_module
 from featstore.plan.choice import expected_hits, observe, static_hits
-from featstore.plan.rowsample import RowSample
+from featstore.plan.rowsample import RowSample, numbered
 from featstore.plan.simulate import row_counts
 from featstore.plan.trace import Trace
 from featstore.plan.unseen import distinct_rows, tally
@@ -82,15 +82,42 @@ def test_a_part_of_the_rows(n: int, halvings: int) -> None:
     rng = np.random.default_rng(n)
     trace = Trace([rng.permutation(n)[: rng.integers(0, n + 1)] for _ in range(12)] + [np.arange(n)], n)
     sample = RowSample(n, halvings)
-    part, value = sample.trace(trace), sample.values(np.arange(n) * 7)
+    part, value = sample.trace(trace), sample.values(np.arange(n) * 7 + 1)
     assert part.n == sample.n == len(value)
-    rows = value[part[12]] // 7  # the row that each number stands for
-    assert len(rows) == len(np.unique(rows)) == (value >= 0).sum()
+    rows = sample.rows(part[12])  # the row that each number stands for
+    assert len(rows) == len(np.unique(rows)) == (value > 0).sum()
     assert abs(len(rows) - n / 2**halvings) <= 2 + 0.02 * n
     for ids, of_part in zip(trace, part, strict=True):
         assert of_part.dtype == ids.dtype
-        assert sorted(value[of_part] // 7) == sorted(set(ids.tolist()) & set(rows.tolist()))
+        assert sorted(sample.rows(of_part)) == sorted(set(ids.tolist()) & set(rows.tolist()))
+        assert (value[of_part] == sample.rows(of_part) * 7 + 1).all()
     assert part.lengths.tolist() == [len(ids) for ids in part]
+
+
+@given(st.lists(st.sets(st.integers(0, 30)), max_size=8))
+def test_rows_that_are_asked_for_get_numbers(batches: list[set[int]]) -> None:
+    rows, found = numbered(Trace([sorted(batch) for batch in batches], 31))
+    assert rows.tolist() == sorted(set().union(*batches)), "and no others"
+    assert found.n == len(rows)
+    assert [rows[ids].tolist() for ids in found] == [sorted(batch) for batch in batches]
+
+
+def test_what_is_told_does_not_depend_on_rows_that_nobody_asks_for() -> None:
+    """A field of many rows: memory for accesses, slots, and some bytes a row; told is the same of them."""
+    few, many = 4000, 2_000_000
+    batches, capacity = skewed(few, 10, 300), 200
+    degree = np.zeros(many, np.uint16)
+    degree[:few] = np.arange(few)[::-1]
+    for total in (10, 40):
+        options = {"row_bytes": 8, "n_batches": total, "online": "sieve", "capacity": capacity}
+        budget = Budget(1 << 26)
+        found = observe(Trace(batches, many), budget=budget, out_degree=degree, **options)
+        near = observe(Trace(batches, few), budget=Budget(1 << 26), out_degree=degree[:few], **options)
+        assert (found.n_top, found.n_degree, found.n_batches) == (near.n_top, near.n_degree, near.n_batches)
+        assert found.n_static == near.n_static
+        assert found.loads == pytest.approx(near.loads, rel=0.05)
+        assert found.online_loads == near.online_loads
+        assert budget.peak <= many + 100 * 3000 + 64 * capacity
 
 
 @pytest.mark.parametrize("is_sorted", [False, True])

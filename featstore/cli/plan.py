@@ -36,8 +36,8 @@ from featstore.config import format_size, parse_size
 from featstore.gather.device import check_device
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.progress import Bar
-from featstore.plan.choice import choose, copy_bandwidth, observe
-from featstore.plan.cost import ONLINE, Machine
+from featstore.plan.choice import Choice, choose, chosen_mask, copy_bandwidth, observe
+from featstore.plan.cost import ONLINE, PLANNED, SAMPLE_BYTES, Machine, Workload
 from featstore.plan.misscurve import DEFAULT_SIZES, Step, miss_curve, parse_sizes
 from featstore.plan.redundancy import N_BATCHES, redundancy
 from featstore.plan.trace import Trace
@@ -45,10 +45,15 @@ from featstore.sampling.neighbor import NeighborSampler
 from featstore.storage.drive import drive_speed
 from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.strategies.actual import kept_runs, runs_table
+from featstore.strategies.batchsize import ROW_BYTES
 from featstore.strategies.devicecache import DeviceCache
-from featstore.strategies.devicechoice import chosen_mask
 from featstore.strategies.devicefill import SIZED_LATER, rows_left
 from featstore.strategies.estimates import plugin_estimates
+from featstore.strategies.length import judge_length, passes_over
+from featstore.strategies.profile import DISK_SHARE, profile_batches
+from featstore.strategies.setup import Planning
+from featstore.strategies.superbatch import AHEAD_SHARE
+from featstore.strategies.superbatchepoch import most_ahead
 
 __all__ = ["add_arguments", "run"]
 
@@ -165,34 +170,36 @@ def _explain(options: argparse.Namespace) -> int:
             if not trace.n_accesses:
                 raise ValueError("the trace asks for no rows")
             sample_s = 0.0 if options.trace is not None else (time.perf_counter() - begin) / graph.options.threads
-            ahead = min(graph.budget.total // 16, store.nbytes // 4)  # as a loader of this budget reads ahead
+            ahead = min(graph.budget.total // AHEAD_SHARE, most_ahead(store.nbytes))  # as a loader of this budget reads ahead
             sources = [each.source for each in graph.features.values()]
             drive = drive_speed(graph.reader, graph.path, sources, disk=options.disk, again=options.measure)
             machine = Machine(drive, copy_bandwidth(row_bytes, graph.options.threads, graph.budget))
             sizes = parse_sizes(options.sizes, graph.num_nodes, row_bytes)
             device = check_device(options.device)
-            with graph.policy_inputs(row_bytes) as inputs:
-                on_device = {rows: _on_device(options, graph, device, row_bytes, rows) for rows in sizes}
+            on_device = {rows: _on_device(options, graph, device, row_bytes, rows) for rows in sizes}
+            most = max(on_device.values(), default=0)
+            with graph.budget.reserve("cost model", (2 + bool(most)) * graph.num_nodes + 8 * most):
+                degrees = graph.short_degrees()
                 choices = [
-                    choose(
+                    _choice(
+                        options,
+                        graph,
                         observe(
                             trace,
                             row_bytes=row_bytes,
                             capacity=rows,
                             budget=graph.budget,
                             sample_s=sample_s,
-                            superbatch=options.length,
                             epochs=options.epochs or 1,
                             disk_bytes=options.disk,
                             ahead_bytes=ahead,
-                            out_degree=inputs.context.out_degree,
+                            out_degree=degrees,
                             online=ONLINE,
                             device_rows=on_device[rows],
                             device_on_host=device.type == "cpu",
-                            on_device=chosen_mask(inputs.context.out_degree, on_device[rows]) if on_device[rows] else None,
+                            on_device=chosen_mask(degrees, on_device[rows]) if on_device[rows] else None,
                         ),
                         machine,
-                        plugin_estimates,
                     )
                     for rows in sizes
                 ]
@@ -210,6 +217,26 @@ def _explain(options: argparse.Namespace) -> int:
         text += f"\ndrawn: {options.plot}"
     print_result(options, result, text)
     return 0
+
+
+BATCHES_HELD = 3  # at once, at the least
+
+
+def _choice(options: argparse.Namespace, graph: OutOfCoreGraph, workload: Workload, machine: Machine) -> Choice:
+    """Choose as a loader does, whose superbatches are as long as its disk and memory allow."""
+    n_accesses, width, miss_share = workload.n_accesses // workload.n_batches, workload.row_bytes, workload.miss_share
+    where, disk = f"{graph.path}.runs", options.disk
+    if disk is not None:  # what a loader samples to choose lies there, too
+        disk -= min(disk // DISK_SHARE, profile_batches(workload.n_batches) * SAMPLE_BYTES * n_accesses)
+    planning = Planning(get_policy(PLANNED), options.length or "auto", disk, where, True, miss_share, workload.capacity)
+    passes = passes_over(graph.num_nodes * width, width, workload.n_batches, n_accesses, miss_share)
+    # A trace does not tell edges: there is one at the least by which a row was drawn.
+    stored = (SAMPLE_BYTES + 4) * n_accesses + int(n_accesses * width * miss_share) // 2
+    # Beside the cache, the batches that the loop and the loader have.
+    left = graph.budget.available - workload.capacity * width - BATCHES_HELD * n_accesses * (width + ROW_BYTES)
+    length = judge_length(planning, graph, workload.n_batches, n_accesses, stored, passes, granted=max(0, left))
+    choice = choose(replace(workload, superbatch=length.n_batches), machine, plugin_estimates)
+    return replace(choice, passes=length.passes, advice=length.advice)
 
 
 def _on_device(options: argparse.Namespace, graph: OutOfCoreGraph, device: torch.device, row_bytes: int, capacity: int) -> int:

@@ -33,6 +33,7 @@ from featstore.graph.topology import Topology
 __all__ = ["Kept"]
 
 NEIGHBOR_POLICY = "in_out_ratio"
+PIECE_NODES, MOST_DEGREE = 1 << 18, (1 << 16) - 1
 SHOWN_AFTER_S = 0.5  # a bar over what takes less would only flicker
 
 GivenParts: TypeAlias = "Given | str | KeptParts"
@@ -221,6 +222,17 @@ class Kept(MadeFeatures):
         out_degree, _ = self._snapshot.topology_file("out_degree", self.num_nodes)
         for first, offsets in stored_pieces(self._snapshot, lambda: self.topology, n_nodes):
             yield np.diff(offsets), out_degree.read(first, len(offsets) - 1).reshape(-1).view(np.int64)
+
+    def short_degrees(self) -> npt.NDArray[np.uint16]:
+        """Return the out-degrees, uint16 [n], read in pieces; ``MOST_DEGREE`` stands for all that are higher."""
+        file, width = self._snapshot.topology_file("out_degree", self.num_nodes)
+        if width != 8:
+            raise FormatError(f"{file.path}: out-degrees of {width} bytes", file.path)
+        found = np.empty(self.num_nodes, np.uint16)
+        for first in range(0, self.num_nodes, PIECE_NODES):
+            rows = file.read(first, min(PIECE_NODES, self.num_nodes - first))
+            found[first : first + len(rows)] = np.minimum(rows.reshape(-1).view(np.int64), MOST_DEGREE)
+        return found
 
     # -- neighbour lists ---------------------------------------------------------------------------------------------------------
 

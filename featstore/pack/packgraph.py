@@ -109,5 +109,9 @@ class PackedGraph(Opened):
         budget = self.budget if budget is None else budget
         return PolicyInputs(self.num_nodes, row_bytes, budget, absent, absent, counts, parts, seed)
 
+    def short_degrees(self) -> npt.NDArray[np.uint16]:
+        """See :meth:`featstore.OutOfCoreGraph.short_degrees`; degrees are not there."""
+        raise FileNotFoundError(errno.ENOENT, "degrees are not in the pack, and the dataset is not open", self.path)
+
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"a PackedGraph has no {name!r}: the dataset is not open")

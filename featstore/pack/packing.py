@@ -15,6 +15,7 @@ from featstore.budget import Reservation
 from featstore.errors import BudgetError
 from featstore.gather.sources import ExtentSource
 from featstore.plan.overlapped import MissedRows
+from featstore.storage.extentmap import whole_memory
 from featstore.storage.extents import ExtentMap, ExtentWriter, least_memory
 from featstore.storage.format import sums_seed
 from featstore.storage.pagestream import Arenas, PagedRows
@@ -24,7 +25,7 @@ from featstore.storage.rowfile import ReadStats, RowFile
 from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.storage.writer import FileRecord
 
-__all__ = ["PackArenas", "RowsOf", "RunPacker", "fill_extents", "open_extents"]
+__all__ = ["PackArenas", "PackCounts", "RowsOf", "RunPacker", "fill_extents", "open_extents"]
 
 Int64s = npt.NDArray[np.int64]
 RowsOf = Callable[[int], npt.NDArray[Any]]
@@ -78,6 +79,28 @@ class PackArenas:
             arenas.drop()
 
 
+@dataclass
+class PackCounts:
+    """What packing an epoch's superbatches took so far.
+
+    Parameters
+    ----------
+    done, passes, unpacked : int
+        Superbatches; passes over the features, several for one where memory is short; superbatches that the disk had no room for.
+    most_passes : int
+        Of one superbatch.
+    memory_bytes, disk_bytes : int
+        That packing a superbatch in one pass would have taken; that would have held those that were not packed.
+    """
+
+    done: int = 0
+    passes: int = 0
+    unpacked: int = 0
+    most_passes: int = 0
+    memory_bytes: int = 0
+    disk_bytes: int = 0
+
+
 class RunPacker:
     """Packs superbatches into run files.
 
@@ -116,6 +139,7 @@ class RunPacker:
         may_skip: bool = False,
     ) -> None:
         self._may_skip, self._spares = may_skip, spares
+        self.counts = PackCounts()
         self._bases, self._reader, self._runs, self._disk = bases, reader, runs, disk
         self._memory, self._window_bytes, self._arenas, self._reads = memory, window_bytes, arenas, reads
 
@@ -128,13 +152,19 @@ class RunPacker:
         """See :class:`featstore.plan.overlapped.Pack`."""
         if self._disk.total is None:
             return True
-        needed = sum(ExtentMap(n_missed, base.row_bytes).disk_bytes for base in self._bases.values())
-        return self._disk.used - self._spares.n_bytes + needed + n_bytes <= self._disk.total
+        return self._disk.used - self._spares.n_bytes + self._needed(n_missed) + n_bytes <= self._disk.total
+
+    def _needed(self, n_missed: Int64s) -> int:
+        return sum(ExtentMap(n_missed, base.row_bytes).disk_bytes for base in self._bases.values())
 
     def __call__(self, k: int, n_missed: Int64s, rows_of: MissedRows, check: Callable[[], None]) -> _PackedRun | None:
         """See :class:`featstore.plan.overlapped.Pack`."""
+        counts = self.counts
         if self._may_skip and not self.fits(n_missed):
+            counts.done, counts.unpacked = counts.done + 1, counts.unpacked + 1
+            counts.disk_bytes = max(counts.disk_bytes, self._disk.used - self._spares.n_bytes + self._needed(n_missed))
             return None
+        n_passes = 0
         packed = _PackedRun(self._reader, self._disk, self._window_bytes, self._spares, self._arenas.windows, self._reads)
         try:
             for number, (name, base) in enumerate(self._bases.items()):
@@ -149,11 +179,17 @@ class RunPacker:
                         fill_extents(writer, base, rows_of, self._memory, held, check=check, arenas=kept)
                     finally:
                         self._reads(writer.read)
+                    n_passes = max(n_passes, writer.n_episodes)
+                    if writer.n_episodes > 1:  # missed rows that are kept take up to an eighth
+                        needed = whole_memory(extents, 4 if base.n_rows < 2**31 else 8) + writer.nbytes
+                        counts.memory_bytes = max(counts.memory_bytes, needed * 8 // 7 + 1)
                     record = writer.finish()
                 packed.add(name, self._runs.path, record, extents)
         except BaseException:
             packed.remove()
             raise
+        counts.done, counts.passes = counts.done + 1, counts.passes + n_passes
+        counts.most_passes = max(counts.most_passes, n_passes)
         return packed
 
 

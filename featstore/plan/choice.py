@@ -17,26 +17,34 @@ from featstore.cache.rowmap import huge_array
 from featstore.cache.select import top_rows
 from featstore.cache.table import FeatureCache
 from featstore.gather.sources import MemorySource
-from featstore.plan.cost import SAMPLE_BYTES, Estimate, Machine, Workload, cheapest, estimate_all, table
+from featstore.plan.cost import Estimate, Machine, Workload, cheapest, estimate_all, table
 from featstore.plan.planmemory import planning_bytes
-from featstore.plan.rowsample import RowSample
+from featstore.plan.rowsample import NUMBERED_BYTES, RowSample, numbered
 from featstore.plan.simulate import simulate
 from featstore.plan.trace import Trace
-from featstore.plan.unseen import distinct_rows, tally
+from featstore.plan.unseen import distinct_rows, tally, tally_bytes
 
-__all__ = ["Choice", "choose", "copy_bandwidth", "expected_hits", "extrapolated", "observe", "static_hits", "top_sum"]
+__all__ = [
+    "Choice",
+    "choose",
+    "chosen_mask",
+    "copy_bandwidth",
+    "expected_hits",
+    "extrapolated",
+    "observe",
+    "static_hits",
+    "top_sum",
+]
 
 Int64s = npt.NDArray[np.int64]
 
 COPY_BYTES = 64 << 20
 TALLY_BYTES = 32  # an access of a batch, while it is counted
-SAMPLED_BYTES = 40  # a row of a part, while its degree is found
 ONLINE_BYTES = 64  # an access of a batch, while an online policy is simulated
 TIMED = 3  # batches
 REPLAYED = 1 << 18  # accesses that tell of an epoch what more of them would: hits within 1 %
 MISS_MARGIN = 1.25  # superbatches differ
 REPEATS = 0.05  # of the rows loaded late: fewer are chance
-MOST_BATCHES = 200  # that are recorded; the rest of the epoch is taken to be like them
 
 
 @dataclass(frozen=True)
@@ -49,6 +57,8 @@ class Choice:
     taken: Estimate
     reason: str
     note: str = ""  # what was not known yet
+    passes: int | None = None  # over the features, of an epoch in superbatches of the workload's length
+    advice: str | None = None  # what would make them fewer
 
     def table(self) -> str:
         """Return the estimates as text, the one that was taken marked by a star."""
@@ -63,6 +73,7 @@ class Choice:
         if self.workload.device_rows:
             head += f"; {self.workload.device_rows:,} rows on the device"
         head += f"\n{self.note}" if self.note else ""
+        taken += f"\nstreamed: {self.advice}" if self.advice else ""
         return f"{head}\n{table(self.estimates, self.workload.epochs, self.taken)}\n{taken}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -75,6 +86,7 @@ class Choice:
             "capacity": self.workload.capacity,
             "device_rows": self.workload.device_rows,
             "note": self.note,
+            "superbatch": {"batches": self.workload.superbatch, "passes": self.passes, "advice": self.advice},
             "estimates": [each.to_dict(epochs) for each in self.estimates],
             "drive": asdict(self.machine.drive),
             "copy_bandwidth": self.machine.copy_bandwidth,
@@ -96,6 +108,13 @@ def choose(
     estimates = estimate_all(workload, machine, others(workload, machine))
     taken, reason = cheapest(estimates, workload.epochs)
     return Choice(workload, machine, estimates, taken, reason)
+
+
+def chosen_mask(scores: npt.NDArray[Any], n_rows: int) -> npt.NDArray[np.bool_]:
+    """Return which rows have the ``n_rows`` highest scores, bool [n]; 8 bytes each of those rows meanwhile."""
+    mask = np.zeros(len(scores), bool)
+    mask[top_rows(scores, n_rows)] = True
+    return mask
 
 
 def copy_bandwidth(row_bytes: int, n_threads: int, budget: Budget) -> float:
@@ -159,7 +178,7 @@ def observe(
     passes_s : float
         Of those, seconds that an epoch takes no matter how many batches it has: passes over neighbour lists.
     superbatch : int, optional
-        As many batches as fit the disk by default, 200 at most.
+        Batches of one; all by default.
     online : str, optional
         An online policy to simulate as well.
     epochs, disk_bytes, has_pack, pack_epochs, layouts, device_rows, device_on_host, ahead_bytes
@@ -173,33 +192,49 @@ def observe(
     ------
     BudgetError
         The budget does not suffice to simulate Belady's policy over the trace.
+
+    Notes
+    -----
+    Takes memory for accesses and for slots of the cache, and a byte for each row of the field, beside the arrays that are given.
     """
     recorded = len(trace)
     total = recorded if n_batches is None else n_batches
     # The rest of an epoch is told from a part anyway: a part of the rows tells as much.
     halvings = 0 if recorded == total else max(0, math.ceil(math.log2(max(1, trace.n_accesses) / REPLAYED)))
     if halvings:
-        sample = RowSample(trace.n, halvings)
-        with budget.reserve("cost model", SAMPLED_BYTES * sample.n + 8 * 2 * REPLAYED + TALLY_BYTES * trace.longest):
-            degrees = None if out_degree is None else sample.values(out_degree)
-            held = None if on_device is None else sample.values(on_device) > 0
-            part = sample.trace(trace)
-            rooms = [max(min(1, rows), rows >> halvings) for rows in (capacity, device_rows)]
-            seen = _look(part, round(trace.n / 2**halvings), rooms[0], rooms[1], total, held, degrees, online, budget)
+        n_bytes = (8 * trace.n >> halvings) + (NUMBERED_BYTES + 16) * 2 * REPLAYED + TALLY_BYTES * trace.longest
+        n_bytes += 8 * (capacity >> halvings)
+        with budget.reserve("cost model", n_bytes):
+            sample = RowSample(trace.n, halvings)
+            numbers, part = numbered(sample.trace(trace))
+            rooms = [max(min(1, each), each >> halvings) for each in (capacity, device_rows)]
+            by_degree = None if out_degree is None else chosen_mask(sample.values(out_degree), rooms[0])[numbers]
+            held = None if on_device is None else on_device[sample.rows(numbers)]
+            seen = _look(part, round(trace.n / 2**halvings), rooms[0], rooms[1], total, held, by_degree, online, budget)
             seen.grow(trace.n_accesses / max(1, part.n_accesses))
-            del part, degrees, held
+            del part, numbers, by_degree, held
         # A part's arrays lie in the processor's caches: what counting and planning take is timed on all rows of a few batches.
         few = _part(trace, TIMED)
-        with budget.reserve("simulation", planning_bytes(trace.n, few.n_accesses, longest=few.longest)):
-            _, seen.plan_s = _planned(few, min(capacity, trace.n), total)
+        slots = min(capacity, trace.n)
+        with budget.reserve("simulation", planning_bytes(trace.n, few.n_accesses, longest=few.longest, capacity=slots)):
+            _, seen.plan_s = _planned(few, slots, total)
+        with budget.reserve("cost model", tally_bytes(few) * trace.n + TALLY_BYTES * few.longest):
             begin = time.perf_counter()
             tally(few)
             seen.count_s = (time.perf_counter() - begin) * total / len(few)
+    elif trace.n > trace.n_accesses:  # most rows are never asked for
+        with budget.reserve("cost model", trace.n + NUMBERED_BYTES * trace.n_accesses + 8 * min(capacity, trace.n)):
+            rows, asked = numbered(trace)
+            by_degree = None if out_degree is None else chosen_mask(out_degree, capacity)[rows]
+            held = None if on_device is None else on_device[rows]
+            seen = _look(asked, trace.n, capacity, device_rows, total, held, by_degree, online, budget)
+            del asked, rows, by_degree, held
     else:
-        seen = _look(trace, trace.n, capacity, device_rows, total, on_device, out_degree, online, budget)
+        with budget.reserve("cost model", 0 if out_degree is None else trace.n + 8 * min(capacity, trace.n)):
+            by_degree = None if out_degree is None else chosen_mask(out_degree, capacity)
+            seen = _look(trace, trace.n, capacity, device_rows, total, on_device, by_degree, online, budget)
+            del by_degree
     scale = total / max(1, recorded)
-    stored = 4 * SAMPLE_BYTES * trace.n_accesses * scale + 2 * seen.loads * row_bytes  # at once, as many as lie on disk
-    most = MOST_BATCHES if disk_bytes is None else int(disk_bytes * total / max(1.0, stored))
     return Workload(
         n_rows=trace.n,
         row_bytes=row_bytes,
@@ -211,7 +246,7 @@ def observe(
         sample_s=passes_s + (sample_s - passes_s) * scale,
         plan_s=seen.plan_s,
         count_s=seen.count_s,
-        superbatch=max(1, min(total, MOST_BATCHES, most) if superbatch is None else min(total, superbatch)),
+        superbatch=max(1, total if superbatch is None else min(total, superbatch)),
         epochs=epochs,
         disk_bytes=disk_bytes,
         has_pack=has_pack,
@@ -259,15 +294,16 @@ def _look(
     device_rows: int,
     total: int,
     on_device: npt.NDArray[np.bool_] | None,
-    out_degree: npt.NDArray[Any] | None,
+    by_degree: npt.NDArray[np.bool_] | None,
     online: str | None,
     budget: Budget,
 ) -> _Seen:
-    """Count and simulate; of the numbers that the trace has for rows, ``n`` are those of rows."""
+    """Count and simulate; of ``n`` rows, the trace numbers those that it asks for, or all."""
     recorded = len(trace)
     scale = total / max(1, recorded)
     capacity, device_rows = min(capacity, n), min(device_rows, n)
-    with budget.reserve("cost model", (16 + bool(device_rows)) * trace.n + TALLY_BYTES * trace.longest):
+    chosen_bytes = 0 if not device_rows else trace.n + (0 if on_device is not None else 8 * min(device_rows, trace.n))
+    with budget.reserve("cost model", tally_bytes(trace) * trace.n + chosen_bytes + TALLY_BYTES * trace.longest):
         begin = time.perf_counter()
         counts, rows_of, fresh = tally(trace)
         count_s = time.perf_counter() - begin
@@ -279,8 +315,7 @@ def _look(
             if on_device is None:
                 n_device = static_hits(rows_of, device_rows, recorded, total)
                 n_static -= n_device
-                on_device = np.zeros(trace.n, bool)
-                on_device[top_rows(counts, device_rows)] = True
+                on_device = chosen_mask(counts, device_rows)
             rest = _without(trace, on_device)
             del counts
             counts, rows_of, fresh = tally(rest)
@@ -289,11 +324,12 @@ def _look(
                 n_device = scale * (trace.n_accesses - rest.n_accesses)
                 n_static = static_hits(rows_of, capacity, recorded, total)
         n_top = float(top_sum(rows_of, capacity))
-        n_degree = None if out_degree is None else scale * float(counts[top_rows(out_degree, capacity)].sum())
+        n_degree = None if by_degree is None else scale * float(np.sum(counts, dtype=np.int64, where=by_degree))
         del counts
-        with budget.reserve("simulation", planning_bytes(trace.n, rest.n_accesses, longest=rest.longest)):
+        slots = min(capacity, trace.n)
+        with budget.reserve("simulation", planning_bytes(trace.n, rest.n_accesses, longest=rest.longest, capacity=slots)):
             loaded, plan_s = _planned(rest, capacity, total)
-        online_loaded = None if online is None or not capacity else _online(rest, capacity, online, budget)
+        online_loaded = None if online is None or not slots else _online(rest, slots, online, budget)
     n_accesses, distinct = scale * trace.n_accesses, float(distinct_rows(rows_of, recorded, max(recorded, total)))
     loads = float(loaded.sum())
     if total != recorded:

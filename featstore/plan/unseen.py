@@ -2,33 +2,41 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 from featstore.plan.trace import Trace
 
-__all__ = ["distinct_rows", "tally"]
+__all__ = ["distinct_rows", "tally", "tally_bytes"]
 
 Int64s = npt.NDArray[np.int64]
 
 
-def tally(trace: Trace) -> tuple[npt.NDArray[np.int32], Int64s, Int64s]:
+def tally_bytes(trace: Trace) -> int:
+    """Return the bytes of a count of batches: of each row, :func:`tally` holds one."""
+    return np.min_scalar_type(len(trace)).itemsize
+
+
+def tally(trace: Trace) -> tuple[npt.NDArray[np.unsignedinteger[Any]], Int64s, Int64s]:
     """Count how many batches ask for each row, in one pass over the batches alone.
 
     Returns
     -------
-    counts : int32 array, shape (n,)
-        Batches that ask for each row.
+    counts : unsigned integer array, shape (n,)
+        Batches that ask for each row, in :func:`tally_bytes` each.
     rows_of : int64 array, shape (n_batches + 1,)
         Rows of each count.
     fresh : int64 array, shape (n_batches,)
         Rows of each batch that none before it asked for.
     """
-    counts, fresh = np.zeros(trace.n, np.int32), np.zeros(len(trace), np.int64)
+    counts: npt.NDArray[np.unsignedinteger[Any]] = np.zeros(trace.n, np.min_scalar_type(len(trace)))
+    fresh = np.zeros(len(trace), np.int64)
     above = np.zeros(len(trace) + 1, np.int64)  # rows of a higher count: each was once found at this one
     for number, ids in enumerate(trace):
         found = counts[ids]
-        counts[ids] = found + 1
+        counts[ids] = found + found.dtype.type(1)
         times = np.bincount(found, minlength=len(above))
         above += times
         fresh[number] = times[0]

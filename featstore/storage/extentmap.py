@@ -24,6 +24,7 @@ __all__ = [
     "least_memory",
     "most_memory",
     "needed_runs",
+    "whole_memory",
 ]
 
 Int64s = npt.NDArray[np.int64]
@@ -90,6 +91,13 @@ def most_memory(row_bytes: int, n_rows: int, n_extents: int) -> int:
     """Return the bytes beyond which filling ``n_extents`` extents of ``n_rows`` rows gains nothing."""
     buffer = min(MOST_BUFFER, -(-n_rows * row_bytes // PAGE_BYTES) * PAGE_BYTES)
     return (n_extents + SPARE_BUFFERS) * buffer + 8 * n_rows * n_extents + 2 * WINDOW_BYTES
+
+
+def whole_memory(extents: ExtentMap, id_bytes: int) -> int:
+    """Return the bytes in which all extents are one of :func:`episodes`."""
+    n, longest = len(extents.n_rows), int(extents.n_pages.max(initial=1)) * PAGE_BYTES
+    room = id_bytes * int(extents.n_rows.sum()) + (n + min(n, SPARE_BUFFERS)) * min(LEAST_BUFFER, max(longest, PAGE_BYTES))
+    return room + max(least_window(), room // 3 + 1)
 
 
 def episodes(extents: ExtentMap, n_bytes: int, id_bytes: int, first: int = 0) -> list[Episode]:

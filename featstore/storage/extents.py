@@ -103,6 +103,7 @@ class ExtentWriter:
         self._disk = disk
         self._paid = 0
         self.read = ReadStats()  # of the rows' files, while filling
+        self.n_episodes = 0  # passes over the rows' file so far
         self._fd = -1
         resumed = self._resume()
         file_id = uuid.uuid4().bytes if resumed is None else resumed
@@ -247,6 +248,7 @@ class ExtentWriter:
         """
         for episode in episodes(self.extents, n_bytes, id_bytes, self.n_filled):
             self._fill(base, episode, rows_of, n_bytes, progress, check, arenas or Arenas(0))
+            self.n_episodes += 1
             self._settle(episode, check)
             self.n_filled = episode.end
             self._record(episode.end)

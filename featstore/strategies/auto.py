@@ -5,36 +5,37 @@ from __future__ import annotations
 import errno
 import os
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
-from featstore.errors import BudgetError
+from featstore.errors import BudgetError, PerformanceWarning
 from featstore.pack.layout import LayoutOptions, find_layouts, layout_bytes
 from featstore.pack.makelayout import layout_sizes
 from featstore.pack.nodedata import carried_bytes
 from featstore.pack.offline import Pack
 from featstore.pack.sharing import count_planned, count_static, shared_there
-from featstore.plan.choice import Choice, choose, copy_bandwidth, observe
+from featstore.plan.choice import Choice, choose, chosen_mask, copy_bandwidth, observe
 from featstore.plan.cost import ONLINE, PLANNED, STATIC, Estimate, Machine, OnDisk, Workload
 from featstore.sampling.drawn import SampledBatches
 from featstore.storage.drive import drive_speed
 from featstore.strategies.actual import Epochs
 from featstore.strategies.base import EpochRun, Runner, Strategy
 from featstore.strategies.caches import make_room
-from featstore.strategies.devicechoice import DEVICE_POLICY, chosen_mask
+from featstore.strategies.devicechoice import DEVICE_POLICY
 from featstore.strategies.devicefill import SIZED_LATER, FilledLater
 from featstore.strategies.estimates import plugin_estimates
-from featstore.strategies.length import choose_size
+from featstore.strategies.length import Length, at_least
 from featstore.strategies.lookahead import rows_in_memory
 from featstore.strategies.memory import ask
 from featstore.strategies.options import CACHE, DISK, EPOCHS, PACK, RUN_DIR, option, options_of
 from featstore.strategies.packed import batches_of, packed_length, size_for_pack
-from featstore.strategies.profile import Profile, pack_trace
+from featstore.strategies.profile import DISK_SHARE, Profile, pack_trace, profile_batches
 from featstore.strategies.registry import find_strategy, register_strategy
 from featstore.strategies.setup import Planning, Setup
-from featstore.strategies.streamed import passes_over
+from featstore.strategies.streamed import StreamedRunner
 from featstore.strategies.superbatch import AHEAD_SHARE, plan_ahead
 from featstore.strategies.superbatchepoch import ahead_bytes
 
@@ -85,7 +86,7 @@ class Auto(Strategy):
             cache = size_for_pack(setup, memory, pack)
         planning = plan_ahead(setup, PLANNED, "auto", self.disk, self.run_dir)
         with setup.watch.time("auto"):
-            decision = decide(setup, planning, capacity=rows_in_memory(setup, memory, cache), epochs=self.epochs)
+            decision = decide(setup, planning, cache, capacity=rows_in_memory(setup, memory, cache), epochs=self.epochs)
         profile = decision.profile
         try:
             chosen = self._chosen(decision, cache, pack)
@@ -172,7 +173,7 @@ class Decision:
     choice: Choice | None = None
 
 
-def decide(setup: Setup, planning: Planning, *, capacity: int, epochs: int) -> Decision:
+def decide(setup: Setup, planning: Planning, cache: int | float | str | None, *, capacity: int, epochs: int) -> Decision:
     """Choose strategy and policy for a loader.
 
     Notes
@@ -208,9 +209,11 @@ def decide(setup: Setup, planning: Planning, *, capacity: int, epochs: int) -> D
         on_device = None if tier is None or tier.map is None else tier.map.slot_of_row >= 0
         n_device = (setup.device_rows or 0) if setup.on_device is None else setup.on_device.expected_rows(setup, capacity * width)
         later = setup.on_device if tier is None and isinstance(setup.on_device, FilledLater) else None
-        with graph.policy_inputs(width) as inputs:
-            if later is not None and n_device and later.policy.name == DEVICE_POLICY:
-                on_device = chosen_mask(inputs.context.out_degree, n_device)
+        is_degree = later is not None and n_device > 0 and later.policy.name == DEVICE_POLICY
+        with graph.budget.reserve("cost model", (2 + is_degree) * graph.num_nodes + 8 * is_degree * n_device):
+            degrees = graph.short_degrees() if capacity or is_degree else None
+            if is_degree and degrees is not None:
+                on_device = chosen_mask(degrees, n_device)
             workload = observe(
                 trace,
                 row_bytes=width,
@@ -229,24 +232,42 @@ def decide(setup: Setup, planning: Planning, *, capacity: int, epochs: int) -> D
                 device_on_host=setup.device.type == "cpu",
                 online=ONLINE,
                 ahead_bytes=min(ahead_bytes(setup), graph.budget.total // AHEAD_SHARE),
-                out_degree=inputs.context.out_degree if capacity else None,
+                out_degree=degrees if capacity else None,
             )
-        stored = 0 if profile is None else profile.n_bytes // profile.n_sampled
-        workload = replace(workload, superbatch=_streamed_size(setup, planning, workload, stored), on_disk=counted)
+        length = _streamed_length(setup, replace(planning, miss_share=workload.miss_share), cache, profile)
+        workload = replace(workload, superbatch=length.n_batches, on_disk=counted)
         machine = Machine(speed, copy_bandwidth(width, graph.options.threads, graph.budget))
-        choice = choose(workload, machine, partial(_others, setup))
+        choice = replace(choose(workload, machine, partial(_others, setup)), passes=length.passes, advice=length.advice)
         if later is not None:
             choice = replace(choice, note=SIZED_LATER)
     except BaseException as error:
         if profile is not None:
             profile.close()
         if isinstance(error, BudgetError):
+            needed = max(error.needed or 0, graph.budget.total * 9 // 8)
+            _warn(f"no memory to estimate: {error.message}", f"memory='{at_least(needed)}'")
             return _default(setup, planning, capacity, f"no memory to estimate: {error.message}")
         if isinstance(error, OSError) and error.errno == errno.ENOSPC and planning.disk is not None:
+            _warn(f"no disk to estimate: {error.strerror}", f"disk='{at_least(_profile_disk(setup))}'")
             return _default(setup, planning, capacity, f"no disk to estimate: {error.strerror}")
         raise
     policy = None if choice.taken.policy == "none" else choice.taken.policy
     return Decision(choice.taken.strategy, policy, choice.to_dict(), profile, workload.miss_share, choice)
+
+
+def _warn(reason: str, more: str) -> None:
+    warnings.warn(
+        f"strategy 'auto': {reason}; so what needs least is taken, which may be slow: give {more} or more",
+        PerformanceWarning,
+        stacklevel=2,
+    )
+
+
+def _profile_disk(setup: Setup) -> int:
+    """Return the disk of which the part for a profile holds the batches that are looked at."""
+    batch = setup.batch
+    stored = 0 if batch is None else 8 * batch.n_rows + 4 * batch.n_stored
+    return DISK_SHARE * profile_batches(len(setup.batches)) * max(4096, stored)
 
 
 def _others(setup: Setup, workload: Workload, machine: Machine) -> list[Estimate]:
@@ -321,10 +342,13 @@ def _packs(
     return layouts, counted
 
 
-def _streamed_size(setup: Setup, planning: Planning, w: Workload, stored: int) -> int:
-    """Return how many batches a superbatch would have whose samples take ``stored`` bytes each."""
-    n_accesses = w.n_accesses // max(1, w.n_batches)
-    plan = 12 * n_accesses
-    packed = int(n_accesses * w.row_bytes * w.miss_share) // 2
-    passes = passes_over(setup, n_accesses, w.miss_share)
-    return choose_size(planning, setup.graph, len(setup.batches), n_accesses, stored + plan + packed, passes)
+def _streamed_length(setup: Setup, planning: Planning, cache: int | float | str | None, profile: Profile | None) -> Length:
+    """Return how long superbatches would be in a run; where it has no memory for them, one batch each."""
+    setup = replace(setup, planning=planning)
+    if profile is not None:
+        left = None if planning.disk is None else planning.disk - profile.n_bytes
+        setup = replace(setup, batches=profile, planning=replace(planning, disk=left))
+    try:
+        return StreamedRunner.foreseen(setup, cache)
+    except BudgetError:
+        return Length(1, len(setup.batches))

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from featstore.cache.base import StaticPolicy
 from featstore.cache.devicetier import DeviceTier
@@ -16,17 +12,10 @@ from featstore.strategies.accesscounts import AccessCounts
 from featstore.strategies.caches import read_rows
 from featstore.strategies.setup import Setup
 
-__all__ = ["DEVICE_POLICY", "FILL_BYTES", "chosen_mask", "make_tier"]
+__all__ = ["DEVICE_POLICY", "FILL_BYTES", "make_tier"]
 
 FILL_BYTES = 8 << 20  # of one read
 DEVICE_POLICY = "degree"  # by default
-
-
-def chosen_mask(scores: npt.NDArray[Any], n_rows: int) -> npt.NDArray[np.bool_]:
-    """Return which rows have the ``n_rows`` highest scores, bool [n]."""
-    mask = np.zeros(len(scores), bool)
-    mask[top_rows(scores, n_rows)] = True
-    return mask
 
 
 def make_tier(setup: Setup, policy: StaticPolicy, n_rows: int, go_on: Callable[[], bool] = lambda: True) -> DeviceTier | None:

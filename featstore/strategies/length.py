@@ -6,6 +6,7 @@ import os
 import shutil
 from bisect import bisect_right
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from featstore.cache.checkedplans import CheckedPolicy
@@ -14,7 +15,20 @@ from featstore.config import format_size
 from featstore.plan.planmemory import PLANNER_SHARE, planning_bytes
 from featstore.strategies.setup import Planning, Setup
 
-__all__ = ["Passes", "choose_size", "edge_planner_bytes", "least_size", "planner_bytes", "what_would_help"]
+__all__ = [
+    "SEVERAL",
+    "Length",
+    "Passes",
+    "at_least",
+    "choose_size",
+    "edge_planner_bytes",
+    "judge_length",
+    "least_size",
+    "longest_auto",
+    "passes_over",
+    "planner_bytes",
+    "what_would_help",
+]
 
 MOST_AUTO_BATCHES = 200
 ENOUGH_BATCHES = 50  # more of them are no reason to plan with next positions on disk
@@ -52,6 +66,71 @@ class Passes:
     def moved(self, n: int) -> int:
         """Return the bytes of an epoch of so many passes."""
         return n * self.n_bytes + self.n_others
+
+
+@dataclass(frozen=True)
+class Length:
+    """How long superbatches are.
+
+    Parameters
+    ----------
+    n_batches : int
+        Of one.
+    passes : int
+        Superbatches an epoch: each costs a pass over the features where it is packed.
+    advice : str or None
+        What to give more of, where an epoch moves several times what it could.
+    """
+
+    n_batches: int
+    passes: int
+    advice: str | None = None
+
+
+def judge_length(
+    planning: Planning,
+    graph: Any,
+    n_batches: int,
+    n_accesses: int,
+    stored: int,
+    passes: Passes | None,
+    *,
+    granted: int | None = None,
+    size: int | None = None,
+) -> Length:
+    """Return how long superbatches are, what that costs, and what would help; loaders, ``Auto`` and ``plan --explain`` ask this.
+
+    Parameters
+    ----------
+    planning : Planning
+    graph : OutOfCoreGraph
+        Its budget and nodes are looked at.
+    n_batches : int
+        An epoch.
+    n_accesses, stored : int
+        Of one batch: rows, and bytes on disk.
+    passes : Passes, optional
+        What packing costs; None where nothing is packed.
+    granted : int, optional
+        Bytes that planning may have.
+    size : int, optional
+        Batches of a superbatch where the memory was divided already; by default as :func:`choose_size` says.
+    """
+    if size is None:
+        size = choose_size(planning, graph, n_batches, n_accesses, stored, passes)
+    if granted is not None:
+        needed = partial(planner_bytes, planning, graph, n_batches, n_accesses, spilled=True)
+        size = max(1, bisect_right(range(1, size + 1), granted, key=lambda each: needed(size=each)))
+    advice = None
+    if planning.superbatch == "auto" and passes is not None:
+        advice = what_would_help(planning, graph, n_batches, n_accesses, stored, passes, size)
+    return Length(size, -(-n_batches // max(1, size)), advice)
+
+
+def passes_over(n_bytes: int, row_bytes: int, n_batches: int, n_accesses: int, miss_share: float) -> Passes:
+    """Return what passes over features of ``n_bytes`` cost, by the rows of a batch and the share of them that its cache lacks."""
+    gathered = n_accesses * row_bytes
+    return Passes(n_bytes, 2 * int(gathered * miss_share) * n_batches, gathered * n_batches)
 
 
 def _is_checked(planning: Planning) -> bool:
@@ -104,7 +183,7 @@ def choose_size(
     """
     if not isinstance(planning.superbatch, str):
         return min(planning.superbatch, max(1, n_batches))
-    most, total = min(_most(planning, n_batches), _by_disk(planning, stored)), graph.budget.total
+    most, total = min(longest_auto(planning, n_batches), _by_disk(planning, stored)), graph.budget.total
 
     def largest(limit: int, spilled: bool) -> int:
         def needed(size: int) -> int:
@@ -127,28 +206,28 @@ def what_would_help(
     planning: Planning, graph: Any, n_batches: int, n_accesses: int, stored: int, passes: Passes, size: int
 ) -> str | None:
     """Return what to give more of where an epoch in superbatches of ``size`` moves several times what it could; else None."""
-    best = _most(planning, n_batches)
+    best = longest_auto(planning, n_batches)
     n, fewest = (-(-n_batches // max(1, each)) for each in (size, best))
     if n <= passes.cheap or passes.moved(n) <= SEVERAL * passes.moved(fewest):
         return None
     if size < min(best, _by_disk(planning, stored)):
         needed = 2 * planner_bytes(planning, graph, n_batches, n_accesses, best, spilled=True)
-        more = f"memory='{_at_least(max(needed, graph.budget.total * 9 // 8))}'"
+        more = f"memory='{at_least(max(needed, graph.budget.total * 9 // 8))}'"
     else:
-        more = f"disk='{_at_least(best * (4 * stored + 1))}'"
+        more = f"disk='{at_least(best * (4 * stored + 1))}'"
     return (
         f"superbatches have {size} of {n_batches} batches, so an epoch reads the features {n} times, "
         f"{format_size(n * passes.n_bytes)}; {more} would make it {fewest}"
     )
 
 
-def _at_least(n_bytes: int) -> str:
+def at_least(n_bytes: int) -> str:
     """Return a size as an option takes it, not less than ``n_bytes``."""
     unit, name = (1 << 20, "MiB") if n_bytes >= 16 << 20 else (1 << 10, "KiB")
     return f"{-(-n_bytes // unit)}{name}"
 
 
-def _most(planning: Planning, n_batches: int) -> int:
+def longest_auto(planning: Planning, n_batches: int) -> int:
     """Return the most batches that the length "auto" takes."""
     # Rolling, the look-ahead makes more batches worth little; serial, the cache begins anew with each superbatch.
     return max(1, min(MOST_AUTO_BATCHES, n_batches) if planning.overlap else n_batches)

@@ -24,21 +24,24 @@ def rows_in_memory(setup: Setup, memory: Memory, size: int | float | str | None)
     return min((FeatureCache.capacity_for(n_bytes, row_bytes[name], n, None) for name, n_bytes in sizes.items()), default=0)
 
 
-def look_ahead(setup: Setup, planning: Planning, capacity: int) -> tuple[Profile | None, float]:
-    """Sample a few batches for the run to use, and return them and the share of their rows that a cache will lack, with a margin.
+def look_ahead(setup: Setup, planning: Planning, capacity: int) -> tuple[Profile | None, float, str]:
+    """Sample a few batches for the run to use; return them, and the share of their rows that a cache will lack, with a margin.
 
-    Where the memory or the disk does not suffice: none, and all of them.
+    Where the memory or the disk does not suffice: none, all of them, and which it was.
     """
     if not len(setup.batches) or not setup.features or not capacity:
-        return None, 1.0
+        return None, 1.0, ""
     profile = None
     try:
         profile = Profile(setup, planning.run_dir, planning.disk, least_batches(together_of(setup.batches)))
         trace, n_batches = profile.trace(), len(setup.batches)
-        return profile, observe(trace, row_bytes=1, capacity=capacity, budget=setup.graph.budget, n_batches=n_batches).miss_share
+        seen = observe(trace, row_bytes=1, capacity=capacity, budget=setup.graph.budget, n_batches=n_batches)
+        return profile, seen.miss_share, ""
     except BaseException as error:
         if profile is not None:
             profile.close()
-        if isinstance(error, BudgetError) or (isinstance(error, OSError) and error.errno == errno.ENOSPC):
-            return None, 1.0
+        if isinstance(error, BudgetError):
+            return None, 1.0, f"no memory: {error.message}"
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            return None, 1.0, f"no disk: {error.strerror}"
         raise

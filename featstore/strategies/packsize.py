@@ -307,8 +307,8 @@ def _seen(asked: _Asked, trace: Trace, n_batches: int) -> Workload:
     sizes: dict[str, Any] = {"row_bytes": 1, "capacity": asked.capacity, "device_rows": asked.device_rows}
     if asked.policy.name != STATIC:
         return observe(part, n_batches=n_batches, budget=g.budget, **sizes)
-    with g.policy_inputs(sum(asked.widths.values())) as inputs:
-        return observe(part, n_batches=n_batches, budget=g.budget, out_degree=inputs.context.out_degree, **sizes)
+    with g.budget.reserve("cost model", 2 * g.num_nodes):
+        return observe(part, n_batches=n_batches, budget=g.budget, out_degree=g.short_degrees(), **sizes)
 
 
 def _static(asked: _Asked, trace: Trace, n_batches: int) -> tuple[float, float]:

@@ -16,7 +16,7 @@ from featstore.sampling.drawn import DerivedBatches, DerivedEpoch, SampledEpoch,
 from featstore.storage.rundir import DiskBudget, RunDirectory, finalize_here
 from featstore.strategies.setup import Setup
 
-__all__ = ["LEAST_BATCHES", "Profile", "least_batches", "pack_trace", "profile_batches"]
+__all__ = ["DISK_SHARE", "LEAST_BATCHES", "Profile", "least_batches", "pack_trace", "profile_batches"]
 
 LEAST_BATCHES, MOST_BATCHES = 8, 32
 MACROS, MOST_ALIKE = 4, 128  # rows of batches that are alike; batches of long ones

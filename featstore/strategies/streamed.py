@@ -13,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore.cache.table import FeatureCache
+from featstore.config import format_size
 from featstore.errors import PerformanceWarning
 from featstore.gather.buffers import take_pages
-from featstore.pack.packing import PackArenas, RunPacker
+from featstore.pack.packing import PackArenas, PackCounts, RunPacker
 from featstore.plan.overlapped import MissedRows, Pack, Packed
 from featstore.storage.extents import PAGES, ExtentMap, least_memory, most_memory
 from featstore.storage.format import file_bytes, sums_bytes
@@ -26,7 +27,7 @@ from featstore.storage.rundir import DiskBudget, RunDirectory, finalize_here
 from featstore.strategies.base import EpochRun, Runner
 from featstore.strategies.batchsize import BatchSize, larger
 from featstore.strategies.caches import ask_beside_caches, make_room
-from featstore.strategies.length import Passes, least_size, what_would_help
+from featstore.strategies.length import SEVERAL, Length, Passes, at_least, judge_length, least_size, longest_auto, passes_over
 from featstore.strategies.lookahead import look_ahead, rows_in_memory
 from featstore.strategies.memory import Memory, Request
 from featstore.strategies.profile import Profile
@@ -35,7 +36,7 @@ from featstore.strategies.setup import Setup
 from featstore.strategies.superbatch import Superbatch, SuperbatchRunner, planned_edge_bytes, run_planned
 from featstore.strategies.superbatchepoch import AHEAD
 
-__all__ = ["Streamed", "StreamedRunner", "passes_over"]
+__all__ = ["Streamed", "StreamedRunner"]
 
 Int64s = npt.NDArray[np.int64]
 
@@ -77,9 +78,12 @@ class Streamed(Superbatch):
         setup, memory = ask_beside_caches(
             setup, self.cache, planning.policy, self.requests, plans=True, of_edges=planned_edge_bytes(setup)
         )
-        profile, miss_share = look_ahead(setup, planning, rows_in_memory(setup, memory, self.cache))
+        profile, miss_share, why = look_ahead(setup, planning, rows_in_memory(setup, memory, self.cache))
         if profile is None:
-            return run_planned(self, setup)
+            runner = run_planned(self, setup)
+            assert isinstance(runner, StreamedRunner)
+            runner.not_looked = why
+            return runner
         left = None if planning.disk is None else planning.disk - profile.n_bytes
         planning = replace(planning, disk=left, miss_share=miss_share)
         try:
@@ -101,6 +105,8 @@ class StreamedRunner(SuperbatchRunner):
 
     def __init__(self, setup: Setup, memory: Memory) -> None:
         self.profile: Profile | None = None  # closed with this
+        self.not_looked = ""  # why all rows were taken to be missed
+        self._counts, self._said = PackCounts(), set[str]()
         super().__init__(setup, memory)
         assert setup.planning is not None
         self._bases: Mapping[str, RowFile] = {name: setup.graph.features[name].pages for name in setup.features}
@@ -121,21 +127,71 @@ class StreamedRunner(SuperbatchRunner):
     def _warn(self) -> None:
         """Warn where the length "auto" makes many passes over the features, and say what would make them fewer."""
         setup, batch = self._setup, self.memory.batch
-        assert setup.planning is not None
-        passes = self._passes(setup, batch.n_rows)
-        if setup.planning.superbatch != "auto" or passes is None:
-            return
-        size, stored = int(self._planning.superbatch), self._stored(setup, batch)
-        advice = what_would_help(setup.planning, setup.graph, len(setup.batches), batch.n_rows, stored, passes, size)
+        advice = self._judged(setup, batch, int(self._planning.superbatch)).advice
         if advice is not None:
             warnings.warn(f"strategy 'streamed': {advice}", PerformanceWarning, stacklevel=2)
+
+    @classmethod
+    def foreseen(cls, setup: Setup, cache: int | float | str | None) -> Length:
+        """Return how long the superbatches of a run would be, in the memory that it would be granted.
+
+        Raises
+        ------
+        BudgetError
+            The memory does not suffice for a run.
+        """
+        assert setup.planning is not None
+        of_edges = planned_edge_bytes(setup)
+        setup, memory = ask_beside_caches(setup, cache, setup.planning.policy, cls.requests, plans=True, of_edges=of_edges)
+        return cls._judged(setup, memory.batch, cls._granted_length(setup, memory)[0])
+
+    @classmethod
+    def _judged(cls, setup: Setup, batch: BatchSize, size: int) -> Length:
+        assert setup.planning is not None
+        passes, stored = cls._passes(setup, batch.n_rows), cls._stored(setup, batch)
+        return judge_length(setup.planning, setup.graph, len(setup.batches), batch.n_rows, stored, passes, size=size)
 
     def stats(self) -> dict[str, Any]:
         """Return ``superbatch``, with the ``passes`` over the features of an epoch."""
         found = super().stats()
         size, n = found["superbatch"]["batches"], found["superbatch"]["of"]
-        found["superbatch"]["passes"] = -(-n // max(1, size))
+        counts = self._counts
+        # One is expected of each superbatch that is still to be packed.
+        found["superbatch"]["passes"] = max(0, -(-n // max(1, size)) - counts.done) + counts.passes
+        found["superbatch"]["unpacked"] = counts.unpacked
+        if self.not_looked:
+            found["superbatch"]["not_looked"] = self.not_looked
         return found
+
+    def _say(self) -> None:
+        """Warn, once a kind, where superbatches are packed in several passes, or not at all."""
+        counts, setup, batch = self._counts, self._setup, self.memory.batch
+        size, n = int(self._planning.superbatch), len(setup.batches)
+        if counts.unpacked and "disk" not in self._said:
+            self._said.add("disk")
+            held = 0 if self.profile is None else self.profile.n_bytes
+            more = at_least(
+                counts.disk_bytes * longest_auto(self._planning, n) // max(1, size) * 9 // 8 + held + setup.profile_bytes
+            )
+            warnings.warn(
+                f"strategy 'streamed': the disk has no room for the extents of a superbatch, whose rows are read at random; "
+                f"disk='{more}' would have",
+                PerformanceWarning,
+                stacklevel=2,
+            )
+        n_superbatches, passes = -(-n // max(1, size)), self._passes(setup, batch.n_rows)
+        if passes is None or "memory" in self._said:
+            return
+        if passes.moved(n_superbatches * counts.most_passes) > SEVERAL * passes.moved(n_superbatches):
+            self._said.add("memory")
+            short = max(0, counts.memory_bytes - self._holdings[PACKING].n_bytes)
+            warnings.warn(
+                f"strategy 'streamed': a superbatch is packed in {counts.most_passes} passes over the features, as "
+                f"{format_size(self._holdings[PACKING].n_bytes)} are left for packing; "
+                f"memory='{at_least(setup.graph.budget.total + PACKING_SHARE * short)}' would make it one",
+                PerformanceWarning,
+                stacklevel=2,
+            )
 
     @classmethod
     def requests(cls, setup: Setup, batch: BatchSize) -> list[Request]:
@@ -174,7 +230,8 @@ class StreamedRunner(SuperbatchRunner):
     @classmethod
     def _passes(cls, setup: Setup, n_accesses: int) -> Passes | None:
         assert setup.planning is not None
-        return passes_over(setup, n_accesses, setup.planning.miss_share)
+        width = sum(setup.row_bytes.values())
+        return passes_over(setup.graph.num_nodes * width, width, len(setup.batches), n_accesses, setup.planning.miss_share)
 
     def _packer(self, runs: RunDirectory, disk: DiskBudget) -> Pack | None:
         planning = self._setup.planning
@@ -194,14 +251,8 @@ class StreamedRunner(SuperbatchRunner):
             self._setup.reads.add,
             may_skip=may_skip,
         )
-        return _PreparingPack(pack, self._setup, larger(self.memory.batch.n_rows))
-
-
-def passes_over(setup: Setup, n_accesses: int, miss_share: float) -> Passes:
-    """Return what passes over a loader's features cost, by the rows of one batch and the share of them that its cache lacks."""
-    width = sum(setup.row_bytes.values())
-    n, gathered = len(setup.batches), n_accesses * width
-    return Passes(setup.graph.num_nodes * width, 2 * int(gathered * miss_share) * n, gathered * n)
+        self._counts = pack.counts
+        return _PreparingPack(pack, self._setup, larger(self.memory.batch.n_rows), self._say)
 
 
 def _resize(arenas: PackArenas, n_bytes: int) -> None:
@@ -213,8 +264,8 @@ def _resize(arenas: PackArenas, n_bytes: int) -> None:
 class _PreparingPack:
     """Take the pages that the first gathers will write to while the device is busy with the first superbatch's extents."""
 
-    def __init__(self, pack: RunPacker, setup: Setup, n_rows: int) -> None:
-        self._pack, self._setup, self._n_rows = pack, setup, n_rows
+    def __init__(self, pack: RunPacker, setup: Setup, n_rows: int, say: Callable[[], None]) -> None:
+        self._pack, self._setup, self._n_rows, self._say = pack, setup, n_rows, say
 
     @property
     def most_held(self) -> int:
@@ -224,6 +275,16 @@ class _PreparingPack:
         return self._pack.fits(n_missed, n_bytes)
 
     def __call__(self, k: int, n_missed: Int64s, rows_of: MissedRows, check: Callable[[], None]) -> Packed | None:
+        packed = self._packed(k, n_missed, rows_of, check)
+        try:
+            self._say()
+        except BaseException:  # a warning that is an error
+            if packed is not None:
+                packed.remove()
+            raise
+        return packed
+
+    def _packed(self, k: int, n_missed: Int64s, rows_of: MissedRows, check: Callable[[], None]) -> Packed | None:
         if k:
             return self._pack(k, n_missed, rows_of, check)
         over = threading.Event()

@@ -27,12 +27,17 @@ from featstore.strategies.holdings import Holdings
 from featstore.strategies.setup import Planning, Setup
 from featstore.strategies.switch import CacheSwitch, NoSwitch
 
-__all__ = ["AHEAD", "EDGE_PLANNER", "PLANNER", "SuperbatchEpoch", "ahead_bytes"]
+__all__ = ["AHEAD", "EDGE_PLANNER", "PLANNER", "SuperbatchEpoch", "ahead_bytes", "most_ahead"]
 
 Int64s = npt.NDArray[np.int64]
 
 MOST_AHEAD_BYTES = 1 << 30
 PLANNER, EDGE_PLANNER, AHEAD = "planner", "planner of edges", "read ahead"  # holders
+
+
+def most_ahead(n_bytes: int) -> int:
+    """Return :func:`ahead_bytes` of features of ``n_bytes``."""
+    return min(n_bytes // 4, MOST_AHEAD_BYTES) // 4096 * 4096
 
 
 def ahead_bytes(setup: Setup) -> int:
@@ -41,8 +46,7 @@ def ahead_bytes(setup: Setup) -> int:
     No more than a quarter of the features, beyond which every other page is wanted anyhow.
     """
     features = setup.graph.features
-    n_bytes = min(sum(int(features[name].nbytes) for name in setup.features) // 4, MOST_AHEAD_BYTES)
-    return n_bytes // 4096 * 4096
+    return most_ahead(sum(int(features[name].nbytes) for name in setup.features))
 
 
 class SuperbatchEpoch(EpochRun):
