@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -180,6 +181,37 @@ def test_what_a_device_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
     with budget.reserve("a step", 60):
         pass
     assert free_bytes(torch.device("cpu"), budget, 50) == -10
+
+
+def test_the_device_is_the_one_that_was_current(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``"cuda"`` is resolved in the thread that makes the loader: in the one that fills the tier another device is current."""
+    asked: list[tuple[torch.device, str]] = []
+
+    def memory(device: torch.device) -> tuple[int, int]:
+        asked.append((device, threading.current_thread().name))
+        return 0, 100
+
+    here = threading.get_ident()
+    for name, stand_in in {
+        "is_available": lambda: True,
+        "device_count": lambda: 4,
+        "current_device": lambda: 3 if threading.get_ident() == here else 0,
+        "Stream": lambda device: SimpleNamespace(device=device),
+        "mem_get_info": memory,
+        "memory_reserved": lambda device: 0,
+        "max_memory_reserved": lambda device: 0,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    with featstore.open(dataset, memory="16MiB") as g:
+        monkeypatch.setattr(g.pool, "page_lock", lambda device: None)
+        for device in ("cuda", "cuda:1"):
+            with loader(g, {"device": device}) as made:
+                setup = made._runner.setup
+                assert setup.on_device is not None
+                setup.on_device.step_done(setup)
+                assert tier_of(made) is None
+                assert made.stats()["device_cache"]["why"].startswith("there is no room: ")
+    assert asked == [(torch.device("cuda", number), "featstore-device") for number in (3, 1)]
 
 
 def test_a_pack_takes_no_size_of_its_own(dataset: Path, tmp_path: Path) -> None:
