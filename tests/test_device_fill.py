@@ -137,15 +137,23 @@ def test_damage_is_raised_in_the_loop(dataset: Path, arrays: dict[str, torch.Ten
 
 @pytest.mark.parametrize("how", ["close", "interrupt", "drop"])
 def test_the_memory_goes_back_while_it_fills(dataset: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    reading, go_on = threading.Event(), threading.Event()
+    """And nothing more is read from the moment on at which the tier is given up."""
+    reading, n_reads = threading.Event(), []
 
     def slowly(setup: Any, store: Any, rows: Any, out: Any) -> None:
+        n_reads.append(len(rows))
         reading.set()
-        assert go_on.wait(60)
+        for _ in range(60_000):
+            if tier._is_over:
+                return
+            threading.Event().wait(0.001)
+        raise AssertionError("the loader is not closed")
 
     monkeypatch.setattr("featstore.strategies.devicechoice.read_rows", slowly)
     with featstore.open(dataset, memory="16MiB") as g:
         made = loader(g, {})
+        tier = made._runner.setup.on_device
+        assert isinstance(tier, FilledLater)
 
         def leave() -> None:
             iterator = iter(made)
@@ -160,12 +168,12 @@ def test_the_memory_goes_back_while_it_fills(dataset: Path, how: str, monkeypatc
             leave()
         except KeyboardInterrupt:
             assert how == "interrupt"
-        go_on.set()
         if how == "drop":
             del made, leave
             gc.collect()
         else:
             made.close()
+        assert len(n_reads) == 1 < len(g.features)
         assert "device cache" not in g.memory_report()
         assert "device map" not in g.memory_report()
         assert not any(thread.name == "featstore-device" for thread in threading.enumerate())
