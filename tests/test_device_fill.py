@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -136,15 +137,23 @@ def test_damage_is_raised_in_the_loop(dataset: Path, arrays: dict[str, torch.Ten
 
 @pytest.mark.parametrize("how", ["close", "interrupt", "drop"])
 def test_the_memory_goes_back_while_it_fills(dataset: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    reading, go_on = threading.Event(), threading.Event()
+    """And nothing more is read from the moment on at which the tier is given up."""
+    reading, n_reads = threading.Event(), []
 
     def slowly(setup: Any, store: Any, rows: Any, out: Any) -> None:
+        n_reads.append(len(rows))
         reading.set()
-        assert go_on.wait(60)
+        for _ in range(60_000):
+            if tier._is_over:
+                return
+            threading.Event().wait(0.001)
+        raise AssertionError("the loader is not closed")
 
     monkeypatch.setattr("featstore.strategies.devicechoice.read_rows", slowly)
     with featstore.open(dataset, memory="16MiB") as g:
         made = loader(g, {})
+        tier = made._runner.setup.on_device
+        assert isinstance(tier, FilledLater)
 
         def leave() -> None:
             iterator = iter(made)
@@ -159,12 +168,12 @@ def test_the_memory_goes_back_while_it_fills(dataset: Path, how: str, monkeypatc
             leave()
         except KeyboardInterrupt:
             assert how == "interrupt"
-        go_on.set()
         if how == "drop":
             del made, leave
             gc.collect()
         else:
             made.close()
+        assert len(n_reads) == 1 < len(g.features)
         assert "device cache" not in g.memory_report()
         assert "device map" not in g.memory_report()
         assert not any(thread.name == "featstore-device" for thread in threading.enumerate())
@@ -180,6 +189,37 @@ def test_what_a_device_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
     with budget.reserve("a step", 60):
         pass
     assert free_bytes(torch.device("cpu"), budget, 50) == -10
+
+
+def test_the_device_is_the_one_that_was_current(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``"cuda"`` is resolved in the thread that makes the loader: in the one that fills the tier another device is current."""
+    asked: list[tuple[torch.device, str]] = []
+
+    def memory(device: torch.device) -> tuple[int, int]:
+        asked.append((device, threading.current_thread().name))
+        return 0, 100
+
+    here = threading.get_ident()
+    for name, stand_in in {
+        "is_available": lambda: True,
+        "device_count": lambda: 4,
+        "current_device": lambda: 3 if threading.get_ident() == here else 0,
+        "Stream": lambda device: SimpleNamespace(device=device),
+        "mem_get_info": memory,
+        "memory_reserved": lambda device: 0,
+        "max_memory_reserved": lambda device: 0,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    with featstore.open(dataset, memory="16MiB") as g:
+        monkeypatch.setattr(g.pool, "page_lock", lambda device: None)
+        for device in ("cuda", "cuda:1"):
+            with loader(g, {"device": device}) as made:
+                setup = made._runner.setup
+                assert setup.on_device is not None
+                setup.on_device.step_done(setup)
+                assert tier_of(made) is None
+                assert made.stats()["device_cache"]["why"].startswith("there is no room: ")
+    assert asked == [(torch.device("cuda", number), "featstore-device") for number in (3, 1)]
 
 
 def test_a_pack_takes_no_size_of_its_own(dataset: Path, tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from hypothesis import strategies as st
 import featstore
 from featstore.cache.belady import Belady
 from featstore.cache.lru import LRU
+from featstore.strategies import auto
 from featstore.strategies.caches import make_room
 from tests.sampled import covering
 from tests.test_edge_features import FORMS, SAMPLERS, E, N, check, make
@@ -103,6 +106,101 @@ def test_plans_load_what_belady_loads(graph: featstore.OutOfCoreGraph, sampler: 
         assert loader.stats()["edge_features"]["rows_loaded"] == 2 * expected
 
 
+@pytest.fixture(scope="module")
+def packs(graph: featstore.OutOfCoreGraph, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A pack of each sampler's batches, two epochs."""
+    made = {}
+    for name, sampler in SAMPLERS.items():
+        made[name] = str(tmp_path_factory.mktemp("packs") / "pack")
+        featstore.sample_offline(graph, sampler(graph), torch.arange(N), 70, epochs=2, path=made[name], progress=False).close()
+    return made
+
+
+def load_pack(g: featstore.OutOfCoreGraph, strategy: featstore.Strategy, **more: Any) -> dict[str, Any]:
+    """Run two epochs of a pack, each batch checked; return the counts of edges."""
+    options = {"edge_features": ["w", "kind"], "labels": None, "strategy": strategy, **more}
+    with featstore.Loader(g, **options) as loader:
+        for _ in range(2):
+            for batch in loader:
+                check(batch)
+        found: dict[str, Any] = loader.stats()["edge_features"]
+    return found
+
+
+@pytest.mark.parametrize("policy", ["lru", "sieve"])
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_packed(graph: featstore.OutOfCoreGraph, packs: dict[str, str], sampler: str, policy: str) -> None:
+    """A pack's edges go through the same cache as those of batches that are sampled on demand: as many rows are loaded."""
+    without = load_pack(graph, featstore.Packed(packs[sampler], cache=0.1, edge_cache=0))
+    with_cache = load_pack(graph, featstore.Packed(packs[sampler], cache=0.1, edge_cache=0.5, edge_policy=policy))
+    assert with_cache["rows_loaded"] < without["rows_loaded"]
+    for name in ("w", "kind"):
+        cache = graph.edge_features[name].cache
+        assert cache is not None
+        assert cache.capacity == E // 2
+        assert graph.memory_report()[f"cache of edge feature '{name}'"] >= cache.nbytes
+    on_demand = load(graph, featstore.OnDemand(edge_cache=0.5, edge_policy=policy), sampler, prefetch=0)
+    with_cache = load_pack(graph, featstore.Packed(packs[sampler], edge_cache=0.5, edge_policy=policy), prefetch=0)
+    if sampler in ("drawing once", "subgraphs"):  # a file has the edges of each block; here the blocks are one array
+        assert with_cache["rows_loaded"] > on_demand["rows_loaded"]
+    else:
+        assert with_cache["rows_loaded"] == on_demand["rows_loaded"]
+
+
+def test_a_policy_instance_for_a_pack(graph: featstore.OutOfCoreGraph, packs: dict[str, str]) -> None:
+    strategy = featstore.Packed(packs["neighbor"], cache=0.1, edge_cache=0.1, edge_policy=LRU())
+    with pytest.raises(featstore.OptionError, match="an instance serves one cache"):
+        load_pack(graph, strategy)
+    with featstore.Loader(graph, strategy=strategy, edge_features="w", labels=None) as loader:
+        for batch in loader:
+            check(batch, ("w",))
+
+
+@pytest.mark.parametrize(
+    "taken", [("ondemand", "frequency"), ("ondemand", "sieve"), ("superbatch", "belady"), ("streamed", "belady")]
+)
+def test_auto(graph: featstore.OutOfCoreGraph, taken: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is taken has the cache, whatever it is, and the estimate is made without the cache's bytes."""
+    rows: list[int] = []
+    decide = auto.decide
+
+    def decided(setup: Any, planning: Any, *, capacity: int, epochs: int) -> Any:
+        rows.append(capacity)
+        found = decide(setup, planning, capacity=capacity, epochs=epochs)
+        return dataclasses.replace(found, strategy=taken[0], policy=taken[1])
+
+    monkeypatch.setattr(auto, "decide", decided)
+    without = load(graph, featstore.OnDemand(edge_cache=0))
+    with_cache = load(graph, featstore.Auto(edge_cache=0.5))
+    assert with_cache["rows_loaded"] < without["rows_loaded"]
+    for name in ("w", "kind"):
+        cache = graph.edge_features[name].cache
+        assert cache is not None
+        assert cache.capacity == E // 2
+    assert "caches of edge features" not in graph.memory_report()
+    load(graph, featstore.Auto(edge_cache=0))
+    assert rows == [N, N]  # they fit beside it
+
+
+def test_auto_takes_the_cache_off_the_memory(graph: featstore.OutOfCoreGraph, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A static policy that ``Superbatch`` is given goes without: it would plan the edges by scores of nodes."""
+    rooms: list[int] = []
+    decide = auto.decide
+
+    def decided(setup: Any, planning: Any, **more: Any) -> Any:
+        rooms.append(setup.room)
+        return dataclasses.replace(decide(setup, planning, **more), strategy="superbatch", policy="degree")
+
+    monkeypatch.setattr(auto, "decide", decided)
+    for memory in (None, "16MiB"):
+        rooms.clear()
+        for size in (0, "60kB"):
+            with featstore.open(graph.path, memory="64MiB", threads=1) as g:
+                load(g, featstore.Auto(edge_cache=size), memory=memory, prefetch=0)
+                assert not any("edge feature" in holder for holder in g.memory_report())
+        assert 50_000 < rooms[0] - rooms[1] <= 60_000
+
+
 def test_all_edges_fit(graph: featstore.OutOfCoreGraph) -> None:
     """Each edge is read once, whatever the number of batches and blocks that have it."""
     with featstore.Loader(graph, SAMPLERS["all"](graph), torch.arange(N), 70, labels=None) as loader:
@@ -166,9 +264,10 @@ def test_an_instance_of_a_policy_serves_one_cache(graph: featstore.OutOfCoreGrap
 
 
 @pytest.mark.parametrize(("options", "match"), [({"edge_policy": "lru"}, "no cache"), ({"edge_cache": "auto"}, "has a size")])
-def test_refused(options: dict[str, Any], match: str) -> None:
+@pytest.mark.parametrize("strategy", [featstore.OnDemand, featstore.Packed])
+def test_refused(strategy: Any, options: dict[str, Any], match: str) -> None:
     with pytest.raises(featstore.OptionError, match=match):
-        featstore.OnDemand(**options)
+        strategy(**options)
 
 
 @pytest.mark.parametrize("strategy", PLANNED.values())
@@ -232,11 +331,16 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.filterwarnings("ignore:strategy 'streamed':featstore.PerformanceWarning")
 @pytest.mark.parametrize("kib", [1500, 4000, 9000, 20_000])
-@pytest.mark.parametrize("strategy", ["ondemand", *PLANNED])
-def test_whatever_the_memory(wide: Path, strategy: str, kib: int) -> None:
+@pytest.mark.parametrize("strategy", ["ondemand", *PLANNED, "auto", "packed"])
+def test_whatever_the_memory(wide: Path, strategy: str, kib: int, tmp_path: Path) -> None:
     """Batches come, the same, in the memory that is given or else in that which an error names; and never more is held."""
-    kinds = {"ondemand": featstore.OnDemand, **PLANNED}
+    kinds: dict[str, Any] = {"ondemand": featstore.OnDemand, **PLANNED, "auto": featstore.Auto}
+    kinds["packed"] = partial(featstore.Packed, tmp_path / "pack")
     chosen = kinds[strategy](cache="auto", edge_cache=0.2)
+    if strategy == "packed":
+        with featstore.open(wide, memory="64MiB") as g:
+            sampler = featstore.NeighborSampler(g, [4, 3], seed=2, edges=True)
+            featstore.sample_offline(g, sampler, torch.arange(N), 70, path=tmp_path / "pack", progress=False).close()
     rows = np.random.default_rng(0).random((E, 300), dtype=np.float32)
     memory = kib << 10
     for _ in range(3):
@@ -244,7 +348,8 @@ def test_whatever_the_memory(wide: Path, strategy: str, kib: int) -> None:
             with featstore.open(wide, memory=memory, backend="pread", threads=1) as g:
                 sampler = featstore.NeighborSampler(g, [4, 3], seed=2, edges=True)
                 options = {"labels": None, "edge_features": "w", "strategy": chosen, "prefetch": 1}
-                with featstore.Loader(g, sampler, torch.arange(N), 70, **options) as loader:
+                drawn = () if strategy == "packed" else (sampler, torch.arange(N), 70)
+                with featstore.Loader(g, *drawn, **options) as loader:
                     for _ in range(2):
                         for batch in loader:
                             for block, found in zip(batch.blocks, batch.edge_features["w"], strict=True):

@@ -371,7 +371,8 @@ def test_a_loader_for_cuda_locks_its_pool(monkeypatch: pytest.MonkeyPatch) -> No
     asked: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: SimpleNamespace(device=torch.device("cuda", device.index or 3)))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: SimpleNamespace(device=device))
     g = graph()
     g.pool.page_lock = asked.append
     for device in ("cpu", "meta", "cuda:1", "cuda"):  # the last is the one that is current when the loader is made

@@ -31,8 +31,8 @@ TABLE = """
     option    ondemand  superbatch  ginex  streamed  packed  auto
     cache     yes       yes         yes    yes       yes     yes
     policy    yes       yes         yes    yes       yes     no
-    edge_cache  yes     yes         yes    yes       no      no
-    edge_policy  yes    no          no     no        no      no
+    edge_cache  yes     yes         yes    yes       yes     yes
+    edge_policy  yes    no          no     no        yes     no
     length    no        yes         yes    yes       yes     no
     disk      no        yes         yes    yes       yes     yes
     run_dir   no        yes         yes    yes       no      yes

@@ -9,11 +9,13 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 
 import featstore
 from featstore.gather.executor import Tally
-from featstore.gather.plan import BatchPlan, Part, Tier
+from featstore.gather.plan import BatchPlan, EdgePlan, Part, Tier
+from featstore.sampling.numbered import edge_numbers
 from featstore.testing import StrategyContract
 from featstore.testing.loading import AMPLE, BATCH, SAMPLERS, SEED, contract_graph, failures
 
@@ -122,11 +124,17 @@ class FaultyEpoch(featstore.EpochRun):
         if self.fault == "lost batch" and position == self.n - 1:
             position -= 1  # twice the one before
         prepared = self.right.batch(position)
+        if self.fault == "wrong rows of edges" and position == 3 and prepared.sampled.blocks[0].edge_pos is not None:
+            ids = edge_numbers(prepared.sampled.blocks, 1 << 62, whole=True).copy()
+            ids[-1] = ids[0]
+            return replace(prepared, edges=EdgePlan(ids, np.empty(0, np.int32), BatchPlan(len(ids), (Part(Tier.BASE, ids),))))
         if self.fault == "wrong index":
             return replace(prepared, sampled=replace(prepared.sampled, index=(position + 1) % self.n))
         return prepared
 
     def plan(self, name: str, prepared: featstore.Prepared, tally: Tally) -> Any:
+        if self.fault == "no rows of the device":
+            return BatchPlan(len(prepared.sampled.input_ids), (Part(Tier.BASE, prepared.sampled.input_ids.numpy()),)), {}
         plan, tiers = self.right.plan(name, prepared, tally)
         if self.fault == "wrong rows" and prepared.position == 3:
             rows = prepared.sampled.input_ids.numpy().copy()
@@ -159,6 +167,8 @@ class FaultySuite(StrategyContract):
 
 FAULTS = {
     "wrong rows": ("test_batches_of_every_sampler", "wrong rows of 'x'"),
+    "no rows of the device": ("test_batches_with_rows_on_the_device", "the device serves 0 of"),
+    "wrong rows of edges": ("test_batches_with_features_of_edges", "wrong rows of the edge feature 'w'"),
     "lost batch": ("test_batches_of_every_sampler", "delivered were"),
     "wrong index": ("test_batches_of_every_sampler", "has other ids"),
     "memory": ("test_nothing_is_held_after_close", "for ever"),

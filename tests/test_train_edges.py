@@ -101,7 +101,7 @@ STRATEGIES = [
     ["--strategy", "superbatch", "--cache", "10%", "--length", "2"],
     ["--strategy", "ginex", "--cache", "10%", "--length", "2"],
     ["--strategy", "streamed", "--cache", "10%", "--length", "2"],
-    ["--strategy", "auto", "--cache", "10%"],
+    ["--strategy", "auto", "--cache", "10%", "--edge-cache", "20%"],
 ]
 
 
@@ -133,7 +133,8 @@ def test_packed(told_by_edges: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["pack", str(told_by_edges), pack, *sampled, "--epochs", "2", "--edges", "--cache", "10%"]) == 0
     capsys.readouterr()
     options = ["--edge-features", "w"]
-    packed = train(told_by_edges, capsys, *options, "--strategy", "packed", "--pack", pack, "--cache", "10%")
+    cached = ["--edge-cache", "50%", "--edge-policy", "lru"]
+    packed = train(told_by_edges, capsys, *options, "--strategy", "packed", "--pack", pack, "--cache", "10%", *cached)
     assert packed["losses"] == train(told_by_edges, capsys, *options)["losses"]
     assert main(["train", pack, "--hidden", "8", *options]) == 2
     assert "rows of edges stay in its dataset" in capsys.readouterr().err
@@ -152,8 +153,8 @@ def test_packed(told_by_edges: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
         (["--edge-features", "w", "weight"], "edge features: the dataset has no 'weight'; it has ['kind', 'w']"),
         (["--edge-cache", "10%"], "--edge-cache goes with --edge-features"),
         (
-            ["--edge-features", "w", "--edge-cache", "10%", "--strategy", "auto"],
-            "--edge-cache: goes with --strategy ginex, ondemand",
+            ["--edge-features", "w", "--edge-cache", "10%", "--edge-policy", "lru", "--strategy", "auto"],
+            "--edge-policy: goes with --strategy ondemand or packed, not auto",
         ),
     ],
 )

@@ -25,6 +25,7 @@ from featstore.load.history import History, check_history
 from featstore.load.minibatch import MiniBatch
 from featstore.load.stages import Stages
 from featstore.load.threads import stage_threads
+from featstore.load.transfer import numbered
 from featstore.pack.packgraph import PackedGraph
 from featstore.sampling.batch import Sampler
 from featstore.sampling.batches import Batches, as_batches
@@ -165,7 +166,7 @@ class Loader:
         self._strategy = get_strategy(strategy)
         self._g = cast(Any, g)
         by_stage = stage_threads(threads, g.options.threads)
-        target = check_device(device)
+        target = numbered(check_device(device))
         setup = partial(
             Setup,
             g,

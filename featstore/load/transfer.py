@@ -13,7 +13,13 @@ from featstore.gather.plan import DeviceRows
 from featstore.load.minibatch import Held, MiniBatch
 from featstore.strategies.counters import Stopwatch
 
-__all__ = ["Assembled", "HandOver", "host_rows"]
+__all__ = ["Assembled", "HandOver", "host_rows", "numbered"]
+
+
+def numbered(device: torch.device) -> torch.device:
+    """Return a device with its number: ``"cuda"`` is the one that is current now and here, not in another thread or later."""
+    has_none = device.type == "cuda" and device.index is None
+    return torch.device("cuda", torch.cuda.current_device()) if has_none else device
 
 
 @dataclass(frozen=True)
@@ -68,9 +74,8 @@ class HandOver:
 
     def __init__(self, device: torch.device, watch: Stopwatch) -> None:
         cuda: Any = torch.cuda
-        self._stream = cuda.Stream(device) if device.type == "cuda" else None
-        # "cuda" is the device that is current now and here, not in another thread or later.
-        self.device = device if self._stream is None else self._stream.device
+        self.device = numbered(device)
+        self._stream = cuda.Stream(self.device) if device.type == "cuda" else None
         self._watch = watch
 
     def __call__(self, position: int, assembled: Assembled) -> MiniBatch:

@@ -7,10 +7,12 @@ import os
 import time
 import warnings
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
+from featstore.cache.base import StaticPolicy, get_policy
 from featstore.errors import BudgetError, PerformanceWarning
 from featstore.pack.layout import LayoutOptions, find_layouts, layout_bytes
 from featstore.pack.makelayout import layout_sizes
@@ -23,23 +25,24 @@ from featstore.sampling.drawn import SampledBatches
 from featstore.storage.drive import drive_speed
 from featstore.strategies.actual import Epochs
 from featstore.strategies.base import EpochRun, Runner, Strategy
-from featstore.strategies.caches import make_room
+from featstore.strategies.caches import ask_beside_caches, edge_cache_bytes, make_room
 from featstore.strategies.devicechoice import DEVICE_POLICY
 from featstore.strategies.devicefill import SIZED_LATER, FilledLater
 from featstore.strategies.estimates import plugin_estimates
 from featstore.strategies.length import Length, at_least
 from featstore.strategies.lookahead import rows_in_memory
-from featstore.strategies.memory import ask
-from featstore.strategies.options import CACHE, DISK, EPOCHS, PACK, RUN_DIR, option, options_of
+from featstore.strategies.options import CACHE, DISK, EDGE_CACHE, EDGE_CACHE_HELP, EPOCHS, PACK, RUN_DIR, option, options_of
 from featstore.strategies.packed import batches_of, packed_length, size_for_pack
 from featstore.strategies.profile import DISK_SHARE, Profile, pack_trace, profile_batches
 from featstore.strategies.registry import find_strategy, register_strategy
 from featstore.strategies.setup import Planning, Setup
 from featstore.strategies.streamed import StreamedRunner
-from featstore.strategies.superbatch import AHEAD_SHARE, plan_ahead
+from featstore.strategies.superbatch import AHEAD_SHARE, Superbatch, plan_ahead
 from featstore.strategies.superbatchepoch import ahead_bytes
 
 __all__ = ["Auto"]
+
+EDGES = "caches of edge features"  # while it is estimated
 
 
 @register_strategy("auto")
@@ -60,6 +63,8 @@ class Auto(Strategy):
         Run the batches of a pack, packed or as if they were sampled anew.
     disk, run_dir
         As of :class:`~featstore.Superbatch`; with a pack also most bytes of a layout.
+    edge_cache : int, str, float or None
+        As of :class:`~featstore.OnDemand`, by the default policy of the strategy that is taken.
     """
 
     epochs: int = option(1, EPOCHS, "epochs to come: what is done once is spread over them")
@@ -67,6 +72,7 @@ class Auto(Strategy):
     pack: Pack | str | os.PathLike[str] | None = option(None, PACK, "run the samples of a pack, in its batches")
     disk: int | str | None = option(None, DISK, "most bytes of run files, or a multiple of the features (1.5x)")
     run_dir: str | os.PathLike[str] | None = option(None, RUN_DIR, "where run files go")
+    edge_cache: int | float | str | None = option(None, EDGE_CACHE, EDGE_CACHE_HELP)
 
     takes_history: ClassVar[bool] = True
 
@@ -79,14 +85,19 @@ class Auto(Strategy):
     def run(self, setup: Setup) -> Runner:
         """See :class:`~featstore.Strategy`."""
         pack, cache = setup.pack, self.cache
+        of_edges = edge_cache_bytes(setup, self.edge_cache, None)
         if setup.refused is None:
-            make_room(setup.graph, setup.features)
-        setup, memory = ask(setup)
-        if pack is not None and cache == "auto":
-            cache = size_for_pack(setup, memory, pack)
-        planning = plan_ahead(setup, PLANNED, "auto", self.disk, self.run_dir)
-        with setup.watch.time("auto"):
-            decision = decide(setup, planning, cache, capacity=rows_in_memory(setup, memory, cache), epochs=self.epochs)
+            make_room(setup.graph, setup.features, of_edges)
+        setup, memory = ask_beside_caches(setup, None, get_policy(PLANNED), of_edges=of_edges)
+        with ExitStack() as held:  # what the strategy's caches of edge features will take
+            for budget in {id(each): each for each in (setup.graph.budget, setup.limit)}.values():
+                held.enter_context(budget.reserve(EDGES, sum(of_edges.values())))
+            if pack is not None and cache == "auto":
+                cache = size_for_pack(setup, memory, pack)
+            planning = plan_ahead(setup, PLANNED, "auto", self.disk, self.run_dir)
+            with setup.watch.time("auto"):
+                rows = rows_in_memory(setup, memory, cache)
+                decision = decide(setup, planning, cache, capacity=rows, epochs=self.epochs)
         profile = decision.profile
         try:
             chosen = self._chosen(decision, cache, pack)
@@ -105,6 +116,9 @@ class Auto(Strategy):
         given: dict[str, Any] = {"policy": policy, "pack": pack, "disk": self.disk, "run_dir": self.run_dir}
         given = {name: each for name, each in given.items() if each is not None}
         given["cache"] = None if policy is None else cache  # None is not its default everywhere
+        is_static = policy is not None and isinstance(get_policy(policy), StaticPolicy)
+        if self.edge_cache is not None and not (is_static and issubclass(cls, Superbatch)):  # it plans rows of edges, too
+            given["edge_cache"] = self.edge_cache
         return cls(**{name: each for name, each in given.items() if name in options_of(cls)})
 
 

@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore.budget import Budget
-from featstore.cache.base import Policy, get_policy
+from featstore.cache.base import OnlinePolicy, Policy, get_policy
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
 from featstore.config import parse_size
-from featstore.errors import BudgetError, BusyError
+from featstore.errors import BudgetError, BusyError, OptionError
 from featstore.graph.feature import FeatureStore
 from featstore.strategies.memory import Memory, Request, ask
 from featstore.strategies.setup import Setup, row_bytes
@@ -28,7 +28,9 @@ __all__ = [
     "check_instances",
     "edge_cache_bytes",
     "edge_capacities",
+    "make_online_edge_caches",
     "make_room",
+    "online_edge_bytes",
     "read_rows",
     "rows_within",
     "size_caches",
@@ -77,6 +79,29 @@ def edge_capacities(setup: Setup, sizes: Mapping[str, int], policy: Policy | Non
     n, widths = int(setup.graph.num_edges), setup.edge_row_bytes
     rows = min(FeatureCache.capacity_for(n_bytes, widths[name], n, policy) for name, n_bytes in sizes.items())
     return dict.fromkeys(sizes, rows)
+
+
+def online_edge_bytes(setup: Setup, size: int | float | str | None, policy: str | Policy | type[Policy]) -> dict[str, int]:
+    """Return :func:`edge_cache_bytes` of caches that an online policy manages.
+
+    Raises
+    ------
+    OptionError
+        An instance of a policy for several edge features.
+    """
+    if isinstance(policy, Policy) and len(setup.edge_features) > 1:
+        raise OptionError("edge_policy", "an instance serves one cache: give its name or class for several edge features")
+    return edge_cache_bytes(setup, size, get_policy(policy))
+
+
+def make_online_edge_caches(setup: Setup, sizes: Mapping[str, int], policy: str | Policy | type[Policy]) -> None:
+    """Make the caches of edge features, of so many bytes, that an online policy manages: before caches that take what is left."""
+    for name, rows in edge_capacities(setup, sizes, get_policy(policy)).items():
+        own = get_policy(policy)
+        assert isinstance(own, OnlinePolicy)
+        with setup.watch.time("cache"):
+            setup.graph.cache_for_planner(name, rows, of_edges=True, policy=own)
+    setup.hold_share(sizes)
 
 
 def size_caches(setup: Setup, memory: Memory, size: int | float | str | None, policy: Policy) -> tuple[dict[str, int], int]:

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from featstore.cache.base import OnlinePolicy, Policy, StaticPolicy, get_policy
 from featstore.cache.table import FeatureCache
-from featstore.errors import BudgetError, OptionError
+from featstore.errors import BudgetError
 from featstore.sampling.drawn import InTurn, ahead_bytes, in_turn, keep_ahead, lists_of
 from featstore.strategies.accesscounts import AccessCounts
 from featstore.strategies.base import EpochRun, Prepared, Runner, Strategy
@@ -17,14 +17,14 @@ from featstore.strategies.batchsize import is_tight
 from featstore.strategies.caches import (
     ask_beside_caches,
     check_instances,
-    edge_cache_bytes,
-    edge_capacities,
+    make_online_edge_caches,
     make_room,
+    online_edge_bytes,
     size_caches,
 )
 from featstore.strategies.holdings import Holdings
 from featstore.strategies.memory import SAMPLED_AHEAD, Memory
-from featstore.strategies.options import CACHE, EDGE_CACHE, option, options_of, policy_of
+from featstore.strategies.options import CACHE, EDGE_CACHE, EDGE_CACHE_HELP, check_managed, option, policy_of
 from featstore.strategies.registry import register_strategy
 from featstore.strategies.setup import Setup
 
@@ -59,26 +59,20 @@ class OnDemand(Strategy):
     cache: int | float | str | None = option(None, CACHE, "rows in memory: bytes (1GiB), a share (10%, 0.1) or auto")
     policy: str | Policy | type[Policy] = option("degree", policy_of(StaticPolicy, OnlinePolicy), "which rows stay in memory")
 
-    edge_cache: int | float | str | None = option(None, EDGE_CACHE, "rows of edges in memory: bytes (1GiB) or a share (10%, 0.1)")
+    edge_cache: int | float | str | None = option(None, EDGE_CACHE, EDGE_CACHE_HELP)
     edge_policy: str | Policy | type[Policy] = option("sieve", policy_of(OnlinePolicy), "which rows of edges stay in memory")
 
     takes_history: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for policy, cache, example in (("policy", "cache", "'auto'"), ("edge_policy", "edge_cache", "'10%'")):
-            if getattr(self, cache) is None and getattr(self, policy) != options_of(type(self))[policy][2]:
-                raise OptionError(
-                    policy, f"there is no cache that it could manage: give its size, too, such as {cache}={example}"
-                )
+        check_managed(self, "policy", "cache", "'auto'")
+        check_managed(self, "edge_policy", "edge_cache", "'10%'")
 
     def run(self, setup: Setup) -> Runner:
         """See :class:`~featstore.Strategy`."""
         memory = None
-        edge_policy = get_policy(self.edge_policy)
-        if isinstance(self.edge_policy, Policy) and len(setup.edge_features) > 1:
-            raise OptionError("edge_policy", "an instance serves one cache: give its name or class for several edge features")
-        of_edges = edge_cache_bytes(setup, self.edge_cache, edge_policy)
+        of_edges = online_edge_bytes(setup, self.edge_cache, self.edge_policy)
         # These caches come in the place of those that are there.
         make_room(setup.graph, () if self.cache is None else setup.features, of_edges)
         row_bytes = sum(setup.row_bytes.values())
@@ -87,12 +81,7 @@ class OnDemand(Strategy):
         if setup.refused is not None or shares or is_tight(setup.graph, setup.batches, row_bytes):
             policy = get_policy(self.policy)
             setup, memory = ask_beside_caches(setup, self.cache, policy, self.requests, of_edges=of_edges)
-        for name, rows in edge_capacities(setup, of_edges, edge_policy).items():  # before the others, which may take what is left
-            own = get_policy(self.edge_policy)
-            assert isinstance(own, OnlinePolicy)
-            with setup.watch.time("cache"):
-                setup.graph.cache_for_planner(name, rows, of_edges=True, policy=own)
-        setup.hold_share(of_edges)
+        make_online_edge_caches(setup, of_edges, self.edge_policy)
         return OnDemandRunner(setup, memory, self.cache, self.policy)
 
 

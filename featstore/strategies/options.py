@@ -17,11 +17,13 @@ __all__ = [
     "CACHE",
     "DISK",
     "EDGE_CACHE",
+    "EDGE_CACHE_HELP",
     "EPOCHS",
     "LENGTH",
     "PACK",
     "RUN_DIR",
     "Kind",
+    "check_managed",
     "number_of",
     "option",
     "options_of",
@@ -88,6 +90,12 @@ def check_fields(strategy: Any) -> None:
             raise OptionError(name, str(error)) from None
         except TypeError as error:
             raise TypeError(f"{name}: {error}") from None
+
+
+def check_managed(strategy: Any, policy: str, cache: str, example: str) -> None:
+    """Raise OptionError where the option ``policy`` is given, and no size for the ``cache`` that it would manage."""
+    if getattr(strategy, cache) is None and getattr(strategy, policy) != options_of(type(strategy))[policy][2]:
+        raise OptionError(policy, f"there is no cache that it could manage: give its size, too, such as {cache}={example}")
 
 
 def _cache(size: Any) -> int | float | str | None:
@@ -164,6 +172,7 @@ def _pack(pack: Any) -> Any:
 
 
 CACHE = Kind(_cache, _cache_text, "SIZE")
+EDGE_CACHE_HELP = "rows of edges in memory: bytes (1GiB) or a share (10%, 0.1)"
 EDGE_CACHE = Kind(_edge_cache, lambda text: _edge_cache(_cache_text(text)), "SIZE")
 _BATCHES = number_of("batches")
 LENGTH = Kind(_length, lambda text: text if text == "auto" else _BATCHES.parse(text), "N")

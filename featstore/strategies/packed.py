@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore.budget import Reservation
-from featstore.cache.base import Policy, StaticPolicy, get_policy
+from featstore.cache.base import OnlinePolicy, Policy, StaticPolicy, get_policy
 from featstore.cache.checkedplans import CheckedPolicy
 from featstore.cache.devicetier import DeviceTier
 from featstore.cache.planned import PlannedPolicy
@@ -35,10 +35,17 @@ from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.pagestream import MOST_WINDOW_BYTES, least_window
 from featstore.strategies.base import EpochRun, Runner, Strategy
 from featstore.strategies.batchsize import KEPT_BYTES, larger, measure
-from featstore.strategies.caches import OwnCaches, cache_bytes, make_room, size_caches
+from featstore.strategies.caches import (
+    OwnCaches,
+    cache_bytes,
+    make_online_edge_caches,
+    make_room,
+    online_edge_bytes,
+    size_caches,
+)
 from featstore.strategies.holdings import Holdings
 from featstore.strategies.memory import Memory, too_small
-from featstore.strategies.options import CACHE, DISK, LENGTH, PACK, option, policy_of
+from featstore.strategies.options import CACHE, DISK, EDGE_CACHE, EDGE_CACHE_HELP, LENGTH, PACK, check_managed, option, policy_of
 from featstore.strategies.packedepoch import PackedEpoch, fill_from_extents
 from featstore.strategies.registry import register_strategy
 from featstore.strategies.setup import OnDevice, Setup
@@ -120,6 +127,8 @@ class Packed(Strategy):
     disk : int, str or None
         Most bytes of the layout that is made, or run, with the labels that are brought beside it; None: no bound. With a static
         policy, segments of batches share rows where it is too small for an extent a batch.
+    edge_cache, edge_policy
+        As of :class:`~featstore.OnDemand`: rows of edges are not packed.
 
     References
     ----------
@@ -131,9 +140,12 @@ class Packed(Strategy):
     policy: str | Policy | type[Policy] = option("belady", policy_of(PlannedPolicy, StaticPolicy), "which rows stay in memory")
     length: int | str = option("auto", LENGTH, "batches that are planned together")
     disk: int | str | None = option(None, DISK, "most bytes of the layout, or a multiple of the features (1.5x)")
+    edge_cache: int | float | str | None = option(None, EDGE_CACHE, EDGE_CACHE_HELP)
+    edge_policy: str | Policy | type[Policy] = option("sieve", policy_of(OnlinePolicy), "which rows of edges stay in memory")
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_managed(self, "edge_policy", "edge_cache", "'10%'")
         policy = get_policy(self.policy)
         if self.length != "auto" and isinstance(policy, StaticPolicy):
             raise OptionError(
@@ -149,11 +161,13 @@ class Packed(Strategy):
 
     def run(self, setup: Setup) -> Runner:
         """See :class:`~featstore.Strategy`."""
-        make_room(setup.graph, setup.features)
+        of_edges = online_edge_bytes(setup, self.edge_cache, self.edge_policy)
+        make_room(setup.graph, setup.features, of_edges)
         runner = PackedRunner(replace(setup, planning=plan_ahead(setup, self.policy, self.length, self.disk, None)))
         try:
             if setup.refused is not None:
                 raise setup.refused
+            make_online_edge_caches(setup, of_edges, self.edge_policy)  # before the others, which may take what is left
             if self.cache is None:
                 runner.use_existing()
             else:
@@ -162,8 +176,8 @@ class Packed(Strategy):
             runner.close()
             if setup.share is not None and setup.refused is None:
                 raise  # names bytes of the share
-            make_room(setup.graph, setup.features)
-            raise too_small(error, runner.least_total(self.cache)) from None
+            make_room(setup.graph, setup.features, of_edges)
+            raise too_small(error, runner.least_total(self.cache, sum(of_edges.values()))) from None
         except BaseException:
             runner.close()
             raise
@@ -228,8 +242,11 @@ class PackedRunner(Runner):
             self._use(get_policy(policy), capacity)
         setup.hold_share(sizes)
 
-    def least_total(self, size: int | float | str | None) -> int:
-        """Return a memory in which epochs run, beside other loaders, for a cache of ``size``; somewhat more than the least."""
+    def least_total(self, size: int | float | str | None, beside: int = 0) -> int:
+        """Return a memory in which epochs run, beside other loaders, for a cache of ``size``; somewhat more than the least.
+
+        ``beside``: the bytes of caches of edge features.
+        """
         setup, graph, widths = self._setup, self._setup.graph, list(self._setup.row_bytes.values())
         policy, n_device = self._planning.policy, setup.device_rows or 0
         is_planned = isinstance(policy, PlannedPolicy)
@@ -251,7 +268,7 @@ class PackedRunner(Runner):
         if not there or size == "auto":
             made = self._making_bytes(widths, capacity, n_device, superbatch)
             ways.append(max(made, self._running_bytes(widths, capacity, n_device)))
-        return self.memory.total_with(min(ways) + setup.refused_bytes)
+        return self.memory.total_with(min(ways) + beside + setup.refused_bytes)
 
     def _running_bytes(self, widths: Sequence[int], capacity: int, n_device: int) -> int:
         """Return what an epoch takes of a layout that is there: its tiers and tables, and two of the largest batches."""

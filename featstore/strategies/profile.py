@@ -65,8 +65,6 @@ class Profile(DerivedBatches):
         The disk is full; ENOSPC also where not even one batch fits the eighth.
     BudgetError
         No memory for one batch.
-    ValueError
-        The batches cannot be stored: they carry positions of edges.
 
     Notes
     -----

@@ -39,7 +39,7 @@ from featstore.strategies.caches import (
 from featstore.strategies.holdings import Holdings
 from featstore.strategies.length import Passes, choose_size, edge_planner_bytes, least_size, planner_bytes
 from featstore.strategies.memory import SAMPLED_AHEAD, Memory, Request
-from featstore.strategies.options import CACHE, DISK, EDGE_CACHE, LENGTH, RUN_DIR, option, policy_of
+from featstore.strategies.options import CACHE, DISK, EDGE_CACHE, EDGE_CACHE_HELP, LENGTH, RUN_DIR, option, policy_of
 from featstore.strategies.registry import register_strategy
 from featstore.strategies.setup import Planning, Setup
 from featstore.strategies.superbatchepoch import AHEAD, EDGE_PLANNER, PLANNER, SuperbatchEpoch, ahead_bytes
@@ -97,7 +97,7 @@ class Superbatch(Strategy):
     length: int | str = option("auto", LENGTH, "batches a superbatch")
     disk: int | str | None = option(None, DISK, "most bytes of run files, or a multiple of the features (1.5x)")
     run_dir: str | os.PathLike[str] | None = option(None, RUN_DIR, "where run files go")
-    edge_cache: int | float | str | None = option(None, EDGE_CACHE, "rows of edges in memory: bytes (1GiB) or a share (10%, 0.1)")
+    edge_cache: int | float | str | None = option(None, EDGE_CACHE, EDGE_CACHE_HELP)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -54,12 +54,15 @@ class ContractGraph:
         ``"x"`` and ``"z"``.
     y : int64 array, shape (num_nodes,)
     seeds : int64 array
+    edge_features : mapping of str to array, shape (num_edges, …)
+        ``"w"``, in the order in which the edges were given.
     """
 
     path: str
     features: Mapping[str, Any]
     y: Any
     seeds: Any
+    edge_features: Mapping[str, Any]
 
 
 @cache
@@ -77,8 +80,9 @@ def contract_graph() -> ContractGraph:
     }
     y, seeds = rng.integers(0, 4, n), np.sort(rng.choice(n, 227, replace=False))
     data = {"y": y, "train_idx": seeds}
-    featstore.OutOfCoreGraph.create(path, indptr, indices, features, data, progress=False).close()
-    return ContractGraph(path, features, y, seeds)
+    edges: dict[str, Any] = {"w": rng.standard_normal((len(indices), 3)).astype(np.float32)}
+    featstore.OutOfCoreGraph.create(path, indptr, indices, features, data, edge_features=edges, progress=False).close()
+    return ContractGraph(path, features, y, seeds, edges)
 
 
 _folder: tempfile.TemporaryDirectory[str] | None = None  # removed when the process ends
@@ -104,6 +108,7 @@ SAMPLERS: dict[str, Callable[[Any], Any]] = {
     "epoch-wide": lambda g: featstore.EpochSampler(g, [4, 3], seed=1),
     "in windows": lambda g: featstore.EpochSampler(g, [3, -1, 2], seed=1, window=2),
     "callable": _callable,
+    "numbered": lambda g: featstore.NeighborSampler(g, [4, 3], seed=1, edges=True),
 }
 
 
@@ -117,7 +122,9 @@ def _reference(sampler: str, epoch: int) -> list[featstore.SampledBatch]:
         return [copy.deepcopy(draw.sample(order.seeds(k), epoch=epoch, index=k)) for k in range(len(order))]
 
 
-def _check(batch: featstore.MiniBatch, sampler: str, epoch: int, features: Sequence[str]) -> int:
+def _check(
+    batch: featstore.MiniBatch, sampler: str, epoch: int, features: Sequence[str], edge_features: Sequence[str] = ()
+) -> int:
     """Compare a batch with the reference of its index; return the index."""
     graph, expected = contract_graph(), _reference(sampler, epoch)
     assert 0 <= batch.index < len(expected), f"a batch says that it is number {batch.index} of {len(expected)}"
@@ -136,6 +143,12 @@ def _check(batch: featstore.MiniBatch, sampler: str, epoch: int, features: Seque
         rows = torch.from_numpy(graph.features[name])[sampled.input_ids]
         assert batch.features[name].dtype == rows.dtype, f"{where}: {name!r} is of {batch.features[name].dtype}"
         assert torch.equal(batch.features[name], rows), f"{where} has wrong rows of {name!r}"
+    assert list(batch.edge_features) == list(edge_features), f"{where} has the edge features {list(batch.edge_features)}"
+    for name in edge_features:
+        rows = torch.from_numpy(graph.edge_features[name])
+        for block, found in zip(sampled.blocks, batch.edge_features[name], strict=True):
+            assert block.edge_pos is not None
+            assert torch.equal(found, rows[block.edge_pos]), f"{where} has wrong rows of the edge feature {name!r}"
     assert batch.y is not None
     assert torch.equal(batch.y, torch.from_numpy(graph.y)[sampled.seeds]), f"{where} has wrong labels"
     return batch.index
@@ -211,12 +224,23 @@ class StrategyContract(ABC):
     def _run(self, strategy: featstore.Strategy | None = None, sampler: str = "neighbor", **options: Any) -> list[list[int]]:
         """Run two epochs, check every batch; return the indexes of each epoch in their order."""
         with self._loader(strategy, sampler, **options) as loader:
-            features = options.get("features", ("x",))
-            orders = [[_check(batch, sampler, epoch, features) for batch in loader] for epoch in range(N_EPOCHS)]
+            features, of_edges = options.get("features", ("x",)), options.get("edge_features", ())
+            orders = [[_check(batch, sampler, epoch, features, of_edges) for batch in loader] for epoch in range(N_EPOCHS)]
             assert len(loader) == len(orders[0])
+            self._check_device(loader, options.get("device_cache", 0))
         for epoch, order in enumerate(orders):
             _check_all(order, sampler, epoch)
         return orders
+
+    def _check_device(self, loader: featstore.Loader, share: float) -> None:
+        """Check that rows on the device serve a run: some where a share of them is there, all where all are."""
+        stats = loader.stats()
+        hits = stats["hits"].get("device", 0)
+        assert sum(stats["hits"].values()) == stats["rows"], (
+            f"{stats['rows']} rows were delivered, and counted are {stats['hits']}"
+        )
+        assert (hits > 0) == (share > 0), f"with device_cache={share} the device serves {hits} of {stats['rows']} rows"
+        assert share < 1 or hits == stats["rows"], f"the device has all rows, and serves {hits} of {stats['rows']}"
 
     # Batches.
 
@@ -237,6 +261,18 @@ class StrategyContract(ABC):
     def test_any_features(self) -> None:
         for features in (("x", "z"), ("z",), ()):
             self._run(features=features)
+
+    def test_batches_with_rows_on_the_device(self) -> None:
+        """Batches are the same whatever the device holds, and what it holds is taken from there."""
+        orders = [self._run(features=("x", "z"), device_cache=share) for share in (0, 0.2, 1.0)]
+        assert all(order == orders[0] for order in orders), "the order of batches depends on the device's rows"
+
+    def test_batches_with_features_of_edges(self) -> None:
+        """Rows of edges are those of their numbers, whatever cache of them the strategy has."""
+        sizes = (None, 0.3, "60kB", 1.0) if "edge_cache" in options_of(type(self.strategy())) else ()
+        strategies = [self.strategy(edge_cache=size) for size in sizes] or [self.strategy()]
+        orders = [self._run(strategy, "numbered", edge_features=("w",)) for strategy in strategies]
+        assert all(order == orders[0] for order in orders), "the order of batches depends on the cache of edges"
 
     def test_batches_with_a_history(self) -> None:
         """Where it takes one, batches and merged rows are those on demand, over epochs and a break; else it is refused."""

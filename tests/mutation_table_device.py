@@ -1,0 +1,160 @@
+"""Mutations of rows on the device, of reads that embeddings save, and of subgraphs; see :mod:`tests.mutation_table`."""
+
+from __future__ import annotations
+
+from tests.mutation import Mutation
+
+__all__ = ["DEVICE"]
+
+FILL = "featstore/strategies/devicefill.py"
+SHADOW = "featstore/sampling/shadow.py"
+
+DEVICE: tuple[Mutation, ...] = (
+    # -- rows on the device
+    Mutation(
+        "slots of the device in another order",
+        "rows on the device",
+        "featstore/cache/devicetier.py",
+        "self.map.assign(rows, np.arange(len(rows), dtype=np.int32))",
+        "self.map.assign(rows[::-1].copy(), np.arange(len(rows), dtype=np.int32))",
+        ("tests/test_device_cache.py::test_split_and_rest",),
+    ),
+    Mutation(
+        "rows of the device planned, too",
+        "rows on the device",
+        "featstore/cache/devicetier.py",
+        "return ids[np.take(self.map.slot_of_row, ids) < 0]",
+        "return ids",
+        ("tests/test_device_cache.py::test_a_planned_cache_sees_the_other_accesses_alone",),
+    ),
+    Mutation(
+        "the map of the device kept",
+        "rows on the device",
+        "featstore/cache/devicetier.py",
+        "        while self._held:\n            self._held.pop().release()\n",
+        "",
+        ("tests/test_device_cache.py::test_split_and_rest",),
+    ),
+    Mutation(
+        "rows of the device in each other's places",
+        "rows on the device",
+        "featstore/gather/device.py",
+        "copy_rows(_as_bytes(self.rows), part.slots,",
+        "copy_rows(_as_bytes(self.rows), part.slots[::-1].copy(),",
+        ("tests/test_device_cache.py::test_batches_whatever_the_device_holds",),
+    ),
+    Mutation(
+        "rows of the device not counted in the budget",
+        "rows on the device",
+        "featstore/gather/device.py",
+        'n_bytes if device.type == "cpu" else 0',
+        "0",
+        ("tests/test_device_fill.py::test_batches_before_and_after_it_is_there",),
+    ),
+    Mutation(
+        "memory of other processes taken",
+        "rows on the device",
+        FILL,
+        "max_memory_reserved(device) - others - reserve)",
+        "max_memory_reserved(device) - reserve)",
+        ("tests/test_device_fill.py::test_what_a_device_has_left",),
+    ),
+    Mutation(
+        "a device filled after its loader",
+        "rows on the device",
+        FILL,
+        "lambda: not self._is_over)",
+        "lambda: True)",
+        ("tests/test_device_fill.py::test_the_memory_goes_back_while_it_fills",),
+    ),
+    Mutation(
+        "damage found while a device is filled is not said",
+        "rows on the device",
+        FILL,
+        "self._failure = None if self._is_over else error",
+        "self._failure = None",
+        ("tests/test_device_fill.py::test_damage_is_raised_in_the_loop",),
+    ),
+    Mutation(
+        "the device that is current in another thread",
+        "rows on the device",
+        "featstore/load/loader.py",
+        "numbered(check_device(device))",
+        "check_device(device)",
+        ("tests/test_device_fill.py::test_the_device_is_the_one_that_was_current",),
+    ),
+    # -- reads that embeddings save
+    Mutation(
+        "seeds credited with what they draw",
+        "reads that embeddings save",
+        "featstore/plan/savedio.py",
+        "        pulled[: sampled.n_seeds] = False\n",
+        "",
+        ("tests/test_savedio.py::test_counts_are_those_of_loops",),
+    ),
+    Mutation(
+        "the last node that drew another is credited",
+        "reads that embeddings save",
+        "featstore/plan/savedio.py",
+        "first[src[::-1]] = dst[::-1]",
+        "first[src] = dst",
+        ("tests/test_savedio.py::test_counts_are_those_of_loops",),
+    ),
+    Mutation(
+        "embeddings beyond the memory",
+        "reads that embeddings save",
+        "featstore/plan/savedio.py",
+        "kept = min(len(sums) - 1, of_embeddings // embedding_bytes)",
+        "kept = min(len(sums) - 1, of_embeddings // embedding_bytes + 1)",
+        ("tests/test_savedio.py::test_the_split_is_that_of_enumeration",),
+    ),
+    Mutation(
+        "an edge costs the inverse",
+        "reads that embeddings save",
+        "featstore/strategies/savedsplit.py",
+        "return (sample_s / max(1, n_edges)) / (gather_s / n_rows)",
+        "return (gather_s / n_rows) / (sample_s / max(1, n_edges))",
+        ("tests/test_savedio.py::test_beta_is_the_ratio_of_measured_seconds",),
+    ),
+    Mutation(
+        "lists of a macro-batch cost reads",
+        "reads that embeddings save",
+        "featstore/strategies/savedsplit.py",
+        "        found &= ~place < graph.topology.num_edges\n",
+        "",
+        ("tests/test_savedio.py::test_lists_at_hand_cost_nothing",),
+    ),
+    Mutation(
+        "a cache of a given size is divided, too",
+        "reads that embeddings save",
+        "featstore/strategies/savedsplit.py",
+        "room = max(0, room - sum(given.values()))",
+        "room = max(0, room)",
+        ("tests/test_history_auto.py",),
+    ),
+    # -- subgraphs of all layers
+    Mutation(
+        "edges of the first node beyond the seeds",
+        "subgraphs of all layers",
+        SHADOW,
+        "np.searchsorted(outer.dst.numpy(), len(ids))",
+        'np.searchsorted(outer.dst.numpy(), len(ids), "right")',
+        ("tests/test_shadow_sampler.py::test_small_graphs_whatever_is_cached",),
+    ),
+    Mutation(
+        "numbers of a piece's edges overwritten by the next",
+        "subgraphs of all layers",
+        SHADOW,
+        "kept_positions.append(_copy(positions[:n_kept], pool))",
+        "kept_positions.append(positions[:n_kept])",
+        ("tests/test_edge_pos.py::test_edges_of_lists_in_pieces",),
+    ),
+    Mutation(
+        "the last piece of edges alone",
+        "subgraphs of all layers",
+        SHADOW,
+        "        first, end = end, end + found.shape[1]\n",
+        "        first, end = 0, found.shape[1]\n",
+        ("tests/test_shadow_sampler.py::test_a_larger_graph_in_pieces",),
+    ),
+)
