@@ -6,7 +6,7 @@ import errno
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -16,7 +16,8 @@ from featstore.pack.makelayout import layout_sizes
 from featstore.pack.nodedata import carried_bytes
 from featstore.pack.offline import Pack
 from featstore.pack.sharing import count_planned, count_static, shared_there
-from featstore.plan.choice import Choice, choose, copy_bandwidth, observe
+from featstore.plan.choice import Choice, choose, observe
+from featstore.plan.copies import copy_speed
 from featstore.plan.cost import ONLINE, PLANNED, STATIC, Estimate, Machine, OnDisk, Workload
 from featstore.sampling.drawn import SampledBatches
 from featstore.storage.drive import drive_speed
@@ -233,7 +234,7 @@ def decide(setup: Setup, planning: Planning, *, capacity: int, epochs: int) -> D
             )
         stored = 0 if profile is None else profile.n_bytes // profile.n_sampled
         workload = replace(workload, superbatch=_streamed_size(setup, planning, workload, stored), on_disk=counted)
-        machine = Machine(speed, copy_bandwidth(width, graph.options.threads, graph.budget))
+        machine = Machine(speed, **asdict(copy_speed(graph.path, width, graph.options.threads, graph.budget)))
         choice = choose(workload, machine, partial(_others, setup))
         if later is not None:
             choice = replace(choice, note=SIZED_LATER)
