@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import statistics
 import threading
 import time
 from dataclasses import asdict, dataclass
@@ -98,14 +99,14 @@ def _measure(row_bytes: int, n_threads: int, budget: Budget) -> CopySpeed:
         rows = rng.permutation(n).astype(np.int32)
         parts = [rows[first : first + n_out] for first in range(0, n - n_out + 1, n_out)]
         plain = max(_time_copy(array, part, out, None, n_threads) for part in parts)
-        fresh_out = huge_array(n_out * row_bytes).reshape(n_out, row_bytes)
-        # The first copy finds pages that were never touched, the second the same pages; a fresh one is no quicker.
-        first, second = (_time_copy(array, part, fresh_out, None, n_threads) for part in (parts[0], parts[-1]))
-        fresh = min(first, second, plain)
+        half = max(1, n_out // 2)
+        untouched = [huge_array(half * row_bytes).reshape(half, row_bytes) for _ in range(2)]
+        fresh = max(_time_copy(array, part[:half], pages, None, n_threads) for part, pages in zip(parts, untouched, strict=False))
         places = rng.permutation(n_out)
         with _Streaming(array[:n_stream], _touched(n_stream, row_bytes)):
-            batch = max(_time_copy(array, part, out, places, n_threads) for part in parts)
-    return CopySpeed(plain, min(plain, batch), fresh)
+            # Not the best: that one ran while the other thread had no core.
+            batch = statistics.median(_time_copy(array, part, out, places, n_threads) for part in parts)
+    return CopySpeed(plain, min(plain, batch), min(plain, fresh))
 
 
 def _touched(n: int, row_bytes: int) -> Uint8s:
