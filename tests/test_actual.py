@@ -230,6 +230,8 @@ def test_without_the_right_to_write_nothing_is_kept(data: Path, monkeypatch: pyt
     drive = Drive(monkeypatch)
     with featstore.open(data, memory="64MiB") as g:
         drive_speed(g.reader, g.path, [])
+        with loader(g, "auto", feature_cache=0.1):  # choosing keeps the rates of copies
+            pass
         before = read_catalog(data)
         with FileLock(os.path.join(data, WRITER_LOCK), exclusive=True):
             drive.run(g)
