@@ -48,7 +48,7 @@ class CopySpeed:
 
 
 def copy_speed(dataset: str, row_bytes: int, n_threads: int, budget: Budget, *, again: bool = False) -> CopySpeed:
-    """Return what copies of rows of a width do: from the dataset's catalog, or measured now (some 50 ms) and kept there.
+    """Return what copies of rows of a width do: from the dataset's catalog, or measured now and kept there.
 
     Parameters
     ----------
