@@ -31,7 +31,7 @@ def data(tmp_path: Path) -> Path:
 
 def test_explain_measures_when_told(data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["plan", str(data), "--explain", "--fanouts", "4,3", "--batch-size", "100", "--sizes", "10%", "--json"]
-    speeds = iter(DriveSpeed(1000.0 * k, 1e9, 1e9, 7.0) for k in range(1, 9))
+    speeds = iter(DriveSpeed(1000.0 * k, 1e9, 1e9, 7.0, 7.0) for k in range(1, 9))
     monkeypatch.setattr(drive_module, "_measure", lambda *_: next(speeds))
     for more, expected in (([], 1000), ([], 1000), (["--measure"], 2000), ([], 2000)):
         assert main([*arguments, *more]) == 0

@@ -18,6 +18,7 @@ from featstore.pack.layout import LayoutOptions
 from featstore.pack.makelayout import layout_sizes
 from featstore.pack.sharing import count_static, merged_reads, shared_there
 from featstore.plan import choice as choice_module
+from featstore.plan.copies import CopySpeed
 from featstore.plan.cost import CANDIDATES, TIE, Estimate, Machine
 from featstore.storage.drive import DriveSpeed
 from tests.loaders import ESTIMATED as STRATEGIES
@@ -69,7 +70,7 @@ def test_packed_is_taken_only_with_a_pack_and_where_it_is_least(
 ) -> None:
     machine = Machine(SKETCH, 8e9)
     monkeypatch.setattr("featstore.strategies.auto.drive_speed", lambda *_: machine.drive)
-    monkeypatch.setattr("featstore.strategies.auto.copy_bandwidth", lambda *_: machine.copy_bandwidth)
+    monkeypatch.setattr("featstore.strategies.auto.copy_speed", lambda *_: CopySpeed(8e9, 8e9, 8e9))
     slow = DriveSpeed(100.0, 1e6, 1e9)  # reading the base costs seconds, and extents hold a part of it
     with featstore.open(data, memory="64MiB") as g:
         with loader(g, "auto", feature_cache=0.1, epochs=10**6) as auto:

@@ -200,6 +200,19 @@ def test_bench(tmp_path, capsys):
     kept = read_catalog(path).extra["drive/speed"]
     assert measured["drive"].items() >= {name: kept[name] for name in ("iops", "bandwidth", "write_bandwidth")}.items()
     assert measured["drive"]["gap_bytes"] >= 4096
+    assert main(["info", str(path), "--json"]) == 0
+    assert result(capsys)["drive"] == kept
+    assert main(["info", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert f"{kept['iops']:,.0f} random reads/s; GB/s: {kept['bandwidth'] / 1e9:.2f} read" in shown
+    assert "copies " not in shown  # nobody has measured them
+    assert main(["plan", str(path), "--explain", "--fanouts", "4,3", "--batch-size", "100", "--sizes", "10%"]) == 0
+    capsys.readouterr()
+    assert main(["info", str(path), "--json"]) == 0
+    copies = read_catalog(path).extra["copy/speed"]
+    assert result(capsys)["copies"] == copies
+    assert main(["info", str(path)]) == 0
+    assert f"{copies['copy_bandwidth'] / 1e9:.2f} alone" in capsys.readouterr().out
     assert measured["feature"] == "x"  # the largest
     assert measured["rows"] == 200
     assert measured["gather"]["reads_per_s"] > 0

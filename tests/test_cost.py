@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,13 +16,12 @@ from hypothesis import strategies as st
 import featstore
 from featstore.budget import Budget
 from featstore.cache.select import top_rows
-from featstore.gather.sources import MemorySource
 from featstore.plan import choice as choice_module
-from featstore.plan.choice import choose, copy_bandwidth, expected_hits, extrapolated, observe, top_sum
+from featstore.plan import copies as copies_module
+from featstore.plan.choice import choose, expected_hits, extrapolated, observe, top_sum
+from featstore.plan.copies import copy_speed
 from featstore.plan.cost import (
-    BATCH_COPY,
     CANDIDATES,
-    FILL_TURNS,
     TIE,
     Estimate,
     Machine,
@@ -31,6 +33,8 @@ from featstore.plan.cost import (
 )
 from featstore.plan.trace import Trace
 from featstore.storage.drive import DriveSpeed
+from featstore.storage.lock import WRITER_LOCK, FileLock
+from tests.conftest import skewed_dataset
 from tests.loaders import ESTIMATED as STRATEGIES
 
 SKETCH = DriveSpeed(87_000, 2.5e9, 3.2e9)  # of the design's break-even points
@@ -196,14 +200,14 @@ def test_where_batches_share_rows_they_are_read_in_their_turn() -> None:
 
 
 def test_rows_on_the_device_are_not_copied_by_the_host() -> None:
-    machine = Machine(SKETCH, 8e9)
+    machine = Machine(SKETCH, 8e9, batch_bandwidth=4e9)
     w = workload(has_pack=True, sample_s=0.0, n_device=20_000_000, device_rows=100_000, loads=3_000_000)
     w = replace(w, n_top=8_000_000, device_on_host=False)
     found = by_name(w, machine)
     plain = by_name(replace(w, n_device=0, device_rows=0), machine)
     for policy, updates in (("belady", 3_000_000), ("frequency", 0)):
-        assert found["packed", policy].parts["copy"] == pytest.approx((BATCH_COPY * 15_000_000 + updates) * 512 / 8e9)
-        assert plain["packed", policy].parts["copy"] == pytest.approx((BATCH_COPY * 35_000_000 + updates) * 512 / 8e9)
+        assert found["packed", policy].parts["copy"] == pytest.approx(15_000_000 * 512 / 4e9 + updates * 512 / 8e9)
+        assert plain["packed", policy].parts["copy"] == pytest.approx(35_000_000 * 512 / 4e9 + updates * 512 / 8e9)
     assert found["packed", "belady"].once_s > plain["packed", "belady"].once_s  # its rows are packed, and read at the start
     for name, each in found.items():
         assert bool(each.impossible) == (name[0] != "packed")
@@ -219,10 +223,8 @@ def test_an_online_policy_starts_with_nothing() -> None:
     assert found.total_s(3) == pytest.approx(cold + 2 * warm)
     assert found.rows_loaded == 7_000_000
     assert "not known" in by_name(workload(), FREE_COPIES)["ondemand", "sieve"].impossible
-    copying = by_name(w, Machine(SKETCH, 1e9))["ondemand", "sieve"]
-    assert copying.parts["copy"] == pytest.approx(
-        BATCH_COPY * (28_000_000 + 7_000_000) * 512 / 1e9
-    )  # hits out, what is loaded in
+    copying = by_name(w, Machine(SKETCH, 1e9, batch_bandwidth=0.5e9))["ondemand", "sieve"]
+    assert copying.parts["copy"] == pytest.approx((28_000_000 + 7_000_000) * 512 / 0.5e9)  # hits out, what is loaded in
 
 
 def test_the_table_is_one_mapping() -> None:
@@ -242,7 +244,7 @@ def skewed(n: int, n_batches: int, size: int) -> list[np.ndarray]:
 
 def test_filling_a_cache_is_paid_once() -> None:
     """R22 at a half was filled in 2.4 to 3.7 s, where one scan takes 1.0 s and gathers read 0.86 to 0.99 GB/s."""
-    machine = Machine(DriveSpeed(75_000, 2.2e9, 1.6e9, 0.9e9), 16e9)
+    machine = Machine(DriveSpeed(75_000, 2.2e9, 1.6e9, 0.9e9), 16e9, 8e9, 16e9 / 12)
     found = by_name(workload(capacity=N // 2, n_degree=30_000_000), machine)
     assert found["ondemand", "degree"].once_s == pytest.approx(3.1, rel=0.1)
     assert found["ondemand", "frequency"].once_s == pytest.approx(found["ondemand", "degree"].once_s + 1.5)  # counts are sampled
@@ -311,13 +313,16 @@ def test_packing_by_frequency_pays_for_the_rows_that_its_host_tier_starts_with()
     w = workload(has_pack=True, n_top=35_000_000)  # nothing is missed: what is left is the fill
     found = by_name(w, FREE_COPIES)["packed", "frequency"]
     fill = w.capacity * w.row_bytes
-    assert found.epoch_s == pytest.approx(BATCH_COPY * 35_000_000 * 512 / 1e15)
+    assert found.epoch_s == pytest.approx(35_000_000 * 512 / 1e15)
     assert found.disk_bytes == fill + 4 * 35_000_000  # and the batches' tables
     least = fill / SKETCH.bandwidth + fill / SKETCH.write_bandwidth + fill / SKETCH.bandwidth  # read, written, read again
     assert found.once_s >= 0.99 * least
     assert found.total_s(20) == pytest.approx(found.once_s + 20 * found.epoch_s)
     there = by_name(replace(w, layouts={"frequency": fill}), FREE_COPIES)
-    assert there["packed", "frequency"].once_s == pytest.approx(FILL_TURNS * fill / SKETCH.bandwidth, rel=1e-3)
+    assert there["packed", "frequency"].once_s == pytest.approx(fill / SKETCH.bandwidth, rel=1e-3)
+    in_turns = replace(FREE_COPIES, drive=replace(SKETCH, fill_bandwidth=1e9))
+    by_turns = by_name(replace(w, layouts={"frequency": fill}), in_turns)["packed", "frequency"]
+    assert by_turns.once_s == pytest.approx(fill / 1e9, rel=1e-3)
     assert there["packed", "belady"].once_s == by_name(w, FREE_COPIES)["packed", "belady"].once_s
 
 
@@ -435,24 +440,81 @@ def test_extrapolation_of_nothing_and_of_everything() -> None:
 
 
 def test_copies_are_measured_within_the_budget() -> None:
-    budget = Budget(1 << 20)
-    assert copy_bandwidth(512, 1, budget) > 1e6
-    assert budget.used == 0
-    assert budget.peak <= 1 << 20
+    for row_bytes in (4, 512, 20_000):
+        budget = Budget(2 << 20)
+        found = copies_module._measure(row_bytes, 1, budget)
+        assert 1e5 < found.fresh_bandwidth <= found.copy_bandwidth
+        assert 1e5 < found.batch_bandwidth <= found.copy_bandwidth
+        assert budget.used == 0
+        assert budget.peak <= 2 << 20
 
 
 def test_copies_are_measured_of_rows_that_no_cache_has(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was copied a moment ago comes from the processor's cache, one and a half times as fast."""
     asked: list[int] = []
-    gather = MemorySource.gather
+    time_copy = copies_module._time_copy
 
-    def noted(self: MemorySource, rows: Any, *given: Any) -> Any:
-        asked.extend(rows.tolist())
-        return gather(self, rows, *given)
+    def noted(array: Any, rows: Any, out: Any, places: Any, n_threads: int) -> float:
+        if places is None and out.flags.writeable:
+            asked.append(int(rows[0]))
+        return time_copy(array, rows, out, places, n_threads)
 
-    monkeypatch.setattr(MemorySource, "gather", noted)
-    assert copy_bandwidth(512, 1, Budget(64 << 20)) > 1e6
-    assert len(asked) == len(set(asked)) > 10_000
+    monkeypatch.setattr(copies_module, "_time_copy", noted)
+    copies_module._measure(512, 1, Budget(64 << 20))
+    assert len(set(asked[:4])) == 4  # other parts each time
+
+
+def test_rates_of_copies_are_those_of_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Into memory that was never touched, by lists on both sides beside a stream, and plainly."""
+    seen: list[tuple[bool, bool, bool]] = []
+
+    def timed(array: Any, rows: Any, out: Any, places: Any, n_threads: int) -> float:
+        touched = bool(out.any())
+        beside = any(thread.name == "featstore-measure" for thread in threading.enumerate())
+        seen.append((touched, places is not None, beside))
+        return 1e9 if not touched else 3e9 if places is not None else 8e9
+
+    monkeypatch.setattr(copies_module, "_time_copy", timed)
+    found = copies_module._measure(512, 2, Budget(64 << 20))
+    assert (found.copy_bandwidth, found.batch_bandwidth, found.fresh_bandwidth) == (8e9, 3e9, 1e9)
+    assert set(seen) == {(True, False, False), (False, False, False), (True, True, True)}
+
+
+def test_copies_are_kept_by_width_and_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(skewed_dataset(tmp_path / "g", 300, 40))
+    measured: list[tuple[int, int]] = []
+
+    def measure(row_bytes: int, n_threads: int, budget: Budget) -> copies_module.CopySpeed:
+        measured.append((row_bytes, n_threads))
+        return copies_module.CopySpeed(3.0, 2.0, float(len(measured)))
+
+    monkeypatch.setattr(copies_module, "_measure", measure)
+    budget = Budget(1 << 20)
+    assert copy_speed(path, 40, 2, budget).fresh_bandwidth == 1
+    assert copy_speed(path, 40, 2, budget).fresh_bandwidth == 1
+    assert copy_speed(path, 40, 1, budget).fresh_bandwidth == 2
+    assert copy_speed(path, 80, 1, budget).fresh_bandwidth == 3
+    assert copy_speed(path, 80, 1, budget, again=True).fresh_bandwidth == 4
+    monkeypatch.setattr(copies_module, "METHOD", copies_module.METHOD + 1)
+    assert copy_speed(path, 80, 1, budget).fresh_bandwidth == 5
+    with FileLock(os.path.join(path, WRITER_LOCK), exclusive=True):
+        assert copy_speed(path, 8, 1, budget).fresh_bandwidth == 6
+    assert copy_speed(path, 80, 1, budget).fresh_bandwidth == 5
+
+
+def test_streaming_packs_beside_planning_and_the_drive_does_both() -> None:
+    """Packing begins after two of three passes; what the drive writes beside reads costs nothing."""
+    w = workload(sample_s=2.0, plan_s=3.0)
+    stored = 16 * 35_000_000 / 3.2e9
+    plans = (4 * 35_000_000 + 16 * 5_000_000) / 3.2e9
+    scan, write, read = N * 512 / 2.5e9, 5_000_000 * 512 / 3.2e9, 5_000_000 * 512 / 2.5e9
+    for overlap in (0.0, 0.5, 1.0):
+        found = by_name(w, replace(FREE_COPIES, drive=replace(SKETCH, write_overlap=overlap)))["streamed", "belady"]
+        packed = scan + write - overlap * min(scan, write)
+        expected = 2.0 + 2.0 + stored - plans + max(1.0 + plans, packed) + read
+        assert found.epoch_s == pytest.approx(expected, rel=0.01)
+    planned = by_name(replace(w, plan_s=300.0), FREE_COPIES)["streamed", "belady"].epoch_s
+    assert planned == pytest.approx(302 + stored + read, rel=1e-3)  # packing is over long before
 
 
 def test_bytes_moved_are_those_of_the_reads() -> None:

@@ -11,6 +11,8 @@ from featstore.cli.convert import describe_form, form_text
 from featstore.cli.output import print_result
 from featstore.config import format_size
 from featstore.graph.dataset import OutOfCoreGraph
+from featstore.plan.copies import kept_copies
+from featstore.storage.drive import kept_speed
 
 __all__ = ["add_arguments", "describe", "description", "run"]
 
@@ -51,6 +53,8 @@ def describe(graph: OutOfCoreGraph) -> dict[str, Any]:
         "edge_features": edge_features,
         "parts": {name: {"parts": kept.n_parts, "method": kept.method} for name, kept in graph.parts().items()},
         "disk_bytes": disk,
+        "drive": kept_speed(catalog),
+        "copies": kept_copies(catalog),
     }
 
 
@@ -69,7 +73,24 @@ def description(result: dict[str, Any]) -> str:
                 f"  {what.replace('_features', ' data').replace('_', ' '):<10} {name}: {field['dtype']} {field['shape']}{size}"
             )
     lines += [f"  parts      {name}: {kept['parts']:,} by {kept['method']}" for name, kept in result["parts"].items()]
+    if (drive := result["drive"]) is not None:
+        lines.append(
+            f"  drive      {_each(drive, 'iops', 1, ',.0f')} random reads/s; GB/s: {_each(drive, 'bandwidth')} read, "
+            f"{_each(drive, 'gather_bandwidth')} gathered, {_each(drive, 'write_bandwidth')} written, "
+            f"{_each(drive, 'fill_bandwidth')} read and copied in turns; {_each(drive, 'write_overlap', 0.01, '.0f')} % of "
+            f"writing beside reading"
+        )
+    if (copies := result["copies"]) is not None:
+        lines.append(
+            f"  copies     GB/s of rows of {copies['where']['row_bytes']:,} bytes: {_each(copies, 'copy_bandwidth')} alone, "
+            f"{_each(copies, 'batch_bandwidth')} by a batch's plan, {_each(copies, 'fresh_bandwidth')} into fresh memory"
+        )
     return "\n".join(lines)
+
+
+def _each(entry: dict[str, Any], name: str, unit: float = 1e9, form: str = ".2f") -> str:
+    """Return a rate as text; an older method of measuring has fewer."""
+    return format(entry[name] / unit, form) if name in entry else "?"
 
 
 def run(options: argparse.Namespace) -> int:

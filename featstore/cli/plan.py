@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import torch
 
@@ -36,7 +36,8 @@ from featstore.config import format_size, parse_size
 from featstore.gather.device import check_device
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.progress import Bar
-from featstore.plan.choice import Choice, choose, chosen_mask, copy_bandwidth, observe
+from featstore.plan.choice import Choice, choose, chosen_mask, observe
+from featstore.plan.copies import copy_speed
 from featstore.plan.cost import ONLINE, PLANNED, SAMPLE_BYTES, Machine, Workload
 from featstore.plan.misscurve import DEFAULT_SIZES, Step, miss_curve, parse_sizes
 from featstore.plan.redundancy import N_BATCHES, redundancy
@@ -173,7 +174,8 @@ def _explain(options: argparse.Namespace) -> int:
             ahead = min(graph.budget.total // AHEAD_SHARE, most_ahead(store.nbytes))  # as a loader of this budget reads ahead
             sources = [each.source for each in graph.features.values()]
             drive = drive_speed(graph.reader, graph.path, sources, disk=options.disk, again=options.measure)
-            machine = Machine(drive, copy_bandwidth(row_bytes, graph.options.threads, graph.budget))
+            copies = copy_speed(graph.path, row_bytes, graph.options.threads, graph.budget, again=options.measure)
+            machine = Machine(drive, **asdict(copies))
             sizes = parse_sizes(options.sizes, graph.num_nodes, row_bytes)
             device = check_device(options.device)
             on_device = {rows: _on_device(options, graph, device, row_bytes, rows) for rows in sizes}

@@ -13,10 +13,8 @@ import numpy.typing as npt
 
 from featstore.budget import Budget
 from featstore.cache.base import get_policy
-from featstore.cache.rowmap import huge_array
 from featstore.cache.select import top_rows
 from featstore.cache.table import FeatureCache
-from featstore.gather.sources import MemorySource
 from featstore.plan.cost import Estimate, Machine, Workload, cheapest, estimate_all, table
 from featstore.plan.planmemory import planning_bytes
 from featstore.plan.rowsample import NUMBERED_BYTES, RowSample, numbered
@@ -24,21 +22,10 @@ from featstore.plan.simulate import simulate
 from featstore.plan.trace import Trace
 from featstore.plan.unseen import distinct_rows, tally, tally_bytes
 
-__all__ = [
-    "Choice",
-    "choose",
-    "chosen_mask",
-    "copy_bandwidth",
-    "expected_hits",
-    "extrapolated",
-    "observe",
-    "static_hits",
-    "top_sum",
-]
+__all__ = ["Choice", "choose", "chosen_mask", "expected_hits", "extrapolated", "observe", "static_hits", "top_sum"]
 
 Int64s = npt.NDArray[np.int64]
 
-COPY_BYTES = 64 << 20
 TALLY_BYTES = 32  # an access of a batch, while it is counted
 ONLINE_BYTES = 64  # an access of a batch, while an online policy is simulated
 TIMED = 3  # batches
@@ -67,7 +54,9 @@ class Choice:
             f"{self.workload.capacity:,} rows in memory ({self.workload.capacity / max(1, self.workload.n_rows):.3g} of all); "
             f"{drive.iops:,.0f} random reads/s, {drive.bandwidth / 1e9:.2f} GB/s read, "
             f"{drive.gather_bandwidth / 1e9:.2f} GB/s gathered, "
-            f"{drive.write_bandwidth / 1e9:.2f} GB/s written, {self.machine.copy_bandwidth / 1e9:.2f} GB/s copied"
+            f"{drive.write_bandwidth / 1e9:.2f} GB/s written ({drive.write_overlap:.0%} of it beside reads), "
+            f"{drive.fill_bandwidth / 1e9:.2f} GB/s filled; copied {self.machine.copy_bandwidth / 1e9:.2f} GB/s, "
+            f"by plan {self.machine.batch_bandwidth / 1e9:.2f}, into fresh memory {self.machine.fresh_bandwidth / 1e9:.2f}"
         )
         taken = f"taken: {self.taken.strategy} ({self.taken.policy}): {self.reason}"
         if self.workload.device_rows:
@@ -90,6 +79,8 @@ class Choice:
             "estimates": [each.to_dict(epochs) for each in self.estimates],
             "drive": asdict(self.machine.drive),
             "copy_bandwidth": self.machine.copy_bandwidth,
+            "batch_bandwidth": self.machine.batch_bandwidth,
+            "fresh_bandwidth": self.machine.fresh_bandwidth,
         }
 
 
@@ -115,26 +106,6 @@ def chosen_mask(scores: npt.NDArray[Any], n_rows: int) -> npt.NDArray[np.bool_]:
     mask = np.zeros(len(scores), bool)
     mask[top_rows(scores, n_rows)] = True
     return mask
-
-
-def copy_bandwidth(row_bytes: int, n_threads: int, budget: Budget) -> float:
-    """Measure at how many bytes a second the executor copies scattered rows within memory (some 10 ms)."""
-    n = max(16, min(COPY_BYTES, budget.available // 8) // max(1, row_bytes))
-    with budget.reserve("measuring copies", n * row_bytes * 5 // 4 + 8 * n):
-        # Huge pages, as caches and pools have; written before, because pages that never were are all one page.
-        array = huge_array(n * row_bytes).reshape(n, row_bytes)
-        out = huge_array(max(4, n // 4) * row_bytes).reshape(-1, row_bytes)
-        for each in (array, out):
-            each.fill(1)
-        # Other rows each time: those just copied lie in the processor's cache, which a host tier is much larger than.
-        rows = np.random.default_rng(0).permutation(n).astype(np.int32)
-        source = MemorySource(array, n_threads)
-        best = 0.0
-        for first in range(0, n - len(out) + 1, len(out)):
-            start = time.perf_counter()
-            source.gather(rows[first : first + len(out)], out, None)
-            best = max(best, out.nbytes / max(1e-9, time.perf_counter() - start))
-    return best
 
 
 def observe(

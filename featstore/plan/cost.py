@@ -29,9 +29,7 @@ __all__ = [
     "table",
 ]
 
-# Measured on R22. Filling a cache from extents: reading, checking and copying take turns; memory that was never touched is slow
-# to copy into. Rows of an epoch are copied to and from lists of places, beside threads that read and check.
-FILL_TURNS, FRESH_COPY, BATCH_COPY = 3, 12, 2
+FORESEEN = 2 / 3  # of planning: packing begins when two of the planner's three passes have found the misses
 BUFFERS = 4  # batches at once: the loop's, one that is put together, two made ahead
 PIECE_BYTES = 1 << 20  # a scan for packing reads the pieces that hold a wanted row
 SAMPLE_BYTES = 16  # on disk, a sampled node: its id, its edges, its plan
@@ -51,10 +49,16 @@ class Machine:
         Random reads a second; bytes a second read and written in sequence.
     copy_bandwidth : float
         Bytes of rows a second that are copied from memory to memory.
+    batch_bandwidth : float
+        Where a batch's plan says from where and to where, beside threads that read and check; 0, not measured: the same.
+    fresh_bandwidth : float
+        Into memory that was never touched; 0, not measured: the same.
     """
 
     drive: DriveSpeed
     copy_bandwidth: float
+    batch_bandwidth: float = 0.0
+    fresh_bandwidth: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -265,7 +269,7 @@ def _copied_s(n_rows: float, w: Workload, m: Machine) -> float:
 
 
 def _gathered_s(n_rows: int, w: Workload, m: Machine) -> float:
-    return BATCH_COPY * _copied_s(n_rows, w, m)
+    return n_rows * w.row_bytes / (m.batch_bandwidth or m.copy_bandwidth)
 
 
 def _admitted_s(n_rows: int, w: Workload, m: Machine) -> float:
@@ -275,7 +279,7 @@ def _admitted_s(n_rows: int, w: Workload, m: Machine) -> float:
 
 def _fresh_s(n_rows: float, w: Workload, m: Machine) -> float:
     """Seconds by which rows are copied more slowly into memory that is new."""
-    return (FRESH_COPY - 1) * _copied_s(n_rows, w, m)
+    return max(0.0, n_rows * w.row_bytes / (m.fresh_bandwidth or m.copy_bandwidth) - _copied_s(n_rows, w, m))
 
 
 def _pipeline_s(producer_s: float, consumer_s: float, n: int) -> float:
@@ -300,7 +304,8 @@ def _ondemand(w: Workload, m: Machine, policy: str, hits: int, counting_s: float
     loads = w.n_accesses - w.n_device - hits
     read = random_read_s(loads, w.n_batches, w.n_rows, w.row_bytes, m.drive)
     copy = _gathered_s(hits + _put_together(w), w, m)  # a gather's rate has that of the others
-    fill = random_read_s(w.capacity, 1, w.n_rows, w.row_bytes, m.drive) + FRESH_COPY * _copied_s(w.capacity, w, m)
+    fill = random_read_s(w.capacity, 1, w.n_rows, w.row_bytes, m.drive)
+    fill += _copied_s(w.capacity, w, m) + _fresh_s(w.capacity, w, m)
     parts = {"sample": w.sample_s, "read": read, "copy": copy}
     moved = int(random_reads(loads, w.n_batches, w.n_rows, w.row_bytes, m.drive)[1])
     return Estimate("ondemand", policy, max(w.sample_s, read + copy), counting_s + fill, loads, 0, moved, parts)
@@ -353,14 +358,20 @@ def _superbatch(w: Workload, m: Machine) -> Estimate:
 def _streamed(w: Workload, m: Machine) -> Estimate:
     n, extents = w.n_superbatches, w.loads * w.row_bytes
     stored = w.n_accesses * SAMPLE_BYTES
+    plans = ROW_TABLE_BYTES * w.n_accesses + (LOAD_TABLE_BYTES + ADMIT_TABLE_BYTES) * w.loads
+    plans_s = min(stored, plans) / m.drive.write_bandwidth
     inspect = w.sample_s + w.plan_s + stored / m.drive.write_bandwidth
     scan = _scan_s(w.loads, w, n, m)
     write = extents / m.drive.write_bandwidth
     read = extents / m.drive.bandwidth
     copy = _gathered_s(w.n_accesses - w.n_device + _put_together(w), w, m) + _admitted_s(w.loads, w, m)
     parts = {"inspect": inspect, "scan": scan, "write": write, "read": read, "copy": copy}
+    # The drive reads and writes at once, and packing runs beside the rest of planning once the misses are known.
+    packed = scan + write - m.drive.write_overlap * min(scan, write)
+    rest = (1 - FORESEEN) * w.plan_s + plans_s
+    prepared = inspect - rest + max(rest, packed)
     # Packing beside reading shares the drive.
-    epoch = max(_pipeline_s(inspect + scan + write, max(read, copy), n), scan + write + read)
+    epoch = max(_pipeline_s(prepared, max(read, copy), n), packed + read)
     disk = extents * min(2, n) // n + stored * min(4, n) // n
     impossible = ""
     if w.disk_bytes is not None and disk > w.disk_bytes:
@@ -377,7 +388,7 @@ def _packed(w: Workload, m: Machine, policy: str, loads: int, updates: int, fill
         tables = ROW_TABLE_BYTES * w.n_accesses + LOAD_TABLE_BYTES * loads + ADMIT_TABLE_BYTES * updates
         rows = loads * w.pack_epochs
         counted = OnDisk((rows + at_start) * w.row_bytes + tables * w.pack_epochs, rows, loads)
-    once = FILL_TURNS * at_start * w.row_bytes / m.drive.bandwidth + FRESH_COPY * _copied_s(at_start, w, m)
+    once = at_start * w.row_bytes / (m.drive.fill_bandwidth or m.drive.bandwidth) + _fresh_s(at_start, w, m)
     once += _fresh_s(min(w.capacity, updates), w, m)
     disk = w.layouts.get(policy, counted.disk_bytes)
     if policy not in w.layouts:

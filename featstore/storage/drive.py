@@ -15,6 +15,7 @@ import numpy as np
 
 from featstore._core.buffers import Block
 from featstore._core.io import File, direct_mode
+from featstore._core.rows import copy_rows
 from featstore.errors import BusyError
 from featstore.storage.calls import close_fd, naming, pwrite_all
 from featstore.storage.catalog import Catalog, current_catalog
@@ -25,20 +26,22 @@ from featstore.storage.rowfile import Queues, RowFile
 from featstore.storage.rundir import RunDirectory
 from featstore.storage.update import Update
 
-__all__ = ["DriveSpeed", "doubted", "drive_speed", "forget_speed", "time_reads"]
+__all__ = ["DriveSpeed", "doubted", "drive_speed", "forget_speed", "keep", "kept_rates", "kept_speed", "time_reads"]
 
 KEY = "drive/speed"
-METHOD = 4  # of measuring; what another one found is measured again
+METHOD = 5  # of measuring; what another one found is measured again
 TIMED_MIN_BYTES = 64 << 20  # smaller files say little of the drive
 STREAM_BYTES = 256 << 20  # shorter runs are over before the drive is at speed
 RANDOM_READS = 8192  # a deep queue's rate, not that of filling and draining it
 SCRATCH_BYTES = 64 << 20
+FILL_BYTES = 64 << 20  # as many at once are read and then copied into a cache
 LEAST_SCRATCH_BYTES = 1 << 20
 MOST_AGE_S = 24 * 3600.0  # others used the drive then, or it has aged; measuring again takes a second
 SAME = 1.5  # rates that differ by less, one measured because the other was doubted, confirm each other
 CHUNK_BYTES = 1 << 20
 GATHER_BYTES, CLUSTER_BYTES = 64 << 20, 2 << 20  # dense parts of the file whose rows are gathered
 GATHER_SHARE = 0.3  # of those parts' pages: the others are read over
+_SHARES = frozenset({"write_overlap"})  # of time, not rates
 _CANNOT_WRITE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 
 
@@ -56,12 +59,18 @@ class DriveSpeed:
         Bytes a second in large sequential writes; 0: not measured.
     gather_bandwidth : float
         Bytes a second that a gather of scattered rows reads and checks where it reads more than a page at once; 0: not measured.
+    fill_bandwidth : float
+        Bytes a second where reading and checking take turns with copying into a cache; 0: not measured.
+    write_overlap : float
+        Of the shorter of reading and writing, the share that runs while the drive does the other; 0: one after the other.
     """
 
     iops: float
     bandwidth: float
     write_bandwidth: float = 0.0
     gather_bandwidth: float = 0.0
+    fill_bandwidth: float = 0.0
+    write_overlap: float = 0.0
 
     @property
     def gap_bytes(self) -> int:
@@ -110,7 +119,8 @@ def drive_speed(
 
     Notes
     -----
-    About a second: 256 MiB read as extents are, twice, 8,192 random reads, rows gathered out of 64 MiB, twice, 64 MiB written.
+    About a second: 256 MiB read as extents are, twice, 8,192 random reads, rows gathered out of 64 MiB, twice, 64 MiB written,
+    64 MiB read and copied in turns, and 64 MiB written over again, alone and beside a stream.
     What was measured more than a day ago, on another machine, on another drive, through another backend or in another way is not
     used: what was measured while others used the drive is soon forgotten. Neither is what an epoch made doubtful
     (:func:`doubted`). A dataset that may not be written, or that somebody is writing, keeps nothing, and is measured again.
@@ -127,17 +137,27 @@ def drive_speed(
         if kept is not None and kept.get("doubted"):
             earlier = _saved({**kept, "doubted": False}, where)
             entry["confirmed"] = earlier is not None and _same(earlier, found)
-        try:
-            with Update(dataset) as update:
-                update.add([], extra={KEY: entry})
-                update.commit()
-        except BusyError:
-            pass  # it is measured again next time
-        except OSError as error:
-            if error.errno not in _CANNOT_WRITE:
-                raise
+        keep(dataset, KEY, entry)
     reader.drive = found
     return found
+
+
+def keep(dataset: str, key: str, entry: dict[str, Any]) -> None:
+    """Keep what was measured in a dataset's catalog, where it can be written now; where not, it is measured again."""
+    try:
+        with Update(dataset) as update:
+            update.add([], extra={key: entry})
+            update.commit()
+    except BusyError:
+        pass  # it is measured again next time
+    except OSError as error:
+        if error.errno not in _CANNOT_WRITE:
+            raise
+
+
+def kept_speed(catalog: Catalog) -> dict[str, Any] | None:
+    """Return the entry of a catalog with the drive's rates; None where there is none."""
+    return catalog.extra.get(KEY)
 
 
 def doubted(catalog: Catalog) -> dict[str, dict[str, Any]]:
@@ -180,24 +200,31 @@ def time_reads(reader: Queues, file: File, run_bytes: int, n_random: int) -> Dri
     return DriveSpeed(iops, bandwidth)
 
 
-def _rates(speed: DriveSpeed) -> Iterable[float]:
-    return asdict(speed).values()
-
-
 def _same(one: DriveSpeed, other: DriveSpeed) -> bool:
-    return all(1 / SAME <= a / b <= SAME for a, b in zip(_rates(one), _rates(other), strict=True))
+    pairs = zip(asdict(one).items(), asdict(other).values(), strict=True)
+    return all(1 / SAME <= rate / again <= SAME for (name, rate), again in pairs if name not in _SHARES)
 
 
-def _saved(entry: dict[str, Any] | None, where: dict[str, Any]) -> DriveSpeed | None:
+def kept_rates(entry: dict[str, Any] | None, where: dict[str, Any], kind: type[Any]) -> dict[str, float] | None:
+    """Return the rates of an entry, the fields of the dataclass ``kind``, if they were measured there within a day."""
     if entry is None or entry.get("where") != where or entry.get("doubted"):
         return None
     when = entry.get("when")
     if not isinstance(when, (int, float)) or not 0 <= time.time() - when <= MOST_AGE_S:
         return None
-    rates = {each.name: entry.get(each.name) for each in fields(DriveSpeed)}
-    if not all(isinstance(rate, (int, float)) and rate > 0 for rate in rates.values()):
+    rates = {each.name: entry.get(each.name) for each in fields(kind)}
+    if not all(isinstance(rate, (int, float)) and _may_be(name, rate) for name, rate in rates.items()):
         return None
-    return DriveSpeed(**{name: float(rate) for name, rate in rates.items() if rate is not None})
+    return {name: float(rate) for name, rate in rates.items() if rate is not None}
+
+
+def _may_be(name: str, rate: float) -> bool:
+    return 0 <= rate <= 1 if name in _SHARES else rate > 0
+
+
+def _saved(entry: dict[str, Any] | None, where: dict[str, Any]) -> DriveSpeed | None:
+    rates = kept_rates(entry, where, DriveSpeed)
+    return None if rates is None else DriveSpeed(**rates)
 
 
 def _measure(reader: DriveReader, sources: Iterable[object], run_dir: str, disk: int | None) -> DriveSpeed:
@@ -206,7 +233,7 @@ def _measure(reader: DriveReader, sources: Iterable[object], run_dir: str, disk:
     scratch = None
     try:
         path = runs.file("scratch")
-        write_bandwidth = _time_writes(path, n_bytes)
+        write_bandwidth = n_bytes / _time_writes(path, n_bytes)
         file = max((source for source in sources if isinstance(source, RowFile)), key=lambda file: file.n_bytes, default=None)
         if file is None or file.n_bytes < TIMED_MIN_BYTES:
             pages = RowLayout(PAGE_BYTES, 1, PAGE_BYTES)
@@ -214,9 +241,12 @@ def _measure(reader: DriveReader, sources: Iterable[object], run_dir: str, disk:
         with file.in_use() as core:
             run_bytes = max(PAGE_BYTES, min(RANDOM_READS * PAGE_BYTES, reader.budget.available // 4))
             reads = time_reads(reader, core, run_bytes, RANDOM_READS)
-        bandwidth = max(_time_stream(reader, file) for _ in range(2))  # others may use the drive meanwhile
+        # The best of two: others may use the drive meanwhile.
+        bandwidth = max(_time_stream(reader, file, STREAM_BYTES) for _ in range(2))
         gathers = max(_time_gather(reader, file, reads.iops, bandwidth) for _ in range(2))
-        return DriveSpeed(reads.iops, bandwidth, write_bandwidth, gathers)
+        fill = max(_time_fill(reader, file) for _ in range(2))
+        overlap = max(_time_overlap(reader, file, path, n_bytes, bandwidth) for _ in range(2))
+        return DriveSpeed(reads.iops, bandwidth, write_bandwidth, gathers, min(bandwidth, fill), overlap)
     finally:
         if scratch is not None:
             scratch.close()
@@ -244,9 +274,35 @@ def _time_gather(reader: Queues, file: RowFile, iops: float, bandwidth: float) -
     return min(bandwidth, beyond / aside) if beyond > 0 and aside > 0 else bandwidth
 
 
-def _time_stream(reader: Queues, file: RowFile) -> float:
+def _time_fill(reader: Queues, file: RowFile) -> float:
+    """Read and check a part of a file, then copy it as into a cache, and return bytes a second."""
+    n_bytes = min(FILL_BYTES, file.n_bytes, reader.budget.available // 4) // PAGE_BYTES * PAGE_BYTES
+    with reader.budget.reserve("reader buffers", 2 * n_bytes):
+        rows, cache = (np.ones((n_bytes // PAGE_BYTES, PAGE_BYTES), np.uint8) for _ in range(2))
+        read_s = n_bytes / _time_stream(reader, file, n_bytes)
+        start = time.perf_counter()
+        copy_rows(rows, None, cache, None)
+        return n_bytes / (read_s + time.perf_counter() - start)
+
+
+def _time_overlap(reader: Queues, file: RowFile, path: str, n_bytes: int, bandwidth: float) -> float:
+    """Write a file over again alone, and beside a stream that takes as long; return the share of the shorter that is gained."""
+    write_s = _time_writes(path, n_bytes, again=True)
+    n_read = max(PAGE_BYTES, min(int(bandwidth * write_s), STREAM_BYTES))
+    begin = time.perf_counter()
+    _time_stream(reader, file, n_read)
+    middle = time.perf_counter()
+    with ThreadPoolExecutor(1, thread_name_prefix="featstore-measure") as pool:
+        writing = pool.submit(_time_writes, path, n_bytes, again=True)
+        _time_stream(reader, file, n_read)
+        writing.result()
+    read_s, both_s = middle - begin, time.perf_counter() - middle
+    return min(1.0, max(0.0, (read_s + write_s - both_s) / min(read_s, write_s)))
+
+
+def _time_stream(reader: Queues, file: RowFile, n_bytes: int) -> float:
     """Read a part of a file as extents are read, a batch's rows copied out at a time, and return bytes a second."""
-    n_pages = min(STREAM_BYTES, file.n_bytes) // PAGE_BYTES
+    n_pages = max(1, min(n_bytes, file.n_bytes) // PAGE_BYTES)
     first = int(np.random.default_rng().integers(0, file.n_bytes // PAGE_BYTES - n_pages + 1))  # other pages each time
     window_bytes = min(MOST_WINDOW_BYTES, max(least_window(), reader.budget.available // 8))
     n_batch = max(1, min(window_bytes // PAGE_BYTES, n_pages))
@@ -263,9 +319,12 @@ def _time_stream(reader: Queues, file: RowFile) -> float:
             return n_pages * PAGE_BYTES / (time.perf_counter() - start)
 
 
-def _time_writes(path: str, n_bytes: int) -> float:
-    """Write a file as packing does, past the page cache where that can be, and return bytes a second."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+def _time_writes(path: str, n_bytes: int, *, again: bool = False) -> float:
+    """Write a file as packing does, past the page cache where that can be, and return the seconds.
+
+    ``again`` writes over one that is there.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | (0 if again else os.O_CREAT | os.O_EXCL), 0o600)
     try:
         with naming(path):
             os.posix_fallocate(fd, 0, n_bytes)
@@ -277,6 +336,6 @@ def _time_writes(path: str, n_bytes: int) -> float:
             list(pool.map(lambda offset: pwrite_all(fd, chunk.data, offset, path), range(0, n_bytes, CHUNK_BYTES)))
         with naming(path):
             os.fdatasync(fd)
-        return n_bytes / (time.perf_counter() - start)
+        return time.perf_counter() - start
     finally:
         close_fd(fd, path)

@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -19,7 +19,8 @@ from featstore.pack.makelayout import layout_sizes
 from featstore.pack.nodedata import carried_bytes
 from featstore.pack.offline import Pack
 from featstore.pack.sharing import count_planned, count_static, shared_there
-from featstore.plan.choice import Choice, choose, chosen_mask, copy_bandwidth, observe
+from featstore.plan.choice import Choice, choose, chosen_mask, observe
+from featstore.plan.copies import copy_speed
 from featstore.plan.cost import ONLINE, PLANNED, STATIC, Estimate, Machine, OnDisk, Workload
 from featstore.sampling.drawn import SampledBatches
 from featstore.storage.drive import drive_speed
@@ -250,7 +251,7 @@ def decide(setup: Setup, planning: Planning, cache: int | float | str | None, *,
             )
         length = _streamed_length(setup, replace(planning, miss_share=workload.miss_share), cache, profile)
         workload = replace(workload, superbatch=length.n_batches, on_disk=counted)
-        machine = Machine(speed, copy_bandwidth(width, graph.options.threads, graph.budget))
+        machine = Machine(speed, **asdict(copy_speed(graph.path, width, graph.options.threads, graph.budget)))
         choice = replace(choose(workload, machine, partial(_others, setup)), passes=length.passes, advice=length.advice)
         if later is not None:
             choice = replace(choice, note=SIZED_LATER)
