@@ -211,7 +211,8 @@ class Gather:
                 plan = cache.plan(rows(), room) if given is None else cache.surviving(given, rows)
                 execute(plan, sources, out, _MEMORY, tally)
         execute(plan, sources, out, _OTHERS, tally, gap_bytes)
-        if cache is not None:
+        # Without a plan and an online policy the cache stays as it is.
+        if cache is not None and (given is not None or isinstance(cache.policy, OnlinePolicy)):
             begin = time.perf_counter()
             if given is None:
                 missed = next((part for part in plan.parts if part.tier == Tier.BASE), _NOTHING)
