@@ -16,7 +16,7 @@ import torch
 
 import featstore
 from featstore.errors import BudgetError, BusyError, CorruptionError, PluginError
-from featstore.graph import kept
+from featstore.graph import kept, progress, topology
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.neighborcache import NeighborCache
 from featstore.storage.catalog import read_catalog
@@ -263,3 +263,34 @@ def test_a_long_pass_over_the_lists_shows_how_far_it_is(
             shown[after_s, progress] = terminal.getvalue()
     assert "neighbour lists: 100%" in shown.pop((0.0, True))
     assert set(shown.values()) == {""}
+
+
+def test_progress_covers_all_that_takes_long(small: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Offsets as they are read; of a neighbour cache degrees, scores and the passes that choose, and then the lists."""
+    bars: list[tuple[str, int, bool, list[int]]] = []
+
+    class Recorder(progress.Progress):
+        def __init__(self, label: str, total: int, show: bool, unit: str = "B", delay_s: float = 0.0) -> None:
+            super().__init__(label, total, False, unit, delay_s)
+            bars.append((label, total, show, []))
+
+        def add(self, n_bytes: int) -> None:
+            super().add(n_bytes)
+            bars[-1][3].append(n_bytes)
+
+    monkeypatch.setattr(kept, "Progress", Recorder)
+    monkeypatch.setattr(topology, "BLOCK_BYTES", 4096)
+    for shows in (False, True):
+        bars.clear()
+        with featstore.open(small.path, memory="8MiB", progress=shows) as g:
+            g.cache_neighbors(8 * g.num_nodes + g.topology.nbytes // 2 + 8192, progress=not shows)
+            n, n_bytes = g.num_nodes, g.topology.nbytes
+        (first, whole, last) = bars
+        assert first[:3] == ("offsets", 8 * (n + 1), shows)
+        assert len(first[3]) == -(-first[1] // 4096)
+        assert sum(first[3]) == first[1]
+        assert whole[2:] == (not shows, [])  # not everything fits, and nothing is saved
+        assert last[:3] == ("neighbour lists", 24 * n + 8 * n * 9 + n_bytes, not shows)
+        assert last[3][:3] == [8 * n] * 3  # in-degrees, out-degrees, scores
+        assert sum(last[3]) == last[1]
+        assert max(last[3]) < last[1] // 4

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 
-from featstore._core import prefix
+from featstore._core import lists, prefix
 
 DEGREES = st.lists(st.integers(0, 5), min_size=1, max_size=40)
 SCORES = st.one_of(st.floats(allow_nan=False), st.sampled_from([0.0, -0.0, 1.0, np.inf, -np.inf, 5e-324]))
@@ -66,10 +66,22 @@ def test_places_follow_each_other(data: st.DataObject, degrees: list[int], id_by
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
-def test_records_begin_with_their_lengths(dtype: Any) -> None:
-    records = np.full(8, -7, dtype)
-    prefix.write_lengths(offsets([3, 0, 2]), np.array([3, -1, 0]), records)
-    assert records.tolist() == [2, -7, -7, 3, -7, -7, -7, -7]
+@pytest.mark.parametrize("n_ids", range(1, 7))
+def test_records_are_filled_block_by_block(dtype: Any, n_ids: int) -> None:
+    """Each list after its length, whatever blocks its ids come in."""
+    degrees, places = [3, 0, 2, 0, 1], np.array([3, -1, 0, 7, -1])
+    ids, indptr, records, node = np.arange(10, 16, dtype=dtype), offsets(degrees), np.zeros(9, dtype), 0
+    for first in range(0, len(ids), n_ids):
+        block = ids[first : first + n_ids]
+        node = lists.fill_records(block, first, indptr, places, node, records, ids.itemsize)
+    assert records.tolist() == [2, 13, 14, 3, 10, 11, 12, 0, 0]
+
+
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=12), st.integers(0, 15), st.integers(5, 20))
+def test_the_first_offset_that_does_not_ascend_is_found(offsets: list[int], least: int, most: int) -> None:
+    before = [least, *offsets[:-1]]
+    bad = [i for i, (a, b) in enumerate(zip(before, offsets, strict=True)) if not a <= b <= most]
+    assert lists.first_bad_offset(np.array(offsets, np.int64), least, most) == (bad[0] if bad else -1)
 
 
 def test_a_list_too_long_for_its_record_is_never_affordable() -> None:
@@ -99,8 +111,6 @@ def test_a_score_that_is_no_number_is_found() -> None:
         lambda: prefix.weigh(np.zeros(2), offsets([1, 1]), 0, 4, 56, 0, np.zeros(0)),
         lambda: prefix.place(np.zeros(2), offsets([1, 1]), 0, 4, 0, 0.0, 0, np.zeros(1, np.int64)),
         lambda: prefix.place(np.zeros(3), offsets([1, 1]), 0, 4, 0, 0.0, 0, np.zeros(3, np.int64)),
-        lambda: prefix.write_lengths(offsets([1, 1]), np.zeros(1, np.int64), np.zeros(9, np.int32)),
-        lambda: prefix.write_lengths(offsets([1, 1]), np.array([0, 9]), np.zeros(9, np.int32)),
     ],
 )
 def test_what_does_not_fit_is_refused(call: Any) -> None:

@@ -5,7 +5,7 @@ import numpy.typing as npt
 
 Ints = npt.NDArray[Any]
 
-def first_repeat(rows: Ints, bits: npt.NDArray[np.uint64]) -> int: ...
+def first_bad(rows: Ints, n: int, narrowed: npt.NDArray[np.int32] | None, bits: npt.NDArray[np.uint64]) -> int: ...
 
 class Ranks:
     n: int

@@ -1,5 +1,3 @@
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
@@ -10,4 +8,3 @@ def weigh(scores: Floats, indptr: Int64s, first: int, id_bytes: int, shift: int,
 def place(
     scores: Floats, indptr: Int64s, first: int, id_bytes: int, threshold: int, left: float, end: int, out: Int64s
 ) -> tuple[float, int]: ...
-def write_lengths(indptr: Int64s, offset_of_node: Int64s, records: npt.NDArray[Any]) -> None: ...

@@ -107,6 +107,8 @@ class RowMap:
         miss_positions = miss_positions[: k - n_hits]
         if not n_hits:
             missed = rows
+        elif n_hits == k:
+            missed = miss_positions  # none
         else:
             missed = array(k - n_hits, np.int64)
             np.take(rows, miss_positions, out=missed, mode="clip")  # they are in range; "raise" would copy once more

@@ -325,6 +325,8 @@ class OutOfCoreGraph(Kept):
         backend: str = "auto",
         verify: str | None = None,
         threads: int | None = None,
+        *,
+        progress: bool = True,
     ) -> OutOfCoreGraph:
         """Open a dataset for reading.
 
@@ -339,6 +341,8 @@ class OutOfCoreGraph(Kept):
             Check the checksum of every page that is read, of all pages now, or of none. ``"always"``, or ``FEATSTORE_VERIFY``.
         threads : int, optional
             Threads that copy rows; the number of processors, or ``FEATSTORE_THREADS``.
+        progress : bool
+            Show a progress bar where stderr is a terminal, once the offsets of a large graph are read.
 
         Returns
         -------
@@ -363,7 +367,9 @@ class OutOfCoreGraph(Kept):
         -----
         Reads the catalog, and of each file one page and (unless ``verify="off"``) its table of checksums, 0.2 % of its size.
         """
-        return cls(path, Options.resolve(memory, backend, verify, threads))
+        g = cls(path, Options.resolve(memory, backend, verify, threads))
+        g._shows = progress
+        return g
 
     # -- reading -----------------------------------------------------------------------------------------------------------------
 

@@ -50,6 +50,7 @@ class Kept(MadeFeatures):
     """An opened dataset's topology and caches. Subclasses open its snapshot, and close it after these."""
 
     num_edges: int
+    _shows = False  # progress of what is read when it is first asked for
 
     def __init__(self, path: str, options: Options) -> None:
         super().__init__(path, options)
@@ -72,7 +73,8 @@ class Kept(MadeFeatures):
         """
         with self.locked():
             if self._topology is None:
-                self._topology = load_topology(self._snapshot, self.budget)
+                with Progress("offsets", 8 * (self.num_nodes + 1), self._shows, delay_s=SHOWN_AFTER_S) as bar:
+                    self._topology = load_topology(self._snapshot, self.budget, bar.add)
             return self._topology
 
     def topology_bytes(self) -> int:
@@ -180,9 +182,18 @@ class Kept(MadeFeatures):
                 raise
 
     def policy_inputs(
-        self, row_bytes: int, counts: Given = None, parts: GivenParts = None, seed: int = 0, budget: Budget | None = None
+        self,
+        row_bytes: int,
+        counts: Given = None,
+        parts: GivenParts = None,
+        seed: int = 0,
+        budget: Budget | None = None,
+        note: Callable[[int], None] = lambda n_bytes: None,
     ) -> PolicyInputs:
-        """Return what a policy may know of this graph: a context manager, whose arrays the budget counts; caches call this."""
+        """Return what a policy may know of this graph: a context manager, whose arrays the budget counts; caches call this.
+
+        ``note`` is told of the bytes of degrees.
+        """
 
         def out_degree() -> npt.NDArray[np.int64]:
             file, width = self._snapshot.topology_file("out_degree", self.num_nodes)
@@ -191,10 +202,13 @@ class Kept(MadeFeatures):
             rows = np.empty((self.num_nodes, 8), np.uint8)
             if self.num_nodes:
                 file.read(0, self.num_nodes, rows)
+                note(rows.nbytes)
             return rows.reshape(-1).view(np.int64)
 
         def in_degree() -> npt.NDArray[np.int64]:
-            return self.topology.degrees()
+            degrees = self.topology.degrees()
+            note(degrees.nbytes)
+            return degrees
 
         budget = self.budget if budget is None else budget
         kept = find_parts(self, parts) if isinstance(parts, str) else parts if isinstance(parts, KeptParts) else None
@@ -304,14 +318,22 @@ class Kept(MadeFeatures):
             recipe["parts"] = [parts.name, parts.generation]
         with Progress("neighbour lists", topology.nbytes, progress, delay_s=SHOWN_AFTER_S) as bar:
             found = self._stored_neighbors(n_bytes, self.budget, recipe if usual else None, bar.add)
-            if found is not None:
-                self.neighbor_cache = found
-                return
-            with self._or_closed(), self.policy_inputs(topology.id_bytes, counts, parts, seed, self.budget) as inputs:
+        if found is not None:
+            self.neighbor_cache = found
+            return
+        scoring = 24 * self.num_nodes  # bytes of two arrays of degrees and one of scores
+        total = scoring + NeighborCache.work_bytes(topology)
+        with Progress("neighbour lists", total, progress, delay_s=SHOWN_AFTER_S) as bar:
+            with (
+                self._or_closed(),
+                self.policy_inputs(topology.id_bytes, counts, parts, seed, self.budget, bar.add) as inputs,
+            ):
                 scores = inputs.scores(chosen)
+                bar.reach(scoring)
                 if budget is None:
                     n_bytes = self.budget.available
                 self.neighbor_cache = NeighborCache.build(topology, self.budget, scores, n_bytes, note=bar.add)
+                bar.reach(total)
         if save:
             save_neighbor_cache(self.path, self._snapshot.catalog, self.neighbor_cache, recipe)
 

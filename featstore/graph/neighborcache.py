@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore._core import lists as _core
-from featstore._core.prefix import write_lengths
 from featstore.budget import Budget, Reservation
 from featstore.cache.rowmap import huge_array
 from featstore.config import parse_size
@@ -107,7 +106,7 @@ class NeighborCache:
             Counts what is held meanwhile, :meth:`scratch_bytes`; ``budget`` by default, which then leaves the cache that much
             less.
         note : callable
-            Told how many bytes of the file were read since it was told last; all are ``topology.nbytes``.
+            Told how many bytes were read or gone through since it was told last; all are at most :meth:`work_bytes`.
 
         Returns
         -------
@@ -147,13 +146,11 @@ class NeighborCache:
         with scratch.reserve("neighbor cache", scratch_bytes), contextlib.ExitStack() as undo:
             held = budget.reserve("neighbor cache", table_bytes)
             undo.callback(held.release)
-            chosen = Prefix(topology, np.asarray(scores), (limit - table_bytes) // PAGE_BYTES * PAGE_BYTES)
+            chosen = Prefix(topology, np.asarray(scores), (limit - table_bytes) // PAGE_BYTES * PAGE_BYTES, note)
             offset_of_node = huge_array(topology.num_nodes * 8).view(np.int64)
             n_records = chosen.write_offsets(offset_of_node)
             held.resize(table_bytes + huge_bytes(n_records * topology.id_bytes))
             records = huge_array(n_records * topology.id_bytes).view(topology.id_dtype)
-            for first, offsets in topology.offset_pieces(piece_nodes(topology.num_nodes) or 1):
-                write_lengths(offsets, offset_of_node[first : first + len(offsets) - 1], records)
             for block in topology.blocks(_block_bytes(topology.nbytes)):
                 places = offset_of_node[block.first_node : block.first_node + len(block.offsets) - 1]
                 _core.fill_records(block.ids, block.first_edge, block.offsets, places, 0, records, topology.id_bytes)
@@ -177,6 +174,11 @@ class NeighborCache:
                 note(block.nbytes)
             undo.pop_all()
         return cls(topology, ids, None, held, indptr)
+
+    @staticmethod
+    def work_bytes(topology: Topology) -> int:
+        """Return the bytes that :meth:`build` goes through where not everything fits: offsets for choosing, then all ids."""
+        return Prefix.work_bytes(topology.num_nodes) + topology.nbytes
 
     @staticmethod
     def whole_bytes(topology: Topology) -> int:

@@ -18,27 +18,27 @@ from featstore.storage.catalog import EDGE
 __all__ = ["held_bytes", "load_topology", "stored_ids", "stored_pieces", "stored_size"]
 
 
-def load_topology(snapshot: Snapshot, budget: Budget) -> Topology:
-    """Open the adjacency; ``budget`` counts what of it stays in memory.
+def load_topology(snapshot: Snapshot, budget: Budget, note: Callable[[int], None] = lambda n_bytes: None) -> Topology:
+    """Open the adjacency; ``budget`` counts what of it stays in memory, ``note`` is told of the bytes of offsets that are read.
 
     Raises
     ------
     FormatError, CorruptionError, BudgetError, OSError
     """
-    topology = _load(snapshot, budget)
+    topology = _load(snapshot, budget, note)
     if f"{EDGE}/{EDGE_IDS}" in snapshot.catalog.fields:
         file, _ = snapshot.topology_file(EDGE_IDS, snapshot.catalog.num_edges)
         topology.edge_ids = EdgeIds(file)
     return topology
 
 
-def _load(snapshot: Snapshot, budget: Budget) -> Topology:
+def _load(snapshot: Snapshot, budget: Budget, note: Callable[[int], None]) -> Topology:
     catalog = snapshot.catalog
     n, n_edges = catalog.num_nodes, catalog.num_edges
     if catalog.topology == "csc":
         indptr, _ = snapshot.topology_file("indptr", n + 1)
         indices, id_bytes = snapshot.topology_file("indices", n_edges)
-        return CscTopology.load(n, n_edges, indptr, indices, id_bytes, budget)
+        return CscTopology.load(n, n_edges, indptr, indices, id_bytes, budget, note)
     chunks, _ = snapshot.topology_files("chunks")
     directory, _ = snapshot.topology_file("chunk_directory", width=3)
     return ChunkedTopology.load(n, n_edges, chunks, directory, catalog.chunk_bytes, budget)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,8 @@ class Prefix:
     topology : Topology
     scores : real array, shape (num_nodes,)
     n_bytes : int
+    note : callable
+        Told how many bytes of offsets were gone through since it was told last; all are :meth:`work_bytes`.
 
     Raises
     ------
@@ -41,12 +43,18 @@ class Prefix:
     made: O(num_nodes) in :meth:`scratch_bytes` of memory. The offsets are gone through once a pass, so 5 to 9 times.
     """
 
-    def __init__(self, topology: Topology, scores: npt.NDArray[Any], n_bytes: int) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        scores: npt.NDArray[Any],
+        n_bytes: int,
+        note: Callable[[int], None] = lambda n_bytes: None,
+    ) -> None:
         n = topology.num_nodes
         if scores.shape != (n,) or scores.dtype.kind not in "biuf":
             raise ValueError(f"scores must be real numbers of shape ({n},), not {scores.dtype} of {scores.shape}")
         self._topology, self._id_bytes = topology, topology.id_bytes
-        self._scores = scores
+        self._scores, self._note = scores, note
         self._left = float(n_bytes)
         self._threshold = 0  # key of the first score that does not fit whole
         bits = _digit_bits(n)
@@ -73,6 +81,12 @@ class Prefix:
     def _pieces(self) -> Iterator[tuple[int, Int64s, npt.NDArray[np.float64]]]:
         for first, offsets in self._topology.offset_pieces(piece_nodes(len(self._scores)) or 1):
             yield first, offsets, np.ascontiguousarray(self._scores[first : first + len(offsets) - 1], np.float64)
+            self._note(8 * (len(offsets) - 1))
+
+    @staticmethod
+    def work_bytes(num_nodes: int) -> int:
+        """Return the bytes of offsets that choosing and writing go through, a pass a digit and one more."""
+        return 8 * num_nodes * (_KEY_BITS // _digit_bits(num_nodes) + 1)
 
     @staticmethod
     def scratch_bytes(num_nodes: int) -> int:

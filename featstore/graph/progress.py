@@ -39,14 +39,21 @@ class Progress:
     """
 
     def __init__(self, label: str, total: int, show: bool, unit: str = "B", delay_s: float = 0.0) -> None:
+        self._done = 0
         self._bar: tqdm[Any] | None = None
         if show and sys.stderr.isatty():
             self._bar = Bar(total=total, desc=label, unit=unit, unit_scale=unit == "B", file=sys.stderr, delay=delay_s)
 
     def add(self, n_bytes: int) -> None:
         """Count ``n_bytes`` more as done."""
+        self._done += n_bytes
         if self._bar is not None:
             self._bar.update(n_bytes)
+
+    def reach(self, n_bytes: int) -> None:
+        """Count ``n_bytes`` in all as done, where fewer are."""
+        if n_bytes > self._done:
+            self.add(n_bytes - self._done)
 
     def __enter__(self) -> Progress:
         return self

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -219,6 +219,8 @@ class CscTopology(Topology):
     indices : RowFile
         ``num_edges`` rows of ``id_bytes``.
     id_bytes : {4, 8}
+    is_checked : bool
+        ``indptr`` is known to ascend.
 
     Raises
     ------
@@ -232,33 +234,44 @@ class CscTopology(Topology):
 
     kind = "csc"
 
-    def __init__(self, num_nodes: int, num_edges: int, indptr: Int64s, indices: RowFile, id_bytes: int) -> None:
+    def __init__(
+        self, num_nodes: int, num_edges: int, indptr: Int64s, indices: RowFile, id_bytes: int, *, is_checked: bool = False
+    ) -> None:
         super().__init__(num_nodes, num_edges, id_bytes)
         if indptr.shape != (num_nodes + 1,):
             raise ValueError(f"indptr of {num_nodes} nodes has shape ({num_nodes + 1},), not {indptr.shape}")
         self.indptr = np.ascontiguousarray(indptr, np.int64)
         self.indices = indices
         self._reservation: Reservation | None = None
-        bad = _core.first_bad_offset(self.indptr, num_edges)
-        if bad >= 0:
-            raise CorruptionError(f"offsets do not ascend from 0 to {num_edges} at node {bad}", indices.path)
+        if not is_checked:
+            _check_offsets(self.indptr, 0, 0, num_nodes, num_edges, indices.path)
 
     @classmethod
     def load(
-        cls, num_nodes: int, num_edges: int, indptr: RowFile, indices: RowFile, id_bytes: int, budget: Budget
+        cls,
+        num_nodes: int,
+        num_edges: int,
+        indptr: RowFile,
+        indices: RowFile,
+        id_bytes: int,
+        budget: Budget,
+        note: Callable[[int], None] = lambda n_bytes: None,
     ) -> CscTopology:
-        """Read the offsets, a file of 8-byte rows, into memory that ``budget`` counts as ``indptr``."""
+        """Read the offsets, a file of 8-byte rows, into memory that ``budget`` counts as ``indptr``; ``note`` is told of bytes.
+
+        Offsets are checked while the next ones are read.
+        """
         held = budget.reserve("indptr", cls.held_bytes(num_nodes))
         with held.kept():
             array = huge_array((num_nodes + 1) * 8).view(np.int64)
             rows = array.view(np.uint8).reshape(-1, 8)
             step = BLOCK_BYTES // 8
-            for first in range(0, num_nodes + 1, step):
-                indptr.read(first, len(rows[first : first + step]), rows[first : first + step])
-            try:
-                topology = cls(num_nodes, num_edges, array, indices, id_bytes)
-            except CorruptionError as error:
-                raise CorruptionError(error.message, indptr.path) from None
+            blocks = ((first, rows[first : first + step]) for first in range(0, num_nodes + 1, step))
+            for first, block in read_ahead(indptr, blocks):
+                before = int(array[first - 1]) if first else 0
+                _check_offsets(array[first : first + len(block)], first, before, num_nodes, num_edges, indptr.path)
+                note(block.nbytes)
+            topology = cls(num_nodes, num_edges, array, indices, id_bytes, is_checked=True)
         topology._reservation = held
         return topology
 
@@ -343,6 +356,25 @@ class CscTopology(Topology):
             self._reservation.release()
 
 
+def _first_bad_offset(offsets: Int64s, first: int, before: int, num_nodes: int, num_edges: int) -> int:
+    """Return the first node, of those from ``first`` on, whose offset breaks the ascent from 0 to ``num_edges``; -1 if none.
+
+    ``before`` is the offset of the node before, or what none may be below.
+    """
+    if first == 0 and offsets[0] != 0:
+        return 0
+    bad = _core.first_bad_offset(offsets, before, num_edges)
+    if bad >= 0:
+        return first + bad
+    return num_nodes if first + len(offsets) == num_nodes + 1 and offsets[-1] != num_edges else -1
+
+
+def _check_offsets(offsets: Int64s, first: int, before: int, num_nodes: int, num_edges: int, path: str) -> None:
+    bad = _first_bad_offset(offsets, first, before, num_nodes, num_edges)
+    if bad >= 0:
+        raise CorruptionError(f"offsets do not ascend from 0 to {num_edges} at node {bad}", path)
+
+
 def _bad_id(indices: RowFile, id_bytes: int, num_nodes: int, position: int, found: int) -> CorruptionError:
     offset = PAGE_BYTES + position * id_bytes // PAGE_BYTES * PAGE_BYTES
     return CorruptionError(f"edge {position} leads to node {found} of {num_nodes}", indices.path, offset)
@@ -378,9 +410,7 @@ def stored_offsets(indptr: RowFile, num_nodes: int, num_edges: int, n_nodes: int
     for first in range(0, num_nodes, n_nodes):
         n = min(n_nodes, num_nodes - first)
         offsets = indptr.read(first, n + 1).reshape(-1).view(np.int64)
-        is_begin = first > 0 or int(offsets[0]) == 0
-        is_end = first + n < num_nodes or int(offsets[-1]) == num_edges
-        if not (is_begin and is_end and offsets[0] >= 0 and offsets[-1] <= num_edges and (offsets[1:] >= offsets[:-1]).all()):
+        if _first_bad_offset(offsets, first, 0, num_nodes, num_edges) >= 0:
             where = PAGE_BYTES + first * 8 // PAGE_BYTES * PAGE_BYTES
             raise CorruptionError(f"offsets do not ascend from 0 to {num_edges} from node {first} on", indptr.path, where)
         yield first, offsets

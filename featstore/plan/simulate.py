@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -130,7 +132,15 @@ def _static(trace: Trace, capacity: int, policy: StaticPolicy, context: PolicyCo
 def _planned(trace: Trace, capacity: int, policy: PlannedPolicy, context: PolicyContext) -> Int64s:
     checked = CheckedPolicy(policy)
     checked.start(capacity, context)
-    return np.array([np.count_nonzero(batch.slots < 0) for batch in checked.plan(trace.window())], np.int64)
+    foreseen: list[int] = []
+    window = replace(trace.window(), foresee=lambda _, missed: foreseen.append(len(missed)))
+    loads = np.empty(len(trace), np.int64)
+    with closing(checked.plan(window)) as batches:
+        for number, batch in enumerate(batches):
+            if not checked.is_checked and len(foreseen) == len(trace):
+                return np.array(foreseen, np.int64)  # known before any slot is
+            loads[number] = np.count_nonzero(batch.slots < 0)
+    return loads
 
 
 def _online(trace: Trace, capacity: int, policy: OnlinePolicy, context: PolicyContext) -> Int64s:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from featstore._core.distinct import first_repeat
+from featstore._core.distinct import first_bad
 from featstore.cache.planned import Window
 from featstore.config import check_at_least
 from featstore.sampling.batch import Sampler
@@ -23,28 +23,41 @@ __all__ = ["Trace", "TraceWriter", "record"]
 Ints = npt.NDArray[Any]
 
 KIND = "trace"
+_NO_BITS = np.empty(0, np.uint64)
 
 
-def _narrow(ids: npt.ArrayLike | torch.Tensor, n: int) -> Ints:
-    """Return distinct ids of a batch, 1-D, int32 where ``n`` allows."""
+def _checked(ids: npt.ArrayLike | torch.Tensor, n: int, bits: npt.NDArray[np.uint64] = _NO_BITS) -> tuple[Ints, bool]:
+    """Return the ids of a batch, 1-D, int32 where ``n`` allows, and whether ``bits``, one a row, show that one comes twice."""
     array = ids.numpy() if isinstance(ids, torch.Tensor) else np.asarray(ids)
     if array.size == 0:
         array = array.astype(np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise TypeError(f"a batch of a trace is a 1-D integer array, not {array.dtype} of {array.ndim} dimensions")
-    if array.size and (int(array.min()) < 0 or int(array.max()) >= n):
-        bad = int(np.flatnonzero((array < 0) | (array >= n))[0])
+    is_narrow = n < 2**31
+    # Of uint64, what int64 does not hold becomes negative, and so is found.
+    rows = np.ascontiguousarray(array, np.int32 if is_narrow and np.can_cast(array.dtype, np.int32) else np.int64)
+    narrowed = np.empty(len(rows), np.int32) if is_narrow and rows.dtype != np.int32 else None
+    bad = first_bad(rows, n, narrowed, bits)
+    if bad >= 0 and not 0 <= array[bad] < n:
         why = "rows are numbered from 0" if array[bad] < 0 else f"out of range for {n} rows"
         raise IndexError(f"row {array[bad]} at position {bad}: {why}")
-    return np.ascontiguousarray(array, np.int32 if n < 2**31 else np.int64)
+    return rows if narrowed is None else narrowed, bad >= 0
 
 
-def _check_distinct(batches: Sequence[Ints], n: int, n_accesses: int) -> None:
-    """Raise ValueError where a batch names a row twice: by a bit a row, or by sorting where rows are far more than accesses."""
-    bits = np.zeros(n // 64 + 1, np.uint64) if n <= 64 * n_accesses else None
+def _distinct(batches: Sequence[Ints], n: int) -> list[Ints]:
+    """Return batches checked and narrowed; ValueError where one names a row twice.
+
+    By a bit a row, or by sorting where rows are far more than accesses.
+    """
+    by_bits = n <= 64 * sum(array.size for array in batches)
+    bits = np.zeros(n // 64 + 1, np.uint64) if by_bits else _NO_BITS
+    narrowed = []
     for number, array in enumerate(batches):
-        if (len(np.unique(array)) < len(array)) if bits is None else first_repeat(array, bits) >= 0:
+        rows, is_twice = _checked(array, n, bits)
+        if is_twice or (not by_bits and len(np.unique(rows)) < len(rows)):
             raise ValueError(f"batch {number} names a row twice; a trace lists each row of a batch once")
+        narrowed.append(rows)
+    return narrowed
 
 
 class _Reading(Sequence[Ints]):
@@ -96,10 +109,8 @@ class Trace(Sequence[Ints]):
             if self.n >= 2**63:
                 raise IndexError(f"row {self.n - 1} is beyond 64 bits")
             self._first = 0
-            narrowed = [_narrow(array, self.n) for array in arrays]
-            lengths = np.array([len(array) for array in narrowed], np.int64)
-            _check_distinct(narrowed, self.n, int(lengths.sum()))
-            self._batches = narrowed
+            self._batches = _distinct(arrays, self.n)
+            lengths = np.array([len(array) for array in self._batches], np.int64)
         self.offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
 
     @classmethod
@@ -178,7 +189,7 @@ class TraceWriter(SectionWriter):
 
     def append(self, array: npt.ArrayLike | torch.Tensor) -> int:
         """Write the distinct rows of the next batch."""
-        return super().append(_narrow(array, self._n)) - 1
+        return super().append(_checked(array, self._n)[0]) - 1
 
 
 def record(

@@ -1,6 +1,7 @@
-"""Which rows a stretch of a trace has, by a bit a row: numbered from nought, or looked through for one that comes twice."""
+"""Which rows a stretch of a trace has, by a bit a row: numbered from nought, or checked on their way into a trace."""
 
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.string cimport memset
 
 from featstore._core.bits cimport AHEAD, fs_peek, fs_popcount, fs_touch, outside, row_t
 
@@ -77,28 +78,55 @@ cdef class Ranks:
                 out[i] = <row_t>(pair[1] + fs_popcount(word & below)) if word >> (r[i] & 63) & 1 else -1
 
 
-def first_repeat(const row_t[::1] rows not None, uint64_t[::1] bits not None):
-    """Return the index of the first row that is there before, −1 if none; ``bits``, one a row, are zero before and after.
+def first_bad(const row_t[::1] rows not None, int64_t n, int32_t[::1] narrowed, uint64_t[::1] bits not None):
+    """Return the index of the first row that is not in ``0 … n - 1`` or is there before; −1 if none. One pass.
 
-    Rows are in ``0 … 64 * len(bits) - 1``.
+    Parameters
+    ----------
+    rows : int32 or int64 array, shape (k,)
+    n : int
+    narrowed : int32 array, shape (k,), or None
+        Receives the rows, up to the one that is returned; ``n`` is then below 2³¹.
+    bits : uint64 array
+        A bit a row, zero before and after; empty: repeats are not looked for.
     """
-    cdef int64_t i, k = rows.shape[0], found = -1
+    cdef int64_t i, k = rows.shape[0], found = -1, words = bits.shape[0], done
+    cdef int64_t row
     cdef uint64_t bit
+    cdef int32_t *out = NULL
+    cdef uint64_t *seen = NULL
+    if words and words < n // 64 + (n % 64 != 0):
+        raise ValueError("too few bits for the rows")
+    if narrowed is not None:
+        if narrowed.shape[0] != k or n >= <int64_t>1 << 31:
+            raise ValueError("no room for the rows")
+        out = &narrowed[0] if k else NULL
     if k == 0:
         return -1
     cdef const row_t *r = &rows[0]
-    if outside(r, k, 64 * bits.shape[0]) >= 0:
-        raise IndexError("a row without a bit")
-    cdef uint64_t *words = &bits[0]
+    if words:
+        seen = &bits[0]
     with nogil:
         for i in range(k):
-            if i + AHEAD < k:
-                fs_touch(words + (r[i + AHEAD] >> 6))
-            bit = <uint64_t>1 << (r[i] & 63)
-            if words[r[i] >> 6] & bit:
+            row = r[i]
+            if not 0 <= row < n:
                 found = i
                 break
-            words[r[i] >> 6] |= bit
-        for i in range(k if found < 0 else found):
-            words[r[i] >> 6] = 0
+            if out != NULL:
+                out[i] = <int32_t>row
+            if seen != NULL:
+                if i + AHEAD < k and 0 <= r[i + AHEAD] < n:
+                    fs_touch(seen + (r[i + AHEAD] >> 6))
+                bit = <uint64_t>1 << (row & 63)
+                if seen[row >> 6] & bit:
+                    found = i
+                    break
+                seen[row >> 6] |= bit
+        if seen != NULL:
+            done = k if found < 0 else found
+            if words <= done:
+                memset(seen, 0, 8 * words)
+            else:
+                for i in range(done):
+                    seen[r[i] >> 6] = 0
     return found

@@ -13,7 +13,7 @@ cdef extern from "neighbors.h" nogil:
     int64_t fs_fill_records(const char *, int64_t, int64_t, const int64_t *, const int64_t *, int64_t, int64_t, char *,
                             int) noexcept
     int64_t fs_first_bad_record(const int64_t *, const int64_t *, int64_t, const void *, int, int64_t, int64_t) noexcept
-    int64_t fs_first_bad_offset(const int64_t *, int64_t, int64_t) noexcept
+    int64_t fs_first_bad_offset(const int64_t *, int64_t, int64_t, int64_t) noexcept
 
 
 def offsets(const int64_t[::1] indptr not None, const int64_t[::1] ids not None, int64_t[::1] starts not None,
@@ -101,12 +101,13 @@ def first_bad_id(ids, int id_bytes, int64_t num_nodes):
     return bad
 
 
-def first_bad_offset(const int64_t[::1] indptr not None, int64_t num_edges):
-    """Return the first place where ``indptr`` does not ascend from 0 to ``num_edges``, or -1."""
-    cdef int64_t bad, n = indptr.shape[0]
-    check_length("indptr", n, 1)
+def first_bad_offset(const int64_t[::1] offsets not None, int64_t least, int64_t most):
+    """Return the index of the first offset below the one before (``least`` before the first) or above ``most``; -1 if none."""
+    cdef int64_t bad, n = offsets.shape[0]
+    if n == 0:
+        return -1
     with nogil:
-        bad = fs_first_bad_offset(&indptr[0], n - 1, num_edges)
+        bad = fs_first_bad_offset(&offsets[0], n, least, most)
     return bad
 
 
@@ -134,7 +135,7 @@ def first_bad_record(const int64_t[::1] indptr not None, const int64_t[::1] offs
 
 def fill_records(block, int64_t first, const int64_t[::1] indptr not None, const int64_t[::1] offset_of_node not None,
                  int64_t node, records, int id_bytes):
-    """Copy the lists of cached nodes that lie in a block of the file into their records.
+    """Copy the lists of cached nodes that lie in a block of the file into their records, each after its length.
 
     Parameters
     ----------
@@ -148,6 +149,7 @@ def fill_records(block, int64_t first, const int64_t[::1] indptr not None, const
     node : int
         Node to go on with: what the call for the block before returned; 0 at first.
     records : writable buffer
+        Zeros where nothing was written: the record of an empty list is left as it is.
     id_bytes : int
 
     Returns

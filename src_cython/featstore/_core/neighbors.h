@@ -11,6 +11,14 @@ FS_INLINE int64_t fs_record(const void *records, int wide, int64_t i)
     return wide ? ((const int64_t *)records)[i] : ((const int32_t *)records)[i];
 }
 
+FS_INLINE void fs_set_record(void *records, int wide, int64_t i, int64_t value)
+{
+    if (wide)
+        ((int64_t *)records)[i] = value;
+    else
+        ((int32_t *)records)[i] = (int32_t)value;
+}
+
 FS_INLINE void fs_prefetch_record(const void *records, int wide, int64_t i)
 {
     __builtin_prefetch((const char *)records + (wide ? i * 8 : i * 4));
@@ -80,8 +88,8 @@ static int64_t fs_first_bad(const void *ids, int wide, int64_t n, int64_t n_tota
     return -1;
 }
 
-/* Copy the lists of cached nodes node … that lie in the block of edges [first, first + n) into their records; a list may lie in
- * several blocks. Returns the node that the next block goes on with. */
+/* Copy the lists of cached nodes node … that lie in the block of edges [first, first + n) into their records, and before a list's
+ * first edge its length; a list may lie in several blocks. Returns the node that the next block goes on with. */
 static int64_t fs_fill_records(const char *block, int64_t first, int64_t n, const int64_t *indptr, const int64_t *offset_of_node,
                                int64_t n_nodes, int64_t node, char *records, int id_bytes)
 {
@@ -93,9 +101,12 @@ static int64_t fs_fill_records(const char *block, int64_t first, int64_t n, cons
             const int64_t skipped = from < first ? first - from : 0;
             from += skipped;
             to = to < end ? to : end;
-            if (from < to)
+            if (from < to) {
+                if (!skipped)
+                    fs_set_record(records, id_bytes == 8, offset, indptr[node + 1] - from);
                 memcpy(records + (offset + 1 + skipped) * id_bytes, block + (from - first) * id_bytes,
                        (size_t)((to - from) * id_bytes));
+            }
         }
         if (indptr[node + 1] > end)
             break;
@@ -118,15 +129,15 @@ static int64_t fs_first_bad_record(const int64_t *indptr, const int64_t *offset_
     return -1;
 }
 
-/* First place where indptr does not ascend from 0 to n_edges, or -1. */
-static int64_t fs_first_bad_offset(const int64_t *indptr, int64_t n_nodes, int64_t n_edges)
+/* First of n offsets that is below the one before, which of the first is least, or above most; or -1. */
+static int64_t fs_first_bad_offset(const int64_t *offsets, int64_t n, int64_t least, int64_t most)
 {
-    if (indptr[0] != 0)
-        return 0;
-    for (int64_t i = 0; i < n_nodes; i++)
-        if (FS_RARE(indptr[i + 1] < indptr[i] || indptr[i + 1] > n_edges))
-            return i + 1;
-    return indptr[n_nodes] == n_edges ? -1 : n_nodes;
+    for (int64_t i = 0; i < n; i++) {
+        if (FS_RARE(offsets[i] < least || offsets[i] > most))
+            return i;
+        least = offsets[i];
+    }
+    return -1;
 }
 
 #endif

@@ -7,8 +7,6 @@ record: its ids, and one place more for its length.
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memcpy
 
-from featstore._core.bits cimport row_t
-
 cdef enum:
     SIGN = 63
 
@@ -138,38 +136,6 @@ def place(const double[::1] scores not None, const int64_t[::1] indptr not None,
                 cost = cost_of(offsets, first + i, id_bytes)
                 chosen = cost <= left
                 left = left - cost if chosen else -1.0  # a prefix: nothing after the first that does not fit
-            places[i] = -1
-            if chosen:
-                places[i] = end
-                end += offsets[first + i + 1] - offsets[first + i] + 1
+            places[i] = end if chosen else -1
+            end += offsets[first + i + 1] - offsets[first + i] + 1 if chosen else 0
     return left, end
-
-
-def write_lengths(const int64_t[::1] indptr not None, const int64_t[::1] offset_of_node not None, row_t[::1] records not None):
-    """Begin each record with its list's length.
-
-    Parameters
-    ----------
-    indptr : int64 array, shape (N + 1,)
-    offset_of_node : int64 array, shape (N,)
-        Places that :func:`place` gave.
-    records : int32 or int64 array
-
-    Raises
-    ------
-    ValueError
-        Lengths disagree, or a record begins outside ``records``.
-    """
-    cdef int64_t node, at, n = offset_of_node.shape[0], room = records.shape[0], bad = -1
-    if indptr.shape[0] != n + 1:
-        raise ValueError("indptr and offset_of_node disagree in length")
-    with nogil:
-        for node in range(n):
-            at = offset_of_node[node]
-            if at >= room:
-                bad = node
-                break
-            if at >= 0:
-                records[at] = <row_t>(indptr[node + 1] - indptr[node])
-    if bad >= 0:
-        raise ValueError(f"the record of node {bad} begins outside the records")
