@@ -284,7 +284,7 @@ def _saved_by_lists(graph: Any, counted: SavedIO, beta: float, more: int, *, alo
     """
     topology, n = graph.topology, int(graph.num_nodes)
     with graph.policy_inputs(topology.id_bytes) as inputs:
-        order = np.argsort(-inputs.scores(get_policy(NEIGHBOR_POLICY)), kind="stable")
+        order = np.argsort(-inputs.scores(get_policy(NEIGHBOR_POLICY), of_lists=True), kind="stable")
         ends = np.cumsum(topology.id_bytes * (inputs.context.in_degree[order] + 1))
     sums, table, whole = beta * prefix_sums(counted.drawn, order), huge_bytes(8 * n), NeighborCache.whole_bytes(topology)
 
