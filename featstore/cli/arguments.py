@@ -395,7 +395,7 @@ def cache_neighbors(graph: OutOfCoreGraph, options: argparse.Namespace, sampler:
             if isinstance(chosen, StaticPolicy) and chosen.needs_counts:
                 stack.enter_context(graph.budget.reserve("edges drawn", 8 * graph.num_nodes))
                 seeds = seeds_of(graph, options.labels, getattr(options, "seeds", None))
-                batches = RandomBatches(seeds, options.batch_size, seed=options.seed)
+                batches: Batches = RandomBatches(seeds, options.batch_size, seed=options.seed)
                 if options.batches != "random":
                     batches = make_batches(graph, options, seeds)
                 counts = edges_drawn(sampler, batches, graph.num_nodes)
