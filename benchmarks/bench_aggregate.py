@@ -4,8 +4,8 @@ R22 (``--scale``) within ``--budget`` MiB (1024), in groups:
 
 - ``passes``: one hop of the mean. Bytes by the kernel's count, against one reading of the features more than there are blocks.
   Seconds against the longer of two: its reads, at the rate at which the library reads the feature in sequence; its additions.
-- ``product``: the sum, in float64, beside SciPy's product in memory, all of whose rows are compared bit for bit; torch's where
-  SciPy is not installed, compared but for rounding. The product needs 16 bytes a number of the features beside the adjacency.
+- ``product``: the sum, in float64, beside SciPy's product in memory, all of whose rows are compared bit for bit. The
+  product needs 16 bytes a number of the features beside the adjacency.
 - ``threads``: seconds of the additions, one thread against all.
 
 ``$FEATSTORE_R22`` names a folder that ``r22.py`` filled.
@@ -16,15 +16,14 @@ from __future__ import annotations
 import argparse
 import os
 import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from harness import Report, alternate, arguments, bytes_read_by_kernel, drop_from_page_cache, main, scratch, sequential_rate
 from r22 import Workload, generate
+from scipy.sparse import csr_array
 
 import featstore
 from featstore.graph.aggregate import aggregate
@@ -82,29 +81,20 @@ def passes(work: Workload, path: Path, args: argparse.Namespace, report: Report)
     )
 
 
-def in_memory(work: Workload) -> tuple[str, Callable[[], Any]]:
-    """Return what multiplies in memory, and the product by it, of float64 rows that are made beforehand."""
+def in_memory(work: Workload) -> Callable[[], Any]:
+    """Return SciPy's product in memory, of float64 rows that are made beforehand."""
     n = work.num_nodes
     x = np.empty((n, work.dim))
     for k, block in enumerate(work.feature_blocks(STEP)):
         x[k * STEP : k * STEP + len(block)] = block
     indptr, indices = np.array(work.indptr), np.array(work.indices)
-    try:
-        from scipy.sparse import csr_array
-    except ImportError:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a form of tensor that may change
-            ones = torch.ones(len(indices), dtype=torch.float64)
-            matrix = torch.sparse_csr_tensor(torch.from_numpy(indptr), torch.from_numpy(indices).long(), ones, (n, n))
-        rows = torch.from_numpy(x)
-        return "torch's product", lambda: (matrix @ rows).numpy()
-    scipys = csr_array((np.ones(len(indices)), indices, indptr), shape=(n, n))
-    return "SciPy's product", lambda: scipys @ x
+    matrix = csr_array((np.ones(len(indices)), indices, indptr), shape=(n, n))
+    return lambda: matrix @ x
 
 
 def product(work: Workload, path: Path, args: argparse.Namespace, report: Report) -> None:
     """The sum in float64, made out of core and by a product in memory in turns, and the same rows."""
-    who, multiply = in_memory(work)
+    multiply = in_memory(work)
     made: dict[str, Any] = {}
 
     def ours() -> float:
@@ -119,15 +109,12 @@ def product(work: Workload, path: Path, args: argparse.Namespace, report: Report
     with featstore.open(path, memory=f"{args.budget}MiB") as g:
         for low in range(0, g.num_nodes, STEP):
             found, expected = g.features["x_made"][low : low + STEP].numpy(), made["product"][low : low + STEP]
-            if who == "SciPy's product":
-                assert found.tobytes() == expected.tobytes(), f"rows from {low} on differ"
-            else:
-                np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+            assert found.tobytes() == expected.tobytes(), f"rows from {low} on differ"
     report.figure(
         f"R{work.scale}, aggregate, sum, float64, {args.budget} MiB",
         sides["ours"],
         "s",
-        reference=f"{who} in memory",
+        reference="SciPy's product in memory",
         references=sides["theirs"],
         **made["more"],
     )

@@ -102,6 +102,31 @@ HISTORY: tuple[Mutation, ...] = (
         "",
         ("tests/test_waiting.py::test_another_gets_what_was_made_ahead",),
     ),
+    # -- the split of the memory, and lists by what they save
+    Mutation(
+        "lists are judged without the memory that counting holds",
+        "historical embeddings",
+        "featstore/strategies/savedsplit.py",
+        "_more_while_sampling(memory, room - held.n_bytes)",
+        "_more_while_sampling(memory, room)",
+        ("tests/test_history_auto.py::test_lists_are_judged_by_the_memory_that_they_get",),
+    ),
+    Mutation(
+        "lists are counted that get no memory",
+        "historical embeddings",
+        "featstore/strategies/savedsplit.py",
+        "has_lists = in_turn and cache is not None and bool(setup.features) and graph.neighbor_cache is None",
+        "has_lists = in_turn",
+        ("tests/test_history_auto.py::test_lists_that_get_no_memory_are_not_counted",),
+    ),
+    Mutation(
+        "long lists cost no more than short ones",
+        "historical embeddings",
+        "featstore/cache/saved_io.py",
+        "context.counts / (context.in_degree + 1)",
+        "context.counts / 1",
+        ("tests/test_savedio.py::test_lists_are_chosen_by_the_edges_drawn_for_their_bytes",),
+    ),
     # -- caches of edge features
     Mutation(
         "an edge of several hops has the row of another",

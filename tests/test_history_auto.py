@@ -12,12 +12,16 @@ import pytest
 import torch
 
 import featstore
+from featstore.cache.base import get_policy
+from featstore.graph.neighborcache import NeighborCache
+from featstore.graph.topology import huge_bytes
 from featstore.plan.misscurve import miss_curve
 from featstore.plan.savedio import best_split
 from featstore.plan.trace import record
 from featstore.sampling.drawn import Drawn
 from featstore.strategies import savedsplit
 from featstore.strategies.savedsplit import profile
+from featstore.strategies.switch import CacheSwitch
 from tests.whole_graph import skewed_graph
 
 N, BATCH, DIM = 2000, 20, 16
@@ -74,6 +78,7 @@ def run(loader: featstore.Loader, epochs: int = 2) -> Batches:
     return found
 
 
+@pytest.mark.filterwarnings("ignore:strategy 'streamed':featstore.PerformanceWarning")
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_batches_are_those_of_the_same_nodes(path: Path, strategy: str) -> None:
     """In the memory that there is, with the split's part of it counted; the curve says what was chosen and why."""
@@ -143,6 +148,73 @@ def test_the_choice_is_equation_5_by_enumeration(path: Path, monkeypatch: pytest
         assert split["alpha"] == expected.alpha
         best = np.argsort(-counted.embeddings(0.25), kind="stable")[: split["nodes"]]
         assert history.times.nodes.tolist() == sorted(best.tolist())
+
+
+@pytest.mark.parametrize("cache", ["auto", 0.1])
+def test_lists_join_the_choice_where_they_have_the_caches_memory_in_turn(
+    path: Path, monkeypatch: pytest.MonkeyPatch, cache: Any
+) -> None:
+    """Of each α, the lists that Ginex would choose for what embeddings leave, and as much more as it has while it samples."""
+    more = 9_000
+    monkeypatch.setattr(savedsplit, "measured_beta", lambda *measured: 0.25)
+    monkeypatch.setattr(savedsplit, "_more_while_sampling", lambda memory, room: more)
+    with featstore.open(path, memory="1600KiB") as g:
+        with make(g, featstore.History(DIM, "auto", 50), featstore.Ginex(cache=cache)) as loader:
+            split = loader.stats()["history"]["split"]
+    with featstore.open(path, memory="64MiB") as g:
+        sampler, order = featstore.NeighborSampler(g, [4, 3], seed=1), featstore.RandomBatches(SEEDS, BATCH, seed=7)
+        counted, _, _ = profile(Drawn(sampler, order), g, 50)
+        with g.policy_inputs(4) as inputs:
+            degree, scores = inputs.context.in_degree.copy(), inputs.scores(get_policy("in_out_ratio")).copy()
+        whole_bytes = huge_bytes(4 * g.num_edges)
+    order_of_lists = sorted(range(N), key=lambda node: (-scores[node], node))
+    expected = []
+    for alpha in range(101):
+        room = split["bytes"] - split["bytes"] * alpha // 100
+        left, saved = room + more - huge_bytes(8 * N), 0.0
+        for node in order_of_lists if room or cache != "auto" else []:
+            left -= 4 * (int(degree[node]) + 1)
+            if left < 0:
+                break
+            saved += 0.25 * int(counted.drawn[node])
+        expected.append(0.25 * int(counted.drawn.sum()) if (room or cache != "auto") and room + more >= whole_bytes else saved)
+    assert split["curve"]["lists"] == pytest.approx(expected)
+    assert 0 < len(set(expected)) > 3
+
+
+def test_lists_are_judged_by_the_memory_that_they_get(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an epoch loads lists into is what the choice took it for, but for what batches turn out to be."""
+    judged, got = list[int](), list[int]()
+    more_of, load = savedsplit._more_while_sampling, CacheSwitch._load_neighbors
+
+    def more(memory: Any, room: int) -> int:
+        judged.append(more_of(memory, room))
+        return judged[-1]
+
+    def loaded(switch: CacheSwitch, check: Any) -> Any:
+        got.append(switch.share.total)
+        return load(switch, check)
+
+    monkeypatch.setattr(savedsplit, "_more_while_sampling", more)
+    monkeypatch.setattr(CacheSwitch, "_load_neighbors", loaded)
+    with featstore.open(path, memory="1600KiB") as g:
+        monkeypatch.setattr(NeighborCache, "whole_bytes", lambda topology: 1 << 40)  # else no more is taken than that
+        with make(g, featstore.History(DIM, "auto", 50), featstore.Ginex()) as loader:
+            run(loader, 1)
+            split = loader.stats()["history"]["split"]
+    expected = split["bytes"] - split["nodes"] * (2 * 4 * DIM + 24) + judged[0]
+    assert got[0] == pytest.approx(expected, rel=0.05)
+
+
+@pytest.mark.parametrize("why", ["a neighbour cache", "no cache", "no features"])
+def test_lists_that_get_no_memory_are_not_counted(path: Path, why: str) -> None:
+    with featstore.open(path, memory="1600KiB") as g:
+        if why == "a neighbour cache":
+            g.cache_neighbors("30KB")
+        strategy = featstore.Ginex(cache=None if why == "no cache" else "auto")
+        features = [] if why == "no features" else "x"
+        with make(g, featstore.History(DIM, "auto", 50), strategy, features=features) as loader:
+            assert not any(loader.stats()["history"]["split"]["curve"]["lists"])
 
 
 def test_rows_narrower_than_embeddings_may_leave_none(path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 import featstore
 from featstore.cli.arguments import add_sampling, make_sampler
 from featstore.cli.main import main
+from featstore.plan.savedio import edges_drawn
 
 N, COMMUNITIES, CLASSES, DEGREE = 1_500, 15, 3, 6
 
@@ -104,7 +105,7 @@ def test_lists_of_a_policy_and_importance_probabilities(data: Path, tmp_path: Pa
     options = [*COMMON, "--batches", "partition", "--parts", "drawn"]
     cache = ["--neighbor-cache", "16KiB", "--neighbor-policy"]
     plain = run(capsys, "plan", data, "--simulate", *options, "--policies", "belady", "--sizes", "10%")["rows_asked_for"]
-    for policy in ("cross_partition", "degree"):
+    for policy in ("cross_partition", "degree", "saved_io"):
         found = run(capsys, "plan", data, "--simulate", *options, *cache, policy, "--policies", "belady", "--sizes", "10%")
         assert found["rows_asked_for"] == plain
     labor = ["--sampler", "labor", "--importance-sampling"]
@@ -118,6 +119,22 @@ def test_lists_of_a_policy_and_importance_probabilities(data: Path, tmp_path: Pa
         if steps == "2":
             packed = run(capsys, "pack", data, tmp_path / "pack", *options, *labor, steps, *cache, "cross_partition")
             assert packed["rows"] == rows[steps]
+    counted = run(capsys, "plan", data, "--redundancy", *COMMON, "--all", "--parts", "drawn", *cache, "saved_io")
+    assert all(way["rows"] == rows["0"] for way in counted["ways"] if (way["parts"], way["sampler"]) == ("drawn", "labor"))
+    with featstore.open(data) as g:  # the lists that the command line keeps are those of its first epoch's draws
+        parser = argparse.ArgumentParser()
+        add_sampling(parser)
+        asked = parser.parse_args(["--batch-size", "40", "--fanouts", "4,3", "--seed", "5", *cache, "saved_io"])
+        asked.labels = "y"
+        sampler = make_sampler(g, asked)
+        assert g.neighbor_cache is not None
+        assert g.neighbor_cache.offset_of_node is not None
+        kept = g.neighbor_cache.offset_of_node.copy()
+        batches = featstore.RandomBatches(g.node_data["train_idx"], 40, seed=5)
+        g.cache_neighbors("16KiB", "saved_io", counts=edges_drawn(sampler, batches, g.num_nodes), progress=False)
+        assert np.array_equal(kept, g.neighbor_cache.offset_of_node)
+        g.cache_neighbors("16KiB", "degree", progress=False)
+        assert not np.array_equal(kept, g.neighbor_cache.offset_of_node)
     parser = argparse.ArgumentParser()
     add_sampling(parser)
     asked = parser.parse_args(["--sampler", "labor", "--importance-sampling", "-1", "--batch-dependency", "3"])

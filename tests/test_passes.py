@@ -109,6 +109,37 @@ def test_blocks_are_as_many_as_the_memory_makes_them(tmp_path: Path) -> None:
             assert n_blocks[-1] == 1
 
 
+@pytest.mark.parametrize("sum_dtype", [torch.float32, torch.float64])
+def test_blocks_are_the_fewest_for_the_memory_of_their_sums(tmp_path: Path, sum_dtype: torch.dtype) -> None:
+    """The documented formula where all lists are as long; the best of all cuts, by dynamic programming, where they are not."""
+    n, width, degree = 300, 24, 5
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((n, width)).astype(np.float32)
+    regular = np.arange(0, n * degree + 1, degree), rng.integers(0, n, n * degree)
+    seen = set()
+    for name, (indptr, indices) in {"regular": regular, "skewed": skewed_graph(n, 5, [7, 200], 90)}.items():
+        path = tmp_path / name
+        with featstore.OutOfCoreGraph.create(path, indptr, indices, {"x": x}, progress=False, memory="16MiB") as g:
+            per_node = width * sum_dtype.itemsize + 80 + np.diff(indptr) * g.topology.id_bytes
+            row = 2 * width * 4  # a row of each of two runs
+            for memory in (62_000, 66_000, 80_000, 110_000, 170_000):
+                run = min(n, memory // 8 // row) * row
+                room = memory - run - max(1024, memory // 16 // 40) * 40
+                assert room >= 13 * memory // 16 - 1024 * 40
+                with Passes(g.topology, g.rows_of("x"), "sum", sum_dtype, Budget(memory), memory, 1, "test") as made:
+                    n_blocks = made.n_blocks
+                if name == "regular":
+                    assert n_blocks == -(-n // (room // int(per_node[0])))
+                    total = int(per_node.sum())
+                    assert -(-total // room) <= n_blocks <= -(-total // (room - int(per_node[0])))
+                ends, fewest = np.concatenate([[0], np.cumsum(per_node)]), [0]
+                for stop in range(1, n + 1):
+                    fewest.append(1 + min(fewest[k] for k in range(stop) if ends[stop] - ends[k] <= room))
+                assert n_blocks == fewest[-1]
+                seen.add(n_blocks)
+    assert len(seen) > 4
+
+
 # --- memory ---------------------------------------------------------------------------------------------------------------------
 
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 import featstore
 from featstore.graph.neighborcache import NeighborCache
-from featstore.plan.savedio import SavedIO, Split, best_split
+from featstore.graph.topology import huge_bytes
+from featstore.plan.savedio import SavedIO, Split, best_split, edges_drawn
 from featstore.sampling.drawn import Drawn
 from featstore.sampling.macrolists import macro_lists
 from featstore.strategies.savedsplit import measured_beta, profile
@@ -22,6 +23,7 @@ from tests.reference_history import Replay
 from tests.whole_graph import skewed_graph
 
 N, BATCH = 120, 7
+PAGE = 4096
 SAMPLERS: dict[str, Any] = {
     "two hops": lambda g: featstore.NeighborSampler(g, [4, 3], seed=1),
     "three hops": lambda g: featstore.NeighborSampler(g, [3, 2, 2], seed=1),
@@ -148,6 +150,43 @@ def test_lists_at_hand_cost_nothing(path: Path, tmp_path: Path) -> None:
         assert counted.drawn.tolist() == drawn_outside.tolist()
         assert 0 < counted.drawn.sum() < counted.n_edges
         drawn.close()
+
+
+LISTS = {**SAMPLERS, "epoch": lambda g: featstore.EpochSampler(g, [4, 3], seed=1)}
+
+
+@pytest.mark.parametrize("sampler", LISTS)
+def test_lists_are_chosen_by_the_edges_drawn_for_their_bytes(tmp_path: Path, sampler: str) -> None:
+    """The policy of neighbour caches: counts by loops, then the longest prefix of the lists that save most for a byte."""
+    n = 900
+    indptr, indices = skewed_graph(n, 4, hubs=[5, 9], hub_degree=50, seed=1)
+    with featstore.OutOfCoreGraph.create(tmp_path / "g", indptr, indices, memory="32MiB", progress=False) as g:
+        made, order = LISTS[sampler](g), featstore.RandomBatches(range(100), BATCH, seed=3)
+        expected: Counter[int] = Counter()
+        for k, epoch in ((k, order.epoch(2)) for k in range(len(order))):
+            sampled = made.sample(epoch.seeds(k), 2, k)
+            for block in sampled.blocks:
+                expected.update(sampled.input_ids[block.dst].tolist())
+        counts = edges_drawn(made, order, n, 2)
+        assert counts.tolist() == [expected[node] for node in range(n)]
+        degree = g.topology.degrees()
+        best = sorted(range(n), key=lambda node: (-expected[node] / (degree[node] + 1), node))
+        assert best != sorted(range(n), key=lambda node: (-expected[node], node))
+        table = huge_bytes(8 * n)
+        assert 4 * (degree + 1).sum() > PAGE
+        g.cache_neighbors(f"{table + PAGE}B", "saved_io", counts=counts, progress=False)
+        kept, left = set[int](), PAGE
+        for node in best:
+            left -= 4 * (int(degree[node]) + 1)
+            if left < 0:
+                break
+            kept.add(node)
+        assert g.neighbor_cache is not None
+        assert g.neighbor_cache.offset_of_node is not None
+        assert set(np.flatnonzero(g.neighbor_cache.offset_of_node >= 0).tolist()) == kept
+        assert 0 < len(kept) < n
+        with pytest.raises(ValueError, match="the policy needs counts"):
+            g.cache_neighbors(f"{table + PAGE}B", "saved_io", progress=False)
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)

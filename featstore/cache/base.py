@@ -107,6 +107,10 @@ class StaticPolicy(Policy):
     """Bytes a row that :meth:`scores` allocates, counted in the budget meanwhile; 0 where it returns an array of the context."""
     needs_parts: ClassVar[bool] = False
     """Whether :meth:`scores` asks for ``cross_out_degree``: there are scores only where nodes are divided into parts."""
+    needs_counts: ClassVar[bool] = False
+    """Whether :meth:`scores` asks for ``counts``."""
+    list_score_bytes: ClassVar[int | None] = None
+    """As :attr:`score_bytes`, of :meth:`list_scores`; None: the same."""
 
     @abstractmethod
     def scores(self, context: PolicyContext) -> npt.NDArray[Any]:
@@ -114,6 +118,13 @@ class StaticPolicy(Policy):
 
         The context's arrays belong to the dataset: they may be returned, but not written to.
         """
+
+    def list_scores(self, context: PolicyContext) -> npt.NDArray[Any]:
+        """Return one score a node for a cache of neighbour lists, which differ in length; those of :meth:`scores` by default.
+
+        The context's ``counts`` are then edges drawn from each node's list.
+        """
+        return self.scores(context)
 
 
 class OnlinePolicy(Policy):

@@ -21,6 +21,7 @@ class Frequency(StaticPolicy):
     """
 
     score_bytes = 0
+    needs_counts = True
 
     def scores(self, context: PolicyContext) -> npt.NDArray[Any]:
         """Return the access counts, integer [n]."""

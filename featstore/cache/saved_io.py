@@ -1,4 +1,4 @@
-"""OUTRE's policy of the features' cache: the rows whose reads it saves most."""
+"""OUTRE's policy: the rows, or the neighbour lists, whose reads a cache saves most of."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ __all__ = ["SavedReads"]
 
 @register_policy("saved_io")
 class SavedReads(StaticPolicy):
-    """Keep the rows that save most I/O: each access of a profiled epoch saves the read of one row.
+    """Keep what saves most I/O for its bytes.
 
-    So it keeps what ``"frequency"`` keeps. Through a loader with a history, accesses are those of its pruned batches.
+    Each access of a profiled epoch saves the read of one row, so of rows it keeps what ``"frequency"`` keeps. Through a loader
+    with a history, accesses are those of its pruned batches. Each edge drawn from a list saves as much as any other, and a list
+    takes room for its length and its ids. So of neighbour lists it keeps those with most edges drawn for that room.
 
     References
     ----------
@@ -23,7 +25,14 @@ class SavedReads(StaticPolicy):
     """
 
     score_bytes = 0
+    list_score_bytes = 16
+    needs_counts = True
 
     def scores(self, context: PolicyContext) -> npt.NDArray[Any]:
         """Return the access counts, integer [n]."""
         return context.counts
+
+    def list_scores(self, context: PolicyContext) -> npt.NDArray[Any]:
+        """Return the edges drawn from each node's list over its length and one, float64 [n]."""
+        scores: npt.NDArray[Any] = context.counts / (context.in_degree + 1)
+        return scores

@@ -5,17 +5,20 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 
 from featstore.cache.base import StaticPolicy, get_policy
 from featstore.cli.packs import is_pack
+from featstore.cli.recording import seeds_of
 from featstore.config import parse_disk, parse_size
 from featstore.errors import OptionError
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.feature import FeatureStore
 from featstore.graph.kept import NEIGHBOR_POLICY
+from featstore.plan.savedio import edges_drawn
 from featstore.sampling.batch import Sampler
 from featstore.sampling.batches import Batches, RandomBatches
 from featstore.sampling.epochwide import EpochSampler
@@ -327,7 +330,12 @@ def make_sampler(graph: OutOfCoreGraph, options: argparse.Namespace, edges: bool
             raise ValueError("--sampler layer needs --layer-sizes: the number of nodes of each layer, such as 512,512")
         if "fanouts" in getattr(options, "given", ()):
             raise ValueError("--fanouts goes with other samplers, not layer, which takes --layer-sizes")
-    cache_neighbors(graph, options)
+    sampler = _sampler(graph, options, edges)
+    cache_neighbors(graph, options, sampler)
+    return sampler
+
+
+def _sampler(graph: OutOfCoreGraph, options: argparse.Namespace, edges: bool) -> Sampler:
     if options.sampler == "labor":
         return make_labor(graph, options, edges)
     if options.sampler == "layer":
@@ -366,8 +374,11 @@ def make_labor(graph: OutOfCoreGraph, options: argparse.Namespace, edges: bool =
     )
 
 
-def cache_neighbors(graph: OutOfCoreGraph, options: argparse.Namespace) -> None:
-    """Make the neighbour cache that ``--neighbor-cache``, ``--neighbor-policy`` and, for some policies, ``--parts`` describe."""
+def cache_neighbors(graph: OutOfCoreGraph, options: argparse.Namespace, sampler: Sampler) -> None:
+    """Make the neighbour cache that ``--neighbor-cache``, ``--neighbor-policy`` and, for some policies, ``--parts`` describe.
+
+    A policy that asks for counts gets the edges that ``sampler`` draws in the first epoch.
+    """
     wanted, policy = options.neighbor_cache, options.neighbor_policy
     if policy is not None and wanted is None:
         raise ValueError("--neighbor-policy goes with --neighbor-cache, which says how much memory the lists have")
@@ -379,8 +390,18 @@ def cache_neighbors(graph: OutOfCoreGraph, options: argparse.Namespace) -> None:
     if wanted is not None:
         chosen = get_policy(policy)
         parts = options.parts if isinstance(chosen, StaticPolicy) and chosen.needs_parts else None
-        size = f"{min(parse_size(wanted), graph.budget.available)}B"
-        graph.cache_neighbors(size, chosen.name, parts=parts)
+        with ExitStack() as stack:
+            counts = None
+            if isinstance(chosen, StaticPolicy) and chosen.needs_counts:
+                stack.enter_context(graph.budget.reserve("edges drawn", 8 * graph.num_nodes))
+                seeds = seeds_of(graph, options.labels, getattr(options, "seeds", None))
+                batches: Batches = RandomBatches(seeds, options.batch_size, seed=options.seed)
+                if options.batches != "random":
+                    batches = make_batches(graph, options, seeds)
+                counts = edges_drawn(sampler, batches, graph.num_nodes)
+                graph.pool.trim()
+            size = f"{min(parse_size(wanted), graph.budget.available)}B"
+            graph.cache_neighbors(size, chosen.name, counts=counts, parts=parts)
 
 
 def make_batches(graph: OutOfCoreGraph, options: argparse.Namespace, seeds: torch.Tensor) -> Batches:

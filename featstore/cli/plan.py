@@ -266,11 +266,11 @@ def _redundancy(options: argparse.Namespace) -> int:
         check_plot(options.plot)
     show = sys.stderr.isatty() and not options.json
     with open_graph(options.path, options) as graph, ExitStack() as stack:
-        cache_neighbors(graph, options)
         samplers = {
             "neighbor": NeighborSampler(graph, options.fanouts, seed=options.seed),
             "labor": make_labor(graph, options),
         }
+        cache_neighbors(graph, options, samplers["neighbor"])
         bar: Bar | None = None
 
         def on_batch(done: int, total: int) -> None:

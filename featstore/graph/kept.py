@@ -270,8 +270,11 @@ class Kept(MadeFeatures):
             By default all that is left; 0: no cache. If the whole adjacency fits, sampling reads nothing from disk.
         policy : str, Policy or class
             A static policy, which scores the nodes whose lists stay. ``"cross_partition"`` keeps those that batches of other
-            parts ask for.
-        counts, parts, seed
+            parts ask for; ``"saved_io"`` those with most edges drawn, by ``counts``, for their bytes.
+        counts : integer array, shape (num_nodes,), or callable, optional
+            Edges that an epoch draws from each node's list, or what returns them once the policy asks;
+            :func:`featstore.plan.savedio.edges_drawn` counts them.
+        parts, seed
             As for :meth:`cache`. For ``"cross_partition"`` ``parts`` are those that were kept last by default.
         save : bool
             Also store the cache in the dataset, unless it holds the whole adjacency. A later call with the same budget, policy
@@ -328,7 +331,7 @@ class Kept(MadeFeatures):
                 self._or_closed(),
                 self.policy_inputs(topology.id_bytes, counts, parts, seed, self.budget, bar.add) as inputs,
             ):
-                scores = inputs.scores(chosen)
+                scores = inputs.scores(chosen, of_lists=True)
                 bar.reach(scoring)
                 if budget is None:
                     n_bytes = self.budget.available
@@ -381,7 +384,7 @@ class Kept(MadeFeatures):
         if found is not None:
             return found, True
         with self._or_closed(), self.policy_inputs(self.topology.id_bytes, None, None, 0, scratch) as inputs:
-            return NeighborCache.build(self.topology, budget, inputs.scores(chosen), n_bytes, scratch), False
+            return NeighborCache.build(self.topology, budget, inputs.scores(chosen, of_lists=True), n_bytes, scratch), False
 
     # -- parts -------------------------------------------------------------------------------------------------------------------
 

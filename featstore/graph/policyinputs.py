@@ -99,12 +99,12 @@ class PolicyInputs:
         self._held.resize(self._held.n_bytes + 8 * self._n)
         return make()
 
-    def scores(self, policy: StaticPolicy) -> npt.NDArray[Any]:
-        """Return a policy's scores, checked."""
-        n = self._n
-        self._held.resize(self._held.n_bytes + policy.score_bytes * n)
+    def scores(self, policy: StaticPolicy, *, of_lists: bool = False) -> npt.NDArray[Any]:
+        """Return a policy's scores, of rows or of neighbour lists, checked."""
+        n, n_bytes = self._n, policy.list_score_bytes if of_lists else None
+        self._held.resize(self._held.n_bytes + (policy.score_bytes if n_bytes is None else n_bytes) * n)
         try:
-            scores = np.asarray(policy.scores(self.context))
+            scores = np.asarray((policy.list_scores if of_lists else policy.scores)(self.context))
         except Exception as error:
             raise PluginError(f"policy {policy.name!r}: scores failed: {type(error).__name__}: {error}") from error
         if scores.shape != (n,) or scores.dtype.kind not in "biuf" or bool(np.isnan(scores).any()):

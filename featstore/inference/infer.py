@@ -115,8 +115,8 @@ def infer(
     Exceptions of layers pass through. The result is committed in one step. A layer's output lies in the dataset's folder until
     the next layer is done, and after a kill, Ctrl-C or an exception of a layer the same call goes on where the last one was.
 
-    An :class:`~featstore.Aggregate` reads the rows that it aggregates once a block of nodes, whose sums fit the memory: as many
-    passes as ``num_nodes · row_bytes / memory``. Its sums are made in ascending order of the neighbours, in float32 for float32
+    An :class:`~featstore.Aggregate` reads the rows that it aggregates once a block of nodes, whose sums fit the memory: as few
+    passes as fit sums, lists and 80 bytes a node. Its sums are made in ascending order of the neighbours, in float32 for float32
     rows: in the same order as ``index_add_`` over a block's edges. Any other layer reads the distinct sources of each block.
 
     Examples

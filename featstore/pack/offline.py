@@ -113,6 +113,8 @@ def sample_offline(
 ) -> Pack:
     """Sample epochs of batches now, and keep them on disk (DiskGNN's offline sampling).
 
+    Batches are whole: which nodes a :class:`~featstore.History` would spare depends on training, so packs take none.
+
     Parameters
     ----------
     g : OutOfCoreGraph

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from featstore.sampling.batch import SampledBatch
+from featstore.sampling.batch import SampledBatch, Sampler
+from featstore.sampling.batches import Batches
+from featstore.sampling.drawn import Drawn, in_turn
+from featstore.sampling.foreign import checked_sampler
 
-__all__ = ["STEPS", "SavedIO", "Split", "best_split", "prefix_sums"]
+__all__ = ["STEPS", "SavedIO", "Split", "best_split", "edges_drawn", "prefix_sums"]
 
 Int64s = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -108,6 +112,46 @@ class SavedIO:
         """Return what each node's embedding saves (equation 4), in reads of a row; an edge costs ``beta``."""
         saved: Floats = np.float64(beta) * self.edges.astype(np.float64) + self.rows
         return saved
+
+
+def edges_drawn(sampler: Sampler, batches: Batches, n: int, epoch: int = 0) -> Int64s:
+    """Sample an epoch, and count the edges that each node draws from its list.
+
+    These are the ``counts=`` of ``g.cache_neighbors(…, policy="saved_io")``.
+
+    Parameters
+    ----------
+    sampler : Sampler
+    batches : Batches
+        Such as :class:`~featstore.RandomBatches`.
+    n : int
+        Nodes.
+    epoch : int
+
+    Returns
+    -------
+    int64 array, shape (n,)
+
+    Raises
+    ------
+    PluginError
+        The sampler returned what is no batch of ``n`` nodes.
+    BudgetError, CorruptionError, OSError
+        From sampling.
+
+    References
+    ----------
+    Sheng et al.: OUTRE, VLDB 2024, section 4.4.
+    """
+    counts, drawn = np.zeros(n, np.int64), Drawn(checked_sampler(sampler, n), batches)
+    order = drawn.epoch(epoch)
+    with closing(in_turn(order, 0)) as turns:
+        for index in range(len(order)):
+            sampled = turns.sample(index)
+            for block in sampled.blocks:
+                counts[sampled.input_ids[: block.n_dst].numpy()] += np.bincount(block.dst.numpy(), minlength=block.n_dst)
+    drawn.trim()
+    return counts
 
 
 def prefix_sums(values: npt.NDArray[Any], order: npt.NDArray[Any] | None = None) -> Floats:

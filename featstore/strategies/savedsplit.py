@@ -19,6 +19,7 @@ from featstore.cache.select import top_rows
 from featstore.cache.table import FeatureCache
 from featstore.errors import BudgetError
 from featstore.graph.kept import NEIGHBOR_POLICY
+from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.partlists import NearbyLists
 from featstore.graph.topology import huge_bytes
 from featstore.plan.planmemory import planning_bytes
@@ -138,7 +139,10 @@ class HistorySplit:
             if not setup.features:
                 counted.rows[:] = 0  # there are none to read
             features = _nothing if not is_auto else _saved_by_rows(setup, counted, trace, policy, room)
-            lists = _saved_by_lists(graph, counted, beta) if in_turn else _nothing
+            # Lists have the caches' memory in turn only where there are caches, and no neighbour cache of the graph's own.
+            has_lists = in_turn and cache is not None and bool(setup.features) and graph.neighbor_cache is None
+            more = _more_while_sampling(memory, room - held.n_bytes)
+            lists = _saved_by_lists(graph, counted, beta, more, alone=not is_auto) if has_lists else _nothing
             scores = counted.embeddings(beta)
             found = best_split(room, scores, self._history.node_bytes, features, lists, beta)
             return top_rows(scores, found.nodes[found.taken]), found
@@ -265,11 +269,30 @@ def _fresh(policy: Policy) -> Policy:
     return found if type(found) is type(policy) else policy
 
 
-def _saved_by_lists(graph: Any, counted: SavedIO, beta: float) -> Callable[[int], float]:
-    """Return what says how many reads neighbour lists save in so many bytes, chosen as Ginex chooses them."""
+def _more_while_sampling(memory: Memory, room: int) -> int:
+    """Return the bytes that neighbour lists have beside the ``room`` of the caches, while nothing is gathered.
+
+    Both are of one moment, so that what is held for a while counts in neither.
+    """
+    return max(0, memory.left_while_sampling() - room)
+
+
+def _saved_by_lists(graph: Any, counted: SavedIO, beta: float, more: int, *, alone: bool) -> Callable[[int], float]:
+    """Return what says how many reads neighbour lists save in so many bytes, chosen as Ginex chooses them.
+
+    ``more``: bytes that they have besides; ``alone``: also where these are all.
+    """
     topology, n = graph.topology, int(graph.num_nodes)
     with graph.policy_inputs(topology.id_bytes) as inputs:
-        order = np.argsort(-inputs.scores(get_policy(NEIGHBOR_POLICY)), kind="stable")
+        order = np.argsort(-inputs.scores(get_policy(NEIGHBOR_POLICY), of_lists=True), kind="stable")
         ends = np.cumsum(topology.id_bytes * (inputs.context.in_degree[order] + 1))
-    sums, table = beta * prefix_sums(counted.drawn, order), huge_bytes(8 * n)
-    return lambda n_bytes: float(sums[int(np.searchsorted(ends, n_bytes - table, "right"))]) if n_bytes > table else 0.0
+    sums, table, whole = beta * prefix_sums(counted.drawn, order), huge_bytes(8 * n), NeighborCache.whole_bytes(topology)
+
+    def saved(n_bytes: int) -> float:
+        left = n_bytes + more - table
+        if left <= 0 or not (n_bytes or alone):
+            return 0.0
+        # All lists, one after the other, need no table.
+        return float(sums[-1] if n_bytes + more >= whole else sums[int(np.searchsorted(ends, left, "right"))])
+
+    return saved
