@@ -64,7 +64,7 @@ def test_batches_before_and_after_it_is_there(dataset: Path, arrays: dict[str, t
             top = np.argsort(-inputs.context.out_degree, kind="stable")[: len(tier)]
         n_device = sum(int(np.isin(each.input_ids.numpy(), top).sum()) for each in again)
         assert stats["hits"]["device"] - first == len(arrays) * n_device
-        assert stats["device_cache"] == {"rows": len(tier), "bytes": len(tier) * WIDTH}
+        assert stats["device_cache"] == {"rows": len(tier), "bytes": len(tier) * WIDTH, "way": "host"}
         assert g.memory_report()["device cache"] == len(tier) * WIDTH
         assert g.budget.peak <= 2 << 20
 
