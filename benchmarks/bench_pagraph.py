@@ -3,9 +3,10 @@
 ``--figure 13``: the share of accesses that a tier of 5, 10, 20 and 40 % of the rows serves, [10, 10], by policy, beside the best
 that any fixed rows could (``--plot FILE`` draws it). ``--table 4``: bytes that an epoch loads. ``--figure 14``: seconds of epochs
 against the tier's size. ``--only overlap``: epochs whose loop computes, idle, for half, once and twice as long as loading takes.
-``--only mean`` (``pagraph_mean.py``): training on means made ahead against a hop more, on linux414-calls. Real graphs are those
-in the folder ``--graphs DIR`` (``graphs.py`` and ``.npz`` files); without it figure 13 is of R-MAT alone.
-``$FEATSTORE_R22`` names a folder that ``r22.py`` filled. The CPU stands in for a device.
+``--only mean`` (``pagraph_mean.py``): training on means made ahead against a hop more, on linux414-calls. ``--only gpu``
+(``pagraph_gpu.py``): hits, host rows and waiting on a GPU; skipped, and said, where there is none. Real graphs are in the folder
+``--graphs DIR`` (``graphs.py`` and ``.npz`` files); without it figure 13 is of R-MAT alone. ``$FEATSTORE_R22`` names a folder
+that ``r22.py`` filled. But for ``--only gpu``, the CPU stands in for a device.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from harness import Report, alternate, arguments, main, scratch
+from pagraph_gpu import have_cuda, placing, waiting
 from pagraph_mean import make_dataset, mean
 from r22 import generate
 from realgraphs import loading, wanted
@@ -245,6 +247,9 @@ def run(args: argparse.Namespace, report: Report) -> None:
             overlap(args, report, folder)
         if args.only in "mean":
             means(args, report, folder)
+        if args.only in "gpu" and have_cuda():
+            placing(args, report)
+            waiting(args, report, *made(args, folder))
 
 
 if __name__ == "__main__":

@@ -129,6 +129,14 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(n_threads)
 
 
+@pytest.fixture(
+    params=["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here"))]
+)
+def device(request: pytest.FixtureRequest) -> str:
+    """A device that batches are delivered on: the CPU, and CUDA where there is one."""
+    return str(request.param)
+
+
 # -- data ----------------------------------------------------------------------------------------------------------------------
 
 

@@ -312,6 +312,20 @@ def test_means_made_ahead_request_fewer_rows_than_a_hop_more(tmp_path: Path) -> 
     assert all(0 < each < 1 for each in accuracies)
 
 
+def test_what_needs_a_gpu_is_measured_or_said_to_be_skipped(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "error", BENCHMARKS / "bench_pagraph.py", "--tiny", "--scratch", tmp_path / "scratch"]
+    env = os.environ | {"PYTHONPATH": str(BENCHMARKS.parent)}
+    done = subprocess.run([*command, "--only", "gpu"], env=env, capture_output=True, text=True, check=True, cwd=tmp_path)
+    skipped = [line for line in done.stderr.splitlines() if line.startswith("skipped, no GPU: ")]
+    if torch.cuda.is_available():
+        names = " ".join(str(figure["name"]) for figure in check_lines(done.stdout))
+        assert not skipped
+        assert all(each in names for each in ("two passes", "that it waits"))
+    else:
+        assert skipped == ["skipped, no GPU: hits against index_select, UVA against pinned copies, an epoch's waiting"]
+        assert done.stdout == ""
+
+
 @pytest.mark.parametrize(
     ("script", "more"),
     [

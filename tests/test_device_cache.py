@@ -24,10 +24,6 @@ from tests.loaders import make_loader, row_policies
 
 N, BATCH = 600, 40
 WIDTH = 4 * 7 + 2 * 3 + 2 * 5 + 11  # bytes of the features' rows
-DEVICES = [
-    "cpu",
-    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")),
-]
 STRATEGIES: dict[str, dict[str, Any]] = {
     "on demand": {},
     "degree": {"policy": "degree", "feature_cache": 0.1},
@@ -95,7 +91,6 @@ def check(batches: list[featstore.MiniBatch], arrays: dict[str, torch.Tensor], d
             assert torch.equal(rows.cpu().contiguous().view(torch.uint8), want.contiguous().view(torch.uint8)), name
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_batches_whatever_the_device_holds(dataset: Path, arrays: dict[str, torch.Tensor], name: str, device: str) -> None:
     """One row, a tenth, more than there are; and none."""
@@ -140,15 +135,16 @@ def test_batches_of_partitions(parted: Path, arrays: dict[str, torch.Tensor], na
 @pytest.mark.parametrize(
     "policy", [each for each in row_policies() if isinstance(featstore.get_policy(each), featstore.StaticPolicy)]
 )
-def test_batches_whatever_chooses_the_rows(dataset: Path, arrays: dict[str, torch.Tensor], policy: str) -> None:
+def test_batches_whatever_chooses_the_rows(dataset: Path, arrays: dict[str, torch.Tensor], policy: str, device: str) -> None:
     for options in (STRATEGIES["degree"], STRATEGIES["fixed"]):
         with featstore.open(dataset, memory="64MiB") as g:
             cache = featstore.DeviceCache(0.2, policy=policy)
-            (batches,), stats = epoch(g, {**options, "policy": policy, "device_cache": cache})
-            check(batches, arrays)
+            (batches,), stats = epoch(g, {**options, "policy": policy, "device_cache": cache, "device": device})
+            check(batches, arrays, device)
             # The host has the next best: together they serve what a tier of as many rows as both would.
             both, alone = (
-                epoch(g, {"device_cache": featstore.DeviceCache(each, policy=policy)})[1]["hits"] for each in (0.3, 0.2)
+                epoch(g, {"device_cache": featstore.DeviceCache(each, policy=policy), "device": device})[1]["hits"]
+                for each in (0.3, 0.2)
             )
             assert stats["hits"]["device"] == alone["device"]
             n_host = sum(int(g.features[name].cache is not None) for name in g.features)
@@ -158,7 +154,7 @@ def test_batches_whatever_chooses_the_rows(dataset: Path, arrays: dict[str, torc
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_bytes_fall_by_what_the_device_holds(
-    dataset: Path, arrays: dict[str, torch.Tensor], name: str, monkeypatch: pytest.MonkeyPatch
+    dataset: Path, arrays: dict[str, torch.Tensor], name: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The readers, too, see nothing of its rows once it is filled: they are never asked for them again."""
     asked: list[np.ndarray[Any, Any]] = []
@@ -174,15 +170,15 @@ def test_bytes_fall_by_what_the_device_holds(
         with g.policy_inputs(WIDTH) as inputs:
             top = np.sort(np.argsort(-inputs.context.out_degree, kind="stable")[: N // 5])
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
-        options = {**STRATEGIES[name], "device_cache": 0.2, "features": ["x"], "labels": None}
+        options = {**STRATEGIES[name], "device_cache": 0.2, "device": device, "features": ["x"], "labels": None}
         with make_loader(g, sampler, np.arange(0, N, 2), BATCH, **options) as loader:
             assert any(np.array_equal(each, top) for each in asked)
             asked.clear()
             batches = list(loader)
-            check(batches, arrays)
+            check(batches, arrays, device)
             hits = loader.stats()["hits"]
         assert not np.isin(np.concatenate([np.empty(0, np.int64), *asked]), top).any()
-        assert hits["device"] == sum(int(np.isin(batch.input_ids.numpy(), top).sum()) for batch in batches)
+        assert hits["device"] == sum(int(np.isin(batch.input_ids.cpu().numpy(), top).sum()) for batch in batches)
 
 
 @pytest.mark.parametrize("name", ["belady", "ginex", "streamed"])
@@ -242,7 +238,7 @@ def test_what_is_refused(dataset: Path) -> None:
 @pytest.mark.parametrize(
     "error", [OSError(5, "Input/output error"), KeyboardInterrupt(), featstore.CorruptionError("bad", "x", 0)]
 )
-def test_failures_while_it_fills(dataset: Path, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failures_while_it_fills(dataset: Path, error: BaseException, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with featstore.open(dataset, memory="16MiB") as g:
         before = g.memory_report()
 
@@ -252,10 +248,10 @@ def test_failures_while_it_fills(dataset: Path, error: BaseException, monkeypatc
         with monkeypatch.context() as patch:
             patch.setattr(type(g.features["b"].source), "gather", fails)
             with pytest.raises(type(error)):
-                epoch(g, {"device_cache": 0.5})
+                epoch(g, {"device_cache": 0.5, "device": device})
         found = g.memory_report()
         assert {**found, "indptr": 0} == {**before, "indptr": 0}
-        epoch(g, {"device_cache": 0.5})
+        epoch(g, {"device_cache": 0.5, "device": device})
 
 
 @given(data=st.data())

@@ -40,9 +40,9 @@ def tier_of(made: featstore.Loader) -> Any:
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_batches_before_and_after_it_is_there(dataset: Path, arrays: dict[str, torch.Tensor], name: str) -> None:
+def test_batches_before_and_after_it_is_there(dataset: Path, arrays: dict[str, torch.Tensor], name: str, device: str) -> None:
     """The first step decides; plans that were made before are run as they are; the next epoch has all of it."""
-    options = {**STRATEGIES[name]}
+    options = {**STRATEGIES[name], "device": device}
     if options.get("feature_cache") is None:
         options["feature_cache"] = 0.1  # "auto" would leave nothing to the device, which the budget stands for
     with featstore.open(dataset, memory="2MiB") as g, loader(g, options) as made:
@@ -52,21 +52,24 @@ def test_batches_before_and_after_it_is_there(dataset: Path, arrays: dict[str, t
             batches.append(batch)
             if len(batches) == 2:
                 tier = tier_of(made)
-        check(batches, arrays)
+        check(batches, arrays, device)
         assert tier is not None, made.stats()["device_cache"]
         assert 0 < len(tier) <= N
         first = made.stats()["hits"].get("device", 0)
         assert first > 0 or name in ("belady", "fixed", "ginex", "streamed")  # whose epoch may be planned by then
         del batch, batches
         again = list(made)
-        check(again, arrays)
+        check(again, arrays, device)
         stats = made.stats()
         with g.policy_inputs(WIDTH) as inputs:
             top = np.argsort(-inputs.context.out_degree, kind="stable")[: len(tier)]
-        n_device = sum(int(np.isin(each.input_ids.numpy(), top).sum()) for each in again)
+        n_device = sum(int(np.isin(each.input_ids.cpu().numpy(), top).sum()) for each in again)
         assert stats["hits"]["device"] - first == len(arrays) * n_device
+        way = stats["device_cache"].pop("way")
+        assert way == "host" if device == "cpu" else way in ("one pass", "two passes")
         assert stats["device_cache"] == {"rows": len(tier), "bytes": len(tier) * WIDTH}
-        assert g.memory_report()["device cache"] == len(tier) * WIDTH
+        on_host = len(tier) * WIDTH if device == "cpu" else 0
+        assert g.memory_report().get("device cache", 0) == on_host
         assert g.budget.peak <= 2 << 20
 
 
@@ -118,13 +121,15 @@ def test_a_tier_that_does_not_fit_after_all(
         assert made.stats()["device_cache"]["why"].startswith("it did not fit")
 
 
-def test_damage_is_raised_in_the_loop(dataset: Path, arrays: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damage_is_raised_in_the_loop(
+    dataset: Path, arrays: dict[str, torch.Tensor], device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Memory goes back, and the next epoch goes on without a tier."""
 
     def fails(*args: Any) -> Any:
         raise featstore.CorruptionError("bad page", "x", 4096)
 
-    with featstore.open(dataset, memory="16MiB") as g, loader(g, {}) as made:
+    with featstore.open(dataset, memory="16MiB") as g, loader(g, {"device": device}) as made:
         monkeypatch.setattr("featstore.strategies.devicechoice.read_rows", fails)
         with pytest.raises(featstore.CorruptionError, match="bad page"):
             for number, _ in enumerate(made):
@@ -132,11 +137,11 @@ def test_damage_is_raised_in_the_loop(dataset: Path, arrays: dict[str, torch.Ten
                     tier_of(made)
         assert "device cache" not in g.memory_report()
         assert "device map" not in g.memory_report()
-        check(list(made), arrays)
+        check(list(made), arrays, device)
 
 
 @pytest.mark.parametrize("how", ["close", "interrupt", "drop"])
-def test_the_memory_goes_back_while_it_fills(dataset: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_goes_back_while_it_fills(dataset: Path, how: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """And nothing more is read from the moment on at which the tier is given up."""
     reading, n_reads = threading.Event(), []
 
@@ -151,7 +156,7 @@ def test_the_memory_goes_back_while_it_fills(dataset: Path, how: str, monkeypatc
 
     monkeypatch.setattr("featstore.strategies.devicechoice.read_rows", slowly)
     with featstore.open(dataset, memory="16MiB") as g:
-        made = loader(g, {})
+        made = loader(g, {"device": device})
         tier = made._runner.setup.on_device
         assert isinstance(tier, FilledLater)
 
@@ -160,7 +165,7 @@ def test_the_memory_goes_back_while_it_fills(dataset: Path, how: str, monkeypatc
             next(iterator)
             next(iterator)
             assert reading.wait(60)
-            assert g.memory_report()["device cache"] > 0
+            assert g.memory_report()["device cache" if device == "cpu" else "device map"] > 0
             if how == "interrupt":
                 raise KeyboardInterrupt
 

@@ -111,10 +111,11 @@ def test_a_loop_that_only_loads_hides_nothing_and_one_that_computes_hides_it(dat
 
 
 @pytest.mark.parametrize("name", ["on demand", "belady", "streamed"])
-def test_batches_with_a_prefetch_that_adapts(dataset: Path, arrays: dict[str, torch.Tensor], name: str) -> None:
+def test_batches_with_a_prefetch_that_adapts(dataset: Path, arrays: dict[str, torch.Tensor], name: str, device: str) -> None:
     for memory in ("64MiB", "712KiB"):
         with featstore.open(dataset, memory=memory) as g:
-            batches, stats = epoch(g, {**STRATEGIES[name], "prefetch": "auto", "device_cache": 0.1}, epochs=1)
-            check(batches[0], arrays)
+            options = {**STRATEGIES[name], "prefetch": "auto", "device_cache": 0.1, "device": device}
+            batches, stats = epoch(g, options, epochs=1)
+            check(batches[0], arrays, device)
             assert 1 <= stats["prefetch"] <= MOST_AHEAD
             assert g.budget.peak <= g.budget.total

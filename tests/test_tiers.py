@@ -31,9 +31,6 @@ __all__ = ["dataset", "ondemand", "pack"]  # fixtures
 STATIC: dict[str, Any] = {"policy": "frequency"}
 
 
-DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-
-
 def layout_bytes(pack: Path) -> int:
     return sum(path.stat().st_size for pattern in ("layout-*/*", "data-*") for path in pack.rglob(pattern))
 
@@ -254,7 +251,6 @@ def tight_disk(dataset: Path, pack: Path, tmp_path: Path, **options: Any) -> int
     raise AssertionError("that was enough")
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("on_device", [0, 0.05, 1.0])
 @pytest.mark.parametrize("on_host", [0, 0.1, 1.0])
 @pytest.mark.parametrize("disk", [None, "tight"])
@@ -290,7 +286,6 @@ def test_tiers_empty_partly_and_entirely_full(
     assert same(again[0] + again[2], ondemand)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_belady_beside_a_device(dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any], device: str) -> None:
     """What the host's cache loads is what it would load of the accesses that the device leaves."""
     for number, (on_device, on_host) in enumerate(((0.05, 0.1), (1.0, 0.1), (0.05, 0), (0.05, 1.0))):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,6 +14,7 @@ import torch
 
 from featstore._core.rows import copy_rows
 from featstore.budget import Budget
+from featstore.errors import PerformanceWarning
 from featstore.gather.buffers import BufferPool
 from featstore.gather.plan import DeviceRows
 
@@ -19,6 +22,7 @@ __all__ = ["Apart", "DeviceArray", "check_device"]
 
 Int64s = npt.NDArray[np.int64]
 Read = Callable[[Int64s, npt.NDArray[np.uint8]], None]
+Place = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
 
 
 def check_device(device: torch.device | str) -> torch.device:
@@ -51,6 +55,35 @@ def check_device(device: torch.device | str) -> torch.device:
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise RuntimeError(f"{shown} is not available: {str(error).splitlines()[0]}; use device='cpu'") from None
     return found
+
+
+@functools.cache
+def one_pass(device: torch.device) -> Place | None:
+    """Return the kernel that places rows of the tier in one pass, ``place(source, slots, out, positions)``; None: torch's two do.
+
+    There is one for CUDA devices where Triton is installed. It is tried once a device; one that fails is a PerformanceWarning.
+    """
+    if device.type != "cuda":
+        return None
+    try:
+        from featstore.gather.onepass import place_rows
+    except ImportError:
+        return None
+    rows = torch.arange(6, dtype=torch.int64, device=device).reshape(2, 3)
+    slots, out = torch.tensor([1, 0], device=device), torch.zeros_like(rows)
+    try:
+        with torch.cuda.device(device):
+            place_rows(rows, slots, out, torch.tensor([0, 1], device=device))
+        is_right = torch.equal(out, rows.flip(0))
+        why = "it places wrong rows"
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # of the compiler, of the C compiler that it calls, or of the driver: types of all three
+        is_right, why = False, f"{type(error).__name__}: {error}".splitlines()[0]
+    if not is_right:
+        warnings.warn(f"{device}: Triton's kernel does not work here ({why}); torch's two passes do", PerformanceWarning)
+        return None
+    return place_rows
 
 
 class DeviceArray:
@@ -95,6 +128,14 @@ class DeviceArray:
         except BaseException:
             self._held.release()
             raise
+        self._place = one_pass(self.rows.device)
+
+    @property
+    def way(self) -> str:
+        """How the tier's rows come to their places in a batch: by the ``"host"``, or in ``"one pass"`` or ``"two passes"``."""
+        if self._device.type == "cpu":
+            return "host"
+        return "two passes" if self._place is None else "one pass"
 
     @property
     def nbytes(self) -> int:
@@ -174,14 +215,22 @@ class DeviceArray:
             copy_rows(_as_bytes(self.rows), part.slots, _as_bytes(out), part.positions, self._n_threads)
             copy_rows(_as_bytes(others), None, _as_bytes(out), part.others, self._n_threads)
             return out
-        out = torch.empty(self._batch_shape(part), dtype=self._dtype, device=self._device)
+        return self._on_device(part, others)
+
+    def _on_device(self, part: DeviceRows, others: torch.Tensor) -> torch.Tensor:
+        """Put a batch together by the device."""
+        device = self.rows.device
+        out = torch.empty(self._batch_shape(part), dtype=self._dtype, device=device)
         slots, positions, places = (
-            torch.from_numpy(array).to(self._device, non_blocking=True) for array in (part.slots, part.positions, part.others)
+            torch.from_numpy(array).to(device, non_blocking=True) for array in (part.slots, part.positions, part.others)
         )
         if len(slots):
-            out.index_copy_(0, positions, self.rows.index_select(0, slots))
+            if self._place is None:
+                out.index_copy_(0, positions, self.rows.index_select(0, slots))
+            else:
+                self._place(self.rows, slots, out, positions)
         if len(places):
-            out.index_copy_(0, places, others.to(self._device, non_blocking=True))
+            out.index_copy_(0, places, others.to(device, non_blocking=True))
         return out
 
     def close(self) -> None:

@@ -145,5 +145,6 @@ def describe(on_device: OnDevice | None) -> dict[str, Any]:
     if on_device is None:
         return {}
     tier, why = on_device.tier, on_device.why
-    found: dict[str, Any] = {"rows": 0, "bytes": 0} if tier is None else {"rows": len(tier), "bytes": tier.nbytes}
-    return {"device_cache": found | ({"why": why} if tier is None else {})}
+    if tier is None:
+        return {"device_cache": {"rows": 0, "bytes": 0, "why": why}}
+    return {"device_cache": {"rows": len(tier), "bytes": tier.nbytes, "way": tier.way}}
