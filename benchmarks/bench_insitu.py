@@ -339,7 +339,6 @@ if __name__ == "__main__":
         mine.add_argument("--table", type=int, choices=[2])
         mine.add_argument("--figure", type=int, choices=[5])
         mine.add_argument("--graph", action="append", default=[], help="a dataset, or a real graph's name, for the table")
-        mine.add_argument("--graphs", type=Path, metavar="DIR", help="a folder of real graphs")
         mine.add_argument("--plot", default="insitu.png", help="where the figure goes")
         known, rest = mine.parse_known_args()
         shared = arguments(__doc__ or "", rest, batches=200, batch_size=1000, alone=40, least_mib=64, chunk_kib=1024)
