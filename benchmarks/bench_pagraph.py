@@ -100,6 +100,15 @@ def hit_shares(args: argparse.Namespace, report: Report, folder: Path) -> None:
                     random=round(shares["random"][number], 4),
                     rows_accessed=round(touched, 4),
                 )
+        for number, share in enumerate(SHARES):
+            report.figure(
+                f"{name}, accesses served by {share:.0%} of the rows, degree against random",
+                shares["degree"][number],
+                "of accesses",
+                reference="as many rows at random",
+                ratio=shares["degree"][number] / shares["random"][number],
+                target=">= 1.5" if share >= 0.2 and not args.tiny else None,
+            )
     if args.plot is not None:
         _plot(found, args.plot)
 
