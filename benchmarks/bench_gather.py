@@ -309,7 +309,9 @@ def hot_width(args: argparse.Namespace, report: Report, folder: Path, row_bytes:
 
 def hot_small(args: argparse.Namespace, report: Report, folder: Path, row_bytes: int) -> None:
     """A cache that the last-level cache of some processors holds, where one copying thread and all differ most."""
-    n_rows, n_ids, dim = (4_000, 1_000, row_bytes // 4) if args.tiny else (SMALL_BYTES // row_bytes, (1 << 27) // row_bytes, row_bytes // 4)
+    n_rows, n_ids, dim = (
+        (4_000, 1_000, row_bytes // 4) if args.tiny else (SMALL_BYTES // row_bytes, (1 << 27) // row_bytes, row_bytes // 4)
+    )
     rng = np.random.default_rng(6)
     x = torch.empty(n_rows, dim).copy_(torch.from_numpy(rng.standard_normal((n_rows, dim), dtype=np.float32)))
     path = folder / f"hot-small-{row_bytes}"

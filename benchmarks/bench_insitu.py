@@ -281,7 +281,10 @@ def datasets_of(work: Any, chunk_kib: int, folder: Path | None = None) -> dict[s
 
     forms: dict[str, tuple[Path, dict[str, Any]]] = {
         "csc": (work.directory / "csc", {}),
-        "chunks": ((folder or work.directory) / f"chunks-{work.scale}-{chunk_kib}", {"topology": "chunked", "chunk_bytes": chunk_kib << 10}),
+        "chunks": (
+            (folder or work.directory) / f"chunks-{work.scale}-{chunk_kib}",
+            {"topology": "chunked", "chunk_bytes": chunk_kib << 10},
+        ),
     }
     if folder is not None:
         del forms["csc"]
@@ -300,8 +303,10 @@ def run(args: argparse.Namespace, report: Report) -> None:
 
     with scratch(args, "insitu") as folder:
         make = partial(r22.generate, folder, args.scale, seeds=args.batches * args.batch_size, dim=16)
+
         def tables() -> None:
-            names = args.graph or ["R22", *(REAL_GRAPHS if args.graphs is not None and not args.tiny else ())]
+            real = [] if args.graphs is None or args.tiny else [g for g in REAL_GRAPHS if (args.graphs / f"{g}.npz").exists()]
+            names = args.graph or ["R22", *real]
             paths = {
                 Path(name).name: datasets_of(make(), args.chunk_kib)["csc"]
                 if name == "R22"
@@ -352,7 +357,7 @@ if __name__ == "__main__":
         mine.add_argument("--table", type=int, choices=[2])
         mine.add_argument("--figure", type=int, choices=[5])
         mine.add_argument("--graph", action="append", default=[], help="a dataset, or a real graph's name, for the table")
-        mine.add_argument("--plot", default="insitu.png", help="where the figure goes")
+        mine.add_argument("--plot", type=Path, help="draw table 2 there; --figure 5 alone draws insitu.png")
         known, rest = mine.parse_known_args()
         shared = arguments(__doc__ or "", rest, real_graphs="table 2 of real graphs", **SIZES)
         options = argparse.Namespace(**vars(shared), **vars(known))

@@ -262,7 +262,9 @@ if __name__ == "__main__":
     own.add_argument("--table", type=int, choices=[4], help="only this table of the paper, as --only 'table 4' does")
     own.add_argument("--figure", type=int, choices=[13, 14], help="only this figure, as --only 'figure 13' does")
     mine, rest = own.parse_known_args()
-    options = arguments(__doc__ or "", rest, real_graphs="figure 13 of real graphs; mean", scale=22, batches=200, epochs=3, seeds=3, hidden=64)
+    options = arguments(
+        __doc__ or "", rest, real_graphs="figure 13 of real graphs; mean", scale=22, batches=200, epochs=3, seeds=3, hidden=64
+    )
     if mine.table is not None:
         options.only = f"table {mine.table}"
     if mine.figure is not None:

@@ -194,7 +194,7 @@ def edges(args: argparse.Namespace, report: Report, folder: Path, work: Workload
             (ShadowSampler, FANOUTS[:2], side, few),
             windows,
         ],
-        ", a stored permutation": [(*neighbors[:3], few), (*windows[:3], few)],
+        ", of a permutation on disk": [(*neighbors[:3], few), (*windows[:3], few)],
     }
     for what, samplers in kinds.items():
         with featstore.open(permuted(folder, work) if what else folder / "dataset", memory="2GiB", threads=1) as g:
@@ -204,7 +204,7 @@ def edges(args: argparse.Namespace, report: Report, folder: Path, work: Workload
                 sides = {name: partial(measure, kind(g, sizes, edges=name == "with"), batches) for name in ("with", "without")}
                 results = alternate(args.runs, sides, warm_up=1)
                 report.figure(
-                    f"{kind.__name__} with the numbers of edges{what}, in memory, 1 thread",
+                    f"{kind.__name__} with the numbers of edges{what}, lists in memory, 1 thread",
                     results["with"],
                     "nodes/s",
                     reference="the same without",

@@ -90,9 +90,7 @@ def make_child(job: dict[str, Any]) -> dict[str, Any]:
     imported = status("VmRSS")
     reset_peak()
     begin = time.perf_counter()
-    create(
-        job["path"], *arrays, features, {"seeds": seeds}, topology="chunked", memory=job["memory"], progress=False
-    ).close()
+    create(job["path"], *arrays, features, {"seeds": seeds}, topology="chunked", memory=job["memory"], progress=False).close()
     return {"seconds": time.perf_counter() - begin, "peak": status("VmHWM") - imported, "edges": n_edges}
 
 

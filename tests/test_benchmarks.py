@@ -27,6 +27,7 @@ ASKS_FIO = {  # a group of each script that fio is a reference of
     "bench_insitu.py": "reading",
     "bench_packing.py": "extents",
 }
+PLOTTING = {"bench_outre.py", "bench_pagraph.py"}
 Figures = list[dict[str, Any]]
 FIO_SCRIPTS = {script for script in SCRIPTS if "fio" in (BENCHMARKS / script).read_text()}
 
@@ -95,6 +96,7 @@ def hidden_has_two_equal_halves_and_no_epoch_is_shorter_than_they(figures: Figur
     figure = find(figures, "R22, epoch with preparation beside the loop")
     assert figure["halves"]
     for halves, reference, seconds in zip(figure["halves"], figure["reference_runs"], figure["runs"], strict=True):
+        assert {"sample", "plan", "gather"} <= figure["stages_beside_and_alone"][0].keys()
         assert halves["preparation"] == pytest.approx(sum(halves["stages"].values()))
         assert {"sample", "plan", "gather"} <= {stage for stage, s in halves["stages"].items() if s > 0}
         assert halves["preparation"] <= halves["compute"] * 1.001  # a sleep is never too short
@@ -109,6 +111,27 @@ def frozen_epochs_have_a_bound_without_fio_and_sieve_runs_whole(figures: Figures
     bounds = [max(c, frozen["missed"] * 512 / r) for c, r in zip(copy, read, strict=True)]
     assert frozen["reference_runs"] == pytest.approx(bounds, rel=1e-3)
     assert "missing" in find(figures, "R22 streamed, data preparation")
+    for copy_s, copies in zip(frozen["copy_s"], frozen["copies"], strict=True):
+        assert copy_s == min(copies.values())
+        assert {name.split(",")[0] for name in copies} == {"copy_rows", "index_select"}
+
+
+def memory_that_is_tight_has_passes(figures: Figures) -> None:
+    tight = [f for f in figures if " batches in 64 MiB, streamed" in str(f["name"])]
+    assert len(tight) == 2 * 3
+    assert all(f["value"] >= 1 for f in tight if f["unit"] == "passes")
+    assert all(f["ratio"] > 0 for f in tight if "bytes read" in str(f["name"]))
+
+
+def large_graphs_stay_within_their_memory(figures: Figures) -> None:
+    peaks = [f for f in figures if "peak resident memory beyond import" in str(f["name"])]
+    assert len(peaks) == 2 + 3
+    assert all(f["met"] for f in peaks)
+    created = find(figures, "2**22 nodes in 24 MiB, created in chunks", "None")
+    assert created["offsets_bytes"] > 24 << 20
+    assert "target" not in find(figures, "R22, 20,15,10, in memory", "which writes nothing")
+    (at_random,) = [f for f in figures if str(f["name"]).endswith("beside random access")]
+    assert at_random["reference_runs"] == pytest.approx(min(at_random["ways"].values()), rel=1e-3)
 
 
 def preparation_compares_batches_in_equal_memory(figures: Figures) -> None:
@@ -148,6 +171,9 @@ def a_history_requests_fewer_rows_and_changes_nothing_where_it_is_never_used(fig
     counted = [figure for figure in figures if "rows requested" in str(figure["name"]) and "history" in str(figure["name"])]
     assert len(counted) == 4
     assert all(figure["ratio"] < 1 and figure["pulled"] > 0 for figure in counted)
+    chosen = [figure for figure in figures if 'nodes="auto"' in str(figure["reference"])]
+    assert len(chosen) == 2
+    assert all(figure["split"]["why"] and figure["reference_rows"] <= figure["rows"] for figure in chosen)
     prepared = [figure for figure in figures if "data preparation in partition batches" in str(figure["name"])]
     assert [str(figure["name"]).split(", ")[1].split(":")[0] for figure in prepared] == ["superbatch", "streamed"]
     assert all(figure["reference_rows"] < figure["rows"] for figure in prepared)
@@ -200,16 +226,44 @@ def table_12_keeps_as_much_by_each_metric(figures: Figures) -> None:
         assert three[2]["rows"] < three[0]["rows"]  # all features fit at this size
 
 
+def every_policy_has_a_hit_share_and_degree_stands_beside_random(figures: Figures) -> None:
+    for share in ("5%", "10%", "20%", "40%"):
+        served = f"R12, accesses served by {share} of the rows, "
+        by_degree, at_random = (find(figures, f"{served}{policy}", "the best rows") for policy in ("degree", "random"))
+        both = find(figures, f"{served}degree against random")
+        assert both["ratio"] == pytest.approx(by_degree["value"] / at_random["value"], rel=1e-3)
+        assert both["ratio"] > 1
+
+
+def edges_are_numbered_by_every_sampler_and_from_a_stored_permutation(figures: Figures) -> None:
+    samplers = {str(f["name"]).split()[0] for f in figures if "with the numbers of edges, lists" in str(f["name"])}
+    assert samplers == {"NeighborSampler", "LaborSampler", "LayerSampler", "ShadowSampler", "EpochSampler"}
+    assert len([f for f in figures if "of a permutation on disk" in str(f["name"])]) == 2
+
+
+def simulate_is_timed_with_both_widths(figures: Figures) -> None:
+    found = [f for f in figures if str(f["name"]).startswith("featstore.simulate, belady, arrays of ")]
+    assert [str(f["name"]).split()[-1] for f in found] == ["int32", "int64"]
+
+
 @pytest.mark.parametrize("script", sorted(set(SCRIPTS) - FIO_SCRIPTS))
 def test_benchmark_runs(script: str, tmp_path: Path) -> None:
     plot = tmp_path / "plot.png"
-    figures, errors = run_script(script, tmp_path, *(("--plot", str(plot)) if script == "bench_outre.py" else ()))
+    figures, errors = run_script(script, tmp_path, *(("--plot", str(plot)) if script in PLOTTING else ()))
     assert [figure for figure in figures if "missing" in figure] == []
     # Figures of several machines stand in one table: each says whose it is, and so does the run.
     model = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     name = model[1].strip() if model else platform.machine()
     assert all(str(figure["machine"]).startswith(name) for figure in figures)
     assert f"# {figures[0]['machine']}\n" in errors
+    if script in PLOTTING:
+        assert plot.stat().st_size > 1_000
+    if script == "bench_pagraph.py":
+        every_policy_has_a_hit_share_and_degree_stands_beside_random(figures)
+    if script == "bench_planner.py":
+        simulate_is_timed_with_both_widths(figures)
+    if script == "bench_sampling.py":
+        edges_are_numbered_by_every_sampler_and_from_a_stored_permutation(figures)
     if script == "bench_outre.py":
         preparation_compares_batches_in_equal_memory(figures)
         accuracy_compares_ways_of_training(figures)
@@ -219,7 +273,6 @@ def test_benchmark_runs(script: str, tmp_path: Path) -> None:
         the_split_is_compared_with_nine(figures)
         table_6_adds_a_mechanism_a_line(figures, errors)
         table_12_keeps_as_much_by_each_metric(figures)
-        assert plot.stat().st_size > 1_000
 
 
 @pytest.mark.parametrize("script", sorted(FIO_SCRIPTS))
@@ -248,6 +301,10 @@ def test_benchmark_runs_with_and_without_fio(script: str, has_fio: bool, tmp_pat
         if script == "bench_epoch.py":
             epochs_against_memory_maps_are_whole_and_have_both_references(figures)
             hidden_has_two_equal_halves_and_no_epoch_is_shorter_than_they(figures)
+        if script == "bench_growth.py":
+            memory_that_is_tight_has_passes(figures)
+        if script == "bench_insitu.py":
+            large_graphs_stay_within_their_memory(figures)
         if script == "bench_packing.py":
             frozen_epochs_have_a_bound_without_fio_and_sieve_runs_whole(figures)
 
@@ -285,7 +342,7 @@ def test_means_made_ahead_request_fewer_rows_than_a_hop_more(tmp_path: Path) -> 
 )
 def test_real_graphs_come_from_a_folder_that_is_named(script: str, more: tuple[str, ...], tmp_path: Path) -> None:
     """Nothing is looked for beside the checkout."""
-    env = os.environ | {"PYTHONPATH": str(BENCHMARKS.parent)}
+    env = {name: each for name, each in os.environ.items() if name != "FEATSTORE_GRAPHS"} | {"PYTHONPATH": str(BENCHMARKS.parent)}
     for given, message in (((), "give --graphs DIR"), (("--graphs", tmp_path), "the folder has no graphs.py")):
         command = [sys.executable, BENCHMARKS / script, "--scratch", tmp_path / "scratch", *more, *given]
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, cwd=tmp_path)
