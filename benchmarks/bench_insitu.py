@@ -13,9 +13,10 @@
   with either sampler. It takes 50 GB of disk; ``$FEATSTORE_R22`` may name a folder where bench_growth.py has left R26;
 - ``huge``: 2**28 nodes whose offsets take 2 GiB, created of streams, sampled and trained in 1 GiB. It takes 4 GB of disk.
 
-``--table 2`` (``--only "table 2"``) prints the bytes of an epoch by what is read instead: whole lists and blocks batch by batch, the edge file once a
-batch or once a hop, beside those of the sample (the paper's table 2). ``--figure 5`` plots them (its figure 5, in bytes).
-``--graph`` takes a dataset of your own, the name of a real graph in the folder ``--graphs DIR``, or ``R22``; several are allowed.
+``--table 2`` (``--only "table 2"``) prints the bytes of an epoch by what is read instead: whole lists and blocks batch by batch,
+the edge file once a batch or once a hop, beside those of the sample (the paper's table 2). ``--figure 5`` plots them (its
+figure 5). ``--graph`` takes a dataset of your own, a real graph's name in the folder ``--graphs DIR``, or ``R22``; several are
+allowed. By default it is R22, and the real graphs where there is a folder.
 
 Each timed run of a sampler is a process of its own and starts with a cold page cache; the sides take turns. ``hops`` notes hops
 inside the window that draws, so it is tied to the library's inside.
@@ -282,11 +283,12 @@ def datasets_of(work: Any, chunk_kib: int, folder: Path | None = None) -> dict[s
     forms: dict[str, tuple[Path, dict[str, Any]]] = {
         "csc": (work.directory / "csc", {}),
         "chunks": (
-            (folder or work.directory) / f"chunks-{work.scale}-{chunk_kib}",
+            (work.directory if folder is None else folder / f"R{work.scale}") / f"chunks-{chunk_kib}",
             {"topology": "chunked", "chunk_bytes": chunk_kib << 10},
         ),
     }
     if folder is not None:
+        (folder / f"R{work.scale}").mkdir(exist_ok=True)
         del forms["csc"]
     for path, options in forms.values():
         if not path.exists():

@@ -2,7 +2,8 @@
 
 The exhaustive search steps over lengths of segment where a trace has many batches, as the paper's does; of each trace's first
 batches it tries every length. ``--plot FOLDER`` draws the figures 5 and 16 of the DiskGNN paper (SIGMOD 2025), a file a graph.
-Real graphs are taken, where they are there, from the folder ``--graphs`` (``graphs.py`` and ``.npz`` files). ``$FEATSTORE_R22`` names a folder that ``r22.py`` filled.
+Real graphs are taken, where they are there, from the folder ``--graphs`` (``graphs.py`` and ``.npz`` files).
+``$FEATSTORE_R22`` names a folder that ``r22.py`` filled.
 """
 
 from __future__ import annotations

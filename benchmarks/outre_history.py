@@ -93,7 +93,7 @@ def merge_zeros(batch: Any, dim: int) -> None:
 def preparation_with_history(args: argparse.Namespace, report: Report, work: Work) -> None:
     """Seconds of an epoch of partition batches with and without a history, whose table is part of the memory.
 
-    The history keeps a fixed share of the nodes; reported beside it is one whose nodes the loader chooses, its choice counted apart.
+    The history keeps a fixed share of the nodes. One whose nodes the loader chooses is reported, too, its choice apart.
     """
     for strategy in ("superbatch", "streamed"):
         plain = {"strategy": strategy, "parts": True}

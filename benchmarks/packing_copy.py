@@ -1,7 +1,7 @@
 """Copying an epoch's rows in memory, the processor's part of a bound of bench_packing.py.
 
-An epoch of a pack copies hits from a cache of ``capacity`` rows, and misses from buffers of the stream of extents, a window that the
-processor's last cache may hold. Both are copied so here, into outputs that are used again.
+An epoch of a pack copies hits from a cache of ``capacity`` rows, and misses from buffers of the stream of extents, a window that
+the processor's last cache may hold. Both are copied so here, into outputs that are used again.
 """
 
 from __future__ import annotations
