@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -34,6 +36,7 @@ from harness import (
 import featstore
 
 GROUPS = ("cold", "scan", "gaps", "widths", "backends", "verify", "hot")
+SMALL_BYTES = 200_000_000  # of a cache that fits the last-level cache of some processors
 GAPS_KIB = (0, 8, 16, 24, 256)  # the last is a scan where rows are dense
 
 
@@ -256,8 +259,9 @@ def verify(args: argparse.Namespace, report: Report, folder: Path) -> None:
 
 def hot(args: argparse.Namespace, report: Report, folder: Path) -> None:
     """Rows in the host cache: ``take(out=)`` against ``torch.index_select(out=)``, ``store[ids]`` against ``tensor[ids]``."""
-    hot_width(args, report, folder, 512, ">= 3")
-    hot_width(args, report, folder, 4096, ">= 2")
+    for row_bytes, target in ((512, ">= 3"), (4096, ">= 2")):
+        hot_width(args, report, folder, row_bytes, target)
+        hot_small(args, report, folder, row_bytes)
 
 
 def hot_width(args: argparse.Namespace, report: Report, folder: Path, row_bytes: int, target: str) -> None:
@@ -301,6 +305,58 @@ def hot_width(args: argparse.Namespace, report: Report, folder: Path, row_bytes:
         results = alternate(max(args.runs, 9), fresh, warm_up=2)
         name, reference = f"hot store[ids], {row_bytes} B rows", "tensor[ids]"
         report.figure(name, results["ours"], "rows/s", reference=reference, references=results["torch"], target=target, **note)
+
+
+def hot_small(args: argparse.Namespace, report: Report, folder: Path, row_bytes: int) -> None:
+    """A cache that the last-level cache of some processors holds, where one copying thread and all differ most."""
+    n_rows, n_ids, dim = (
+        (4_000, 1_000, row_bytes // 4) if args.tiny else (SMALL_BYTES // row_bytes, (1 << 27) // row_bytes, row_bytes // 4)
+    )
+    rng = np.random.default_rng(6)
+    x = torch.empty(n_rows, dim).copy_(torch.from_numpy(rng.standard_normal((n_rows, dim), dtype=np.float32)))
+    path = folder / f"hot-small-{row_bytes}"
+    indptr, indices = np.zeros(n_rows + 1, np.int64), np.empty(0, np.int64)
+    featstore.OutOfCoreGraph.create(path, indptr, indices, features={"x": x.numpy()}, progress=False, overwrite=True).close()
+    ids = itertools.cycle([torch.from_numpy(rng.integers(0, n_rows, n_ids)) for _ in range(8)])
+    out_ours, out_theirs = torch.empty(n_ids, dim), torch.empty(n_ids, dim)
+    n_torch = torch.get_num_threads()
+    with ExitStack() as stack:
+        sides: dict[str, Callable[[], float]] = {}
+        counts = list(dict.fromkeys((1, len(os.sched_getaffinity(0)))))
+        for n_threads in counts:
+            g = stack.enter_context(featstore.open(path, memory=2 * x.nbytes + (1 << 28), threads=n_threads))
+            g.cache("x", budget=x.nbytes + (64 << 20), policy="random")
+            store = g.features["x"]
+            check = next(ids)
+            assert torch.equal(store.take(check, out=out_ours), x[check])
+
+            def ours(store: featstore.FeatureStore = store) -> float:
+                rows = next(ids)
+                start = time.perf_counter()
+                store.take(rows, out=out_ours)
+                return n_ids / (time.perf_counter() - start)
+
+            def theirs(n_threads: int = n_threads) -> float:
+                rows = next(ids)
+                torch.set_num_threads(n_threads)
+                try:
+                    start = time.perf_counter()
+                    torch.index_select(x, 0, rows, out=out_theirs)
+                    return n_ids / (time.perf_counter() - start)
+                finally:
+                    torch.set_num_threads(n_torch)
+
+            sides |= {f"ours {n_threads}": ours, f"torch {n_threads}": theirs}
+        results = alternate(max(args.runs, 9), sides, warm_up=2)
+    for n_threads in counts:
+        report.figure(
+            f"hot take(out=), {row_bytes} B rows, {x.nbytes / 1e6:.0f} MB cached, {n_threads} thread{'s' * (n_threads > 1)}",
+            results[f"ours {n_threads}"],
+            "rows/s",
+            reference="torch.index_select(out=), as many threads",
+            references=results[f"torch {n_threads}"],
+            target=">= 1.0",
+        )
 
 
 def run(args: argparse.Namespace, report: Report) -> None:

@@ -1,9 +1,11 @@
 """What a row costs as graphs grow: R22, R24, R26 with rows of 256 B, in memory of the same share of their features.
 
 Figures: seconds of a million rows of each stage of a streamed epoch (sampling, planning, packing, gathering), of each scale
-beside those of the smallest (target: at most 1.5 times); seconds to open a dataset, to read its offsets, and to cache neighbour
-lists, beside those that the drive needs for the same bytes. Seeds grow with the nodes, so that a pass over the features serves as
-many rows. Each run is a process of its own and starts with a cold page cache; the scales take turns. R26 takes 26 GB of disk.
+beside those of the smallest (target: at most 1.5 times); seconds to read the offsets of a dataset, and to cache neighbour lists,
+beside those that the drive needs for one read of what these are made of. Seeds grow with the nodes, so that a pass over the
+features serves as many rows, and so does the disk for run files. ``--only tight``: the default ``Streamed()`` in little memory,
+60 batches of R26 in 4 and in 8 GiB and 24 batches of R24 with rows of 128 B in 640 MiB: seconds, passes, bytes read. Each run is
+a process of its own and starts with a cold page cache; the scales take turns. R26 takes 26 GB of disk.
 """
 
 from __future__ import annotations
@@ -11,9 +13,11 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from harness import (
     Report,
     alternate,
@@ -28,17 +32,19 @@ from harness import (
     scratch,
     timed_epoch,
 )
+from r22 import Workload, generate
 
 DIM = 64
 STAGES = ("sample", "plan", "pack", "gather")
 SHARE = 2  # the memory is the features' bytes by this
 NEIGHBORS = 8  # of the memory, the neighbour cache takes one in so many
-CACHE = 0.1
+STREAMED = {"cache": 0.1, "disk": "1x"}  # the disk in proportion to the features: what is free would decide the lengths otherwise
 FANOUTS = [10, 10, 10]
+TIGHT = ((26, DIM, 60, 4 << 30), (26, DIM, 60, 8 << 30), (24, 32, 24, 640 << 20))  # scale, floats a row, batches, memory
 
 
 def child(job: dict[str, Any]) -> dict[str, Any]:
-    """Open a dataset, cache neighbour lists, and run an epoch where one is asked for; say what each took."""
+    """Open a dataset, cache neighbour lists where it is asked for, and so run an epoch; say what each took."""
     import featstore
 
     found: dict[str, Any] = {}
@@ -55,15 +61,20 @@ def child(job: dict[str, Any]) -> dict[str, Any]:
         note("open")
         assert g.topology.num_nodes == g.num_nodes
         note("offsets")
-        g.cache_neighbors(job["memory"] // NEIGHBORS)
-        note("neighbour lists")
+        if job.get("lists", True):
+            g.cache_neighbors(job["memory"] // NEIGHBORS)
+            note("neighbour lists")
+        (out_degrees,) = Path(job["dataset"]).glob("edge.out_degree.*.rows")
+        found["least"] = {"offsets": 8 * (g.num_nodes + 1), "neighbour lists": g.topology.nbytes + out_degrees.stat().st_size}
         if job["epoch"]:
             sampler = featstore.NeighborSampler(g, FANOUTS, seed=0)
-            strategy = featstore.Streamed(cache=CACHE)
-            seeds = g.node_data["seeds"]
+            strategy = featstore.Streamed(**job["strategy"])
+            seeds = g.node_data["seeds"][: job.get("seeds")]
+            note("before")
             with featstore.Loader(g, sampler, seeds, job["batch_size"], features="x", labels=None, strategy=strategy) as loader:
                 found["epoch"] = timed_epoch(loader, lambda batch: batch.x)
                 found["stats"] = loader.stats()
+            note("whole epoch")
     return found
 
 
@@ -95,13 +106,14 @@ def epochs(args: argparse.Namespace, report: Report, jobs: dict[int, dict[str, A
                 target=None if scale == least else "<= 1.5",
                 rows=found[-1]["epoch"]["rows"],
                 batches=found[-1]["epoch"]["batches"],
-                superbatch=stats.get("superbatch"),
+                superbatch=stats["superbatch"],
+                passes=stats["superbatch"]["passes"],
                 memory=jobs[scale]["memory"],
             )
 
 
 def opening(args: argparse.Namespace, report: Report, jobs: dict[int, dict[str, Any]]) -> None:
-    """Seconds to open, to read offsets and to cache neighbour lists, beside the drive's for the same bytes."""
+    """Seconds to read offsets and to cache neighbour lists, beside the drive's for the least bytes of them; those to open."""
     for scale, job in jobs.items():
         file = max(Path(job["dataset"]).glob("edge.indices.*.rows"))
         found: list[dict[str, Any]] = []
@@ -111,42 +123,99 @@ def opening(args: argparse.Namespace, report: Report, jobs: dict[int, dict[str, 
             if have_fio():
                 rates["fio"].append(fio_scan_bandwidth(file))
             found.append(run_child(__file__, {**job, "epoch": False}))
-        for name, target in (("open", None), ("offsets", "<= 1.5"), ("neighbour lists", "<= 1.5")):
+        opened = [result["open"]["seconds"] for result in found]
+        report.figure(f"R{scale}, open", opened, "s", kernel_bytes=found[-1]["open"]["bytes"])
+        for name, what in (("offsets", "8 (n + 1) bytes"), ("neighbour lists", "all lists and out-degrees")):
             for whose, reached in rates.items():
+                least = found[-1]["least"][name]
                 report.figure(
                     f"R{scale}, {name}",
                     [result[name]["seconds"] for result in found],
                     "s",
-                    reference=f"the same bytes in sequence at the rate of {whose}",
-                    references=[max(1, result[name]["bytes"]) / rate for result, rate in zip(found, reached, strict=True)]
-                    if reached
-                    else None,
-                    target=target,
+                    reference=f"{what}, read once in sequence at the rate of {whose}",
+                    references=[least / rate for rate in reached] or None,
+                    target="<= 1.5",
                     kernel_bytes=found[-1][name]["bytes"],
+                    least_bytes=least,
                     read_bytes_per_s=reached,
                 )
 
 
+def tight(args: argparse.Namespace, report: Report, folder: Path) -> None:
+    """The default ``Streamed()`` where memory is little: seconds, passes over the features, bytes read by theirs."""
+    cases = ((13, DIM, 4, 64 << 20), (12, 32, 4, 64 << 20)) if args.tiny else TIGHT
+    jobs: dict[str, dict[str, Any]] = {}
+    for scale, dim, batches, memory in cases:
+        dataset = rows_of_width(args, folder, scale, dim)
+        jobs[f"R{scale}, rows of {4 * dim} B, {batches} batches in {memory >> 20} MiB"] = {
+            "dataset": os.fspath(dataset),
+            "features": os.fspath(dataset),
+            "features_bytes": 4 * dim << scale,
+            "memory": memory,
+            "batch_size": args.batch_size,
+            "seeds": batches * args.batch_size,
+            "strategy": {},
+            "lists": False,
+            "epoch": True,
+        }
+    results: dict[str, list[dict[str, Any]]] = {name: [] for name in jobs}
+    alternate(args.runs, {name: (lambda name=name: results[name].append(run_child(__file__, jobs[name]))) for name in jobs})
+    for name, found in results.items():
+        stats, n_bytes = found[-1]["stats"], jobs[name]["features_bytes"]
+        more = {"stages": stats["seconds"], "superbatch": stats["superbatch"], "rows": found[-1]["epoch"]["rows"]}
+        report.figure(f"{name}, streamed, an epoch", [each["whole epoch"]["seconds"] for each in found], "s", **more)
+        passes = [float(each["stats"]["superbatch"]["passes"]) for each in found]
+        is_small = jobs[name]["memory"] < 1 << 30
+        report.figure(f"{name}, streamed, passes over the features", passes, "passes", target="<= 2" if is_small else None)
+        report.figure(
+            f"{name}, streamed, bytes read by the kernel's count",
+            [float(each["whole epoch"]["bytes"]) for each in found],
+            "B",
+            reference="the features' bytes",
+            references=[float(n_bytes)] * len(found),
+        )
+
+
+def work_of(args: argparse.Namespace, folder: Path, scale: int) -> Workload:
+    """Make a workload, or load it: as many more seeds as it has more nodes than the smallest scale."""
+    least = min(int(each) for each in args.scales.split(","))
+    return generate(folder, scale, seeds=max(1, round(args.batches * args.batch_size * 2.0 ** (scale - least))), dim=DIM)
+
+
+def rows_of_width(args: argparse.Namespace, folder: Path, scale: int, dim: int) -> Path:
+    """Return the dataset of a workload with rows of so many floats, which lies beside that of the workload's own width."""
+    import featstore
+
+    work = work_of(args, folder, scale)
+    if dim == DIM:
+        return work.dataset()
+    path, narrow = folder / f"R{scale}-{dim}", replace(work, dim=dim)
+    if not path.exists():
+        features = {"x": ((work.num_nodes, dim), np.dtype(np.float32), narrow.feature_blocks())}
+        data = {"seeds": work.seeds}
+        featstore.OutOfCoreGraph.create(path, work.indptr, work.indices, features, data, progress=False).close()
+    return path
+
+
 def run(args: argparse.Namespace, report: Report) -> None:
     """All figures."""
-    import r22
-
-    scales = [int(scale) for scale in args.scales.split(",")]
     with scratch(args, "growth") as folder:
+        figures = {name: figure for name, figure in {"open": opening, "epoch": epochs}.items() if args.only in name}
         jobs = {}
-        for scale in scales:
-            seeds = max(1, round(args.batches * args.batch_size * 2.0 ** (scale - min(scales))))
-            work = r22.generate(folder, scale, seeds=seeds, dim=DIM)
+        for scale in [int(scale) for scale in args.scales.split(",")] if figures else []:
+            work = work_of(args, folder, scale)
             dataset = work.dataset()
             jobs[scale] = {
                 "dataset": os.fspath(dataset),
                 "features": os.fspath(dataset),  # no memory map of them is needed
                 "memory": max(args.least_mib << 20, work.num_nodes * DIM * 4 // SHARE),
                 "batch_size": args.batch_size,
+                "strategy": STREAMED,
             }
-        for name, figure in {"open": opening, "epoch": epochs}.items():
-            if args.only in name:
-                figure(args, report, jobs)
+        for figure in figures.values():
+            figure(args, report, jobs)
+        if args.only in "tight":
+            tight(args, report, folder)
 
 
 if __name__ == "__main__":

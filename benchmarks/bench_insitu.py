@@ -9,11 +9,14 @@
 - ``reading``: passes over all lists beside fio in sequence;
 - ``random``: the drive's random reads of 512 B beside those of 4 KiB, and what drawn positions of batches take at either rate;
 - ``waits``: how long a loop that computes for as long as sampling takes waits in its second epoch;
-- ``r26``: 60 batches of R26 (67 M nodes, 1.01 G edges) in 4 GiB, and what is held of the offsets. It takes 30 GB of disk.
+- ``r26``: 60 batches of R26 (67 M nodes, 1.01 G edges) in 4 GiB, what is held of the offsets, and a streamed epoch of a loader
+  with either sampler. It takes 50 GB of disk; ``$FEATSTORE_R22`` may name a folder where bench_growth.py has left R26;
+- ``huge``: 2**28 nodes whose offsets take 2 GiB, created of streams, sampled and trained in 1 GiB. It takes 4 GB of disk.
 
-``--table 2`` prints the bytes of an epoch by what is read instead: whole lists and blocks batch by batch, the edge file once a
-batch or once a hop, beside those of the sample (the paper's table 2). ``--figure 5`` plots them (its figure 5, in bytes).
-``--graph`` takes a dataset of your own, the name of a real graph in the folder ``--graphs DIR``, or ``R22``; several are allowed.
+``--table 2`` (``--only "table 2"``) prints the bytes of an epoch by what is read instead: whole lists and blocks batch by batch,
+the edge file once a batch or once a hop, beside those of the sample (the paper's table 2). ``--figure 5`` plots them (its
+figure 5). ``--graph`` takes a dataset of your own, a real graph's name in the folder ``--graphs DIR``, or ``R22``; several are
+allowed. By default it is R22, and the real graphs where there is a folder.
 
 Each timed run of a sampler is a process of its own and starts with a cold page cache; the sides take turns. ``hops`` notes hops
 inside the window that draws, so it is tied to the library's inside.
@@ -22,50 +25,69 @@ inside the window that draws, so it is tied to the library's inside.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
+import statistics
 import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from harness import Report, alternate, answer, arguments, bytes_read_by_kernel, main, run_child, scratch, status
+from insitu_large import CHILDREN as LARGE_CHILDREN
+from insitu_large import huge, r26
 from insitu_reads import hops, hops_child, random_reads, reading
 from insitu_table import graph_of, table
 
 FANOUTS = {"25,10": [25, 10], "20,15,10": [20, 15, 10]}
+REAL_GRAPHS = ("cora", "musae_github", "linux414-calls", "cnr-2000", "ego-twitter")  # of table 2, where the folder is given
+SIZES = {
+    "batches": 200,
+    "batch_size": 1000,
+    "alone": 40,
+    "least_mib": 64,
+    "chunk_kib": 1024,
+    "huge_scale": 28,
+    "huge_mib": 1024,
+}
 CACHED = 20  # a neighbour list in so many is in memory, by bytes
-R26 = {"scale": 26, "dim": 64, "seeds": 1_000_000}
-R26_BATCHES, R26_FANOUTS, R26_MEMORY = 60, [10, 10, 10], 4 << 30
 
 
 # -- in a process of its own ---------------------------------------------------------------------------------------------------
 
 
 def sample_child(job: dict[str, Any]) -> dict[str, Any]:
-    """Sample an epoch into a file; say how long it took, and what was read."""
+    """Sample an epoch, into a file unless ``writes`` is false; say how long it took, and what was read.
+
+    With ``digests`` it also says what each batch and those before it hold, which takes time.
+    """
     import featstore
     from featstore.plan.samples import SampleWriter
     from featstore.sampling.drawn import Drawn, in_turn
 
+    open_graph = featstore.OutOfCoreGraph.open  # which imports torch: no part of what opening costs
+    kind = featstore.EpochSampler if job["epochwide"] else featstore.NeighborSampler
     opened = time.perf_counter()
-    with featstore.open(job["dataset"], memory=job["memory"]) as g:
+    with open_graph(job["dataset"], memory=job["memory"]) as g:
         assert g.topology.num_nodes == g.num_nodes
         open_s, offsets = time.perf_counter() - opened, held_of_offsets(g)
         if job["lists"]:
             g.cache_neighbors(job["lists"])
-        kind = featstore.EpochSampler if job["epochwide"] else featstore.NeighborSampler
         sampler = kind(g, job["fanouts"], seed=1, **job.get("options", {}))
         order = Drawn(sampler, featstore.RandomBatches(g.node_data["seeds"], job["batch_size"], seed=3)).epoch(0)
         n = min(len(order), job["batches"])
         before, begin = bytes_read_by_kernel(), time.perf_counter()
         nodes = edges = 0
+        digest, digests = hashlib.blake2b(digest_size=8), []
+        to_file = job.get("writes", True)
         with (
             closing(in_turn(order, 0, stop=n)) as batches,
-            SampleWriter(Path(job["folder"]) / "samples", g.num_nodes) as writer,
+            SampleWriter(Path(job["folder"]) / "samples", g.num_nodes) if to_file else nullcontext() as writer,
             ThreadPoolExecutor(g.options.threads) as threads,
         ):
             pending = deque(threads.submit(batches.sample, k) for k in range(min(n, g.options.threads)))
@@ -75,13 +97,20 @@ def sample_child(job: dict[str, Any]) -> dict[str, Any]:
                     pending.append(threads.submit(batches.sample, k))
                 nodes += len(batch.input_ids)
                 edges += sum(len(block.src) for block in batch.blocks)
-                writer.add(batch)
+                if writer is not None:
+                    writer.add(batch)
+                if job.get("digests", False):
+                    for ids in (batch.input_ids, *(each for block in batch.blocks for each in (block.src, block.dst))):
+                        digest.update(len(ids).to_bytes(8, "little"))
+                        digest.update(np.ascontiguousarray(ids.numpy(), np.int64).data)
+                    digests.append(digest.hexdigest())
         return {
             "seconds": time.perf_counter() - begin,
             "read": bytes_read_by_kernel() - before,
             "batches": n,
             "nodes": nodes,
             "edges": edges,
+            "digests": digests,
             "open_s": open_s,
             "offsets": offsets,
             "peak": status("VmHWM"),
@@ -127,7 +156,7 @@ def waits_child(job: dict[str, Any]) -> dict[str, Any]:
     return {"sampling": sampling, "first": sum(first), "second": sum(second), "first batch": second[0], "batches": n}
 
 
-CHILDREN = {"sample": sample_child, "hops": hops_child, "waits": waits_child}
+CHILDREN = {"sample": sample_child, "hops": hops_child, "waits": waits_child, **LARGE_CHILDREN}
 
 
 def run_job(what: str, job: dict[str, Any]) -> dict[str, Any]:
@@ -153,17 +182,17 @@ def epochs(args: argparse.Namespace, report: Report, jobs: Sides) -> None:
     for name, fanouts in workloads(args).items():
         job = {**jobs["csc"], "fanouts": fanouts, "epochwide": False}
         n_alone = min(args.alone, args.batches)
-        found = in_turns(
-            args.runs,
-            "sample",
-            {
-                "csc": {**job, "epochwide": True},
-                "chunks": {**job, "dataset": jobs["chunks"]["dataset"], "epochwide": True},
-                "batch": {**job, "batches": n_alone},
-                "random": {**job, "batches": n_alone, "epochwide": True, "options": {"window": 1, "access": "random"}},
-                "memory": {**job, "lists": job["whole"], "memory": job["memory"] + job["whole"]},
-            },
-        )
+        memory = {**job, "lists": job["whole"], "memory": job["memory"] + job["whole"]}
+        sides = {
+            "csc": {**job, "epochwide": True},
+            "chunks": {**job, "dataset": jobs["chunks"]["dataset"], "epochwide": True},
+            "batch": {**job, "batches": n_alone},
+            "random": {**job, "batches": n_alone, "epochwide": True, "options": {"window": 1, "access": "random"}},
+            "memory": memory,
+            "memory, not written": {**memory, "writes": False},
+        }
+        check_same(sides)
+        found = in_turns(args.runs, "sample", sides)
         seconds = {side: [each["seconds"] / each["batches"] for each in runs] for side, runs in found.items()}
         for form in ("csc", "chunks"):
             last = found[form][-1]
@@ -180,14 +209,18 @@ def epochs(args: argparse.Namespace, report: Report, jobs: Sides) -> None:
                 read_batch_by_batch=found["batch"][-1]["read"] / n_alone * last["batches"],
                 stats=last["stats"],
             )
+        # The paper's baseline reads drawn blocks batch by batch. Here two samplers do: it is the faster one.
+        ways = {"random": 'EpochSampler(window=1, access="random")', "batch": "NeighborSampler, pages of its lists"}
+        faster = min(ways, key=lambda side: statistics.median(seconds[side]))
         report.figure(
             f"R22, {name}, in csc, seconds a batch of epoch-wide sampling, beside random access",
             seconds["csc"],
             "s",
-            reference=f"drawn blocks of 4 KiB batch by batch, {n_alone} batches (section 2.2 of the paper)",
-            references=seconds["random"],
+            reference=f"random reads batch by batch, {n_alone} batches, the faster of two ways: {ways[faster]}",
+            references=seconds[faster],
             target="<= 0.294",
-            read_at_random=found["random"][-1]["read"] / n_alone * found["csc"][-1]["batches"],
+            read_at_random=found[faster][-1]["read"] / n_alone * found["csc"][-1]["batches"],
+            ways={ways[side]: seconds[side] for side in ways},
         )
         report.figure(
             f"R22, {name}, in memory, seconds a batch of epoch-wide sampling from disk",
@@ -197,6 +230,22 @@ def epochs(args: argparse.Namespace, report: Report, jobs: Sides) -> None:
             references=seconds["memory"],
             target="<= 1.67",
         )
+        report.figure(
+            f"R22, {name}, in memory, seconds a batch of epoch-wide sampling from disk, beside batches that are not written",
+            seconds["csc"],
+            "s",
+            reference="NeighborSampler with all lists in memory, which writes nothing",
+            references=seconds["memory, not written"],
+        )
+
+
+def check_same(sides: Sides) -> None:
+    """Check that all sides draw the same batches, in runs that are not timed."""
+    digests = {side: run_job("sample", {**job, "digests": True})["digests"] for side, job in sides.items()}
+    longest = max(digests.values(), key=len)
+    for side, each in digests.items():
+        assert each, f"{side} has drawn nothing"
+        assert each == longest[: len(each)], f"{side} draws other batches"
 
 
 def waits(args: argparse.Namespace, report: Report, jobs: Sides) -> None:
@@ -216,54 +265,6 @@ def waits(args: argparse.Namespace, report: Report, jobs: Sides) -> None:
         )
 
 
-def r26(args: argparse.Namespace, report: Report, folder: Path) -> None:
-    """R26 in 4 GiB: seconds of 60 batches, and what is held of the offsets."""
-    import r22
-
-    size = {"scale": 13, "dim": 64, "seeds": 2_000} if args.tiny else R26
-    work = r22.generate(folder, **size)
-    job = {
-        "folder": os.fspath(folder),
-        "memory": R26_MEMORY,
-        "batches": 4 if args.tiny else R26_BATCHES,
-        "batch_size": 64 if args.tiny else 1000,
-        "fanouts": R26_FANOUTS,
-        "lists": 0,
-    }
-    paths = {form: os.fspath(path) for form, path in datasets_of(work, args.chunk_kib).items()}
-    found = in_turns(
-        args.runs,
-        "sample",
-        {
-            "neighbor, csc": {**job, "dataset": paths["csc"], "epochwide": False},
-            "epoch, csc": {**job, "dataset": paths["csc"], "epochwide": True},
-            "epoch, chunks": {**job, "dataset": paths["chunks"], "epochwide": True},
-        },
-    )
-    title = f"R{size['scale']}, {job['batches']} batches of {job['batch_size']} in 4 GiB"
-    for side in ("epoch, csc", "epoch, chunks"):
-        report.figure(
-            f"{title}, EpochSampler, {side.split(', ')[1]}",
-            [each["seconds"] for each in found[side]],
-            "s",
-            target="<= 20",
-            neighbor_sampler=[each["seconds"] for each in found["neighbor, csc"]],
-            read=found[side][-1]["read"],
-            neighbor_sampler_read=found["neighbor, csc"][-1]["read"],
-            peak=found[side][-1]["peak"],
-            stats=found[side][-1]["stats"],
-        )
-    report.figure(
-        f"{title}, bytes held to find lists by, in chunks",
-        [float(each["offsets"]) for each in found["epoch, chunks"]],
-        "B",
-        reference="over csc",
-        references=[float(each["offsets"]) for each in found["epoch, csc"]],
-        open_s=[each["open_s"] for each in found["epoch, chunks"]],
-        reference_open_s=[each["open_s"] for each in found["epoch, csc"]],
-    )
-
-
 # -- workloads -----------------------------------------------------------------------------------------------------------------
 
 
@@ -272,14 +273,23 @@ def workloads(args: argparse.Namespace) -> dict[str, list[int]]:
     return dict(list(FANOUTS.items())[-1:]) if args.tiny else FANOUTS
 
 
-def datasets_of(work: Any, chunk_kib: int) -> dict[str, Path]:
-    """Create the adjacency of a workload (once) in CSC form and in chunks, without features."""
+def datasets_of(work: Any, chunk_kib: int, folder: Path | None = None) -> dict[str, Path]:
+    """Create the adjacency of a workload (once) in CSC form and in chunks, without features.
+
+    They lie beside the workload; with a folder, only the chunks are made, and lie there.
+    """
     import featstore
 
     forms: dict[str, tuple[Path, dict[str, Any]]] = {
         "csc": (work.directory / "csc", {}),
-        "chunks": (work.directory / f"chunks-{chunk_kib}", {"topology": "chunked", "chunk_bytes": chunk_kib << 10}),
+        "chunks": (
+            (work.directory if folder is None else folder / f"R{work.scale}") / f"chunks-{chunk_kib}",
+            {"topology": "chunked", "chunk_bytes": chunk_kib << 10},
+        ),
     }
+    if folder is not None:
+        (folder / f"R{work.scale}").mkdir(exist_ok=True)
+        del forms["csc"]
     for path, options in forms.values():
         if not path.exists():
             data = {"seeds": work.seeds}
@@ -295,16 +305,26 @@ def run(args: argparse.Namespace, report: Report) -> None:
 
     with scratch(args, "insitu") as folder:
         make = partial(r22.generate, folder, args.scale, seeds=args.batches * args.batch_size, dim=16)
-        if args.table or args.figure:
+
+        def tables() -> None:
+            real = [] if args.graphs is None or args.tiny else [g for g in REAL_GRAPHS if (args.graphs / f"{g}.npz").exists()]
+            names = args.graph or ["R22", *real]
             paths = {
                 Path(name).name: datasets_of(make(), args.chunk_kib)["csc"]
                 if name == "R22"
                 else graph_of(name, args.graphs, folder)
-                for name in args.graph or ["R22"]
+                for name in names
             }
             table(args, report, paths, FANOUTS)
+
+        if args.table or args.figure:
+            tables()
             return
-        groups: dict[str, Callable[[], None]] = {"r26": lambda: r26(args, report, folder)}
+        groups: dict[str, Callable[[], None]] = {
+            "r26": lambda: r26(args, report, folder, in_turns, datasets_of),
+            "huge": lambda: huge(args, report, folder, in_turns),
+            "table 2": tables,
+        }
         own = ("epochs", "hops", "reading", "random", "waits")
         if any(args.only in name for name in own):
             work = make()
@@ -339,12 +359,11 @@ if __name__ == "__main__":
         mine.add_argument("--table", type=int, choices=[2])
         mine.add_argument("--figure", type=int, choices=[5])
         mine.add_argument("--graph", action="append", default=[], help="a dataset, or a real graph's name, for the table")
-        mine.add_argument("--graphs", type=Path, metavar="DIR", help="a folder of real graphs")
-        mine.add_argument("--plot", default="insitu.png", help="where the figure goes")
+        mine.add_argument("--plot", type=Path, help="draw table 2 there; --figure 5 alone draws insitu.png")
         known, rest = mine.parse_known_args()
-        shared = arguments(__doc__ or "", rest, batches=200, batch_size=1000, alone=40, least_mib=64, chunk_kib=1024)
+        shared = arguments(__doc__ or "", rest, real_graphs="table 2 of real graphs", **SIZES)
         options = argparse.Namespace(**vars(shared), **vars(known))
         if options.tiny:
             options.scale, options.runs, options.batches, options.batch_size, options.alone = 12, 1, 4, 64, 2
-            options.chunk_kib = 16
+            options.chunk_kib, options.huge_scale, options.huge_mib = 16, 22, 24
         main(run, options)

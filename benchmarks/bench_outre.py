@@ -316,11 +316,11 @@ def run(args: argparse.Namespace, report: Report) -> None:
 
 if __name__ == "__main__":
     own = argparse.ArgumentParser(add_help=False)
-    own.add_argument("--graphs", type=Path, metavar="DIR", help="a folder of real graphs")
     own.add_argument("--plot", type=Path, help="of --only accuracy: rows saved against accuracy, as an image")
     own.add_argument("--table", type=int, choices=[6, 11, 12], help="only this table of the paper, as --only 'table 6' does")
     mine, rest = own.parse_known_args()
-    options = arguments(__doc__ or "", rest, passes=3, threads=16, seconds=40, nodes=300_000, seeds=3, hidden=64, layers=4)
+    sizes = {"passes": 3, "threads": 16, "seconds": 40, "nodes": 300_000, "seeds": 3, "hidden": 64, "layers": 4}
+    options = arguments(__doc__ or "", rest, real_graphs="accuracy; history, table 11; all others of real graphs", **sizes)
     if mine.table is not None:
         options.only = f"table {mine.table}"
     main(run, argparse.Namespace(**vars(options), **vars(mine)))

@@ -1,4 +1,7 @@
-"""Planning with Belady: accesses a second, rows loaded beside every other policy, time per access as a trace grows."""
+"""Planning with Belady: accesses a second, rows loaded beside every other policy, time per access as a trace grows.
+
+``--only simulate`` times ``featstore.simulate`` as a user calls it, with the ids of each batch in arrays, which it checks.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import time
 from functools import partial
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -93,12 +97,12 @@ def loads(args: argparse.Namespace, report: Report, trace: Trace, work: Workload
     in_degree = np.diff(work.indptr)
     for share in SHARES:
         capacity = int(share * trace.n)
-        simulate = partial(featstore.simulate, trace, capacity, in_degree=lambda: in_degree, out_degree=lambda: out_degree)
-        best = int(simulate("belady").sum())
+        loaded = partial(featstore.simulate, trace, capacity, in_degree=lambda: in_degree, out_degree=lambda: out_degree)
+        best = int(loaded("belady").sum())
         for policy in featstore.available_policies():
             if policy == "belady" or getattr(featstore.get_policy(policy), "needs_parts", False):
                 continue
-            rows = int(simulate(policy).sum())
+            rows = int(loaded(policy).sum())
             target = "<= 0.8" if (policy, share) == ("frequency", 0.1) and not args.tiny else "<= 1.0"
             report.figure(
                 f"rows loaded by belady, cache of {share:.0%}",
@@ -108,6 +112,31 @@ def loads(args: argparse.Namespace, report: Report, trace: Trace, work: Workload
                 ratio=best / rows,
                 target=target,
             )
+
+
+def simulate(args: argparse.Namespace, report: Report, trace: Trace, _: Workload, __: Path) -> None:
+    """``featstore.simulate`` of arrays, checks included, a cache of a tenth of the rows."""
+    capacity = trace.n // 10
+    expected = featstore.simulate(trace, capacity, "belady")
+    arrays = {dtype.__name__: [np.array(ids, dtype) for ids in trace] for dtype in (np.int32, np.int64)}
+
+    def rate(batches: list[npt.NDArray[Any]]) -> float:
+        start = time.perf_counter()
+        loaded = featstore.simulate(batches, capacity, "belady", n=trace.n)
+        seconds = time.perf_counter() - start
+        assert np.array_equal(loaded, expected)
+        return trace.n_accesses / seconds
+
+    results = alternate(args.runs, {dtype: partial(rate, batches) for dtype, batches in arrays.items()}, warm_up=1)
+    for dtype, rates in results.items():
+        report.figure(
+            f"featstore.simulate, belady, arrays of {dtype}",
+            rates,
+            "accesses/s",
+            target=None if args.tiny else ">= 30e6",
+            accesses=trace.n_accesses,
+            batches=len(trace),
+        )
 
 
 def growth(args: argparse.Namespace, report: Report, _: Trace, __: Workload, folder: Path) -> None:
@@ -162,7 +191,7 @@ def run(args: argparse.Namespace, report: Report) -> None:
             g.cache_neighbors()
             sampler = featstore.NeighborSampler(g, FANOUTS)
             trace = record(sampler, torch.from_numpy(np.array(work.seeds)).split(BATCH_SIZE), g.num_nodes)
-        for group in (speed, loads, growth):
+        for group in (speed, loads, simulate, growth):
             if args.only in group.__name__:
                 group(args, report, trace, work, folder)
 

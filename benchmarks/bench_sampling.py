@@ -14,6 +14,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,7 @@ from featstore.gather.buffers import BufferPool
 from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.topology import CscTopology, huge_bytes
 from featstore.sampling.batch import SampledBatch
+from featstore.sampling.drawn import Drawn, in_turn
 from featstore.sampling.labor import LaborSampler
 from featstore.sampling.layer import LayerSampler
 from featstore.sampling.neighbor import NeighborSampler
@@ -164,33 +166,63 @@ def memory(args: argparse.Namespace, report: Report, folder: Path, work: Workloa
 
 
 def edges(args: argparse.Namespace, report: Report, folder: Path, work: Workload, view: View) -> None:
-    """Sampling with the numbers of edges against sampling without, the adjacency in memory; lists are as they were given."""
-    view.neighbor_cache = NeighborCache.build(view.topology, view.budget)
-    parts = torch.from_numpy(work.seeds).split(BATCH_SIZE)[: 4 if args.tiny else args.batches]
+    """Sampling with the numbers of edges against sampling without, the adjacency in memory.
+
+    Lists are as they were given, and the other way round: then the numbers are those of a stored permutation, on disk.
+    """
+    seeds = torch.from_numpy(work.seeds)
+    parts = seeds.split(BATCH_SIZE)[: 4 if args.tiny else args.batches]
     few = parts[: max(1, len(parts) // 10)]
-    kinds: list[tuple[Callable[..., Any], Any, tuple[torch.Tensor, ...]]] = [
-        (NeighborSampler, FANOUTS, parts),
-        (LaborSampler, FANOUTS, parts),
-        (LayerSampler, [2000, 2000], few),
-        (ShadowSampler, FANOUTS[:2], few),
-    ]
 
     def side(sampler: Any, batches: tuple[torch.Tensor, ...]) -> float:
         return rate(lambda index: len(sampler.sample(batches[index], 0, index).input_ids), len(batches), 1)
 
-    for kind, sizes, batches in kinds:
-        sides = {name: partial(side, kind(view, sizes, edges=name == "with"), batches) for name in ("with", "without")}
-        results = alternate(args.runs, sides, warm_up=1)
-        report.figure(
-            f"{kind.__name__} with the numbers of edges, in memory, 1 thread",
-            results["with"],
-            "nodes/s",
-            reference="the same without",
-            references=results["without"],
-            target=">= 0.8",
-        )
-    view.neighbor_cache.close()
-    view.neighbor_cache = None
+    def in_windows(sampler: featstore.EpochSampler, batches: tuple[torch.Tensor, ...]) -> float:
+        order = Drawn(sampler, featstore.RandomBatches(seeds, BATCH_SIZE, seed=3)).epoch(0)
+        start = time.perf_counter()
+        with closing(in_turn(order, 0, stop=len(batches))) as drawn:
+            n_nodes = sum(len(drawn.sample(number).input_ids) for number in range(len(batches)))
+        return n_nodes / (time.perf_counter() - start)
+
+    neighbors = (NeighborSampler, FANOUTS, side, parts)
+    windows = (featstore.EpochSampler, FANOUTS, in_windows, parts)
+    kinds: dict[str, list[tuple[Callable[..., Any], Any, Callable[..., float], tuple[torch.Tensor, ...]]]] = {
+        "": [
+            neighbors,
+            (LaborSampler, FANOUTS, side, parts),
+            (LayerSampler, [2000, 2000], side, few),
+            (ShadowSampler, FANOUTS[:2], side, few),
+            windows,
+        ],
+        ", of a permutation on disk": [(*neighbors[:3], few), (*windows[:3], few)],
+    }
+    for what, samplers in kinds.items():
+        with featstore.open(permuted(folder, work) if what else folder / "dataset", memory="2GiB", threads=1) as g:
+            assert (g.topology.edge_ids is not None) == bool(what)
+            g.cache_neighbors()
+            for kind, sizes, measure, batches in samplers:
+                sides = {name: partial(measure, kind(g, sizes, edges=name == "with"), batches) for name in ("with", "without")}
+                results = alternate(args.runs, sides, warm_up=1)
+                report.figure(
+                    f"{kind.__name__} with the numbers of edges{what}, lists in memory, 1 thread",
+                    results["with"],
+                    "nodes/s",
+                    reference="the same without",
+                    references=results["without"],
+                    target=">= 0.8",
+                    batches=len(batches),
+                )
+
+
+def permuted(folder: Path, work: Workload) -> Path:
+    """Create (once) the adjacency of lists that were given in descending order: what sorting moved is stored."""
+    path = folder / "permuted"
+    if not path.exists():
+        indptr = np.array(work.indptr)
+        last = np.repeat(indptr[:-1] + indptr[1:] - 1, np.diff(indptr))
+        ids = work.indices[last - np.arange(len(last))]
+        featstore.OutOfCoreGraph.create(path, indptr, ids, progress=False).close()
+    return path
 
 
 def layers(args: argparse.Namespace, report: Report, folder: Path, work: Workload, view: View) -> None:

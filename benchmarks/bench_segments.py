@@ -2,15 +2,14 @@
 
 The exhaustive search steps over lengths of segment where a trace has many batches, as the paper's does; of each trace's first
 batches it tries every length. ``--plot FOLDER`` draws the figures 5 and 16 of the DiskGNN paper (SIGMOD 2025), a file a graph.
-Real graphs are taken, where they are there, from the folder ``--graphs`` (``graphs.py`` and ``.npz`` files), by default
-``../shared/data`` beside the checkout. ``$FEATSTORE_R22`` names a folder that ``r22.py`` filled.
+Real graphs are taken, where they are there, from the folder ``--graphs`` (``graphs.py`` and ``.npz`` files).
+``$FEATSTORE_R22`` names a folder that ``r22.py`` filled.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import numpy.typing as npt
 import torch
 from harness import Report, alternate, arguments, main, scratch
 from r22 import generate
+from realgraphs import loading
 from segment_traffic import Traffic, traffic
 
 import featstore
@@ -182,12 +182,10 @@ def run(args: argparse.Namespace, report: Report) -> None:
             work = generate(folder, 14, seeds=2000) if args.tiny else generate(source, 22)
             batch_size = 100 if args.tiny else 1000
             traces["R22"] = recorded(folder, "R22", work.indptr, work.indices, np.array(work.seeds), batch_size)
-        sys.path.insert(0, str(args.graphs))
-        for name, size in {} if args.tiny else GRAPHS.items():
-            if wanted(args, name) and (args.graphs / f"{name}.npz").exists():
-                from graphs import load
-
-                indptr, indices, _ = load(name)
+        real = None if args.tiny else loading(args.graphs)
+        for name, size in GRAPHS.items():
+            if real is not None and wanted(args, name) and (args.graphs / f"{name}.npz").exists():
+                indptr, indices, _ = real.load(name)
                 rng = np.random.default_rng(0)
                 seeds = rng.permutation(np.flatnonzero(np.diff(indptr)))[: 100 * size].astype(np.int64)
                 traces[name] = recorded(folder, name, indptr, indices, seeds, size)
@@ -205,6 +203,5 @@ def run(args: argparse.Namespace, report: Report) -> None:
 if __name__ == "__main__":
     own = argparse.ArgumentParser(add_help=False)
     own.add_argument("--plot", type=Path)
-    own.add_argument("--graphs", type=Path, default=Path(__file__).resolve().parents[2] / "shared" / "data")
     mine, rest = own.parse_known_args()
-    main(run, argparse.Namespace(**vars(arguments(__doc__ or "", rest)), **vars(mine)))
+    main(run, argparse.Namespace(**vars(arguments(__doc__ or "", rest, real_graphs="all of real graphs")), **vars(mine)))

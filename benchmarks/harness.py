@@ -280,8 +280,11 @@ def _short(value: float) -> float:
     return float(f"{value:.5g}")
 
 
-def arguments(description: str, argv: list[str] | None = None, **defaults: Any) -> argparse.Namespace:
-    """Parse what every benchmark takes; keyword arguments add integer options with their defaults, ``_`` written ``-``."""
+def arguments(description: str, argv: list[str] | None = None, *, real_graphs: str = "", **defaults: Any) -> argparse.Namespace:
+    """Parse what every benchmark takes; keyword arguments add integer options with their defaults, ``_`` written ``-``.
+
+    ``real_graphs`` names the figures that need a folder of real graphs; :func:`main` says that they are left out without one.
+    """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--runs", type=int, default=3, help="counted runs of each side")
     parser.add_argument("--tiny", action="store_true", help="smallest sizes: shows that it runs, measures nothing")
@@ -293,6 +296,15 @@ def arguments(description: str, argv: list[str] | None = None, **defaults: Any) 
         default=Path(os.environ.get("FEATSTORE_SCRATCH", "build/bench")),
         help="folder for generated data; on the drive that is to be measured ($FEATSTORE_SCRATCH)",
     )
+    folder = os.environ.get("FEATSTORE_GRAPHS")
+    parser.add_argument(
+        "--graphs",
+        type=Path,
+        metavar="DIR",
+        default=Path(folder) if folder else None,
+        help="a folder of real graphs, for the benchmarks that take them ($FEATSTORE_GRAPHS)",
+    )
+    parser.set_defaults(real_graphs=real_graphs)
     parser.add_argument("--keep", action="store_true", help="keep the generated data for the next call")
     for name, value in defaults.items():
         parser.add_argument("--" + name.replace("_", "-"), type=int, default=value)
@@ -469,6 +481,8 @@ def main(run: Callable[[argparse.Namespace, Report], None], args: argparse.Names
     if args.out is not None:
         args.out.parent.mkdir(parents=True, exist_ok=True)
     print(f"# {machine()}", file=sys.stderr, flush=True)
+    if args.real_graphs and args.graphs is None and not args.tiny:
+        print(f"# left out without --graphs or $FEATSTORE_GRAPHS: {args.real_graphs}", file=sys.stderr, flush=True)
     report = Report(args.out)
     run(args, report)
     if report.failed and not args.tiny:

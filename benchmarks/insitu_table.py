@@ -107,8 +107,8 @@ def table(args: argparse.Namespace, report: Report, datasets: dict[str, Path], f
                         references=[float(max(1, moved["sample"]))],
                         batches=len(order),
                     )
-    if args.figure:
-        plot(rows, Path(args.plot))
+    if args.figure or args.plot is not None:
+        plot(rows, args.plot or Path("insitu.png"))
 
 
 def plot(rows: dict[str, dict[str, int]], path: Path) -> None:

@@ -91,12 +91,28 @@ def merge_zeros(batch: Any, dim: int) -> None:
 
 
 def preparation_with_history(args: argparse.Namespace, report: Report, work: Work) -> None:
-    """Seconds of an epoch of partition batches with and without a history, whose table is part of the memory."""
+    """Seconds of an epoch of partition batches with and without a history, whose table is part of the memory.
+
+    The history keeps a fixed share of the nodes. One whose nodes the loader chooses is reported, too, its choice apart.
+    """
     for strategy in ("superbatch", "streamed"):
         plain = {"strategy": strategy, "parts": True}
-        sides = {"plain": plain, "history": {**plain, "history": (DIM, SHARE, STALENESS)}}
-        seconds, results = run_sides(args, work, sides)
-        ours, theirs = results["history"][-1], results["plain"][-1]
+        sides = {name: {**plain, "history": (DIM, nodes, STALENESS)} for name, nodes in (("history", SHARE), ("auto", "auto"))}
+        seconds, results = run_sides(args, work, {"plain": plain, **sides})
+        ours, theirs, chosen = (results[side][-1] for side in ("history", "plain", "auto"))
+        report.figure(
+            f"{work.name}, {strategy}: an epoch in partition batches without a history",
+            seconds["plain"],
+            "s",
+            reference='with a history of nodes="auto", at equal memory',
+            references=seconds["auto"],
+            split=chosen["split"],
+            split_s=[each["split_s"] for each in results["auto"]],
+            reference_rows=chosen["rows"],
+            reference_rows_loaded=chosen["rows_loaded"],
+            reference_stages={stage: round(each, 3) for stage, each in chosen["stages"].items()},
+            rows=theirs["rows"],
+        )
         report.figure(
             f"{work.name}, {strategy}: data preparation in partition batches",
             seconds["plain"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import re
 import subprocess
@@ -30,6 +31,7 @@ ASKS_FIO = {  # a group of each script that fio is a reference of
     "bench_insitu.py": "reading",
     "bench_packing.py": "extents",
 }
+PLOTTING = {"bench_outre.py", "bench_pagraph.py"}
 Figures = list[dict[str, Any]]
 FIO_SCRIPTS = {script for script in SCRIPTS if "fio" in (BENCHMARKS / script).read_text()}
 # Those that run long, most of it to start processes: make test runs some of their groups, make stress all of them at once.
@@ -102,6 +104,7 @@ def hidden_has_two_equal_halves_and_no_epoch_is_shorter_than_they(figures: Figur
     figure = find(figures, "R22, epoch with preparation beside the loop")
     assert figure["halves"]
     for halves, reference, seconds in zip(figure["halves"], figure["reference_runs"], figure["runs"], strict=True):
+        assert {"sample", "plan", "gather"} <= figure["stages_beside_and_alone"][0].keys()
         assert halves["preparation"] == pytest.approx(sum(halves["stages"].values()))
         assert {"sample", "plan", "gather"} <= {stage for stage, s in halves["stages"].items() if s > 0}
         assert halves["preparation"] <= halves["compute"] * 1.001  # a sleep is never too short
@@ -116,6 +119,27 @@ def frozen_epochs_have_a_bound_without_fio_and_sieve_runs_whole(figures: Figures
     bounds = [max(c, frozen["missed"] * 512 / r) for c, r in zip(copy, read, strict=True)]
     assert frozen["reference_runs"] == pytest.approx(bounds, rel=1e-3)
     assert "missing" in find(figures, "R22 streamed, data preparation")
+    for copy_s, copies in zip(frozen["copy_s"], frozen["copies"], strict=True):
+        assert copy_s == min(copies.values())
+        assert {name.split(",")[0] for name in copies} == {"copy_rows", "index_select"}
+
+
+def memory_that_is_tight_has_passes(figures: Figures) -> None:
+    tight = [f for f in figures if " batches in 64 MiB, streamed" in str(f["name"])]
+    assert len(tight) == 2 * 3
+    assert all(f["value"] >= 1 for f in tight if f["unit"] == "passes")
+    assert all(f["ratio"] > 0 for f in tight if "bytes read" in str(f["name"]))
+
+
+def large_graphs_stay_within_their_memory(figures: Figures) -> None:
+    peaks = [f for f in figures if "peak resident memory beyond import" in str(f["name"])]
+    assert len(peaks) == 2 + 3
+    assert all(f["met"] for f in peaks)
+    created = find(figures, "2**22 nodes in 24 MiB, created in chunks", "None")
+    assert created["offsets_bytes"] > 24 << 20
+    assert "target" not in find(figures, "R22, 20,15,10, in memory", "which writes nothing")
+    (at_random,) = [f for f in figures if str(f["name"]).endswith("beside random access")]
+    assert at_random["reference_runs"] == pytest.approx(min(at_random["ways"].values()), rel=1e-3)
 
 
 def preparation_compares_batches_in_equal_memory(figures: Figures) -> None:
@@ -155,6 +179,9 @@ def a_history_requests_fewer_rows_and_changes_nothing_where_it_is_never_used(fig
     counted = [figure for figure in figures if "rows requested" in str(figure["name"]) and "history" in str(figure["name"])]
     assert len(counted) == 4
     assert all(figure["ratio"] < 1 and figure["pulled"] > 0 for figure in counted)
+    chosen = [figure for figure in figures if 'nodes="auto"' in str(figure["reference"])]
+    assert len(chosen) == 2
+    assert all(figure["split"] and figure["reference_rows"] <= figure["rows"] for figure in chosen)
     prepared = [figure for figure in figures if "data preparation in partition batches" in str(figure["name"])]
     assert [str(figure["name"]).split(", ")[1].split(":")[0] for figure in prepared] == ["superbatch", "streamed"]
     assert all(figure["reference_rows"] < figure["rows"] for figure in prepared)
@@ -221,10 +248,30 @@ OUTRE[""] = (
 )
 
 
+def every_policy_has_a_hit_share_and_degree_stands_beside_random(figures: Figures) -> None:
+    for share in ("5%", "10%", "20%", "40%"):
+        served = f"R12, accesses served by {share} of the rows, "
+        by_degree, at_random = (find(figures, f"{served}{policy}", "the best rows") for policy in ("degree", "random"))
+        both = find(figures, f"{served}degree against random")
+        assert both["ratio"] == pytest.approx(by_degree["value"] / at_random["value"], rel=1e-3)
+        assert both["ratio"] > 1
+
+
+def edges_are_numbered_by_every_sampler_and_from_a_stored_permutation(figures: Figures) -> None:
+    samplers = {str(f["name"]).split()[0] for f in figures if "with the numbers of edges, lists" in str(f["name"])}
+    assert samplers == {"NeighborSampler", "LaborSampler", "LayerSampler", "ShadowSampler", "EpochSampler"}
+    assert len([f for f in figures if "of a permutation on disk" in str(f["name"])]) == 2
+
+
+def simulate_is_timed_with_both_widths(figures: Figures) -> None:
+    found = [f for f in figures if str(f["name"]).startswith("featstore.simulate, belady, arrays of ")]
+    assert [str(f["name"]).split()[-1] for f in found] == ["int32", "int64"]
+
+
 @pytest.mark.parametrize(("script", "only"), runs(set(SCRIPTS) - FIO_SCRIPTS))
 def test_benchmark_runs(script: str, only: str, tmp_path: Path) -> None:
     plot = tmp_path / "plot.png"
-    is_plotted = script == "bench_outre.py" and only in ("", "accuracy")
+    is_plotted = script == "bench_pagraph.py" or (script == "bench_outre.py" and only in ("", "accuracy"))
     more = ("--only", only) if only else ()
     figures, errors = run_script(script, tmp_path, *more, *(("--plot", str(plot)) if is_plotted else ()))
     assert [figure for figure in figures if "missing" in figure] == []
@@ -233,11 +280,18 @@ def test_benchmark_runs(script: str, only: str, tmp_path: Path) -> None:
     name = model[1].strip() if model else platform.machine()
     assert all(str(figure["machine"]).startswith(name) for figure in figures)
     assert f"# {figures[0]['machine']}\n" in errors
+    if script == "bench_pagraph.py":
+        every_policy_has_a_hit_share_and_degree_stands_beside_random(figures)
+    if script == "bench_planner.py":
+        simulate_is_timed_with_both_widths(figures)
+    if script == "bench_sampling.py":
+        edges_are_numbered_by_every_sampler_and_from_a_stored_permutation(figures)
     if script == "bench_outre.py":
         for check in OUTRE[only]:
             check(figures)
         if not only:
             table_6_adds_a_mechanism_a_line(figures, errors)
+    if script in PLOTTING:
         assert plot.exists() == is_plotted
         assert not is_plotted or plot.stat().st_size > 1_000
 
@@ -273,6 +327,10 @@ def test_benchmark_runs_without_fio(script: str, only: str, tmp_path: Path) -> N
     if script == "bench_epoch.py":
         for check in EPOCHS[only]:
             check(figures)
+    if script == "bench_growth.py" and not only:
+        memory_that_is_tight_has_passes(figures)
+    if script == "bench_insitu.py" and not only:
+        large_graphs_stay_within_their_memory(figures)
     if script == "bench_packing.py":
         frozen_epochs_have_a_bound_without_fio_and_sieve_runs_whole(figures)
 
@@ -338,7 +396,7 @@ def test_real_graphs_come_from_a_folder_that_is_named(script: str, more: tuple[s
     """Nothing is looked for beside the checkout."""
     for given, message in (((), "give --graphs DIR"), (("--graphs", tmp_path), "the folder has no graphs.py")):
         line = ["--scratch", tmp_path / "scratch", *more, *given]
-        done = run_program(BENCHMARKS / script, *line, cwd=tmp_path, PYTHONPATH=str(BENCHMARKS.parent))
+        done = run_program(BENCHMARKS / script, *line, cwd=tmp_path, PYTHONPATH=str(BENCHMARKS.parent), FEATSTORE_GRAPHS="")
         assert done.returncode != 0
         assert message in done.stderr
 
