@@ -124,23 +124,7 @@ DEVICE: tuple[Mutation, ...] = (
         "",
         ("tests/test_savedio.py::test_lists_at_hand_cost_nothing",),
     ),
-    Mutation(
-        "a cache of a given size is divided, too",
-        "reads that embeddings save",
-        "featstore/strategies/savedsplit.py",
-        "room = max(0, room - sum(given.values()))",
-        "room = max(0, room)",
-        ("tests/test_history_auto.py",),
-    ),
     # -- subgraphs of all layers
-    Mutation(
-        "edges of the first node beyond the seeds",
-        "subgraphs of all layers",
-        SHADOW,
-        "np.searchsorted(outer.dst.numpy(), len(ids))",
-        'np.searchsorted(outer.dst.numpy(), len(ids), "right")',
-        ("tests/test_shadow_sampler.py::test_small_graphs_whatever_is_cached",),
-    ),
     Mutation(
         "numbers of a piece's edges overwritten by the next",
         "subgraphs of all layers",
