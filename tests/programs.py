@@ -51,7 +51,12 @@ def run_program(
         line = [os.fspath(script), *map(str, arguments)]
         process = _FORKS.Process(target=_run, args=(line, os.fspath(cwd), list(ignored), {**os.environ, **environment}, printed))
         process.start()
-        process.join()
+        try:
+            process.join()
+        finally:
+            if process.is_alive():  # the run of the tests was interrupted
+                process.kill()
+                process.join()
         status = process.exitcode
         process.close()
         assert status is not None
