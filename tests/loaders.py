@@ -9,7 +9,7 @@ import featstore
 from featstore.cache.planned import PlannedPolicy
 from featstore.strategies.options import option, policy_of
 from featstore.strategies.registry import find_strategy
-from featstore.strategies.superbatch import SuperbatchRunner, plan_ahead, run_planned
+from featstore.strategies.superbatch import plan_ahead, run_planned
 
 # What an option of a strategy is called in a flat dictionary, where tests of several strategies share it.
 ESTIMATED = ("ondemand", "superbatch", "streamed", "packed")  # by the cost model
@@ -25,7 +25,7 @@ class Serial(featstore.Ginex):
 
     def run(self, setup: featstore.Setup) -> featstore.Runner:
         planning = plan_ahead(setup, self.policy, self.length, self.disk, self.run_dir, overlap=False)
-        return run_planned(replace(setup, planning=planning), SuperbatchRunner, self.cache)
+        return run_planned(self, replace(setup, planning=planning))
 
 
 def strategy_of(options: dict[str, Any]) -> featstore.Strategy:

@@ -57,7 +57,9 @@ def test_what_is_judged_is_what_runs(
         assert n_batches == 24
         assert g.budget.peak <= g.budget.total
     assert judged["taken"]["strategy"] == "streamed"
-    assert (judged["superbatch"]["batches"], judged["superbatch"]["passes"]) == (ran["batches"], ran["passes"])
+    assert judged["superbatch"]["batches"] == ran["batches"]
+    # A superbatch whose rows the disk had no room for is read row by row.
+    assert judged["superbatch"]["passes"] == ran["passes"] + ran["unpacked"]
     assert abs(direct["batches"] - ran["batches"]) <= 1
     said = explained(sparse, capsys, *(() if disk is None else ("--disk", disk)))["superbatch"]
     assert abs(said["batches"] - ran["batches"]) <= 2, "a trace does not tell how many edges lie on disk"

@@ -34,7 +34,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "streamed": {"strategy": "streamed", "feature_cache": 0.1, "length": 4},
     "auto": {"strategy": "auto"},
 }
-pytestmark = pytest.mark.filterwarnings("ignore:strategy 'streamed':featstore.PerformanceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:strategy '(streamed|auto)':featstore.PerformanceWarning")
 
 
 @pytest.fixture(scope="module")

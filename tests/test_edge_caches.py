@@ -164,9 +164,9 @@ def test_auto(graph: featstore.OutOfCoreGraph, taken: tuple[str, str], monkeypat
     rows: list[int] = []
     decide = auto.decide
 
-    def decided(setup: Any, planning: Any, *, capacity: int, epochs: int) -> Any:
+    def decided(setup: Any, planning: Any, cache: Any, *, capacity: int, epochs: int) -> Any:
         rows.append(capacity)
-        found = decide(setup, planning, capacity=capacity, epochs=epochs)
+        found = decide(setup, planning, cache, capacity=capacity, epochs=epochs)
         return dataclasses.replace(found, strategy=taken[0], policy=taken[1])
 
     monkeypatch.setattr(auto, "decide", decided)
@@ -187,9 +187,9 @@ def test_auto_takes_the_cache_off_the_memory(graph: featstore.OutOfCoreGraph, mo
     rooms: list[int] = []
     decide = auto.decide
 
-    def decided(setup: Any, planning: Any, **more: Any) -> Any:
+    def decided(setup: Any, planning: Any, cache: Any, **more: Any) -> Any:
         rooms.append(setup.room)
-        return dataclasses.replace(decide(setup, planning, **more), strategy="superbatch", policy="degree")
+        return dataclasses.replace(decide(setup, planning, cache, **more), strategy="superbatch", policy="degree")
 
     monkeypatch.setattr(auto, "decide", decided)
     for memory in (None, "16MiB"):

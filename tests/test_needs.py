@@ -59,6 +59,7 @@ def epoch(dataset: Path, memory: int, options: dict[str, Any]) -> int | None:
     return None
 
 
+@pytest.mark.filterwarnings("ignore:strategy 'streamed':featstore.PerformanceWarning")
 @pytest.mark.parametrize("which", OPTIONS)
 def test_what_is_named_is_enough_and_soon_known(dataset: Path, which: str) -> None:
     options = OPTIONS[which]

@@ -278,6 +278,7 @@ def test_several_batches_are_measured(data: Any) -> None:
         assert one.n_rows == len(sampler.sample(featstore.RandomBatches(ids, 100).epoch(0).seeds(0), 0, 0).input_ids)
 
 
+@pytest.mark.filterwarnings("ignore:strategy 'streamed':featstore.PerformanceWarning")
 @pytest.mark.parametrize("strategy", ["ondemand", "superbatch", "streamed"])
 def test_an_epoch_runs_in_the_least_that_is_named(data: Any, strategy: str) -> None:
     memory, named = 1 << 20, 0

@@ -16,6 +16,7 @@ import os
 import tempfile
 import threading
 import time
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
@@ -313,7 +314,9 @@ class StrategyContract(ABC):
         """Run in ``memory``, or in what the first error names; return what did."""
         for _ in range(2):
             try:
-                orders = self._run(sampler=sampler, memory=memory)
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", featstore.PerformanceWarning)  # in so little memory it is in place
+                    orders = self._run(sampler=sampler, memory=memory)
             except featstore.BudgetError as error:
                 refusal = error
             else:
