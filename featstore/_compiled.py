@@ -1,4 +1,4 @@
-"""What to do where the compiled modules are not those of these sources, said in one line."""
+"""One-line advice where the compiled modules are not those of these sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many threads copy rows, alone or beside a stream that cores are needed for, too: measured as batches run."""
+"""The number of threads that copy rows, measured as batches run: alone, or beside a stream that needs cores, too."""
 
 from __future__ import annotations
 

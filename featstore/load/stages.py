@@ -1,4 +1,4 @@
-"""What a loader does with every batch, stage by stage, and what it counts on the way."""
+"""The stages of a batch in a loader, and what each of them counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which edges each batch of a superbatch has: the trace that a cache of edge features is planned over, in a run file."""
+"""The trace that a cache of edge features is planned over: the edges of each batch of a superbatch, in a run file."""
 
 from __future__ import annotations
 

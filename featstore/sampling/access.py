@@ -1,4 +1,4 @@
-"""Whether a hop's lists are read in a pass, or only the pages that hold what was drawn of them."""
+"""The choice of how a hop's lists are read: in one pass, or only the pages that hold drawn neighbours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sampler returns: the nodes of a batch and one bipartite block per hop."""
+"""The result of a sampler: the nodes of a batch and one bipartite block per hop."""
 
 from __future__ import annotations
 

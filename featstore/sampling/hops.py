@@ -1,4 +1,4 @@
-"""What samplers that go hop by hop share: seeds, where lists are, the numbering of nodes, blocks."""
+"""The shared part of samplers that go hop by hop: seeds, look-up of lists, numbering of nodes, blocks."""
 
 from __future__ import annotations
 

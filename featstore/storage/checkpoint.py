@@ -1,4 +1,4 @@
-"""What of a file of extents is on the drive, recorded beside it, so that a writer goes on where a killed one was."""
+"""A record, beside a file of extents, of the part that is on the drive: a writer goes on where a killed one was."""
 
 from __future__ import annotations
 

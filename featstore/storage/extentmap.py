@@ -1,4 +1,4 @@
-"""Where extents lie in their file, and how many of them are filled in one pass of the base file."""
+"""The places of extents in their file, and the extents that are filled in one pass over the base file."""
 
 from __future__ import annotations
 

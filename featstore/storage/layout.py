@@ -1,4 +1,4 @@
-"""Where row ``i`` of a file lies: dense, page-grouped and padded rows are one formula."""
+"""The place of row ``i`` in a file: dense, page-grouped and padded rows are one formula."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many batches of an epoch need each row: by sampling the epoch, for policies that ask."""
+"""Counts of the batches of an epoch that need each row, by sampling the epoch, for policies that ask."""
 
 from __future__ import annotations
 

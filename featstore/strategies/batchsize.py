@@ -1,4 +1,4 @@
-"""How large batches are: one is sampled, or its size is expected from the degrees."""
+"""The size of batches: one is sampled, or its size is expected from the degrees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rows a loader keeps on its device: chosen by a static policy, and read."""
+"""The rows that a loader keeps on its device: chosen by a static policy, and read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What strategies of other packages estimate of themselves, beside the candidates of the cost model."""
+"""Estimates that strategies of other packages make of themselves, beside the candidates of the cost model."""
 
 from __future__ import annotations
 

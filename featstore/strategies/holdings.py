@@ -1,4 +1,4 @@
-"""What a runner holds for as long as it lives; between epochs all but the least is on loan."""
+"""The memory that a runner holds for as long as it lives; between epochs all but the least is on loan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many batches a superbatch has: as many as the disk and the planner's memory allow, and what more of either would bring."""
+"""The length of a superbatch: as many batches as the disk and the planner's memory allow, and advice where more would help."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a loader hands to its strategy."""
+"""The objects that a loader hands to its strategy."""
 
 from __future__ import annotations
 

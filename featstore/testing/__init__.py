@@ -1,4 +1,4 @@
-"""What plug-in authors test with: contract suites for policies, partitioners, row sources and strategies, fault injection.
+"""Tests for authors of plug-ins: contract suites for policies, partitioners, row sources and strategies; fault injection.
 
 The suites need pytest and Hypothesis, which the library itself does not: they are imported when a suite is asked for.
 """
