@@ -40,7 +40,7 @@ class CopyThreads:
         return self._choices[self._at]
 
     def ran(self, n_bytes: int, seconds: float) -> None:
-        """Hear what a batch that was copied by :attr:`now` threads took: beside a stream all of its gather, waits included."""
+        """Note what a batch that was copied by :attr:`now` threads took: beside a stream all of its gather, waits included."""
         self._n_bytes += n_bytes
         self._seconds += seconds
         self._n_batches += 1

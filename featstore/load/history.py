@@ -344,11 +344,11 @@ class History:
             raise BusyError("an epoch with this history is running: finish or close its iterator first")
 
     def begin(self, run: object) -> None:
-        """Hear that an epoch begins: its batches alone are merged from now on."""
+        """Note that an epoch begins: its batches alone are merged from now on."""
         self._run, self._is_running, self._delivered = run, True, -1
 
     def end(self, run: object) -> None:
-        """Hear that an epoch is over; the last batch that it has delivered may still be merged."""
+        """Note that an epoch is over; the last batch that it has delivered may still be merged."""
         if self._run is run:
             self._is_running = False
 

@@ -93,7 +93,7 @@ class Stages:
             self._history.deliver(batch.history)
 
     def begin(self, run: EpochRun) -> None:
-        """Hear that an epoch begins."""
+        """Note that an epoch begins."""
         self.memory.begin()
         if self._history is not None:
             self._history.begin(run)
@@ -104,7 +104,7 @@ class Stages:
             self._history.check_merged()
 
     def step_done(self) -> None:
-        """Hear, in the loop's thread, that it has computed on a batch."""
+        """Note, in the loop's thread, that it has computed on a batch."""
         if self._on_device is not None:
             self._on_device.step_done(self._setup)
 
@@ -167,7 +167,7 @@ class Stages:
         return self._g.budget.used < before or run.spare()
 
     def over(self, run: EpochRun) -> None:
-        """Hear that an epoch is over: what it did without is there again."""
+        """Note that an epoch is over: what it did without is there again."""
         self.memory.end()
         if self._history is not None:
             self._history.end(run)

@@ -54,7 +54,7 @@ class Waiting:
         return made
 
     def take(self, batch: MiniBatch) -> None:
-        """Hear, in the loop's thread, that a batch waits no longer; gather its rows, if they were lent.
+        """Note, in the loop's thread, that a batch waits no longer; gather its rows, if they were lent.
 
         Raises
         ------

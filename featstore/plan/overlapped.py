@@ -156,7 +156,7 @@ class PackBeside:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="featstore-pack")
 
     def foresee(self, batch: int, positions: Int32s) -> None:
-        """Hear which accesses of a batch will miss, from a policy; batch after batch."""
+        """Note which accesses of a batch will miss, from a policy; batch after batch."""
         if batch != self._n_foreseen or batch >= len(self._n_missed):
             raise PluginError(f"a policy foresaw batch {batch} where {self._n_foreseen} of {len(self._n_missed)} came next")
         self._n_foreseen += 1
@@ -167,7 +167,7 @@ class PackBeside:
             self._packing = self._worker.submit(self._run)
 
     def planned(self, batch: int, rows: Ids) -> None:
-        """Hear what a planned batch misses, ascending; batch after batch.
+        """Note what a planned batch misses, ascending; batch after batch.
 
         Raises
         ------

@@ -84,7 +84,7 @@ class MacroLists:
             self._n_slots = self._reservation.n_bytes // self._room if self._room else 0
 
     def begin(self) -> None:
-        """Hear that an epoch begins: have the memory again that was given back, where it is free."""
+        """Note that an epoch begins: have the memory again that was given back, where it is free."""
         if 0 < AT_ONCE * self._room - self._reservation.n_bytes <= self._g.budget.available:
             self._grow()
 

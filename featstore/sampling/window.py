@@ -229,7 +229,7 @@ class Window:
             logs.clear()
 
     def hurry(self) -> None:
-        """Hear that somebody waits: until then, batches are numbered only while twice their memory is free."""
+        """Note that somebody waits: until then, batches are numbered only while twice their memory is free."""
         self._is_urgent.set()
 
     @property

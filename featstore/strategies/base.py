@@ -75,7 +75,7 @@ class EpochRun(ABC):
         return True
 
     def passed(self, position: int) -> None:
-        """Hear that batch ``position`` has all its features, as have those before it."""
+        """Note that batch ``position`` has all its features, as have those before it."""
 
     def spare(self) -> bool:
         """Give back memory that only makes the epoch faster, as a batch does not fit; return whether there was some.
@@ -85,7 +85,7 @@ class EpochRun(ABC):
         return False
 
     def stop(self) -> None:
-        """Hear that the epoch is over: whoever waits in :meth:`batch` or :meth:`plan` is sent away. Waits for nobody."""
+        """Note that the epoch is over: whoever waits in :meth:`batch` or :meth:`plan` is sent away. Waits for nobody."""
 
     def close(self) -> None:
         """Let go of threads, files and memory; may be called again."""

@@ -79,7 +79,7 @@ class FilledLater(OnDevice):
         self._warning: str | None = None
 
     def step_done(self, setup: Setup) -> None:
-        """Hear, in the loop's thread, that a step is done; the first time sizes the tier and begins to fill it.
+        """Note, in the loop's thread, that a step is done; the first time sizes the tier and begins to fill it.
 
         Raises
         ------

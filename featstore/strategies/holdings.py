@@ -99,7 +99,7 @@ class Holdings:
         return self._beginning
 
     def began(self, epoch: _Running) -> None:
-        """Hear that an epoch has begun; what it uses is not on loan until it is closed or has died."""
+        """Note that an epoch has begun; what it uses is not on loan until it is closed or has died."""
         self._epoch = weakref.ref(epoch)
 
     def grow(self, holder: str, room: int | None = None, *, must: bool = False) -> None:

@@ -378,24 +378,24 @@ class Memory:
     # What batches turn out to be.
 
     def begin(self) -> None:
-        """Hear that an epoch begins."""
+        """Note that an epoch begins."""
         with self._lock:
             self._n_running += 1
 
     def end(self) -> None:
-        """Hear that an epoch is over."""
+        """Note that an epoch is over."""
         with self._lock:
             self._n_running -= 1
 
     def saw(self, n_rows: int, sample_bytes: int) -> None:
-        """Hear how large a batch was."""
+        """Note how large a batch was."""
         with self._lock:
             if n_rows > self.batch.n_rows:
                 known = self.batch if self.batch.sample_bytes else BatchSize(n_rows, 0, sample_bytes, sample_bytes)
                 self.batch = known.of(n_rows)
 
     def delivered(self, batch: Any) -> None:
-        """Hear that the loop gets a batch."""
+        """Note that the loop gets a batch."""
         with self._lock:
             self._delivered = [*self._living(), (weakref.ref(batch), batch.nbytes)]
 

@@ -53,7 +53,7 @@ class OnDevice:
         self.why = ""  # there is none
 
     def step_done(self, setup: Setup) -> None:
-        """Hear, in the loop's thread, that a step is done: what is sized by it is sized then."""
+        """Note, in the loop's thread, that a step is done: what is sized by it is sized then."""
 
     def expected_rows(self, setup: Setup, taken: int = 0) -> int:
         """Return how many rows there are; of a size that is not known yet, how many there would be now.
