@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
 import pytest
 
-from featstore.budget import Budget
-from featstore.cache.base import PolicyContext, get_policy
-from featstore.cache.gather import Gather
-from featstore.cache.table import FeatureCache
-from featstore.gather import sources
-from featstore.gather.buffers import BufferPool
 from featstore.gather.copythreads import BLOCK, EVERY, CopyThreads
-from featstore.gather.sources import LEARNT_BYTES, MemorySource
 
 
 def run(threads: CopyThreads, rates: dict[int, float], n_batches: int) -> list[int]:
@@ -52,54 +42,3 @@ def test_a_change_is_noticed() -> None:
 def test_one_thread_is_one() -> None:
     threads = CopyThreads(1)
     assert set(run(threads, {1: 1.0}, 100)) == {1}
-
-
-@pytest.mark.parametrize("best", [1, 3])
-def test_copies_out_of_memory_find_their_number(best: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the seconds of large copies; small ones are neither timed nor changed."""
-    now, used, copy = [0.0], [], sources.copy_rows
-
-    def timed(*args: Any) -> None:
-        copy(*args)
-        used.append(args[4])
-        now[0] += 1.0 if args[4] == best else 2.0
-
-    monkeypatch.setattr(sources, "copy_rows", timed)
-    monkeypatch.setattr(sources.time, "perf_counter", lambda: now[0])
-    array = np.random.default_rng(0).integers(0, 256, (64, LEARNT_BYTES // 32), np.uint8)
-    source = MemorySource(array, 3, copying=CopyThreads(3))
-    for n_rows, expected in ((31, [3] * 20), (32, [1] * BLOCK + [3] * BLOCK + [best] * 10)):
-        used.clear()
-        for i in range(len(expected)):
-            addresses = range(i, i + n_rows) if i % 2 else np.arange(n_rows)[::-1] + i
-            out = np.empty((n_rows, array.shape[1]), np.uint8)
-            source.gather(addresses, out)
-            assert np.array_equal(out, array[np.asarray(addresses)])
-        assert used == expected
-
-
-def test_a_cached_feature_learns_across_caches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is known of a machine stays when the cache is replaced."""
-    used, seen, copy = [], [], sources.copy_rows
-
-    def noted(*args: Any) -> None:
-        copy(*args)
-        used.append(args[4])
-
-    monkeypatch.setattr(sources, "copy_rows", noted)
-    rows = np.random.default_rng(0).integers(0, 256, (32, LEARNT_BYTES // 32), np.uint8)
-    pool = BufferPool(Budget(1 << 26))
-    gather = Gather(MemorySource(rows, 1), pool, 4)
-    out = np.empty_like(rows)
-    for _ in range(2 * BLOCK):
-        context = PolicyContext(32, rows.shape[1], out_degree_of=lambda: np.ones(32, np.int64))
-        cache = FeatureCache(32, rows.shape[1], 32, get_policy("degree"), context)
-        cache.fill(MemorySource(rows, 1).gather)
-        gather.use_cache(cache)
-        used.clear()
-        gather.rows(np.arange(32), out)
-        assert np.array_equal(out, rows)
-        cache.close()
-        seen.append(used[-1])
-    assert seen == [2] * BLOCK + [4] * BLOCK
-    pool.close()

@@ -42,14 +42,14 @@ class Gather:
         Where all rows are.
     pool : BufferPool
     n_threads : int
-        Most threads that copy.
+        Threads that copy.
     """
 
     def __init__(self, source: RowSource, pool: BufferPool, n_threads: int) -> None:
         self.source = source
         self._pool = pool
         self._n_threads = n_threads
-        self._alone, self._beside_extents = CopyThreads(n_threads), CopyThreads(n_threads)
+        self._beside_extents = CopyThreads(n_threads)
         self.use_cache(None)
 
     @property
@@ -61,7 +61,7 @@ class Gather:
         """Gather through a host cache from now on (None: no longer)."""
         sources: dict[Tier, RowSource] = {Tier.BASE: self.source}
         if cache is not None:
-            sources[Tier.HOST] = MemorySource(cache.array, self._n_threads, copying=self._alone)
+            sources[Tier.HOST] = MemorySource(cache.array, self._n_threads)
         # One attribute, so that a gather beside this never plans by one cache and copies from another.
         self._tiers: tuple[FeatureCache | None, dict[Tier, RowSource]] = cache, sources
 

@@ -1,4 +1,4 @@
-"""The number of threads that copy rows, measured as batches run: alone, or beside a stream that needs cores, too."""
+"""The number of threads that copy rows beside a stream that needs cores, too, measured as batches run."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ WEIGHT = 0.5  # of a block's rate in what is remembered
 
 
 class CopyThreads:
-    """Choose between all threads and two fewer, by the rate of batches under each.
+    """Choose between all threads and two fewer, by the rate of whole batches under each. One thread at a time.
 
-    On some processors one thread copies as fast as two, and the second only delays what runs beside it. On others two are nearly
-    twice as fast. Which it is, and how busy the cores are, shows in the batches' seconds.
+    On some processors one thread copies as fast as two, and the second only delays the stream. On others two are nearly twice as
+    fast. Which it is, and how busy the cores are, shows in the batches' seconds.
 
     Parameters
     ----------
@@ -23,7 +23,6 @@ class CopyThreads:
     Notes
     -----
     Both are tried for :data:`BLOCK` batches; then the quicker runs, and the other is tried again once in :data:`EVERY` blocks.
-    Threads that share one may mix up their measurements, which the next blocks put right; rows do not depend on them.
     """
 
     def __init__(self, n_threads: int) -> None:
@@ -40,7 +39,7 @@ class CopyThreads:
         return self._choices[self._at]
 
     def ran(self, n_bytes: int, seconds: float) -> None:
-        """Note what a batch that was copied by :attr:`now` threads took: beside a stream all of its gather, waits included."""
+        """Note what a batch that was copied by :attr:`now` threads took: all of its gather, waits included."""
         self._n_bytes += n_bytes
         self._seconds += seconds
         self._n_batches += 1

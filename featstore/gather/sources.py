@@ -7,7 +7,6 @@ Whatever keeps the contract can be a feature's rows, or a tier of its plans: sev
 from __future__ import annotations
 
 import errno
-import time
 from typing import NoReturn, Protocol
 
 import numpy as np
@@ -15,7 +14,6 @@ import numpy.typing as npt
 
 from featstore._core.rows import copy_rows
 from featstore.errors import ClosedError
-from featstore.gather.copythreads import CopyThreads
 from featstore.gather.plan import Addresses
 from featstore.storage.extentmap import ExtentMap
 from featstore.storage.pagestream import Arenas, arena_bytes
@@ -25,10 +23,6 @@ __all__ = ["AbsentRows", "ExtentSource", "MemorySource", "RowSource"]
 
 Int64s = npt.NDArray[np.int64]
 Uint8s = npt.NDArray[np.uint8]
-
-LEARNT_BYTES = (
-    1 << 20
-)  # a copy's that is timed: one of fewer says more of waking threads, and is copied by all that it has work for
 
 
 class RowSource(Protocol):
@@ -110,17 +104,14 @@ class MemorySource:
     n_threads : int
         Threads that copy.
     identity : str
-    copying : CopyThreads, optional
-        Chooses the threads of copies of :data:`LEARNT_BYTES` or more, and hears what they took.
     """
 
     path, mode, in_order = "memory", "memory", False
 
-    def __init__(self, array: Uint8s, n_threads: int, identity: str = "", copying: CopyThreads | None = None) -> None:
+    def __init__(self, array: Uint8s, n_threads: int, identity: str = "") -> None:
         self.array = array
         self.n_threads = n_threads
         self.identity = identity
-        self._copying = copying
         self.n_rows, self.row_bytes = array.shape
         self.stats = ReadStats()
         self._is_closed = False
@@ -133,17 +124,9 @@ class MemorySource:
         if isinstance(addresses, range):
             if addresses and not 0 <= addresses[0] <= addresses[-1] < len(self.array):
                 raise IndexError(f"rows {addresses} of {len(self.array)}")
-            rows, chosen = self.array[addresses.start : addresses.stop], None
+            copy_rows(self.array[addresses.start : addresses.stop], None, out, positions, self.n_threads)
         else:
-            rows, chosen = self.array, addresses
-        copying, n_bytes = self._copying, len(addresses) * self.row_bytes
-        if copying is None or n_bytes < LEARNT_BYTES:
-            copy_rows(rows, chosen, out, positions, self.n_threads)
-            return ReadStats()
-        n_threads, begin = copying.now, time.perf_counter()
-        copy_rows(rows, chosen, out, positions, n_threads)
-        if n_threads == copying.now:  # else a gather beside this one has moved on
-            copying.ran(n_bytes, time.perf_counter() - begin)
+            copy_rows(self.array, addresses, out, positions, self.n_threads)
         return ReadStats()
 
     def check_open(self) -> None:
