@@ -127,16 +127,17 @@ def flip(path: Path) -> None:
 def test_damaged_files_reach_the_loop(
     graph: featstore.OutOfCoreGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, damage: Any
 ) -> None:
-    runs, of, damaged = tmp_path / "runs", EdgePlanner.of, list[Path]()
+    runs, of, damaged, lock = tmp_path / "runs", EdgePlanner.of, list[Path](), threading.Lock()
     with make_loader(graph, runs) as loader:
         expected = [rows(batch) for batch in loader]
     before = held(graph)
 
     def of_damaged(self: EdgePlanner, superbatch: Any, number: int) -> Any:
-        if not damaged:
-            damaged.extend(path for path in runs.rglob(name))
-            for path in damaged:
-                damage(path)
+        with lock:  # two threads ask at once, and damage that is done twice may be undone
+            if not damaged:
+                damaged.extend(path for path in runs.rglob(name) if path.suffix != ".tmp")  # one that is written is renamed
+                for path in damaged:
+                    damage(path)
         return of(self, superbatch, number)
 
     monkeypatch.setattr(EdgePlanner, "of", of_damaged)
