@@ -15,6 +15,7 @@ from featstore.cache.degree import Degree
 from featstore.cache.fixed import FixedRows
 from featstore.cache.planned import Window
 from tests.conftest import make_graph
+from tests.taking import take_back
 
 N, BATCH, LENGTH, SHARE = 3000, 50, 5, 0.1
 STRATEGIES = [featstore.Superbatch, featstore.Ginex, featstore.Streamed]
@@ -83,7 +84,7 @@ def test_caches_that_are_cut_and_made_anew(g: featstore.OutOfCoreGraph, kind: ty
             for batch, z in zip(made, plain, strict=True):
                 assert torch.equal(batch.features["z"], z)
                 if batch.index == 7:
-                    held = g.budget.reserve("others", g.budget.available + g.budget.on_loan // 2)
+                    held = take_back(g.budget, 2)
                 if batch.index == 13 and held is not None:
                     held.release()
 

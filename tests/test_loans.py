@@ -18,6 +18,7 @@ from featstore.cache.base import PolicyContext, get_policy
 from featstore.cache.table import FeatureCache
 from featstore.errors import BudgetError, PluginError
 from featstore.gather.plan import Tier
+from tests import taking
 from tests.loaders import make_loader
 
 ONLINE = ["lru", "clock", "sieve", "s3fifo"]
@@ -324,7 +325,7 @@ def test_rows_are_right_while_another_thread_takes_memory_back(small: SimpleName
         def take_back() -> None:
             held = []
             while not stop.is_set() and g.budget.on_loan:
-                held.append(g.budget.reserve("others", g.budget.available + g.budget.on_loan // 4 + 1))
+                held.append(taking.take_back(g.budget, 4, more=1))
                 cut.set()
             for each in held:
                 each.release()

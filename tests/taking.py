@@ -1,0 +1,22 @@
+"""Take memory that a running loader holds on loan."""
+
+from __future__ import annotations
+
+from featstore.budget import Budget, Reservation
+from featstore.errors import BudgetError
+
+__all__ = ["take_back"]
+
+
+def take_back(budget: Budget, parts: int, more: int = 0, tries: int = 1000) -> Reservation:
+    """Reserve what is free, one of ``parts`` of what is on loan, and ``more`` bytes.
+
+    A thread of the loader may reserve memory between the reading of the figures and the reservation: then they are read again.
+    """
+    while True:
+        try:
+            return budget.reserve("others", budget.available + budget.on_loan // parts + more)
+        except BudgetError:
+            tries -= 1
+            if not tries:
+                raise
