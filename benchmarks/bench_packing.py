@@ -20,6 +20,7 @@ import shutil
 import statistics
 import subprocess
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -151,12 +152,13 @@ class Bench:
         """Run an epoch of a loader without a model; what it took after sampling."""
         earlier = loader.stats()["seconds"]
         before = bytes_read_by_kernel()
-        begin = time.perf_counter()
+        begin, busy = time.perf_counter(), sum(os.times()[:2])
         n = sum(len(batch.x) for batch in loader)
-        seconds = time.perf_counter() - begin
+        seconds, busy = time.perf_counter() - begin, sum(os.times()[:2]) - busy
         read = bytes_read_by_kernel() - before
         stages = {name: s - earlier.get(name, 0.0) for name, s in loader.stats()["seconds"].items()}
-        return {"seconds": seconds - stages.get("sample", 0.0), "kernel_bytes": read, "stages": stages, "rows": n}
+        busy /= seconds * len(os.sched_getaffinity(0))
+        return {"seconds": seconds - stages.get("sample", 0.0), "kernel_bytes": read, "stages": stages, "rows": n, "busy": busy}
 
     def epoch(self, **options: Any) -> dict[str, Any]:
         """Run the first epoch of a new loader."""
@@ -224,9 +226,7 @@ def epochs(bench: Bench) -> None:
     """Streamed and frozen epochs against their bounds and against superbatch."""
     bench.layout("belady").close()
     missed = int(bench.missed("belady").sum())
-    rows: dict[str, list[float]] = {
-        name: [] for name in ("streamed", "frozen", "copy", "read rate", "streamed I/O", "frozen bound", "random")
-    }
+    rows: dict[str, list[float]] = defaultdict(list)
     stages: dict[str, Any] = {}
     copies, by_copy = bench.copies(), []
     for name, options in (("streamed", {"strategy": "streamed"}), ("frozen", {"strategy": "packed", "pack": bench.pack})):
@@ -250,6 +250,7 @@ def epochs(bench: Bench) -> None:
                         rows["streamed I/O"].append(bench.scan_and_write_s(read, missed * bench.width) + extents_s)
                 found = bench.run(loader)
                 rows[name].append(found["seconds"])
+                rows[f"{name} busy"].append(found["busy"])
                 stages[name] = found["stages"]
     superbatch = bench.superbatch_s()
     # Packing runs beside a part of planning, and reading beside the copy: the bound is the longer of what the processor must do,
@@ -275,6 +276,7 @@ def epochs(bench: Bench) -> None:
             stages=stages[name],
             **more,
         )
+        bench.report.figure(f"R22 {name}, processor time in all cores' time", rows[f"{name} busy"], "of it")
         bench.report.figure(
             f"R22 {name} against superbatch",
             [superbatch["seconds"] / s for s in rows[name]],
