@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import mmap
 import os
 import statistics
 import time
@@ -35,7 +36,7 @@ from harness import (
 
 import featstore
 
-GROUPS = ("cold", "scan", "gaps", "widths", "backends", "verify", "hot")
+GROUPS = ("cold", "scan", "gaps", "widths", "backends", "verify", "hot", "few")
 SMALL_BYTES = 200_000_000  # of a cache that fits the last-level cache of some processors
 GAPS_KIB = (0, 8, 16, 24, 256)  # the last is a scan where rows are dense
 
@@ -357,6 +358,52 @@ def hot_small(args: argparse.Namespace, report: Report, folder: Path, row_bytes:
             references=results[f"torch {n_threads}"],
             target=">= 1.0",
         )
+
+
+def few(args: argparse.Namespace, report: Report, folder: Path) -> None:
+    """``store[ids]`` of few rows: microseconds a call, from a static cache, from an online one, and from the drive."""
+    n_rows, row_bytes = (4_000, 512) if args.tiny else (1_000_000, 512)
+    path = make(folder, n_rows, row_bytes)
+    x = torch.from_numpy(np.concatenate([block.copy() for block in blocks_of_rows(n_rows, row_bytes)]))
+    rng = np.random.default_rng(7)
+    pages = mmap.mmap(-1, PAGE_BYTES)
+    with ExitStack() as stack:
+        stores = {}
+        for kind, policy in (("static cache", "degree"), ("online cache", "sieve"), ("drive", None)):
+            g = stack.enter_context(featstore.open(path, memory=2 * n_rows * row_bytes + (1 << 28)))
+            if policy is not None:
+                g.cache("x", budget=n_rows * row_bytes + (96 << 20), policy=policy)
+                g.features["x"][:]  # an online cache begins empty
+            stores[kind] = g.features["x"]
+        direct = os.open(data_file(path), os.O_RDONLY | os.O_DIRECT)
+        stack.callback(os.close, direct)
+
+        def one_page(ids: torch.Tensor) -> None:
+            for row in ids.tolist():
+                os.preadv(direct, [pages], PAGE_BYTES + row * row_bytes // PAGE_BYTES * PAGE_BYTES)
+
+        for n_ids, n_calls in ((1, 2_000), (100, 500), (10_000, 20)):
+            calls = [torch.from_numpy(rng.integers(0, n_rows, n_ids)) for _ in range(max(2, n_calls // (50 if args.tiny else 1)))]
+            assert all(torch.equal(store[calls[0]], x[calls[0]]) for store in stores.values())
+
+            def microseconds(gather: Callable[[torch.Tensor], object], calls: list[torch.Tensor] = calls) -> float:
+                start = time.perf_counter()
+                for ids in calls:
+                    gather(ids)
+                return (time.perf_counter() - start) / len(calls) * 1e6
+
+            sides = {kind: partial(microseconds, store.__getitem__) for kind, store in stores.items()}
+            sides |= {"tensor": partial(microseconds, x.__getitem__), "page": partial(microseconds, one_page)}
+            results = alternate(max(args.runs, 5), sides, warm_up=1)
+            for kind in stores:
+                on_drive = kind == "drive"
+                report.figure(
+                    f"store[ids] of {n_ids} rows, {kind}",
+                    results[kind],
+                    "us",
+                    reference="a direct read of a page for each, one after the other" if on_drive else "tensor[ids]",
+                    references=results["page" if on_drive else "tensor"],
+                )
 
 
 def run(args: argparse.Namespace, report: Report) -> None:
