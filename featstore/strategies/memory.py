@@ -122,12 +122,10 @@ def _sampling(setup: Setup) -> list[Request]:
 
 def too_small(error: BudgetError, needed: int | None, *, before: str = "") -> BudgetError:
     """Return an error that names ``needed``, or what ``error`` does, whichever is more: its own least is for one allocation."""
-    reason = before + error.message.split("; at least")[0]
-    if needed is None:
-        return BudgetError(reason, None)
-    # Just enough for this allocation would be short for the next, and what is optional takes a part of what is added.
-    needed = max(needed, (error.needed or 0) * 9 // 8)
-    return BudgetError(f"{reason}; at least {needed} bytes ({format_size(needed)}) would do", needed)
+    if needed is not None:
+        # Just enough for this allocation would be short for the next, and what is optional takes a part of what is added.
+        needed = max(needed, (error.needed or 0) * 9 // 8)
+    return BudgetError(before + error.reason, needed)
 
 
 class Memory:
@@ -333,9 +331,7 @@ class Memory:
         }
         text = ", ".join(f"{name} {format_size(n_bytes)}" for name, n_bytes in parts.items() if n_bytes)
         budget = self._budget
-        return too_small(
-            BudgetError(f"the {budget.name} budget of {format_size(budget.total)} is too small: {text}"), self.least()
-        )
+        return BudgetError(f"the {budget.name} budget of {format_size(budget.total)} is too small: {text}", self.least())
 
     def unused(self) -> int:
         """Return the bytes that may still be taken, when strategy and caches have theirs."""
