@@ -21,7 +21,7 @@ from featstore.errors import BudgetError, OptionError
 from featstore.gather.plan import Tier
 from featstore.pack.batches import PackBatches
 from featstore.pack.fingerprint import digest_of, same_scores
-from featstore.pack.layout import Layout, LayoutOptions, Source, check_disk, fill_step, find_layouts
+from featstore.pack.layout import Layout, LayoutOptions, PackedFeature, check_disk, fill_step, find_layouts
 from featstore.pack.makelayout import make_layout
 from featstore.pack.nodedata import NodeData
 from featstore.pack.offline import Pack
@@ -34,7 +34,7 @@ from featstore.storage.pagestream import MOST_WINDOW_BYTES, least_window
 from featstore.strategies.base import EpochRun, Runner, Strategy
 from featstore.strategies.batchsize import BatchSize
 from featstore.strategies.caches import (
-    OwnCaches,
+    LeasedCaches,
     cache_bytes,
     make_online_edge_caches,
     make_room,
@@ -348,7 +348,7 @@ class _Layouts:
         setup, graph = self.setup, self.setup.graph
         data = []
         if (name := setup.labels) is not None:
-            data.append(NodeData(name, graph.node_data[name], graph.identity()[f"node/_/{name}"]))
+            data.append(NodeData(name, graph.node_data[name], graph.fingerprint()[f"node/_/{name}"]))
         with setup.watch.time("pack"):
             return make_layout(
                 self.pack,
@@ -369,11 +369,12 @@ class _Layouts:
         return scores
 
 
-def sources_of(setup: Setup) -> dict[str, Source]:
+def sources_of(setup: Setup) -> dict[str, PackedFeature]:
     """Return the features that a layout is made of."""
     stores = {name: setup.graph.features[name] for name in setup.features}
     return {
-        name: Source(store.pages, str(store.dtype).removeprefix("torch."), tuple(store.shape)) for name, store in stores.items()
+        name: PackedFeature(store.pages, str(store.dtype).removeprefix("torch."), tuple(store.shape))
+        for name, store in stores.items()
     }
 
 
@@ -385,7 +386,7 @@ class PackedRunner(Runner):
         assert setup.pack is not None
         self._setup, self._pack, self._made = setup, setup.pack, made
         self._layout: Layout | None = None
-        self._caches = OwnCaches(setup.graph, setup.features)
+        self._caches = LeasedCaches(setup.graph, setup.features)
         self._filled: dict[str, FeatureCache] = {}  # caches that hold what the layout starts with, and do not change
         self._tiers: list[DeviceTier] = []  # one, where the device holds rows
         self._window_bytes = 0
@@ -479,9 +480,9 @@ class PackedRunner(Runner):
         """
         with self._holdings.beginning("packs"):
             self._look_ahead()
-            claim = self._caches.claim()
+            lease = self._caches.lease()
             try:
-                run = PackedEpoch(self._setup, self._pack, self._layout, epoch, start, self._caches, claim, self._filled, self)
+                run = PackedEpoch(self._setup, self._pack, self._layout, epoch, start, self._caches, lease, self._filled, self)
             except BaseException:
                 self._caches.release()
                 raise
