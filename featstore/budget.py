@@ -263,8 +263,7 @@ class Budget:
         needed = self._used + more
         return BudgetError(
             f"{holder} needs {format_size(more)} more, but {format_size(self.total - self._used)} of the "
-            f"{self.name} budget of {format_size(self.total)} are left (held: {holders}); "
-            f"at least {needed} bytes ({format_size(needed)}) would do",
+            f"{self.name} budget of {format_size(self.total)} are left (held: {holders})",
             needed,
         )
 

@@ -9,6 +9,8 @@ import errno
 import os
 from typing import Any
 
+from featstore.config import format_size
+
 __all__ = [
     "BudgetError",
     "BusyError",
@@ -151,12 +153,21 @@ class MissingExtraError(FeatstoreError, ImportError):
 
 
 class BudgetError(FeatstoreError, MemoryError):
-    """The memory budget does not suffice; ``needed`` is the least that does, in bytes, or None where that is unknown."""
+    """The memory budget does not suffice.
 
-    def __init__(self, message: str, needed: int | None = None) -> None:
-        super().__init__(message)
-        self.message = message
+    Parameters
+    ----------
+    reason : str
+        What does not fit; the message is this, and what is needed.
+    needed : int, optional
+        The least that does, in bytes; None where that is unknown.
+    """
+
+    def __init__(self, reason: str, needed: int | None = None) -> None:
+        least = "" if needed is None else f"; at least {needed} bytes ({format_size(needed)}) would do"
+        super().__init__(reason + least)
+        self.reason = reason
         self.needed = needed
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.message, self.needed)
+        return type(self), (self.reason, self.needed)

@@ -452,7 +452,7 @@ def test_an_older_copy_is_found(copy: Path, small: SimpleNamespace, tmp_path: Pa
 
 
 def test_making_chunks_needs_room_for_one(tmp_path: Path) -> None:
-    with pytest.raises(BudgetError, match=r"chunks of 512.00 MiB needs memory") as caught:
+    with pytest.raises(BudgetError, match=r"chunks of 512.00 MiB needs more memory") as caught:
         featstore.OutOfCoreGraph.create(
             tmp_path / "g", [0, 0], [], topology="chunked", chunk_bytes="512MiB", memory="100MiB", progress=False
         )

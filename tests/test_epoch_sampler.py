@@ -171,7 +171,7 @@ def test_what_does_not_fit_the_memory_is_spilled(
     assert spilled[0] > 0
     assert spilled[-1] == 0
     with (
-        pytest.raises(BudgetError, match=f"{least} bytes at the least"),
+        pytest.raises(BudgetError, match=f"at least {least} bytes"),
         window_of(sampler, g, batches, tmp_path, n_bytes=least - 1),
     ):
         pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -169,3 +170,15 @@ def test_a_serial_epoch_without_a_cache_says_what_it_lacks(dataset: Path) -> Non
             finally:
                 held.clear()
     assert tries > 2
+
+
+def test_an_error_names_what_is_needed_once(dataset: Path) -> None:
+    """However often it is taken on, its message is one reason and one size."""
+    with featstore.open(dataset, memory="1MB") as g, pytest.raises(featstore.BudgetError) as caught:
+        featstore.Loader(g, NeighborSampler(g, [10, 5]), g.node_data["train_idx"], 200, labels=None, strategy="superbatch")
+    error = caught.value
+    assert str(error).startswith(f"{error.reason}; at least {error.needed} bytes (")
+    assert str(error).count("at least") == 1
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.reason, again.needed) == (str(error), error.reason, error.needed)
+    assert str(featstore.BudgetError("no memory")) == "no memory"

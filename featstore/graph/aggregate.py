@@ -101,7 +101,7 @@ def generous(budget: Budget, memory: int | str | None) -> Iterator[None]:
             raise
         stated = budget.total if memory is None else parse_size(memory)
         needed = stated + math.ceil(_SHARE * max(0, error.needed - budget.total))
-        raise BudgetError(f"{error.message.split('; ')[0]}; at least {needed} bytes in all would do", needed) from None
+        raise BudgetError(error.reason, needed) from None
 
 
 def fingerprint_of(catalog: Catalog, name: str) -> list[str]:

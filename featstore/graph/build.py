@@ -309,7 +309,7 @@ def _build_memory(memory: int | str | None, form: Form) -> int:
     n_bytes = max(least, min(1 << 30, available_memory() // 4)) if memory is None else parse_size(memory)
     if n_bytes < least:
         of = f" with chunks of {format_size(form.chunk_bytes)}" if form.chunk_bytes else ""
-        raise BudgetError(f"making a dataset{of} needs memory of at least {least} bytes, not {n_bytes}", least)
+        raise BudgetError(f"making a dataset{of} needs more memory than {n_bytes} bytes", least)
     return n_bytes - form.chunk_bytes
 
 

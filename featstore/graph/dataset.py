@@ -314,7 +314,7 @@ class OutOfCoreGraph(Kept):
             ) from error
         except BudgetError as error:
             raise BudgetError(
-                f"the dataset is complete and in place, but opening it failed: {error.message}", error.needed
+                f"the dataset is complete and in place, but opening it failed: {error.reason}", error.needed
             ) from error
 
     @classmethod

@@ -148,7 +148,7 @@ class MadeFeatures(Opened):
                 raise CommittedError(what, self.path, error) from error
             except BudgetError as error:
                 raise BudgetError(
-                    f"the feature {name!r} is in the dataset, but opening it failed: {error.message}", error.needed
+                    f"the feature {name!r} is in the dataset, but opening it failed: {error.reason}", error.needed
                 ) from error
             if name in self._stores:
                 self._drop_cache(self._stores[name])

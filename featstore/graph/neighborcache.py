@@ -140,7 +140,7 @@ class NeighborCache:
             needed += scratch_bytes
         if table_bytes > limit:
             least = min(needed, whole_bytes)
-            raise BudgetError(f"a neighbour cache of this graph needs at least {least} bytes, not {max(0, limit)}", least)
+            raise BudgetError(f"a neighbour cache of this graph does not fit {max(0, limit)} bytes", least)
         if scores is None:
             raise ValueError(f"scores are needed: the whole adjacency takes {whole_bytes} bytes, more than {limit}")
         with scratch.reserve("neighbor cache", scratch_bytes), contextlib.ExitStack() as undo:

@@ -153,9 +153,7 @@ class Passes:
         least = table_bytes + per_row + self._node_bytes + LEAST_PIECE * (_PIECE_BYTES + topology.id_bytes)
         if memory < least:
             needed = budget.total - memory + least
-            raise BudgetError(
-                f"{holder} needs at least {least} bytes, and {max(0, memory)} are left; {needed} in all would do", needed
-            )
+            raise BudgetError(f"{holder} needs {least} bytes, and {max(0, memory)} are left", needed)
         memory -= table_bytes
         self._piece = min(MOST_PIECE, max(LEAST_PIECE, memory // 16 // _PIECE_BYTES))
         run_bytes = min(2 * MOST_RUN_BYTES, max(per_row, 2 * memory // RUN_SHARE))

@@ -236,7 +236,7 @@ def save_parts(
             what = f"parts {name!r} are kept in {snapshot.root}, but opening them failed"
             raise CommittedError(what, snapshot.root, error) from error
         except BudgetError as error:
-            raise BudgetError(f"parts {name!r} are kept, but opening them failed: {error.message}", error.needed) from error
+            raise BudgetError(f"parts {name!r} are kept, but opening them failed: {error.reason}", error.needed) from error
 
 
 def _cut(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:

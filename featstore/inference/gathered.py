@@ -69,8 +69,7 @@ def whole_blocks(
         if not fit:
             needed = budget.total + int(cost[0]) - memory
             raise BudgetError(
-                f"node {first} has {degrees[0]} in-neighbours, whose rows take {int(cost[0])} bytes in a block, and {memory} are "
-                f"left; {needed} in all would do",
+                f"the {degrees[0]} in-neighbours of node {first} take {int(cost[0])} bytes in a block, and {memory} are left",
                 needed,
             )
         with budget.reserve(holder, int(cost[fit - 1])):

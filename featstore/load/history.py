@@ -233,9 +233,9 @@ class History:
                 raise OptionError("history", f"it is of a graph of {self._num_nodes} nodes, this one has {g.num_nodes}")
             if not isinstance(self._nodes, float):
                 try:
-                    check_seeds(self._nodes, g.num_nodes)
+                    check_seeds(self._nodes, g.num_nodes, what="node")
                 except (ValueError, IndexError) as error:
-                    raise OptionError("history", f"its nodes: {str(error).replace('seed', 'node')}") from None
+                    raise OptionError("history", f"its nodes: {error}") from None
             self._is_taken = True
 
     def detach(self) -> None:

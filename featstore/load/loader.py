@@ -488,7 +488,5 @@ def _parse_share(memory: int | str | None, budget: Budget) -> Budget | None:
         return None
     share = parse_size(memory)
     if share > budget.total:
-        raise BudgetError(
-            f"memory={memory!r} is more than the graph's budget of {budget.total} bytes; open it with memory={share}", share
-        )
+        raise BudgetError(f"memory={memory!r} is more than the graph's budget of {budget.total} bytes: open it with more", share)
     return Budget(share, "loader")

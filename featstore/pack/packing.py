@@ -50,7 +50,7 @@ def fill_extents(
         if error.needed is None:
             raise
         needed = memory.budget.total + error.needed + writer.nbytes + held - memory.n_bytes
-        raise BudgetError(f"{error.message.split('; at least')[0]}; at least {needed} bytes in all would do", needed) from None
+        raise BudgetError(error.reason, needed) from None
 
 
 def open_extents(reader: Reader, folder: str, record: FileRecord) -> RowFile:

@@ -161,7 +161,7 @@ class SuperbatchInspector:
             if k not in self._ready:
                 if self._shortage is not None and self._error is None:
                     # The caller may free memory and ask again; sampling goes on meanwhile.
-                    raise BudgetError(self._shortage.message, self._shortage.needed)
+                    raise BudgetError(self._shortage.reason, self._shortage.needed)
                 raise self._error or ClosedError("the epoch is over")
             superbatch = self._ready[k]
         assert superbatch.plans is not None

@@ -17,7 +17,9 @@ __all__ = ["UNKNOWN_TOGETHER", "Batches", "EpochSeeds", "RandomBatches", "as_bat
 UNKNOWN_TOGETHER = 2  # consecutive batches that are alike, where nobody says: not one batch tells of all
 
 
-def check_seeds(seeds: torch.Tensor | npt.NDArray[Any] | Sequence[int], num_nodes: int | None = None) -> torch.Tensor:
+def check_seeds(
+    seeds: torch.Tensor | npt.NDArray[Any] | Sequence[int], num_nodes: int | None = None, *, what: str = "seed"
+) -> torch.Tensor:
     """Return ``seeds`` as a one-dimensional int64 CPU tensor of distinct nodes; a mask over all nodes gives its true nodes.
 
     Parameters
@@ -25,6 +27,8 @@ def check_seeds(seeds: torch.Tensor | npt.NDArray[Any] | Sequence[int], num_node
     seeds : integer array or tensor, shape (n,), or boolean mask, shape (num_nodes,)
     num_nodes : int, optional
         Nodes of the graph; without it neither the seeds' upper bound nor a mask's length is checked.
+    what : str
+        What errors call one of them.
 
     Raises
     ------
@@ -37,23 +41,23 @@ def check_seeds(seeds: torch.Tensor | npt.NDArray[Any] | Sequence[int], num_node
     """
     given = seeds.detach().cpu().numpy() if isinstance(seeds, torch.Tensor) else np.asarray(seeds)
     if given.ndim != 1:
-        raise ValueError(f"seeds must be one-dimensional, not of shape {given.shape}")
+        raise ValueError(f"{what}s must be one-dimensional, not of shape {given.shape}")
     if given.dtype.kind == "b":
         if num_nodes is not None and len(given) != num_nodes:
-            raise ValueError(f"a mask of seeds must have one entry a node ({num_nodes}), not {len(given)}")
+            raise ValueError(f"a mask of {what}s must have one entry a node ({num_nodes}), not {len(given)}")
         return torch.from_numpy(np.flatnonzero(given))
     if given.dtype.kind not in "iu" and len(given):
-        raise TypeError(f"seeds must be integers, not {given.dtype}")
+        raise TypeError(f"{what}s must be integers, not {given.dtype}")
     most = np.iinfo(np.int64).max if num_nodes is None else num_nodes - 1
     bad = np.flatnonzero((given < 0) | (given > most))
     if len(bad):
         there = "no node" if num_nodes is None else f"not a node: the graph has nodes 0 … {num_nodes - 1}"
-        raise IndexError(f"seed {given[bad[0]]} at position {bad[0]} is {there}")
+        raise IndexError(f"{what} {given[bad[0]]} at position {bad[0]} is {there}")
     checked = given.astype(np.int64)
     ordered = np.sort(checked)
     twice = np.flatnonzero(ordered[1:] == ordered[:-1])
     if len(twice):
-        raise ValueError(f"seed {ordered[twice[0]]} occurs more than once; pass torch.unique(seeds)")
+        raise ValueError(f"{what} {ordered[twice[0]]} occurs more than once; pass torch.unique(seeds)")
     return torch.from_numpy(checked)
 
 

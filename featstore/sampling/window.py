@@ -181,7 +181,7 @@ class EpochWindow:
         fanouts = sampler.fanouts
         least = least_bytes(graph, fanouts, self._n, self._wide)
         if n_bytes < least:
-            raise BudgetError(f"a window of {self._n} batches is drawn in {least} bytes at the least, not in {n_bytes}", least)
+            raise BudgetError(f"a window of {self._n} batches cannot be drawn in {n_bytes} bytes", least)
         self._n_workers = max(1, min(n_workers, n_bytes // (2 * least)))
         self._shape = shape = _shape(graph, fanouts, self._n, n_bytes // self._n_workers, self._wide)
         logs = partial(SpillingLogs, n_workers=self._n_workers, wide=self._wide, path=path, disk=disk)

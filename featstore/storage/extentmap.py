@@ -125,7 +125,7 @@ def episodes(extents: ExtentMap, n_bytes: int, id_bytes: int, first: int = 0) ->
             buffer = min(buffer, int(extents.n_pages[begin]) * PAGE_BYTES)
             needed = least_memory(extents.row_bytes, int(extents.n_rows[begin]), id_bytes)
             if needed > n_bytes:
-                raise BudgetError(f"packing one batch takes {needed} bytes, not {n_bytes}; at least {needed} would do", needed)
+                raise BudgetError(f"packing one batch does not fit {n_bytes} bytes", needed)
             fits = 1
         found.append(Episode(begin, begin + fits, max(buffer, PAGE_BYTES)))
         begin += fits

@@ -260,8 +260,8 @@ def decide(setup: Setup, planning: Planning, cache: int | float | str | None, *,
             profile.close()
         if isinstance(error, BudgetError):
             needed = max(error.needed or 0, graph.budget.total * 9 // 8)
-            _warn(f"no memory to estimate: {error.message}", f"memory='{at_least(needed)}'")
-            return _default(setup, planning, capacity, f"no memory to estimate: {error.message}")
+            _warn(f"no memory to estimate: {error.reason}", f"memory='{at_least(needed)}'")
+            return _default(setup, planning, capacity, f"no memory to estimate: {error}")
         if isinstance(error, OSError) and error.errno == errno.ENOSPC and planning.disk is not None:
             _warn(f"no disk to estimate: {error.strerror}", f"disk='{at_least(_profile_disk(setup))}'")
             return _default(setup, planning, capacity, f"no disk to estimate: {error.strerror}")

@@ -169,9 +169,7 @@ def cache_bytes(
     if total > room:
         needed = budget.total + total - room
         raise BudgetError(
-            f"a feature cache of {rows} rows takes {total} bytes, and {room} of the {budget.name} budget are left; "
-            f"at least {needed} bytes in all would do",
-            needed,
+            f"a feature cache of {rows} rows takes {total} bytes, and {room} of the {budget.name} budget are left", needed
         )
     return least(rows)
 

@@ -41,7 +41,7 @@ def look_ahead(setup: Setup, planning: Planning, capacity: int) -> tuple[Profile
         if profile is not None:
             profile.close()
         if isinstance(error, BudgetError):
-            return None, 1.0, f"no memory: {error.message}"
+            return None, 1.0, f"no memory: {error}"
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             return None, 1.0, f"no disk: {error.strerror}"
         raise

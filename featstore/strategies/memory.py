@@ -48,6 +48,9 @@ class Request:
         What does as well as any other size below ``useful``.
     is_held : bool
         The runner's :class:`~featstore.strategies.holdings.Holdings` reserve it; else whoever needs it does, when it is needed.
+    is_first : bool
+        It is held before all else, and given back: the least of these requests need not fit beside batches, caches and other
+        requests. No more than the least is granted.
     """
 
     holder: str
@@ -56,6 +59,7 @@ class Request:
     share: int = 1
     otherwise: int | None = None
     is_held: bool = True
+    is_first: bool = False
 
 
 def ask(
@@ -122,12 +126,10 @@ def _sampling(setup: Setup) -> list[Request]:
 
 def too_small(error: BudgetError, needed: int | None, *, before: str = "") -> BudgetError:
     """Return an error that names ``needed``, or what ``error`` does, whichever is more: its own least is for one allocation."""
-    reason = before + error.message.split("; at least")[0]
-    if needed is None:
-        return BudgetError(reason, None)
-    # Just enough for this allocation would be short for the next, and what is optional takes a part of what is added.
-    needed = max(needed, (error.needed or 0) * 9 // 8)
-    return BudgetError(f"{reason}; at least {needed} bytes ({format_size(needed)}) would do", needed)
+    if needed is not None:
+        # Just enough for this allocation would be short for the next, and what is optional takes a part of what is added.
+        needed = max(needed, (error.needed or 0) * 9 // 8)
+    return BudgetError(before + error.reason, needed)
 
 
 class Memory:
@@ -208,8 +210,12 @@ class Memory:
 
     @property
     def _asked(self) -> int:
-        """The leasts of all requests, and caches of a given size."""
-        return sum(each.least for each in self.requests) + self._cache_bytes
+        """The leasts of all requests but those that come first, and caches of a given size."""
+        return self.least_of_requests(first=False) + self._cache_bytes
+
+    def least_of_requests(self, *, first: bool) -> int:
+        """Return the leasts of the requests that come first, or of the others."""
+        return sum(each.least for each in self.requests if each.is_first == first)
 
     def _plan_bytes(self, n_rows: int) -> int:
         if not self._plans or not n_rows:
@@ -264,12 +270,13 @@ class Memory:
         Beside the epochs that are running, and the batches that their loops still hold; with ``idle``, or beside that of another
         loader that rests.
         """
-        return self._solve(self._fixed + self._unsampled() + self._asked + self.loop_bytes(n_rows) + self._others(idle=idle))
+        needed = max(self._asked + self.loop_bytes(n_rows), self.least_of_requests(first=True))
+        return self._solve(self._fixed + self._unsampled() + needed + self._others(idle=idle))
 
     def _unsampled(self) -> int:
         """Return what sampling will hold once it has begun, where no batch was sampled yet."""
         graph = self._graph
-        if self._is_measured or not hasattr(graph, "num_edges"):
+        if self._is_measured or self._sampling.most_rows is not None or not hasattr(graph, "num_edges"):
             return 0
         report = self._budget.report()
         offsets: int = graph.topology_bytes()
@@ -315,7 +322,7 @@ class Memory:
         left = total - self._held() - self._graph.reader.least_bytes(total) - self._asked
         left = max(0, left - self.loop_bytes(larger(self.batch.n_rows)) - self._others(idle=True))
         whole = left = left - min(left // 2, self._third_bytes())
-        for request in self.requests:
+        for request in (each for each in self.requests if not each.is_first):
             granted = max(request.least, min(request.useful, request.least + min(left, whole // request.share)))
             if granted < request.useful and request.otherwise is not None:
                 granted = max(request.least, min(granted, request.otherwise))
@@ -328,14 +335,13 @@ class Memory:
             "what is held already": self._fixed,
             "two batches": self.loop_bytes(self.batch.n_rows),
             "other loaders' batches": self._others(idle=False),
-            "the strategy": sum(each.least for each in self.requests),
+            "the strategy": self.least_of_requests(first=False),
             "caches": self._cache_bytes,
+            "or first": self.least_of_requests(first=True),
         }
         text = ", ".join(f"{name} {format_size(n_bytes)}" for name, n_bytes in parts.items() if n_bytes)
         budget = self._budget
-        return too_small(
-            BudgetError(f"the {budget.name} budget of {format_size(budget.total)} is too small: {text}"), self.least()
-        )
+        return BudgetError(f"the {budget.name} budget of {format_size(budget.total)} is too small: {text}", self.least())
 
     def unused(self) -> int:
         """Return the bytes that may still be taken, when strategy and caches have theirs."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -12,14 +12,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from featstore.budget import Reservation
 from featstore.cache.base import OnlinePolicy, Policy, StaticPolicy, get_policy
 from featstore.cache.checkedplans import CheckedPolicy
 from featstore.cache.devicetier import DeviceTier
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
 from featstore.errors import BudgetError, OptionError
-from featstore.gather.buffers import block_bytes
 from featstore.gather.plan import Tier
 from featstore.pack.batches import PackBatches
 from featstore.pack.fingerprint import digest_of, same_scores
@@ -34,7 +32,7 @@ from featstore.storage.extents import least_memory
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.pagestream import MOST_WINDOW_BYTES, least_window
 from featstore.strategies.base import EpochRun, Runner, Strategy
-from featstore.strategies.batchsize import KEPT_BYTES, larger, measure
+from featstore.strategies.batchsize import BatchSize
 from featstore.strategies.caches import (
     LeasedCaches,
     cache_bytes,
@@ -44,7 +42,7 @@ from featstore.strategies.caches import (
     size_caches,
 )
 from featstore.strategies.holdings import Holdings
-from featstore.strategies.memory import Memory, too_small
+from featstore.strategies.memory import Memory, Request, ask
 from featstore.strategies.options import CACHE, DISK, EDGE_CACHE, EDGE_CACHE_HELP, LENGTH, PACK, check_managed, option, policy_of
 from featstore.strategies.packedepoch import PackedEpoch, fill_from_extents
 from featstore.strategies.registry import register_strategy
@@ -55,7 +53,8 @@ __all__ = ["Packed", "PackedRunner", "batches_of", "packed_length", "size_for_pa
 
 Int64s = npt.NDArray[np.int64]
 MOST_AUTO_BATCHES = 200
-WINDOW_SHARE = 16  # extents of all features are read ahead into one part of so many of what is available
+WINDOWS, TABLES = "extents read ahead", "layout tables"  # holders
+WINDOW_SHARE = 16  # extents of all features are read ahead into one part of so many of what is left of the memory
 
 
 def packed_length(length: int | str, n_batches: int) -> int:
@@ -83,15 +82,14 @@ def batches_of(
     return found
 
 
-def _window_for(available: int, n_features: int) -> int:
-    """Return how many bytes each feature's extents are read ahead into."""
-    return max(least_window(), min(MOST_WINDOW_BYTES, available // (WINDOW_SHARE * max(1, n_features))))
+def size_for_pack(setup: Setup, memory: Memory, pack: Pack, beside: int = 0) -> int | float:
+    """Return a feature cache's size, as a share of the rows or in bytes, for the layouts that a pack has, or for its first.
 
-
-def size_for_pack(setup: Setup, memory: Memory, pack: Pack) -> int | float:
-    """Return a feature cache's size, as a share of the rows or in bytes, for the layouts that a pack has, or for its first."""
+    ``beside``: bytes that other caches will take.
+    """
     n, row_bytes, n_device = setup.graph.num_nodes, setup.row_bytes, setup.device_rows or 0
     spare, _ = memory.left_for_caches(setup.room, setup.prefetch)
+    spare -= beside + memory.least_of_requests(first=False)
     there = [
         each.capacity
         for each in find_layouts(pack)
@@ -159,250 +157,271 @@ class Packed(Strategy):
             raise OptionError("pack", "needed: what sample_offline made (featstore pack on the command line)")
         return batches_of(pack, graph, batch_size=batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last)
 
+    def requests(self, setup: Setup, batch: BatchSize) -> Sequence[Request]:
+        """Return what running a layout holds; and first, what making it takes."""
+        planning, pack, widths = setup.planning, setup.pack, list(setup.row_bytes.values())
+        layout = None if planning is None else planning.layout
+        if planning is None or pack is None or layout is None:
+            return ()
+        policy = planning.policy
+        first = policy.score_bytes * pack.num_nodes if isinstance(policy, StaticPolicy) else 0  # to tell it from others
+        if not os.path.exists(pack.file(layout.name)):
+            first = max(first, _making_bytes(pack, policy, layout, widths))
+        device = layout.device_rows * sum(widths) if setup.device.type == "cpu" else 0
+        return [
+            Request(WINDOWS, len(widths) * least_window(), len(widths) * MOST_WINDOW_BYTES, WINDOW_SHARE),
+            Request(TABLES, 16 * _n_filled(layout)),
+            Request("device cache", device, is_held=False),
+            Request("packing", first, is_held=False, is_first=True),
+        ]
+
     def run(self, setup: Setup) -> Runner:
         """See :class:`~featstore.Strategy`."""
         of_edges = online_edge_bytes(setup, self.edge_cache, self.edge_policy)
         make_room(setup.graph, setup.features, of_edges)
-        runner = PackedRunner(replace(setup, planning=plan_ahead(setup, self.policy, self.length, self.disk, None)))
-        try:
-            if setup.refused is not None:
-                raise setup.refused
-            make_online_edge_caches(setup, of_edges, self.edge_policy)  # before the others, which may take what is left
-            if self.cache is None:
-                runner.use_existing()
-            else:
-                runner.make_caches(self.cache, self.policy)
-        except BudgetError as error:
-            runner.close()
-            if setup.share is not None and setup.refused is None:
-                raise  # names bytes of the share
-            make_room(setup.graph, setup.features, of_edges)
-            raise too_small(error, runner.least_total(self.cache, sum(of_edges.values()))) from None
-        except BaseException:
-            runner.close()
-            raise
+        layouts = _Layouts(replace(setup, planning=plan_ahead(setup, self.policy, self.length, self.disk, None)))
+        setup, memory = self._ask(layouts, of_edges)
+        assert setup.planning is not None
+        layout, sizes, made = setup.planning.layout, dict[str, int](), False
+        with setup.watch.time("cache"):
+            if layout is not None and self.cache is None:
+                check_disk(layouts.pack.file(layout.name), setup.planning.disk)
+            elif layout is not None:
+                size = self.cache
+                if size == "auto":
+                    size = size_for_pack(setup, memory, layouts.pack, sum(of_edges.values()))
+                sizes, _ = size_caches(setup, memory, size, get_policy("belady"))
+                layout = layouts.wanted(_capacity(setup, size))
+                made = layouts.make(layout)
+        make_online_edge_caches(setup, of_edges, self.edge_policy)
+        # What a cache has given back is read from the features' own file, which a pack without its dataset lacks.
+        is_lent = (self.cache == "auto" or setup.lends_caches) and not isinstance(setup.graph, PackedGraph)
+        runner = PackedRunner(setup, memory, layout, made=made, is_lent=is_lent)
+        setup.hold_share(sizes)
         return runner
 
+    def _ask(self, layouts: _Layouts, of_edges: Mapping[str, int]) -> tuple[Setup, Memory]:
+        """Add up what the first layout takes that fits, of those that would do.
 
-class PackedRunner(Runner):
-    """Run a pack's batches from the layout that fits the loader's options; the first run makes it."""
+        Raises
+        ------
+        BudgetError
+            None fits; names what suffices for one of them.
+        """
+        setup, n = layouts.setup, layouts.pack.num_nodes
+        if setup.device.type == "meta" and self.cache != "auto":
+            setup = replace(setup, batch=BatchSize(0))  # it is made for another machine: no batch runs here
+        refused: list[BudgetError] = []
+        for layout in layouts.of_size(self.cache):
+            rows = 0 if layout is None else layout.capacity
+            caches = sum(FeatureCache.least_bytes(rows, width, n, None) for width in setup.row_bytes.values())
+            asked = replace(setup, planning=replace(layouts.planning, layout=layout))
+            try:
+                return ask(asked, self.requests, caches + sum(of_edges.values()), rows, plans=True)
+            except BudgetError as error:
+                refused.append(error)
+        raise min(refused, key=lambda error: error.needed or 0)
+
+
+def _capacity(setup: Setup, size: int | float | str | None) -> int:
+    """Return the rows of a cache of ``size`` that follows plans, whatever the memory."""
+    n, widths = setup.graph.num_nodes, setup.row_bytes
+    if size is None or size == "auto":
+        return 0
+    sizes = cache_bytes(size, n, widths, get_policy("belady"), setup.graph.budget, 1 << 62)
+    return min(FeatureCache.capacity_for(sizes[name], width, n, None) for name, width in widths.items())
+
+
+def _n_filled(layout: LayoutOptions) -> int:
+    """Return the rows that host and device start with."""
+    return layout.device_rows + (0 if layout.superbatch else layout.capacity)
+
+
+def _making_bytes(pack: Pack, policy: Policy, layout: LayoutOptions, widths: Sequence[int]) -> int:
+    """Return what making a layout takes: its tables are made, then each feature's rows are copied."""
+    n, longest, n_filled = pack.num_nodes, int(pack.lengths.max(initial=0)), _n_filled(layout)
+    if isinstance(policy, PlannedPolicy):
+        windows = [
+            int(epoch[first : first + layout.superbatch].sum())
+            for epoch in pack.lengths.reshape(pack.epochs, pack.n_batches)
+            for first in range(0, pack.n_batches, layout.superbatch)
+        ]
+        checked = CheckedPolicy(policy).is_checked
+        tables = planning_bytes(n, max(windows, default=0), longest=longest, checked=checked)
+        tables += 16 * n if layout.device_rows else 0
+    else:
+        assert isinstance(policy, StaticPolicy)
+        # Scores of no bytes are an array that the policy looks at; others are worked out from two. One is made at a time.
+        n_arrays = 4 if policy.score_bytes else 2
+        tables = (16 + policy.score_bytes + 8 * n_arrays) * n + PAGE_BYTES
+    n_rows = int(pack.lengths.sum()) + n_filled
+    copying = [
+        least_memory(width, max(longest, n_filled)) + 8 * (n_rows * width // PAGE_BYTES + 2 * len(pack) + 1024)
+        for width in widths
+    ]
+    return max(tables, 16 * n_filled + max(copying, default=0))
+
+
+class _Layouts:
+    """The layouts of a pack: those that are there for a loader's features and policy, and one that is made.
+
+    Attributes
+    ----------
+    setup : Setup
+        The loader's; refused, where there is no memory to tell its policy from others of its name.
+    planning : Planning
+    pack : Pack
+    """
 
     def __init__(self, setup: Setup) -> None:
         planning, pack = setup.planning, setup.pack
         if planning is None or pack is None:
             raise ValueError("strategy 'packed' runs the samples of a pack")
-        super().__init__(setup)
-        self._setup, self._planning, self._pack = setup, planning, pack
-        graph = setup.graph
+        graph, features = setup.graph, sorted(setup.features)
         pack.check(graph)
-        self._sources = {
-            name: PackedFeature(
-                graph.features[name].pages,
-                str(graph.features[name].dtype).removeprefix("torch."),
-                tuple(graph.features[name].shape),
-            )
-            for name in setup.features
-        }
-        self._layout: Layout | None = None
-        self.made_layout: str | None = None  # its name, where it was made here: not by others before, nor meanwhile
-        self._caches = LeasedCaches(graph, setup.features)
-        self._filled: dict[str, FeatureCache] = {}  # caches that hold what the layout starts with, and do not change
-        self._tiers: list[DeviceTier] = []  # one, where the device holds rows
-        self._holdings = Holdings(graph.budget, self.memory)
-        self._held: list[Reservation] = []
-        self._window_bytes = 0
-        self._is_lent = False
-        self._on_death: list[weakref.finalize[..., Any]] = [weakref.finalize(self, _release, self._held, self._tiers)]
-
-    def make_caches(self, size: int | float | str, policy: str | Policy | type[Policy]) -> None:
-        """Make the host tier, and first the layout, where the pack has none for it."""
-        setup, n = self._setup, self._setup.graph.num_nodes
-        if not setup.features or not n:
-            return
-        on_loan = size == "auto" or setup.lends_caches
-        batch = setup.batch or measure(setup.graph, setup.batches)[0]
-        known = replace(setup, batch=batch)  # nothing is sampled here
-        self.memory = Memory(known, batch)
-        is_given = size != "auto"
-        if not is_given:
-            self.memory.divide()  # or say now that not even batches fit
-            size = size_for_pack(setup, self.memory, self._pack)
-        # Caches that follow plans, in any case.
-        sizes, self.prefetch = size_caches(setup, self.memory, size, get_policy("belady"))
-        # Before a layout is made for it; on "meta" it is made for another machine, which may have more memory.
-        if is_given and setup.device.type != "meta":
-            beside = sum(sizes.values()) + len(sizes) * least_window()
-            Memory(known, batch, cache_bytes=beside).divide()
-        capacity = min(
-            FeatureCache.capacity_for(n_bytes, self._sources[name].file.row_bytes, n, None) for name, n_bytes in sizes.items()
-        )
-        # What a cache has given back is read from the features' own file, which a pack without its dataset lacks.
-        self._is_lent = on_loan and not isinstance(setup.graph, PackedGraph)
-        with setup.watch.time("cache"):
-            self._use(get_policy(policy), capacity)
-        setup.hold_share(sizes)
-
-    def least_total(self, size: int | float | str | None, beside: int = 0) -> int:
-        """Return a memory in which epochs run, beside other loaders, for a cache of ``size``; somewhat more than the least.
-
-        ``beside``: the bytes of caches of edge features.
-        """
-        setup, graph, widths = self._setup, self._setup.graph, list(self._setup.row_bytes.values())
-        policy, n_device = self._planning.policy, setup.device_rows or 0
-        is_planned = isinstance(policy, PlannedPolicy)
-        superbatch = packed_length(self._planning.superbatch, self._pack.n_batches) if is_planned else 0
-        capacity = 0
-        if size is not None and size != "auto" and widths and graph.num_nodes:
-            sizes = cache_bytes(size, graph.num_nodes, setup.row_bytes, get_policy("belady"), graph.budget, 1 << 62)
-            capacity = min(
-                FeatureCache.capacity_for(sizes[name], width, graph.num_nodes, None) for name, width in setup.row_bytes.items()
-            )
-        there = [
-            each
-            for each in self._layouts(policy, None)
-            if setup.device_rows in (None, each.device_rows)
-            and (size is None or each.superbatch == superbatch)
-            and (size in (None, "auto") or each.capacity == capacity)
+        self.pack, self._policy, self.planning = pack, planning.policy, planning
+        self._sources = sources_of(setup)
+        self._there = [
+            each for each in find_layouts(pack) if sorted(each.features) == features and each.policy == self._policy.name
         ]
-        ways = [self._running_bytes(widths, each.capacity, each.device_rows) for each in there]
-        if not there or size == "auto":
-            made = self._making_bytes(widths, capacity, n_device, superbatch)
-            ways.append(max(made, self._running_bytes(widths, capacity, n_device)))
-        return self.memory.total_with(min(ways) + beside + setup.refused_bytes)
+        self._superbatch = 0
+        if isinstance(self._policy, PlannedPolicy):
+            self._superbatch = packed_length(planning.superbatch, pack.n_batches)
+        self.setup, self._digest = setup, None
+        try:
+            if features and setup.refused is None:
+                self._digest = self._digest_of_policy()
+        except BudgetError as error:
+            self.setup = replace(setup, refused=error)
+        if self._digest is not None:
+            self._there = [each for each in self._there if each.digest == self._digest]
 
-    def _running_bytes(self, widths: Sequence[int], capacity: int, n_device: int) -> int:
-        """Return what an epoch takes of a layout that is there: its tiers and tables, and two of the largest batches."""
-        setup, n, policy = self._setup, self._setup.graph.num_nodes, self._planning.policy
-        longest = int(self._pack.lengths.max(initial=0))
-        batch = block_bytes(longest * KEPT_BYTES) + sum(block_bytes(longest * width) for width in widths)
-        two = max(2 * batch, self.memory.loop_bytes(larger(longest)))  # or what divides the memory would ask for more
-        caches = sum(FeatureCache.least_bytes(capacity, width, n, None) for width in widths)
-        device = n_device * sum(widths) if setup.device.type == "cpu" else 0
-        tables = 16 * (n_device + (capacity if isinstance(policy, StaticPolicy) else 0))
-        digest = policy.score_bytes * n if isinstance(policy, StaticPolicy) else 0  # before the others
-        return max(digest, caches + device + tables + len(widths) * least_window() + two)
-
-    def _making_bytes(self, widths: Sequence[int], capacity: int, n_device: int, superbatch: int) -> int:
-        """Return what making a layout takes: its tables are made, then each feature's rows are copied."""
-        pack, n, policy = self._pack, self._setup.graph.num_nodes, self._planning.policy
-        longest = int(pack.lengths.max(initial=0))
-        if isinstance(policy, PlannedPolicy):
-            windows = [
-                int(epoch[first : first + superbatch].sum())
-                for epoch in pack.lengths.reshape(pack.epochs, pack.n_batches)
-                for first in range(0, pack.n_batches, superbatch)
-            ]
-            checked = CheckedPolicy(policy).is_checked
-            tables = planning_bytes(n, max(windows, default=0), longest=longest, checked=checked) + (16 * n if n_device else 0)
-        else:
-            assert isinstance(policy, StaticPolicy)
-            # Scores of no bytes are an array that the policy looks at; others are worked out from two. One is made at a time.
-            n_arrays = 4 if policy.score_bytes else 2
-            tables = (16 + policy.score_bytes + 8 * n_arrays) * n + PAGE_BYTES
-        n_filled = n_device + (capacity if isinstance(policy, StaticPolicy) else 0)
-        n_rows = int(pack.lengths.sum()) + n_filled
-        copying = [
-            least_memory(width, max(longest, n_filled)) + 8 * (n_rows * width // PAGE_BYTES + 2 * len(pack) + 1024)
-            for width in widths
-        ]
-        return max(tables, 16 * n_filled + max(copying, default=0))
-
-    def stats(self) -> dict[str, Any]:
-        """Return ``layout``: its name, and whether it was made for this loader."""
-        made = self.made_layout is not None
-        return {} if self._layout is None else {"layout": {"name": self._layout.options.name, "made": made}}
-
-    def use_existing(self) -> None:
-        """Take the one layout of the pack that has these features and this policy."""
-        setup, policy = self._setup, self._planning.policy
-        if not setup.features:
-            return
-        digest = self._digest(policy)
-        size = None  # of superbatches, where it was asked for
-        if isinstance(policy, PlannedPolicy) and self._planning.superbatch != "auto":
-            size = packed_length(self._planning.superbatch, self._pack.n_batches)
-        fitting = [
-            found
-            for found in self._layouts(policy, digest)
-            if setup.device_rows in (None, found.device_rows) and size in (None, found.superbatch)
-        ]
-        if len(fitting) != 1:
-            raise ValueError(
-                f"{self._pack.path} has {len(fitting)} layouts of {list(setup.features)} with policy {policy.name!r}"
-                f"{' that decides as this one' if digest else ''}; cache says which to take, or to make"
-            )
-        check_disk(self._pack.file(fitting[0].name), self._planning.disk)
-        self._open(fitting[0])
-
-    def _layouts(self, policy: Policy, digest: str | None) -> list[LayoutOptions]:
-        """Return the layouts of these features and this policy; ``digest`` None: by its name."""
-        features = sorted(self._setup.features)
-        named = [each for each in find_layouts(self._pack) if sorted(each.features) == features and each.policy == policy.name]
-        return named if digest is None else [each for each in named if each.digest == digest]
-
-    def _digest(self, policy: Policy) -> str | None:
+    def _digest_of_policy(self) -> str | None:
         """Return what tells this policy from others of its name; None where that needs what only the dataset has."""
-        n_bytes = policy.score_bytes * self._pack.num_nodes if isinstance(policy, StaticPolicy) else 0
-        with self._setup.graph.budget.reserve("packing", n_bytes):
+        n_bytes = self._policy.score_bytes * self.pack.num_nodes if isinstance(self._policy, StaticPolicy) else 0
+        with self.setup.graph.budget.reserve("packing", n_bytes):
             try:
-                return digest_of(policy, self._scores)
+                return digest_of(self._policy, self._scores)
             except FileNotFoundError:
-                if isinstance(self._setup.graph, PackedGraph):
+                if isinstance(self.setup.graph, PackedGraph):
                     return None
                 raise
 
-    def _use(self, policy: Policy, capacity: int) -> None:
-        setup, pack = self._setup, self._pack
-        superbatch = packed_length(self._planning.superbatch, pack.n_batches) if isinstance(policy, PlannedPolicy) else 0
-        digest = self._digest(policy)
-        options = LayoutOptions(setup.features, policy.name, capacity, superbatch, setup.device_rows or 0, digest or "")
-        if digest is None:
-            there = [each for each in self._layouts(policy, None) if replace(each, digest="").name == options.name]
-            options = there[0] if len(there) == 1 else options
-        graph = setup.graph
-        data = [] if setup.labels is None else [self._node_data(setup.labels)]
+    def of_size(self, size: int | float | str | None) -> Sequence[LayoutOptions | None]:
+        """Return the layouts that do for a cache of ``size``, each of which is tried; None where nothing is to be gathered."""
+        setup = self.setup
+        if not setup.features or (size is not None and not setup.graph.num_nodes):
+            return [None]
+        if size is None:
+            return [self._only()]
+        smallest = sorted(
+            (each for each in self._there if size == "auto" and each.device_rows == (setup.device_rows or 0)),
+            key=lambda each: each.capacity,
+        )
+        return [*smallest[:1], self.wanted(_capacity(setup, size))]
+
+    def _only(self) -> LayoutOptions:
+        """Return the one layout that the pack has."""
+        setup, asked = self.setup, self.planning.superbatch
+        length = None if isinstance(asked, str) or not self._superbatch else self._superbatch
+        fitting = [
+            each for each in self._there if setup.device_rows in (None, each.device_rows) and length in (None, each.superbatch)
+        ]
+        if len(fitting) != 1:
+            raise ValueError(
+                f"{self.pack.path} has {len(fitting)} layouts of {list(setup.features)} with policy {self._policy.name!r}"
+                f"{' that decides as this one' if self._digest else ''}; cache says which to take, or to make"
+            )
+        return fitting[0]
+
+    def wanted(self, capacity: int) -> LayoutOptions:
+        """Return the layout for a cache of so many rows: the one that is there, or one that is to be made."""
+        setup = self.setup
+        options = LayoutOptions(
+            setup.features, self._policy.name, capacity, self._superbatch, setup.device_rows or 0, self._digest or ""
+        )
+        there = [each for each in self._there if replace(each, digest=options.digest).name == options.name]
+        return there[0] if len(there) == 1 else options
+
+    def make(self, options: LayoutOptions) -> bool:
+        """Make a layout where the pack has it not; return whether this call did."""
+        setup, graph = self.setup, self.setup.graph
+        data = []
+        if (name := setup.labels) is not None:
+            data.append(NodeData(name, graph.node_data[name], graph.fingerprint()[f"node/_/{name}"]))
         with setup.watch.time("pack"):
-            made = make_layout(
-                pack,
+            return make_layout(
+                self.pack,
                 options,
-                policy,
+                self._policy,
                 same_scores(self._scores, options.digest),
                 self._sources,
                 graph.reader,
                 graph.budget,
                 node_data=data,
-                disk=self._planning.disk,
+                disk=self.planning.disk,
             )
-        self.made_layout = options.name if made else None
-        self._open(options)
 
     def _scores(self, policy: StaticPolicy) -> npt.NDArray[Any]:
-        graph = self._setup.graph
         row_bytes = sum(source.file.row_bytes for source in self._sources.values())
-        with graph.policy_inputs(row_bytes, counts=self._pack.counts) as inputs:
+        with self.setup.graph.policy_inputs(row_bytes, counts=self.pack.counts) as inputs:
             scores: npt.NDArray[Any] = inputs.scores(policy)
         return scores
 
-    def _node_data(self, name: str) -> NodeData:
-        graph = self._setup.graph
-        return NodeData(name, graph.node_data[name], graph.fingerprint()[f"node/_/{name}"])
 
-    def _open(self, options: LayoutOptions) -> None:
-        graph = self._setup.graph
-        layout = self._layout = Layout(self._pack, options, graph.reader)
+def sources_of(setup: Setup) -> dict[str, PackedFeature]:
+    """Return the features that a layout is made of."""
+    stores = {name: setup.graph.features[name] for name in setup.features}
+    return {
+        name: PackedFeature(store.pages, str(store.dtype).removeprefix("torch."), tuple(store.shape))
+        for name, store in stores.items()
+    }
+
+
+class PackedRunner(Runner):
+    """Run a pack's batches from a layout that is there; without one, where nothing is to be gathered."""
+
+    def __init__(self, setup: Setup, memory: Memory, options: LayoutOptions | None, *, made: bool, is_lent: bool) -> None:
+        super().__init__(setup, memory)
+        assert setup.pack is not None
+        self._setup, self._pack, self._made = setup, setup.pack, made
+        self._layout: Layout | None = None
+        self._caches = LeasedCaches(setup.graph, setup.features)
+        self._filled: dict[str, FeatureCache] = {}  # caches that hold what the layout starts with, and do not change
+        self._tiers: list[DeviceTier] = []  # one, where the device holds rows
+        self._window_bytes = 0
+        self._holdings = Holdings(setup.graph.budget, memory)
+        self._on_death: list[weakref.finalize[..., Any]] = [weakref.finalize(self, _close, self._tiers)]
+        try:
+            if options is not None:
+                self._open(options, is_lent=is_lent)
+        except BaseException:
+            self.close()
+            raise
+
+    def stats(self) -> dict[str, Any]:
+        """Return ``layout``: its name, and whether it was made for this loader."""
+        return {} if self._layout is None else {"layout": {"name": self._layout.options.name, "made": self._made}}
+
+    def _open(self, options: LayoutOptions, *, is_lent: bool) -> None:
+        layout = self._layout = Layout(self._pack, options, self._setup.graph.reader)
         assert isinstance(self._setup.batches, PackBatches)
         self.setup = self._setup = replace(self._setup, batches=self._setup.batches.grouped(layout.group))
         self._on_death.append(weakref.finalize(self, layout.close))
-        layout.check(self._sources)
-        self._held.append(graph.budget.reserve("layout tables", layout.tables.nbytes))
-        room = self._cache_room if self._is_lent else None
+        layout.check(sources_of(self._setup))
+        self._holdings[TABLES].resize(layout.tables.nbytes)
+        room = self._cache_room if is_lent else None
         self._caches.make(dict.fromkeys(self._setup.features, options.capacity), room)
-        self._window_bytes = _window_for(graph.budget.available, len(self._setup.features))
-        self._ahead = graph.budget.reserve("extents read ahead", self._window_bytes * len(self._setup.features))
-        self._held.append(self._ahead)
+        self._look_ahead()
         rows = layout.tables.device_rows
         if len(rows):
             self._fill_device(layout, rows)
+
+    def _look_ahead(self) -> None:
+        """Read as far ahead as there is memory for now."""
+        self._holdings.grow(WINDOWS)
+        if (held := self._holdings.get(WINDOWS)) is not None:
+            self._window_bytes = held.n_bytes // len(self._setup.features)
 
     def _fill_device(self, layout: Layout, rows: Int64s) -> None:
         """Bring the layout's rows to the device."""
@@ -438,12 +457,12 @@ class PackedRunner(Runner):
 
     def give_window_back(self) -> None:
         """Give back what the window has become less by, once no stream has it any more."""
-        self._ahead.resize(self._window_bytes * len(self._setup.features))
+        self._holdings[WINDOWS].resize(self._window_bytes * len(self._setup.features))
 
     def close(self, failed: bool = False) -> None:
         """Close the layout and give the memory back; may be called again."""
         self._holdings.close()
-        _release(self._held, self._tiers)
+        _close(self._tiers)
         if self._layout is not None:
             self._layout.close()
         for finalizer in self._on_death:
@@ -460,6 +479,7 @@ class PackedRunner(Runner):
             Another loader has taken the cache's place since, and there is no memory to make it anew.
         """
         with self._holdings.beginning("packs"):
+            self._look_ahead()
             lease = self._caches.lease()
             try:
                 run = PackedEpoch(self._setup, self._pack, self._layout, epoch, start, self._caches, lease, self._filled, self)
@@ -470,8 +490,6 @@ class PackedRunner(Runner):
             return run
 
 
-def _release(held: list[Reservation], tiers: list[DeviceTier]) -> None:
-    while held:
-        held.pop().release()
+def _close(tiers: list[DeviceTier]) -> None:
     while tiers:
         tiers.pop().close()

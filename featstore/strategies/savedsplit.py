@@ -111,7 +111,7 @@ class HistorySplit:
                 n_bytes = self._history.keep(nodes, graph, setup.device, found.to_dict())
             except BudgetError as error:
                 graph.pool.trim()
-                why = f"no memory to judge: {error.message}"
+                why = f"no memory to judge: {error}"
                 n_bytes = self._history.keep(EMPTY, graph, setup.device, {"alpha": 0.0, "nodes": 0, "why": why})
         if setup.share is not None:
             setup.share.reserve("historical embeddings", n_bytes)

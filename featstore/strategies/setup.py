@@ -15,6 +15,7 @@ from featstore.cache.devicetier import DeviceTier
 from featstore.cache.planned import PlannedPolicy
 from featstore.errors import BudgetError
 from featstore.pack.batches import PackBatches
+from featstore.pack.layout import LayoutOptions
 from featstore.pack.offline import Pack
 from featstore.sampling.drawn import SampledBatches
 from featstore.strategies.batchsize import BatchSize
@@ -93,6 +94,8 @@ class Planning:
         Plans the caches of edge features, if there are any.
     edge_capacity : int
         Rows of each of those.
+    layout : LayoutOptions, optional
+        The layout of a pack that is run; it is made first where the pack has it not.
     """
 
     policy: Policy
@@ -104,6 +107,7 @@ class Planning:
     capacity: int | None = None
     edge_policy: PlannedPolicy | None = None
     edge_capacity: int = 0
+    layout: LayoutOptions | None = None
 
 
 @dataclass(frozen=True)

@@ -193,7 +193,7 @@ class EdgeStore(GraphStore):  # type: ignore[misc]
                 col.numpy()[offsets[0] : offsets[-1]] = np.repeat(nodes, np.diff(offsets))
         except BudgetError as error:
             raise BudgetError(
-                f"the whole adjacency in memory: {error.message}; a sampler of the library reads it from disk "
+                f"the whole adjacency in memory: {error.reason}; a sampler of the library reads it from disk "
                 "(featstore.adapters.pyg.Sampler)",
                 error.needed,
             ) from None
