@@ -462,7 +462,18 @@ class PackedRunner(Runner):
         with self._holdings.beginning("packs"):
             claim = self._caches.claim()
             try:
-                run = PackedEpoch(self._setup, self._pack, self._layout, epoch, start, self._caches, claim, self._filled, self)
+                run = PackedEpoch(
+                    self._setup,
+                    self._pack,
+                    self._layout,
+                    epoch,
+                    start,
+                    self._caches,
+                    claim,
+                    self._filled,
+                    self,
+                    self._holdings,
+                )
             except BaseException:
                 self._caches.release()
                 raise
