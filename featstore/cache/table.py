@@ -384,7 +384,7 @@ class FeatureCache:
 
     def count(self, plan: BatchPlan) -> None:
         """Count the requests of a plan that was made elsewhere, hit or missed."""
-        hits = sum(len(part.addresses) for part in plan.parts if part.tier == Tier.HOST)
+        hits = plan.count(Tier.HOST)
         with self._lock:
             self._counts["hits"] += hits
             self._counts["misses"] += plan.n_rows - hits

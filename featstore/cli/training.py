@@ -394,6 +394,8 @@ def stage_table(stats: Mapping[str, Any]) -> str:
     rows, row_bytes = max(1, stats["rows"]), stats.get("row_bytes", 0)
     lines += ["", f"{'tier':<12}{'rows':>14}{'bytes':>14}{'share':>9}"]
     lines += [f"{tier:<12}{n:>14,}{format_size(n * row_bytes):>14}{n / rows:>9.1%}" for tier, n in stats["hits"].items()]
+    if stats["hits_lost"]:
+        lines.append(f"{stats['hits_lost']:,} planned hits lost: others took the cache's memory back")
     lines.append(
         f"{stats['reads']:,} reads of {format_size(stats['bytes_read'])} for {format_size(stats['bytes_requested'])} of rows"
     )
