@@ -108,7 +108,7 @@ def chunks(args: argparse.Namespace, report: Report, folder: Path, work: Workloa
                 target=">= 0.5" if is_default else None,
                 bytes_a_batch=round(sides[str(mib)].n_bytes / sides[str(mib)].n_batches),
                 bytes_a_batch_of_csc=round(sides["csc"].n_bytes / sides["csc"].n_batches),
-                held=sides[str(mib)].graph.memory_report(),
+                held=dict(sides[str(mib)].graph.memory_report()),
             )
             if not cached:
                 report.figure(

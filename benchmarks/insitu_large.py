@@ -137,7 +137,7 @@ def train_child(job: dict[str, Any]) -> dict[str, Any]:
             "open_s": open_s,
             "peak": status("VmHWM") - imported,
             "budget_peak": g.budget.peak,
-            "holders": g.memory_report(),
+            "holders": dict(g.memory_report()),
             "losses": [losses[0], losses[-1]],
             "nodes": nodes,
         }

@@ -41,6 +41,7 @@ __all__ = [
     "LayerSampler",
     "Loader",
     "Machine",
+    "MemoryReport",
     "MiniBatch",
     "NeighborSampler",
     "NextAccess",

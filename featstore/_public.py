@@ -2,6 +2,7 @@
 
 # ruff: noqa: I001
 
+from featstore.budget import MemoryReport as MemoryReport
 from featstore.cache.base import (
     OnlinePolicy as OnlinePolicy,
     PolicyContext as PolicyContext,

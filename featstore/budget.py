@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from types import MethodType, TracebackType
@@ -15,7 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 from featstore.config import format_size
 from featstore.errors import BudgetError
 
-__all__ = ["Budget", "Living", "Loan", "Reservation", "Worker"]
+__all__ = ["Budget", "HeldMemory", "Living", "Loan", "MemoryReport", "Reservation", "Worker"]
 
 T = TypeVar("T")
 
@@ -60,13 +61,25 @@ class Worker(Protocol):
 class Loan:
     """Memory that its holder gives back where another reservation does not fit; made by :meth:`Budget.lend`."""
 
-    def __init__(self, budget: Budget, cost: int, size: Callable[[], int], give_back: Callable[[int], int], holder: str) -> None:
-        self.cost, self.holder = cost, holder
+    def __init__(
+        self, budget: Budget, cost: int, size: Callable[[], int], give_back: Callable[[int], int], of: str | Reservation
+    ) -> None:
+        self.cost, self._of = cost, of
         self._budget = budget
         # The ledger keeps no holder alive: a lost holder's loan is over. Not a WeakMethod, whose death runs Python code.
         sizes, gives_back = cast(MethodType, size), cast(MethodType, give_back)
         self._holder = weakref.ref(sizes.__self__)
         self._size, self._give_back = sizes.__func__, gives_back.__func__
+        self.renew()
+
+    def renew(self) -> None:
+        """Note that the holder, which had nothing on loan, is about to lend: seconds on loan count from now."""
+        self.since = time.monotonic()
+
+    @property
+    def holder(self) -> str:
+        """The name under which the bytes are reserved."""
+        return self._of if isinstance(self._of, str) else self._of.holder
 
     @property
     def n_bytes(self) -> int:
@@ -82,6 +95,80 @@ class Loan:
     def end(self) -> None:
         """Lend no longer; may be called again."""
         self._budget._end_loan(self)
+
+
+@dataclass(frozen=True)
+class HeldMemory:
+    """The bytes that one holder has of a budget.
+
+    Parameters
+    ----------
+    bytes : int
+        Bytes held.
+    on_loan_bytes : int
+        Those of them that the holder gives back where another reservation does not fit.
+    on_loan_s : float
+        Seconds for which the holder has had memory on loan without a break, the longest of its loans; 0 where nothing is on loan.
+    """
+
+    bytes: int
+    on_loan_bytes: int = 0
+    on_loan_s: float = 0.0
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class MemoryReport(Mapping[str, int]):
+    """The bytes of a budget by holder, largest first: a mapping of str to int, taken at one moment. Prints as a table.
+
+    Parameters
+    ----------
+    holders : dict of str to HeldMemory
+        The same holders, each with its bytes on loan and the seconds since they were lent.
+    total : int
+        The budget in bytes.
+    peak : int
+        Most bytes that were ever held at once.
+    """
+
+    holders: dict[str, HeldMemory]
+    total: int
+    peak: int
+
+    def __getitem__(self, holder: str) -> int:
+        return self.holders[holder].bytes
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.holders)
+
+    def __len__(self) -> int:
+        return len(self.holders)
+
+    @property
+    def used(self) -> int:
+        """Bytes held by all holders."""
+        return sum(self.values())
+
+    @property
+    def available(self) -> int:
+        """Bytes that nobody holds."""
+        return self.total - self.used
+
+    @property
+    def on_loan(self) -> int:
+        """Bytes held that their holders would give back."""
+        return sum(each.on_loan_bytes for each in self.holders.values())
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({dict(self)})"
+
+    def __str__(self) -> str:
+        width = max(map(len, ["holder", *self])) + 1
+        lines = [f"{'holder':<{width}}{'held':>12}{'on loan':>12}{'for':>12}"]
+        for name, held in self.holders.items():
+            lent = f"{format_size(held.on_loan_bytes):>12}{held.on_loan_s:>10.1f} s" if held.on_loan_bytes else ""
+            lines.append(f"{name:<{width}}{format_size(held.bytes):>12}{lent}")
+        used, total, on_loan, peak = map(format_size, (self.used, self.total, self.on_loan, self.peak))
+        return "\n".join([*lines, f"{used} of {total} are held, {on_loan} of them on loan; at most {peak} were held"])
 
 
 class Budget:
@@ -136,27 +223,23 @@ class Budget:
     @property
     def on_loan(self) -> int:
         """Bytes reserved that their holders would give back."""
-        return self.lent()
+        return sum(loan.n_bytes for loan in self._loans)
 
-    def lent(self, without: str | None = None) -> int:
-        """Return the bytes on loan, but for those that the report has under the name ``without``."""
-        return sum(loan.n_bytes for loan in list(self._loans) if loan.holder != without)
-
-    def lend(self, size: Callable[[], int], give_back: Callable[[int], int], *, cost: int, holder: str = "") -> Loan:
+    def lend(self, size: Callable[[], int], give_back: Callable[[int], int], *, cost: int, of: str | Reservation) -> Loan:
         """Let the ledger take memory back from a holder.
 
         Parameters
         ----------
         size : bound method () -> int
-            Bytes that the holder would give back now; waits for nobody.
+            Bytes that the holder would give back now; takes no lock, as the ledger holds its own.
         give_back : bound method (n_bytes) -> int
             Releases ``n_bytes``, or more, or as many as can be had, and returns how many; called from any thread that reserves.
         cost : int
             Loans are taken back in ascending order of it.
-        holder : str
-            Under which name the report has the bytes, where that matters.
+        of : Reservation or str
+            The reservation that has the bytes, or the name of several.
         """
-        loan = Loan(self, cost, size, give_back, holder)
+        loan = Loan(self, cost, size, give_back, of)
         with self._lock:
             self._loans = sorted([*self._loans, loan], key=lambda each: each.cost)
         return loan
@@ -224,14 +307,22 @@ class Budget:
         with self._lock:
             return None if n_bytes > self.available else self.reserve(holder, n_bytes)
 
-    def report(self) -> dict[str, int]:
-        """Return bytes by holder, largest first."""
+    def report(self) -> MemoryReport:
+        """Return who holds how many bytes, largest first, and what of them is on loan; all of it at one moment."""
         self._release_dead()
         with self._lock:
-            sums: dict[str, int] = {}
+            now = time.monotonic()
+            sums, lent, seconds = dict[str, int](), dict[str, int](), dict[str, float]()
+            for loan in self._loans:
+                if n_bytes := loan.n_bytes:
+                    lent[loan.holder] = lent.get(loan.holder, 0) + n_bytes
+                    seconds[loan.holder] = max(seconds.get(loan.holder, 0.0), now - loan.since)
             for reservation in list(self._held.values()):  # a destructor may release meanwhile
                 sums[reservation.holder] = sums.get(reservation.holder, 0) + reservation.n_bytes
-        return dict(sorted(sums.items(), key=lambda item: -item[1]))
+            total, peak = self.total, self._peak
+        held = sorted(sums.items(), key=lambda item: -item[1])
+        holders = {name: HeldMemory(n_bytes, min(n_bytes, lent.get(name, 0)), seconds.get(name, 0.0)) for name, n_bytes in held}
+        return MemoryReport(holders, total, peak)
 
     def _change(self, reservation: Reservation, n_bytes: int) -> None:
         if n_bytes > reservation.n_bytes:

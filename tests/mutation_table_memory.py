@@ -99,6 +99,14 @@ MEMORY: tuple[Mutation, ...] = (
         ("tests/test_loans.py::test_rows_are_right_while_another_thread_takes_memory_back",),
     ),
     Mutation(
+        "all planned hits counted as lost",
+        "the one gather",
+        "featstore/cache/gather.py",
+        "given.count(Tier.HOST) - plan.count(Tier.HOST)",
+        "given.count(Tier.HOST)",
+        ("tests/test_hits_lost.py",),
+    ),
+    Mutation(
         "a hit that no plan has brought in",
         "checks of plans",
         CHECKED,

@@ -125,7 +125,7 @@ def test_train(small, capsys):
     assert second["stats"]["hits"]["host"] > 0 == first["stats"]["hits"]["host"]
     assert main(["train", str(small.path), *options, "--max-batches", "2", "--cache", "40KB"]) == 0
     captured = capsys.readouterr()
-    for text in ("epoch 1: loss", "gather", "host", "memory: at most"):
+    for text in ("epoch 1: loss", "gather", "host", "cache of 'x'", "64.00 MiB are held"):
         assert text in captured.out
     assert captured.err == ""
 
@@ -170,7 +170,8 @@ def test_train_looking_ahead(small, tmp_path, capsys):
     assert main([*command, "--json"]) == 0
     plain = result(capsys)
     assert "plan" not in plain["stats"]["seconds"]
-    assert 0 < plain["peak_bytes"] <= plain["budget_bytes"] == 64 << 20
+    assert 0 < plain["memory"]["peak"] <= plain["memory"]["total"] == 64 << 20
+    assert plain["memory"]["holders"]["neighbor cache"]["bytes"] > 0
     ahead = ["--strategy", "superbatch", "--cache", "0.2", "--length", "2", "--run-dir", str(tmp_path / "runs")]
     assert main([*command, *ahead, "--disk", "10MB", "--json"]) == 0
     planned = result(capsys)

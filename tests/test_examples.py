@@ -152,7 +152,7 @@ def test_demo(tmp_path):
     assert ours["losses"][: len(single["losses"])] == single["losses"]
     assert "np.memmap, 16 threads" in printed
     assert "np.memmap, 1 thread" in printed
-    assert ours["peak_bytes"] <= 48 << 20
+    assert ours["memory"]["peak"] <= 48 << 20
     assert ours["epochs"][-1]["test_accuracy"] > 0.15  # guessing: 0.06
 
 

@@ -26,7 +26,7 @@ class Holder:
         self.held = budget.reserve(f"holder {cost}", least)
         self._more: list[Reservation] = []
         self._lock = threading.Lock()  # which nobody holds who reserves: give_back waits for it
-        self.loan: Loan = budget.lend(self.lent, self.give_back, cost=cost)
+        self.loan: Loan = budget.lend(self.lent, self.give_back, cost=cost, of="more")
 
     def lent(self) -> int:
         return sum(each.n_bytes for each in list(self._more))
@@ -36,6 +36,8 @@ class Holder:
         more = self._budget.try_reserve("more", n_bytes)
         if more is not None:
             with self._lock:
+                if not self.lent():
+                    self.loan.renew()
                 self._more.append(more)
         return more is not None
 

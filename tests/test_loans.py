@@ -30,7 +30,7 @@ class Holder:
     def __init__(self, budget: Budget, least: int, more: int, cost: int, step: int) -> None:
         self.held = budget.reserve(f"holder {cost}", least + more)
         self.least, self.step, self.calls = least, step, 0
-        self.loan = budget.lend(self.lent, self.give_back, cost=cost)
+        self.loan = budget.lend(self.lent, self.give_back, cost=cost, of=self.held)
 
     def lent(self) -> int:
         return self.held.n_bytes - self.least

@@ -206,7 +206,7 @@ def test_an_end_while_it_has_grown(dataset: Path, arrays: dict[str, torch.Tensor
             gc.collect()
             g.pool.trim()
             assert g.memory_report().get("batch buffers", 0) == 0
-            assert g.budget.lent() <= g.budget.used
+            assert g.budget.on_loan <= g.budget.used
             assert threading.active_count() == n_threads
             if how not in ("close", "drop"):
                 for batch in made:
@@ -235,7 +235,7 @@ def test_the_first_keep_their_rows_and_small_ones_are_not_lent() -> None:
     assert (filled, budget.on_loan) == ([0, 1], 0)
     waiting.close()
     waiting.close()
-    assert budget.lent() == 0
+    assert budget.on_loan == 0
     del first, small, large, last
     pool.close()
     assert budget.used == 0

@@ -225,3 +225,5 @@ class Gather:
                 tally.update_s += time.perf_counter() - begin
         if tally is not None:
             tally.count_plan(plan)
+            if given is not None and given is not plan:
+                tally.hits_lost += given.count(Tier.HOST) - plan.count(Tier.HOST)

@@ -363,6 +363,8 @@ class FeatureCache:
         try:
             self._load(rows, None, read)
         finally:
+            if self._loan is not None:
+                self._loan.renew()
             self._is_loading = False
         with self._gate.write(), self._lock:
             self._check_open()
@@ -382,7 +384,7 @@ class FeatureCache:
 
     def count(self, plan: BatchPlan) -> None:
         """Count the requests of a plan that was made elsewhere, hit or missed."""
-        hits = sum(len(part.addresses) for part in plan.parts if part.tier == Tier.HOST)
+        hits = plan.count(Tier.HOST)
         with self._lock:
             self._counts["hits"] += hits
             self._counts["misses"] += plan.n_rows - hits
@@ -395,8 +397,9 @@ class FeatureCache:
 
     def lend(self) -> None:
         """Let the budget take memory back where another reservation does not fit: the coldest rows leave, and their pages."""
-        if self.budget is not None and self._loan is None:
-            self._loan = self.budget.lend(self._lent_bytes, self.give_back, cost=LOAN_COST)
+        if self._reservation is not None and self._loan is None:
+            held = self._reservation
+            self._loan = held.budget.lend(self._lent_bytes, self.give_back, cost=LOAN_COST, of=held)
 
     @property
     def is_lent(self) -> bool:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tqdm import tqdm
 
+from featstore.budget import MemoryReport
 from featstore.cli.model import ModelSizes, save_model
 from featstore.cli.sage import GraphSAGE
 from featstore.config import format_size
@@ -67,17 +68,14 @@ class Epoch:
 class TrainResult:
     """Epochs, the losses of the first 50 batches, the training loader's statistics with the seconds of computing, and memory.
 
-    ``memory`` is who holds how many bytes of the budget at the end, ``peak_bytes`` the most that were ever held of
-    ``budget_bytes``.
+    ``memory`` is who holds the budget after the last epoch, and what of it is on loan.
     """
 
     epochs: list[Epoch] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     stats: dict[str, Any] = field(default_factory=dict)
     compute_s: float = 0.0
-    memory: dict[str, int] = field(default_factory=dict)
-    peak_bytes: int = 0
-    budget_bytes: int = 0
+    memory: MemoryReport = field(default_factory=lambda: MemoryReport({}, 0, 0))
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain containers, for JSON."""
@@ -279,14 +277,13 @@ def train(
                 on_epoch(done)
             if time.perf_counter() > deadline:
                 break
-        stats = loader.stats()
+        stats, result.memory = loader.stats(), g.budget.report()
     if save is not None:
         save_model(save, model, sizes)
     stats["seconds"]["compute"] = result.compute_s
     stats["seconds"]["evaluate"] = evaluate_s
     stats["row_bytes"] = store.nbytes // max(1, len(store))
     result.stats = stats
-    result.memory, result.peak_bytes, result.budget_bytes = g.budget.report(), g.budget.peak, g.budget.total
     return result
 
 
@@ -342,9 +339,8 @@ def describe_epoch(epoch: Epoch) -> str:
 
 def describe_training(result: TrainResult) -> str:
     """Return where time, rows and memory of a training went, as text."""
-    memory = f"memory: at most {format_size(result.peak_bytes)} of {format_size(result.budget_bytes)}"
     estimated = f"\n\n{estimate_and_actual(result)}" if "auto" in result.stats else ""
-    return f"{stage_table(result.stats)}\n{memory}{estimated}"
+    return f"{stage_table(result.stats)}\n\n{result.memory}{estimated}"
 
 
 def estimate_and_actual(result: TrainResult) -> str:
@@ -398,6 +394,8 @@ def stage_table(stats: Mapping[str, Any]) -> str:
     rows, row_bytes = max(1, stats["rows"]), stats.get("row_bytes", 0)
     lines += ["", f"{'tier':<12}{'rows':>14}{'bytes':>14}{'share':>9}"]
     lines += [f"{tier:<12}{n:>14,}{format_size(n * row_bytes):>14}{n / rows:>9.1%}" for tier, n in stats["hits"].items()]
+    if stats["hits_lost"]:
+        lines.append(f"{stats['hits_lost']:,} planned hits lost: others took the cache's memory back")
     lines.append(
         f"{stats['reads']:,} reads of {format_size(stats['bytes_read'])} for {format_size(stats['bytes_requested'])} of rows"
     )

@@ -28,11 +28,14 @@ class Tally:
         What was read for them, also by gathers that failed afterwards.
     update_s : float
         Seconds of choosing what the host cache admits and of copying it there.
+    hits_lost : int
+        Rows that a plan has in the host cache, and that were read, as the cache has given their memory back.
     """
 
     rows: dict[Tier, int] = field(default_factory=dict)
     read: ReadStats = field(default_factory=ReadStats)
     update_s: float = 0.0
+    hits_lost: int = 0
 
     def count(self, tier: Tier, n_rows: int) -> None:
         """Count rows that a tier delivered."""

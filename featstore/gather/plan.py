@@ -114,6 +114,10 @@ class BatchPlan:
     changes: Changeset | None = None
     device: DeviceRows | None = None
 
+    def count(self, tier: Tier) -> int:
+        """Return how many rows a tier holds."""
+        return sum(len(part.addresses) for part in self.parts if part.tier == tier)
+
     def within(self, capacity: int, rows: Callable[[], Int64s]) -> BatchPlan:
         """Return the plan of a batch of ``rows()`` where the cache has the first ``capacity`` slots left: other hits miss."""
         parts: list[Part] = []
@@ -129,7 +133,7 @@ class BatchPlan:
 
     def read_ahead(self, n_rows: int) -> BatchPlan:
         """Return the plan of a batch whose ``n_rows`` rows in ``BASE`` were read already, in the plan's order."""
-        missed = sum(len(part.addresses) for part in self.parts if part.tier == Tier.BASE)
+        missed = self.count(Tier.BASE)
         if missed != n_rows:
             raise ValueError(f"{n_rows} rows were read ahead for a plan that misses {missed}")
         moved = (Part(Tier.AHEAD, range(n_rows), part.positions) if part.tier == Tier.BASE else part for part in self.parts)

@@ -55,7 +55,7 @@ class OffsetPages:
         self._slot_of_page = np.full(n_pages, -1, np.int32)
         self._make(n_slots)
         self._new_lock()
-        self._loan = budget.lend(self._lendable, self._give_back, cost=_LOAN_COST, holder="offset pages")
+        self._loan = budget.lend(self._lendable, self._give_back, cost=_LOAN_COST, of=self._held)
 
     @staticmethod
     def _n_slots(n_pages: int, total: int) -> int:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from featstore.budget import Budget, Reservation
+from featstore.budget import Budget, MemoryReport, Reservation
 from featstore.cache.base import OnlinePolicy
 from featstore.cache.table import FeatureCache
 from featstore.config import Options
@@ -171,8 +171,16 @@ class Opened(ABC):
 
     # -- life --------------------------------------------------------------------------------------------------------------------
 
-    def memory_report(self) -> dict[str, int]:
-        """Return the bytes held by everything that holds some of the budget, largest first."""
+    def memory_report(self) -> MemoryReport:
+        """Return who holds how many bytes of the budget, largest first, what of them is on loan, and for how long.
+
+        Returns
+        -------
+        MemoryReport
+            A mapping of holders to bytes, taken at one moment. ``holders`` has :class:`~featstore.budget.HeldMemory` of each:
+            ``bytes``, ``on_loan_bytes`` and ``on_loan_s``. ``used``, ``available``, ``on_loan``, ``peak`` and ``total`` are bytes
+            of all holders. Printed, it is a table.
+        """
         return self.budget.report()
 
     def _check_open(self) -> None:

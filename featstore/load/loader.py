@@ -365,6 +365,7 @@ class Loader:
         -------
         dict
             ``batches``; ``rows`` asked for, ``rows_loaded`` from storage, ``hits`` (rows by tier, ``base`` are the loaded ones),
+            ``hits_lost`` (rows planned as hits of the host cache and loaded, as others had taken their memory back),
             ``bytes_requested``, ``bytes_read``, ``reads`` of the features, by this loader alone; ``prefetch``, the batches now
             made ahead (fewer than asked for, once memory was short); ``seconds`` by stage; ``hidden``, the share of loading's
             seconds that the loop did not wait for. Where superbatches are planned, ``superbatch``: its ``batches``, ``of`` how

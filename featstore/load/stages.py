@@ -214,7 +214,7 @@ class Stages:
         if self._history is not None and sampled.history is not None:
             batch.history = BatchHistory(sampled.history, sampled.blocks[-1].n_src, self._history, run)
         self.memory.saw(n_rows, item.n_bytes)
-        self._setup.counts.add(n_rows * len(self._setup.features), item.tally.rows)
+        self._setup.counts.add(n_rows * len(self._setup.features), item.tally.rows, item.tally.hits_lost)
         return batch
 
     def _assemble_apart(self, run: EpochRun, position: int, item: Item) -> Assembled:

@@ -40,7 +40,7 @@ class Waiting:
         self._lock = threading.Lock()
         self._batches: list[MiniBatch] = []
         self._n_emptied = 0
-        self._loan = budget.lend(self._lent_bytes, self._give_back, cost=LOAN_COST, holder=HOLDER)
+        self._loan = budget.lend(self._lent_bytes, self._give_back, cost=LOAN_COST, of=HOLDER)
 
     def after(self, stage: Callable[..., MiniBatch]) -> Callable[..., MiniBatch]:
         """Return a pipeline's last stage, after which a batch waits."""
@@ -48,6 +48,8 @@ class Waiting:
         def made(*args: Any) -> MiniBatch:
             batch = stage(*args)
             with self._lock:
+                if not self._lent_bytes():
+                    self._loan.renew()
                 self._batches.append(batch)
             return batch
 
@@ -75,8 +77,7 @@ class Waiting:
         return [batch for batch in self._batches[self._least :] if batch.features]
 
     def _lent_bytes(self) -> int:
-        with self._lock:
-            return sum(map(_pooled_bytes, self._lent()))
+        return sum(map(_pooled_bytes, self._lent()))
 
     def _give_back(self, n_bytes: int) -> int:
         freed, rows = 0, []

@@ -22,6 +22,7 @@ from featstore.storage.sections import SectionFile, SectionWriter
 __all__ = ["KeptIds", "SampleFile", "SampleWriter", "sample_bytes"]
 
 KIND = "samples"
+HOLDER = "sampled ids"  # in the budget's report
 KEPT_COST = 5  # kept ids are taken back before anything else: reading them again is cheap
 FREE_SHARE = 8  # this part of the memory is left free beside kept ids
 SECTION_BYTES = 32  # of an array's entry in the index
@@ -85,7 +86,7 @@ class KeptIds:
         self._held: list[Reservation] = []
         self._is_over = False
         self._lock = threading.Lock()
-        self._loan = budget.lend(self._lent_bytes, self._give_back, cost=KEPT_COST)
+        self._loan = budget.lend(self._lent_bytes, self._give_back, cost=KEPT_COST, of=HOLDER)
 
     def append(self, ids: npt.NDArray[Any]) -> None:
         """Keep the next batch's ids; those of later batches neither where there is no room for them."""
@@ -93,11 +94,13 @@ class KeptIds:
             if self._is_over:
                 return
             room = self._budget.available - self._budget.total // FREE_SHARE
-            held = self._budget.try_reserve("sampled ids", ids.nbytes) if ids.nbytes <= room else None
+            held = self._budget.try_reserve(HOLDER, ids.nbytes) if ids.nbytes <= room else None
             if held is None:
                 self._is_over = True
                 return
             ids.flags.writeable = False
+            if not self._held:
+                self._loan.renew()
             self._held.append(held)
             self._arrays.append(ids)
 

@@ -59,7 +59,7 @@ class MacroLists:
         self._n_slots = 0
         self._reservation: Reservation = g.budget.reserve(HOLDER, 0)
         budget: Budget = g.budget
-        self._loan: Loan = budget.lend(self._lent_bytes, self._give_back, cost=LOAN_COST, holder=HOLDER)
+        self._loan: Loan = budget.lend(self._lent_bytes, self._give_back, cost=LOAN_COST, of=self._reservation)
 
     @property
     def useful_bytes(self) -> int:
@@ -78,6 +78,8 @@ class MacroLists:
         self._grow()
 
     def _grow(self) -> None:
+        if not self._lent_bytes():
+            self._loan.renew()
         with suppress(BudgetError):  # lists are read from the file instead
             self._reservation.resize(AT_ONCE * self._room)
         with self._lock:
@@ -104,6 +106,8 @@ class MacroLists:
             yield slot.lists
         finally:
             with self._lock:
+                if not self._lent_bytes():
+                    self._loan.renew()
                 slot.n_users -= 1
 
     def _take(self, epoch: int, order: PartitionEpoch, position: int) -> _Slot | None:

@@ -87,7 +87,9 @@ def measure(graph: Any, batches: SampledBatches) -> tuple[BatchSize, SampledBatc
     size, sampled = _sample(graph, batches, 0)
     if batches.most_rows is not None:
         return size.of(batches.most_rows), batches
-    kept = batches if sampled.history is not None else _FirstKept(batches, sampled, graph)  # in its turn it may be smaller
+    kept = (
+        batches if sampled.history is not None else _FirstKept(batches, sampled, size.sample_bytes, graph)
+    )  # in its turn it may be smaller
     del sampled  # or it could not be given back where there is no memory for others
     return (size if together_of(batches) == 1 else _upper(graph, batches, size)), kept
 
@@ -119,10 +121,10 @@ def _sample(graph: Any, batches: SampledBatches, position: int) -> tuple[BatchSi
 class _FirstKept(DerivedBatches):
     """Batches whose first one is there already: epoch 0 gets it once, unless the memory is needed before."""
 
-    def __init__(self, batches: SampledBatches, first: SampledBatch, graph: Any) -> None:
+    def __init__(self, batches: SampledBatches, first: SampledBatch, n_bytes: int, graph: Any) -> None:
         super().__init__(batches)
-        self._first, self._pool, self._n_bytes = [first], graph.pool, first.nbytes
-        self._loan = graph.budget.lend(self._lent_bytes, self._give_back, cost=LOAN_COST, holder=HOLDER)
+        self._first, self._pool, self._n_bytes = [first], graph.pool, n_bytes
+        self._loan = graph.budget.lend(self._lent_bytes, self._give_back, cost=LOAN_COST, of=HOLDER)
 
     def _lent_bytes(self) -> int:
         return self._n_bytes if self._first else 0

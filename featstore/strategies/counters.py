@@ -111,15 +111,16 @@ class BatchCounts:
     """Batches that were assembled, and their rows by the tier that had them, added up from any thread."""
 
     def __init__(self) -> None:
-        self._n_batches = self._n_rows = 0
+        self._n_batches = self._n_rows = self._hits_lost = 0
         self._hits = {Tier.HOST: 0, Tier.BASE: 0}
         self._lock = threading.Lock()
 
-    def add(self, n_rows: int, hits: Mapping[Tier, int]) -> None:
-        """Add a batch of ``n_rows`` rows, of all features together."""
+    def add(self, n_rows: int, hits: Mapping[Tier, int], hits_lost: int = 0) -> None:
+        """Add a batch of ``n_rows`` rows, of all features together; ``hits_lost`` of them were planned as hits, and read."""
         with self._lock:
             self._n_batches += 1
             self._n_rows += n_rows
+            self._hits_lost += hits_lost
             for tier, n in hits.items():
                 self._hits[tier] = self._hits.get(tier, 0) + n
 
@@ -129,7 +130,7 @@ class BatchCounts:
         return self._n_batches
 
     def total(self) -> dict[str, Any]:
-        """Return ``batches``, ``rows`` and ``hits`` (rows by tier)."""
+        """Return ``batches``, ``rows``, ``hits`` (rows by tier) and ``hits_lost``."""
         with self._lock:
             hits = {tier.name.lower(): n for tier, n in sorted(self._hits.items())}
-            return {"batches": self._n_batches, "rows": self._n_rows, "hits": hits}
+            return {"batches": self._n_batches, "rows": self._n_rows, "hits": hits, "hits_lost": self._hits_lost}

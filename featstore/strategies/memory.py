@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from featstore.budget import Budget
+from featstore.budget import Budget, MemoryReport
 from featstore.config import format_size
 from featstore.errors import BudgetError
 from featstore.gather.buffers import HOLDER
@@ -189,13 +189,17 @@ class Memory:
 
     def _held(self) -> int:
         """Bytes held now, but for those of batches, and for what the reader holds, which grows with the memory."""
-        report: Mapping[str, int] = self._budget.report()
+        return self._held_of(self._budget.report())
+
+    def _held_of(self, report: MemoryReport) -> int:
         held = sum(n_bytes for holder, n_bytes in report.items() if holder not in (HOLDER, BATCHES))
         return int(held - self._graph.reader.held_bytes)
 
     def _fixed_now(self) -> int:
         """Bytes of :meth:`_held` that are not on loan."""
-        return max(0, self._held() - self._budget.lent(without=HOLDER))
+        report = self._budget.report()
+        on_loan = sum(each.on_loan_bytes for holder, each in report.holders.items() if holder != HOLDER)
+        return max(0, self._held_of(report) - on_loan)
 
     def _solve(self, n_bytes: int) -> int:
         """Return the least memory that has ``n_bytes`` beside the reader's queue and tables, which grow with it."""

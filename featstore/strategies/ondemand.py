@@ -138,7 +138,7 @@ class OnDemandRunner(Runner):
         if self._holdings is None or self._holdings.is_running:  # what is held is that epoch's
             return _OnDemandEpoch(self.setup, in_turn(order, start))
         self._holdings.grow(SAMPLED_AHEAD)
-        run = _OnDemandEpoch(self.setup, in_turn(order, start, self._holdings.get(SAMPLED_AHEAD)))
+        run = _OnDemandEpoch(self.setup, in_turn(order, start, self._holdings.get(SAMPLED_AHEAD)), self._holdings)
         self._holdings.began(run)
         return run
 
@@ -163,8 +163,8 @@ class OnDemandRunner(Runner):
 
 
 class _OnDemandEpoch(EpochRun):
-    def __init__(self, setup: Setup, order: InTurn) -> None:
-        self._setup, self._order, self.closed = setup, order, False
+    def __init__(self, setup: Setup, order: InTurn, holdings: Holdings | None = None) -> None:
+        self._setup, self._order, self._holdings = setup, order, holdings
 
     @property
     def threads(self) -> int:
@@ -179,4 +179,5 @@ class _OnDemandEpoch(EpochRun):
 
     def close(self) -> None:
         self._order.close()
-        self.closed = True
+        if self._holdings is not None:
+            self._holdings.ended(self)

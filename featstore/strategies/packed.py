@@ -482,7 +482,18 @@ class PackedRunner(Runner):
             self._look_ahead()
             lease = self._caches.lease()
             try:
-                run = PackedEpoch(self._setup, self._pack, self._layout, epoch, start, self._caches, lease, self._filled, self)
+                run = PackedEpoch(
+                    self._setup,
+                    self._pack,
+                    self._layout,
+                    epoch,
+                    start,
+                    self._caches,
+                    lease,
+                    self._filled,
+                    self,
+                    self._holdings,
+                )
             except BaseException:
                 self._caches.release()
                 raise

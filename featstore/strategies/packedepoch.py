@@ -18,6 +18,7 @@ from featstore.pack.layout import Layout
 from featstore.pack.offline import Pack
 from featstore.strategies.base import EpochRun, Prepared
 from featstore.strategies.caches import CacheLease, LeasedCaches, read_rows
+from featstore.strategies.holdings import Holdings
 from featstore.strategies.setup import Setup
 
 __all__ = ["PackedEpoch", "Windows", "fill_from_extents"]
@@ -61,9 +62,10 @@ class PackedEpoch(EpochRun):
         lease: CacheLease,
         filled: dict[str, FeatureCache],
         strategy: Windows,
+        holdings: Holdings,
     ) -> None:
         self._setup, self._pack, self._layout, self._filled = setup, pack, layout, filled
-        self._caches, self._lease, self._strategy, self.closed = caches, lease, strategy, False
+        self._caches, self._lease, self._strategy, self._holdings, self.closed = caches, lease, strategy, holdings, False
         self._group = 1 if layout is None else layout.group
         batches = setup.batches.epoch(epoch)
         assert isinstance(batches, PackEpoch)
@@ -152,4 +154,5 @@ class PackedEpoch(EpochRun):
             for source in self._sources.values():
                 self._setup.reads.add(source.close())
             self._caches.release()
+            self._holdings.ended(self)
             self.closed = True

@@ -226,4 +226,5 @@ class SuperbatchEpoch(EpochRun):
                 self._switch.end()
             if self._runs is not None:
                 self._runs.close()
+            self._holdings.ended(self)
             self.closed = True

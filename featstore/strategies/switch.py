@@ -163,7 +163,7 @@ class CacheSwitch:
             self.close()
             raise
         if room is not None:
-            self._loan = graph.budget.lend(self._lent_bytes, self._give_back, cost=LOAN_COST)
+            self._loan = graph.budget.lend(self._lent_bytes, self._give_back, cost=LOAN_COST, of=self._reservation)
 
     @property
     def _is_leased(self) -> bool:
@@ -172,6 +172,11 @@ class CacheSwitch:
     def _lent_bytes(self) -> int:
         """Return the bytes of the share, but for those of a neighbour cache that is in use."""
         return 0 if self._is_leased and self._reservation.holder == NEIGHBORS else self._reservation.n_bytes
+
+    def _lends_again(self) -> None:
+        """Note that the share will be on loan, where it is not: a neighbour cache has it, or others."""
+        if self._loan is not None and not self._lent_bytes():
+            self._loan.renew()
 
     def _give_back(self, n_bytes: int) -> int:
         """Give the whole share back between epochs; within one, what the feature caches can do without."""
@@ -214,6 +219,7 @@ class CacheSwitch:
 
         Within an epoch a neighbour cache cannot be taken back: samplers use it.
         """
+        self._lends_again()
         self._resize(0)
         n = self._graph.num_nodes
         widths = {name: self._graph.features[name].row_bytes for name in self._wanted}
@@ -227,6 +233,7 @@ class CacheSwitch:
 
     def release(self) -> None:
         """End the epoch; may be called again."""
+        self._lends_again()
         self._lease = None
         for name in self._capacities:
             cache = self._graph.features[name].cache
@@ -310,6 +317,7 @@ class CacheSwitch:
         rows_left = rows_within(self.share.total, self._graph.num_nodes, widths)
         caches = []
         with self._taking:
+            self._lends_again()
             self._reservation.holder = FEATURES
             for name, capacity in self._capacities.items():
                 cache = self._use(name, min(capacity, rows_left))
