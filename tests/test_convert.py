@@ -130,14 +130,14 @@ def test_what_was_made_of_a_graph_stays_valid(tmp_path: Path) -> None:
             g, featstore.NeighborSampler(g, [3, 2]), torch.arange(0, N, 5), 50, path=tmp_path / "p", progress=False
         )
         pack.close()
-        identity, old_files = g.identity(), files_in(root)
+        identity, old_files = g.fingerprint(), files_in(root)
         sampler = featstore.NeighborSampler(g, [4, 4])
         assert convert(root, "chunked", chunk_bytes=4096, memory="64MiB", progress=False)
         # The open graph goes on with the files that it has; they stay until nobody has them open.
         assert old_files <= files_in(root)
         before = sampler.sample(torch.arange(100))
     with opened(root) as g:
-        assert g.identity() == identity
+        assert g.fingerprint() == identity
         g.cache_neighbors("40KB")
         again = g.neighbor_cache
         assert again is not None
@@ -154,7 +154,7 @@ def test_what_was_made_of_a_graph_stays_valid(tmp_path: Path) -> None:
     assert files_in(root) == named(root)
     make(root, seed=1).close()  # another graph
     with opened(root) as g:
-        assert g.identity() != identity
+        assert g.fingerprint() != identity
         with pytest.raises(featstore.StaleError):
             featstore.Pack(tmp_path / "p").check(g)
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import featstore
 from featstore import EpochSampler, LaborSampler
 from featstore._core.epochs import LEAST_BLOCK_WORDS, LEAST_BLOCKS, Draws, Logs
-from featstore.sampling.window import LEAST_BLOCK_BYTES, Window, is_wide, least_bytes
+from featstore.sampling.window import LEAST_BLOCK_BYTES, EpochWindow, is_wide, least_bytes
 from tests.array_graphs import random_graph
 from tests.test_epoch_sampler import (
     PLENTY,
@@ -210,8 +210,8 @@ def test_windows_that_take_more_than_the_disk_holds_become_smaller(tmp_path: Pat
 
     seed = next(seed for seed in range(2000) if taken_by(seed) == 5)  # the mean is 1
     alone = LaborSampler(g, [1], batch_dependency=2**32, seed=seed)
-    windows, draw = list[tuple[int, int]](), Window.draw
-    monkeypatch.setattr(Window, "draw", lambda self: (windows.append((self.first, self.stop)), draw(self))[1])
+    windows, draw = list[tuple[int, int]](), EpochWindow.draw
+    monkeypatch.setattr(EpochWindow, "draw", lambda self: (windows.append((self.first, self.stop)), draw(self))[1])
     least = least_bytes(g, (1,), len(batches), is_wide(g))
     for window in ("auto", 4):
         sampler = EpochSampler(g, [1], seed=seed, window=window, disk="40kB", **options)
@@ -231,8 +231,8 @@ def test_windows_that_take_more_than_the_disk_holds_become_smaller(tmp_path: Pat
 
 @pytest.mark.parametrize("strategy", ["ondemand", "streamed"])
 def test_a_loader_gets_the_batches_of_layers(small: SimpleNamespace, strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    windows, draw = list[int](), Window.draw
-    monkeypatch.setattr(Window, "draw", lambda self: (windows.append(self._epoch), draw(self))[1])
+    windows, draw = list[int](), EpochWindow.draw
+    monkeypatch.setattr(EpochWindow, "draw", lambda self: (windows.append(self._epoch), draw(self))[1])
     with featstore.open(small.path, memory="64MiB", threads=2) as g:
         g.cache_neighbors("8KiB")
         options = {"batch_dependency": 3, "seed": 7}
@@ -249,8 +249,8 @@ def test_a_loader_gets_the_batches_of_layers(small: SimpleNamespace, strategy: s
 
 
 def test_offline_samples_are_drawn_in_windows(small: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    windows, draw = list[tuple[int, int, int]](), Window.draw
-    monkeypatch.setattr(Window, "draw", lambda self: (windows.append((self._epoch, self.first, self.stop)), draw(self))[1])
+    windows, draw = list[tuple[int, int, int]](), EpochWindow.draw
+    monkeypatch.setattr(EpochWindow, "draw", lambda self: (windows.append((self._epoch, self.first, self.stop)), draw(self))[1])
     with featstore.open(small.path, memory="64MiB") as g:
         samplers = {"alone": LaborSampler(g, [4, 2], seed=3), "window": EpochSampler(g, [4, 2], seed=3, draws="labor")}
         packs = [

@@ -21,7 +21,7 @@ from featstore.config import Options
 from featstore.errors import BudgetError
 from featstore.graph.neighborcache import NeighborCache
 from featstore.sampling.hops import HopSampler
-from featstore.sampling.window import LEAST_BLOCK_BYTES, Window, is_wide, least_bytes
+from featstore.sampling.window import LEAST_BLOCK_BYTES, EpochWindow, is_wide, least_bytes
 from featstore.storage.rundir import DiskBudget
 from tests.array_graphs import ArrayGraph, graphs, random_graph
 from tests.test_sampler import FANOUTS, WORDS, same
@@ -70,9 +70,9 @@ def window_of(
     n_bytes: int = PLENTY,
     n_workers: int = 2,
     access: str = "pass",
-) -> Iterator[Window]:
+) -> Iterator[EpochWindow]:
     numbers = itertools.count()
-    window = Window(
+    window = EpochWindow(
         sampler,
         g,
         lambda k: torch.from_numpy(batches[k]),

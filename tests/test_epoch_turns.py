@@ -23,7 +23,7 @@ from featstore import EpochSampler, NeighborSampler
 from featstore.errors import BudgetError, ClosedError, CorruptionError
 from featstore.sampling.drawn import Drawn, in_turn
 from featstore.sampling.turns import Turns
-from featstore.sampling.window import Window
+from featstore.sampling.window import EpochWindow
 from tests.array_graphs import random_graph
 from tests.test_epoch_sampler import EpochGraph, Int64s, batches_of, window_of
 from tests.test_sampler import same
@@ -67,13 +67,13 @@ def test_batches_out_of_turn_and_again(small: SimpleNamespace) -> None:
 
 def test_the_next_window_is_drawn_while_this_one_is_taken(small: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = [threading.Event() for _ in range(4)]
-    draw = Window.draw
+    draw = EpochWindow.draw
 
-    def told(self: Window) -> None:
+    def told(self: EpochWindow) -> None:
         draw(self)
         drawn[self.first // 3].set()
 
-    monkeypatch.setattr(Window, "draw", told)
+    monkeypatch.setattr(EpochWindow, "draw", told)
     with featstore.open(small.path, memory="64MiB") as g:
         batches = batches_of(small.train_idx, 25)
         with closing(turns(EpochSampler(g, [2], window=3), batches)) as taken:
@@ -106,7 +106,7 @@ def test_a_window_that_nobody_waits_for_leaves_memory_to_others(tmp_path: Path) 
 
 def test_a_window_that_is_waited_for_hurries(small: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     hurried: list[int] = []
-    monkeypatch.setattr(Window, "hurry", lambda self: (hurried.append(self.first), self._is_urgent.set())[0])
+    monkeypatch.setattr(EpochWindow, "hurry", lambda self: (hurried.append(self.first), self._is_urgent.set())[0])
     with featstore.open(small.path, memory="64MiB") as g:
         batches = batches_of(small.train_idx, 20)
         with closing(turns(EpochSampler(g, [10, 10], window=5), batches)) as taken:
@@ -116,14 +116,14 @@ def test_a_window_that_is_waited_for_hurries(small: SimpleNamespace, monkeypatch
 
 
 def test_closing_stops_drawing_and_sends_waiters_away(small: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    began, aim = threading.Event(), Window._aim
+    began, aim = threading.Event(), EpochWindow._aim
 
-    def slowly(self: Window, *args: Any) -> None:
+    def slowly(self: EpochWindow, *args: Any) -> None:
         began.set()
         time.sleep(0.02)
         aim(self, *args)
 
-    monkeypatch.setattr(Window, "_aim", slowly)
+    monkeypatch.setattr(EpochWindow, "_aim", slowly)
     with featstore.open(small.path, memory="64MiB") as g, ThreadPoolExecutor(2) as threads:
         batches = batches_of(small.train_idx, 1)
         taken = turns(EpochSampler(g, [2, 2]), batches)
@@ -231,8 +231,8 @@ def test_offline_samples_and_counts_are_drawn_in_windows(
 ) -> None:
     """Packs, and policies that count an epoch's accesses: the same as with a sampler that goes batch by batch."""
     windows: list[tuple[int, int, int]] = []
-    draw = Window.draw
-    monkeypatch.setattr(Window, "draw", lambda self: (windows.append((self._epoch, self.first, self.stop)), draw(self))[1])
+    draw = EpochWindow.draw
+    monkeypatch.setattr(EpochWindow, "draw", lambda self: (windows.append((self._epoch, self.first, self.stop)), draw(self))[1])
     with featstore.open(small.path, memory="64MiB") as g:
         packs = [
             featstore.sample_offline(g, kind(g, [4, 2], seed=3), small.train_idx, 40, epochs=2, path=tmp_path / kind.__name__)
@@ -265,16 +265,16 @@ class Seen:
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
-    found, draw = Seen(), Window.draw
+    found, draw = Seen(), EpochWindow.draw
 
-    def told(self: Window) -> None:
+    def told(self: EpochWindow) -> None:
         found.epochs.append(self._epoch)
         try:
             draw(self)
         finally:
             found.done[self._epoch].set()
 
-    monkeypatch.setattr(Window, "draw", told)
+    monkeypatch.setattr(EpochWindow, "draw", told)
     return found
 
 
@@ -342,15 +342,15 @@ def test_what_cannot_be_drawn_ahead_fails_no_batch_before_it(small: SimpleNamesp
 
 
 def test_a_window_that_failed_ahead_of_time_is_drawn_again(small: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    failed, draw = list[int](), Window.draw
+    failed, draw = list[int](), EpochWindow.draw
 
-    def once(self: Window) -> None:
+    def once(self: EpochWindow) -> None:
         if self._epoch == 1 and not failed:
             failed.append(self._epoch)
             raise BudgetError("others had the memory")
         draw(self)
 
-    monkeypatch.setattr(Window, "draw", once)
+    monkeypatch.setattr(EpochWindow, "draw", once)
     with featstore.open(small.path, memory="64MiB") as g:
         with featstore.Loader(g, EpochSampler(g, [4, 3], seed=7), small.train_idx, 30, seed=2) as loader:
             assert sum(1 for _ in loader) == sum(1 for _ in loader) == len(loader)

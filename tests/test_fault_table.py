@@ -171,9 +171,9 @@ COVERAGE: dict[str, list[str]] = {
         "test_train::test_ctrl_c_at_any_moment",
         "test_commit_faults::test_ctrl_c_after_any_step_leaves_the_old_or_the_new",
     ],
-    "process: a copy to a device fails, or is interrupted, under way; memory that cannot be page-locked": [
-        "test_handover::test_host_memory_goes_back_once_the_copy_is_complete",
-        "test_handover::test_memory_that_cannot_be_locked_is_ordinary_and_said_once",
+    "process: a copy to a device fails, or is interrupted, under way; memory that cannot be pinned": [
+        "test_transfer::test_host_memory_goes_back_once_the_copy_is_complete",
+        "test_transfer::test_memory_that_cannot_be_locked_is_ordinary_and_said_once",
         "test_loader::test_errors_of_handing_over",
         "test_train::test_ctrl_c_at_any_moment",
     ],

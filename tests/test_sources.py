@@ -51,7 +51,7 @@ def closed_readers() -> Iterator[None]:
 
 def row_file(rows: np.ndarray, folder: Path, using: Reader | None = None) -> RowFile:
     record = write_rows(folder, rows)
-    seeds = {"seed": record.seed, "sums_seed": sums_seed(record.seed), "identity": record.file_id}
+    seeds = {"seed": record.seed, "sums_seed": sums_seed(record.seed), "fingerprint": record.file_id}
     return (using or reader()).open(folder / record.name, layout=record.layout, n_rows=record.n_rows, **seeds)
 
 
@@ -85,7 +85,7 @@ class TestExtents(RowSourceContract):
             writer.fill(base, lambda k: np.arange(cuts[order[k]], cuts[order[k] + 1]), 16 << 20)
             record = writer.finish()
         base.close()
-        seeds = {"seed": record.seed, "sums_seed": sums_seed(record.seed), "identity": record.file_id}
+        seeds = {"seed": record.seed, "sums_seed": sums_seed(record.seed), "fingerprint": record.file_id}
         file = using.open(folder / "extents", layout=record.layout, n_rows=record.n_rows, **seeds)
         return Closing(file, extents, np.argsort(order), 1 << 20)
 
@@ -106,7 +106,7 @@ class Shards:
         self.shards = shards
         self.bounds = np.cumsum([0, *(shard.n_rows for shard in shards)])
         self.n_rows, self.row_bytes = int(self.bounds[-1]), shards[0].row_bytes
-        self.identity = " ".join(shard.identity for shard in shards)
+        self.fingerprint = " ".join(shard.fingerprint for shard in shards)
         self.stats = ReadStats()
         self._lock = threading.Lock()
 

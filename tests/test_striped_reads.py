@@ -22,7 +22,7 @@ from featstore.errors import CorruptionError, FormatError
 from featstore.graph.chunks import ChunkedTopology
 from featstore.sampling import window
 from featstore.sampling.fileturns import FileTurns
-from featstore.sampling.window import Window
+from featstore.sampling.window import EpochWindow
 from featstore.storage import stripedrows
 from featstore.storage.rowfile import RowFile
 from featstore.storage.stripedrows import StripedRows
@@ -301,7 +301,7 @@ def test_a_slow_file_holds_up_no_other(
     lock, all_others = threading.Lock(), threading.Event()
     left: dict[int, int] = {}
     n_waited, late = 0, []
-    read, draw = RowFile.read, Window._draw
+    read, draw = RowFile.read, EpochWindow._draw
 
     def slow_read(self: RowFile, row: int, *arguments: Any) -> Any:
         nonlocal n_waited
@@ -315,7 +315,7 @@ def test_a_slow_file_holds_up_no_other(
                     late.append(dict(left))
         return read(self, row, *arguments)
 
-    def counted(self: Window, workers: Any, hop: int, worker: int, number: int) -> None:
+    def counted(self: EpochWindow, workers: Any, hop: int, worker: int, number: int) -> None:
         node = np.array([number << self._shape.shift])
         files = self._topology.files_of(np.arange(self._shape.n_ranges) << self._shape.shift)
         with lock:
@@ -336,7 +336,7 @@ def test_a_slow_file_holds_up_no_other(
         alone = featstore.NeighborSampler(g, [3, 2], seed=3)
         expected = [alone.sample(torch.from_numpy(seeds), 0, k) for k, seeds in enumerate(batches)]
     monkeypatch.setattr(RowFile, "read", slow_read)
-    monkeypatch.setattr(Window, "_draw", counted)
+    monkeypatch.setattr(EpochWindow, "_draw", counted)
     with featstore.open(forms.three, memory="64MiB", threads=2) as g:
         sampler = featstore.NeighborSampler(g, [3, 2], seed=3)
         with window_of(sampler, g, batches, tmp_path, n_workers=2) as drawn:

@@ -120,7 +120,7 @@ def test_graphs_of_nothing(tmp_path: Path, drives: list[Path]) -> None:
 
 def test_a_graph_stays_the_same_graph(root: Path, drives: list[Path]) -> None:
     with opened(root) as g:
-        identity = g.identity()
+        identity = g.fingerprint()
         parts = featstore.partition(g, 5, "ldg", progress=False).clone()
     assert not to(root, "chunked", chunk_bytes=4096, stripes=drives)
     assert to(root, "chunked", chunk_bytes=4096, stripes=drives[:1])
@@ -128,7 +128,7 @@ def test_a_graph_stays_the_same_graph(root: Path, drives: list[Path]) -> None:
     assert not to(root, "chunked", chunk_bytes=4096, stripes=[drives[1], drives[1]])
     assert (len(os.listdir(drives[0])), len(os.listdir(drives[1]))) == (0, 2)
     with opened(root) as g:
-        assert g.identity() == identity
+        assert g.fingerprint() == identity
         assert torch.equal(g.parts()["ldg-5"].load(), parts)
         g.aggregate("x", "sum", name="s", progress=False)  # another commit keeps the stripes
     assert held(drives) == stripes(root)

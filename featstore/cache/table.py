@@ -165,17 +165,17 @@ class FeatureCache:
 
     @property
     def in_use(self) -> bool:
-        """Whether a planner's plans for this cache are being run, see :meth:`claim`: it must not be replaced."""
+        """Whether a planner's plans for this cache are being run, see :meth:`lease`: it must not be replaced."""
         self._leave_parent()
         return self._user is not None and self._user() is not None
 
-    def claim(self, user: object) -> None:
+    def lease(self, user: object) -> None:
         """Let the cache follow an epoch's plans until :meth:`release`, or until ``user``, which the epoch holds, has died."""
         self._leave_parent()
         self._user = weakref.ref(user)
 
     def release(self) -> None:
-        """End what :meth:`claim` began; may be called again."""
+        """End what :meth:`lease` began; may be called again."""
         self._user = None
 
     @property

@@ -17,7 +17,7 @@ import torch
 from featstore._core.buffers import Block, Lease, populate
 from featstore.budget import Budget, Reservation
 from featstore.errors import BudgetError, ClosedError
-from featstore.gather.pinned import locked_block
+from featstore.gather.pinned import pinned_block
 
 __all__ = ["HOLDER", "BufferPool", "as_bytes", "block_bytes", "carve", "take_pages"]
 
@@ -82,7 +82,7 @@ class BufferPool:
         self._make: Callable[[int], Block] = Block
         self._start()
 
-    def page_lock(self, device: torch.device) -> None:
+    def pin(self, device: torch.device) -> None:
         """Page-lock new blocks from now on, for copies to CUDA devices that run beside computing; idle ones go.
 
         Parameters
@@ -96,7 +96,7 @@ class BufferPool:
         to lock is ordinary memory, of which a RuntimeWarning tells, once.
         """
         if self._make is Block:
-            self._make = partial(locked_block, device=device)
+            self._make = partial(pinned_block, device=device)
             self.trim()
 
     def _start(self) -> None:

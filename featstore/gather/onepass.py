@@ -41,7 +41,7 @@ def place_rows(source: torch.Tensor, slots: torch.Tensor, out: torch.Tensor, pos
     Parameters
     ----------
     source : tensor, shape (k, *row_shape)
-        Contiguous, on the device, or page-locked in host memory.
+        Contiguous, on the device, or pinned in host memory.
     slots : int32 or int64 tensor, shape (n,)
         In ``[0, k)``; repeats allowed. They are not checked, as ``positions`` are not.
     out : tensor, shape (m, *row_shape), of source.dtype

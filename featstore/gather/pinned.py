@@ -12,12 +12,12 @@ import torch
 
 from featstore._core.buffers import Block
 
-__all__ = ["LockedBlock", "locked_block"]
+__all__ = ["PinnedBlock", "pinned_block"]
 
 PORTABLE = 1  # cudaHostRegisterPortable: locked for every device of the process
 
 
-class LockedBlock(Block):
+class PinnedBlock(Block):
     """A block whose pages CUDA has locked: copies from it to a device run beside the host and beside computing.
 
     Raises
@@ -53,19 +53,19 @@ class LockedBlock(Block):
 _warned = threading.Event()
 
 
-def locked_block(nbytes: int, device: torch.device) -> Block:
+def pinned_block(nbytes: int, device: torch.device) -> Block:
     """Return a block locked for all CUDA devices; an ordinary one, with one warning a process, where CUDA refuses.
 
     ``device`` spares the first device a context that nobody asked for.
     """
     with torch.cuda.device(device):
         try:
-            return LockedBlock(nbytes)
+            return PinnedBlock(nbytes)
         except RuntimeError as error:
             if not _warned.is_set():
                 _warned.set()
                 warnings.warn(
-                    f"CUDA does not page-lock {nbytes} bytes ({error}): batches are copied to the device from ordinary memory, "
+                    f"CUDA does not pin {nbytes} bytes ({error}): batches are copied to the device from ordinary memory, "
                     "by way of the driver's own, which is slower and holds the thread that copies; see ulimit -l, and the "
                     "memory limit of the container",
                     RuntimeWarning,

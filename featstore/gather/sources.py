@@ -31,7 +31,7 @@ class RowSource(Protocol):
     Attributes
     ----------
     n_rows, row_bytes : int
-    identity : str
+    fingerprint : str
         Tells these rows from all others, those of an earlier generation included; "" where nothing does.
     path : str
         What errors name.
@@ -48,7 +48,7 @@ class RowSource(Protocol):
     @property
     def row_bytes(self) -> int: ...
     @property
-    def identity(self) -> str: ...
+    def fingerprint(self) -> str: ...
     @property
     def path(self) -> str: ...
     @property
@@ -103,15 +103,15 @@ class MemorySource:
     array : uint8 array, shape (n, row_bytes), C-contiguous
     n_threads : int
         Threads that copy.
-    identity : str
+    fingerprint : str
     """
 
     path, mode, in_order = "memory", "memory", False
 
-    def __init__(self, array: Uint8s, n_threads: int, identity: str = "") -> None:
+    def __init__(self, array: Uint8s, n_threads: int, fingerprint: str = "") -> None:
         self.array = array
         self.n_threads = n_threads
-        self.identity = identity
+        self.fingerprint = fingerprint
         self.n_rows, self.row_bytes = array.shape
         self.stats = ReadStats()
         self._is_closed = False
@@ -148,13 +148,13 @@ class AbsentRows:
     path : str
         What errors name.
     n_rows, row_bytes : int
-    identity : str
+    fingerprint : str
     """
 
     mode, in_order = "absent", False
 
-    def __init__(self, path: str, n_rows: int, row_bytes: int, identity: str) -> None:
-        self.path, self.n_rows, self.row_bytes, self.identity = path, n_rows, row_bytes, identity
+    def __init__(self, path: str, n_rows: int, row_bytes: int, fingerprint: str) -> None:
+        self.path, self.n_rows, self.row_bytes, self.fingerprint = path, n_rows, row_bytes, fingerprint
         self.stats = ReadStats()
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
@@ -194,7 +194,7 @@ class ExtentSource:
     in_order = True
 
     def __init__(self, file: RowFile, extents: ExtentMap, order: Int64s, window_bytes: int, arenas: Arenas | None = None) -> None:
-        self.path, self.mode, self.identity = file.path, file.mode, file.identity
+        self.path, self.mode, self.fingerprint = file.path, file.mode, file.fingerprint
         self.row_bytes = extents.row_bytes
         self.stats = ReadStats()
         order = np.asarray(order, np.int64)

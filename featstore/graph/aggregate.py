@@ -23,7 +23,7 @@ from featstore.storage.catalog import NODE, Catalog
 from featstore.storage.reader import Reader
 from featstore.storage.writer import RowFileWriter
 
-__all__ = ["HOLDER", "Host", "Room", "aggregate", "identity_of", "room_in", "write_block"]
+__all__ = ["HOLDER", "Host", "Room", "aggregate", "fingerprint_of", "room_in", "write_block"]
 
 HOLDER: Final = "aggregation"  # in the budget's report
 _LEAST_BUFFER: Final = 64 << 10
@@ -104,7 +104,7 @@ def generous(budget: Budget, memory: int | str | None) -> Iterator[None]:
         raise BudgetError(f"{error.message.split('; ')[0]}; at least {needed} bytes in all would do", needed) from None
 
 
-def identity_of(catalog: Catalog, name: str) -> list[str]:
+def fingerprint_of(catalog: Catalog, name: str) -> list[str]:
     """Return the ids of the files that hold a feature."""
     return [catalog.files[part.file].file_id for part in catalog.fields[f"{NODE}/{name}"].parts]
 
@@ -150,7 +150,7 @@ def aggregate(
     made = dtype_name(out_dtype)
     recipe = {
         "what": "aggregate",
-        "made_of": [adjacency_of(g.catalog), identity_of(g.catalog, feature)],
+        "made_of": [adjacency_of(g.catalog), fingerprint_of(g.catalog, feature)],
         "options": [op, hops, made],
     }
     fields = {hop: Field(n, row_shape, "float64" if hop < hops - 1 else made) for hop in range(hops)}

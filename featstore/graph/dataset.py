@@ -18,7 +18,7 @@ from featstore.graph.feature import FeatureStore
 from featstore.graph.kept import Kept
 from featstore.graph.opened import Fields
 from featstore.graph.progress import Progress
-from featstore.graph.snapshot import Snapshot, identity_of, open_files, topology_bytes
+from featstore.graph.snapshot import Snapshot, fingerprint_of, open_files, topology_bytes
 from featstore.graph.source import ArrayLike, torch_dtype
 from featstore.graph.verify import verify_files, verify_topology
 from featstore.registry import adapter
@@ -395,12 +395,12 @@ class OutOfCoreGraph(Kept):
             self._snapshot.file_of(record).read(0, len(rows), rows)
         return tensor
 
-    def identity(self) -> dict[str, str]:
+    def fingerprint(self) -> dict[str, str]:
         """Return the id of the file that holds each field, by key: what was made from a field is stale once it differs.
 
         Of the adjacency it is the id of the file that first held it: :func:`featstore.convert` leaves it as it is.
         """
-        return identity_of(self._snapshot.catalog)
+        return fingerprint_of(self._snapshot.catalog)
 
     # -- looking after it --------------------------------------------------------------------------------------------------------
 
@@ -473,7 +473,7 @@ class _Reopen:
 def _is_current(graph: OutOfCoreGraph) -> bool:
     """Return whether the dataset at a graph's path is still the one that it has open."""
     try:
-        return identity_of(current_catalog(graph.path)) == graph.identity()
+        return fingerprint_of(current_catalog(graph.path)) == graph.fingerprint()
     except (OSError, ValueError):
         return False  # opening it anew says what is wrong, or waits for whoever is replacing it
 

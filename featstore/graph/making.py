@@ -306,7 +306,7 @@ class Making:
             n_rows=record.n_rows,
             seed=record.seed,
             sums_seed=sums_seed(record.seed),
-            identity=record.file_id,
+            fingerprint=record.file_id,
         )
 
     def commit(self, step: int) -> Catalog:

@@ -17,7 +17,7 @@ from featstore.storage.reader import Reader
 from featstore.storage.rowfile import RowFile
 from featstore.storage.update import OpenFile, open_file
 
-__all__ = ["DatasetFiles", "Snapshot", "identity_of", "open_files", "topology_bytes"]
+__all__ = ["DatasetFiles", "Snapshot", "fingerprint_of", "open_files", "topology_bytes"]
 
 SWEEP_PATIENCE_S = 2.0  # a writer that removes leftovers keeps readers out for a moment
 
@@ -119,7 +119,7 @@ class Snapshot:
             seed=record.seed,
             sums_seed=sums_seed(record.seed),
             fds=file.take(),
-            identity=record.file_id,
+            fingerprint=record.file_id,
         )
 
     def adopt(self, catalog: Catalog, key: str, names: list[str]) -> None:
@@ -198,7 +198,7 @@ class Snapshot:
                 stack.callback(file.close)
 
 
-def identity_of(catalog: Catalog) -> dict[str, str]:
+def fingerprint_of(catalog: Catalog) -> dict[str, str]:
     """Return the id of the file that holds each field, by key; of the adjacency what :meth:`Catalog.adjacency` says."""
     held = {
         key: " ".join(catalog.files[part.file].file_id for part in record.parts)

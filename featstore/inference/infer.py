@@ -15,7 +15,7 @@ import torch
 
 from featstore.config import check_flag
 from featstore.gather.device import check_device
-from featstore.graph.aggregate import Host, Room, generous, identity_of, room_in, write_block
+from featstore.graph.aggregate import Host, Room, fingerprint_of, generous, room_in, write_block
 from featstore.graph.feature import FeatureStore
 from featstore.graph.making import Field, Making, adjacency_of, check_new_feature
 from featstore.graph.passes import PassCosts, Passes, Rows, summed_dtype
@@ -163,7 +163,7 @@ def run_layers(
     model = fingerprint(layers) if key is None else f"key {key}"
     recipe = {
         "what": "infer",
-        "made_of": [adjacency_of(g.catalog), identity_of(g.catalog, features)],
+        "made_of": [adjacency_of(g.catalog), fingerprint_of(g.catalog, features)],
         "options": [len(layers), str(given), uuid.uuid4().hex if model is None else model],
     }
     with (

@@ -102,7 +102,7 @@ class MiniBatch:
         return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> MiniBatch:
-        """Return a copy in page-locked memory, from which copies to an accelerator may run beside computing."""
+        """Return a copy in pinned memory, from which copies to an accelerator may run beside computing."""
         return self._map(lambda tensor: tensor.pin_memory())
 
     def to_pyg(self) -> Any:

@@ -383,7 +383,7 @@ class Pipeline(Generic[A, B, C]):
             if self._closed:
                 return False
             assembled = self._assembled.popleft()
-        outcome: C | _Failure = assembled if isinstance(assembled, _Failure) else self._hand_over(item, assembled)
+        outcome: C | _Failure = assembled if isinstance(assembled, _Failure) else self._transfer(item, assembled)
         del assembled
         with self._lock:
             self._handed += 1
@@ -394,7 +394,7 @@ class Pipeline(Generic[A, B, C]):
             self._changed.notify_all()
         return not is_last
 
-    def _hand_over(self, item: int, assembled: B) -> C | _Failure:
+    def _transfer(self, item: int, assembled: B) -> C | _Failure:
         assert self._third is not None
         try:
             with self._overlap:

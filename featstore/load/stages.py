@@ -20,7 +20,7 @@ from featstore.gather.plan import BatchPlan, DeviceRows, EdgePlan, Tier
 from featstore.load.edges import gather_edges
 from featstore.load.history import BatchHistory, History
 from featstore.load.minibatch import Held, MiniBatch
-from featstore.load.transfer import Assembled, HandOver, host_rows
+from featstore.load.transfer import Assembled, Transfer, host_rows
 from featstore.load.waiting import Waiting
 from featstore.pack.packgraph import PackedGraph
 from featstore.sampling.numbered import edge_numbers, n_edge_rows
@@ -73,9 +73,9 @@ class Stages:
         self._on_device = setup.on_device
         # None: a batch is whole once it is assembled.
         is_whole = setup.device.type == "cpu" and self._on_device is None
-        self._hand_over = None if is_whole else HandOver(setup.device, self.watch)
-        if self._hand_over is not None and setup.device.type == "cuda":
-            self._g.pool.page_lock(self._hand_over.device)
+        self._transfer = None if is_whole else Transfer(setup.device, self.watch)
+        if self._transfer is not None and setup.device.type == "cuda":
+            self._g.pool.pin(self._transfer.device)
         # A stage of its own has threads of its own; otherwise the store's are meant.
         own = setup.copy_threads not in (None, setup.graph.options.threads)
         self._copying: dict[str, Any] = {"threads": setup.copy_threads} if own else {}
@@ -86,8 +86,8 @@ class Stages:
 
     def receive(self, batch: MiniBatch) -> None:
         """Take note of a batch, in the loop's thread, before the loop has it."""
-        if self._hand_over is not None:
-            self._hand_over.receive(batch)
+        if self._transfer is not None:
+            self._transfer.receive(batch)
         self.memory.delivered(batch)
         if self._history is not None and batch.history is not None:
             self._history.deliver(batch.history)
@@ -116,10 +116,10 @@ class Stages:
         ``waiting`` hears of every batch that the last stage has made.
         """
         sample, assemble = partial(self._sample, run), partial(self._assemble, run)
-        last: Callable[..., MiniBatch] = self._hand_over or assemble
+        last: Callable[..., MiniBatch] = self._transfer or assemble
         if waiting is not None:
             last = waiting.after(last)
-        return (sample, last, None) if self._hand_over is None else (sample, partial(self._assemble_apart, run), last)
+        return (sample, last, None) if self._transfer is None else (sample, partial(self._assemble_apart, run), last)
 
     def waiting(self, run: EpochRun, least: int) -> Waiting | None:
         """Return what lends batches made ahead beyond ``least``; None where their rows cannot be read again."""

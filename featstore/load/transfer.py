@@ -13,7 +13,7 @@ from featstore.gather.plan import DeviceRows
 from featstore.load.minibatch import Held, MiniBatch
 from featstore.strategies.counters import Stopwatch
 
-__all__ = ["Assembled", "HandOver", "host_rows", "numbered"]
+__all__ = ["Assembled", "Transfer", "host_rows", "numbered"]
 
 
 def numbered(device: torch.device) -> torch.device:
@@ -51,7 +51,7 @@ def host_rows(n_rows: int, part: DeviceRows | None, device: torch.device) -> int
     return len(part.others) + (n_rows if device.type == "cpu" else 0)
 
 
-class HandOver:
+class Transfer:
     """Deliver assembled batches on a device. Thread-safe; :meth:`receive` is the loop's part.
 
     Parameters
@@ -67,7 +67,7 @@ class HandOver:
 
     Notes
     -----
-    To a CUDA device copies run in a stream of their own, from page-locked memory (:meth:`BufferPool.page_lock`), beside whatever
+    To a CUDA device copies run in a stream of their own, from pinned memory (:meth:`BufferPool.pin`), beside whatever
     the host and other streams do. The call returns when they are complete: then host memory is not read any more, and goes back
     to its pool with the assembled batch, and the batch may be used in any stream.
     """

@@ -39,7 +39,7 @@ __all__ = [
     "FeatureExtents",
     "Layout",
     "LayoutOptions",
-    "Source",
+    "PackedFeature",
     "check_disk",
     "extent_map",
     "file_record",
@@ -89,7 +89,7 @@ class LayoutOptions:
 
 
 @dataclass(frozen=True)
-class Source:
+class PackedFeature:
     """A feature to pack: its file, and what its rows are."""
 
     file: RowFile
@@ -219,11 +219,11 @@ class Layout:
         """Return the tier ``DISK_CACHE`` of a feature; None where batches share nothing."""
         return self._shared.get(name)
 
-    def check(self, sources: Mapping[str, Source]) -> None:
+    def check(self, sources: Mapping[str, PackedFeature]) -> None:
         """Raise StaleError unless the features are those that were packed."""
         for feature in self.record["features"]:
             source = sources[feature["name"]]
-            if feature["made_of"] != source.file.identity:
+            if feature["made_of"] != source.file.fingerprint:
                 raise StaleError(
                     f"{self.folder} holds rows of another feature {feature['name']!r}, or of an earlier one; "
                     "remove this directory, and the layout is made anew"

@@ -20,7 +20,16 @@ from featstore.cache.base import Policy
 from featstore.config import format_size
 from featstore.errors import BusyError, CommittedError, CorruptionError, FormatError
 from featstore.graph.progress import Progress, note
-from featstore.pack.layout import PARTIAL, PREFIX, FeatureExtents, LayoutOptions, Source, check_disk, extent_map, layout_bytes
+from featstore.pack.layout import (
+    PARTIAL,
+    PREFIX,
+    FeatureExtents,
+    LayoutOptions,
+    PackedFeature,
+    check_disk,
+    extent_map,
+    layout_bytes,
+)
 from featstore.pack.nodedata import Carrier, NodeData, is_carried
 from featstore.pack.packing import fill_extents
 from featstore.pack.record import OfflineSamples, read_record, write_record
@@ -50,7 +59,7 @@ class _Job:
     options: LayoutOptions
     policy: Policy
     scores_of: ScoresOf
-    sources: Mapping[str, Source]
+    sources: Mapping[str, PackedFeature]
     reader: Reader
     budget: Budget
     disk: DiskBudget
@@ -63,7 +72,7 @@ def make_layout(
     options: LayoutOptions,
     policy: Policy,
     scores_of: ScoresOf,
-    sources: Mapping[str, Source],
+    sources: Mapping[str, PackedFeature],
     reader: Reader,
     budget: Budget,
     *,
@@ -84,7 +93,7 @@ def make_layout(
         The one that ``options`` names.
     scores_of : callable
         Returns its scores, where it is a static one.
-    sources : mapping of str to Source
+    sources : mapping of str to PackedFeature
         The features of ``options``.
     reader : Reader
     budget : Budget
@@ -221,7 +230,7 @@ def _make_whole(job: _Job, target: str) -> None:
 
 def _origin(job: _Job) -> dict[str, Any]:
     """Return what a partial layout is made of."""
-    features = {name: [source.file.identity, source.file.row_bytes] for name, source in job.sources.items()}
+    features = {name: [source.file.fingerprint, source.file.row_bytes] for name, source in job.sources.items()}
     return {"format": 1, "samples": job.pack.record["samples"], "features": features}
 
 
@@ -332,7 +341,7 @@ def _pack_feature(job: _Job, tables: TierTables, number: int, name: str) -> dict
         "dtype": source.dtype,
         "shape": list(source.shape),
         "row_bytes": row_bytes,
-        "made_of": source.file.identity,
+        "made_of": source.file.fingerprint,
         "file": record,
     }
 

@@ -83,7 +83,7 @@ def is_carried(pack: OfflineSamples, data: NodeData) -> bool:
 
 def carried_bytes(pack: OfflineSamples, graph: Any, name: str | None) -> int:
     """Return about how many bytes carrying some node data of a graph would take; 0 where a pack has it."""
-    if name is None or is_carried(pack, NodeData(name, graph.node_data[name], graph.identity()[f"node/_/{name}"])):
+    if name is None or is_carried(pack, NodeData(name, graph.node_data[name], graph.fingerprint()[f"node/_/{name}"])):
         return 0
     return int(graph.node_data[name].nbytes) + 4096
 

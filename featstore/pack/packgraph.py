@@ -94,8 +94,8 @@ class PackedGraph(Opened):
     def _close_files(self) -> None:
         pass  # layouts are opened by the loaders that run them
 
-    def identity(self) -> dict[str, str]:
-        """See :meth:`featstore.OutOfCoreGraph.identity`: of the graph that the pack was made of."""
+    def fingerprint(self) -> dict[str, str]:
+        """See :meth:`featstore.OutOfCoreGraph.fingerprint`: of the graph that the pack was made of."""
         return self._identity
 
     def policy_inputs(

@@ -20,7 +20,7 @@ from featstore.storage.extents import ExtentMap, ExtentWriter, least_memory
 from featstore.storage.format import sums_seed
 from featstore.storage.pagestream import Arenas, PagedRows
 from featstore.storage.reader import Reader
-from featstore.storage.reuse import SpareFiles
+from featstore.storage.reuse import FileReuse
 from featstore.storage.rowfile import ReadStats, RowFile
 from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.storage.writer import FileRecord
@@ -115,7 +115,7 @@ class RunPacker:
         What packing may hold.
     window_bytes : int
         What reading a feature's extents may hold; reserved.
-    spares : SpareFiles
+    reuse : FileReuse
         Files whose batches have run, to be written over.
     reads : callable
         Told what was read while packing, and of extents in vain.
@@ -132,45 +132,45 @@ class RunPacker:
         disk: DiskBudget,
         memory: Reservation,
         window_bytes: int,
-        spares: SpareFiles,
+        reuse: FileReuse,
         arenas: PackArenas,
         reads: Callable[[ReadStats], None],
         *,
         may_skip: bool = False,
     ) -> None:
-        self._may_skip, self._spares = may_skip, spares
+        self._may_skip, self._reuse = may_skip, reuse
         self.counts = PackCounts()
         self._bases, self._reader, self._runs, self._disk = bases, reader, runs, disk
         self._memory, self._window_bytes, self._arenas, self._reads = memory, window_bytes, arenas, reads
 
     @property
     def most_held(self) -> int:
-        """See :class:`featstore.plan.overlapped.Pack`."""
+        """See :class:`featstore.plan.overlapped.PackSuperbatch`."""
         return self._memory.n_bytes // 8
 
     def fits(self, n_missed: Int64s, n_bytes: int = 0) -> bool:
-        """See :class:`featstore.plan.overlapped.Pack`."""
+        """See :class:`featstore.plan.overlapped.PackSuperbatch`."""
         if self._disk.total is None:
             return True
-        return self._disk.used - self._spares.n_bytes + self._needed(n_missed) + n_bytes <= self._disk.total
+        return self._disk.used - self._reuse.n_bytes + self._needed(n_missed) + n_bytes <= self._disk.total
 
     def _needed(self, n_missed: Int64s) -> int:
         return sum(ExtentMap(n_missed, base.row_bytes).disk_bytes for base in self._bases.values())
 
     def __call__(self, k: int, n_missed: Int64s, rows_of: MissedRows, check: Callable[[], None]) -> _PackedRun | None:
-        """See :class:`featstore.plan.overlapped.Pack`."""
+        """See :class:`featstore.plan.overlapped.PackSuperbatch`."""
         counts = self.counts
         if self._may_skip and not self.fits(n_missed):
             counts.done, counts.unpacked = counts.done + 1, counts.unpacked + 1
-            counts.disk_bytes = max(counts.disk_bytes, self._disk.used - self._spares.n_bytes + self._needed(n_missed))
+            counts.disk_bytes = max(counts.disk_bytes, self._disk.used - self._reuse.n_bytes + self._needed(n_missed))
             return None
         n_passes = 0
-        packed = _PackedRun(self._reader, self._disk, self._window_bytes, self._spares, self._arenas.windows, self._reads)
+        packed = _PackedRun(self._reader, self._disk, self._window_bytes, self._reuse, self._arenas.windows, self._reads)
         try:
             for number, (name, base) in enumerate(self._bases.items()):
                 extents = ExtentMap(n_missed, base.row_bytes)
                 path = self._runs.file(f"extents-{k}-{number}.rows")
-                with ExtentWriter(path, extents, self._disk, spares=self._spares) as writer:
+                with ExtentWriter(path, extents, self._disk, reuse=self._reuse) as writer:
                     least = least_memory(base.row_bytes, int(extents.n_rows.max(initial=0)))
                     if writer.nbytes + rows_of.nbytes + least > self._memory.n_bytes:
                         rows_of.drop()
@@ -201,11 +201,11 @@ class _PackedRun:
         reader: Reader,
         disk: DiskBudget,
         window_bytes: int,
-        spares: SpareFiles,
+        reuse: FileReuse,
         arenas: Mapping[str, Arenas],
         reads: Callable[[ReadStats], None],
     ) -> None:
-        self._reader, self._disk, self._window_bytes, self._spares = reader, disk, window_bytes, spares
+        self._reader, self._disk, self._window_bytes, self._reuse = reader, disk, window_bytes, reuse
         self._arenas, self._reads = arenas, reads
         self._files: dict[str, tuple[RowFile, ExtentMap]] = {}
         self._made: list[tuple[str, FileRecord]] = []
@@ -236,4 +236,4 @@ class _PackedRun:
             with contextlib.suppress(FileNotFoundError):  # whoever removed the folder took it along
                 os.unlink(f"{path}.sums")
             self._disk.give(record.n_sums_bytes)
-            self._spares.keep(path, record.n_bytes)
+            self._reuse.keep(path, record.n_bytes)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from featstore.errors import PluginError
 from featstore.gather.sources import ExtentSource
 
-__all__ = ["MissedRows", "Pack", "PackBeside", "Packed"]
+__all__ = ["MissedRows", "OverlappedPacking", "PackSuperbatch", "SuperbatchExtents"]
 
 Ids = npt.NDArray[Any]
 Int32s = npt.NDArray[np.int32]
@@ -71,7 +71,7 @@ class MissedRows:
         return self._read(batch) if kept is None else kept
 
 
-class Packed(Protocol):
+class SuperbatchExtents(Protocol):
     """The extents of one superbatch."""
 
     def source(self, name: str) -> ExtentSource:
@@ -87,7 +87,7 @@ class Packed(Protocol):
         ...
 
 
-class Pack(Protocol):
+class PackSuperbatch(Protocol):
     """Copies what the cache will lack into extents: ``rows_of(b)`` is what batch ``b`` of superbatch ``k`` misses, ascending."""
 
     @property
@@ -99,7 +99,7 @@ class Pack(Protocol):
         """Whether the disk has room for the extents of a superbatch and for ``n_bytes`` more."""
         ...
 
-    def __call__(self, k: int, n_missed: Int64s, rows_of: MissedRows, check: Check) -> Packed | None:
+    def __call__(self, k: int, n_missed: Int64s, rows_of: MissedRows, check: Check) -> SuperbatchExtents | None:
         """Pack superbatch ``k``, or return None where there is no room for it: its rows are then read from the base file.
 
         ``check`` is called now and then, what it raises (the epoch is over) is passed on.
@@ -107,7 +107,7 @@ class Pack(Protocol):
         ...
 
 
-class PackBeside:
+class OverlappedPacking:
     """Pack a superbatch in a thread of its own, as soon as it is known what its batches miss.
 
     A policy that foresees its misses (:class:`~featstore.cache.planned.Window`) has slots and changes still to work out and to
@@ -141,7 +141,7 @@ class PackBeside:
         ids: Callable[[int], Ids],
         missed: Callable[[int], Ids],
         most_held: int,
-        pack: Callable[[Int64s, MissedRows, Check], Packed | None],
+        pack: Callable[[Int64s, MissedRows, Check], SuperbatchExtents | None],
         may_begin: Callable[[Int64s], bool],
         check: Check,
     ) -> None:
@@ -152,7 +152,7 @@ class PackBeside:
         self._is_planned = threading.Event()
         self._stopped = False
         self._pending: deque[Future[None]] = deque()
-        self._packing: Future[Packed | None] | None = None
+        self._packing: Future[SuperbatchExtents | None] | None = None
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="featstore-pack")
 
     def foresee(self, batch: int, positions: Int32s) -> None:
@@ -185,14 +185,14 @@ class PackBeside:
         if kept is not None and not np.array_equal(kept, rows):
             raise PluginError(f"batch {batch} misses other rows than its policy foresaw")
 
-    def finish(self) -> Packed | None:
+    def finish(self) -> SuperbatchExtents | None:
         """Say that all is planned; return the extents, None where there was no room for them."""
         self._is_planned.set()
         if self._packing is None:
             self._packing = self._worker.submit(self._run)
         return self._packing.result()
 
-    def __enter__(self) -> PackBeside:
+    def __enter__(self) -> OverlappedPacking:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -213,7 +213,7 @@ class PackBeside:
     def _sort(self, batch: int, positions: Int32s) -> None:
         self._rows.add(np.sort(self._ids(batch)[positions]))
 
-    def _run(self) -> Packed | None:
+    def _run(self) -> SuperbatchExtents | None:
         return self._pack(self._n_missed, self._rows, self._go_on)
 
     def _go_on(self) -> None:

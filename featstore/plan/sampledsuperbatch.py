@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from featstore.cache.devicetier import DeviceTier
 from featstore.plan.edgetrace import EdgeTrace
-from featstore.plan.overlapped import Packed
+from featstore.plan.overlapped import SuperbatchExtents
 from featstore.plan.planfile import PlanFile
 from featstore.plan.samples import SampleFile
 
@@ -30,7 +30,7 @@ class SampledSuperbatch:
     samples : SampleFile
     plans : PlanFile, optional
         Of the rows that the device leaves.
-    packed : Packed, optional
+    packed : SuperbatchExtents, optional
         Extents of the rows that are missed.
     tier : DeviceTier, optional
         What the device held as it was planned.
@@ -42,7 +42,7 @@ class SampledSuperbatch:
 
     samples: SampleFile
     plans: PlanFile | None = None
-    packed: Packed | None = None
+    packed: SuperbatchExtents | None = None
     tier: DeviceTier | None = None
     edges: EdgeTrace | None = None
     edge_plans: PlanFile | None = None

@@ -32,7 +32,7 @@ from featstore.gather.plan import BatchPlan, EdgePlan, Tier
 from featstore.gather.sources import ExtentSource
 from featstore.plan.edgeplans import EdgePlanner
 from featstore.plan.edgetrace import DistinctEdges, EdgeTraceWriter
-from featstore.plan.overlapped import MissedRows, Pack, PackBeside, Packed
+from featstore.plan.overlapped import MissedRows, OverlappedPacking, PackSuperbatch, SuperbatchExtents
 from featstore.plan.planfile import PlanFile, most_bytes, write_bytes, write_plan
 from featstore.plan.planmemory import Spill, Switch, must_spill
 from featstore.plan.sampledsuperbatch import SampledSuperbatch
@@ -75,7 +75,7 @@ class SuperbatchInspector:
         ``time(stage)`` is a context manager that measures ``"sample"``, ``"plan"``, ``"switch"``, ``"pack"`` or ``"load"``.
     switch : Switch, optional
         The serial schedule: one superbatch after the other, each planned alone.
-    pack : Pack, optional
+    pack : PackSuperbatch, optional
         Copy what the cache will lack into extents: batches then read those and not the base file.
     residents : int64 array, optional
         Rows that the cache begins with, the i-th in slot i; by default none, with a switch those that are used first.
@@ -103,7 +103,7 @@ class SuperbatchInspector:
         threads: int,
         time: Callable[[str], AbstractContextManager[None]],
         switch: Switch | None = None,
-        pack: Pack | None = None,
+        pack: PackSuperbatch | None = None,
         residents: Int64s | None = None,
         tier: Callable[[], DeviceTier | None] = lambda: None,
         edges: EdgePlanner | None = None,
@@ -428,18 +428,20 @@ class SuperbatchInspector:
             plans = most_bytes(len(samples), int(samples.lengths.sum()), int(n_missed.sum()), self._capacity)
             return pack.fits(n_missed, plans)
 
-        def run(n_missed: Int64s, rows_of: MissedRows, check: Callable[[], None]) -> Packed | None:
+        def run(n_missed: Int64s, rows_of: MissedRows, check: Callable[[], None]) -> SuperbatchExtents | None:
             with self._time("pack"):
                 return pack(k, n_missed, rows_of, check)
 
-        with PackBeside(len(samples), superbatch.ids, superbatch.missed, pack.most_held, run, may_begin, self._check) as packing:
+        with OverlappedPacking(
+            len(samples), superbatch.ids, superbatch.missed, pack.most_held, run, may_begin, self._check
+        ) as packing:
             superbatch.plans = self._plan(k, superbatch, ahead, packing)
             superbatch.packed = packing.finish()
         if superbatch.packed is None:
             superbatch.plans.tier = Tier.BASE
 
     def _plan(
-        self, k: int, superbatch: SampledSuperbatch, ahead: SampledSuperbatch | None, packing: PackBeside | None
+        self, k: int, superbatch: SampledSuperbatch, ahead: SampledSuperbatch | None, packing: OverlappedPacking | None
     ) -> PlanFile:
         samples, tier = superbatch.samples, superbatch.tier
         if self._edges is not None:

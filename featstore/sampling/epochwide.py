@@ -17,7 +17,7 @@ from featstore.sampling.hops import Graph
 from featstore.sampling.labor import LaborSampler
 from featstore.sampling.neighbor import NeighborSampler
 from featstore.sampling.turns import Coming, Seeds, Turns
-from featstore.sampling.window import Window, drawn_bytes, has_places, is_wide, least_bytes, useful_bytes
+from featstore.sampling.window import EpochWindow, drawn_bytes, has_places, is_wide, least_bytes, useful_bytes
 
 __all__ = ["EpochSampler"]
 
@@ -201,7 +201,7 @@ class EpochSampler:
         sums = {name: sum(each[k] for each in windows) for k, name in enumerate(names)}
         return {**self.hops.stats(), "windows": len(windows), **sums}
 
-    def count(self, window: Window) -> None:
+    def count(self, window: EpochWindow) -> None:
         """Count a window that is done."""
         self._windows.append((window.passes_s, window.list_bytes, window.drawn_reads, window.spilled_bytes))
 

@@ -215,7 +215,7 @@ def has_own_seeds(sampler: Any) -> bool:
 
 def adjacency_of(graph: Any) -> dict[str, str]:
     """Return the ids of the files that hold a graph's adjacency, by field."""
-    return {key: file_id for key, file_id in graph.identity().items() if key.startswith("edge/")}
+    return {key: file_id for key, file_id in graph.fingerprint().items() if key.startswith("edge/")}
 
 
 def _check_graph(sampler: Any, num_nodes: int, graph: Any) -> None:
@@ -225,7 +225,7 @@ def _check_graph(sampler: Any, num_nodes: int, graph: Any) -> None:
     there, here = _named(own), _named(graph)
     if isinstance(n_own, Integral) and n_own != num_nodes:
         raise ValueError(f"the sampler samples {there} of {n_own} nodes, and the batches are for {here} of {num_nodes} nodes")
-    if graph is None or own is graph or not (hasattr(own, "identity") and hasattr(graph, "identity")):
+    if graph is None or own is graph or not (hasattr(own, "fingerprint") and hasattr(graph, "fingerprint")):
         return
     if adjacency_of(own) != adjacency_of(graph):
         replaced = ", which was replaced between the two openings" * (there == here)

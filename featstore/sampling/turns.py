@@ -21,7 +21,7 @@ from featstore.budget import Reservation
 from featstore.errors import ClosedError
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.hops import FanoutSampler, Graph
-from featstore.sampling.window import Window, drawn_bytes, has_places, is_wide, least_bytes
+from featstore.sampling.window import EpochWindow, drawn_bytes, has_places, is_wide, least_bytes
 from featstore.storage.rundir import DiskBudget, RunDirectory, finalize_here
 
 __all__ = ["Coming", "Seeds", "Turns"]
@@ -52,7 +52,7 @@ class Drawer(Protocol):
     def sample(self, seeds: torch.Tensor, epoch: int = 0, index: int = 0) -> SampledBatch: ...
     def memory_bytes(self, n_batches: int, n_seeds: int) -> tuple[int, int]: ...
     def expected(self, n_seeds: int) -> tuple[int, int]: ...
-    def count(self, window: Window) -> None: ...
+    def count(self, window: EpochWindow) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class _Open:
         self._sampler, self._runs = sampler, list[RunDirectory]()
         self._numbers, self._making = itertools.count(), threading.Lock()
         disk = None if sampler.disk is None else sampler.disk // plan.most
-        self.window = Window(
+        self.window = EpochWindow(
             sampler.hops,
             sampler.graph,
             seeds,

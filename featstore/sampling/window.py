@@ -33,7 +33,7 @@ from featstore.sampling.neighbor import NeighborSampler
 from featstore.sampling.scratch import Int64s, Scratch
 from featstore.storage.rundir import DiskBudget
 
-__all__ = ["Window", "drawn_bytes", "has_places", "is_wide", "least_bytes", "useful_bytes"]
+__all__ = ["EpochWindow", "drawn_bytes", "has_places", "is_wide", "least_bytes", "useful_bytes"]
 
 LEAST_BITS, MOST_BITS = 12, 20  # targets are sorted over so many nodes at once, as a power of two
 MOST_RANGES = 4096
@@ -135,7 +135,7 @@ class _Worker:
         self.scratch = np.empty(shape.scratch_words, np.int64)
 
 
-class Window:
+class EpochWindow:
     """The batches ``first … stop - 1`` of an epoch, to be drawn together.
 
     Parameters

@@ -39,7 +39,7 @@ from featstore.storage.format import SUMS_PER_PAGE, Header, file_bytes, page_sum
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.ordered import Ordered
 from featstore.storage.pagestream import Arenas, PagedRows, arena_bytes, least_window
-from featstore.storage.reuse import SpareFiles
+from featstore.storage.reuse import FileReuse
 from featstore.storage.rowfile import ReadStats
 from featstore.storage.rundir import DiskBudget
 from featstore.storage.writer import FileRecord, free_bytes, fsync_directory
@@ -70,7 +70,7 @@ class ExtentWriter:
         one. A writer of the same file and extents goes on where a killed one left it.
     ordered : Ordered, optional
         The first extents, whose rows lie in an order of their own.
-    spares : SpareFiles, optional
+    reuse : FileReuse, optional
         One of them is written over, where there is one.
 
     Raises
@@ -92,7 +92,7 @@ class ExtentWriter:
         *,
         resumable: bool = False,
         ordered: Ordered | None = None,
-        spares: SpareFiles | None = None,
+        reuse: FileReuse | None = None,
     ) -> None:
         self.path = os.fspath(path)
         self.extents = extents
@@ -124,7 +124,7 @@ class ExtentWriter:
         if resumed is None:
             self._sums = np.zeros((self.record.n_sums_bytes // PAGE_BYTES, 512), np.uint64)
         try:
-            is_spare = resumed is None and spares is not None and spares.take(n_bytes, self._temporary[0])
+            is_spare = resumed is None and reuse is not None and reuse.take(n_bytes, self._temporary[0])
             if disk is not None:
                 needed = extents.disk_bytes + (extents.progress_bytes if resumable else 0)
                 disk.take(needed, self.path)

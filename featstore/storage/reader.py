@@ -313,7 +313,7 @@ class Reader:
         verify: str | None = None,
         n_bytes: int | None = None,
         fds: tuple[int, int] = (-1, -1),
-        identity: str = "",
+        fingerprint: str = "",
     ) -> RowFile:
         """Open a row file and, unless ``verify`` is ``"off"``, its table of checksums (``<path>.sums``).
 
@@ -325,7 +325,7 @@ class Reader:
         CorruptionError
             A file is not as long as it must be, or the table is damaged; with ``verify="open"``, any page is.
         """
-        file = RowFile(self, path, layout, n_rows, seed, sums_seed, verify or self.options.verify, n_bytes, fds, identity)
+        file = RowFile(self, path, layout, n_rows, seed, sums_seed, verify or self.options.verify, n_bytes, fds, fingerprint)
         self._files.add(file)
         return file
 

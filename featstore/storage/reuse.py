@@ -8,10 +8,10 @@ import threading
 
 from featstore.storage.rundir import DiskBudget, RunDirectory
 
-__all__ = ["SpareFiles"]
+__all__ = ["FileReuse"]
 
 
-class SpareFiles:
+class FileReuse:
     """Files that nobody reads any more, in a run directory of their own. Thread-safe.
 
     Parameters

@@ -73,8 +73,8 @@ class Queues(Protocol):
 class RowFile:
     """Rows of one file, by number (a :class:`~featstore.gather.sources.RowSource`). Thread-safe.
 
-    ``identity`` tells them from all others, ``mode`` says whether reads are direct or buffered, and why, ``stats`` what was read
-    so far.
+    ``fingerprint`` tells them from all others, ``mode`` says whether reads are direct or buffered, and why, ``stats`` what was
+    read so far.
     """
 
     in_order = False
@@ -90,13 +90,13 @@ class RowFile:
         verify: str,
         n_bytes: int | None = None,
         fds: tuple[int, int] = (-1, -1),
-        identity: str = "",
+        fingerprint: str = "",
     ) -> None:
         self._reader = reader
         self.layout = layout
         self.n_rows = n_rows
         self.row_bytes = layout.row_bytes
-        self.identity = identity
+        self.fingerprint = fingerprint
         self.seed = seed
         self._sums_seed = sums_seed
         self.stats = ReadStats()

@@ -20,8 +20,8 @@ from featstore.strategies.memory import Memory, Request, ask
 from featstore.strategies.setup import Setup, row_bytes
 
 __all__ = [
-    "Claim",
-    "OwnCaches",
+    "CacheLease",
+    "LeasedCaches",
     "ask_beside_caches",
     "cache_bytes",
     "check_free",
@@ -196,7 +196,7 @@ def read_rows(setup: Setup, store: FeatureStore, rows: npt.NDArray[np.int64], ou
     setup.reads.add(store.source.gather(rows, out))
 
 
-class Claim:
+class CacheLease:
     """What an epoch holds while caches follow its plans; they are free when it has died, however the epoch was lost."""
 
 
@@ -240,10 +240,10 @@ def make_room(graph: Any, features: Iterable[str] = (), edge_features: Iterable[
     graph.pool.trim()
 
 
-class OwnCaches:
+class LeasedCaches:
     """The caches that follow a loader's plans, empty at first.
 
-    A feature has one cache. A loader's plans say which slot of *its* cache holds a row, so every epoch claims the caches before
+    A feature has one cache. A loader's plans say which slot of *its* cache holds a row, so every epoch leases the caches before
     anything runs, and makes them anew where another loader, or ``g.cache``, has taken their place since.
 
     Caches on loan that have given memory back are made anew too, as large as they were, or as the memory is by then.
@@ -291,7 +291,7 @@ class OwnCaches:
         # A pack's plans are made for the whole cache; and the next epoch tries again.
         cache.is_cut = capacity < self._capacities[name]
 
-    def claim(self) -> Claim:
+    def lease(self) -> CacheLease:
         """Take the caches for an epoch, all or none, until :meth:`release` or as long as what is returned lives.
 
         Raises
@@ -301,7 +301,7 @@ class OwnCaches:
         BudgetError
             They have to be made anew, and there is no memory for them.
         """
-        claim = Claim()
+        lease = CacheLease()
         with self._graph.locked():  # of two epochs that begin at once one has the caches, the other is told so
             check_free(self._graph, self._capacities, of_edges=self._of_edges)
             lost = [name for name in self._capacities if self._is_lost(name)]
@@ -311,8 +311,8 @@ class OwnCaches:
                 for name in lost:
                     self._make(name, self._capacities[name])
             for cache in self._mine.values():
-                cache.claim(claim)
-        return claim
+                cache.lease(lease)
+        return lease
 
     def _is_lost(self, name: str) -> bool:
         """Whether the feature's cache is another's, or has given memory back."""

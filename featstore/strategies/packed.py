@@ -23,7 +23,7 @@ from featstore.gather.buffers import block_bytes
 from featstore.gather.plan import Tier
 from featstore.pack.batches import PackBatches
 from featstore.pack.fingerprint import digest_of, same_scores
-from featstore.pack.layout import Layout, LayoutOptions, Source, check_disk, fill_step, find_layouts
+from featstore.pack.layout import Layout, LayoutOptions, PackedFeature, check_disk, fill_step, find_layouts
 from featstore.pack.makelayout import make_layout
 from featstore.pack.nodedata import NodeData
 from featstore.pack.offline import Pack
@@ -36,7 +36,7 @@ from featstore.storage.pagestream import MOST_WINDOW_BYTES, least_window
 from featstore.strategies.base import EpochRun, Runner, Strategy
 from featstore.strategies.batchsize import KEPT_BYTES, larger, measure
 from featstore.strategies.caches import (
-    OwnCaches,
+    LeasedCaches,
     cache_bytes,
     make_online_edge_caches,
     make_room,
@@ -196,7 +196,7 @@ class PackedRunner(Runner):
         graph = setup.graph
         pack.check(graph)
         self._sources = {
-            name: Source(
+            name: PackedFeature(
                 graph.features[name].pages,
                 str(graph.features[name].dtype).removeprefix("torch."),
                 tuple(graph.features[name].shape),
@@ -205,7 +205,7 @@ class PackedRunner(Runner):
         }
         self._layout: Layout | None = None
         self.made_layout: str | None = None  # its name, where it was made here: not by others before, nor meanwhile
-        self._caches = OwnCaches(graph, setup.features)
+        self._caches = LeasedCaches(graph, setup.features)
         self._filled: dict[str, FeatureCache] = {}  # caches that hold what the layout starts with, and do not change
         self._tiers: list[DeviceTier] = []  # one, where the device holds rows
         self._holdings = Holdings(graph.budget, self.memory)
@@ -385,7 +385,7 @@ class PackedRunner(Runner):
 
     def _node_data(self, name: str) -> NodeData:
         graph = self._setup.graph
-        return NodeData(name, graph.node_data[name], graph.identity()[f"node/_/{name}"])
+        return NodeData(name, graph.node_data[name], graph.fingerprint()[f"node/_/{name}"])
 
     def _open(self, options: LayoutOptions) -> None:
         graph = self._setup.graph
@@ -460,9 +460,9 @@ class PackedRunner(Runner):
             Another loader has taken the cache's place since, and there is no memory to make it anew.
         """
         with self._holdings.beginning("packs"):
-            claim = self._caches.claim()
+            lease = self._caches.lease()
             try:
-                run = PackedEpoch(self._setup, self._pack, self._layout, epoch, start, self._caches, claim, self._filled, self)
+                run = PackedEpoch(self._setup, self._pack, self._layout, epoch, start, self._caches, lease, self._filled, self)
             except BaseException:
                 self._caches.release()
                 raise

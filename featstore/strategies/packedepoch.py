@@ -17,7 +17,7 @@ from featstore.pack.batches import PackEpoch
 from featstore.pack.layout import Layout
 from featstore.pack.offline import Pack
 from featstore.strategies.base import EpochRun, Prepared
-from featstore.strategies.caches import Claim, OwnCaches, read_rows
+from featstore.strategies.caches import CacheLease, LeasedCaches, read_rows
 from featstore.strategies.setup import Setup
 
 __all__ = ["PackedEpoch", "Windows", "fill_from_extents"]
@@ -57,13 +57,13 @@ class PackedEpoch(EpochRun):
         layout: Layout | None,
         epoch: int,
         start: int,
-        caches: OwnCaches,
-        claim: Claim,
+        caches: LeasedCaches,
+        lease: CacheLease,
         filled: dict[str, FeatureCache],
         strategy: Windows,
     ) -> None:
         self._setup, self._pack, self._layout, self._filled = setup, pack, layout, filled
-        self._caches, self._claim, self._strategy, self.closed = caches, claim, strategy, False
+        self._caches, self._lease, self._strategy, self.closed = caches, lease, strategy, False
         self._group = 1 if layout is None else layout.group
         batches = setup.batches.epoch(epoch)
         assert isinstance(batches, PackEpoch)

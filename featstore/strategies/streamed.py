@@ -17,11 +17,11 @@ from featstore.config import format_size
 from featstore.errors import PerformanceWarning
 from featstore.gather.buffers import take_pages
 from featstore.pack.packing import PackArenas, PackCounts, RunPacker
-from featstore.plan.overlapped import MissedRows, Pack, Packed
+from featstore.plan.overlapped import MissedRows, PackSuperbatch, SuperbatchExtents
 from featstore.storage.extents import PAGES, ExtentMap, least_memory, most_memory
 from featstore.storage.format import file_bytes, sums_bytes
 from featstore.storage.pagestream import MOST_WINDOW_BYTES, Arenas, least_window
-from featstore.storage.reuse import SpareFiles
+from featstore.storage.reuse import FileReuse
 from featstore.storage.rowfile import RowFile
 from featstore.storage.rundir import DiskBudget, RunDirectory, finalize_here
 from featstore.strategies.base import EpochRun, Runner
@@ -111,8 +111,8 @@ class StreamedRunner(SuperbatchRunner):
         assert setup.planning is not None
         self._bases: Mapping[str, RowFile] = {name: setup.graph.features[name].pages for name in setup.features}
         self._window_bytes = memory.granted[WINDOWS] // max(1, len(setup.features))
-        self._spares = SpareFiles(setup.planning.run_dir)
-        self._on_death.append(finalize_here(self, self._spares.close))
+        self._reuse = FileReuse(setup.planning.run_dir)
+        self._on_death.append(finalize_here(self, self._reuse.close))
         windows = {name: Arenas(self._window_bytes) for name in setup.features}
         self._arenas = PackArenas(Arenas(0), windows)
         packing = partial(_resize, self._arenas)
@@ -216,7 +216,7 @@ class StreamedRunner(SuperbatchRunner):
     def close(self, failed: bool = False) -> None:
         """Give the memory back; may be called again."""
         self._arenas.drop()
-        self._spares.close()
+        self._reuse.close()
         super().close(failed)
         if self.profile is not None:
             self.profile.close()
@@ -233,12 +233,12 @@ class StreamedRunner(SuperbatchRunner):
         width = sum(setup.row_bytes.values())
         return passes_over(setup.graph.num_nodes * width, width, len(setup.batches), n_accesses, setup.planning.miss_share)
 
-    def _packer(self, runs: RunDirectory, disk: DiskBudget) -> Pack | None:
+    def _packer(self, runs: RunDirectory, disk: DiskBudget) -> PackSuperbatch | None:
         planning = self._setup.planning
         # How many rows are missed was estimated to choose the size: where a superbatch misses more than the disk holds, its rows
         # are read where they are.
         may_skip = planning is not None and isinstance(planning.superbatch, str)
-        self._spares.use(disk)
+        self._reuse.use(disk)
         pack = RunPacker(
             self._bases,
             self._setup.graph.reader,
@@ -246,7 +246,7 @@ class StreamedRunner(SuperbatchRunner):
             disk,
             self._holdings[PACKING],
             self._window_bytes,
-            self._spares,
+            self._reuse,
             self._arenas,
             self._setup.reads.add,
             may_skip=may_skip,
@@ -274,7 +274,7 @@ class _PreparingPack:
     def fits(self, n_missed: Int64s, n_bytes: int) -> bool:
         return self._pack.fits(n_missed, n_bytes)
 
-    def __call__(self, k: int, n_missed: Int64s, rows_of: MissedRows, check: Callable[[], None]) -> Packed | None:
+    def __call__(self, k: int, n_missed: Int64s, rows_of: MissedRows, check: Callable[[], None]) -> SuperbatchExtents | None:
         packed = self._packed(k, n_missed, rows_of, check)
         try:
             self._say()
@@ -284,7 +284,7 @@ class _PreparingPack:
             raise
         return packed
 
-    def _packed(self, k: int, n_missed: Int64s, rows_of: MissedRows, check: Callable[[], None]) -> Packed | None:
+    def _packed(self, k: int, n_missed: Int64s, rows_of: MissedRows, check: Callable[[], None]) -> SuperbatchExtents | None:
         if k:
             return self._pack(k, n_missed, rows_of, check)
         over = threading.Event()

@@ -21,7 +21,7 @@ from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
 from featstore.config import parse_disk
 from featstore.errors import OptionError
-from featstore.plan.overlapped import Pack
+from featstore.plan.overlapped import PackSuperbatch
 from featstore.plan.planmemory import PLANNER_SHARE
 from featstore.sampling.drawn import in_turn, keep_ahead
 from featstore.storage.rundir import DiskBudget, RunDirectory, finalize_here
@@ -29,7 +29,7 @@ from featstore.strategies.accesscounts import AccessCounts
 from featstore.strategies.base import EpochRun, Runner, Strategy
 from featstore.strategies.batchsize import BatchSize
 from featstore.strategies.caches import (
-    OwnCaches,
+    LeasedCaches,
     ask_beside_caches,
     edge_cache_bytes,
     edge_capacities,
@@ -200,8 +200,8 @@ class SuperbatchRunner(Runner):
         self._planning = replace(setup.planning, superbatch=size)
         self._holdings.use(PLANNER, partial(_keep_plans, policy, memory.granted[PLANNER]), least)
         self._switch: CacheSwitch | None = None
-        self._caches = OwnCaches(setup.graph, setup.features)
-        self._edge_caches = OwnCaches(setup.graph, [], of_edges=True)
+        self._caches = LeasedCaches(setup.graph, setup.features)
+        self._edge_caches = LeasedCaches(setup.graph, [], of_edges=True)
         self._fixed: Int64s | None = None  # rows that stay, the best first
         self._n_fixed, self._beside = 0, setup.tier
         self._filled: dict[str, FeatureCache] = {}  # caches that have them
@@ -273,7 +273,7 @@ class SuperbatchRunner(Runner):
         """Return what a pass over the features for every superbatch costs; None where there is none."""
         return None
 
-    def _packer(self, runs: RunDirectory, disk: DiskBudget) -> Pack | None:
+    def _packer(self, runs: RunDirectory, disk: DiskBudget) -> PackSuperbatch | None:
         """Return what copies the rows that an epoch's caches will lack into extents."""
         return None
 
@@ -282,7 +282,7 @@ class SuperbatchRunner(Runner):
         if not sizes:
             return
         setup = self._setup
-        self._edge_caches = OwnCaches(setup.graph, setup.edge_features, of_edges=True)
+        self._edge_caches = LeasedCaches(setup.graph, setup.edge_features, of_edges=True)
         with setup.watch.time("cache"):
             self._edge_caches.make(edge_capacities(setup, sizes, None))
         setup.hold_share(sizes)
@@ -362,9 +362,9 @@ class SuperbatchRunner(Runner):
         # Without it next positions are spilled; but in the serial schedule a neighbour cache is chosen in this memory, too.
         self._holdings.grow(PLANNER, must=self._switch is not None)
         caches = self._caches if self._switch is None else self._switch
-        claim = caches.claim()
+        lease = caches.lease()
         try:
-            edge_claim = self._edge_caches.claim()
+            edge_lease = self._edge_caches.lease()
         except BaseException:
             caches.release()
             raise
@@ -382,12 +382,12 @@ class SuperbatchRunner(Runner):
                 room=self.memory.spare,
                 holdings=self._holdings,
                 caches=caches,
-                claim=claim,
+                lease=lease,
                 packer=self._packer,
                 fixed=self._fixed,
                 filled=self._filled,
                 edge_caches=self._edge_caches,
-                edge_claim=edge_claim,
+                edge_lease=edge_lease,
             )
         except BaseException:
             order.close()

@@ -17,12 +17,12 @@ from featstore.gather.executor import Tally
 from featstore.gather.plan import BatchPlan, Tier
 from featstore.gather.sources import MemorySource, RowSource
 from featstore.plan.edgeplans import EdgePlanner
-from featstore.plan.overlapped import Pack
+from featstore.plan.overlapped import PackSuperbatch
 from featstore.plan.superbatches import SuperbatchInspector
 from featstore.sampling.drawn import InTurn
 from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.strategies.base import EpochRun, Prepared
-from featstore.strategies.caches import Claim, OwnCaches, read_rows
+from featstore.strategies.caches import CacheLease, LeasedCaches, read_rows
 from featstore.strategies.holdings import Holdings
 from featstore.strategies.setup import Planning, Setup
 from featstore.strategies.switch import CacheSwitch, NoSwitch
@@ -62,19 +62,19 @@ class SuperbatchEpoch(EpochRun):
         threads: int,
         room: Callable[[], int],
         holdings: Holdings,
-        caches: OwnCaches | CacheSwitch,
-        claim: Claim,
-        packer: Callable[[RunDirectory, DiskBudget], Pack | None],
+        caches: LeasedCaches | CacheSwitch,
+        lease: CacheLease,
+        packer: Callable[[RunDirectory, DiskBudget], PackSuperbatch | None],
         fixed: Int64s | None,
         filled: dict[str, FeatureCache],
-        edge_caches: OwnCaches,
-        edge_claim: Claim,
+        edge_caches: LeasedCaches,
+        edge_lease: CacheLease,
     ) -> None:
         graph = setup.graph
         assert isinstance(planning.policy, PlannedPolicy)
         self._setup, self._order = setup, order
-        self._caches, self._claim = caches, claim
-        self._edge_caches, self._edge_claim = edge_caches, edge_claim
+        self._caches, self._lease = caches, lease
+        self._edge_caches, self._edge_lease = edge_caches, edge_lease
         self._switch = switch = caches if isinstance(caches, CacheSwitch) else None
         self.closed = False
         stores = [graph.features[name] for name in setup.features]

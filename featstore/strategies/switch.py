@@ -19,7 +19,7 @@ from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.topology import Topology, huge_bytes
 from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.storage.sections import SectionFile, SectionWriter
-from featstore.strategies.caches import Claim, check_free, rows_within
+from featstore.strategies.caches import CacheLease, check_free, rows_within
 from featstore.strategies.counters import ReadCounts
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ class CacheSwitch:
         self._file: NeighborFile | None = None
         self._runs: RunDirectory | None = None
         self._disk = DiskBudget(0)
-        self._claim: weakref.ref[Claim] | None = None
+        self._lease: weakref.ref[CacheLease] | None = None
         self._taking = threading.Lock()  # held while the share is taken or given back
         self._loan: Loan | None = None
         try:
@@ -166,12 +166,12 @@ class CacheSwitch:
             self._loan = graph.budget.lend(self._lent_bytes, self._give_back, cost=LOAN_COST)
 
     @property
-    def _is_claimed(self) -> bool:
-        return self._claim is not None and self._claim() is not None
+    def _is_leased(self) -> bool:
+        return self._lease is not None and self._lease() is not None
 
     def _lent_bytes(self) -> int:
         """Return the bytes of the share, but for those of a neighbour cache that is in use."""
-        return 0 if self._is_claimed and self._reservation.holder == NEIGHBORS else self._reservation.n_bytes
+        return 0 if self._is_leased and self._reservation.holder == NEIGHBORS else self._reservation.n_bytes
 
     def _give_back(self, n_bytes: int) -> int:
         """Give the whole share back between epochs; within one, what the feature caches can do without."""
@@ -179,7 +179,7 @@ class CacheSwitch:
             return 0
         try:
             held = self._lent_bytes()
-            if self._is_claimed and held:
+            if self._is_leased and held:
                 for name in self._capacities:
                     cache = self._graph.features[name].cache
                     if cache is not None and cache.budget is self.share:
@@ -197,17 +197,17 @@ class CacheSwitch:
         """Rows that every feature's cache has room for."""
         return min(self._capacities.values(), default=0)
 
-    def claim(self) -> Claim:
-        """Take the features' caches for an epoch, as :meth:`~featstore.strategies.caches.OwnCaches.claim` does."""
-        claim = Claim()
+    def lease(self) -> CacheLease:
+        """Take the features' caches for an epoch, as :meth:`~featstore.strategies.caches.LeasedCaches.lease` does."""
+        lease = CacheLease()
         with self._graph.locked(), self._taking:
             check_free(self._graph, self._capacities)
-            self._claim = weakref.ref(claim)
+            self._lease = weakref.ref(lease)
             for name in self._capacities:
                 self._use(name, 0)
             if self._room is not None:
                 self._take_share(self._room)
-        return claim
+        return lease
 
     def _take_share(self, room: Callable[[], int]) -> None:
         """Take the share anew, as large as it was at first, or as there is room for now, beside what other loaders need.
@@ -227,7 +227,7 @@ class CacheSwitch:
 
     def release(self) -> None:
         """End the epoch; may be called again."""
-        self._claim = None
+        self._lease = None
         for name in self._capacities:
             cache = self._graph.features[name].cache
             if cache is not None and cache.budget is self.share:
@@ -254,9 +254,9 @@ class CacheSwitch:
             self._graph.cache_for_planner(name, capacity, self.share)
             cache: FeatureCache | None = store.cache
             assert cache is not None
-            claim = None if self._claim is None else self._claim()
-            if claim is not None:
-                cache.claim(claim)
+            lease = None if self._lease is None else self._lease()
+            if lease is not None:
+                cache.lease(lease)
             if old is not None and old.budget is self.share:
                 cache.count_on_from(old)
             return cache

@@ -107,7 +107,7 @@ class RowSourceContract(ABC):
     def test_identities_differ(self, tmp_path: Path) -> None:
         """What was made of one source is not taken for what was made of another."""
         sources = [self._made(tmp_path / str(seed), seed=seed)[1] for seed in range(2)]
-        assert sources[0].identity != sources[1].identity or not sources[0].identity
+        assert sources[0].fingerprint != sources[1].fingerprint or not sources[0].fingerprint
         for source in sources:
             source.close()
 

@@ -29,7 +29,7 @@ from featstore.gather.device import Apart, DeviceArray
 from featstore.gather.plan import DeviceRows
 from featstore.graph.feature import FeatureStore
 from featstore.load.minibatch import MiniBatch
-from featstore.load.transfer import Assembled, HandOver
+from featstore.load.transfer import Assembled, Transfer
 from featstore.sampling.batch import Block
 from featstore.strategies.counters import Stopwatch
 from tests.fake_graph import graph, loader
@@ -222,17 +222,17 @@ def assembled(pool: BufferPool, n: int = 40_000) -> Assembled:
 @pytest.mark.parametrize("fails", [False, True])
 def test_host_memory_goes_back_once_the_copy_is_complete(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     pool, log = BufferPool(Budget(10**8)), []
-    hand_over = HandOver(torch.device("meta"), Stopwatch())
-    hand_over._stream = Stream(log, pool)
+    transfer = Transfer(torch.device("meta"), Stopwatch())
+    transfer._stream = Stream(log, pool)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: inside(log, stream))
     batch = assembled(pool)
     if fails:
         monkeypatch.setattr(Apart, "together", lambda _: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            hand_over(0, batch)
+            transfer(0, batch)
         gc.collect()
     else:
-        there = hand_over(0, batch)
+        there = transfer(0, batch)
         assert {t.device.type for t in there._tensors()} == {"meta"}
         assert list(there.features) == ["x", "z", "w"]
         assert [tuple(rows.shape) for rows in there.features.values()] == [(40_000, 3), (40_000, 3), (40_000, 1)]
@@ -246,21 +246,21 @@ def test_host_memory_goes_back_once_the_copy_is_complete(fails: bool, monkeypatc
 def test_the_loops_stream_keeps_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """The memory of a batch is another stream's: each tensor is recorded with the one that is current where the loop takes it."""
     pool, recorded = BufferPool(Budget(10**8)), []
-    hand_over = HandOver(torch.device("cpu"), Stopwatch())
+    transfer = Transfer(torch.device("cpu"), Stopwatch())
     batch = assembled(pool).batch
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: recorded.append((tensor.data_ptr(), stream)))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"the loop's on {device}")
-    hand_over.receive(batch)
+    transfer.receive(batch)
     assert recorded == []  # nothing was copied in a stream
-    hand_over._stream = Stream([], pool)
-    hand_over.receive(batch)
+    transfer._stream = Stream([], pool)
+    transfer.receive(batch)
     tensors = [batch.input_ids, *batch.features.values(), batch.y, batch.blocks[0].src, batch.blocks[0].dst]
     assert recorded == [(tensor.data_ptr(), "the loop's on cpu") for tensor in tensors]
 
 
 def test_the_loader_takes_every_batch_over(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[tuple[int, str]] = []
-    monkeypatch.setattr(HandOver, "receive", lambda _, batch: taken.append((batch.index, threading.current_thread().name)))
+    monkeypatch.setattr(Transfer, "receive", lambda _, batch: taken.append((batch.index, threading.current_thread().name)))
     with featstore.open(dataset, memory="64MB") as g:
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
         for prefetch in (0, 2):
@@ -269,7 +269,7 @@ def test_the_loader_takes_every_batch_over(dataset: Path, monkeypatch: pytest.Mo
             assert taken == [(index, threading.current_thread().name) for index in range(n)]
 
 
-# -- page-locked memory
+# -- pinned memory
 
 
 class Runtime:
@@ -312,7 +312,7 @@ def test_pooled_memory_is_locked_once_a_block(runtime: Runtime) -> None:
     before = pool.tensor(1 << 20, torch.uint8)
     del before
     assert pool.tensor(1 << 20, torch.uint8).data_ptr() not in runtime.locked
-    pool.page_lock(torch.device("cuda", 1))
+    pool.pin(torch.device("cuda", 1))
     assert budget.used == 0  # what was idle is not locked, and goes
     first = pool.tensor(1 << 20, torch.uint8)
     second = pool.tensor(5 << 20, torch.uint8)
@@ -321,7 +321,7 @@ def test_pooled_memory_is_locked_once_a_block(runtime: Runtime) -> None:
     address = first.data_ptr()
     del first
     assert pool.tensor(1 << 20, torch.uint8).data_ptr() == address  # pooled, and locked already
-    pool.page_lock(torch.device("cuda", 1))
+    pool.pin(torch.device("cuda", 1))
     assert len(runtime.locked) == 2
     pool.trim()
     assert list(runtime.locked) == [second.data_ptr()]
@@ -336,7 +336,7 @@ def test_memory_that_cannot_be_locked_is_ordinary_and_said_once(runtime: Runtime
     monkeypatch.setattr(pinned, "_warned", threading.Event())
     budget = Budget(10**8)
     pool = BufferPool(budget)
-    pool.page_lock(torch.device("cuda"))
+    pool.pin(torch.device("cuda"))
     runtime.answer = 2
     with pytest.warns(RuntimeWarning, match=r"cuda error 2.*slower") as said:
         held = [pool.tensor(1 << 20, torch.uint8) for _ in range(3)]
@@ -355,7 +355,7 @@ def test_memory_that_cannot_be_locked_is_ordinary_and_said_once(runtime: Runtime
 
 def test_a_child_after_fork_leaves_the_parents_locks(runtime: Runtime) -> None:
     pool = BufferPool(Budget(10**8))
-    pool.page_lock(torch.device("cuda"))
+    pool.pin(torch.device("cuda"))
     tensor = pool.tensor(1 << 20, torch.uint8)
     pid = os.fork()
     if pid == 0:
@@ -374,7 +374,7 @@ def test_a_loader_for_cuda_locks_its_pool(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: SimpleNamespace(device=device))
     g = graph()
-    g.pool.page_lock = asked.append
+    g.pool.pin = asked.append
     for device in ("cpu", "meta", "cuda:1", "cuda"):  # the last is the one that is current when the loader is made
         loader(g, device=device).close()
     assert asked == [torch.device("cuda", 1), torch.device("cuda", 3)]

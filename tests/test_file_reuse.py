@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import featstore
-from featstore.storage.reuse import SpareFiles
+from featstore.storage.reuse import FileReuse
 from featstore.storage.rundir import DiskBudget
 from tests.loaders import make_loader
 from tests.test_superbatch import batches, dataset, ondemand, same
@@ -36,42 +36,42 @@ def make(path: Path, n_bytes: int) -> str:
 
 
 def test_a_spare_is_the_nearest_in_size_and_keeps_its_blocks(tmp_path: Path) -> None:
-    spares, disk = SpareFiles(tmp_path / "runs"), DiskBudget(10_000)
-    spares.use(disk)
+    reuse, disk = FileReuse(tmp_path / "runs"), DiskBudget(10_000)
+    reuse.use(disk)
     inodes = {}
     for n_bytes in (1000, 5000, 3000):
         disk.take(n_bytes, "a")
         path = make(tmp_path / "old", n_bytes)
         inodes[n_bytes] = os.stat(path).st_ino
-        spares.keep(path, n_bytes)
+        reuse.keep(path, n_bytes)
         assert not os.path.exists(path)
-    assert spares.n_bytes == disk.used == 9000
-    assert spares.take(4500, str(tmp_path / "new"))
+    assert reuse.n_bytes == disk.used == 9000
+    assert reuse.take(4500, str(tmp_path / "new"))
     assert os.stat(tmp_path / "new").st_ino == inodes[5000]
-    assert disk.used == spares.n_bytes == 4000
-    spares.close()
+    assert disk.used == reuse.n_bytes == 4000
+    reuse.close()
     assert disk.used == 0
     assert not os.path.exists(tmp_path / "runs")
-    assert not spares.take(1, str(tmp_path / "none"))
+    assert not reuse.take(1, str(tmp_path / "none"))
     disk.take(7, "a")
-    spares.keep(make(tmp_path / "late", 7), 7)  # of an epoch that outlives its loader
+    reuse.keep(make(tmp_path / "late", 7), 7)  # of an epoch that outlives its loader
     assert disk.used == 0
     assert not os.path.exists(tmp_path / "late")
     assert not os.path.exists(tmp_path / "runs")
 
 
 def test_a_short_disk_budget_takes_spares_before_it_fails(tmp_path: Path) -> None:
-    spares, disk = SpareFiles(tmp_path / "runs"), DiskBudget(10_000)
-    spares.use(disk)
+    reuse, disk = FileReuse(tmp_path / "runs"), DiskBudget(10_000)
+    reuse.use(disk)
     disk.take(6000, "a")
-    spares.keep(make(tmp_path / "old", 6000), 6000)
+    reuse.keep(make(tmp_path / "old", 6000), 6000)
     later = DiskBudget(10_000)
-    spares.use(later)  # the next run: what is kept counts there
+    reuse.use(later)  # the next run: what is kept counts there
     assert later.used == 6000
     later.take(4000, "b")
-    assert spares.n_bytes == 6000
+    assert reuse.n_bytes == 6000
     later.take(1, "b")
-    assert spares.n_bytes == 0
+    assert reuse.n_bytes == 0
     assert later.used == 4001
     assert not list((tmp_path / "runs").rglob("spare-*"))
     with pytest.raises(OSError, match="disk budget") as caught:
@@ -81,13 +81,13 @@ def test_a_short_disk_budget_takes_spares_before_it_fails(tmp_path: Path) -> Non
 
 def test_without_a_place_to_keep_it_a_file_is_deleted(tmp_path: Path) -> None:
     (tmp_path / "runs").write_bytes(b"not a directory")
-    spares, disk = SpareFiles(tmp_path / "runs"), DiskBudget(None)
-    spares.use(disk)
+    reuse, disk = FileReuse(tmp_path / "runs"), DiskBudget(None)
+    reuse.use(disk)
     disk.take(5, "a")
-    spares.keep(make(tmp_path / "old", 5), 5)
+    reuse.keep(make(tmp_path / "old", 5), 5)
     assert disk.used == 0
     assert not os.path.exists(tmp_path / "old")
-    assert spares.n_bytes == 0
+    assert reuse.n_bytes == 0
 
 
 def test_extents_are_written_over_from_superbatch_to_superbatch_and_epoch_to_epoch(dataset: Path, tmp_path: Path) -> None:
@@ -120,17 +120,17 @@ def test_batches_written_over_others_are_those_of_on_demand(dataset: Path, super
 
 
 def test_files_that_somebody_removed_are_not_missed(tmp_path: Path) -> None:
-    spares, disk = SpareFiles(tmp_path / "runs"), DiskBudget(10_000)
-    spares.use(disk)
+    reuse, disk = FileReuse(tmp_path / "runs"), DiskBudget(10_000)
+    reuse.use(disk)
     disk.take(3000, "a")
-    spares.keep(make(tmp_path / "old", 3000), 3000)
+    reuse.keep(make(tmp_path / "old", 3000), 3000)
     shutil.rmtree(tmp_path / "runs")
-    assert not spares.take(3000, str(tmp_path / "new"))
-    assert disk.used == spares.n_bytes == 0
+    assert not reuse.take(3000, str(tmp_path / "new"))
+    assert disk.used == reuse.n_bytes == 0
     disk.take(5, "a")
-    spares.keep(str(tmp_path / "gone"), 5)
+    reuse.keep(str(tmp_path / "gone"), 5)
     assert disk.used == 0
-    spares.close()
+    reuse.close()
 
 
 def test_an_epoch_ends_although_its_run_files_were_removed(dataset: Path, ondemand: list[Any], tmp_path: Path) -> None:
