@@ -15,7 +15,7 @@ from featstore.plan.rowsample import RowSample, numbered
 from featstore.plan.simulate import row_counts
 from featstore.plan.trace import Trace
 from featstore.plan.unseen import distinct_rows, tally
-from tests.test_cost import skewed
+from tests.test_observed import skewed
 
 
 @given(st.lists(st.sets(st.integers(0, 11)), max_size=8))

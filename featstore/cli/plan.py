@@ -49,7 +49,7 @@ from featstore.strategies.actual import kept_runs, runs_table
 from featstore.strategies.batchsize import ROW_BYTES
 from featstore.strategies.devicecache import DeviceCache
 from featstore.strategies.devicefill import SIZED_LATER, rows_left
-from featstore.strategies.estimates import plugin_estimates
+from featstore.strategies.estimates import estimate_all
 from featstore.strategies.length import judge_length, passes_over
 from featstore.strategies.profile import DISK_SHARE, profile_batches
 from featstore.strategies.setup import Planning
@@ -237,7 +237,8 @@ def _choice(options: argparse.Namespace, graph: OutOfCoreGraph, workload: Worklo
     # Beside the cache, the batches that the loop and the loader have.
     left = graph.budget.available - workload.capacity * width - BATCHES_HELD * n_accesses * (width + ROW_BYTES)
     length = judge_length(planning, graph, workload.n_batches, n_accesses, stored, passes, granted=max(0, left))
-    choice = choose(replace(workload, superbatch=length.n_batches), machine, plugin_estimates)
+    workload = replace(workload, superbatch=length.n_batches)
+    choice = choose(workload, machine, estimate_all(workload, machine))
     return replace(choice, passes=length.passes, advice=length.advice)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -15,7 +15,7 @@ from featstore.budget import Budget
 from featstore.cache.base import get_policy
 from featstore.cache.select import top_rows
 from featstore.cache.table import FeatureCache
-from featstore.plan.cost import Estimate, Machine, Workload, cheapest, estimate_all, table
+from featstore.plan.cost import Estimate, Machine, Workload, cheapest, table
 from featstore.plan.planmemory import planning_bytes
 from featstore.plan.rowsample import NUMBERED_BYTES, RowSample, numbered
 from featstore.plan.simulate import simulate
@@ -62,7 +62,7 @@ class Choice:
         if self.workload.device_rows:
             head += f"; {self.workload.device_rows:,} rows on the device"
         head += f"\n{self.note}" if self.note else ""
-        taken += f"\nstreamed: {self.advice}" if self.advice else ""
+        taken += f"\n{self.advice}" if self.advice else ""
         return f"{head}\n{table(self.estimates, self.workload.epochs, self.taken)}\n{taken}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -84,19 +84,8 @@ class Choice:
         }
 
 
-def choose(
-    workload: Workload, machine: Machine, others: Callable[[Workload, Machine], Sequence[Estimate]] = lambda w, m: ()
-) -> Choice:
-    """Estimate every strategy and take the cheapest that is possible.
-
-    Parameters
-    ----------
-    workload : Workload
-    machine : Machine
-    others : callable (Workload, Machine) -> sequence of Estimate, optional
-        Estimates strategies that the cost model does not know.
-    """
-    estimates = estimate_all(workload, machine, others(workload, machine))
+def choose(workload: Workload, machine: Machine, estimates: list[Estimate]) -> Choice:
+    """Take the cheapest of the strategies that estimate themselves and are possible."""
     taken, reason = cheapest(estimates, workload.epochs)
     return Choice(workload, machine, estimates, taken, reason)
 
