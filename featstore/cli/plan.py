@@ -36,6 +36,7 @@ from featstore.config import format_size, parse_size
 from featstore.gather.device import check_device
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.progress import Bar
+from featstore.pack.tablespeed import table_speed
 from featstore.plan.choice import Choice, choose, chosen_mask, observe
 from featstore.plan.copies import copy_speed
 from featstore.plan.cost import ONLINE, PLANNED, SAMPLE_BYTES, Machine, Workload
@@ -175,7 +176,8 @@ def _explain(options: argparse.Namespace) -> int:
             sources = [each.source for each in graph.features.values()]
             drive = drive_speed(graph.reader, graph.path, sources, disk=options.disk, again=options.measure)
             copies = copy_speed(graph.path, row_bytes, graph.options.threads, graph.budget, again=options.measure)
-            machine = Machine(drive, **asdict(copies))
+            tables = table_speed(graph.path, graph.num_nodes, graph.budget, again=options.measure)
+            machine = Machine(drive, **asdict(copies), **asdict(tables))
             sizes = parse_sizes(options.sizes, graph.num_nodes, row_bytes)
             device = check_device(options.device)
             on_device = {rows: _on_device(options, graph, device, row_bytes, rows) for rows in sizes}

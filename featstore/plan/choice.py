@@ -77,10 +77,7 @@ class Choice:
             "note": self.note,
             "superbatch": {"batches": self.workload.superbatch, "passes": self.passes, "advice": self.advice},
             "estimates": [each.to_dict(epochs) for each in self.estimates],
-            "drive": asdict(self.machine.drive),
-            "copy_bandwidth": self.machine.copy_bandwidth,
-            "batch_bandwidth": self.machine.batch_bandwidth,
-            "fresh_bandwidth": self.machine.fresh_bandwidth,
+            **asdict(self.machine),  # the drive's rates under "drive"
         }
 
 
@@ -173,15 +170,11 @@ def observe(
             seen = _look(part, round(trace.n / 2**halvings), rooms[0], rooms[1], total, held, by_degree, online, budget)
             seen.grow(trace.n_accesses / max(1, part.n_accesses))
             del part, numbers, by_degree, held
-        # A part's arrays lie in the processor's caches: what counting and planning take is timed on all rows of a few batches.
+        # A part's arrays lie in the processor's caches: what planning takes is timed on all rows of a few batches.
         few = _part(trace, TIMED)
         slots = min(capacity, trace.n)
         with budget.reserve("simulation", planning_bytes(trace.n, few.n_accesses, longest=few.longest, capacity=slots)):
             _, seen.plan_s = _planned(few, slots, total)
-        with budget.reserve("cost model", tally_bytes(few) * trace.n + TALLY_BYTES * few.longest):
-            begin = time.perf_counter()
-            tally(few)
-            seen.count_s = (time.perf_counter() - begin) * total / len(few)
     elif trace.n > trace.n_accesses:  # most rows are never asked for
         with budget.reserve("cost model", trace.n + NUMBERED_BYTES * trace.n_accesses + 8 * min(capacity, trace.n)):
             rows, asked = numbered(trace)
@@ -205,7 +198,6 @@ def observe(
         loads=round(seen.loads),
         sample_s=passes_s + (sample_s - passes_s) * scale,
         plan_s=seen.plan_s,
-        count_s=seen.count_s,
         superbatch=max(1, total if superbatch is None else min(total, superbatch)),
         epochs=epochs,
         disk_bytes=disk_bytes,
@@ -236,7 +228,6 @@ class _Seen:
     online_loads: float | None
     online_again: float
     plan_s: float
-    count_s: float
     miss_share: float
 
     def grow(self, factor: float) -> None:
@@ -264,9 +255,7 @@ def _look(
     capacity, device_rows = min(capacity, n), min(device_rows, n)
     chosen_bytes = 0 if not device_rows else trace.n + (0 if on_device is not None else 8 * min(device_rows, trace.n))
     with budget.reserve("cost model", tally_bytes(trace) * trace.n + chosen_bytes + TALLY_BYTES * trace.longest):
-        begin = time.perf_counter()
         counts, rows_of, fresh = tally(trace)
-        count_s = time.perf_counter() - begin
         rows_of[0] -= trace.n - n
         rest, n_device = trace, 0.0
         n_static = static_hits(rows_of, device_rows + capacity, recorded, total)
@@ -309,7 +298,7 @@ def _look(
     if online_loaded is not None:
         first = extrapolated(online_loaded, fresh, total, distinct, capacity)
         again = _again(online_loaded, fresh, total, n_accesses - n_static)
-    return _Seen(n_device, n_static, n_top, n_degree, loads, first, again, plan_s, count_s * scale, miss_share)
+    return _Seen(n_device, n_static, n_top, n_degree, loads, first, again, plan_s, miss_share)
 
 
 def _part(trace: Trace, n_batches: int) -> Trace:

@@ -58,12 +58,18 @@ class Machine:
         Where a batch's plan says from where and to where, beside threads that read and check; 0, not measured: the same.
     fresh_bandwidth : float
         Into memory that was never touched; 0, not measured: the same.
+    static_table_s, planned_table_s, missed_table_s : float
+        Seconds of making a pack's tables, writing apart: a row of a batch where rows in memory stay, counting included; where a
+        plan changes them, beyond ``Workload.plan_s``; and what a row that is missed adds; 0, not measured: none.
     """
 
     drive: DriveSpeed
     copy_bandwidth: float
     batch_bandwidth: float = 0.0
     fresh_bandwidth: float = 0.0
+    static_table_s: float = 0.0
+    planned_table_s: float = 0.0
+    missed_table_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -119,8 +125,6 @@ class Workload:
         Seconds of sampling an epoch and of planning its cache.
     superbatch : int
         Batches that are planned together.
-    count_s : float
-        Seconds of counting how many batches of an epoch need each row.
     epochs : int
         That one-off work is spread over.
     disk_bytes : int, optional
@@ -159,7 +163,6 @@ class Workload:
     sample_s: float
     plan_s: float
     superbatch: int
-    count_s: float = 0.0
     epochs: int = 1
     disk_bytes: int | None = None
     has_pack: bool = False

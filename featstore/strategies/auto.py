@@ -18,6 +18,7 @@ from featstore.pack.makelayout import layout_sizes
 from featstore.pack.nodedata import carried_bytes
 from featstore.pack.offline import Pack
 from featstore.pack.sharing import count_planned, count_static, shared_there
+from featstore.pack.tablespeed import table_speed
 from featstore.plan.choice import Choice, choose, chosen_mask, observe
 from featstore.plan.copies import copy_speed
 from featstore.plan.cost import ONLINE, PLANNED, STATIC, Estimate, Machine, OnDisk, Workload
@@ -250,7 +251,8 @@ def decide(setup: Setup, planning: Planning, cache: int | float | str | None, *,
             )
         length = _streamed_length(setup, replace(planning, miss_share=workload.miss_share), cache, profile)
         workload = replace(workload, superbatch=length.n_batches, on_disk=counted)
-        machine = Machine(speed, **asdict(copy_speed(graph.path, width, graph.options.threads, graph.budget)))
+        copies = copy_speed(graph.path, width, graph.options.threads, graph.budget)
+        machine = Machine(speed, **asdict(copies), **asdict(table_speed(graph.path, graph.num_nodes, graph.budget)))
         choice = replace(
             choose(workload, machine, _estimates(setup, workload, machine)), passes=length.passes, advice=length.advice
         )

@@ -23,32 +23,33 @@ from featstore.plan.cost import (
 
 __all__ = ["by_frequency", "by_plan"]
 
-MAKE_TABLES = {STATIC: 2.5, PLANNED: 0.7}
-
 
 def by_frequency(w: Workload, m: Machine) -> Estimate:
     """Return what a layout takes whose rows in memory stay: the host tier starts with them, from an extent of its own."""
-    return _estimated(w, m, STATIC, w.n_accesses - w.n_device - w.n_top, 0, w.capacity, 0.0)
+    return _estimated(w, m, STATIC, w.n_accesses - w.n_device - w.n_top, 0, w.capacity, m.static_table_s * w.n_accesses)
 
 
 def by_plan(w: Workload, m: Machine) -> Estimate:
     """Return what a layout takes whose cache Belady's policy manages."""
-    return _estimated(w, m, PLANNED, w.loads, w.loads, 0, w.plan_s)
+    return _estimated(w, m, PLANNED, w.loads, w.loads, 0, w.plan_s + m.planned_table_s * w.n_accesses)
 
 
-def _estimated(w: Workload, m: Machine, policy: str, loads: int, updates: int, fill: int, plan_s: float) -> Estimate:
-    """Frozen extents; ``fill`` are the rows that the host tier starts with, which have extents too, as the device's have."""
+def _estimated(w: Workload, m: Machine, policy: str, loads: int, updates: int, fill: int, tables_s: float) -> Estimate:
+    """Frozen extents; ``fill`` are the rows that the host tier starts with, which have extents too, as the device's have.
+
+    ``tables_s`` are seconds of making an epoch's tables, but for ordering what is missed and writing.
+    """
     at_start = fill + w.device_rows
     counted = w.on_disk.get(policy)
+    tables = ROW_TABLE_BYTES * w.n_accesses + LOAD_TABLE_BYTES * loads + ADMIT_TABLE_BYTES * updates
     if counted is None:
-        tables = ROW_TABLE_BYTES * w.n_accesses + LOAD_TABLE_BYTES * loads + ADMIT_TABLE_BYTES * updates
         rows = loads * w.pack_epochs
         counted = OnDisk((rows + at_start) * w.row_bytes + tables * w.pack_epochs, rows, loads)
     once = at_start * w.row_bytes / (m.drive.fill_bandwidth or m.drive.bandwidth) + fresh_s(at_start, w, m)
     once += fresh_s(min(w.capacity, updates), w, m)
     disk = w.layouts.get(policy, counted.disk_bytes)
     if policy not in w.layouts:
-        once += (plan_s + MAKE_TABLES[policy] * w.count_s) * w.pack_epochs
+        once += (tables_s + m.missed_table_s * loads + tables / m.drive.write_bandwidth) * w.pack_epochs
         written = counted.rows + at_start
         once += scan_s(written, w, 1, m) + written * w.row_bytes / m.drive.write_bandwidth
     impossible = counted.fails if w.has_pack else "needs pack=, offline samples"
