@@ -12,7 +12,13 @@ from featstore.strategies.registry import find_strategy
 from featstore.strategies.superbatch import plan_ahead, run_planned
 
 # What an option of a strategy is called in a flat dictionary, where tests of several strategies share it.
-ESTIMATED = ("ondemand", "superbatch", "streamed", "packed")  # by the cost model
+CANDIDATES = [  # of "auto": every strategy that estimates itself, with every policy
+    *(("ondemand", policy) for policy in ("frequency", "degree", "sieve")),
+    ("superbatch", "belady"),
+    ("streamed", "belady"),
+    *(("packed", policy) for policy in ("frequency", "belady")),
+]
+ESTIMATED = tuple(dict.fromkeys(strategy for strategy, _ in CANDIDATES))
 NAMES = {"feature_cache": "cache", "superbatch": "length"}
 OPTIONS = ("policy", "cache", "length", "disk", "run_dir", "pack", "epochs")
 

@@ -12,7 +12,7 @@ import pytest
 
 import featstore
 from featstore.cli.main import main
-from featstore.plan.cost import CANDIDATES, Machine
+from featstore.plan.cost import Machine
 from featstore.storage import drive as drive_module
 from featstore.storage.catalog import read_catalog
 from featstore.storage.drive import DriveSpeed, drive_speed
@@ -20,7 +20,8 @@ from featstore.storage.lock import WRITER_LOCK, FileLock
 from featstore.storage.update import Update
 from featstore.strategies import actual as actual_module
 from featstore.strategies.actual import KEY, Actual, counted, kept_runs, runs_table
-from tests.loaders import make_loader
+from featstore.strategies.estimates import estimate_all
+from tests.loaders import CANDIDATES, make_loader
 from tests.test_auto import data, loader, steer
 from tests.test_auto_packs import frozen
 from tests.test_cost import SKETCH, workload
@@ -53,13 +54,14 @@ def test_what_doubts_the_drive(options: dict[str, float], doubts: bool) -> None:
     assert an_epoch(**options).doubts_the_drive == doubts
 
 
-@pytest.mark.parametrize("candidate", list(CANDIDATES))
+@pytest.mark.parametrize("candidate", CANDIDATES)
 def test_the_model_is_asked_again_with_the_rows_that_were_served(candidate: tuple[str, str]) -> None:
     hits = {"host": 600, "base": 200, "packed": 80, "disk_cache": 20} | ({"device": 100} if candidate[0] == "packed" else {})
     w = counted(workload(), hits, 2)
     assert (w.n_accesses, w.n_device) == (sum(hits.values()) // 2, hits.get("device", 0) // 2)
     assert w.n_top == w.n_static == w.n_degree == 300
-    assert CANDIDATES[candidate](w, Machine(SKETCH, 8e9)).rows_loaded == w.loads == 150
+    found = {(each.strategy, each.policy): each for each in estimate_all(w, Machine(SKETCH, 8e9))}
+    assert found[candidate].rows_loaded == w.loads == 150
 
 
 @pytest.mark.parametrize(("strategy", "policy"), [*CANDIDATES, ("ondemand", "none")])

@@ -14,7 +14,6 @@ from featstore.budget import Budget
 from featstore.cli.main import main
 from featstore.cli.plots import draw_estimates
 from featstore.plan import choice as choice_module
-from featstore.plan.choice import choose
 from featstore.plan.cost import TIE, Estimate, Machine
 from featstore.storage import drive as drive_module
 from featstore.storage.drive import DriveSpeed
@@ -22,7 +21,7 @@ from featstore.strategies.profile import Profile, profile_batches
 from tests.conftest import skewed_dataset
 from tests.loaders import ESTIMATED as STRATEGIES
 from tests.loaders import make_loader
-from tests.test_cost import SKETCH, N, workload
+from tests.test_cost import SKETCH, N, chosen, workload
 
 
 @pytest.fixture
@@ -202,7 +201,7 @@ def test_a_picture_shows_every_estimate(data: Path, monkeypatch: pytest.MonkeyPa
     drawn: list[Figure] = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, _: drawn.append(figure))
     choices = [
-        choose(workload(epochs=3, capacity=rows, loads=loads), Machine(SKETCH, 8e9))
+        chosen(workload(epochs=3, capacity=rows, loads=loads), Machine(SKETCH, 8e9))
         for rows, loads in ((N // 2, 2_000_000), (N // 50, 9_000_000))
     ]
     draw_estimates(choices, "unused.png", "title")

@@ -19,10 +19,10 @@ from featstore.pack.makelayout import layout_sizes
 from featstore.pack.sharing import count_static, merged_reads, shared_there
 from featstore.plan import choice as choice_module
 from featstore.plan.copies import CopySpeed
-from featstore.plan.cost import CANDIDATES, TIE, Estimate, Machine
+from featstore.plan.cost import TIE, Estimate, Machine
 from featstore.storage.drive import DriveSpeed
+from tests.loaders import CANDIDATES, make_loader
 from tests.loaders import ESTIMATED as STRATEGIES
-from tests.loaders import make_loader
 from tests.test_auto import data, loader, steer
 from tests.test_cost import SKETCH
 
@@ -38,7 +38,7 @@ def frozen(data: Path, tmp_path: Path) -> Path:
     return tmp_path / "pack"
 
 
-@pytest.mark.parametrize(("strategy", "policy"), list(CANDIDATES))
+@pytest.mark.parametrize(("strategy", "policy"), CANDIDATES)
 def test_a_packs_batches_are_the_same_whatever_is_taken(
     data: Path, frozen: Path, strategy: str, policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

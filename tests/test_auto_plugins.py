@@ -100,6 +100,26 @@ def test_a_strategy_that_estimates_nothing_is_no_candidate(path: Path, register:
     assert "mine" not in {each["strategy"] for each in train(path)["estimates"]}
 
 
+def test_each_policy_of_a_strategy_is_a_candidate(path: Path, register: Callable[[Estimator], None]) -> None:
+    register(lambda w, m: [expected(w, m, epoch_s=1e6), expected(w, m, policy="sieve")])
+    found = train(path)
+    assert (found["taken"]["strategy"], found["policy"]) == ("mine", "sieve")
+    assert [each["policy"] for each in found["estimates"] if each["strategy"] == "mine"] == ["lru", "sieve"]
+    assert found["actual"]["counted_s"] == 1e-9  # that of the policy that was taken
+
+
+def test_what_a_base_class_estimates_is_not_inherited(path: Path) -> None:
+    @featstore.register_strategy("mine")
+    @dataclass(frozen=True)
+    class Mine(featstore.OnDemand):
+        pass
+
+    try:
+        assert "mine" not in {each["strategy"] for each in train(path)["estimates"]}
+    finally:
+        STRATEGIES.known.pop("mine")
+
+
 @pytest.mark.parametrize(
     ("estimator", "message"),
     [

@@ -207,13 +207,18 @@ def test_bench(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert f"{kept['iops']:,.0f} random reads/s; GB/s: {kept['bandwidth'] / 1e9:.2f} read" in shown
     assert "copies " not in shown  # nobody has measured them
+    assert "tables " not in shown
     assert main(["plan", str(path), "--explain", "--fanouts", "4,3", "--batch-size", "100", "--sizes", "10%"]) == 0
     capsys.readouterr()
     assert main(["info", str(path), "--json"]) == 0
     copies = read_catalog(path).extra["copy/speed"]
-    assert result(capsys)["copies"] == copies
+    tables = read_catalog(path).extra["tables/speed"]
+    described = result(capsys)
+    assert (described["copies"], described["tables"]) == (copies, tables)
     assert main(["info", str(path)]) == 0
-    assert f"{copies['copy_bandwidth'] / 1e9:.2f} alone" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert f"{copies['copy_bandwidth'] / 1e9:.2f} alone" in shown
+    assert f"{1e9 * tables['planned_table_s']:.0f} where they change" in shown
     assert measured["feature"] == "x"  # the largest
     assert measured["rows"] == 200
     assert measured["gather"]["reads_per_s"] > 0

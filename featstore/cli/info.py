@@ -11,6 +11,7 @@ from featstore.cli.convert import describe_form, form_text
 from featstore.cli.output import print_result
 from featstore.config import format_size
 from featstore.graph.dataset import OutOfCoreGraph
+from featstore.pack.tablespeed import kept_tables
 from featstore.plan.copies import kept_copies
 from featstore.storage.drive import kept_speed
 
@@ -55,6 +56,7 @@ def describe(graph: OutOfCoreGraph) -> dict[str, Any]:
         "disk_bytes": disk,
         "drive": kept_speed(catalog),
         "copies": kept_copies(catalog),
+        "tables": kept_tables(catalog),
     }
 
 
@@ -84,6 +86,12 @@ def description(result: dict[str, Any]) -> str:
         lines.append(
             f"  copies     GB/s of rows of {copies['where']['row_bytes']:,} bytes: {_each(copies, 'copy_bandwidth')} alone, "
             f"{_each(copies, 'batch_bandwidth')} by a batch's plan, {_each(copies, 'fresh_bandwidth')} into fresh memory"
+        )
+    if (tables := result["tables"]) is not None:
+        lines.append(
+            f"  tables     ns a row to make a pack's: {_each(tables, 'static_table_s', 1e-9, '.0f')} where rows in memory stay, "
+            f"{_each(tables, 'planned_table_s', 1e-9, '.0f')} where they change; {_each(tables, 'missed_table_s', 1e-9, '.0f')} "
+            f"more for one that is missed"
         )
     return "\n".join(lines)
 

@@ -36,6 +36,7 @@ from featstore.config import format_size, parse_size
 from featstore.gather.device import check_device
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.progress import Bar
+from featstore.pack.tablespeed import table_speed
 from featstore.plan.choice import Choice, choose, chosen_mask, observe
 from featstore.plan.copies import copy_speed
 from featstore.plan.cost import ONLINE, PLANNED, SAMPLE_BYTES, Machine, Workload
@@ -49,7 +50,7 @@ from featstore.strategies.actual import kept_runs, runs_table
 from featstore.strategies.batchsize import ROW_BYTES
 from featstore.strategies.devicecache import DeviceCache
 from featstore.strategies.devicefill import SIZED_LATER, rows_left
-from featstore.strategies.estimates import plugin_estimates
+from featstore.strategies.estimates import estimate_all
 from featstore.strategies.length import judge_length, passes_over
 from featstore.strategies.profile import DISK_SHARE, profile_batches
 from featstore.strategies.setup import Planning
@@ -175,7 +176,8 @@ def _explain(options: argparse.Namespace) -> int:
             sources = [each.source for each in graph.features.values()]
             drive = drive_speed(graph.reader, graph.path, sources, disk=options.disk, again=options.measure)
             copies = copy_speed(graph.path, row_bytes, graph.options.threads, graph.budget, again=options.measure)
-            machine = Machine(drive, **asdict(copies))
+            tables = table_speed(graph.path, graph.num_nodes, graph.budget, again=options.measure)
+            machine = Machine(drive, **asdict(copies), **asdict(tables))
             sizes = parse_sizes(options.sizes, graph.num_nodes, row_bytes)
             device = check_device(options.device)
             on_device = {rows: _on_device(options, graph, device, row_bytes, rows) for rows in sizes}
@@ -237,7 +239,8 @@ def _choice(options: argparse.Namespace, graph: OutOfCoreGraph, workload: Worklo
     # Beside the cache, the batches that the loop and the loader have.
     left = graph.budget.available - workload.capacity * width - BATCHES_HELD * n_accesses * (width + ROW_BYTES)
     length = judge_length(planning, graph, workload.n_batches, n_accesses, stored, passes, granted=max(0, left))
-    choice = choose(replace(workload, superbatch=length.n_batches), machine, plugin_estimates)
+    workload = replace(workload, superbatch=length.n_batches)
+    choice = choose(workload, machine, estimate_all(workload, machine))
     return replace(choice, passes=length.passes, advice=length.advice)
 
 

@@ -28,13 +28,13 @@ from featstore.gather.plan import NO_CHANGES
 from featstore.pack.record import OfflineSamples
 from featstore.pack.segments import Segment, Segmentation, Stored, segments, shortest_segments
 from featstore.pack.tables import DEVICE, FILL, PLAN, SHARED, SHARED_HEAD, TABLES
-from featstore.plan.planfile import write_plan
+from featstore.plan.planfile import Appends, write_plan
 from featstore.plan.planmemory import planning_bytes
 from featstore.plan.trace import Trace
 from featstore.storage.rundir import DiskBudget
 from featstore.storage.sections import SectionWriter
 
-__all__ = ["DiskRows", "ScoresOf", "Sizes", "assign_tiers", "make_tables", "segmentation", "windows"]
+__all__ = ["DiskRows", "ScoresOf", "Sizes", "assign_tiers", "make_tables", "segmentation", "windows", "write_static"]
 
 Ids = npt.NDArray[Any]
 Int64s = npt.NDArray[np.int64]
@@ -213,6 +213,24 @@ def _leave_device(ids: Ids, tier_of_row: npt.NDArray[np.int32] | None, sizes: Si
     return ids[~on_device]
 
 
+def write_static(
+    table: Appends, ids: Ids, tier_of_row: npt.NDArray[np.int32], place_of_row: npt.NDArray[np.int32] | None = None
+) -> Int64s:
+    """Write the plan of a batch whose rows in memory stay, and return the places of its shared rows, ascending.
+
+    ``place_of_row`` says where the segment's cache has a row, or -1; None: batches share none.
+    """
+    slots = tier_of_row[ids]
+    missed = np.flatnonzero(slots < 0)
+    order, shared = np.argsort(ids[missed]), NO_ROWS
+    if place_of_row is not None:
+        places = place_of_row[ids[missed]]
+        order = np.concatenate([order[places[order] < 0], np.argsort(places)[np.count_nonzero(places < 0) :]])
+        shared = np.sort(places[places >= 0]).astype(np.int64)
+    write_plan(table, PlannedBatch(slots, NO_CHANGES), missed=missed[order])
+    return shared
+
+
 def _plan_static(
     pack: OfflineSamples, sizes: Sizes, tier_of_row: npt.NDArray[np.int32], files: _Writers, budget: Budget, disk: DiskBudget
 ) -> None:
@@ -232,14 +250,9 @@ def _plan_static(
             place_of_row[segment.rows] = np.arange(len(segment.rows), dtype=np.int32)
         for number in range(segment.first, segment.stop):
             ids = _leave_device(pack.ids(number), tier_of_row, sizes, files)
-            slots = tier_of_row[ids]
-            missed = np.flatnonzero(slots < 0)
-            order = np.argsort(ids[missed])
+            shared = write_static(files[PLAN], ids, tier_of_row, place_of_row if length > 1 else None)
             if length > 1:
-                places = place_of_row[ids[missed]]
-                order = np.concatenate([order[places[order] < 0], np.argsort(places)[np.count_nonzero(places < 0) :]])
-                files[SHARED].append(_narrow(np.sort(places[places >= 0]).astype(np.int64) + before))
-            write_plan(files[PLAN], PlannedBatch(slots, NO_CHANGES), missed=missed[order])
+                files[SHARED].append(_narrow(shared + before))
         place_of_row[segment.rows] = -1
         before += len(segment.rows)
 

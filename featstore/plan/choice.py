@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -15,7 +15,7 @@ from featstore.budget import Budget
 from featstore.cache.base import get_policy
 from featstore.cache.select import top_rows
 from featstore.cache.table import FeatureCache
-from featstore.plan.cost import Estimate, Machine, Workload, cheapest, estimate_all, table
+from featstore.plan.cost import Estimate, Machine, Workload, cheapest, table
 from featstore.plan.planmemory import planning_bytes
 from featstore.plan.rowsample import NUMBERED_BYTES, RowSample, numbered
 from featstore.plan.simulate import simulate
@@ -62,7 +62,7 @@ class Choice:
         if self.workload.device_rows:
             head += f"; {self.workload.device_rows:,} rows on the device"
         head += f"\n{self.note}" if self.note else ""
-        taken += f"\nstreamed: {self.advice}" if self.advice else ""
+        taken += f"\n{self.advice}" if self.advice else ""
         return f"{head}\n{table(self.estimates, self.workload.epochs, self.taken)}\n{taken}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -77,26 +77,12 @@ class Choice:
             "note": self.note,
             "superbatch": {"batches": self.workload.superbatch, "passes": self.passes, "advice": self.advice},
             "estimates": [each.to_dict(epochs) for each in self.estimates],
-            "drive": asdict(self.machine.drive),
-            "copy_bandwidth": self.machine.copy_bandwidth,
-            "batch_bandwidth": self.machine.batch_bandwidth,
-            "fresh_bandwidth": self.machine.fresh_bandwidth,
+            **asdict(self.machine),  # the drive's rates under "drive"
         }
 
 
-def choose(
-    workload: Workload, machine: Machine, others: Callable[[Workload, Machine], Sequence[Estimate]] = lambda w, m: ()
-) -> Choice:
-    """Estimate every strategy and take the cheapest that is possible.
-
-    Parameters
-    ----------
-    workload : Workload
-    machine : Machine
-    others : callable (Workload, Machine) -> sequence of Estimate, optional
-        Estimates strategies that the cost model does not know.
-    """
-    estimates = estimate_all(workload, machine, others(workload, machine))
+def choose(workload: Workload, machine: Machine, estimates: list[Estimate]) -> Choice:
+    """Take the cheapest of the strategies that estimate themselves and are possible."""
     taken, reason = cheapest(estimates, workload.epochs)
     return Choice(workload, machine, estimates, taken, reason)
 
@@ -184,15 +170,11 @@ def observe(
             seen = _look(part, round(trace.n / 2**halvings), rooms[0], rooms[1], total, held, by_degree, online, budget)
             seen.grow(trace.n_accesses / max(1, part.n_accesses))
             del part, numbers, by_degree, held
-        # A part's arrays lie in the processor's caches: what counting and planning take is timed on all rows of a few batches.
+        # A part's arrays lie in the processor's caches: what planning takes is timed on all rows of a few batches.
         few = _part(trace, TIMED)
         slots = min(capacity, trace.n)
         with budget.reserve("simulation", planning_bytes(trace.n, few.n_accesses, longest=few.longest, capacity=slots)):
             _, seen.plan_s = _planned(few, slots, total)
-        with budget.reserve("cost model", tally_bytes(few) * trace.n + TALLY_BYTES * few.longest):
-            begin = time.perf_counter()
-            tally(few)
-            seen.count_s = (time.perf_counter() - begin) * total / len(few)
     elif trace.n > trace.n_accesses:  # most rows are never asked for
         with budget.reserve("cost model", trace.n + NUMBERED_BYTES * trace.n_accesses + 8 * min(capacity, trace.n)):
             rows, asked = numbered(trace)
@@ -216,7 +198,6 @@ def observe(
         loads=round(seen.loads),
         sample_s=passes_s + (sample_s - passes_s) * scale,
         plan_s=seen.plan_s,
-        count_s=seen.count_s,
         superbatch=max(1, total if superbatch is None else min(total, superbatch)),
         epochs=epochs,
         disk_bytes=disk_bytes,
@@ -247,7 +228,6 @@ class _Seen:
     online_loads: float | None
     online_again: float
     plan_s: float
-    count_s: float
     miss_share: float
 
     def grow(self, factor: float) -> None:
@@ -275,9 +255,7 @@ def _look(
     capacity, device_rows = min(capacity, n), min(device_rows, n)
     chosen_bytes = 0 if not device_rows else trace.n + (0 if on_device is not None else 8 * min(device_rows, trace.n))
     with budget.reserve("cost model", tally_bytes(trace) * trace.n + chosen_bytes + TALLY_BYTES * trace.longest):
-        begin = time.perf_counter()
         counts, rows_of, fresh = tally(trace)
-        count_s = time.perf_counter() - begin
         rows_of[0] -= trace.n - n
         rest, n_device = trace, 0.0
         n_static = static_hits(rows_of, device_rows + capacity, recorded, total)
@@ -320,7 +298,7 @@ def _look(
     if online_loaded is not None:
         first = extrapolated(online_loaded, fresh, total, distinct, capacity)
         again = _again(online_loaded, fresh, total, n_accesses - n_static)
-    return _Seen(n_device, n_static, n_top, n_degree, loads, first, again, plan_s, count_s * scale, miss_share)
+    return _Seen(n_device, n_static, n_top, n_degree, loads, first, again, plan_s, miss_share)
 
 
 def _part(trace: Trace, n_batches: int) -> Trace:

@@ -6,7 +6,7 @@ import platform
 import statistics
 import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,8 @@ import numpy.typing as npt
 from featstore._core.rows import copy_rows
 from featstore.budget import Budget
 from featstore.cache.rowmap import huge_array
-from featstore.storage.catalog import Catalog, current_catalog
-from featstore.storage.drive import keep, kept_rates
+from featstore.storage.catalog import Catalog
+from featstore.storage.drive import kept_or_measured
 
 __all__ = ["CopySpeed", "copy_speed", "kept_copies"]
 
@@ -73,12 +73,7 @@ def copy_speed(dataset: str, row_bytes: int, n_threads: int, budget: Budget, *, 
     another width or in another way is not used. A dataset that may not be written, or that somebody is writing, keeps nothing.
     """
     where = {"machine": platform.node(), "row_bytes": row_bytes, "threads": n_threads, "method": METHOD}
-    rates = None if again else kept_rates(current_catalog(dataset).extra.get(KEY), where, CopySpeed)
-    if rates is not None:
-        return CopySpeed(**rates)
-    found = _measure(row_bytes, n_threads, budget)
-    keep(dataset, KEY, {"where": where, "when": time.time(), **asdict(found)})
-    return found
+    return kept_or_measured(dataset, KEY, where, CopySpeed, lambda: _measure(row_bytes, n_threads, budget), again)
 
 
 def kept_copies(catalog: Catalog) -> dict[str, Any] | None:

@@ -1,14 +1,14 @@
-"""The cost model: seconds of an epoch's data preparation under each strategy, from its accesses and what the drive does.
+"""The cost model: formulas for seconds of an epoch's data preparation, from its accesses and the rates of drive and memory.
 
-One estimator serves ``strategy="auto"`` and ``featstore plan --explain``. It counts what the executor would do: reads after
-neighbouring pages were merged, bytes in sequence, bytes copied, and which of these run beside each other.
+Strategies estimate themselves with them (``Strategy.estimate``), for ``strategy="auto"`` and ``featstore plan --explain``. They
+count what the executor would do: reads after neighbouring pages were merged, bytes in sequence, bytes copied.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from featstore.config import format_size
@@ -16,26 +16,31 @@ from featstore.storage.drive import DriveSpeed
 from featstore.storage.layout import PAGE_BYTES
 
 __all__ = [
-    "CANDIDATES",
     "SAMPLE_BYTES",
     "Estimate",
     "Machine",
     "OnDisk",
     "Workload",
+    "admitted_s",
     "cheapest",
-    "estimate_all",
+    "copied_s",
+    "first_touch_s",
+    "fresh_s",
+    "gathered_s",
+    "pipeline_s",
+    "put_together",
     "random_read_s",
     "random_reads",
+    "reads_s",
+    "scan_s",
     "table",
 ]
 
-FORESEEN = 2 / 3  # of planning: packing begins when two of the planner's three passes have found the misses
 BUFFERS = 4  # batches at once: the loop's, one that is put together, two made ahead
 PIECE_BYTES = 1 << 20  # a scan for packing reads the pieces that hold a wanted row
 SAMPLE_BYTES = 16  # on disk, a sampled node: its id, its edges, its plan
 TIE = 0.05  # estimates that differ by less are taken to be equal
 STATIC, DEGREE, PLANNED, ONLINE = "frequency", "degree", "belady", "sieve"
-MAKE_TABLES = {STATIC: 2.5, PLANNED: 0.7}  # times what counting an epoch's rows takes, measured on R22
 ROW_TABLE_BYTES, LOAD_TABLE_BYTES, ADMIT_TABLE_BYTES = 4, 4, 12  # on disk, of a plan
 
 
@@ -53,12 +58,18 @@ class Machine:
         Where a batch's plan says from where and to where, beside threads that read and check; 0, not measured: the same.
     fresh_bandwidth : float
         Into memory that was never touched; 0, not measured: the same.
+    static_table_s, planned_table_s, missed_table_s : float
+        Seconds of making a pack's tables, writing apart: a row of a batch where rows in memory stay, counting included; where a
+        plan changes them, beyond ``Workload.plan_s``; and what a row that is missed adds; 0, not measured: none.
     """
 
     drive: DriveSpeed
     copy_bandwidth: float
     batch_bandwidth: float = 0.0
     fresh_bandwidth: float = 0.0
+    static_table_s: float = 0.0
+    planned_table_s: float = 0.0
+    missed_table_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -114,8 +125,6 @@ class Workload:
         Seconds of sampling an epoch and of planning its cache.
     superbatch : int
         Batches that are planned together.
-    count_s : float
-        Seconds of counting how many batches of an epoch need each row.
     epochs : int
         That one-off work is spread over.
     disk_bytes : int, optional
@@ -154,7 +163,6 @@ class Workload:
     sample_s: float
     plan_s: float
     superbatch: int
-    count_s: float = 0.0
     epochs: int = 1
     disk_bytes: int | None = None
     has_pack: bool = False
@@ -201,6 +209,10 @@ class Estimate:
         Seconds of an epoch by what is done; they overlap.
     impossible : str
         Why it cannot be taken; empty where it can.
+    is_of_layout : bool
+        It runs a pack's layout, which has the rows of the device; other strategies then have none there.
+    hides_first_touch : bool
+        The first epoch's buffers, which are new memory, are written while the drive is busy: they add nothing to ``once_s``.
     """
 
     strategy: str
@@ -212,6 +224,8 @@ class Estimate:
     moved_bytes: int = 0
     parts: dict[str, float] = field(default_factory=dict)
     impossible: str = ""
+    is_of_layout: bool = False
+    hides_first_touch: bool = False
 
     def total_s(self, epochs: int) -> float:
         """Seconds of so many epochs, one-off work included."""
@@ -257,37 +271,37 @@ def random_read_s(n_loads: int, n_gathers: int, n_rows: int, row_bytes: int, dri
     nearly all pages are wanted it is a scan.
     """
     reads, n_bytes = random_reads(n_loads, n_gathers, n_rows, row_bytes, drive)
-    return _reads_s(reads, n_bytes, drive)
+    return reads_s(reads, n_bytes, drive)
 
 
-def _reads_s(reads: float, n_bytes: float, drive: DriveSpeed) -> float:
+def reads_s(reads: float, n_bytes: float, drive: DriveSpeed) -> float:
     return reads / drive.iops + max(0.0, n_bytes - reads * PAGE_BYTES) / (drive.gather_bandwidth or drive.bandwidth)
 
 
-def _copied_s(n_rows: float, w: Workload, m: Machine) -> float:
+def copied_s(n_rows: float, w: Workload, m: Machine) -> float:
     return n_rows * w.row_bytes / m.copy_bandwidth
 
 
-def _gathered_s(n_rows: int, w: Workload, m: Machine) -> float:
+def gathered_s(n_rows: int, w: Workload, m: Machine) -> float:
     return n_rows * w.row_bytes / (m.batch_bandwidth or m.copy_bandwidth)
 
 
-def _admitted_s(n_rows: int, w: Workload, m: Machine) -> float:
+def admitted_s(n_rows: int, w: Workload, m: Machine) -> float:
     """Seconds of copying rows into the cache that were gathered just before: R22 at a tenth takes 0.1 s, the gathers 1.4 s."""
-    return _copied_s(n_rows, w, m)
+    return copied_s(n_rows, w, m)
 
 
-def _fresh_s(n_rows: float, w: Workload, m: Machine) -> float:
+def fresh_s(n_rows: float, w: Workload, m: Machine) -> float:
     """Seconds by which rows are copied more slowly into memory that is new."""
-    return max(0.0, n_rows * w.row_bytes / (m.fresh_bandwidth or m.copy_bandwidth) - _copied_s(n_rows, w, m))
+    return max(0.0, n_rows * w.row_bytes / (m.fresh_bandwidth or m.copy_bandwidth) - copied_s(n_rows, w, m))
 
 
-def _pipeline_s(producer_s: float, consumer_s: float, n: int) -> float:
+def pipeline_s(producer_s: float, consumer_s: float, n: int) -> float:
     """Seconds of two stages beside each other, over ``n`` equal items: the first and the last wait for one another."""
     return producer_s / n + (n - 1) / n * max(producer_s, consumer_s) + consumer_s / n
 
 
-def _scan_s(n_loads: int, w: Workload, n_scans: int, m: Machine) -> float:
+def scan_s(n_loads: int, w: Workload, n_scans: int, m: Machine) -> float:
     """Seconds of passes over the pieces of the base file that hold a wanted row."""
     pieces = max(1.0, w.base_bytes / PIECE_BYTES)
     each = n_loads / max(1, n_scans)
@@ -295,152 +309,14 @@ def _scan_s(n_loads: int, w: Workload, n_scans: int, m: Machine) -> float:
     return n_scans * min(wanted * PIECE_BYTES, w.base_bytes) / m.drive.bandwidth
 
 
-def _put_together(w: Workload) -> int:
+def put_together(w: Workload) -> int:
     """Return the rows that the host copies for a device that it is itself: the device's twice, the others once more."""
     return w.n_accesses + w.n_device if w.device_rows and w.device_on_host else 0
 
 
-def _ondemand(w: Workload, m: Machine, policy: str, hits: int, counting_s: float) -> Estimate:
-    loads = w.n_accesses - w.n_device - hits
-    read = random_read_s(loads, w.n_batches, w.n_rows, w.row_bytes, m.drive)
-    copy = _gathered_s(hits + _put_together(w), w, m)  # a gather's rate has that of the others
-    fill = random_read_s(w.capacity, 1, w.n_rows, w.row_bytes, m.drive)
-    fill += _copied_s(w.capacity, w, m) + _fresh_s(w.capacity, w, m)
-    parts = {"sample": w.sample_s, "read": read, "copy": copy}
-    moved = int(random_reads(loads, w.n_batches, w.n_rows, w.row_bytes, m.drive)[1])
-    return Estimate("ondemand", policy, max(w.sample_s, read + copy), counting_s + fill, loads, 0, moved, parts)
-
-
-def _ondemand_by_counts(w: Workload, m: Machine) -> Estimate:
-    """Rows chosen by an epoch that is sampled to count them."""
-    hits = w.n_top if w.n_static is None else w.n_static
-    return _ondemand(w, m, STATIC if w.capacity else "none", hits, w.sample_s if w.capacity else 0.0)
-
-
-def _ondemand_by_degree(w: Workload, m: Machine) -> Estimate:
-    """Rows chosen by what the graph says of them."""
-    found = _ondemand(w, m, DEGREE, w.n_degree or 0, 0.0)
-    return found if w.n_degree is not None else replace(found, impossible="what the degrees would hit is not known")
-
-
-def _ondemand_online(w: Workload, m: Machine) -> Estimate:
-    """Rows chosen as they come: what is loaded is copied in, and the first epoch finds an empty cache."""
-    loads = again = w.n_accesses - w.n_device
-    if w.online_loads is not None:
-        loads, again = w.online_loads, min(w.online_again, w.online_loads)
-    found = _ondemand(w, m, ONLINE, w.n_accesses - w.n_device - again, 0.0)
-    admit, first = _gathered_s(again, w, m), _gathered_s(loads, w, m)
-    read = random_read_s(loads, w.n_batches, w.n_rows, w.row_bytes, m.drive)
-    read_and_copy = found.parts["read"] + found.parts["copy"] + admit
-    epoch = max(w.sample_s, read_and_copy)
-    cold = max(w.sample_s, read + found.parts["copy"] + first) - epoch
-    fresh = _fresh_s(min(w.capacity, loads), w, m)
-    parts = {**found.parts, "copy": found.parts["copy"] + admit}
-    impossible = "" if w.online_loads is not None else "what it would load is not known"
-    return replace(found, epoch_s=epoch, once_s=cold + fresh, parts=parts, impossible=impossible)
-
-
-def _superbatch(w: Workload, m: Machine) -> Estimate:
-    stored = w.n_accesses * SAMPLE_BYTES
-    inspect = w.sample_s + w.plan_s + stored / m.drive.write_bandwidth
-    at_once = max(1, w.ahead_bytes // 2 // w.row_bytes)  # one half is read while the other is delivered from
-    gathers = max(1, min(w.n_batches, -(-w.loads // at_once)))
-    read = random_read_s(w.loads, gathers, w.n_rows, w.row_bytes, m.drive)
-    copied = w.n_accesses - w.n_device + _put_together(w)
-    copy = _gathered_s(copied + 2 * w.loads, w, m)  # out of where they were read to, and into the cache
-    parts = {"inspect": inspect, "read": read, "copy": copy}
-    n = w.n_superbatches
-    disk = stored * min(4, n) // n
-    moved = int(random_reads(w.loads, gathers, w.n_rows, w.row_bytes, m.drive)[1])
-    return Estimate("superbatch", PLANNED, _pipeline_s(inspect, max(read, copy), n), 0.0, w.loads, disk, moved, parts)
-
-
-def _streamed(w: Workload, m: Machine) -> Estimate:
-    n, extents = w.n_superbatches, w.loads * w.row_bytes
-    stored = w.n_accesses * SAMPLE_BYTES
-    plans = ROW_TABLE_BYTES * w.n_accesses + (LOAD_TABLE_BYTES + ADMIT_TABLE_BYTES) * w.loads
-    plans_s = min(stored, plans) / m.drive.write_bandwidth
-    inspect = w.sample_s + w.plan_s + stored / m.drive.write_bandwidth
-    scan = _scan_s(w.loads, w, n, m)
-    write = extents / m.drive.write_bandwidth
-    read = extents / m.drive.bandwidth
-    copy = _gathered_s(w.n_accesses - w.n_device + _put_together(w), w, m) + _admitted_s(w.loads, w, m)
-    parts = {"inspect": inspect, "scan": scan, "write": write, "read": read, "copy": copy}
-    # The drive reads and writes at once, and packing runs beside the rest of planning once the misses are known.
-    packed = scan + write - m.drive.write_overlap * min(scan, write)
-    rest = (1 - FORESEEN) * w.plan_s + plans_s
-    prepared = inspect - rest + max(rest, packed)
-    # Packing beside reading shares the drive.
-    epoch = max(_pipeline_s(prepared, max(read, copy), n), packed + read)
-    disk = extents * min(2, n) // n + stored * min(4, n) // n
-    impossible = ""
-    if w.disk_bytes is not None and disk > w.disk_bytes:
-        impossible = f"superbatches of {w.superbatch} take {format_size(disk)} of a disk of {format_size(w.disk_bytes)}"
-    moved = int(scan * m.drive.bandwidth) + 2 * extents
-    return Estimate("streamed", PLANNED, epoch, 0.0, w.loads, disk, moved, parts, impossible)
-
-
-def _packed(w: Workload, m: Machine, policy: str, loads: int, updates: int, fill: int, plan_s: float) -> Estimate:
-    """Frozen extents; ``fill`` are the rows that the host tier starts with, which have extents too, as the device's have."""
-    at_start = fill + w.device_rows
-    counted = w.on_disk.get(policy)
-    if counted is None:
-        tables = ROW_TABLE_BYTES * w.n_accesses + LOAD_TABLE_BYTES * loads + ADMIT_TABLE_BYTES * updates
-        rows = loads * w.pack_epochs
-        counted = OnDisk((rows + at_start) * w.row_bytes + tables * w.pack_epochs, rows, loads)
-    once = at_start * w.row_bytes / (m.drive.fill_bandwidth or m.drive.bandwidth) + _fresh_s(at_start, w, m)
-    once += _fresh_s(min(w.capacity, updates), w, m)
-    disk = w.layouts.get(policy, counted.disk_bytes)
-    if policy not in w.layouts:
-        once += (plan_s + MAKE_TABLES[policy] * w.count_s) * w.pack_epochs
-        written = counted.rows + at_start
-        once += _scan_s(written, w, 1, m) + written * w.row_bytes / m.drive.write_bandwidth
-    impossible = counted.fails if w.has_pack else "needs pack=, offline samples"
-    if not impossible and w.disk_bytes is not None and disk > w.disk_bytes:
-        what = "the layout that is there takes" if policy in w.layouts else "extents take"
-        impossible = f"{what} {format_size(disk)} of a disk of {format_size(w.disk_bytes)}"
-    copied = w.n_accesses - w.n_device + _put_together(w)
-    read, copy = counted.packed * w.row_bytes / m.drive.bandwidth, _gathered_s(copied, w, m) + _admitted_s(updates, w, m)
-    parts = {"read": read, "copy": copy}
-    if counted.length > 1:  # shared rows are read when their batch's turn comes, extents ahead
-        parts["shared"] = _reads_s(counted.reads, counted.n_bytes, m.drive)
-    moved = counted.packed * w.row_bytes + counted.n_bytes
-    return Estimate("packed", policy, max(read, copy) + parts.get("shared", 0.0), once, loads, disk, moved, parts, impossible)
-
-
-def _frequency_packed(w: Workload, m: Machine) -> Estimate:
-    return _packed(w, m, STATIC, w.n_accesses - w.n_device - w.n_top, 0, w.capacity, 0.0)
-
-
-def _belady_packed(w: Workload, m: Machine) -> Estimate:
-    return _packed(w, m, PLANNED, w.loads, w.loads, 0, w.plan_s)
-
-
-CANDIDATES: Mapping[tuple[str, str], Callable[[Workload, Machine], Estimate]] = {
-    ("ondemand", STATIC): _ondemand_by_counts,
-    ("ondemand", DEGREE): _ondemand_by_degree,
-    ("ondemand", ONLINE): _ondemand_online,
-    ("superbatch", PLANNED): _superbatch,
-    ("streamed", PLANNED): _streamed,
-    ("packed", STATIC): _frequency_packed,
-    ("packed", PLANNED): _belady_packed,
-}
-
-
-def estimate_all(w: Workload, m: Machine, others: Sequence[Estimate] = ()) -> list[Estimate]:
-    """Estimate every strategy, also those that cannot be taken, with the reason; ``others`` are estimated already."""
-    # The first epoch's buffers are new memory, which streaming takes while the drive is busy with extents.
-    buffers = _fresh_s(BUFFERS * w.n_accesses / max(1, w.n_batches), w, m)
-    found = [
-        each if each.strategy == "streamed" else replace(each, once_s=each.once_s + buffers)
-        for each in (*(estimator(w, m) for estimator in CANDIDATES.values()), *others)
-    ]
-    if not (w.device_rows and w.has_pack):
-        return found
-    return [  # a pack's layout has chosen the device's rows
-        each if each.impossible or each.strategy == "packed" else replace(each, impossible="has no rows on the device")
-        for each in found
-    ]
+def first_touch_s(w: Workload, m: Machine) -> float:
+    """Seconds by which the first epoch's buffers are written more slowly, because they are new memory."""
+    return fresh_s(BUFFERS * w.n_accesses / max(1, w.n_batches), w, m)
 
 
 def cheapest(estimates: Sequence[Estimate], epochs: int) -> tuple[Estimate, str]:

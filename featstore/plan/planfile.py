@@ -16,7 +16,7 @@ from featstore.gather.plan import BatchPlan, Changeset, Part, Tier
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.sections import SectionFile
 
-__all__ = ["PlanFile", "most_bytes", "write_bytes", "write_plan"]
+__all__ = ["Appends", "PlanFile", "most_bytes", "write_bytes", "write_plan"]
 
 Ints = npt.NDArray[np.int32 | np.int64]
 Int64s = npt.NDArray[np.int64]

@@ -6,10 +6,10 @@ import errno
 import os
 import platform
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -26,8 +26,19 @@ from featstore.storage.rowfile import Queues, RowFile
 from featstore.storage.rundir import RunDirectory
 from featstore.storage.update import Update
 
-__all__ = ["DriveSpeed", "doubted", "drive_speed", "forget_speed", "keep", "kept_rates", "kept_speed", "time_reads"]
+__all__ = [
+    "DriveSpeed",
+    "doubted",
+    "drive_speed",
+    "forget_speed",
+    "keep",
+    "kept_or_measured",
+    "kept_rates",
+    "kept_speed",
+    "time_reads",
+]
 
+Rates = TypeVar("Rates")  # a frozen dataclass of floats
 KEY = "drive/speed"
 METHOD = 5  # of measuring; what another one found is measured again
 TIMED_MIN_BYTES = 64 << 20  # smaller files say little of the drive
@@ -153,6 +164,18 @@ def keep(dataset: str, key: str, entry: dict[str, Any]) -> None:
     except OSError as error:
         if error.errno not in _CANNOT_WRITE:
             raise
+
+
+def kept_or_measured(
+    dataset: str, key: str, where: dict[str, Any], kind: type[Rates], measure: Callable[[], Rates], again: bool = False
+) -> Rates:
+    """Return the rates that a dataset's catalog has under ``key``, measured there within a day, or new ones."""
+    rates = None if again else kept_rates(current_catalog(dataset).extra.get(key), where, kind)
+    if rates is not None:
+        return kind(**rates)
+    found = measure()
+    keep(dataset, key, {"where": where, "when": time.time(), **vars(found)})
+    return found
 
 
 def kept_speed(catalog: Catalog) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from featstore.errors import BusyError
 from featstore.plan.choice import Choice
-from featstore.plan.cost import STATIC, Estimate, Workload
+from featstore.plan.cost import Estimate, Workload
 from featstore.storage.catalog import current_catalog
 from featstore.storage.drive import doubted, forget_speed
 from featstore.storage.update import Update
@@ -157,8 +157,7 @@ class Epochs:
     def _judge(self, epoch_s: float, wait_s: float, hits: Mapping[str, int]) -> Actual:
         taken: Estimate = self._choice.taken
         workload = counted(self._choice.workload, hits, self._n_features)
-        policy = STATIC if taken.policy == "none" else taken.policy
-        again = estimate_again(taken, policy, workload, self._choice.machine)
+        again = estimate_again(taken, workload, self._choice.machine)
         return Actual(
             taken.strategy,
             taken.policy,

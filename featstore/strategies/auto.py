@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Any, ClassVar
 
 from featstore.cache.base import StaticPolicy, get_policy
@@ -19,6 +18,7 @@ from featstore.pack.makelayout import layout_sizes
 from featstore.pack.nodedata import carried_bytes
 from featstore.pack.offline import Pack
 from featstore.pack.sharing import count_planned, count_static, shared_there
+from featstore.pack.tablespeed import table_speed
 from featstore.plan.choice import Choice, choose, chosen_mask, observe
 from featstore.plan.copies import copy_speed
 from featstore.plan.cost import ONLINE, PLANNED, STATIC, Estimate, Machine, OnDisk, Workload
@@ -29,7 +29,7 @@ from featstore.strategies.base import EpochRun, Runner, Strategy
 from featstore.strategies.caches import ask_beside_caches, edge_cache_bytes, make_room
 from featstore.strategies.devicechoice import DEVICE_POLICY
 from featstore.strategies.devicefill import SIZED_LATER, FilledLater
-from featstore.strategies.estimates import plugin_estimates
+from featstore.strategies.estimates import estimate_all
 from featstore.strategies.length import Length, at_least
 from featstore.strategies.lookahead import rows_in_memory
 from featstore.strategies.options import CACHE, DISK, EDGE_CACHE, EDGE_CACHE_HELP, EPOCHS, PACK, RUN_DIR, option, options_of
@@ -251,8 +251,11 @@ def decide(setup: Setup, planning: Planning, cache: int | float | str | None, *,
             )
         length = _streamed_length(setup, replace(planning, miss_share=workload.miss_share), cache, profile)
         workload = replace(workload, superbatch=length.n_batches, on_disk=counted)
-        machine = Machine(speed, **asdict(copy_speed(graph.path, width, graph.options.threads, graph.budget)))
-        choice = replace(choose(workload, machine, partial(_others, setup)), passes=length.passes, advice=length.advice)
+        copies = copy_speed(graph.path, width, graph.options.threads, graph.budget)
+        machine = Machine(speed, **asdict(copies), **asdict(table_speed(graph.path, graph.num_nodes, graph.budget)))
+        choice = replace(
+            choose(workload, machine, _estimates(setup, workload, machine)), passes=length.passes, advice=length.advice
+        )
         if later is not None:
             choice = replace(choice, note=SIZED_LATER)
     except BaseException as error:
@@ -285,13 +288,13 @@ def _profile_disk(setup: Setup) -> int:
     return DISK_SHARE * profile_batches(len(setup.batches)) * max(4096, stored)
 
 
-def _others(setup: Setup, workload: Workload, machine: Machine) -> list[Estimate]:
-    """Estimate strategies of other packages; one that runs batches in another order cannot be taken beside a history."""
+def _estimates(setup: Setup, workload: Workload, machine: Machine) -> list[Estimate]:
+    """Estimate every strategy; one that runs batches in another order cannot be taken beside a history."""
     return [
         replace(each, impossible=each.impossible or "does not say that it takes a history")
         if setup.has_history and not find_strategy(each.strategy).takes_history
         else each
-        for each in plugin_estimates(workload, machine)
+        for each in estimate_all(workload, machine)
     ]
 
 

@@ -170,11 +170,11 @@ class Strategy(ABC):
         return ()
 
     @classmethod
-    def estimate(cls, workload: Workload, machine: Machine) -> Estimate | None:
+    def estimate(cls, workload: Workload, machine: Machine) -> Estimate | Sequence[Estimate] | None:
         """Return what an epoch would take, for :class:`~featstore.Auto` to compare with the others; None: it is not considered.
 
-        Where it is least, the strategy runs with those options of ``Auto`` that it has, too, and with the estimate's policy.
-        The library's own strategies are estimated by the cost model.
+        Where an estimate is least, the strategy runs with those options of ``Auto`` that it has, too, and with the estimate's
+        policy. Each class estimates itself: what a base class estimates is not inherited.
 
         Parameters
         ----------
@@ -185,8 +185,9 @@ class Strategy(ABC):
 
         Returns
         -------
-        Estimate or None
-            ``strategy`` is the registered name, ``policy`` is ``"none"`` where nothing is cached, seconds are finite.
+        Estimate, sequence of Estimate, or None
+            An estimate for each policy that it considers. ``strategy`` is the registered name, ``policy`` is ``"none"`` where
+            nothing is cached, seconds are finite. :mod:`featstore.plan.cost` has the formulas of the library's own strategies.
         """
         return None
 

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
 from featstore.cache.base import OnlinePolicy, Policy, StaticPolicy, get_policy
 from featstore.cache.table import FeatureCache
 from featstore.errors import BudgetError
+from featstore.plan.cost import (
+    DEGREE,
+    ONLINE,
+    STATIC,
+    Estimate,
+    Machine,
+    Workload,
+    copied_s,
+    fresh_s,
+    gathered_s,
+    put_together,
+    random_read_s,
+    random_reads,
+)
 from featstore.sampling.drawn import InTurn, ahead_bytes, in_turn, keep_ahead, lists_of
 from featstore.strategies.accesscounts import AccessCounts
 from featstore.strategies.base import EpochRun, Prepared, Runner, Strategy
@@ -68,6 +82,11 @@ class OnDemand(Strategy):
         super().__post_init__()
         check_managed(self, "policy", "cache", "'auto'")
         check_managed(self, "edge_policy", "edge_cache", "'10%'")
+
+    @classmethod
+    def estimate(cls, workload: Workload, machine: Machine) -> Sequence[Estimate]:
+        """See :class:`~featstore.Strategy`."""
+        return _by_counts(workload, machine), _by_degree(workload, machine), _online(workload, machine)
 
     def run(self, setup: Setup) -> Runner:
         """See :class:`~featstore.Strategy`."""
@@ -181,3 +200,43 @@ class _OnDemandEpoch(EpochRun):
         self._order.close()
         if self._holdings is not None:
             self._holdings.ended(self)
+
+
+def _estimated(w: Workload, m: Machine, policy: str, hits: int, counting_s: float) -> Estimate:
+    loads = w.n_accesses - w.n_device - hits
+    read = random_read_s(loads, w.n_batches, w.n_rows, w.row_bytes, m.drive)
+    copy = gathered_s(hits + put_together(w), w, m)  # a gather's rate has that of the others
+    fill = random_read_s(w.capacity, 1, w.n_rows, w.row_bytes, m.drive)
+    fill += copied_s(w.capacity, w, m) + fresh_s(w.capacity, w, m)
+    parts = {"sample": w.sample_s, "read": read, "copy": copy}
+    moved = int(random_reads(loads, w.n_batches, w.n_rows, w.row_bytes, m.drive)[1])
+    return Estimate("ondemand", policy, max(w.sample_s, read + copy), counting_s + fill, loads, 0, moved, parts)
+
+
+def _by_counts(w: Workload, m: Machine) -> Estimate:
+    """Rows chosen by an epoch that is sampled to count them."""
+    hits = w.n_top if w.n_static is None else w.n_static
+    return _estimated(w, m, STATIC if w.capacity else "none", hits, w.sample_s if w.capacity else 0.0)
+
+
+def _by_degree(w: Workload, m: Machine) -> Estimate:
+    """Rows chosen by what the graph says of them."""
+    found = _estimated(w, m, DEGREE, w.n_degree or 0, 0.0)
+    return found if w.n_degree is not None else replace(found, impossible="what the degrees would hit is not known")
+
+
+def _online(w: Workload, m: Machine) -> Estimate:
+    """Rows chosen as they come: what is loaded is copied in, and the first epoch finds an empty cache."""
+    loads = again = w.n_accesses - w.n_device
+    if w.online_loads is not None:
+        loads, again = w.online_loads, min(w.online_again, w.online_loads)
+    found = _estimated(w, m, ONLINE, w.n_accesses - w.n_device - again, 0.0)
+    admit, first = gathered_s(again, w, m), gathered_s(loads, w, m)
+    read = random_read_s(loads, w.n_batches, w.n_rows, w.row_bytes, m.drive)
+    read_and_copy = found.parts["read"] + found.parts["copy"] + admit
+    epoch = max(w.sample_s, read_and_copy)
+    cold = max(w.sample_s, read + found.parts["copy"] + first) - epoch  # less than 0 where more rows merge into fewer reads
+    fresh = fresh_s(min(w.capacity, loads), w, m)
+    parts = {**found.parts, "copy": found.parts["copy"] + admit}
+    impossible = "" if w.online_loads is not None else "what it would load is not known"
+    return replace(found, epoch_s=epoch, once_s=max(0.0, cold) + fresh, parts=parts, impossible=impossible)

@@ -26,6 +26,7 @@ from featstore.pack.makelayout import make_layout
 from featstore.pack.nodedata import NodeData
 from featstore.pack.offline import Pack
 from featstore.pack.packgraph import PackedGraph
+from featstore.plan.cost import Estimate, Machine, Workload
 from featstore.plan.planmemory import planning_bytes
 from featstore.sampling.drawn import SampledBatches
 from featstore.storage.extents import least_memory
@@ -45,6 +46,7 @@ from featstore.strategies.holdings import Holdings
 from featstore.strategies.memory import Memory, Request, ask
 from featstore.strategies.options import CACHE, DISK, EDGE_CACHE, EDGE_CACHE_HELP, LENGTH, PACK, check_managed, option, policy_of
 from featstore.strategies.packedepoch import PackedEpoch, fill_from_extents
+from featstore.strategies.packedestimate import by_frequency, by_plan
 from featstore.strategies.registry import register_strategy
 from featstore.strategies.setup import OnDevice, Setup
 from featstore.strategies.superbatch import plan_ahead
@@ -149,6 +151,11 @@ class Packed(Strategy):
             raise OptionError(
                 "length", f"goes with a planned policy: with policy {policy.name!r} the rows in memory never change"
             )
+
+    @classmethod
+    def estimate(cls, workload: Workload, machine: Machine) -> Sequence[Estimate]:
+        """See :class:`~featstore.Strategy`."""
+        return by_frequency(workload, machine), by_plan(workload, machine)
 
     def batches(self, graph: Any, *, batch_size: int | None, shuffle: bool, seed: int, drop_last: bool) -> SampledBatches | None:
         """See :class:`~featstore.Strategy`."""

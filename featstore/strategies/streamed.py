@@ -17,6 +17,21 @@ from featstore.config import format_size
 from featstore.errors import PerformanceWarning
 from featstore.gather.buffers import take_pages
 from featstore.pack.packing import PackArenas, PackCounts, RunPacker
+from featstore.plan.cost import (
+    ADMIT_TABLE_BYTES,
+    LOAD_TABLE_BYTES,
+    PLANNED,
+    ROW_TABLE_BYTES,
+    SAMPLE_BYTES,
+    Estimate,
+    Machine,
+    Workload,
+    admitted_s,
+    gathered_s,
+    pipeline_s,
+    put_together,
+    scan_s,
+)
 from featstore.plan.overlapped import MissedRows, PackSuperbatch, SuperbatchExtents
 from featstore.storage.extents import PAGES, ExtentMap, least_memory, most_memory
 from featstore.storage.format import file_bytes, sums_bytes
@@ -44,6 +59,7 @@ WINDOWS, PACKING = "extents read ahead", "packing"  # holders
 WINDOWS_SHARE, PACKING_SHARE = 12, 3  # one part of so many of what is left of the memory, at most
 OPEN_FILES = 4  # superbatches whose extents are read, wait to be, or are filled
 QUEUE_BYTES = 64 << 10  # scratch of the queue that reads their checksums
+FORESEEN = 2 / 3  # of planning: packing begins when two of the planner's three passes have found the misses
 
 
 @register_strategy("streamed")
@@ -67,6 +83,33 @@ class Streamed(Superbatch):
     """
 
     takes_history: ClassVar[bool] = True
+
+    @classmethod
+    def estimate(cls, workload: Workload, machine: Machine) -> Estimate | None:
+        """See :class:`~featstore.Strategy`."""
+        w, m = workload, machine
+        n, extents = w.n_superbatches, w.loads * w.row_bytes
+        stored = w.n_accesses * SAMPLE_BYTES
+        plans = ROW_TABLE_BYTES * w.n_accesses + (LOAD_TABLE_BYTES + ADMIT_TABLE_BYTES) * w.loads
+        plans_s = min(stored, plans) / m.drive.write_bandwidth
+        inspect = w.sample_s + w.plan_s + stored / m.drive.write_bandwidth
+        scan = scan_s(w.loads, w, n, m)
+        write = extents / m.drive.write_bandwidth
+        read = extents / m.drive.bandwidth
+        copy = gathered_s(w.n_accesses - w.n_device + put_together(w), w, m) + admitted_s(w.loads, w, m)
+        parts = {"inspect": inspect, "scan": scan, "write": write, "read": read, "copy": copy}
+        # The drive reads and writes at once, and packing runs beside the rest of planning once the misses are known.
+        packed = scan + write - m.drive.write_overlap * min(scan, write)
+        rest = (1 - FORESEEN) * w.plan_s + plans_s
+        prepared = inspect - rest + max(rest, packed)
+        # Packing beside reading shares the drive.
+        epoch = max(pipeline_s(prepared, max(read, copy), n), packed + read)
+        disk = extents * min(2, n) // n + stored * min(4, n) // n
+        impossible = ""
+        if w.disk_bytes is not None and disk > w.disk_bytes:
+            impossible = f"superbatches of {w.superbatch} take {format_size(disk)} of a disk of {format_size(w.disk_bytes)}"
+        moved = int(scan * m.drive.bandwidth) + 2 * extents
+        return Estimate("streamed", PLANNED, epoch, 0.0, w.loads, disk, moved, parts, impossible, hides_first_touch=True)
 
     def run(self, setup: Setup) -> Runner:
         """See :class:`~featstore.Strategy`."""

@@ -21,6 +21,18 @@ from featstore.cache.planned import PlannedPolicy
 from featstore.cache.table import FeatureCache
 from featstore.config import parse_disk
 from featstore.errors import OptionError
+from featstore.plan.cost import (
+    PLANNED,
+    SAMPLE_BYTES,
+    Estimate,
+    Machine,
+    Workload,
+    gathered_s,
+    pipeline_s,
+    put_together,
+    random_read_s,
+    random_reads,
+)
 from featstore.plan.overlapped import PackSuperbatch
 from featstore.plan.planmemory import PLANNER_SHARE
 from featstore.sampling.drawn import in_turn, keep_ahead
@@ -110,6 +122,23 @@ class Superbatch(Strategy):
 
     takes_history: ClassVar[bool] = True
     overlap: ClassVar[bool] = True  # sample and plan while earlier batches are gathered and trained on
+
+    @classmethod
+    def estimate(cls, workload: Workload, machine: Machine) -> Estimate | None:
+        """See :class:`~featstore.Strategy`."""
+        w, m = workload, machine
+        stored = w.n_accesses * SAMPLE_BYTES
+        inspect = w.sample_s + w.plan_s + stored / m.drive.write_bandwidth
+        at_once = max(1, w.ahead_bytes // 2 // w.row_bytes)  # one half is read while the other is delivered from
+        gathers = max(1, min(w.n_batches, -(-w.loads // at_once)))
+        read = random_read_s(w.loads, gathers, w.n_rows, w.row_bytes, m.drive)
+        copied = w.n_accesses - w.n_device + put_together(w)
+        copy = gathered_s(copied + 2 * w.loads, w, m)  # out of where they were read to, and into the cache
+        parts = {"inspect": inspect, "read": read, "copy": copy}
+        n = w.n_superbatches
+        disk = stored * min(4, n) // n
+        moved = int(random_reads(w.loads, gathers, w.n_rows, w.row_bytes, m.drive)[1])
+        return Estimate("superbatch", PLANNED, pipeline_s(inspect, max(read, copy), n), 0.0, w.loads, disk, moved, parts)
 
     def run(self, setup: Setup) -> Runner:
         """See :class:`~featstore.Strategy`."""

@@ -1,0 +1,147 @@
+"""Seconds of making a pack's tables: timed on a small trace with the code that makes them, kept in a catalog for a day."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import time
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from featstore.budget import Budget
+from featstore.cache.base import PolicyContext
+from featstore.cache.belady import Belady
+from featstore.cache.checkedplans import CheckedPolicy
+from featstore.pack.tiers import write_static
+from featstore.plan.planfile import write_plan
+from featstore.plan.planmemory import planning_bytes
+from featstore.plan.trace import Trace
+from featstore.storage.catalog import Catalog
+from featstore.storage.drive import kept_or_measured
+
+__all__ = ["TableSpeed", "kept_tables", "table_speed"]
+
+KEY = "tables/speed"
+METHOD = 1  # of measuring; what another one found is measured again
+LEAST_NODES, MOST_BITS = 1 << 6, 22  # larger tables are no further from the processor
+SPREAD = 2654435761
+MOST_ROWS, BATCH_SHARE = 1 << 16, 8  # of a batch: so many at most, and one of so many nodes
+N_BATCHES = 3  # of each kind
+LEAST_S = 1e-12  # a rate is more than 0
+NODE_BYTES, BATCH_BYTES = 16, 128  # its tiers, its count; the rows that are drawn, and what a table holds while it is made
+
+
+@dataclass(frozen=True)
+class TableSpeed:
+    """What making a pack's tables was measured to take, in seconds a row of a batch; writing them to the drive is not in it.
+
+    Parameters
+    ----------
+    static_table_s : float
+        Where rows in memory stay: counting rows, and looking each up.
+    planned_table_s : float
+        Where Belady's policy changes them: finding slots, once it is known which rows are missed.
+    missed_table_s : float
+        More for a row that is missed: ordering it as extents are filled.
+    """
+
+    static_table_s: float
+    planned_table_s: float
+    missed_table_s: float
+
+
+def table_speed(dataset: str, n_nodes: int, budget: Budget, *, again: bool = False) -> TableSpeed:
+    """Return what making tables takes: from the dataset's catalog, or measured now and kept there.
+
+    Parameters
+    ----------
+    dataset : str
+        The dataset's directory.
+    n_nodes : int
+        Its nodes.
+    budget : Budget
+        Pays for what is measured with.
+    again : bool
+        Measure in any case.
+
+    Raises
+    ------
+    BudgetError
+        No memory for it.
+
+    Notes
+    -----
+    Seconds are those of the processor: others may use it meanwhile.
+
+    What was measured more than a day ago, on another machine, of other nodes or in another way is not used. A dataset
+    that may not be written, or that somebody is writing, keeps nothing.
+    """
+    where = {"machine": platform.node(), "nodes": n_nodes, "method": METHOD}
+    return kept_or_measured(dataset, KEY, where, TableSpeed, lambda: _measure(n_nodes, budget), again)
+
+
+def kept_tables(catalog: Catalog) -> dict[str, Any] | None:
+    """Return the entry of a catalog with the seconds of tables; None where there is none."""
+    return catalog.extra.get(KEY)
+
+
+class _Nowhere:
+    """A table that keeps nothing: writing is the drive's, which is measured elsewhere."""
+
+    def append(self, array: npt.NDArray[Any]) -> int:
+        return 0
+
+
+def _rows(n: int) -> int:
+    return min(MOST_ROWS, n // BATCH_SHARE)
+
+
+def _needed(n: int) -> int:
+    size = _rows(n)
+    n_accesses = 2 * N_BATCHES * size
+    return NODE_BYTES * n + BATCH_BYTES * size + planning_bytes(n, n_accesses, longest=size, capacity=2 * size)
+
+
+def _measure(n_nodes: int, budget: Budget) -> TableSpeed:
+    n = 1 << min(max(n_nodes, LEAST_NODES).bit_length() - 1, MOST_BITS)
+    while n > LEAST_NODES and _needed(n) > budget.available // 4:
+        n //= 2
+    with budget.reserve("measuring tables", _needed(n)):
+        # Distinct rows all over the tables: multiplying by an odd number permutes the numbers below a power of two.
+        drawn = np.random.default_rng(0).permutation(2 * _rows(n)) * SPREAD % n
+        batches = drawn.astype(np.int32).reshape(2, -1)
+        none, all_rows = np.full(n, -1, np.int32), np.arange(n, dtype=np.int32)
+        static = _time_static(batches[0], all_rows)
+        return TableSpeed(static, _time_planned(batches, n), max(LEAST_S, _time_static(batches[0], none) - static))
+
+
+def _time_static(ids: npt.NDArray[np.int32], tier_of_row: npt.NDArray[np.int32]) -> float:
+    """Return the seconds of a row."""
+    counts, each = np.zeros(len(tier_of_row), np.int64), list[float]()
+    for _ in range(N_BATCHES):
+        begin = time.thread_time()
+        counts[ids] += 1
+        write_static(_Nowhere(), ids, tier_of_row)
+        each.append(time.thread_time() - begin)
+    return max(LEAST_S, statistics.median(each) / len(ids))  # the first one touches memory
+
+
+def _time_planned(batches: npt.NDArray[np.int32], n: int) -> float:
+    """Return the seconds of a row of batches in turns, with room for all, once all misses are known: with the first plan."""
+    lengths = np.full(N_BATCHES * len(batches), batches.shape[1])
+    trace = Trace.reading(lambda number: batches[number % len(batches)], lengths, n)
+    policy, each = CheckedPolicy(Belady()), list[float]()
+    policy.start(batches.size, PolicyContext(n, 1))
+    with closing(policy.plan(trace.window())) as plans:
+        for _ in batches:
+            next(plans)  # these miss all
+        begin = time.thread_time()
+        for number, planned in enumerate(plans, len(batches)):
+            write_plan(_Nowhere(), planned, trace[number])
+            each.append(time.thread_time() - begin)
+            begin = time.thread_time()
+    return max(LEAST_S, statistics.median(each) / len(batches[0]))
