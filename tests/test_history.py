@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -129,6 +130,40 @@ def test_every_row_is_the_latest_push(g: featstore.OutOfCoreGraph, strategy: str
     assert (stats["pulled"], stats["pushed"]) == (training.n_pulled, training.n_pushed)
     assert training.n_pulled > 0
     gc.collect()  # of a loader that lets go of its history alone
+
+
+def test_a_table_on_cuda_is_made_before_the_loop_has_it(g: featstore.OutOfCoreGraph, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop may run in another stream than the one in which the table is zeroed, or read from a state: stand-ins say the order."""
+    log: list[str] = []
+    zeros, empty_like = torch.zeros, torch.empty_like
+
+    def noted(made: Any, name: str) -> Any:
+        return lambda *args, device, **options: (log.append(f"{name} on {device}"), made(*args, **options))[1]
+
+    monkeypatch.setattr(torch, "zeros", noted(zeros, "zeros"))
+    monkeypatch.setattr(torch, "empty_like", noted(empty_like, "copy"))
+    settled = SimpleNamespace(synchronize=lambda: log.append("settled"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: (log.append(f"stream of {device}"), settled)[1])
+    history = history_of()
+    history.make(g, torch.device("cuda", 1))
+    assert log == ["zeros on cuda:1", "zeros on cuda:1", "stream of cuda:1", "settled"]
+    state = history.state_dict()
+    log.clear()
+    history._table = SimpleNamespace(device=torch.device("cuda", 1))
+    history.load_state_dict(state)
+    assert log == ["copy on cuda:1", "zeros on cuda:1", "stream of cuda:1", "settled"]
+
+
+def test_a_table_stays_until_the_loops_stream_is_done(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every merge records it with the stream that is current: it may be dropped, and its memory used, before that has come so far."""
+    recorded: list[torch.Tensor | None] = []
+    monkeypatch.setattr("featstore.load.history.record_here", lambda *tensors: recorded.extend(tensors))
+    with featstore.open(path, memory="32MiB") as g:
+        history, training = history_of(), Training(g)
+        with make(g, history) as loader:
+            training.run(loader, 0, n=2)
+            assert len(recorded) == 4
+            assert all(a is b for a, b in zip(recorded, [history._table, history._sums] * 2, strict=True))
 
 
 def test_rows_are_kept_for_as_long_as_they_may_be(tmp_path: Path, path: Path) -> None:
