@@ -12,6 +12,7 @@ import math
 import os
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -273,23 +274,46 @@ def test_the_loader_takes_every_batch_over(dataset: Path, monkeypatch: pytest.Mo
 
 
 class Runtime:
-    """CUDA's runtime: which memory is locked."""
+    """CUDA's runtime: which memory is locked, by way of which device. The current device is each thread's own, first 0."""
 
     def __init__(self) -> None:
         self.locked: dict[int, int] = {}
+        self.devices: dict[int, int] = {}  # by address
         self.answer = 0
+        self.error = 0  # that the next kernel would raise
+        self._thread = threading.local()
+
+    @property
+    def current(self) -> int:
+        return getattr(self._thread, "current", 0)
+
+    @contextlib.contextmanager
+    def device(self, device: torch.device | int) -> Iterator[None]:
+        before = self.current
+        self._thread.current = device if isinstance(device, int) else device.index or 0
+        yield
+        self._thread.current = before
 
     def cudaHostRegister(self, address: int, n_bytes: int, flags: int) -> int:
         if self.answer == 0:
             assert address % 4096 == 0
             assert address not in self.locked
             assert flags == 1
-            self.locked[address] = n_bytes
+            self.locked[address], self.devices[address] = n_bytes, self.current
+        self.error = self.answer
         return self.answer
 
     def cudaHostUnregister(self, address: int) -> int:
+        assert self.devices.pop(address) == self.current
         del self.locked[address]
         return 0
+
+    def ones(self, *size: int, device: str) -> None:
+        """Launch a kernel, as ``torch.ones`` does."""
+        assert device == "cuda"
+        error, self.error = self.error, 0
+        if error:
+            raise RuntimeError(f"cuda error {error}")
 
 
 @pytest.fixture
@@ -302,7 +326,9 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
 
     monkeypatch.setattr(torch.cuda, "cudart", lambda: made)
     monkeypatch.setattr(torch.cuda, "check_error", check)
-    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: made.current)
+    monkeypatch.setattr(torch.cuda, "device", made.device)
+    monkeypatch.setattr(pinned.torch, "ones", made.ones)
     return made
 
 
@@ -351,6 +377,44 @@ def test_memory_that_cannot_be_locked_is_ordinary_and_said_once(runtime: Runtime
     assert budget.used == 0  # and nothing was unlocked that was not locked
     runtime.answer = 0
     assert pool.tensor(1 << 20, torch.uint8).data_ptr() in runtime.locked
+
+
+def test_memory_is_unlocked_by_way_of_its_own_device(runtime: Runtime) -> None:
+    """Whichever thread drops it, and whichever device is current there: else CUDA refuses, or makes a context on that one."""
+    pool = BufferPool(Budget(10**8))
+    pool.page_lock(torch.device("cuda", 2))
+    held = [pool.tensor(1 << 20, torch.uint8) for _ in range(2)]
+    assert set(runtime.devices.values()) == {2}
+    assert runtime.current == 0
+    held.pop()
+    pool.trim()  # by this thread
+    held.pop()
+    with runtime.device(1), ThreadPoolExecutor(1) as executor:
+        executor.submit(pool.trim).result()
+        assert runtime.current == 1
+    assert runtime.locked == {}
+
+
+def test_a_refusal_is_not_the_next_kernels_error(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA keeps its last error until somebody asks for it, and torch does so after each launch."""
+    monkeypatch.setattr(pinned, "_warned", threading.Event())
+    pool = BufferPool(Budget(10**8))
+    pool.page_lock(torch.device("cuda"))
+    runtime.answer = 2
+    with pytest.warns(RuntimeWarning, match="cuda error 2"):
+        pool.tensor(1 << 20, torch.uint8)
+    assert runtime.error == 0
+
+
+def test_at_the_interpreters_exit_nothing_is_unlocked(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA may be gone by then."""
+    pool = BufferPool(Budget(10**8))
+    pool.page_lock(torch.device("cuda"))
+    pool.tensor(1 << 20, torch.uint8)
+    with monkeypatch.context() as patch:
+        patch.setattr(pinned.sys, "is_finalizing", lambda: True)
+        pool.trim()
+    assert len(runtime.locked) == 1
 
 
 def test_a_child_after_fork_leaves_the_parents_locks(runtime: Runtime) -> None:
