@@ -1,12 +1,13 @@
 """Rows on the device (PaGraph, TPDS 2021): accesses that it serves, bytes loaded, seconds of epochs, computing beside loading.
 
 ``--figure 13``: the share of accesses that a tier of 5, 10, 20 and 40 % of the rows serves, [10, 10], by policy, beside the best
-that any fixed rows could (``--plot FILE`` draws it). ``--table 4``: bytes that an epoch loads. ``--figure 14``: seconds of epochs
-against the tier's size. ``--only overlap``: epochs whose loop computes, idle, for half, once and twice as long as loading takes.
-``--only mean`` (``pagraph_mean.py``): training on means made ahead against a hop more, on linux414-calls. ``--only gpu``
-(``pagraph_gpu.py``): hits, host rows and waiting on a GPU; skipped, and said, where there is none. Real graphs are in the folder
-``--graphs DIR`` (``graphs.py`` and ``.npz`` files); without it figure 13 is of R-MAT alone. ``$FEATSTORE_R22`` names a folder
-that ``r22.py`` filled. But for ``--only gpu``, the CPU stands in for a device.
+that any fixed rows could, and by degree with edges weighted by how often they are drawn (``--plot FILE`` draws it). ``--table
+4``: bytes that an epoch loads. ``--figure 14``: seconds of epochs against the tier's size. ``--only overlap``: epochs whose loop
+computes, idle, for half, once and twice as long as loading takes. ``--only mean`` (``pagraph_mean.py``): training on means made
+ahead against a hop more, on linux414-calls. ``--only gpu`` (``pagraph_gpu.py``): hits, host rows and waiting on a GPU; skipped,
+and said, where there is none. Real graphs are in the folder ``--graphs DIR`` (``graphs.py`` and ``.npz`` files); without it
+figure 13 is of R-MAT alone. ``$FEATSTORE_R22`` names a folder that ``r22.py`` filled. But for ``--only gpu``, the CPU stands in
+for a device.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ FANOUTS = [10, 10]
 GRAPHS = {"linux414-calls": 1000, "cnr-2000": 1000, "ego-twitter": 200}  # seeds a batch
 POLICIES = ("degree", "frequency", "in_out_ratio", "random")
 SHARES = (0.05, 0.1, 0.2, 0.4)
-OPTIMUM = "optimum"
+OPTIMUM, DRAWN = "optimum", "edges by draws"  # no policies: by the counts themselves; an edge counts as often as it is drawn
 
 Int64s = npt.NDArray[np.int64]
 Graph = tuple[str, Int64s, npt.NDArray[np.int32], Int64s, int]  # name, adjacency, seeds, seeds a batch
@@ -76,7 +77,9 @@ def hit_shares(args: argparse.Namespace, report: Report, folder: Path) -> None:
         with featstore.open(path, memory="2GiB") as g:
             g.cache_neighbors()
             before, counts = (counts_of(g, seeds, batch_size, epoch, most) for epoch in (0, 1))
-            scores: dict[str, Any] = {OPTIMUM: counts}
+            length = np.diff(indptr)
+            drawn = np.repeat(np.minimum(1, FANOUTS[0] / np.maximum(1, length)), length)
+            scores: dict[str, Any] = {OPTIMUM: counts, DRAWN: np.bincount(ids, drawn, g.num_nodes)}
             with g.policy_inputs(1, before) as inputs:
                 for policy in POLICIES:
                     chosen = featstore.get_policy(policy)
@@ -89,7 +92,7 @@ def hit_shares(args: argparse.Namespace, report: Report, folder: Path) -> None:
             for policy, each in scores.items()
         }
         found[name] = shares
-        for policy in POLICIES:
+        for policy in (*POLICIES, DRAWN):
             for number, share in enumerate(SHARES):
                 target = ">= 0.6" if policy == "degree" and share >= 0.2 and not args.tiny else None
                 report.figure(
@@ -122,19 +125,20 @@ def _plot(found: dict[str, dict[str, list[float]]], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, panels = plt.subplots(1, len(found), figsize=(4 * len(found), 3.6), layout="constrained", squeeze=False, sharey=True)
+    size = (4 * len(found) + 1.5, 3.6)
+    figure, panels = plt.subplots(1, len(found), figsize=size, layout="constrained", squeeze=False, sharey=True)
     for axes, (name, shares) in zip(panels[0], found.items(), strict=True):
         for policy, line in shares.items():
             axes.plot(
                 [100 * share for share in SHARES],
                 [100 * each for each in line],
-                "--" if policy == OPTIMUM else "o-",
+                {OPTIMUM: "--", DRAWN: ":"}.get(policy, "o-"),
                 label=policy,
             )
         axes.set(title=name, xlabel="rows on the device, %")
         axes.grid(visible=True, alpha=0.3)
     panels[0][0].set_ylabel("accesses served, %")
-    panels[0][0].legend()
+    figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside right upper")
     figure.savefig(path)
     plt.close(figure)
 

@@ -110,19 +110,19 @@ def test_batches_whatever_the_device_holds(dataset: Path, arrays: dict[str, torc
 
 @pytest.mark.parametrize("size", [0.1, "1GiB"])
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_batches_of_partitions(parted: Path, arrays: dict[str, torch.Tensor], name: str, size: float | str) -> None:
+def test_batches_of_partitions(parted: Path, arrays: dict[str, torch.Tensor], name: str, size: float | str, device: str) -> None:
     """They are those without a tier, and the device serves each access to a row of it."""
     found: list[list[torch.Tensor]] = []
     for share in (0, size):
         with featstore.open(parted, memory="64MiB") as g:
             sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
             seeds = featstore.PartitionBatches(g, np.arange(0, N, 2), BATCH, macro=2, seed=5)
-            options = {**STRATEGIES[name], "features": list(arrays), "labels": None, "device_cache": share}
+            options = {**STRATEGIES[name], "features": list(arrays), "labels": None, "device_cache": share, "device": device}
             with make_loader(g, sampler, seeds, **options) as loader:
                 for _ in range(2):
                     batches = list(loader)
-                    check(batches, arrays)
-                    found.append([batch.input_ids.clone() for batch in batches])
+                    check(batches, arrays, device)
+                    found.append([batch.input_ids.to("cpu", copy=True) for batch in batches])
                     del batches
                 hits = loader.stats()["hits"]
             with g.policy_inputs(WIDTH) as inputs:
@@ -182,34 +182,32 @@ def test_bytes_fall_by_what_the_device_holds(
 
 
 @pytest.mark.parametrize("name", ["belady", "ginex", "streamed"])
-def test_a_planned_cache_sees_the_other_accesses_alone(dataset: Path, name: str) -> None:
+def test_a_planned_cache_sees_the_other_accesses_alone(dataset: Path, name: str, device: str) -> None:
     """Its loads are those of Belady's policy over the batches without the device's rows, in one superbatch."""
     with featstore.open(dataset, memory="64MiB") as g:
-        options = {**STRATEGIES[name], "length": 100, "features": ["x"], "device_cache": 0.1}
+        options = {**STRATEGIES[name], "length": 100, "features": ["x"], "device_cache": 0.1, "device": device}
         (batches,), stats = epoch(g, options)
         with g.policy_inputs(WIDTH) as inputs:
             top = top_rows(inputs.context.out_degree, N // 10)
-        rest = [ids[~np.isin(ids, top)] for ids in (batch.input_ids.numpy() for batch in batches)]
+        rest = [ids[~np.isin(ids, top)] for ids in (batch.input_ids.cpu().numpy() for batch in batches)]
         loads = int(featstore.simulate(Trace(rest, N), N // 10, "belady").sum())
         missed = stats["hits"].get("packed", 0) + stats["hits"]["base"]
         first = min(N // 10, len(np.unique(np.concatenate(rest)))) if name == "ginex" else 0  # which fills its cache at the start
         assert abs(missed + first - loads) <= (0 if name != "ginex" else first)
 
 
-def test_no_nodes(tmp_path: Path) -> None:
+def test_no_nodes(tmp_path: Path, device: str) -> None:
     empty = np.empty((0, 3), np.float32)
     featstore.OutOfCoreGraph.create(tmp_path / "g", [0], np.empty(0, np.int64), features={"x": empty}, progress=False).close()
     with featstore.open(tmp_path / "g", memory="16MiB") as g:
         for strategy in ("ondemand", "superbatch", "streamed"):
             for size in (0.5, "1GiB"):
-                loader = featstore.Loader(
-                    g, featstore.NeighborSampler(g, [2]), [], labels=None, strategy=strategy, device_cache=size
-                )
-                with loader:
+                options: dict[str, Any] = {"labels": None, "strategy": strategy, "device": device, "device_cache": size}
+                with featstore.Loader(g, featstore.NeighborSampler(g, [2]), [], **options) as loader:
                     assert list(loader) == []
 
 
-def test_what_is_refused(dataset: Path) -> None:
+def test_what_is_refused(dataset: Path, device: str) -> None:
     with featstore.open(dataset, memory="16MiB") as g:
         before = g.memory_report()
         for policy in ("lru", "belady"):
@@ -221,18 +219,18 @@ def test_what_is_refused(dataset: Path) -> None:
             with pytest.raises((ValueError, TypeError)):
                 featstore.DeviceCache(size)
         with pytest.raises(featstore.BudgetError, match="a device cache of one row takes"):
-            epoch(g, {"device_cache": "10B"})
+            epoch(g, {"device_cache": "10B", "device": device})
         assert {**g.memory_report(), "indptr": 0} == {**before, "indptr": 0}
     for name, options in STRATEGIES.items():
         with featstore.open(dataset, memory="1MiB") as g:
             g.budget.total = g.budget.used + 20_000
             with pytest.raises(featstore.BudgetError) as caught:
-                epoch(g, {**options, "device_cache": 1.0})
+                epoch(g, {**options, "device_cache": 1.0, "device": device})
             assert caught.value.needed is not None, name
             assert caught.value.needed > g.budget.total
             assert "device cache" not in g.memory_report()
             g.budget.total = caught.value.needed
-            epoch(g, {**options, "device_cache": 1.0})  # which is enough
+            epoch(g, {**options, "device_cache": 1.0, "device": device})  # which is enough
 
 
 @pytest.mark.parametrize(
@@ -255,13 +253,13 @@ def test_failures_while_it_fills(dataset: Path, error: BaseException, device: st
 
 
 @given(data=st.data())
-def test_split_and_rest(data: st.DataObject) -> None:
+def test_split_and_rest(device: str, data: st.DataObject) -> None:
     """They part a batch, in its order, as NumPy does."""
     n = data.draw(st.integers(1, 200))
     rows = np.array(sorted(data.draw(st.sets(st.integers(0, n - 1)))), np.int64)
     ids = np.array(data.draw(st.lists(st.integers(0, n - 1), unique=True)), np.int64)
     budget = Budget(1 << 20)
-    tier = DeviceTier(rows, {"x": ((2,), torch.float32)}, torch.device("cpu"), BufferPool(budget), budget, n)
+    tier = DeviceTier(rows, {"x": ((2,), torch.float32)}, torch.device(device), BufferPool(budget), budget, n)
     part, rest = tier.split(ids)
     here = np.isin(ids, rows)
     assert np.array_equal(part.positions, np.flatnonzero(here))
@@ -280,7 +278,7 @@ def test_split_and_rest(data: st.DataObject) -> None:
     assert budget.used == 0
 
 
-def test_threads_by_stage(dataset: Path, arrays: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_by_stage(dataset: Path, arrays: dict[str, torch.Tensor], device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every copy of cached rows is by the threads that were asked for; and no batch differs."""
     copied: set[int] = set()
 
@@ -293,12 +291,13 @@ def test_threads_by_stage(dataset: Path, arrays: dict[str, torch.Tensor], monkey
     for name in ("degree", "lru", "belady", "fixed", "ginex", "streamed"):
         with featstore.open(dataset, memory="64MiB", threads=2) as g:
             copied.clear()
-            (batches,), _ = epoch(g, {**STRATEGIES[name], "threads": {"sample": 2, "gather": 3}, "device_cache": 0.05})
-            check(batches, arrays)
+            options = {**STRATEGIES[name], "device": device}
+            (batches,), _ = epoch(g, {**options, "threads": {"sample": 2, "gather": 3}, "device_cache": 0.05})
+            check(batches, arrays, device)
             assert copied == {3}
             copied.clear()
-            (batches,), _ = epoch(g, {**STRATEGIES[name], "threads": 3})
-            check(batches, arrays)
+            (batches,), _ = epoch(g, {**options, "threads": 3})
+            check(batches, arrays, device)
             assert 3 not in copied
             for threads in ({"smaple": 1}, {"sample": 1, "transfer": 1}):
                 with pytest.raises(OptionError, match=r"threads: there is no stage '(smaple|transfer)'; the stages are 'sample'"):

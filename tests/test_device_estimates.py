@@ -21,28 +21,26 @@ __all__ = ["arrays", "dataset"]  # fixtures
 SIZED = featstore.DeviceCache(0.2)
 
 
-def auto(g: featstore.OutOfCoreGraph, cache: Any, size: float | str | None = 0.1) -> featstore.Loader:
+def auto(g: featstore.OutOfCoreGraph, cache: Any, device: str, size: float | str | None = 0.1) -> featstore.Loader:
     sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
     strategy = featstore.Auto(cache=size)
-    names = list(g.features)
-    return featstore.Loader(g, sampler, np.arange(0, N, 2), BATCH, names, labels=None, strategy=strategy, device_cache=cache)
+    options: dict[str, Any] = {"labels": None, "strategy": strategy, "device": device, "device_cache": cache}
+    return featstore.Loader(g, sampler, np.arange(0, N, 2), BATCH, list(g.features), **options)
 
 
 def test_auto_estimates_with_what_is_free_before_a_step(
-    dataset: Path, arrays: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+    dataset: Path, arrays: dict[str, torch.Tensor], device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same workload as with a tier of so many rows, which is there already; and it says that the size is not known yet."""
-    found = {}
+    found, left = {}, 4 * N + (N // 5) * (WIDTH + 8) + N // 10 * WIDTH
     for name, cache in (("sized", SIZED), ("auto", "auto"), ("none", None)):
         with featstore.open(dataset, memory="16MiB") as g:
-            monkeypatch.setattr(
-                devicefill, "free_bytes", lambda device, budget, reserve: 4 * N + (N // 5) * (WIDTH + 8) + N // 10 * WIDTH
-            )
-            with auto(g, cache) as made:
+            monkeypatch.setattr(devicefill, "free_bytes", lambda device, budget, reserve: left)
+            with auto(g, cache, device) as made:
                 record = made.stats()["auto"]
                 choice = made._runner._decision.choice
                 found[name] = record["device_rows"], record["note"], choice.workload.n_device, choice.workload.loads
-                check(list(made), arrays)
+                check(list(made), arrays, device)
             assert record["note"] in choice.table()
     assert found["sized"][:2] == (N // 5, "")
     assert found["none"][:2] == (0, "")
@@ -50,12 +48,16 @@ def test_auto_estimates_with_what_is_free_before_a_step(
     assert found["sized"][2] > 0
     rows, note, n_device, loads = found["auto"]
     assert note == SIZED_LATER
-    assert rows == N // 5 + (N // 10 * WIDTH) // (WIDTH + 8)  # free_bytes was told of the reserve, and is the test's own here
+    # free_bytes was told of the reserve, and is the test's own here.
+    on_host = N // 5 + (N // 10 * WIDTH) // (WIDTH + 8)  # where map and numbers of rows lie in the same memory
+    assert rows == (on_host if device == "cpu" else left // WIDTH)
     assert n_device > found["sized"][2]
     assert loads < found["none"][3]
 
 
-def test_the_host_takes_its_part_first_where_it_is_the_device(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_host_takes_its_part_first_where_it_is_the_device(
+    dataset: Path, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reserves: list[int] = []
 
     def free(device: torch.device, budget: Budget, reserve: int) -> int:
@@ -63,8 +65,9 @@ def test_the_host_takes_its_part_first_where_it_is_the_device(dataset: Path, mon
         return -1
 
     monkeypatch.setattr(devicefill, "free_bytes", free)
-    with featstore.open(dataset, memory="16MiB") as g, auto(g, featstore.DeviceCache("auto", reserve=1000), 0.1) as made:
-        assert reserves == [1000 + N // 10 * WIDTH]
+    cache = featstore.DeviceCache("auto", reserve=1000)
+    with featstore.open(dataset, memory="16MiB") as g, auto(g, cache, device, 0.1) as made:
+        assert reserves == [1000 + (N // 10 * WIDTH if device == "cpu" else 0)]
         assert made.stats()["auto"]["device_rows"] == 0
 
 
@@ -96,15 +99,15 @@ def labelled(tmp_path_factory: pytest.TempPathFactory, arrays: dict[str, torch.T
     return path
 
 
-def test_the_plan_is_explained_with_rows_on_the_device(labelled: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    seconds = []
-    for size, rows in ((None, 0), ("20%", N // 5), (f"{28 * 60}B", 60), ("auto", 0)):
-        choice = explain(labelled, capsys, *(() if size is None else ("--device-cache", size)))
-        assert choice["device_rows"] == rows  # 64 MiB less a reserve of 1 GiB leave none
+def test_the_plan_is_explained_with_rows_on_the_device(labelled: Path, device: str, capsys: pytest.CaptureFixture[str]) -> None:
+    seconds, on_device = [], ("--device", device)
+    for size, rows in ((None, 0), ("20%", N // 5), (f"{28 * 60}B", 60), ("auto", 0 if device == "cpu" else N)):
+        choice = explain(labelled, capsys, *(() if size is None else ("--device-cache", size, *on_device)))
+        assert choice["device_rows"] == rows  # 64 MiB of the host less a reserve of 1 GiB leave none
         assert choice["note"] == (SIZED_LATER if size == "auto" else "")
         seconds.append({each["strategy"]: each["parts"] for each in choice["estimates"]})
     assert seconds[0]["ondemand"].keys() == seconds[1]["ondemand"].keys()
-    explained = explain(labelled, capsys, "--device-cache", "auto", "--memory", "4GiB")
+    explained = explain(labelled, capsys, "--device-cache", "auto", "--memory", "4GiB", *on_device)
     assert explained["device_rows"] == N
     for line in (["--simulate", "--device-cache", "10%"], ["--redundancy", "--device-cache", "10%"]):
         assert main(["plan", str(labelled), *line, "--fanouts", "4,3"]) != 0
@@ -117,15 +120,15 @@ def train(path: Path, capsys: pytest.CaptureFixture[str], *more: str) -> dict[st
     return dict(json.loads(capsys.readouterr().out))
 
 
-def test_a_training_with_the_loaders_new_options(labelled: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    expected = train(labelled, capsys)["losses"]
+def test_a_training_with_the_loaders_new_options(labelled: Path, device: str, capsys: pytest.CaptureFixture[str]) -> None:
+    expected = train(labelled, capsys, "--device", device)["losses"]
     for more in (
         ["--prefetch", "auto"],
         ["--prefetch", "auto", "--stage-threads", "sample=2,gather=1,read=1"],
         ["--device-cache", "20%", "--device-policy", "in_out_ratio"],
         ["--device-cache", "auto", "--device-reserve", "1MiB", "--memory", "64MiB", "--strategy", "superbatch", "--cache", "5%"],
     ):
-        assert train(labelled, capsys, *more)["losses"] == expected, more
+        assert train(labelled, capsys, "--device", device, *more)["losses"] == expected, more
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import torch
 import featstore
 from featstore.budget import Budget
 from featstore.errors import OptionError
+from featstore.gather.device import OUT_OF_MEMORY
 from featstore.strategies import devicefill
 from featstore.strategies.devicefill import FilledLater, free_bytes
 from tests.loaders import make_loader
@@ -74,12 +75,17 @@ def test_batches_before_and_after_it_is_there(dataset: Path, arrays: dict[str, t
 
 
 @pytest.mark.parametrize("name", ["degree", "fixed"])
-def test_a_static_host_cache_is_made_anew_beside_it(dataset: Path, arrays: dict[str, torch.Tensor], name: str) -> None:
-    with featstore.open(dataset, memory="1MiB") as g, loader(g, STRATEGIES[name]) as made:
+def test_a_static_host_cache_is_made_anew_beside_it(
+    dataset: Path, arrays: dict[str, torch.Tensor], name: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if device == "cuda":  # which has room for all rows
+        monkeypatch.setattr(devicefill, "rows_left", lambda *given: (N // 5, 0))
+    options = {**STRATEGIES[name], "device": device}
+    with featstore.open(dataset, memory="1MiB") as g, loader(g, options) as made:
         for number, _ in enumerate(made):
             if number == 1:
                 tier = tier_of(made)
-        check(list(made), arrays)
+        check(list(made), arrays, device)
         for feature in g.features:
             cache = g.features[feature].cache
             assert cache is not None
@@ -87,24 +93,26 @@ def test_a_static_host_cache_is_made_anew_beside_it(dataset: Path, arrays: dict[
             assert cache.n_cached == min(cache.capacity, N - len(tier))
 
 
-def test_no_room(dataset: Path, arrays: dict[str, torch.Tensor]) -> None:
-    with featstore.open(dataset, memory="16MiB") as g, loader(g, {"device_cache": "auto"}) as made:  # a reserve of 1 GiB
+def test_no_room(dataset: Path, arrays: dict[str, torch.Tensor], device: str) -> None:
+    cache = "auto" if device == "cpu" else featstore.DeviceCache("auto", reserve="100TiB")  # by default a reserve of 1 GiB
+    with featstore.open(dataset, memory="16MiB") as g, loader(g, {"device_cache": cache, "device": device}) as made:
         batches = list(made)
         assert tier_of(made) is None
-        check(batches, arrays)
+        check(batches, arrays, device)
         assert made.stats()["device_cache"]["why"].startswith("there is no room: ")
         assert "device" not in made.stats()["hits"]
 
 
-@pytest.mark.parametrize("error", [featstore.BudgetError("no", 1), torch.OutOfMemoryError("CUDA out of memory")])
+@pytest.mark.parametrize("error", [featstore.BudgetError("no", 1), OUT_OF_MEMORY("CUDA out of memory")])
 def test_a_tier_that_does_not_fit_after_all(
-    dataset: Path, arrays: dict[str, torch.Tensor], error: Exception, monkeypatch: pytest.MonkeyPatch
+    dataset: Path, arrays: dict[str, torch.Tensor], error: Exception, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*args: Any) -> Any:
         raise error
 
+    monkeypatch.delattr(torch, "OutOfMemoryError", raising=False)  # as in torch 2.2
     monkeypatch.setattr(devicefill, "make_tier", refuse)
-    with featstore.open(dataset, memory="16MiB") as g, loader(g, {}) as made:
+    with featstore.open(dataset, memory="16MiB") as g, loader(g, {"device": device}) as made:
         batches: list[featstore.MiniBatch] = []
 
         def run() -> None:
@@ -116,8 +124,8 @@ def test_a_tier_that_does_not_fit_after_all(
         with pytest.warns(featstore.PerformanceWarning, match="device_cache='auto': it did not fit: ") as said:
             run()
         assert len(said) == 1
-        check(batches, arrays)
-        check(list(made), arrays)  # and no more warnings, which would be errors
+        check(batches, arrays, device)
+        check(list(made), arrays, device)  # and no more warnings, which would be errors
         assert made.stats()["device_cache"]["why"].startswith("it did not fit")
 
 
@@ -227,15 +235,15 @@ def test_the_device_is_the_one_that_was_current(dataset: Path, monkeypatch: pyte
     assert asked == [(torch.device("cuda", number), "featstore-device") for number in (3, 1)]
 
 
-def test_a_pack_takes_no_size_of_its_own(dataset: Path, tmp_path: Path) -> None:
+def test_a_pack_takes_no_size_of_its_own(dataset: Path, tmp_path: Path, device: str) -> None:
     with featstore.open(dataset, memory="16MiB") as g:
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
         featstore.sample_offline(g, sampler, np.arange(0, N, 2), BATCH, path=tmp_path / "p", progress=False).close()
         with pytest.raises(OptionError, match="device_cache: the layout of a pack is made for so many rows on the device"):
-            make_loader(g, strategy="packed", pack=tmp_path / "p", labels=None, device_cache="auto")
+            make_loader(g, strategy="packed", pack=tmp_path / "p", labels=None, device=device, device_cache="auto")
 
 
-def test_scores_of_another_graph_are_said_in_the_loop(dataset: Path, arrays: dict[str, torch.Tensor]) -> None:
+def test_scores_of_another_graph_are_said_in_the_loop(dataset: Path, arrays: dict[str, torch.Tensor], device: str) -> None:
     """Before a row is read by them; the next epoch goes on without a tier."""
 
     class Other(featstore.StaticPolicy):
@@ -245,11 +253,12 @@ def test_scores_of_another_graph_are_said_in_the_loop(dataset: Path, arrays: dic
             return np.arange(N - 1)
 
     with featstore.open(dataset, memory="16MiB") as g:
-        with loader(g, {"device_cache": featstore.DeviceCache("auto", policy=Other(), reserve=0)}) as made:
+        cache = featstore.DeviceCache("auto", policy=Other(), reserve=0)
+        with loader(g, {"device_cache": cache, "device": device}) as made:
             with pytest.raises(featstore.PluginError, match=rf"must be {N} real numbers.* of shape \({N - 1},\)"):
                 for number, _ in enumerate(made):
                     if number == 1:
                         tier_of(made)
-            check(list(made), arrays)
+            check(list(made), arrays, device)
             assert made.stats()["device_cache"]["rows"] == 0
         assert not {"device cache", "device map"} & g.memory_report().keys()

@@ -11,7 +11,7 @@ import torch
 import featstore
 from featstore.cli.main import main
 from featstore.cli.training import train
-from featstore.gather.device import check_device
+from featstore.gather.device import check_device, record_here, settle
 
 NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="says what is said where there is no CUDA")
 
@@ -66,3 +66,18 @@ def test_what_is_no_device(small: SimpleNamespace) -> None:
             loader(g, "gpu")
         with pytest.raises(RuntimeError, match=r"device='mps' is not available.*use device='cpu'"):
             loader(g, "mps")
+
+
+def test_memory_that_another_stream_may_still_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand-ins for CUDA: what is on the CPU, or not there, is nothing to CUDA."""
+    log: list[Any] = []
+    stream = SimpleNamespace(synchronize=lambda: log.append("settled"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: (log.append(device), stream)[1])
+    there = SimpleNamespace(is_cuda=True, device=torch.device("cuda", 1), record_stream=log.append)
+    record_here(None, torch.zeros(2), there)
+    assert log == [torch.device("cuda", 1), stream]
+    log.clear()
+    settle(torch.device("cpu"))
+    assert log == []
+    settle(torch.device("cuda", 2))
+    assert log == [torch.device("cuda", 2), "settled"]

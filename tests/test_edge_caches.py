@@ -49,9 +49,9 @@ def load(g: featstore.OutOfCoreGraph, strategy: featstore.Strategy, sampler: str
 
 
 @pytest.mark.parametrize(("policy", "sampler"), covering(ONLINE, SAMPLERS))
-def test_on_demand(graph: featstore.OutOfCoreGraph, policy: str, sampler: str) -> None:
-    without = load(graph, featstore.OnDemand(), sampler)
-    with_cache = load(graph, featstore.OnDemand(edge_cache=0.5, edge_policy=policy), sampler)
+def test_on_demand(graph: featstore.OutOfCoreGraph, policy: str, sampler: str, device: str) -> None:
+    without = load(graph, featstore.OnDemand(), sampler, device=device)
+    with_cache = load(graph, featstore.OnDemand(edge_cache=0.5, edge_policy=policy), sampler, device=device)
     assert with_cache["rows_loaded"] < without["rows_loaded"]
     for name in ("w", "kind"):
         cache = graph.edge_features[name].cache
@@ -70,9 +70,9 @@ PLANNED = {"superbatch": featstore.Superbatch, "ginex": featstore.Ginex, "stream
 
 
 @pytest.mark.parametrize(("strategy", "sampler"), covering(PLANNED, SAMPLERS))
-def test_planned(graph: featstore.OutOfCoreGraph, strategy: str, sampler: str) -> None:
-    without = load(graph, PLANNED[strategy](length=3), sampler)
-    with_cache = load(graph, PLANNED[strategy](length=3, edge_cache=0.5), sampler)
+def test_planned(graph: featstore.OutOfCoreGraph, strategy: str, sampler: str, device: str) -> None:
+    without = load(graph, PLANNED[strategy](length=3), sampler, device=device)
+    with_cache = load(graph, PLANNED[strategy](length=3, edge_cache=0.5), sampler, device=device)
     if sampler == "all":  # of one hop: an epoch comes to each edge once
         assert with_cache["rows_loaded"] == without["rows_loaded"] == 2 * 2 * E
         return
@@ -129,18 +129,20 @@ def load_pack(g: featstore.OutOfCoreGraph, strategy: featstore.Strategy, **more:
 
 @pytest.mark.parametrize("policy", ["lru", "sieve"])
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_packed(graph: featstore.OutOfCoreGraph, packs: dict[str, str], sampler: str, policy: str) -> None:
+def test_packed(graph: featstore.OutOfCoreGraph, packs: dict[str, str], sampler: str, policy: str, device: str) -> None:
     """A pack's edges go through the same cache as those of batches that are sampled on demand: as many rows are loaded."""
-    without = load_pack(graph, featstore.Packed(packs[sampler], cache=0.1, edge_cache=0))
-    with_cache = load_pack(graph, featstore.Packed(packs[sampler], cache=0.1, edge_cache=0.5, edge_policy=policy))
+    without = load_pack(graph, featstore.Packed(packs[sampler], cache=0.1, edge_cache=0), device=device)
+    cached = featstore.Packed(packs[sampler], cache=0.1, edge_cache=0.5, edge_policy=policy)
+    with_cache = load_pack(graph, cached, device=device)
     assert with_cache["rows_loaded"] < without["rows_loaded"]
     for name in ("w", "kind"):
         cache = graph.edge_features[name].cache
         assert cache is not None
         assert cache.capacity == E // 2
         assert graph.memory_report()[f"cache of edge feature '{name}'"] >= cache.nbytes
-    on_demand = load(graph, featstore.OnDemand(edge_cache=0.5, edge_policy=policy), sampler, prefetch=0)
-    with_cache = load_pack(graph, featstore.Packed(packs[sampler], edge_cache=0.5, edge_policy=policy), prefetch=0)
+    on_demand = load(graph, featstore.OnDemand(edge_cache=0.5, edge_policy=policy), sampler, prefetch=0, device=device)
+    cached = featstore.Packed(packs[sampler], edge_cache=0.5, edge_policy=policy)
+    with_cache = load_pack(graph, cached, prefetch=0, device=device)
     if sampler in ("drawing once", "subgraphs"):  # a file has the edges of each block; here the blocks are one array
         assert with_cache["rows_loaded"] > on_demand["rows_loaded"]
     else:
@@ -159,7 +161,7 @@ def test_a_policy_instance_for_a_pack(graph: featstore.OutOfCoreGraph, packs: di
 @pytest.mark.parametrize(
     "taken", [("ondemand", "frequency"), ("ondemand", "sieve"), ("superbatch", "belady"), ("streamed", "belady")]
 )
-def test_auto(graph: featstore.OutOfCoreGraph, taken: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto(graph: featstore.OutOfCoreGraph, taken: tuple[str, str], device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is taken has the cache, whatever it is, and the estimate is made without the cache's bytes."""
     rows: list[int] = []
     decide = auto.decide
@@ -170,15 +172,15 @@ def test_auto(graph: featstore.OutOfCoreGraph, taken: tuple[str, str], monkeypat
         return dataclasses.replace(found, strategy=taken[0], policy=taken[1])
 
     monkeypatch.setattr(auto, "decide", decided)
-    without = load(graph, featstore.OnDemand(edge_cache=0))
-    with_cache = load(graph, featstore.Auto(edge_cache=0.5))
+    without = load(graph, featstore.OnDemand(edge_cache=0), device=device)
+    with_cache = load(graph, featstore.Auto(edge_cache=0.5), device=device)
     assert with_cache["rows_loaded"] < without["rows_loaded"]
     for name in ("w", "kind"):
         cache = graph.edge_features[name].cache
         assert cache is not None
         assert cache.capacity == E // 2
     assert "caches of edge features" not in graph.memory_report()
-    load(graph, featstore.Auto(edge_cache=0))
+    load(graph, featstore.Auto(edge_cache=0), device=device)
     assert rows == [N, N]  # they fit beside it
 
 

@@ -51,13 +51,14 @@ def check(batch: featstore.MiniBatch | Any, names: tuple[str, ...] = ("w", "kind
     given, rows = edges_of(N, E, 5), edge_rows()
     assert tuple(batch.edge_features) == names
     for k, block in enumerate(batch.blocks):
-        pos = block.edge_pos.numpy()
-        np.testing.assert_array_equal(given[0][pos], batch.input_ids.numpy()[block.src.numpy()])
-        np.testing.assert_array_equal(given[1][pos], batch.input_ids.numpy()[block.dst.numpy()])
+        pos, ids = block.edge_pos.cpu().numpy(), batch.input_ids.cpu().numpy()
+        np.testing.assert_array_equal(given[0][pos], ids[block.src.cpu().numpy()])
+        np.testing.assert_array_equal(given[1][pos], ids[block.dst.cpu().numpy()])
         for name in names:
             found = batch.edge_features[name]
             assert len(found) == len(batch.blocks)
-            np.testing.assert_array_equal(found[k].numpy(), rows[name][pos])
+            assert found[k].device == block.edge_pos.device
+            np.testing.assert_array_equal(found[k].cpu().numpy(), rows[name][pos])
 
 
 STRATEGIES = ["ondemand", "superbatch", "ginex", "streamed", "auto"]
@@ -77,13 +78,14 @@ SAMPLERS = {
 
 
 @pytest.mark.parametrize(("strategy", "sampler"), covering(STRATEGIES, SAMPLERS))
-def test_rows_of_edges(graph: featstore.OutOfCoreGraph, strategy: str, sampler: str) -> None:
-    options = {"edge_features": ["w", "kind"], "labels": None, "strategy": strategy}
+def test_rows_of_edges(graph: featstore.OutOfCoreGraph, strategy: str, sampler: str, device: str) -> None:
+    options = {"edge_features": ["w", "kind"], "labels": None, "strategy": strategy, "device": device}
     with featstore.Loader(graph, SAMPLERS[sampler](graph), torch.arange(N), 70, **options) as loader:
         n_batches = 0
         for _ in range(2):
             for batch in loader:
                 check(batch)
+                assert batch.edge_features["w"][0].device.type == device
                 n_batches += 1
         assert n_batches == 10
         stats = loader.stats()
@@ -92,11 +94,11 @@ def test_rows_of_edges(graph: featstore.OutOfCoreGraph, strategy: str, sampler: 
         assert stats["rows"] == sum(stats["hits"].values())
 
 
-def test_a_pack(graph: featstore.OutOfCoreGraph, tmp_path: Path) -> None:
+def test_a_pack(graph: featstore.OutOfCoreGraph, tmp_path: Path, device: str) -> None:
     for edges in (True, False):
         sampler = featstore.NeighborSampler(graph, [4, 3], seed=2, edges=edges)
         pack = featstore.sample_offline(graph, sampler, torch.arange(N), 70, path=tmp_path / str(edges))
-        options = {"edge_features": ["w", "kind"], "labels": None}
+        options = {"edge_features": ["w", "kind"], "labels": None, "device": device}
         with featstore.Loader(graph, strategy=featstore.Packed(pack, cache="10%"), **options) as loader:
             if edges:
                 for batch in loader:
@@ -141,12 +143,13 @@ def test_forms_of_input(tmp_path: Path, form: str) -> None:
         np.testing.assert_array_equal(g.edge_features["w"][:].numpy(), w)
 
 
-def test_no_features_of_nodes_and_no_edges(tmp_path: Path) -> None:
+def test_no_features_of_nodes_and_no_edges(tmp_path: Path, device: str) -> None:
     empty = np.zeros((2, 0), np.int64)
     options = {"edge_features": {"w": np.zeros((0, 2), np.float32)}, "progress": False}
     with featstore.OutOfCoreGraph.from_edge_index(tmp_path / "g", empty, 5, **options) as g:
         sampler = featstore.NeighborSampler(g, [2, 2], edges=True)
-        with featstore.Loader(g, sampler, torch.arange(5), 2, features=[], labels=None, edge_features="w") as loader:
+        more: dict[str, Any] = {"features": [], "labels": None, "edge_features": "w", "device": device}
+        with featstore.Loader(g, sampler, torch.arange(5), 2, **more) as loader:
             for batch in loader:
                 assert [tuple(rows.shape) for rows in batch.edge_features["w"]] == [(0, 2), (0, 2)]
 

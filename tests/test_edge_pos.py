@@ -281,18 +281,19 @@ def from_pairs(path: Path, edges: Int64s, n: int, **more: Any) -> featstore.OutO
 
 @pytest.mark.parametrize("cache", [None, "6KiB", "1MiB"])
 @pytest.mark.parametrize("strategy", ["ondemand", "superbatch", "ginex", "streamed", "auto"])
-def test_run_files_and_caches_keep_them(tmp_path: Path, strategy: str, cache: str | None) -> None:
+def test_run_files_and_caches_keep_them(tmp_path: Path, strategy: str, cache: str | None, device: str) -> None:
     edges, x = edges_of(200, 3000, 2), np.random.default_rng(0).random((200, 4), dtype=np.float32)
     with from_pairs(tmp_path / "g", edges, 200, features={"x": x}) as g:
         if cache is not None:
             g.cache_neighbors(cache)
         sampler = featstore.NeighborSampler(g, [4, 3], seed=2, edges=True)
-        with featstore.Loader(g, sampler, torch.arange(200), 40, labels=None, strategy=strategy) as loader:
+        with featstore.Loader(g, sampler, torch.arange(200), 40, labels=None, strategy=strategy, device=device) as loader:
             for batch in loader:
-                alone = sampler.sample(batch.seeds, 0, batch.index)
+                alone = sampler.sample(batch.seeds.cpu(), 0, batch.index)
                 check(alone, edges)
                 for mine, block in zip(batch.blocks, alone.blocks, strict=True):
-                    assert torch.equal(mine.edge_pos, block.edge_pos)
+                    assert mine.edge_pos.device.type == device
+                    assert torch.equal(mine.edge_pos.cpu(), block.edge_pos)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -325,16 +326,16 @@ def test_lists_of_macro_batches(tmp_path: Path, keep_lists: bool) -> None:
                 check(batch, edges)
 
 
-def test_packs_keep_them(tmp_path: Path) -> None:
+def test_packs_keep_them(tmp_path: Path, device: str) -> None:
     edges, x = edges_of(200, 3000, 2), np.zeros((200, 4), np.float32)
     with from_pairs(tmp_path / "g", edges, 200, features={"x": x}) as g:
         sampler = featstore.NeighborSampler(g, [4, 3], seed=2, edges=True)
         pack = featstore.sample_offline(g, sampler, torch.arange(200), 40, path=tmp_path / "p")
-        with featstore.Loader(g, strategy=featstore.Packed(pack, cache="10%"), labels=None) as loader:
+        with featstore.Loader(g, strategy=featstore.Packed(pack, cache="10%"), labels=None, device=device) as loader:
             for batch in loader:
-                alone = sampler.sample(batch.seeds, 0, batch.index)
+                alone = sampler.sample(batch.seeds.cpu(), 0, batch.index)
                 for mine, block in zip(batch.blocks, alone.blocks, strict=True):
-                    assert torch.equal(mine.edge_pos, block.edge_pos)
+                    assert torch.equal(mine.edge_pos.cpu(), block.edge_pos)
 
 
 # -- damage ----------------------------------------------------------------------------------------------------------------------

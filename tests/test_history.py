@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -116,10 +117,11 @@ def same_batch(batch: featstore.MiniBatch, plain: PlainBatch) -> None:
 @pytest.mark.parametrize(
     ("strategy", "sampler"), [*((name, "two hops") for name in STRATEGIES), *(("superbatch", name) for name in SAMPLERS)]
 )
-def test_every_row_is_the_latest_push(g: featstore.OutOfCoreGraph, strategy: str, sampler: str) -> None:
+def test_every_row_is_the_latest_push(g: featstore.OutOfCoreGraph, strategy: str, sampler: str, device: str) -> None:
     """Bit for bit, over epochs and superbatches, through breaks; whatever was planned beyond a break changes nothing."""
     training = Training(g, 3, sampler)
-    with make(g, history_of(3), sampler, strategy=STRATEGIES[strategy], prefetch=3, threads=3) as loader:
+    options = {"strategy": STRATEGIES[strategy], "prefetch": 3, "threads": 3, "device": device}
+    with make(g, history_of(3), sampler, **options) as loader:
         training.run(loader, 0)
         training.run(loader, 1, n=3)
         training.run(loader, 2, n=1)
@@ -131,14 +133,48 @@ def test_every_row_is_the_latest_push(g: featstore.OutOfCoreGraph, strategy: str
     gc.collect()  # of a loader that lets go of its history alone
 
 
-def test_rows_are_kept_for_as_long_as_they_may_be(tmp_path: Path, path: Path) -> None:
+def test_a_table_on_cuda_is_made_before_the_loop_has_it(g: featstore.OutOfCoreGraph, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop may run in another stream than the one in which the table is zeroed or read from a state: stand-ins say so."""
+    log: list[str] = []
+    zeros, empty_like = torch.zeros, torch.empty_like
+
+    def noted(made: Any, name: str) -> Any:
+        return lambda *args, device, **options: (log.append(f"{name} on {device}"), made(*args, **options))[1]
+
+    monkeypatch.setattr(torch, "zeros", noted(zeros, "zeros"))
+    monkeypatch.setattr(torch, "empty_like", noted(empty_like, "copy"))
+    settled = SimpleNamespace(synchronize=lambda: log.append("settled"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: (log.append(f"stream of {device}"), settled)[1])
+    history = history_of()
+    history.make(g, torch.device("cuda", 1))
+    assert log == ["zeros on cuda:1", "zeros on cuda:1", "stream of cuda:1", "settled"]
+    state = history.state_dict()
+    log.clear()
+    history._table = SimpleNamespace(device=torch.device("cuda", 1))
+    history.load_state_dict(state)
+    assert log == ["copy on cuda:1", "zeros on cuda:1", "stream of cuda:1", "settled"]
+
+
+def test_a_table_stays_until_the_loops_stream_is_done(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every merge records it with the current stream: it may be dropped, and its memory used, before that has come so far."""
+    recorded: list[torch.Tensor | None] = []
+    monkeypatch.setattr("featstore.load.history.record_here", lambda *tensors: recorded.extend(tensors))
+    with featstore.open(path, memory="32MiB") as g:
+        history, training = history_of(), Training(g)
+        with make(g, history) as loader:
+            training.run(loader, 0, n=2)
+            assert len(recorded) == 4
+            assert all(a is b for a, b in zip(recorded, [history._table, history._sums] * 2, strict=True))
+
+
+def test_rows_are_kept_for_as_long_as_they_may_be(tmp_path: Path, path: Path, device: str) -> None:
     """Any staleness, chunked lists, no thread beside the loop, partition batches with the lists of their macro-batches."""
     shutil.copytree(path, tmp_path / "chunks")
     featstore.convert(tmp_path / "chunks", "chunked", chunk_bytes=4096, progress=False)
     for staleness in (1, 5, 1000):
         with featstore.open(tmp_path / "chunks", memory="32MiB") as g:
             training = Training(g, staleness)
-            with make(g, history_of(staleness), prefetch=0) as loader:
+            with make(g, history_of(staleness), prefetch=0, device=device) as loader:
                 training.run(loader, 0)
                 training.run(loader, 1)
             assert training.n_pulled > 0
@@ -146,14 +182,15 @@ def test_rows_are_kept_for_as_long_as_they_may_be(tmp_path: Path, path: Path) ->
         featstore.partition(g, 6, train_idx=SEEDS, progress=False)
         training = Training(g, 4)
         training.order = order = featstore.PartitionBatches(g, SEEDS, BATCH, macro=2)
-        with featstore.Loader(g, SAMPLERS["two hops"](g), order, history=history_of(4), strategy="superbatch") as loader:
+        options: dict[str, Any] = {"history": history_of(4), "strategy": "superbatch", "device": device}
+        with featstore.Loader(g, SAMPLERS["two hops"](g), order, **options) as loader:
             training.run(loader, 0)
             training.run(loader, 1)
         assert training.n_pulled > 0
 
 
-def test_staleness_0_is_the_plain_run(g: featstore.OutOfCoreGraph) -> None:
-    plain, with_history = make(g, None, "three hops"), make(g, history_of(0), "three hops")
+def test_staleness_0_is_the_plain_run(g: featstore.OutOfCoreGraph, device: str) -> None:
+    plain, with_history = (make(g, history, "three hops", device=device) for history in (None, history_of(0)))
     for _ in range(2):
         for a, b in zip(plain, with_history, strict=True):
             assert torch.equal(a.input_ids, b.input_ids)
@@ -162,19 +199,19 @@ def test_staleness_0_is_the_plain_run(g: featstore.OutOfCoreGraph) -> None:
             for one, other in zip(a.blocks, b.blocks, strict=True):
                 assert (one.n_src, one.n_dst) == (other.n_src, other.n_dst)
                 assert all(torch.equal(s, t) for s, t in zip(one.tensors, other.tensors, strict=True))
-            h = torch.rand(b.blocks[-1].n_src, 2)
+            h = torch.rand(b.blocks[-1].n_src, 2, device=device)
             assert b.history.merge(h) is h
     plain.close()
     with_history.close()
 
 
 @pytest.mark.parametrize("strategy", ["ondemand", "superbatch"])
-def test_a_killed_training_goes_on_from_its_saved_state(path: Path, strategy: str) -> None:
+def test_a_killed_training_goes_on_from_its_saved_state(path: Path, strategy: str, device: str) -> None:
     """A history and a loader of another process's making, as far as anything is shared: a new graph, new objects, bytes."""
     with featstore.open(path, memory="32MiB") as g:
         training = Training(g)
         history = history_of()
-        with make(g, history, strategy=STRATEGIES[strategy]) as loader:
+        with make(g, history, strategy=STRATEGIES[strategy], device=device) as loader:
             training.run(loader, 0)
             iterator = iter(loader)
             for _ in range(2):
@@ -194,20 +231,21 @@ def test_a_killed_training_goes_on_from_its_saved_state(path: Path, strategy: st
             history = history_of(nodes=0.1)  # the state's nodes count
             if when == "before":
                 history.load_state_dict(saved["history"])
-            with make(g, history, strategy=STRATEGIES[strategy]) as loader:
+            with make(g, history, strategy=STRATEGIES[strategy], device=device) as loader:
                 if when == "after":
                     history.load_state_dict(saved["history"])
                 loader.load_state_dict(saved["loader"])
                 training.run(loader, 1)
                 training.run(loader, 2)
                 assert len(history) == len(NODES)
-                assert g.memory_report()["historical embeddings"] == len(NODES) * (2 * 16 + 24)
+                on_host = 2 * 16 if device == "cpu" else 0
+                assert g.memory_report()["historical embeddings"] == len(NODES) * (on_host + 24)
 
 
-def test_rows_of_another_dtype_are_converted(g: featstore.OutOfCoreGraph) -> None:
-    with make(g, history_of(1000, dtype=torch.float16)) as loader:
+def test_rows_of_another_dtype_are_converted(g: featstore.OutOfCoreGraph, device: str) -> None:
+    with make(g, history_of(1000, dtype=torch.float16), device=device) as loader:
         for batch in loader:
-            merged = batch.history.merge(torch.full((batch.blocks[-2].n_dst, 2), 1 / 3))
+            merged = batch.history.merge(torch.full((batch.blocks[-2].n_dst, 2), 1 / 3, device=device))
             assert merged.dtype == torch.float32
             pulled = merged[batch.history.rows.pull]
             assert torch.equal(pulled, torch.full_like(pulled, 1 / 3).half().float())

@@ -47,21 +47,21 @@ def make(g: featstore.OutOfCoreGraph, history: Any, fanouts: Any = (4, 3), **opt
 
 @pytest.mark.parametrize("gradients", [True, False])
 @pytest.mark.parametrize("staleness", [1, 3, 1000])
-def test_each_row_gets_what_waits_for_its_node(g: featstore.OutOfCoreGraph, staleness: int, gradients: bool) -> None:
+def test_each_row_gets_what_waits_for_its_node(g: featstore.OutOfCoreGraph, staleness: int, gradients: bool, device: str) -> None:
     """Beside a dictionary that keeps what pulled rows were given, by node."""
     waiting: dict[int, torch.Tensor] = {}
     n_late = n_pulled = 0
-    with make(g, history_of(staleness, gradients=gradients)) as loader:
+    with make(g, history_of(staleness, gradients=gradients), device=device) as loader:
         for batch in itertools.chain(loader, loader):
             rows, n_src = batch.history.rows, batch.history.n_sources
             pulled, pushed = rows.pull.tolist(), rows.push.tolist()
             kept = [i for i in range(n_src) if i not in set(pulled)]
-            h = torch.rand(len(kept), DIM, dtype=torch.float64, requires_grad=True)
+            h = torch.rand(len(kept), DIM, dtype=torch.float64, device=device, requires_grad=True)
             before = loader._history._table.clone()
             merged = batch.history.merge(h * 2)
             assert torch.equal(merged[kept], h * 2)
             assert torch.equal(merged[rows.pull], before[rows.pull_slots])
-            weight = torch.rand(n_src, DIM, dtype=torch.float64)
+            weight = torch.rand(n_src, DIM, dtype=torch.float64, device=device)
             (merged * weight).sum().backward()
             expected = weight.clone()
             if gradients:
@@ -76,7 +76,7 @@ def test_each_row_gets_what_waits_for_its_node(g: featstore.OutOfCoreGraph, stal
             table = loader._history._table
             assert not table.requires_grad
             assert torch.equal(table[rows.push_slots], merged.detach()[rows.push])
-            others = torch.ones(len(table), dtype=torch.bool)
+            others = torch.ones(len(table), dtype=torch.bool, device=device)
             others[rows.push_slots] = False
             assert torch.equal(table[others], before[others])
             n_pulled += len(pulled)
@@ -84,9 +84,9 @@ def test_each_row_gets_what_waits_for_its_node(g: featstore.OutOfCoreGraph, stal
     assert bool(n_late) == gradients  # kept nodes that are seeds are computed, whatever their age
 
 
-def test_no_gradient_is_lost_or_counted_twice(g: featstore.OutOfCoreGraph) -> None:
+def test_no_gradient_is_lost_or_counted_twice(g: featstore.OutOfCoreGraph, device: str) -> None:
     """With weights that stay and whole neighbourhoods, rows are never old: an epoch's gradients are those without a history."""
-    model = GraphSAGE(5, DIM, 3, 2, dropout=0.0).double()
+    model = GraphSAGE(5, DIM, 3, 2, dropout=0.0).double().to(device)
 
     def gradients() -> list[torch.Tensor]:
         found = [parameter.grad.clone() for parameter in model.parameters()]
@@ -94,7 +94,7 @@ def test_no_gradient_is_lost_or_counted_twice(g: featstore.OutOfCoreGraph) -> No
         return found
 
     def epoch(history: featstore.History | None) -> int:
-        with make(g, history, (-1, -1)) as loader:
+        with make(g, history, (-1, -1), device=device) as loader:
             for batch in loader:
                 scores = model(batch.x, batch.blocks, batch.history)
                 torch.nn.functional.cross_entropy(scores, batch.y, reduction="sum").backward()
@@ -111,56 +111,58 @@ def test_no_gradient_is_lost_or_counted_twice(g: featstore.OutOfCoreGraph) -> No
     # What still waits, passed on to the nodes it is for, all computed once more.
     sampler = featstore.NeighborSampler(g, [-1])
     sampled = sampler.sample(torch.from_numpy(NODES))
-    h = model.norms[0](model.layers[0](g.features["x"][sampled.input_ids], sampled.blocks[0])).relu()
+    block, x = sampled.blocks[0].map(lambda tensor: tensor.to(device)), g.features["x"][sampled.input_ids].to(device)
+    h = model.norms[0](model.layers[0](x, block)).relu()
     h.backward(late)
     for found, wanted in zip(gradients(), plain, strict=True):
         assert torch.allclose(found, wanted, rtol=1e-9, atol=1e-12)
 
 
-def test_half_precision_rows_have_sums_in_single(g: featstore.OutOfCoreGraph) -> None:
+def test_half_precision_rows_have_sums_in_single(g: featstore.OutOfCoreGraph, device: str) -> None:
     history = history_of(3, dtype=torch.float16)
-    with make(g, history) as loader:
+    with make(g, history, device=device) as loader:
         for batch in loader:
-            h = torch.ones(batch.blocks[-2].n_dst, DIM, requires_grad=True)
+            h = torch.ones(batch.blocks[-2].n_dst, DIM, device=device, requires_grad=True)
             (batch.history.merge(h) * 1e-6).sum().backward()
         state = history.state_dict()
         assert state["table"].dtype == torch.float16
         assert state["gradients"].dtype == torch.float32
         assert state["gradients"].max() > 1e-7
-        assert g.memory_report()["historical embeddings"] == len(NODES) * (DIM * (2 + 4) + 24)
+        on_host = DIM * (2 + 4) if device == "cpu" else 0
+        assert g.memory_report()["historical embeddings"] == len(NODES) * (on_host + 24)
 
 
 @pytest.mark.parametrize("options", [{"gradients": False}, {"staleness": 0}])
-def test_without_gradients_there_is_no_memory_for_them(g: featstore.OutOfCoreGraph, options: dict[str, Any]) -> None:
+def test_without_gradients_there_is_no_memory_for_them(g: featstore.OutOfCoreGraph, options: dict[str, Any], device: str) -> None:
     history = history_of(**{"staleness": 3, **options})
-    with make(g, history):
+    with make(g, history, device=device):
         assert history.state_dict()["gradients"] is None
         assert history.stats()["bytes"] == len(NODES) * DIM * 8
-        assert g.memory_report()["historical embeddings"] == len(NODES) * (DIM * 8 + 24)
+        assert g.memory_report()["historical embeddings"] == len(NODES) * ((DIM * 8 if device == "cpu" else 0) + 24)
 
 
-def test_a_state_brings_what_waits(g: featstore.OutOfCoreGraph) -> None:
+def test_a_state_brings_what_waits(g: featstore.OutOfCoreGraph, device: str) -> None:
     """A training that goes on from a state has the gradients of one that was never left."""
 
     def run(loader: featstore.Loader, stop: int, found: list[torch.Tensor]) -> None:
         for batch in loader:
             generator = torch.Generator().manual_seed(batch.index)
-            h = torch.rand(batch.blocks[-2].n_dst, DIM, dtype=torch.float64, generator=generator).requires_grad_()
+            h = torch.rand(batch.blocks[-2].n_dst, DIM, dtype=torch.float64, generator=generator).to(device).requires_grad_()
             batch.history.merge(h).square().sum().backward()
             found.append(h.grad)
             if batch.index + 1 == stop:
                 break
 
     whole: list[torch.Tensor] = []
-    with make(g, history_of(2)) as loader:
+    with make(g, history_of(2), device=device) as loader:
         run(loader, 100, whole)
     parts: list[torch.Tensor] = []
-    with make(g, history := history_of(2)) as loader:
+    with make(g, history := history_of(2), device=device) as loader:
         run(loader, 4, parts)
         saved, place = copy.deepcopy(history.state_dict()), loader.state_dict()
     again = history_of(2)
     again.load_state_dict(saved)
-    with make(g, again) as loader:
+    with make(g, again, device=device) as loader:
         loader.load_state_dict(place)
         run(loader, 100, parts)
     assert len(parts) == len(whole) == 8
@@ -171,11 +173,12 @@ def test_a_state_brings_what_waits(g: featstore.OutOfCoreGraph) -> None:
         history_of(2).load_state_dict({**saved, "gradients": None})
 
 
-def test_a_loop_that_does_not_train(g: featstore.OutOfCoreGraph) -> None:
+def test_a_loop_that_does_not_train(g: featstore.OutOfCoreGraph, device: str) -> None:
     """Without a backward pass, or without gradients at all, nothing is passed on and nothing is lost."""
-    with make(g, history := history_of(3)) as loader:
+    with make(g, history := history_of(3), device=device) as loader:
         for batch in loader:
-            h = torch.ones(batch.blocks[-2].n_dst, DIM, dtype=torch.float64, requires_grad=batch.index % 2 == 0)
+            h = torch.ones(batch.blocks[-2].n_dst, DIM, dtype=torch.float64, device=device)
+            h.requires_grad_(batch.index % 2 == 0)
             merged = batch.history.merge(h)
             assert merged.requires_grad == h.requires_grad
         assert not history.state_dict()["gradients"].any()

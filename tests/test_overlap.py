@@ -93,12 +93,13 @@ def test_what_was_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     assert overlap.hidden == 0.0
 
 
-def test_a_loop_that_only_loads_hides_nothing_and_one_that_computes_hides_it(dataset: Path) -> None:
+def test_a_loop_that_only_loads_hides_nothing_and_one_that_computes_hides_it(dataset: Path, device: str) -> None:
     with featstore.open(dataset, memory="64MiB") as g:
-        _, stats = epoch(g, {"prefetch": 0})
+        _, stats = epoch(g, {"prefetch": 0, "device": device})
         assert stats["hidden"] <= 0.05  # the caller's thread does all of it
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
-        with featstore.Loader(g, sampler, torch.arange(0, N, 2), 40, features=["x"], labels=None, prefetch=2) as loader:
+        options: dict[str, Any] = {"features": ["x"], "labels": None, "prefetch": 2, "device": device}
+        with featstore.Loader(g, sampler, torch.arange(0, N, 2), 40, **options) as loader:
             batches = iter(loader)
             next(batches)
             first = loader._stages.overlap._waited_s

@@ -43,16 +43,18 @@ def pack(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(
     dataset: Path, pack: Path, memory: str = "64MB", backend: str = "auto", epochs: int = 2, **options: Any
 ) -> tuple[list[Any], Any]:
-    """Run epochs; batches in the order of (epoch, index)."""
+    """Run epochs on any device; copies of batches in the host's memory, in the order of (epoch, index)."""
+    device = torch.device(options.get("device", "cpu")).type
     with featstore.open(dataset, memory=memory, backend=backend) as g:
         with make_loader(g, strategy="packed", pack=pack, **{"features": ["x", "z"], "seed": 3, **options}) as loader:
             found = []
             for _ in range(epochs):
                 epoch = []
                 for batch in loader:
-                    blocks = [(b.src.clone(), b.dst.clone(), b.n_src, b.n_dst) for b in batch.blocks]
+                    assert {t.device.type for t in batch._tensors()} == {device}
+                    blocks = [(b.src.to("cpu", copy=True), b.dst.to("cpu", copy=True), b.n_src, b.n_dst) for b in batch.blocks]
                     tensors = [batch.input_ids, batch.seeds, batch.y, batch.x, batch.features["z"]]
-                    epoch.append((batch.index, [t.clone() for t in tensors], blocks))
+                    epoch.append((batch.index, [t.to("cpu", copy=True) for t in tensors], blocks))
                 found += [sorted(epoch, key=lambda one: one[0]), [one[0] for one in epoch]]
             stats = loader.stats()
         assert g.budget.peak <= g.budget.total

@@ -52,8 +52,8 @@ def unlimited(dataset: Path, pack: Path, tmp_path: Path, **options: Any) -> int:
     return layout_bytes(mine)
 
 
-def test_a_small_disk_makes_batches_share(dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any]) -> None:
-    options = {**STATIC, "feature_cache": 0.02}
+def test_a_small_disk_makes_batches_share(dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any], device: str) -> None:
+    options = {**STATIC, "feature_cache": 0.02, "device": device}
     most = unlimited(dataset, pack, tmp_path, **options)
     lengths = []
     for share in (1.1, 0.95, 0.85, 0.76):
@@ -71,7 +71,7 @@ def test_a_small_disk_makes_batches_share(dataset: Path, pack: Path, tmp_path: P
         for opened_ in (layout, opened, g):
             opened_.close()
         for backend in ("io_uring", "pread"):
-            found, again = run(dataset, mine, backend=backend, memory="16MB", **STATIC)
+            found, again = run(dataset, mine, backend=backend, memory="16MB", device=device, **STATIC)
             assert same(found[0] + found[2], ondemand)
             assert again["hits"] == stats["hits"]
     assert lengths == sorted(lengths)
@@ -169,8 +169,8 @@ class Watched(threading.Thread):
         return self
 
 
-def test_the_disk_budget_is_never_exceeded_while_it_runs(dataset: Path, pack: Path, tmp_path: Path) -> None:
-    options = {**STATIC, "feature_cache": 0.02}
+def test_the_disk_budget_is_never_exceeded_while_it_runs(dataset: Path, pack: Path, tmp_path: Path, device: str) -> None:
+    options = {**STATIC, "feature_cache": 0.02, "device": device}
     most = unlimited(dataset, pack, tmp_path, **options)
     for share in (0.9, 0.78):
         mine = copied(pack, tmp_path / str(share))
@@ -200,14 +200,17 @@ def test_too_small_a_disk(dataset: Path, pack: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("policy", ["frequency", "belady"])
 @pytest.mark.parametrize("given", ["the cache too", "nothing else"])
-def test_a_layout_that_is_there_keeps_within_the_disk(dataset: Path, pack: Path, tmp_path: Path, policy: str, given: str) -> None:
+def test_a_layout_that_is_there_keeps_within_the_disk(
+    dataset: Path, pack: Path, tmp_path: Path, policy: str, given: str, device: str
+) -> None:
     """One that was made with more is refused to the byte, by what it takes, and is as it was; so is one without its labels."""
     mine = copied(pack, tmp_path)
     run(dataset, mine, policy=policy, feature_cache=0.02, epochs=0)
     folder = next(mine.glob("layout-*"))
     n_bytes = sum(path.stat().st_size for path in folder.iterdir())
     before = sorted((path.name, path.stat().st_mtime_ns) for path in mine.rglob("*"))
-    options: dict[str, Any] = {"policy": policy, **({"feature_cache": 0.02} if given == "the cache too" else {})}
+    options: dict[str, Any] = {"policy": policy, "device": device}
+    options |= {"feature_cache": 0.02} if given == "the cache too" else {}
     for _ in range(2):
         with pytest.raises(OSError, match=rf"made with more disk: it takes .* \({n_bytes} bytes\)") as caught:
             run(dataset, mine, disk=n_bytes - 1, **options)
@@ -219,11 +222,11 @@ def test_a_layout_that_is_there_keeps_within_the_disk(dataset: Path, pack: Path,
     labels.unlink()
     with pytest.raises(OSError, match="disk budget"):
         run(dataset, mine, policy=policy, feature_cache=0.02, disk=n_bytes + size - 1)
-    run(dataset, mine, policy=policy, feature_cache=0.02, disk=n_bytes + size)
+    run(dataset, mine, policy=policy, feature_cache=0.02, disk=n_bytes + size, device=device)
     assert next(mine.glob("data-*")).stat().st_size == size
 
 
-def test_damage_to_shared_rows_is_found(dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any]) -> None:
+def test_damage_to_shared_rows_is_found(dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any], device: str) -> None:
     mine = copied(pack, tmp_path)
     run(dataset, mine, feature_cache=0.01, disk="1MB", epochs=0, **STATIC)
     folder = next(mine.glob("layout-*"))
@@ -231,14 +234,14 @@ def test_damage_to_shared_rows_is_found(dataset: Path, pack: Path, tmp_path: Pat
         found = 0
         for where in random_flips(folder / name, 12, seed=5):
             try:
-                batches_, _ = run(dataset, mine, **STATIC)
+                batches_, _ = run(dataset, mine, device=device, **STATIC)
                 assert same(batches_[0] + batches_[2], ondemand), (name, where)
             except (featstore.CorruptionError, featstore.FormatError):
                 found += 1
         assert found >= 8, name
     os.unlink(folder / "shared")
     with pytest.raises(featstore.CorruptionError, match="tables"):
-        run(dataset, mine, **STATIC)
+        run(dataset, mine, device=device, **STATIC)
 
 
 def tight_disk(dataset: Path, pack: Path, tmp_path: Path, **options: Any) -> int:
@@ -303,7 +306,8 @@ def test_belady_beside_a_device(dataset: Path, pack: Path, tmp_path: Path, ondem
         assert stats["hits"]["device"] + sum(len(ids) for ids in rest) * 2 == stats["rows"]
 
 
-def test_a_device_tier_is_counted(dataset: Path, pack: Path, tmp_path: Path) -> None:
+def test_a_device_tier_is_counted(dataset: Path, pack: Path, tmp_path: Path, device: str) -> None:
+    """By the budget, where it lies in the host's memory."""
     mine = copied(pack, tmp_path)
     with featstore.open(dataset, memory="64MB") as g:
         with pytest.raises(featstore.OptionError, match="device_cache: the layout of a pack has chosen its rows"):
@@ -312,30 +316,33 @@ def test_a_device_tier_is_counted(dataset: Path, pack: Path, tmp_path: Path) -> 
             with pytest.raises(error):
                 make_loader(g, strategy="packed", pack=mine, feature_cache=0.1, device_cache=size, features=["x", "z"])
         options: dict[str, Any] = {"strategy": "packed", "pack": mine, "feature_cache": 0, "features": ["x", "z"], **STATIC}
-        with make_loader(g, device_cache=139 * 100 + 138, **options):
-            assert g.memory_report()["device cache"] == 139 * 100
+        options["device"] = device
+        with make_loader(g, device_cache=139 * 100 + 138, **options) as loader:
+            assert g.memory_report().get("device cache", 0) == (139 * 100 if device == "cpu" else 0)
+            assert loader.stats()["device_cache"]["bytes"] == 139 * 100
         assert "device cache" not in g.memory_report()
         with pytest.raises(ValueError, match="0 layouts"):
             make_loader(g, device_cache=0.5, **{**options, "feature_cache": None})
 
 
-def test_a_copied_pack_trains(dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any]) -> None:
+def test_a_copied_pack_trains(dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any], device: str) -> None:
     """With the labels that it carries, from every tier; damage to them is found, and no stale ones are kept."""
     mine = copied(pack, tmp_path)
     run(dataset, mine, epochs=0, feature_cache=0.1, device_cache=0.05, disk="2.6x", **STATIC)
     there = tmp_path / "there"
     shutil.move(mine, there)
     with featstore.PackedGraph(there, memory="64MB") as g:
-        with make_loader(g, strategy="packed", policy="frequency", features=["x", "z"]) as loader:
+        with make_loader(g, strategy="packed", policy="frequency", features=["x", "z"], device=device) as loader:
             found = {(epoch, batch.index): batch for epoch in range(2) for batch in loader}
             assert loader.stats()["hits"]["device"] > 0
         assert g.memory_report()["node data"] == 8 * N
         for number, (index, tensors, _) in enumerate(ondemand):
-            assert torch.equal(found[number // 25, index].y, tensors[2])
-            assert torch.equal(found[number // 25, index].x, tensors[3])
+            assert torch.equal(found[number // 25, index].y.cpu(), tensors[2])
+            assert torch.equal(found[number // 25, index].x.cpu(), tensors[3])
         with pytest.raises(KeyError, match="no node data 'train_idx'; there is 'y'"):
             _ = g.node_data["train_idx"]
-        with make_loader(g, strategy="packed", policy="frequency", features=["x", "z"], labels=None) as loader:
+        options: dict[str, Any] = {"policy": "frequency", "features": ["x", "z"], "labels": None, "device": device}
+        with make_loader(g, strategy="packed", **options) as loader:
             assert next(iter(loader)).y is None
     file = next(there.glob("data-*"))
     found_damage = 0
@@ -355,7 +362,7 @@ def test_a_copied_pack_trains(dataset: Path, pack: Path, tmp_path: Path, ondeman
 
 @settings(max_examples=30)
 @given(st.data())
-def test_any_width_dtype_and_budget(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_any_width_dtype_and_budget(tmp_path_factory: pytest.TempPathFactory, device: str, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("any")
     raw, seeds, size = any_graph(data, folder / "g", 60)
     host = data.draw(st.sampled_from([0, 0.01, 0.1, 0.5, 1.0]))
@@ -371,6 +378,7 @@ def test_any_width_dtype_and_budget(tmp_path_factory: pytest.TempPathFactory, da
         with featstore.sample_offline(g, sampler, seeds, size, path=folder / "p", epochs=2) as pack:
             shutil.copytree(folder / "p", folder / "q")
             options = {"strategy": "packed", "labels": None, "feature_cache": host, "device_cache": on_device, **STATIC}
+            options["device"] = device
             with make_loader(g, pack=folder / "q", **options):
                 most = layout_bytes(folder / "q")
             options["pack"] = pack
@@ -381,7 +389,8 @@ def test_any_width_dtype_and_budget(tmp_path_factory: pytest.TempPathFactory, da
                 least = least_in(error)
                 disk = max(least, int(least + share * (most - least)))
             with make_loader(tight, disk=disk, **options) as loader:
-                seen = {batch.index: batch.x.clone().view(torch.uint8).reshape(len(batch.x), -1) for batch in loader}
+                rows = {batch.index: batch.x.to("cpu", copy=True) for batch in loader}
+                seen = {index: x.view(torch.uint8).reshape(len(x), -1) for index, x in rows.items()}
                 hits = loader.stats()["hits"]
             assert layout_bytes(folder / "p") <= disk
     assert seen.keys() == expected.keys()

@@ -12,6 +12,7 @@ import math
 import os
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -79,11 +80,18 @@ class Order:
 @pytest.mark.parametrize("wait_for", ["begun", "ended"])
 @pytest.mark.parametrize("policy", ["frequency", "belady"])
 def test_assembly_goes_on_beside_handing_over(
-    dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any], policy: str, wait_for: str, monkeypatch: pytest.MonkeyPatch
+    dataset: Path,
+    pack: Path,
+    tmp_path: Path,
+    ondemand: list[Any],
+    policy: str,
+    wait_for: str,
+    device: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each batch is put together after the next one's gather, and with Belady its changes of the host's cache, and is as ever."""
     mine = copied(pack, tmp_path)
-    options = {**TIERS, "policy": policy, **({"superbatch": 7} if policy == "belady" else {})}
+    options = {**TIERS, "policy": policy, "device": device, **({"superbatch": 7} if policy == "belady" else {})}
     run(dataset, mine, epochs=0, **options)
     order = Order(monkeypatch, 50, wait_for)
     found, stats = run(dataset, mine, epochs=1, prefetch=2, **options)
@@ -94,16 +102,18 @@ def test_assembly_goes_on_beside_handing_over(
 
 
 def test_what_waits_to_be_handed_over_is_counted(
-    dataset: Path, pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    dataset: Path, pack: Path, tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the tier in host memory, a batch holds its assembled rows and the memory it is put together in, then only this."""
+    """A batch holds its assembled rows; with the tier in host memory also the memory it is put together in, then only this."""
+    on_host = int(device == "cpu")
     mine = copied(pack, tmp_path)
     run(dataset, mine, epochs=0, policy="frequency", **TIERS)
     go = threading.Event()
     together = Apart.together
     monkeypatch.setattr(Apart, "together", lambda apart: together(apart) if go.wait(30) else None)
     with featstore.open(dataset, memory="64MB") as g:
-        loader = make_loader(g, strategy="packed", pack=mine, policy="frequency", memory="16MB", features=["x", "z"], **TIERS)
+        options: dict[str, Any] = {"policy": "frequency", "memory": "16MB", "features": ["x", "z"], "device": device, **TIERS}
+        loader = make_loader(g, strategy="packed", pack=mine, **options)
         with loader, featstore.Pack(mine) as opened:
             top = np.argsort(-opened.counts(), kind="stable")[: round(0.05 * g.num_nodes)]
             resting = loader._runner.setup.share.used
@@ -121,20 +131,21 @@ def test_what_waits_to_be_handed_over_is_counted(
 
             samples = sum(sample_bytes(batch) for batch in first)
             width = 33 * 4 + 7
-            waiting = sum(width * (2 * len(ids) - int(np.isin(ids, top).sum())) for ids in map(opened.ids, first[:2]))
+            waiting = sum(width * ((1 + on_host) * len(ids) - int(np.isin(ids, top).sum())) for ids in map(opened.ids, first[:2]))
             assert loader._runner.setup.share.used == resting + samples + waiting
             go.set()
             batch = next(iterator)
             iterator.close()
-            assert loader._runner.setup.share.used == resting + sample_bytes(first[0]) + width * len(batch.input_ids)
+            whole = sample_bytes(first[0]) + width * len(batch.input_ids)
+            assert loader._runner.setup.share.used == resting + on_host * whole
             del batch
 
 
 def test_short_memory_between_features_loses_no_counts(
-    dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any], monkeypatch: pytest.MonkeyPatch
+    dataset: Path, pack: Path, tmp_path: Path, ondemand: list[Any], device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine = copied(pack, tmp_path)
-    want = run(dataset, mine, epochs=1, policy="frequency", **TIERS)[1]
+    want = run(dataset, mine, epochs=1, policy="frequency", device=device, **TIERS)[1]
     gather, calls = FeatureStore.gather, [0]
 
     def short(store: FeatureStore, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -144,7 +155,7 @@ def test_short_memory_between_features_loses_no_counts(
         return gather(store, *args, **kwargs)
 
     monkeypatch.setattr(FeatureStore, "gather", short)
-    found, stats = run(dataset, mine, epochs=1, policy="frequency", **TIERS)
+    found, stats = run(dataset, mine, epochs=1, policy="frequency", device=device, **TIERS)
     assert calls[0] == 26
     assert same(found[0], ondemand[:25])
     assert (stats["hits"], stats["rows_loaded"]) == (want["hits"], want["rows_loaded"])
@@ -273,23 +284,46 @@ def test_the_loader_takes_every_batch_over(dataset: Path, monkeypatch: pytest.Mo
 
 
 class Runtime:
-    """CUDA's runtime: which memory is locked."""
+    """CUDA's runtime: which memory is locked, by way of which device. The current device is each thread's own, first 0."""
 
     def __init__(self) -> None:
         self.locked: dict[int, int] = {}
+        self.devices: dict[int, int] = {}  # by address
         self.answer = 0
+        self.error = 0  # that the next kernel would raise
+        self._thread = threading.local()
+
+    @property
+    def current(self) -> int:
+        return getattr(self._thread, "current", 0)
+
+    @contextlib.contextmanager
+    def device(self, device: torch.device | int) -> Iterator[None]:
+        before = self.current
+        self._thread.current = device if isinstance(device, int) else device.index or 0
+        yield
+        self._thread.current = before
 
     def cudaHostRegister(self, address: int, n_bytes: int, flags: int) -> int:
         if self.answer == 0:
             assert address % 4096 == 0
             assert address not in self.locked
             assert flags == 1
-            self.locked[address] = n_bytes
+            self.locked[address], self.devices[address] = n_bytes, self.current
+        self.error = self.answer
         return self.answer
 
     def cudaHostUnregister(self, address: int) -> int:
+        assert self.devices.pop(address) == self.current
         del self.locked[address]
         return 0
+
+    def ones(self, *size: int, device: str) -> None:
+        """Launch a kernel, as ``torch.ones`` does."""
+        assert device == "cuda"
+        error, self.error = self.error, 0
+        if error:
+            raise RuntimeError(f"cuda error {error}")
 
 
 @pytest.fixture
@@ -302,7 +336,9 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
 
     monkeypatch.setattr(torch.cuda, "cudart", lambda: made)
     monkeypatch.setattr(torch.cuda, "check_error", check)
-    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: made.current)
+    monkeypatch.setattr(torch.cuda, "device", made.device)
+    monkeypatch.setattr(pinned.torch, "ones", made.ones)
     return made
 
 
@@ -353,6 +389,44 @@ def test_memory_that_cannot_be_locked_is_ordinary_and_said_once(runtime: Runtime
     assert pool.tensor(1 << 20, torch.uint8).data_ptr() in runtime.locked
 
 
+def test_memory_is_unlocked_by_way_of_its_own_device(runtime: Runtime) -> None:
+    """Whichever thread drops it, and whichever device is current there: else CUDA refuses, or makes a context on that one."""
+    pool = BufferPool(Budget(10**8))
+    pool.pin(torch.device("cuda", 2))
+    held = [pool.tensor(1 << 20, torch.uint8) for _ in range(2)]
+    assert set(runtime.devices.values()) == {2}
+    assert runtime.current == 0
+    held.pop()
+    pool.trim()  # by this thread
+    held.pop()
+    with runtime.device(1), ThreadPoolExecutor(1) as executor:
+        executor.submit(pool.trim).result()
+        assert runtime.current == 1
+    assert runtime.locked == {}
+
+
+def test_a_refusal_is_not_the_next_kernels_error(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA keeps its last error until somebody asks for it, and torch does so after each launch."""
+    monkeypatch.setattr(pinned, "_warned", threading.Event())
+    pool = BufferPool(Budget(10**8))
+    pool.pin(torch.device("cuda"))
+    runtime.answer = 2
+    with pytest.warns(RuntimeWarning, match="cuda error 2"):
+        pool.tensor(1 << 20, torch.uint8)
+    assert runtime.error == 0
+
+
+def test_at_the_interpreters_exit_nothing_is_unlocked(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA may be gone by then."""
+    pool = BufferPool(Budget(10**8))
+    pool.pin(torch.device("cuda"))
+    pool.tensor(1 << 20, torch.uint8)
+    with monkeypatch.context() as patch:
+        patch.setattr(pinned.sys, "is_finalizing", lambda: True)
+        pool.trim()
+    assert len(runtime.locked) == 1
+
+
 def test_a_child_after_fork_leaves_the_parents_locks(runtime: Runtime) -> None:
     pool = BufferPool(Budget(10**8))
     pool.pin(torch.device("cuda"))
@@ -378,3 +452,45 @@ def test_a_loader_for_cuda_locks_its_pool(monkeypatch: pytest.MonkeyPatch) -> No
     for device in ("cpu", "meta", "cuda:1", "cuda"):  # the last is the one that is current when the loader is made
         loader(g, device=device).close()
     assert asked == [torch.device("cuda", 1), torch.device("cuda", 3)]
+
+
+# -- a GPU
+
+on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+
+
+@on_a_gpu
+def test_cuda_locks_pooled_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch sees the lock; a refusal leaves no error behind; another thread may drop a block, and its address is locked anew."""
+    pool = BufferPool(Budget(10**8))
+    pool.pin(torch.device("cuda", torch.cuda.current_device()))
+    with ThreadPoolExecutor(1) as executor:
+        for _ in range(3):
+            held = pool.tensor(1 << 20, torch.uint8)
+            assert held.is_pinned()
+            del held
+            executor.submit(pool.trim).result()
+    monkeypatch.setattr(pinned, "PORTABLE", 1 << 30)  # no such flag
+    monkeypatch.setattr(pinned, "_warned", threading.Event())
+    with pytest.warns(RuntimeWarning, match="does not pin"):
+        assert not pool.tensor(1 << 20, torch.uint8).is_pinned()
+    assert torch.ones(3, device="cuda").sum().item() == 3
+
+
+@on_a_gpu
+def test_a_loop_in_a_stream_of_its_own(dataset: Path) -> None:
+    """It has each batch, and its memory until it has computed on it: that is long after the batch was dropped."""
+    with featstore.open(dataset, memory="64MB") as g:
+        sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
+        options: dict[str, Any] = {"features": ["x"], "device": "cuda", "device_cache": 0.2, "prefetch": 2}
+        sums, wanted = [], []
+        with featstore.Loader(g, sampler, g.node_data["train_idx"], 40, **options) as loader:
+            with torch.cuda.stream(torch.cuda.Stream()):
+                for batch in loader:
+                    wanted.append(batch.input_ids.cpu())
+                    torch.cuda._sleep(20_000_000)
+                    sums.append(batch.x.double().sum())
+                    del batch
+                found = torch.stack(sums).cpu()
+        for ids, total in zip(wanted, found.tolist(), strict=True):
+            assert total == pytest.approx(g.features["x"][ids].double().sum().item(), rel=1e-9)

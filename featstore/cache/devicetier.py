@@ -48,7 +48,7 @@ class DeviceTier:
     BudgetError
         The budget cannot pay; nothing is held.
     RuntimeError
-        torch has no memory on the device (``torch.OutOfMemoryError``); nothing is held.
+        torch has no memory on the device (``torch.cuda.OutOfMemoryError``); nothing is held.
 
     References
     ----------

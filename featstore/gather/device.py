@@ -18,7 +18,9 @@ from featstore.errors import PerformanceWarning
 from featstore.gather.buffers import BufferPool
 from featstore.gather.plan import DeviceRows
 
-__all__ = ["Apart", "DeviceArray", "check_device"]
+__all__ = ["OUT_OF_MEMORY", "Apart", "DeviceArray", "check_device", "record_here", "settle"]
+
+OUT_OF_MEMORY = torch.cuda.OutOfMemoryError  # torch 2.2 has it under this name alone
 
 Int64s = npt.NDArray[np.int64]
 Read = Callable[[Int64s, npt.NDArray[np.uint8]], None]
@@ -57,6 +59,19 @@ def check_device(device: torch.device | str) -> torch.device:
     return found
 
 
+def settle(device: torch.device) -> None:
+    """Wait until the current stream of a CUDA device has done what it was given: other streams use it next."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+
+
+def record_here(*tensors: torch.Tensor | None) -> None:
+    """Keep the memory of tensors on a CUDA device, once they are dropped, until the current stream is done with them."""
+    for tensor in tensors:
+        if tensor is not None and tensor.is_cuda:
+            tensor.record_stream(torch.cuda.current_stream(tensor.device))
+
+
 @functools.cache
 def one_pass(device: torch.device) -> Place | None:
     """Return the kernel that places rows of the tier in one pass, ``place(source, slots, out, positions)``; None: torch's two do.
@@ -76,7 +91,7 @@ def one_pass(device: torch.device) -> Place | None:
             place_rows(rows, slots, out, torch.tensor([0, 1], device=device))
         is_right = torch.equal(out, rows.flip(0))
         why = "it places wrong rows"
-    except torch.OutOfMemoryError:
+    except OUT_OF_MEMORY:
         raise
     except Exception as error:  # of the compiler, of the C compiler that it calls, or of the driver: types of all three
         is_right, why = False, f"{type(error).__name__}: {error}".splitlines()[0]
@@ -125,10 +140,10 @@ class DeviceArray:
         self._held = budget.reserve("device cache", n_bytes if device.type == "cpu" else 0)
         try:
             self.rows = torch.empty((n_rows, *row_shape), dtype=dtype, device=device)
+            self._place = one_pass(self.rows.device)
         except BaseException:
             self._held.release()
             raise
-        self._place = one_pass(self.rows.device)
 
     @property
     def way(self) -> str:
@@ -170,8 +185,7 @@ class DeviceArray:
             held = self._pool.tensor((len(chunk), *self._shape), self._dtype)
             read(chunk, _as_bytes(held))
             self.rows[first : first + len(chunk)] = held.to(self._device)
-        if self._device.type == "cuda":  # batches are put together in another stream
-            torch.cuda.current_stream(self._device).synchronize()
+        settle(self._device)  # batches are put together in another stream
         return True
 
     def memory_for(self, part: DeviceRows) -> torch.Tensor | None:

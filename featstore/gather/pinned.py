@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 import threading
 import warnings
 from typing import Any
@@ -19,6 +21,8 @@ PORTABLE = 1  # cudaHostRegisterPortable: locked for every device of the process
 
 class PinnedBlock(Block):
     """A block whose pages CUDA has locked: copies from it to a device run beside the host and beside computing.
+
+    It is locked by way of the device that is current, and unlocked by way of the same one, whichever thread drops it.
 
     Raises
     ------
@@ -37,17 +41,29 @@ class PinnedBlock(Block):
         cuda: Any = torch.cuda
         runtime = cuda.cudart()
         self._unregister = runtime.cudaHostUnregister
+        self._on_its_device = cuda.device(cuda.current_device())
         self._pid = os.getpid()  # before, so that Ctrl-C leaves no lock behind
         code = runtime.cudaHostRegister(self._address, self.nbytes, PORTABLE)
         if int(code):
             self._pid = -1
+            _forget_error()
             cuda.check_error(int(code))
 
     def __del__(self) -> None:
-        # Only what was locked, and not in a child, which has no CUDA. At the interpreter's exit CUDA may be gone, with the lock:
-        # what it answers is no matter.
-        if self._pid == os.getpid():
-            self._unregister(self._address)
+        # Only what was locked, and not in a child, which has no CUDA, nor at the interpreter's exit, when CUDA may be gone: the
+        # lock ends with the process. On another device than its own it could fail, or make a context there.
+        if self._pid == os.getpid() and not sys.is_finalizing():
+            with self._on_its_device:
+                self._unregister(self._address)
+
+
+def _forget_error() -> None:
+    """Take an error that was answered for out of CUDA's memory: the next kernel of this thread would raise it as its own.
+
+    torch does not bind ``cudaGetLastError``; a kernel's launch calls it.
+    """
+    with contextlib.suppress(RuntimeError):
+        torch.ones(1, device="cuda")
 
 
 _warned = threading.Event()

@@ -16,6 +16,7 @@ from featstore.cache.base import get_policy
 from featstore.cache.select import top_rows
 from featstore.config import check_at_least
 from featstore.errors import BusyError, OptionError
+from featstore.gather.device import record_here, settle
 from featstore.load.lategradients import pass_on, sums_dtype
 from featstore.sampling.batch import HistoryRows
 from featstore.sampling.batches import check_seeds
@@ -211,6 +212,7 @@ class History:
                 self._held.resize(self._bytes(len(ids), device))
             self._table = torch.empty_like(table, device=device).copy_(table)
             self._sums = None if sums is None else self._zeros(len(ids), device).copy_(sums)
+            settle(device)
             self.times.nodes, self.times.pushed, self.times.step = ids, when, int(step)
             self._num_nodes, self._run = int(state["num_nodes"]), None
 
@@ -263,8 +265,11 @@ class History:
                 self._sums = self._zeros(n, device) if self._has_sums else None
                 self.times.nodes, self.times.pushed = nodes, np.full(n, -1)
             elif self._table.device != device:
+                if self._table.is_cuda:
+                    torch.cuda.synchronize(self._table.device)  # a loop may have pushed in any stream
                 self._table = self._table.to(device)
                 self._sums = None if self._sums is None else self._sums.to(device)
+            settle(device)
         except BaseException:
             if held is not self._held:
                 held.release()
@@ -377,6 +382,7 @@ class History:
                 if rows.step < times.step
                 else "a batch before this one was not merged"
             )
+        record_here(table, self._sums)
         n_kept = n_sources - len(rows.pull)
         if h.ndim != 2 or tuple(h.shape) != (n_kept, self.dim):
             raise ValueError(

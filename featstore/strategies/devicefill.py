@@ -15,6 +15,7 @@ from featstore.cache.base import StaticPolicy
 from featstore.cache.devicetier import DeviceTier
 from featstore.config import format_size
 from featstore.errors import BudgetError, PerformanceWarning
+from featstore.gather.device import OUT_OF_MEMORY
 from featstore.strategies.devicechoice import make_tier
 from featstore.strategies.setup import OnDevice, Setup
 
@@ -101,7 +102,7 @@ class FilledLater(OnDevice):
     def _run(self, setup: Setup) -> None:
         try:
             self._fill(setup)
-        except (BudgetError, torch.OutOfMemoryError) as error:
+        except (BudgetError, OUT_OF_MEMORY) as error:
             self.why = f"it did not fit: {str(error).splitlines()[0]}"
             self._warning = f"device_cache='auto': {self.why}; the loader goes on without"
         except BaseException as error:
