@@ -43,8 +43,10 @@ def test_it_looks_further_ahead_while_the_loop_waits_and_less_far_while_the_queu
     try:
         depths = []
         for k in range(8):  # nothing is there when the loop asks: it waits
-            threading.Timer(0.01, go_on.release).start()
+            releasing = threading.Thread(target=lambda: (until(lambda: pipeline._waiting), go_on.release()))
+            releasing.start()
             assert pipeline.get() == k
+            releasing.join()
             depths.append(pipeline.depth)
         assert depths == [3, 4, 5, 6, 6, 6, 6, 6]
         for _ in range(STOP):
