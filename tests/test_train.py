@@ -425,7 +425,7 @@ INTERRUPTED = [
 
 @pytest.mark.parametrize("options", INTERRUPTED[::2], ids=str)
 def test_ctrl_c_at_any_moment(small, options):
-    run_in_child(interrupt, os.fspath(small.path), 25, options, timeout_s=120)
+    run_in_child(interrupt, os.fspath(small.path), 25, options)
 
 
 @pytest.mark.stress
