@@ -93,7 +93,7 @@ class Snapshot:
         self.threads = _threads()
         self.tasks = set(os.listdir("/proc/self/task"))  # those that have not named themselves yet, too
 
-    def leaked(self, patience_s: float = 5.0) -> list[str]:
+    def leaked(self, patience_s: float = 30.0) -> list[str]:
         """Name what is there now and was not then; things on their way out get ``patience_s`` seconds."""
         deadline = time.monotonic() + patience_s
         while True:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import time
+
 from featstore.budget import Budget, Reservation
 from featstore.errors import BudgetError
 
 __all__ = ["take_back"]
 
 
-def take_back(budget: Budget, parts: int, more: int = 0, tries: int = 1000) -> Reservation:
+def take_back(budget: Budget, parts: int, more: int = 0) -> Reservation:
     """Reserve what is free, one of ``parts`` of what is on loan, and ``more`` bytes.
 
-    A thread of the loader may reserve memory between the reading of the figures and the reservation: then they are read again.
+    A thread of the loader may reserve memory between the reading of the figures and the reservation, or be busy with what it
+    lends: then they are read again. The limit is for a ledger that is broken.
     """
+    end = time.monotonic() + 60
     while True:
         try:
             return budget.reserve("others", budget.available + budget.on_loan // parts + more)
         except BudgetError:
-            tries -= 1
-            if not tries:
+            if time.monotonic() > end:
                 raise
+            time.sleep(0.001)

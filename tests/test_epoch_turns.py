@@ -6,7 +6,6 @@ import errno
 import os
 import pickle
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from featstore.sampling.turns import Turns
 from featstore.sampling.window import EpochWindow
 from tests.array_graphs import random_graph
 from tests.test_epoch_sampler import EpochGraph, Int64s, batches_of, window_of
+from tests.test_overlap import until
 from tests.test_sampler import same
 
 # ---------------------------------------------------------------- the epoch's turns
@@ -120,7 +120,7 @@ def test_closing_stops_drawing_and_sends_waiters_away(small: SimpleNamespace, mo
 
     def slowly(self: EpochWindow, *args: Any) -> None:
         began.set()
-        time.sleep(0.02)
+        until(lambda: self._closed)
         aim(self, *args)
 
     monkeypatch.setattr(EpochWindow, "_aim", slowly)

@@ -324,11 +324,14 @@ def test_rows_are_right_while_another_thread_takes_memory_back(small: SimpleName
 
         def take_back() -> None:
             held = []
-            while not stop.is_set() and g.budget.on_loan:
-                held.append(taking.take_back(g.budget, 4, more=1))
-                cut.set()
-            for each in held:
-                each.release()
+            try:
+                while not stop.is_set() and g.budget.on_loan:
+                    held.append(taking.take_back(g.budget, 4, more=1))
+                    cut.set()
+            finally:
+                cut.set()  # or the loop would wait for ever
+                for each in held:
+                    each.release()
 
         thread = threading.Thread(target=take_back)
         try:

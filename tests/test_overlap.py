@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import featstore
+from featstore.graph.feature import FeatureStore
 from featstore.load.loader import MOST_AHEAD
 from featstore.load.pipeline import PATIENCE, Pipeline
 from featstore.strategies.counters import Overlap, Stopwatch
@@ -43,8 +44,10 @@ def test_it_looks_further_ahead_while_the_loop_waits_and_less_far_while_the_queu
     try:
         depths = []
         for k in range(8):  # nothing is there when the loop asks: it waits
-            threading.Timer(0.01, go_on.release).start()
+            releasing = threading.Thread(target=lambda: (until(lambda: pipeline._waiting), go_on.release()))
+            releasing.start()
             assert pipeline.get() == k
+            releasing.join()
             depths.append(pipeline.depth)
         assert depths == [3, 4, 5, 6, 6, 6, 6, 6]
         for _ in range(STOP):
@@ -93,22 +96,45 @@ def test_what_was_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     assert overlap.hidden == 0.0
 
 
-def test_a_loop_that_only_loads_hides_nothing_and_one_that_computes_hides_it(dataset: Path, device: str) -> None:
+def test_a_loop_that_only_loads_hides_nothing_one_that_computes_hides_it(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    """By a clock that gathers move, each by a second, when they are let."""
+    now, n_begun, go_on, gather = 0.0, 0, threading.Semaphore(0), FeatureStore.gather
+
+    def counted(*args: Any, **kwargs: Any) -> torch.Tensor:
+        nonlocal now, n_begun
+        n_begun += 1
+        go_on.acquire()
+        now += 1.0
+        return gather(*args, **kwargs)
+
+    monkeypatch.setattr(FeatureStore, "gather", counted)
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
     with featstore.open(dataset, memory="64MiB") as g:
-        _, stats = epoch(g, {"prefetch": 0, "device": device})
-        assert stats["hidden"] <= 0.05  # the caller's thread does all of it
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
-        options: dict[str, Any] = {"features": ["x"], "labels": None, "prefetch": 2, "device": device}
-        with featstore.Loader(g, sampler, torch.arange(0, N, 2), 40, **options) as loader:
+        common: dict[str, Any] = {"features": ["x"], "labels": None, "device": device}
+        with featstore.Loader(g, sampler, torch.arange(0, N, 2), 40, prefetch=0, **common) as loader:
+            go_on.release(len(loader))
+            assert sum(1 for _ in loader) == len(loader) == n_begun
+            assert loader.stats()["hidden"] == 0.0  # the caller's thread does all of it
+        n_begun = 0
+        with featstore.Loader(g, sampler, torch.arange(0, N, 2), 40, prefetch=2, **common) as loader:
             batches = iter(loader)
-            next(batches)
-            first = loader._stages.overlap._waited_s
-            (running,) = loader._iterators
-            for _ in range(len(loader) - 1):
-                until(lambda: running._pipeline._done.qsize() > 0)
+            try:
+                go_on.release()
                 next(batches)
-            hidden, overlap = loader.stats()["hidden"], loader._stages.overlap
-        assert hidden >= 0.99 * (1 - first / overlap._loading_s) - 0.05  # but for the first batch nothing is waited for
+                first = loader._stages.overlap._waited_s
+                (running,) = loader._iterators
+                for k in range(1, len(loader)):
+                    go_on.release()
+                    until(lambda k=k: running._pipeline._done.qsize() and n_begun == min(k + 2, len(loader)))  # which waits
+                    next(batches)
+            finally:
+                go_on.release(len(loader))
+            hidden = loader.stats()["hidden"]
+        assert first <= 1.0
+        assert hidden == pytest.approx(1 - first / len(loader))  # but for the first batch nothing is waited for
 
 
 @pytest.mark.parametrize("name", ["on demand", "belady", "streamed"])

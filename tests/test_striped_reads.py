@@ -311,7 +311,7 @@ def test_a_slow_file_holds_up_no_other(
             first = topology.directory.first_node[chunk] >> 8 << 8  # of the range
             if int(topology.files_of(np.array([first]))[0]) == slow:
                 n_waited += 1
-                if not all_others.wait(20):
+                if not all_others.wait(60):
                     late.append(dict(left))
         return read(self, row, *arguments)
 

@@ -92,7 +92,7 @@ def kill_epochs(folder: str, n: int) -> None:
 
 
 def test_killed_epochs_leave_what_the_next_run_sweeps(tmp_path: Path) -> None:
-    run_in_child(kill_epochs, str(tmp_path), 6, timeout_s=120)
+    run_in_child(kill_epochs, str(tmp_path), 6)
 
 
 @pytest.mark.stress
@@ -154,7 +154,7 @@ def run_files_fail(folder: str, step: int) -> None:
 
 
 def test_run_files_that_cannot_be_written(tmp_path: Path) -> None:
-    run_in_child(run_files_fail, str(tmp_path), 23, faults=True, timeout_s=200)
+    run_in_child(run_files_fail, str(tmp_path), 23, faults=True)
 
 
 @pytest.mark.stress

@@ -157,7 +157,9 @@ class Watched(threading.Thread):
         self._folder, self.most, self.looks, self._over = folder, 0, 0, threading.Event()
 
     def run(self) -> None:
-        while not self._over.is_set():
+        is_over = False
+        while not is_over:
+            is_over = self._over.is_set()  # one look more, at what is left in the end
             self.most, self.looks = max(self.most, bytes_at_one_moment(self._folder)), self.looks + 1
 
     def __exit__(self, *_: object) -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import featstore
-from featstore.budget import Budget
+from featstore.budget import Budget, Reservation
 from featstore.errors import BudgetError
 from featstore.gather.buffers import BufferPool
 from featstore.load.minibatch import MiniBatch
@@ -22,6 +22,7 @@ from featstore.load.stages import Stages
 from featstore.load.waiting import Waiting
 from tests.conftest import make_graph
 from tests.loaders import make_loader
+from tests.taking import take_back
 from tests.test_overlap import until
 
 N, MEMORY, GROWN = 3_000, 24 << 20, 6
@@ -63,18 +64,24 @@ def running(made: featstore.Loader) -> Any:
 
 
 def grow(made: featstore.Loader) -> None:
-    """Let the look-ahead grow, as waiting for batches would, and wait until as many are there."""
-    pipeline = running(made)._pipeline
+    """Let the look-ahead grow, as waiting for batches would, and wait until as many are there and no thread is at work."""
+    pipeline, inspector = running(made)._pipeline, getattr(running(made)._run, "_inspector", None)
+
+    def rests() -> bool:
+        with pipeline._lock:
+            is_full = pipeline._done.qsize() == GROWN and len(pipeline._ready) == 1 and not pipeline._active
+        return is_full and (inspector is None or len(inspector._ready) == 2)
+
     with pipeline._lock:
         pipeline._depth = GROWN
         pipeline._changed.notify_all()
-    until(lambda: pipeline._done.qsize() == GROWN)
+    until(rests)
 
 
-def everything(g: featstore.OutOfCoreGraph) -> int:
-    """Bytes that may be had now, loans included."""
+def everything(g: featstore.OutOfCoreGraph) -> Reservation:
+    """Take all bytes that may be had now, loans included."""
     g.pool.trim()
-    return g.budget.available + g.budget.on_loan
+    return take_back(g.budget, 1)
 
 
 def check(batch: MiniBatch, arrays: dict[str, torch.Tensor]) -> None:
@@ -98,7 +105,7 @@ def test_another_gets_what_was_made_ahead(dataset: Path, arrays: dict[str, torch
                 assert waiting._lent_bytes() == lent > 0
                 assert len(waiting._batches) == GROWN
                 first = [dict(each.features) for each in waiting._batches[:2]]
-                with g.budget.reserve("another", everything(g)):
+                with everything(g):
                     assert [bool(each.features) for each in waiting._batches] == [True, True, *[False] * (GROWN - 2)]
                     assert waiting._lent_bytes() == 0
                 assert [each.features for each in waiting._batches[:2]] == first
@@ -183,7 +190,7 @@ def test_an_end_while_it_has_grown(dataset: Path, arrays: dict[str, torch.Tensor
                 next(batches)
                 grow(made)
                 if is_emptied:
-                    g.budget.reserve("another", everything(g)).release()
+                    everything(g).release()
                 if how == "interrupt":
                     raise KeyboardInterrupt
                 if how == "damage" and is_emptied:

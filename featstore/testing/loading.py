@@ -40,7 +40,7 @@ __all__ = ["SAMPLERS", "ContractGraph", "StrategyContract", "contract_graph"]
 AMPLE = "64MB"
 LITTLE = 400_000  # bytes: less than any strategy needs, so that an error says how much
 BATCH, SEED, N_EPOCHS = 30, 3, 2
-PATIENCE_S = 5.0  # for threads on their way out
+PATIENCE_S = 30.0  # for threads on their way out
 NONSENSE: tuple[Any, ...] = (object(), -1, "", "no such thing", math.nan, 1j)
 
 
