@@ -251,22 +251,12 @@ def _saved_by_rows(setup: Setup, counted: SavedIO, trace: Trace | None, policy: 
     sizes = np.unique(np.linspace(0, most, SIZES + 1).astype(np.int64))
     saved, share = np.zeros(len(sizes)), trace.n_accesses / max(1, counted.n_rows)
     needed = planning_bytes(trace.n, trace.n_accesses, longest=trace.longest) + ONLINE_BYTES * trace.longest
-    fresh = _fresh(policy)
     with budget.reserve(HOLDER, needed):
         for k, rows in enumerate(sizes.tolist()):
             capacity = round(rows * trace.n / max(1, counted.n)) if rows < counted.n else trace.n
-            loads = int(simulate(trace, min(capacity, trace.n), fresh).sum()) if capacity else trace.n_accesses
+            loads = int(simulate(trace, min(capacity, trace.n), policy).sum()) if capacity else trace.n_accesses
             saved[k] = (trace.n_accesses - loads) / max(share, 1e-12)
     return lambda n_bytes: float(np.interp(rows_of(n_bytes), sizes, saved))
-
-
-def _fresh(policy: Policy) -> Policy:
-    """Return another one of the same class, where it is registered: what is replayed leaves nothing behind."""
-    try:
-        found = get_policy(policy.name)
-    except ValueError:
-        return policy
-    return found if type(found) is type(policy) else policy
 
 
 def _more_while_sampling(memory: Memory, room: int) -> int:
