@@ -112,8 +112,8 @@ HISTORY: tuple[Mutation, ...] = (
         "lists are judged without the memory that counting holds",
         "historical embeddings",
         "featstore/strategies/savedsplit.py",
-        "_more_while_sampling(memory, room - held.n_bytes)",
-        "_more_while_sampling(memory, room)",
+        "_more_while_sampling(memory, room, held.n_bytes)",
+        "_more_while_sampling(memory, room, 0)",
         ("tests/test_history_auto.py::test_lists_are_judged_by_the_memory_that_they_get",),
     ),
     Mutation(
@@ -131,6 +131,14 @@ HISTORY: tuple[Mutation, ...] = (
         "context.counts / (context.in_degree + 1)",
         "context.counts / 1",
         ("tests/test_savedio.py::test_lists_are_chosen_by_the_edges_drawn_for_their_bytes",),
+    ),
+    Mutation(
+        "memory of counting is divided twice",
+        "historical embeddings",
+        "featstore/strategies/savedsplit.py",
+        "memory.left_for_caches(room, setup.prefetch, held.n_bytes)[0]",
+        "memory.left_for_caches(room, setup.prefetch)[0] + held.n_bytes",
+        (f"{AUTO}test_what_is_divided_is_there",),
     ),
     Mutation(
         "a cache of a given size is divided, too",

@@ -158,7 +158,7 @@ def test_lists_join_the_choice_where_they_have_the_caches_memory_in_turn(
     """Of each α, the lists that Ginex would choose for what embeddings leave, and as much more as it has while it samples."""
     more = 9_000
     monkeypatch.setattr(savedsplit, "measured_beta", lambda *measured: 0.25)
-    monkeypatch.setattr(savedsplit, "_more_while_sampling", lambda memory, room: more)
+    monkeypatch.setattr(savedsplit, "_more_while_sampling", lambda *_: more)
     with featstore.open(path, memory="1600KiB") as g:
         with make(g, featstore.History(DIM, "auto", 50), featstore.Ginex(cache=cache)) as loader:
             split = loader.stats()["history"]["split"]
@@ -188,8 +188,8 @@ def test_lists_are_judged_by_the_memory_that_they_get(path: Path, monkeypatch: p
     judged, got = list[int](), list[int]()
     more_of, load = savedsplit._more_while_sampling, CacheSwitch._load_neighbors
 
-    def more(memory: Any, room: int) -> int:
-        judged.append(more_of(memory, room))
+    def more(*what: Any) -> int:
+        judged.append(more_of(*what))
         return judged[-1]
 
     def loaded(switch: CacheSwitch, check: Any) -> Any:
@@ -216,6 +216,19 @@ def test_lists_that_get_no_memory_are_not_counted(path: Path, why: str) -> None:
         features = [] if why == "no features" else "x"
         with make(g, featstore.History(DIM, "auto", 50), strategy, features=features) as loader:
             assert not any(loader.stats()["history"]["split"]["curve"]["lists"])
+
+
+@pytest.mark.parametrize("memory", ["900KiB", "1600KiB"])
+@pytest.mark.parametrize("share", [None, "900KiB"])
+@pytest.mark.parametrize("strategy", ["degree", "superbatch"])
+def test_what_is_divided_is_there(path: Path, memory: str, share: str | None, strategy: str) -> None:
+    """For embeddings and the cache together; in the least memory it is less than counting takes."""
+    with featstore.open(path, memory=memory) as g:
+        history = featstore.History(DIM, "auto", 50)
+        with make(g, history, STRATEGIES[strategy], memory=share) as loader:
+            split, cached = loader.stats()["history"]["split"], g.memory_report()["cache of 'x'"]
+    assert split["alpha"] < 1
+    assert split["bytes"] == pytest.approx(cached + split["nodes"] * (2 * 4 * DIM + 24), abs=split["bytes"] // 100 + 404)
 
 
 @pytest.mark.parametrize("cache", [0.05, "200KB"])
