@@ -102,7 +102,8 @@ def one(job: dict[str, Any]) -> dict[str, Any]:
 def train_ways(args: argparse.Namespace, ways: dict[str, dict[str, Any]], dataset: Path) -> dict[str, list[dict[str, Any]]]:
     """Train every way once a seed; return what :func:`one` returns of each."""
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in ways}
-    for seed in range(1 if args.tiny else args.seeds):  # a run that is stopped has whole seeds
+    n_seeds = 1 if args.tiny else args.seeds
+    for seed in range(args.first_seed, args.first_seed + n_seeds):  # a run that is stopped has whole seeds
         for name, way in ways.items():
             job = {"dataset": dataset, "way": way, "seed": seed, "hidden": args.hidden}
             found[name].append(one(job))

@@ -164,7 +164,7 @@ def child(job: dict[str, Any]) -> dict[str, Any]:
             return found
 
         with loader:
-            epoch = timed_epoch(loader, rows_of, limit_s=job.get("limit_s", 0))
+            epoch = timed_epoch(loader, rows_of, most=job.get("most", 0), limit_s=job.get("limit_s", 0))
             stats = loader.stats()
         n_batches = len(loader)
         split_s = stats["seconds"].get("split", 0.0)
@@ -181,7 +181,8 @@ def child(job: dict[str, Any]) -> dict[str, Any]:
             "stages": stages,
             "batches": epoch["batches"],
             "rows": round(epoch["rows"] / part),
-            "rows_loaded": stats["rows_loaded"] if rows is None else round(epoch["rows"] / part),
+            "rows_loaded": round((stats["rows_loaded"] if rows is None else epoch["rows"]) / part),
+            "kernel_bytes": round(epoch["kernel_bytes"] / part),
             "checksums": [mark["checksum"] for mark in epoch["marks"]],
             "peak": g.budget.peak,
         }
@@ -197,7 +198,7 @@ def run_sides(
     results: dict[str, list[dict[str, Any]]] = {name: [] for name in sides}
 
     def side(name: str) -> float:
-        job = work.job(**sides[name])
+        job = work.job(most=args.batches, **sides[name])
         results[name].append(run_child(__file__, job, BASE_BYTES + job["memory"]))
         return float(results[name][-1]["seconds"])
 

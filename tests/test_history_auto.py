@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import featstore
-from featstore.cache.base import get_policy
+from featstore.cache.base import POLICIES, PolicyContext, get_policy
+from featstore.cache.lru import LRU
 from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.topology import huge_bytes
 from featstore.plan.misscurve import miss_curve
@@ -157,7 +158,7 @@ def test_lists_join_the_choice_where_they_have_the_caches_memory_in_turn(
     """Of each α, the lists that Ginex would choose for what embeddings leave, and as much more as it has while it samples."""
     more = 9_000
     monkeypatch.setattr(savedsplit, "measured_beta", lambda *measured: 0.25)
-    monkeypatch.setattr(savedsplit, "_more_while_sampling", lambda memory, room: more)
+    monkeypatch.setattr(savedsplit, "_more_while_sampling", lambda *_: more)
     with featstore.open(path, memory="1600KiB") as g:
         with make(g, featstore.History(DIM, "auto", 50), featstore.Ginex(cache=cache)) as loader:
             split = loader.stats()["history"]["split"]
@@ -187,8 +188,8 @@ def test_lists_are_judged_by_the_memory_that_they_get(path: Path, monkeypatch: p
     judged, got = list[int](), list[int]()
     more_of, load = savedsplit._more_while_sampling, CacheSwitch._load_neighbors
 
-    def more(memory: Any, room: int) -> int:
-        judged.append(more_of(memory, room))
+    def more(*what: Any) -> int:
+        judged.append(more_of(*what))
         return judged[-1]
 
     def loaded(switch: CacheSwitch, check: Any) -> Any:
@@ -215,6 +216,85 @@ def test_lists_that_get_no_memory_are_not_counted(path: Path, why: str) -> None:
         features = [] if why == "no features" else "x"
         with make(g, featstore.History(DIM, "auto", 50), strategy, features=features) as loader:
             assert not any(loader.stats()["history"]["split"]["curve"]["lists"])
+
+
+@pytest.mark.parametrize("memory", ["900KiB", "1600KiB"])
+@pytest.mark.parametrize("share", [None, "900KiB"])
+@pytest.mark.parametrize("strategy", ["degree", "superbatch"])
+def test_what_is_divided_is_there(path: Path, memory: str, share: str | None, strategy: str) -> None:
+    """For embeddings and the cache together; in the least memory it is less than counting takes."""
+    with featstore.open(path, memory=memory) as g:
+        history = featstore.History(DIM, "auto", 50)
+        with make(g, history, STRATEGIES[strategy], memory=share) as loader:
+            split, cached = loader.stats()["history"]["split"], g.memory_report()["cache of 'x'"]
+    assert split["alpha"] < 1
+    assert split["bytes"] == pytest.approx(cached + split["nodes"] * (2 * 4 * DIM + 24), abs=split["bytes"] // 100 + 404)
+
+
+@pytest.mark.parametrize("cache", [0.05, "200KB"])
+def test_a_cache_of_a_given_size_leaves_less_to_divide(path: Path, cache: Any) -> None:
+    divided, cached = [], 0
+    for size in (None, cache):
+        with featstore.open(path, memory="1600KiB") as g:
+            history = featstore.History(DIM, "auto", 50)
+            with make(g, history, featstore.OnDemand(cache=size)) as loader:
+                split = loader.stats()["history"]["split"]
+                divided.append(split["bytes"])
+                cached = g.memory_report().get("cache of 'x'", 0)
+                assert split["nodes"] * history.node_bytes <= split["bytes"]
+    assert divided[0] - divided[1] == cached > 0
+
+
+class ReadyLRU(LRU):
+    """Works with an option alone, so that another instance, of the defaults, cannot be what is judged."""
+
+    def __init__(self, is_ready: bool = False) -> None:
+        self.is_ready = is_ready
+
+    def start(self, capacity: int, context: PolicyContext) -> None:
+        assert self.is_ready
+        super().start(capacity, context)
+
+
+def test_a_policy_is_judged_with_its_options(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(savedsplit, "measured_beta", lambda *measured: 0.25)
+    monkeypatch.setitem(POLICIES.known, "lru", ReadyLRU)
+    splits = []
+    for policy in (LRU(), ReadyLRU(is_ready=True)):
+        with featstore.open(path, memory="1600KiB") as g:
+            with make(g, featstore.History(DIM, "auto", 50), featstore.OnDemand(cache="auto", policy=policy)) as loader:
+                run(loader, 1)
+                splits.append(loader.stats()["history"]["split"])
+    assert splits[0] == splits[1]
+
+
+@pytest.mark.parametrize(("policy", "slack"), [("lru", 0.1), ("belady", 0.1)])
+def test_a_part_of_the_accesses_tells_of_all(path: Path, monkeypatch: pytest.MonkeyPatch, policy: str, slack: float) -> None:
+    """Of as many rows: a cache of the same share of fewer rows, and reads in proportion."""
+    monkeypatch.setattr(savedsplit, "measured_beta", lambda *measured: 0.25)
+    curves = []
+    for most in (savedsplit.REPLAYED, 4_000):
+        monkeypatch.setattr(savedsplit, "REPLAYED", most)
+        strategy = featstore.OnDemand(cache="auto", policy=policy) if policy == "lru" else featstore.Superbatch()
+        with featstore.open(path, memory="1600KiB") as g:
+            with make(g, featstore.History(DIM, "auto", 50), strategy) as loader:
+                curves.append(np.array(loader.stats()["history"]["split"]["curve"]["features"]))
+    whole, part = curves
+    assert not np.array_equal(whole, part)
+    assert np.abs(part - whole).max() <= slack * whole.max()
+
+
+def test_without_features_edges_alone_are_saved(path: Path) -> None:
+    """Each counts one, as there is no row to compare it with."""
+    with featstore.open(path, memory="1600KiB") as g:
+        with make(g, featstore.History(DIM, "auto", 50), features=[]) as loader:
+            split = loader.stats()["history"]["split"]
+    with featstore.open(path, memory="64MiB") as g:
+        sampler, order = featstore.NeighborSampler(g, [4, 3], seed=1), featstore.RandomBatches(SEEDS, BATCH, seed=7)
+        counted, _, _ = profile(Drawn(sampler, order), g, 50)
+    best = sorted(counted.edges.tolist(), reverse=True)
+    assert split["curve"]["embeddings"] == [sum(best[:n]) for n in split["curve"]["nodes"]]
+    assert 0 < split["nodes"] == np.count_nonzero(counted.edges)
 
 
 def test_rows_narrower_than_embeddings_may_leave_none(path: Path) -> None:

@@ -347,9 +347,9 @@ class Memory:
         budget = self._budget
         return BudgetError(f"the {budget.name} budget of {format_size(budget.total)} is too small: {text}", self.least())
 
-    def unused(self) -> int:
-        """Return the bytes that may still be taken, when strategy and caches have theirs."""
-        left = self._budget.total - self._held() - self._graph.reader.least_bytes(self._budget.total)
+    def unused(self, returned: int = 0) -> int:
+        """Return the bytes that may still be taken, when strategy and caches have theirs, and ``returned`` were given back."""
+        left = self._budget.total - (self._held() - returned) - self._graph.reader.least_bytes(self._budget.total)
         return int(max(0, left - self.loop_bytes(larger(self.batch.n_rows)) - self._others(idle=True)))
 
     def spare(self) -> int:
@@ -357,22 +357,26 @@ class Memory:
         later = sum(self.granted.get(each.holder, 0) for each in self.requests if not each.is_held and each.least)
         return max(0, self.unused() - later)
 
-    def left_for_caches(self, room: int, prefetch: int) -> tuple[int, int]:
+    def left_for_caches(self, room: int, prefetch: int, returned: int = 0) -> tuple[int, int]:
         """Return what caches may take of ``room`` bytes, and how many batches are made ahead beside them.
 
-        Where less than half would be left for the caches, fewer batches are made ahead.
+        Where less than half would be left for the caches, fewer batches are made ahead. ``returned``: bytes that are held for
+        now, and given back before.
         """
         loop, one = self.loop_bytes(larger(self.batch.n_rows)), self.batch_bytes(larger(self.batch.n_rows))
         threads = (self._threads - 1) * self._sampler_bytes
-        free = max(0, min(room, self.unused() + loop) - self._third_bytes())
+        free = max(0, min(room, self.unused(returned) + loop) - self._third_bytes())
         while prefetch > 1 and loop + (prefetch - 1) * one + threads > free // 2:
             prefetch -= 1
         return max(0, free - loop - max(0, prefetch - 1) * one - threads), prefetch
 
-    def left_while_sampling(self) -> int:
-        """Return the bytes that may be taken while nothing is gathered: but for samplers, and batches that were made before."""
+    def left_while_sampling(self, returned: int = 0) -> int:
+        """Return the bytes that may be taken while nothing is gathered: but for samplers, and batches that were made before.
+
+        ``returned``: as for caches.
+        """
         one = self.batch_bytes(larger(self.batch.n_rows))
-        free = self.unused() + self.loop_bytes(larger(self.batch.n_rows))
+        free = self.unused(returned) + self.loop_bytes(larger(self.batch.n_rows))
         return max(0, free - (1 + self._ahead) * one - self._threads * self._sampler_bytes)
 
     @property

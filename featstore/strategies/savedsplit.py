@@ -132,7 +132,10 @@ class HistorySplit:
             beta = measured_beta(seconds, counted.n_edges, gathered_s, n_gathered)
             for idle in (self._drawn, graph.pool):
                 idle.trim()
-            room = memory.left_for_caches(setup.room, setup.prefetch)[0] + held.n_bytes
+            # What counting holds is there again when memory is divided.
+            room = graph.budget.available + held.n_bytes
+            room = room if setup.share is None else min(room, setup.share.available)
+            room = memory.left_for_caches(room, setup.prefetch, held.n_bytes)[0]
             if cache is not None and cache != "auto" and setup.features:
                 given = cache_bytes(cache, n, setup.row_bytes, policy, setup.graph.budget, 1 << 62)
                 room = max(0, room - sum(given.values()))
@@ -141,7 +144,7 @@ class HistorySplit:
             features = _nothing if not is_auto else _saved_by_rows(setup, counted, trace, policy, room)
             # Lists have the caches' memory in turn only where there are caches, and no neighbour cache of the graph's own.
             has_lists = in_turn and cache is not None and bool(setup.features) and graph.neighbor_cache is None
-            more = _more_while_sampling(memory, room - held.n_bytes)
+            more = _more_while_sampling(memory, room, held.n_bytes)
             lists = _saved_by_lists(graph, counted, beta, more, alone=not is_auto) if has_lists else _nothing
             scores = counted.embeddings(beta)
             found = best_split(room, scores, self._history.node_bytes, features, lists, beta)
@@ -251,30 +254,17 @@ def _saved_by_rows(setup: Setup, counted: SavedIO, trace: Trace | None, policy: 
     sizes = np.unique(np.linspace(0, most, SIZES + 1).astype(np.int64))
     saved, share = np.zeros(len(sizes)), trace.n_accesses / max(1, counted.n_rows)
     needed = planning_bytes(trace.n, trace.n_accesses, longest=trace.longest) + ONLINE_BYTES * trace.longest
-    fresh = _fresh(policy)
     with budget.reserve(HOLDER, needed):
         for k, rows in enumerate(sizes.tolist()):
             capacity = round(rows * trace.n / max(1, counted.n)) if rows < counted.n else trace.n
-            loads = int(simulate(trace, min(capacity, trace.n), fresh).sum()) if capacity else trace.n_accesses
+            loads = int(simulate(trace, min(capacity, trace.n), policy).sum()) if capacity else trace.n_accesses
             saved[k] = (trace.n_accesses - loads) / max(share, 1e-12)
     return lambda n_bytes: float(np.interp(rows_of(n_bytes), sizes, saved))
 
 
-def _fresh(policy: Policy) -> Policy:
-    """Return another one of the same class, where it is registered: what is replayed leaves nothing behind."""
-    try:
-        found = get_policy(policy.name)
-    except ValueError:
-        return policy
-    return found if type(found) is type(policy) else policy
-
-
-def _more_while_sampling(memory: Memory, room: int) -> int:
-    """Return the bytes that neighbour lists have beside the ``room`` of the caches, while nothing is gathered.
-
-    Both are of one moment, so that what is held for a while counts in neither.
-    """
-    return max(0, memory.left_while_sampling() - room)
+def _more_while_sampling(memory: Memory, room: int, returned: int) -> int:
+    """Return the bytes that neighbour lists have beside the ``room`` of the caches, while nothing is gathered."""
+    return max(0, memory.left_while_sampling(returned) - room)
 
 
 def _saved_by_lists(graph: Any, counted: SavedIO, beta: float, more: int, *, alone: bool) -> Callable[[int], float]:
