@@ -26,18 +26,19 @@ from featstore.sampling.drawn import SampledBatches
 from featstore.storage.drive import drive_speed
 from featstore.strategies.actual import Epochs
 from featstore.strategies.base import EpochRun, Runner, Strategy
-from featstore.strategies.caches import ask_beside_caches, edge_cache_bytes, make_room
+from featstore.strategies.caches import edge_cache_bytes, make_room
 from featstore.strategies.devicechoice import DEVICE_POLICY
 from featstore.strategies.devicefill import SIZED_LATER, FilledLater
 from featstore.strategies.estimates import plugin_estimates
 from featstore.strategies.length import Length, at_least
 from featstore.strategies.lookahead import rows_in_memory
+from featstore.strategies.memory import before_asking
 from featstore.strategies.options import CACHE, DISK, EDGE_CACHE, EDGE_CACHE_HELP, EPOCHS, PACK, RUN_DIR, option, options_of
 from featstore.strategies.packed import batches_of, packed_length, size_for_pack
 from featstore.strategies.profile import DISK_SHARE, Profile, pack_trace, profile_batches
 from featstore.strategies.registry import find_strategy, register_strategy
 from featstore.strategies.setup import Planning, Setup
-from featstore.strategies.streamed import StreamedRunner
+from featstore.strategies.streamed import Streamed
 from featstore.strategies.superbatch import AHEAD_SHARE, Superbatch, plan_ahead
 from featstore.strategies.superbatchepoch import ahead_bytes
 
@@ -89,13 +90,16 @@ class Auto(Strategy):
         of_edges = edge_cache_bytes(setup, self.edge_cache, None)
         if setup.refused is None:
             make_room(setup.graph, setup.features, of_edges)
-        setup, memory = ask_beside_caches(setup, None, get_policy(PLANNED), of_edges=of_edges)
+        setup, memory = before_asking(setup, sum(of_edges.values()))
+        planning = plan_ahead(setup, PLANNED, "auto", self.disk, self.run_dir)
+        if setup.refused is not None or not memory.suffices:  # what is taken then says what does
+            decision = _default(setup, planning, 0, "no memory for two batches")
+            return AutoRunner(self._chosen(decision, cache, pack).run(setup), decision)
         with ExitStack() as held:  # what the strategy's caches of edge features will take
             for budget in {id(each): each for each in (setup.graph.budget, setup.limit)}.values():
                 held.enter_context(budget.reserve(EDGES, sum(of_edges.values())))
             if pack is not None and cache == "auto":
                 cache = size_for_pack(setup, memory, pack)
-            planning = plan_ahead(setup, PLANNED, "auto", self.disk, self.run_dir)
             with setup.watch.time("auto"):
                 rows = rows_in_memory(setup, memory, cache)
                 decision = decide(setup, planning, cache, capacity=rows, epochs=self.epochs)
@@ -364,6 +368,6 @@ def _streamed_length(setup: Setup, planning: Planning, cache: int | float | str 
         left = None if planning.disk is None else planning.disk - profile.n_bytes
         setup = replace(setup, batches=profile, planning=replace(planning, disk=left))
     try:
-        return StreamedRunner.foreseen(setup, cache)
+        return Streamed(cache=cache).foreseen(setup)
     except BudgetError:
         return Length(1, len(setup.batches))

@@ -25,7 +25,7 @@ from featstore.sampling.scratch import SCRATCH
 from featstore.strategies.batchsize import REUSE, BatchSize, foresee, larger, largest, measure, pooled_bytes
 from featstore.strategies.setup import Setup
 
-__all__ = ["BATCHES", "SAMPLED_AHEAD", "Memory", "Request", "ask", "too_small"]
+__all__ = ["BATCHES", "SAMPLED_AHEAD", "Memory", "Request", "ask", "before_asking", "too_small"]
 
 BATCHES = "batches"  # in the report of a loader's share
 SAMPLED_AHEAD = "epoch samples"  # holder
@@ -93,29 +93,48 @@ def ask(
     BudgetError
         The memory does not suffice for two batches, or for what the loader takes itself; names what does.
     """
-    refused, batch, lists = setup.refused, setup.batch, lists_of(setup.batches)
-    if lists is not None:
-        lists.use(0)  # what they had is divided anew
-    if batch is not None:  # more was sampled since, by several threads
-        for idle in (setup.batches, setup.graph.pool):
-            idle.trim()
-    elif refused is None:
-        try:
-            batch, batches = measure(setup.graph, setup.batches)
-            setup = replace(setup, batch=batch, batches=batches)
-        except BudgetError as error:
-            refused = error
-    known = foresee(setup.graph, setup.batches) if batch is None else batch
+    setup, known = _measured(setup)
     given = [*_sampling(setup), *(() if requests is None else requests(setup, known))]
+    lists = lists_of(setup.batches)
     if lists is not None:
         given.append(Request(LISTS, 0, lists.useful_bytes, LISTS_SHARE, is_held=False))
     memory = Memory(setup, known, given, cache_bytes, capacity, plans=plans)
-    if refused is not None:
-        raise too_small(refused, memory.least() + setup.refused_bytes) from None
+    if setup.refused is not None:
+        raise too_small(setup.refused, memory.least() + setup.refused_bytes) from None
     memory.divide()
     if lists is not None:
         lists.use(memory.granted[LISTS])
     return setup, memory
+
+
+def before_asking(setup: Setup, cache_bytes: int = 0, *, plans: bool = False) -> tuple[Setup, Memory]:
+    """Return what there is for looking at batches before it is known what to ask for; nothing is divided.
+
+    Parameters and results are those of :func:`ask`. Where there is too little for the loop, ``memory.suffices`` is false, or
+    ``setup.refused`` says why.
+    """
+    setup, known = _measured(setup)
+    memory, lists = Memory(setup, known, (), cache_bytes, plans=plans), lists_of(setup.batches)
+    if lists is not None:
+        lists.use(min(lists.useful_bytes, memory.unused() // LISTS_SHARE))  # on loan
+    return setup, memory
+
+
+def _measured(setup: Setup) -> tuple[Setup, BatchSize]:
+    """Return a setup that knows how large batches are, or why not; and how large they are, or are expected to be."""
+    lists = lists_of(setup.batches)
+    if lists is not None:
+        lists.use(0)  # what they had is divided anew
+    if setup.batch is not None:  # more was sampled since, by several threads
+        for idle in (setup.batches, setup.graph.pool):
+            idle.trim()
+    elif setup.refused is None:
+        try:
+            batch, batches = measure(setup.graph, setup.batches)
+            setup = replace(setup, batch=batch, batches=batches)
+        except BudgetError as error:
+            setup = replace(setup, refused=error)
+    return setup, setup.batch or foresee(setup.graph, setup.batches)
 
 
 def _sampling(setup: Setup) -> list[Request]:
@@ -317,7 +336,7 @@ class Memory:
             Not even the first batch's rows can be gathered beside those of another one like it.
         """
         total = self._budget.total
-        if self._total(self.batch.n_rows) > total:
+        if not self.suffices:
             raise self._refusal()
         left = total - self._held() - self._graph.reader.least_bytes(total) - self._asked
         left = max(0, left - self.loop_bytes(larger(self.batch.n_rows)) - self._others(idle=True))
@@ -328,6 +347,11 @@ class Memory:
                 granted = max(request.least, min(granted, request.otherwise))
             self.granted[request.holder] = granted
             left -= granted - request.least
+
+    @property
+    def suffices(self) -> bool:
+        """Whether the first batch's rows can be gathered beside those of another one like it."""
+        return self._total(self.batch.n_rows) <= self._budget.total
 
     def _refusal(self) -> BudgetError:
         self.batch = largest(self._graph, self._sampling, self.batch)
