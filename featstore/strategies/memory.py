@@ -94,7 +94,10 @@ def ask(
         The memory does not suffice for two batches, or for what the loader takes itself; names what does.
     """
     setup, known = _measured(setup)
-    given = [*_sampling(setup), *(() if requests is None else requests(setup, known))]
+    given = [] if requests is None else [*requests(setup, known)]
+    least, useful = ahead_bytes(setup.batches)  # of a sampler that draws many batches at once
+    if useful:
+        given.insert(0, Request(SAMPLED_AHEAD, least, useful, SAMPLED_SHARE))
     lists = lists_of(setup.batches)
     if lists is not None:
         given.append(Request(LISTS, 0, lists.useful_bytes, LISTS_SHARE, is_held=False))
@@ -135,12 +138,6 @@ def _measured(setup: Setup) -> tuple[Setup, BatchSize]:
         except BudgetError as error:
             setup = replace(setup, refused=error)
     return setup, setup.batch or foresee(setup.graph, setup.batches)
-
-
-def _sampling(setup: Setup) -> list[Request]:
-    """Return what a sampler asks for that draws many batches at once."""
-    least, useful = ahead_bytes(setup.batches)
-    return [Request(SAMPLED_AHEAD, least, useful, SAMPLED_SHARE)] if useful else []
 
 
 def too_small(error: BudgetError, needed: int | None, *, before: str = "") -> BudgetError:
@@ -309,11 +306,8 @@ class Memory:
         """
         rows = larger(max(n_rows, self.batch.n_rows))
         more = sum(max(0, (each.otherwise or 0) - each.least) for each in self.requests)
-        return more + max(self._total(rows, idle=True), self.total_with(self.loop_bytes(rows)))
-
-    def total_with(self, n_bytes: int) -> int:
-        """Return the least memory that has ``n_bytes`` for this loader beside what is held now and what other loaders need."""
-        return self._solve(self._fixed_now() + n_bytes + self._others(idle=True))
+        held_now = self._solve(self._fixed_now() + self.loop_bytes(rows) + self._others(idle=True))
+        return more + max(self._total(rows, idle=True), held_now)
 
     def least_share(self, share: Budget, n_rows: int) -> int:
         """Return the least share of the memory for the loop's batch and the next one, as :meth:`least`."""

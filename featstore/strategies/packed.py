@@ -388,7 +388,6 @@ class PackedRunner(Runner):
         self._caches = OwnCaches(setup.graph, setup.features)
         self._filled: dict[str, FeatureCache] = {}  # caches that hold what the layout starts with, and do not change
         self._tiers: list[DeviceTier] = []  # one, where the device holds rows
-        self._window_bytes = 0
         self._holdings = Holdings(setup.graph.budget, memory)
         self._on_death: list[weakref.finalize[..., Any]] = [weakref.finalize(self, _close, self._tiers)]
         try:
@@ -411,16 +410,9 @@ class PackedRunner(Runner):
         self._holdings[TABLES].resize(layout.tables.nbytes)
         room = self._cache_room if is_lent else None
         self._caches.make(dict.fromkeys(self._setup.features, options.capacity), room)
-        self._look_ahead()
         rows = layout.tables.device_rows
         if len(rows):
             self._fill_device(layout, rows)
-
-    def _look_ahead(self) -> None:
-        """Read as far ahead as there is memory for now."""
-        self._holdings.grow(WINDOWS)
-        if (held := self._holdings.get(WINDOWS)) is not None:
-            self._window_bytes = held.n_bytes // len(self._setup.features)
 
     def _fill_device(self, layout: Layout, rows: Int64s) -> None:
         """Bring the layout's rows to the device."""
@@ -430,7 +422,7 @@ class PackedRunner(Runner):
         tier = DeviceTier(rows, shapes, setup.device, graph.pool, graph.budget, n_threads=setup.n_copying)
         self._tiers.append(tier)
         for name, store in stores.items():
-            source = layout.fill(name, Tier.DEVICE, self._window_bytes)
+            source = layout.fill(name, Tier.DEVICE, self._holdings[WINDOWS].n_bytes // len(stores))
             try:
                 tier.fill(name, fill_step(store.row_bytes, Tier.DEVICE), partial(fill_from_extents, setup, source))
             finally:
@@ -442,21 +434,6 @@ class PackedRunner(Runner):
         graph = self._setup.graph
         graph.pool.trim()
         return self.memory.left_for_caches(graph.budget.available, self._setup.prefetch)[0]
-
-    @property
-    def window_bytes(self) -> int:
-        """Bytes that each feature's extents are read ahead into."""
-        return self._window_bytes
-
-    def read_less_ahead(self) -> bool:
-        """Make the window of streams to come the least there is; return whether it was more."""
-        more = self._window_bytes > least_window()
-        self._window_bytes = min(self._window_bytes, least_window())
-        return more
-
-    def give_window_back(self) -> None:
-        """Give back what the window has become less by, once no stream has it any more."""
-        self._holdings[WINDOWS].resize(self._window_bytes * len(self._setup.features))
 
     def close(self, failed: bool = False) -> None:
         """Close the layout and give the memory back; may be called again."""
@@ -478,10 +455,11 @@ class PackedRunner(Runner):
             Another loader has taken the cache's place since, and there is no memory to make it anew.
         """
         with self._holdings.beginning("packs"):
-            self._look_ahead()
+            self._holdings.grow(WINDOWS)
             claim = self._caches.claim()
             try:
-                run = PackedEpoch(self._setup, self._pack, self._layout, epoch, start, self._caches, claim, self._filled, self)
+                window = self._holdings.get(WINDOWS)
+                run = PackedEpoch(self._setup, self._pack, self._layout, epoch, start, self._caches, claim, self._filled, window)
             except BaseException:
                 self._caches.release()
                 raise

@@ -71,29 +71,24 @@ class Streamed(Superbatch):
     def run(self, setup: Setup) -> Runner:
         """See :class:`~featstore.Strategy`."""
         planning = self.planning(setup)
-        setup = replace(setup, planning=planning)
-        if self.length != "auto" or isinstance(setup.batches, Profile):
-            return run_planned(self, setup)
-        make_room(setup.graph, setup.features, planned_edge_bytes(setup))
-        _, n_bytes, _ = beside_caches(setup, self.cache, planning.policy, planned_edge_bytes(setup))
-        setup, memory = before_asking(setup, n_bytes, plans=True)
-        if setup.refused is not None or not memory.suffices:
-            return run_planned(self, setup)  # which says what does
-        profile, miss_share, why = look_ahead(setup, planning, rows_in_memory(setup, memory, self.cache))
-        if profile is None:
-            runner = run_planned(self, setup)
-            assert isinstance(runner, StreamedRunner)
-            runner.not_looked = why
-            return runner
-        left = None if planning.disk is None else planning.disk - profile.n_bytes
-        planning = replace(planning, disk=left, miss_share=miss_share)
+        setup, profile, why = replace(setup, planning=planning), None, ""
+        if self.length == "auto" and not isinstance(setup.batches, Profile):
+            of_edges = planned_edge_bytes(setup)
+            make_room(setup.graph, setup.features, of_edges)
+            setup, memory = before_asking(setup, beside_caches(setup, self.cache, planning.policy, of_edges)[1], plans=True)
+            if setup.refused is None and memory.suffices:  # else what is asked for is refused
+                profile, miss_share, why = look_ahead(setup, planning, rows_in_memory(setup, memory, self.cache))
+            if profile is not None:
+                left = None if planning.disk is None else planning.disk - profile.n_bytes
+                setup = replace(setup, batches=profile, planning=replace(planning, disk=left, miss_share=miss_share))
         try:
-            runner = run_planned(self, replace(setup, batches=profile, planning=planning))
+            runner = run_planned(self, setup)
         except BaseException:
-            profile.close()
+            if profile is not None:
+                profile.close()
             raise
         assert isinstance(runner, StreamedRunner)
-        runner.profile = profile
+        runner.profile, runner.not_looked = profile, why
         return runner
 
     def runner(self) -> type[StreamedRunner]:

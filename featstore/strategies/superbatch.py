@@ -22,6 +22,7 @@ from featstore.cache.table import FeatureCache
 from featstore.config import parse_disk
 from featstore.errors import OptionError
 from featstore.plan.overlapped import Pack
+from featstore.plan.planfile import STORED_PER_ACCESS
 from featstore.plan.planmemory import PLANNER_SHARE
 from featstore.sampling.drawn import in_turn, keep_ahead
 from featstore.storage.rundir import DiskBudget, RunDirectory, finalize_here
@@ -263,7 +264,7 @@ class SuperbatchRunner(Runner):
         width = 4 if setup.graph.num_nodes < 2**31 else 8
         assert setup.planning is not None
         edges = EDGE_BYTES * batch.n_edges if setup.planning.edge_capacity else 0
-        return batch.n_rows * (width + 12) + 4 * batch.n_stored + edges + cls._packed_bytes(setup, batch.n_rows)
+        return batch.n_rows * (width + STORED_PER_ACCESS) + 4 * batch.n_stored + edges + cls._packed_bytes(setup, batch.n_rows)
 
     @classmethod
     def _packed_bytes(cls, setup: Setup, n_accesses: int) -> int:
