@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import shutil
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ import pytest
 import featstore
 from featstore.sampling.neighbor import NeighborSampler
 from featstore.sampling.scratch import scratch_bytes
+from featstore.strategies.memory import Memory, Request
+from featstore.strategies.options import number_of, option
 from tests.loaders import make_loader
 
 N = 30_000
@@ -130,7 +132,7 @@ class Hungry(featstore.Packed):
     """Holds more than Packed does."""
 
     def requests(self, setup: featstore.Setup, batch: Any) -> Any:
-        return [*super().requests(setup, batch), featstore.Request("more", 5_000_000, is_held=False)]
+        return [*super().requests(setup, batch), Request("more", 5_000_000, is_held=False)]
 
 
 def test_what_a_strategy_of_packs_asks_for_is_added_up(dataset: Path, pack: Path, tmp_path: Path) -> None:
@@ -268,3 +270,49 @@ def test_an_error_names_what_is_needed_once(dataset: Path) -> None:
     again = pickle.loads(pickle.dumps(error))
     assert (str(again), again.reason, again.needed) == (str(error), error.reason, error.needed)
     assert str(featstore.BudgetError("no memory")) == "no memory"
+
+
+@dataclass(frozen=True)
+class Foreseeing(featstore.Streamed):
+    """Says what it foresees before it runs, and asks for more than Streamed does."""
+
+    more: int = option(1, number_of("bytes"), "bytes that it asks for")
+
+    def requests(self, setup: featstore.Setup, batch: Any) -> Any:
+        return [Request("more", self.more, is_held=False), *super().requests(setup, batch)]
+
+    def run(self, setup: featstore.Setup) -> featstore.Runner:
+        FORESEEN.append(self.foreseen(replace(setup, planning=self.planning(setup))).n_batches)
+        return super().run(setup)
+
+
+FORESEEN: list[int] = []
+
+
+@pytest.mark.filterwarnings("ignore:strategy 'Foreseeing|strategy 'streamed':featstore.PerformanceWarning")
+def test_superbatches_are_foreseen_as_they_run(dataset: Path) -> None:
+    """By one ask of the strategy, which may ask for more than the one that it derives from."""
+    lengths = []
+    for more in (1, 1_800_000, 1_950_000):
+        with featstore.open(dataset, memory="4MB") as g:
+            sampler = NeighborSampler(g, [10, 5], seed=1)
+            strategy, seeds = Foreseeing(cache=None, more=more), g.node_data["train_idx"]
+            with featstore.Loader(g, sampler, seeds, 20, labels=None, strategy=strategy) as loader:
+                lengths.append(loader.stats()["superbatch"]["batches"])
+    assert lengths == FORESEEN
+    assert lengths[0] > lengths[1] > lengths[2] > 1
+
+
+@pytest.mark.parametrize("strategy", [featstore.Superbatch(), featstore.Streamed(), featstore.OnDemand(cache=0.1)])
+def test_the_memory_is_divided_once(dataset: Path, strategy: featstore.Strategy, monkeypatch: pytest.MonkeyPatch) -> None:
+    divided, divide = [], Memory.divide
+
+    def counted(memory: Memory) -> None:
+        divided.append(memory)
+        divide(memory)
+
+    monkeypatch.setattr(Memory, "divide", counted)
+    with featstore.open(dataset, memory="64MB") as g:
+        sampler, seeds = NeighborSampler(g, [10, 5], seed=1), g.node_data["train_idx"]
+        with featstore.Loader(g, sampler, seeds, 200, labels=None, strategy=strategy) as loader:
+            assert divided == [loader._runner.memory]

@@ -6,14 +6,14 @@ import errno
 import os
 import time
 import warnings
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
 from featstore.cache.base import StaticPolicy, get_policy
-from featstore.errors import BudgetError, PerformanceWarning
+from featstore.errors import BudgetError, PerformanceWarning, PluginError
 from featstore.pack.layout import LayoutOptions, find_layouts, layout_bytes
 from featstore.pack.makelayout import layout_sizes
 from featstore.pack.nodedata import carried_bytes
@@ -253,10 +253,13 @@ def decide(setup: Setup, planning: Planning, cache: int | float | str | None, *,
                 ahead_bytes=min(ahead_bytes(setup), graph.budget.total // AHEAD_SHARE),
                 out_degree=degrees if capacity else None,
             )
-        length = _streamed_length(setup, replace(planning, miss_share=workload.miss_share), cache, profile)
+        length_of = partial(_streamed_length, setup, replace(planning, miss_share=workload.miss_share), cache, profile)
+        length = length_of(Streamed)
         workload = replace(workload, superbatch=length.n_batches, on_disk=counted)
         machine = Machine(speed, **asdict(copy_speed(graph.path, width, graph.options.threads, graph.budget)))
-        choice = replace(choose(workload, machine, partial(_others, setup)), passes=length.passes, advice=length.advice)
+        choice = replace(
+            choose(workload, machine, partial(_others, setup, length_of)), passes=length.passes, advice=length.advice
+        )
         if later is not None:
             choice = replace(choice, note=SIZED_LATER)
     except BaseException as error:
@@ -289,13 +292,21 @@ def _profile_disk(setup: Setup) -> int:
     return DISK_SHARE * profile_batches(len(setup.batches)) * max(4096, stored)
 
 
-def _others(setup: Setup, workload: Workload, machine: Machine) -> list[Estimate]:
+def _others(setup: Setup, length_of: Callable[[type[Streamed]], Length], workload: Workload, machine: Machine) -> list[Estimate]:
     """Estimate strategies of other packages; one that runs batches in another order cannot be taken beside a history."""
+
+    def seen_by(name: str) -> Workload:
+        with suppress(PluginError):  # said where it is estimated
+            cls = find_strategy(name)
+            if issubclass(cls, Streamed) and cls is not Streamed:  # it may ask for more memory
+                return replace(workload, superbatch=length_of(cls).n_batches)
+        return workload
+
     return [
         replace(each, impossible=each.impossible or "does not say that it takes a history")
         if setup.has_history and not find_strategy(each.strategy).takes_history
         else each
-        for each in plugin_estimates(workload, machine)
+        for each in plugin_estimates(workload, machine, seen_by)
     ]
 
 
@@ -361,13 +372,15 @@ def _packs(
     return layouts, counted
 
 
-def _streamed_length(setup: Setup, planning: Planning, cache: int | float | str | None, profile: Profile | None) -> Length:
+def _streamed_length(
+    setup: Setup, planning: Planning, cache: int | float | str | None, profile: Profile | None, cls: type[Streamed]
+) -> Length:
     """Return how long superbatches would be in a run; where it has no memory for them, one batch each."""
     setup = replace(setup, planning=planning)
     if profile is not None:
         left = None if planning.disk is None else planning.disk - profile.n_bytes
         setup = replace(setup, batches=profile, planning=replace(planning, disk=left))
     try:
-        return Streamed(cache=cache).foreseen(setup)
+        return cls(cache=cache).foreseen(setup)
     except BudgetError:
         return Length(1, len(setup.batches))
