@@ -314,15 +314,12 @@ def _default(setup: Setup, planning: Planning, capacity: int, reason: str) -> De
     """What needs least: rows read on demand; packed ones where the layout is there, or where the device is to have some."""
     strategy, policy = "ondemand", STATIC if capacity else None
     if setup.pack is not None:
-        found = [name for name, folder in _there(setup, planning, capacity).items() if _fits(folder, planning.disk)]
+        there, disk = _there(setup, planning, capacity), planning.disk
+        found = [name for name, folder in there.items() if disk is None or layout_bytes(folder) <= disk]
         if found or setup.device_rows:
             strategy, policy = "packed", (found or [STATIC])[0]
     taken = {"strategy": strategy, "policy": policy or "none"}
     return Decision(strategy, policy, {"taken": taken, "reason": reason, "estimates": []})
-
-
-def _fits(folder: str, disk: int | None) -> bool:
-    return disk is None or layout_bytes(folder) <= disk
 
 
 def _layout(setup: Setup, planning: Planning, policy: str, capacity: int) -> LayoutOptions:

@@ -111,10 +111,9 @@ def ask(
 
 
 def before_asking(setup: Setup, cache_bytes: int = 0, *, plans: bool = False) -> tuple[Setup, Memory]:
-    """Return what there is for looking at batches before it is known what to ask for; nothing is divided.
+    """As :func:`ask`, for looking at batches before it is known what to ask for: nothing is divided, and nothing refused.
 
-    Parameters and results are those of :func:`ask`. Where there is too little for the loop, ``memory.suffices`` is false, or
-    ``setup.refused`` says why.
+    Where there is too little for the loop, ``memory.suffices`` is false, or ``setup.refused`` says why.
     """
     setup, known = _measured(setup)
     memory, lists = Memory(setup, known, (), cache_bytes, plans=plans), lists_of(setup.batches)
@@ -146,6 +145,11 @@ def too_small(error: BudgetError, needed: int | None, *, before: str = "") -> Bu
         # Just enough for this allocation would be short for the next, and what is optional takes a part of what is added.
         needed = max(needed, (error.needed or 0) * 9 // 8)
     return BudgetError(before + error.reason, needed)
+
+
+def _tables_bytes(n: int, capacity: int) -> int:
+    """Return the bytes of a plan of ``n`` rows for a cache of ``capacity`` rows."""
+    return sum(pooled_bytes(width * rows) for rows in (n, min(n, capacity)) for width in (8, 4, 8, 8))
 
 
 class Memory:
@@ -236,17 +240,14 @@ class Memory:
     def _plan_bytes(self, n_rows: int) -> int:
         if not self._plans or not n_rows:
             return 0
-        changed = min(n_rows, self._capacity)
-        n_bytes = sum(pooled_bytes(width * rows) for rows in (n_rows, changed) for width in (8, 4, 8, 8))
-        return n_bytes * REUSE // (REUSE - 1)
+        return _tables_bytes(n_rows, self._capacity) * REUSE // (REUSE - 1)
 
     def _edge_plan_bytes(self, n_rows: int) -> int:
         """Return what planned edges of a batch take beside their rows: the plan, and distinct rows of the widest feature."""
         if not self._edge_capacity:
             return 0
         n = self.batch.of(n_rows).n_edges
-        changed = min(n, self._edge_capacity)
-        n_bytes = sum(pooled_bytes(width * rows) for rows in (n, changed) for width in (8, 4, 8, 8))
+        n_bytes = _tables_bytes(n, self._edge_capacity)
         n_bytes += sum(pooled_bytes(width * n) for width in (4, 4, 8, max(self._edge_row_bytes.values())))
         return n_bytes * REUSE // (REUSE - 1)
 

@@ -199,7 +199,7 @@ class Packed(Strategy):
         make_online_edge_caches(setup, of_edges, self.edge_policy)
         # What a cache has given back is read from the features' own file, which a pack without its dataset lacks.
         is_lent = (self.cache == "auto" or setup.lends_caches) and not isinstance(setup.graph, PackedGraph)
-        return PackedRunner(setup, memory, layout, made=made, is_lent=is_lent)
+        return PackedRunner(setup, memory, layouts, layout, made=made, is_lent=is_lent)
 
     def _ask(self, layouts: _Layouts, of_edges: Mapping[str, int]) -> tuple[Setup, Memory]:
         """Add up what the first layout takes that fits, of those that would do.
@@ -271,6 +271,7 @@ class _Layouts:
     planning : Planning
     pack : Pack
     there : list of LayoutOptions
+    sources : dict of str to Source
     """
 
     def __init__(self, setup: Setup) -> None:
@@ -280,31 +281,27 @@ class _Layouts:
         graph, features = setup.graph, sorted(setup.features)
         pack.check(graph)
         self.pack, self._policy, self.planning = pack, planning.policy, planning
-        self._sources = sources_of(setup)
+        stores = {name: graph.features[name] for name in setup.features}
+        dtypes = {name: str(store.dtype).removeprefix("torch.") for name, store in stores.items()}
+        self.sources = {name: Source(store.pages, dtypes[name], tuple(store.shape)) for name, store in stores.items()}
         self.there = [
             each for each in find_layouts(pack) if sorted(each.features) == features and each.policy == self._policy.name
         ]
         self._superbatch = 0
         if isinstance(self._policy, PlannedPolicy):
             self._superbatch = packed_length(planning.superbatch, pack.n_batches)
-        self.setup, self._digest = setup, None
+        self.setup, self._digest = setup, None  # of the policy, as long as it is not known
         try:
             if features and setup.refused is None:
-                self._digest = self._digest_of_policy()
+                with graph.budget.reserve("packing", digest_bytes(self._policy, pack.num_nodes)):
+                    self._digest = digest_of(self._policy, self._scores)
         except BudgetError as error:
             self.setup = replace(setup, refused=error)
+        except FileNotFoundError:  # scores that need what only the dataset has: by its name
+            if not isinstance(graph, PackedGraph):
+                raise
         if self._digest is not None:
             self.there = [each for each in self.there if each.digest == self._digest]
-
-    def _digest_of_policy(self) -> str | None:
-        """Return what tells this policy from others of its name; None where that needs what only the dataset has."""
-        with self.setup.graph.budget.reserve("packing", digest_bytes(self._policy, self.pack.num_nodes)):
-            try:
-                return digest_of(self._policy, self._scores)
-            except FileNotFoundError:
-                if isinstance(self.setup.graph, PackedGraph):
-                    return None
-                raise
 
     def of_size(self, size: int | float | str | None) -> Sequence[LayoutOptions | None]:
         """Return the layouts that do for a cache of ``size``, each of which is tried; None where nothing is to be gathered."""
@@ -320,10 +317,8 @@ class _Layouts:
     def _only(self) -> LayoutOptions:
         """Return the one layout that the pack has."""
         setup, asked = self.setup, self.planning.superbatch
-        length = None if isinstance(asked, str) or not self._superbatch else self._superbatch
-        fitting = [
-            each for each in self.there if setup.device_rows in (None, each.device_rows) and length in (None, each.superbatch)
-        ]
+        lengths = [each.superbatch for each in self.there] if isinstance(asked, str) else [self._superbatch]
+        fitting = [each for each in self.there if setup.device_rows in (None, each.device_rows) and each.superbatch in lengths]
         if len(fitting) != 1:
             raise ValueError(
                 f"{self.pack.path} has {len(fitting)} layouts of {list(setup.features)} with policy {self._policy.name!r}"
@@ -355,7 +350,7 @@ class _Layouts:
                 options,
                 self._policy,
                 same_scores(self._scores, options.digest),
-                self._sources,
+                self.sources,
                 graph.reader,
                 graph.budget,
                 node_data=data,
@@ -363,27 +358,20 @@ class _Layouts:
             )
 
     def _scores(self, policy: StaticPolicy) -> npt.NDArray[Any]:
-        row_bytes = sum(source.file.row_bytes for source in self._sources.values())
+        row_bytes = sum(source.file.row_bytes for source in self.sources.values())
         with self.setup.graph.policy_inputs(row_bytes, counts=self.pack.counts) as inputs:
             scores: npt.NDArray[Any] = inputs.scores(policy)
         return scores
 
 
-def sources_of(setup: Setup) -> dict[str, Source]:
-    """Return the features that a layout is made of."""
-    stores = {name: setup.graph.features[name] for name in setup.features}
-    return {
-        name: Source(store.pages, str(store.dtype).removeprefix("torch."), tuple(store.shape)) for name, store in stores.items()
-    }
-
-
 class PackedRunner(Runner):
     """Run a pack's batches from a layout that is there; without one, where nothing is to be gathered."""
 
-    def __init__(self, setup: Setup, memory: Memory, options: LayoutOptions | None, *, made: bool, is_lent: bool) -> None:
+    def __init__(
+        self, setup: Setup, memory: Memory, layouts: _Layouts, options: LayoutOptions | None, *, made: bool, is_lent: bool
+    ) -> None:
         super().__init__(setup, memory)
-        assert setup.pack is not None
-        self._setup, self._pack, self._made = setup, setup.pack, made
+        self._pack, self._made = layouts.pack, made
         self._layout: Layout | None = None
         self._caches = OwnCaches(setup.graph, setup.features)
         self._filled: dict[str, FeatureCache] = {}  # caches that hold what the layout starts with, and do not change
@@ -392,7 +380,7 @@ class PackedRunner(Runner):
         self._on_death: list[weakref.finalize[..., Any]] = [weakref.finalize(self, _close, self._tiers)]
         try:
             if options is not None:
-                self._open(options, is_lent=is_lent)
+                self._open(options, layouts.sources, is_lent=is_lent)
         except BaseException:
             self.close()
             raise
@@ -401,22 +389,22 @@ class PackedRunner(Runner):
         """Return ``layout``: its name, and whether it was made for this loader."""
         return {} if self._layout is None else {"layout": {"name": self._layout.options.name, "made": self._made}}
 
-    def _open(self, options: LayoutOptions, *, is_lent: bool) -> None:
-        layout = self._layout = Layout(self._pack, options, self._setup.graph.reader)
-        assert isinstance(self._setup.batches, PackBatches)
-        self.setup = self._setup = replace(self._setup, batches=self._setup.batches.grouped(layout.group))
+    def _open(self, options: LayoutOptions, sources: Mapping[str, Source], *, is_lent: bool) -> None:
+        layout = self._layout = Layout(self._pack, options, self.setup.graph.reader)
+        assert isinstance(self.setup.batches, PackBatches)
+        self.setup = replace(self.setup, batches=self.setup.batches.grouped(layout.group))
         self._on_death.append(weakref.finalize(self, layout.close))
-        layout.check(sources_of(self._setup))
+        layout.check(sources)
         self._holdings[TABLES].resize(layout.tables.nbytes)
         room = self._cache_room if is_lent else None
-        self._caches.make(dict.fromkeys(self._setup.features, options.capacity), room)
+        self._caches.make(dict.fromkeys(self.setup.features, options.capacity), room)
         rows = layout.tables.device_rows
         if len(rows):
             self._fill_device(layout, rows)
 
     def _fill_device(self, layout: Layout, rows: Int64s) -> None:
         """Bring the layout's rows to the device."""
-        graph, setup = self._setup.graph, self._setup
+        graph, setup = self.setup.graph, self.setup
         stores = {name: graph.features[name] for name in setup.features}
         shapes = {name: (tuple(store.shape[1:]), store.dtype) for name, store in stores.items()}
         tier = DeviceTier(rows, shapes, setup.device, graph.pool, graph.budget, n_threads=setup.n_copying)
@@ -427,13 +415,13 @@ class PackedRunner(Runner):
                 tier.fill(name, fill_step(store.row_bytes, Tier.DEVICE), partial(fill_from_extents, setup, source))
             finally:
                 source.close()
-        self.setup = self._setup = replace(setup, on_device=OnDevice(tier))
+        self.setup = replace(setup, on_device=OnDevice(tier))
 
     def _cache_room(self) -> int:
         """Return the bytes that caches may take, made anew."""
-        graph = self._setup.graph
+        graph = self.setup.graph
         graph.pool.trim()
-        return self.memory.left_for_caches(graph.budget.available, self._setup.prefetch)[0]
+        return self.memory.left_for_caches(graph.budget.available, self.setup.prefetch)[0]
 
     def close(self, failed: bool = False) -> None:
         """Close the layout and give the memory back; may be called again."""
@@ -459,7 +447,7 @@ class PackedRunner(Runner):
             claim = self._caches.claim()
             try:
                 window = self._holdings.get(WINDOWS)
-                run = PackedEpoch(self._setup, self._pack, self._layout, epoch, start, self._caches, claim, self._filled, window)
+                run = PackedEpoch(self.setup, self._pack, self._layout, epoch, start, self._caches, claim, self._filled, window)
             except BaseException:
                 self._caches.release()
                 raise
