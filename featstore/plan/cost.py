@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from featstore.config import format_size
+from featstore.plan.planfile import STORED_PER_ACCESS
 from featstore.storage.drive import DriveSpeed
 from featstore.storage.layout import PAGE_BYTES
 
@@ -32,7 +33,7 @@ __all__ = [
 FORESEEN = 2 / 3  # of planning: packing begins when two of the planner's three passes have found the misses
 BUFFERS = 4  # batches at once: the loop's, one that is put together, two made ahead
 PIECE_BYTES = 1 << 20  # a scan for packing reads the pieces that hold a wanted row
-SAMPLE_BYTES = 16  # on disk, a sampled node: its id, its edges, its plan
+SAMPLE_BYTES = 4 + STORED_PER_ACCESS  # on disk, a sampled node: its id, its edges, its plan
 TIE = 0.05  # estimates that differ by less are taken to be equal
 STATIC, DEGREE, PLANNED, ONLINE = "frequency", "degree", "belady", "sieve"
 MAKE_TABLES = {STATIC: 2.5, PLANNED: 0.7}  # times what counting an epoch's rows takes, measured on R22

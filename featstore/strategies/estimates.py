@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 from featstore.errors import PluginError
@@ -38,9 +39,12 @@ def estimate_of(name: str, workload: Workload, machine: Machine) -> Estimate | N
     return found if found.parts else replace(found, parts={"epoch": found.epoch_s})
 
 
-def plugin_estimates(workload: Workload, machine: Machine) -> list[Estimate]:
-    """Return the estimates of all registered strategies that estimate themselves, those of installed packages among them."""
-    found = (estimate_of(name, workload, machine) for name in available_strategies())
+def plugin_estimates(workload: Workload, machine: Machine, seen_by: Callable[[str], Workload] | None = None) -> list[Estimate]:
+    """Return the estimates of all registered strategies that estimate themselves, those of installed packages among them.
+
+    ``seen_by``: returns what an epoch asks for under a strategy, by its name, where that is not the same for all.
+    """
+    found = (estimate_of(name, workload if seen_by is None else seen_by(name), machine) for name in available_strategies())
     return [each for each in found if each is not None]
 
 
