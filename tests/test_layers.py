@@ -30,8 +30,8 @@ RANKS = [
     {"adapters", "cli"},
 ]
 RANK = {name: rank for rank, names in enumerate(RANKS) for name in names}
-# errors is below config within the lowest rank; testing, the package's own __init__ and what that imports may import anything.
-WITHIN = {("config", "errors"), ("registry", "errors"), ("budget", "errors"), ("budget", "config")}
+# config is below errors within the lowest rank; testing, the package's own __init__ and what that imports may import anything.
+WITHIN = {("errors", "config"), ("registry", "errors"), ("budget", "errors"), ("budget", "config")}
 FREE = {"__init__", "__main__", "_public", "testing"}
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import shutil
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ import pytest
 import featstore
 from featstore.sampling.neighbor import NeighborSampler
 from featstore.sampling.scratch import scratch_bytes
+from featstore.strategies.memory import Memory, Request
+from featstore.strategies.options import number_of, option
 from tests.loaders import make_loader
 
 N = 30_000
@@ -71,6 +75,90 @@ def test_what_is_named_is_enough_and_soon_known(dataset: Path, which: str) -> No
     assert tries == 1
     assert epoch(dataset, memory * 8 // 9, options) is not None  # it is at most an eighth more than the least that would do
     assert epoch(dataset, 2 * memory, options) is None
+
+
+PACKED: list[tuple[str, Any, Any]] = [  # policy, cache, rows on a device
+    ("belady", "auto", None),
+    ("belady", 0.05, 0.03),
+    ("frequency", 0.05, None),
+    ("frequency", "auto", 0.03),
+    ("in_out_ratio", 0.1, 0.1),
+    ("belady", None, None),
+    ("in_out_ratio", None, 0.03),
+]
+
+
+@pytest.fixture(scope="module")
+def pack(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("needs") / "pack"
+    with featstore.open(dataset, memory="64MB") as g:
+        sampler = NeighborSampler(g, [10, 5], seed=1)
+        featstore.sample_offline(g, sampler, g.node_data["train_idx"], 200, path=path, progress=False).close()
+    return path
+
+
+def packed_epoch(dataset: Path, memory: int | str, strategy: featstore.Strategy, device: Any) -> int | None:
+    """Run an epoch of a pack within ``memory``; return what an error names, None where there was none."""
+    with featstore.open(dataset, memory=memory) as g:
+        try:
+            loader = featstore.Loader(g, strategy=strategy, labels="y", device_cache=device)
+        except featstore.BudgetError as error:
+            return error.needed
+        with loader:
+            assert sum(1 for _ in loader) == 12
+            assert g.budget.peak <= g.budget.total
+    return None
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+@pytest.mark.parametrize(("policy", "cache", "device"), PACKED)
+def test_what_packed_names_is_enough(
+    dataset: Path, pack: Path, tmp_path: Path, policy: str, cache: Any, device: Any, is_there: bool
+) -> None:
+    """It is named when the loader is made, before a layout is."""
+    path = tmp_path / "pack"
+    shutil.copytree(pack, path)
+    strategy = featstore.Packed(path, cache, policy)
+    if is_there or cache is None:
+        packed_epoch(dataset, "64MB", replace(strategy, cache=0.05), device)
+    n_layouts = len(list(path.glob("layout-*")))
+    needed = packed_epoch(dataset, 700_000, strategy, device)
+    assert needed is not None
+    assert len(list(path.glob("layout-*"))) == n_layouts
+    assert packed_epoch(dataset, needed, strategy, device) is None
+
+
+class Hungry(featstore.Packed):
+    """Holds more than Packed does."""
+
+    def requests(self, setup: featstore.Setup, batch: Any) -> Any:
+        return [*super().requests(setup, batch), Request("more", 5_000_000, is_held=False)]
+
+
+def test_what_a_strategy_of_packs_asks_for_is_added_up(dataset: Path, pack: Path, tmp_path: Path) -> None:
+    path = tmp_path / "pack"
+    shutil.copytree(pack, path)
+    packed_epoch(dataset, "64MB", featstore.Packed(path, 0.05), None)
+    plain, hungry = (packed_epoch(dataset, 700_000, cls(path), None) for cls in (featstore.Packed, Hungry))
+    assert plain is not None
+    assert hungry is not None
+    assert 5_000_000 <= hungry - plain <= 5_500_000
+
+
+def test_making_a_layout_need_not_fit_beside_batches(dataset: Path, pack: Path, tmp_path: Path) -> None:
+    """It is made before: the least is that of whichever takes more."""
+    path = tmp_path / "pack"
+    shutil.copytree(pack, path)
+    before = packed_epoch(dataset, 700_000, featstore.Packed(path, 0.05), None)
+    packed_epoch(dataset, "64MB", featstore.Packed(path, 0.05), None)
+    assert before == packed_epoch(dataset, 700_000, featstore.Packed(path, 0.05), None)
+    wide = featstore.Packed(path, 0.05, "in_out_ratio")  # whose scores of all nodes take more than batches do
+    before = packed_epoch(dataset, 700_000, wide, None)
+    packed_epoch(dataset, "64MB", wide, None)
+    after = packed_epoch(dataset, 700_000, wide, None)
+    assert before is not None
+    assert after is not None
+    assert after < before
 
 
 @pytest.mark.parametrize(
@@ -182,3 +270,49 @@ def test_an_error_names_what_is_needed_once(dataset: Path) -> None:
     again = pickle.loads(pickle.dumps(error))
     assert (str(again), again.reason, again.needed) == (str(error), error.reason, error.needed)
     assert str(featstore.BudgetError("no memory")) == "no memory"
+
+
+@dataclass(frozen=True)
+class Foreseeing(featstore.Streamed):
+    """Says what it foresees before it runs, and asks for more than Streamed does."""
+
+    more: int = option(1, number_of("bytes"), "bytes that it asks for")
+
+    def requests(self, setup: featstore.Setup, batch: Any) -> Any:
+        return [Request("more", self.more, is_held=False), *super().requests(setup, batch)]
+
+    def run(self, setup: featstore.Setup) -> featstore.Runner:
+        FORESEEN.append(self.foreseen(replace(setup, planning=self.planning(setup))).n_batches)
+        return super().run(setup)
+
+
+FORESEEN: list[int] = []
+
+
+@pytest.mark.filterwarnings("ignore:strategy 'Foreseeing|strategy 'streamed':featstore.PerformanceWarning")
+def test_superbatches_are_foreseen_as_they_run(dataset: Path) -> None:
+    """By one ask of the strategy, which may ask for more than the one that it derives from."""
+    lengths = []
+    for more in (1, 1_800_000, 1_950_000):
+        with featstore.open(dataset, memory="4MB") as g:
+            sampler = NeighborSampler(g, [10, 5], seed=1)
+            strategy, seeds = Foreseeing(cache=None, more=more), g.node_data["train_idx"]
+            with featstore.Loader(g, sampler, seeds, 20, labels=None, strategy=strategy) as loader:
+                lengths.append(loader.stats()["superbatch"]["batches"])
+    assert lengths == FORESEEN
+    assert lengths[0] > lengths[1] > lengths[2] > 1
+
+
+@pytest.mark.parametrize("strategy", [featstore.Superbatch(), featstore.Streamed(), featstore.OnDemand(cache=0.1)])
+def test_the_memory_is_divided_once(dataset: Path, strategy: featstore.Strategy, monkeypatch: pytest.MonkeyPatch) -> None:
+    divided, divide = [], Memory.divide
+
+    def counted(memory: Memory) -> None:
+        divided.append(memory)
+        divide(memory)
+
+    monkeypatch.setattr(Memory, "divide", counted)
+    with featstore.open(dataset, memory="64MB") as g:
+        sampler, seeds = NeighborSampler(g, [10, 5], seed=1), g.node_data["train_idx"]
+        with featstore.Loader(g, sampler, seeds, 200, labels=None, strategy=strategy) as loader:
+            assert divided == [loader._runner.memory]

@@ -13,7 +13,7 @@ import xxhash
 from featstore.cache.base import Policy, StaticPolicy
 from featstore.errors import PluginError
 
-__all__ = ["digest_of", "same_scores"]
+__all__ = ["digest_bytes", "digest_of", "same_scores"]
 
 _PLAIN = (numbers.Number, str, bytes, type(None), list, tuple, dict)
 
@@ -44,8 +44,7 @@ def digest_of(policy: Policy, scores_of: Callable[[StaticPolicy], npt.NDArray[An
     Two planned policies of one class that decide differently need a public attribute (a number, text, an array, a list or
     dictionary of numbers or text) that differs.
     """
-    kind = type(policy)
-    if kind.__module__.startswith("featstore.cache."):
+    if _is_own(policy):
         return ""
     if isinstance(policy, StaticPolicy):
         return _of_scores(scores_of(policy))
@@ -53,6 +52,15 @@ def digest_of(policy: Policy, scores_of: Callable[[StaticPolicy], npt.NDArray[An
         return _of_attributes(policy)
     except Exception as error:
         raise PluginError(f"policy {policy.name!r}: its attributes cannot be read: {type(error).__name__}: {error}") from error
+
+
+def digest_bytes(policy: Policy, n: int) -> int:
+    """Return the bytes of the scores of ``n`` rows that :func:`digest_of` looks at."""
+    return policy.score_bytes * n if isinstance(policy, StaticPolicy) and not _is_own(policy) else 0
+
+
+def _is_own(policy: Policy) -> bool:
+    return type(policy).__module__.startswith("featstore.cache.")
 
 
 def _of_attributes(policy: Policy) -> str:

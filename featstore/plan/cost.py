@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from featstore.config import format_size
+from featstore.plan.planfile import STORED_PER_ACCESS
 from featstore.storage.drive import DriveSpeed
 from featstore.storage.layout import PAGE_BYTES
 
@@ -38,7 +39,7 @@ __all__ = [
 
 BUFFERS = 4  # batches at once: the loop's, one that is put together, two made ahead
 PIECE_BYTES = 1 << 20  # a scan for packing reads the pieces that hold a wanted row
-SAMPLE_BYTES = 16  # on disk, a sampled node: its id, its edges, its plan
+SAMPLE_BYTES = 4 + STORED_PER_ACCESS  # on disk, a sampled node: its id, its edges, its plan
 TIE = 0.05  # estimates that differ by less are taken to be equal
 STATIC, DEGREE, PLANNED, ONLINE = "frequency", "degree", "belady", "sieve"
 ROW_TABLE_BYTES, LOAD_TABLE_BYTES, ADMIT_TABLE_BYTES = 4, 4, 12  # on disk, of a plan

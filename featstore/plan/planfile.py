@@ -16,12 +16,13 @@ from featstore.gather.plan import BatchPlan, Changeset, Part, Tier
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.sections import SectionFile
 
-__all__ = ["Appends", "PlanFile", "most_bytes", "write_bytes", "write_plan"]
+__all__ = ["STORED_PER_ACCESS", "Appends", "PlanFile", "most_bytes", "write_bytes", "write_plan"]
 
 Ints = npt.NDArray[np.int32 | np.int64]
 Int64s = npt.NDArray[np.int64]
 SECTIONS = 5  # a batch's: slots, positions missed, positions and slots admitted, rows evicted
 BYTES_PER_ACCESS = 6  # of a plan on disk, about
+STORED_PER_ACCESS = 12  # bytes on disk to reckon with: where half of the rows are missed, and as many evicted
 
 
 def write_bytes(longest: int) -> int:

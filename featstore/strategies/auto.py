@@ -6,13 +6,14 @@ import errno
 import os
 import time
 import warnings
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 from featstore.cache.base import StaticPolicy, get_policy
-from featstore.errors import BudgetError, PerformanceWarning
+from featstore.errors import BudgetError, PerformanceWarning, PluginError
 from featstore.pack.layout import LayoutOptions, find_layouts, layout_bytes
 from featstore.pack.makelayout import layout_sizes
 from featstore.pack.nodedata import carried_bytes
@@ -26,18 +27,19 @@ from featstore.sampling.drawn import SampledBatches
 from featstore.storage.drive import drive_speed
 from featstore.strategies.actual import Epochs
 from featstore.strategies.base import EpochRun, Runner, Strategy
-from featstore.strategies.caches import ask_beside_caches, edge_cache_bytes, make_room
+from featstore.strategies.caches import edge_cache_bytes, make_room
 from featstore.strategies.devicechoice import DEVICE_POLICY
 from featstore.strategies.devicefill import SIZED_LATER, FilledLater
 from featstore.strategies.estimates import estimate_all
 from featstore.strategies.length import Length, at_least
 from featstore.strategies.lookahead import rows_in_memory
+from featstore.strategies.memory import before_asking
 from featstore.strategies.options import CACHE, DISK, EDGE_CACHE, EDGE_CACHE_HELP, EPOCHS, PACK, RUN_DIR, option, options_of
 from featstore.strategies.packed import batches_of, packed_length, size_for_pack
 from featstore.strategies.profile import DISK_SHARE, Profile, pack_trace, profile_batches
 from featstore.strategies.registry import find_strategy, register_strategy
 from featstore.strategies.setup import Planning, Setup
-from featstore.strategies.streamed import StreamedRunner
+from featstore.strategies.streamed import Streamed
 from featstore.strategies.superbatch import AHEAD_SHARE, Superbatch, plan_ahead
 from featstore.strategies.superbatchepoch import ahead_bytes
 
@@ -89,13 +91,16 @@ class Auto(Strategy):
         of_edges = edge_cache_bytes(setup, self.edge_cache, None)
         if setup.refused is None:
             make_room(setup.graph, setup.features, of_edges)
-        setup, memory = ask_beside_caches(setup, None, get_policy(PLANNED), of_edges=of_edges)
+        setup, memory = before_asking(setup, sum(of_edges.values()))
+        planning = plan_ahead(setup, PLANNED, "auto", self.disk, self.run_dir)
+        if setup.refused is not None or not memory.suffices:  # what is taken then says what does
+            decision = _default(setup, planning, 0, "no memory for two batches")
+            return AutoRunner(self._chosen(decision, cache, pack).run(setup), decision)
         with ExitStack() as held:  # what the strategy's caches of edge features will take
             for budget in {id(each): each for each in (setup.graph.budget, setup.limit)}.values():
                 held.enter_context(budget.reserve(EDGES, sum(of_edges.values())))
             if pack is not None and cache == "auto":
                 cache = size_for_pack(setup, memory, pack)
-            planning = plan_ahead(setup, PLANNED, "auto", self.disk, self.run_dir)
             with setup.watch.time("auto"):
                 rows = rows_in_memory(setup, memory, cache)
                 decision = decide(setup, planning, cache, capacity=rows, epochs=self.epochs)
@@ -249,12 +254,13 @@ def decide(setup: Setup, planning: Planning, cache: int | float | str | None, *,
                 ahead_bytes=min(ahead_bytes(setup), graph.budget.total // AHEAD_SHARE),
                 out_degree=degrees if capacity else None,
             )
-        length = _streamed_length(setup, replace(planning, miss_share=workload.miss_share), cache, profile)
+        length_of = partial(_streamed_length, setup, replace(planning, miss_share=workload.miss_share), cache, profile)
+        length = length_of(Streamed)
         workload = replace(workload, superbatch=length.n_batches, on_disk=counted)
         copies = copy_speed(graph.path, width, graph.options.threads, graph.budget)
         machine = Machine(speed, **asdict(copies), **asdict(table_speed(graph.path, graph.num_nodes, graph.budget)))
         choice = replace(
-            choose(workload, machine, _estimates(setup, workload, machine)), passes=length.passes, advice=length.advice
+            choose(workload, machine, _estimates(setup, length_of, workload, machine)), passes=length.passes, advice=length.advice
         )
         if later is not None:
             choice = replace(choice, note=SIZED_LATER)
@@ -288,13 +294,23 @@ def _profile_disk(setup: Setup) -> int:
     return DISK_SHARE * profile_batches(len(setup.batches)) * max(4096, stored)
 
 
-def _estimates(setup: Setup, workload: Workload, machine: Machine) -> list[Estimate]:
+def _estimates(
+    setup: Setup, length_of: Callable[[type[Streamed]], Length], workload: Workload, machine: Machine
+) -> list[Estimate]:
     """Estimate every strategy; one that runs batches in another order cannot be taken beside a history."""
+
+    def seen_by(name: str) -> Workload:
+        with suppress(PluginError):  # said where it is estimated
+            cls = find_strategy(name)
+            if issubclass(cls, Streamed) and cls is not Streamed:  # it may ask for more memory
+                return replace(workload, superbatch=length_of(cls).n_batches)
+        return workload
+
     return [
         replace(each, impossible=each.impossible or "does not say that it takes a history")
         if setup.has_history and not find_strategy(each.strategy).takes_history
         else each
-        for each in estimate_all(workload, machine)
+        for each in estimate_all(workload, machine, seen_by)
     ]
 
 
@@ -302,15 +318,12 @@ def _default(setup: Setup, planning: Planning, capacity: int, reason: str) -> De
     """What needs least: rows read on demand; packed ones where the layout is there, or where the device is to have some."""
     strategy, policy = "ondemand", STATIC if capacity else None
     if setup.pack is not None:
-        found = [name for name, folder in _there(setup, planning, capacity).items() if _fits(folder, planning.disk)]
+        there, disk = _there(setup, planning, capacity), planning.disk
+        found = [name for name, folder in there.items() if disk is None or layout_bytes(folder) <= disk]
         if found or setup.device_rows:
             strategy, policy = "packed", (found or [STATIC])[0]
     taken = {"strategy": strategy, "policy": policy or "none"}
     return Decision(strategy, policy, {"taken": taken, "reason": reason, "estimates": []})
-
-
-def _fits(folder: str, disk: int | None) -> bool:
-    return disk is None or layout_bytes(folder) <= disk
 
 
 def _layout(setup: Setup, planning: Planning, policy: str, capacity: int) -> LayoutOptions:
@@ -360,13 +373,15 @@ def _packs(
     return layouts, counted
 
 
-def _streamed_length(setup: Setup, planning: Planning, cache: int | float | str | None, profile: Profile | None) -> Length:
+def _streamed_length(
+    setup: Setup, planning: Planning, cache: int | float | str | None, profile: Profile | None, cls: type[Streamed]
+) -> Length:
     """Return how long superbatches would be in a run; where it has no memory for them, one batch each."""
     setup = replace(setup, planning=planning)
     if profile is not None:
         left = None if planning.disk is None else planning.disk - profile.n_bytes
         setup = replace(setup, batches=profile, planning=replace(planning, disk=left))
     try:
-        return StreamedRunner.foreseen(setup, cache)
+        return cls(cache=cache).foreseen(setup)
     except BudgetError:
         return Length(1, len(setup.batches))

@@ -16,13 +16,13 @@ from featstore.cache.table import FeatureCache
 from featstore.config import parse_size
 from featstore.errors import BudgetError, BusyError, OptionError
 from featstore.graph.feature import FeatureStore
-from featstore.strategies.memory import Memory, Request, ask
+from featstore.strategies.memory import Memory
 from featstore.strategies.setup import Setup, row_bytes
 
 __all__ = [
     "CacheLease",
     "LeasedCaches",
-    "ask_beside_caches",
+    "beside_caches",
     "cache_bytes",
     "check_free",
     "check_instances",
@@ -37,18 +37,12 @@ __all__ = [
 ]
 
 
-def ask_beside_caches(
-    setup: Setup,
-    size: int | float | str | None,
-    policy: Policy,
-    requests: Callable[[Setup, Any], Sequence[Request]] | None = None,
-    *,
-    plans: bool = False,
-    of_edges: Mapping[str, int] | None = None,
-) -> tuple[Setup, Memory]:
-    """Add up what a loader needs with caches of ``size``, see :func:`~featstore.strategies.memory.ask`.
+def beside_caches(
+    setup: Setup, size: int | float | str | None, policy: Policy, of_edges: Mapping[str, int]
+) -> tuple[Setup, int, int]:
+    """Return a setup that knows the rows of caches of ``size``, and what :func:`~featstore.strategies.memory.ask` is to know.
 
-    ``of_edges``: the bytes of the caches of edge features.
+    That is the bytes of all caches, those of edge features included, and the rows of each.
     """
     sizes: dict[str, int] = {}
     widths, n = setup.row_bytes, setup.graph.num_nodes
@@ -57,7 +51,7 @@ def ask_beside_caches(
     capacity = min((FeatureCache.capacity_for(sizes[name], widths[name], n, policy) for name in sizes), default=0)
     if size != "auto" and setup.planning is not None:
         setup = replace(setup, planning=replace(setup.planning, capacity=capacity))
-    return ask(setup, requests, sum(sizes.values()) + sum((of_edges or {}).values()), capacity, plans=plans)
+    return setup, sum(sizes.values()) + sum(of_edges.values()), capacity
 
 
 def edge_cache_bytes(setup: Setup, size: int | float | str | None, policy: Policy | None) -> dict[str, int]:

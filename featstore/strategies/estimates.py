@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from featstore.errors import PluginError
@@ -41,9 +41,16 @@ def estimate_of(name: str, workload: Workload, machine: Machine) -> list[Estimat
     return [found if found.parts else replace(found, parts={"epoch": found.epoch_s}) for found in listed]
 
 
-def estimate_all(workload: Workload, machine: Machine) -> list[Estimate]:
-    """Return the estimates of all registered strategies, also of those that cannot be taken, with the reason."""
-    found = [each for name in available_strategies() for each in estimate_of(name, workload, machine)]
+def estimate_all(workload: Workload, machine: Machine, seen_by: Callable[[str], Workload] | None = None) -> list[Estimate]:
+    """Return the estimates of all registered strategies, also of those that cannot be taken, with the reason.
+
+    ``seen_by``: returns what an epoch asks for under a strategy, by its name, where that is not the same for all.
+    """
+    found = [
+        each
+        for name in available_strategies()
+        for each in estimate_of(name, workload if seen_by is None else seen_by(name), machine)
+    ]
     buffers = first_touch_s(workload, machine)
     found = [each if each.hides_first_touch else replace(each, once_s=each.once_s + buffers) for each in found]
     if not (workload.device_rows and workload.has_pack):

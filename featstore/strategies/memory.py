@@ -25,7 +25,7 @@ from featstore.sampling.scratch import SCRATCH
 from featstore.strategies.batchsize import REUSE, BatchSize, foresee, larger, largest, measure, pooled_bytes
 from featstore.strategies.setup import Setup
 
-__all__ = ["BATCHES", "SAMPLED_AHEAD", "Memory", "Request", "ask", "too_small"]
+__all__ = ["BATCHES", "SAMPLED_AHEAD", "Memory", "Request", "ask", "before_asking", "too_small"]
 
 BATCHES = "batches"  # in the report of a loader's share
 SAMPLED_AHEAD = "epoch samples"  # holder
@@ -93,35 +93,50 @@ def ask(
     BudgetError
         The memory does not suffice for two batches, or for what the loader takes itself; names what does.
     """
-    refused, batch, lists = setup.refused, setup.batch, lists_of(setup.batches)
-    if lists is not None:
-        lists.use(0)  # what they had is divided anew
-    if batch is not None:  # more was sampled since, by several threads
-        for idle in (setup.batches, setup.graph.pool):
-            idle.trim()
-    elif refused is None:
-        try:
-            batch, batches = measure(setup.graph, setup.batches)
-            setup = replace(setup, batch=batch, batches=batches)
-        except BudgetError as error:
-            refused = error
-    known = foresee(setup.graph, setup.batches) if batch is None else batch
-    given = [*_sampling(setup), *(() if requests is None else requests(setup, known))]
+    setup, known = _measured(setup)
+    given = [] if requests is None else [*requests(setup, known)]
+    least, useful = ahead_bytes(setup.batches)  # of a sampler that draws many batches at once
+    if useful:
+        given.insert(0, Request(SAMPLED_AHEAD, least, useful, SAMPLED_SHARE))
+    lists = lists_of(setup.batches)
     if lists is not None:
         given.append(Request(LISTS, 0, lists.useful_bytes, LISTS_SHARE, is_held=False))
     memory = Memory(setup, known, given, cache_bytes, capacity, plans=plans)
-    if refused is not None:
-        raise too_small(refused, memory.least() + setup.refused_bytes) from None
+    if setup.refused is not None:
+        raise too_small(setup.refused, memory.least() + setup.refused_bytes) from None
     memory.divide()
     if lists is not None:
         lists.use(memory.granted[LISTS])
     return setup, memory
 
 
-def _sampling(setup: Setup) -> list[Request]:
-    """Return what a sampler asks for that draws many batches at once."""
-    least, useful = ahead_bytes(setup.batches)
-    return [Request(SAMPLED_AHEAD, least, useful, SAMPLED_SHARE)] if useful else []
+def before_asking(setup: Setup, cache_bytes: int = 0, *, plans: bool = False) -> tuple[Setup, Memory]:
+    """As :func:`ask`, for looking at batches before it is known what to ask for: nothing is divided, and nothing refused.
+
+    Where there is too little for the loop, ``memory.suffices`` is false, or ``setup.refused`` says why.
+    """
+    setup, known = _measured(setup)
+    memory, lists = Memory(setup, known, (), cache_bytes, plans=plans), lists_of(setup.batches)
+    if lists is not None:
+        lists.use(min(lists.useful_bytes, memory.unused() // LISTS_SHARE))  # on loan
+    return setup, memory
+
+
+def _measured(setup: Setup) -> tuple[Setup, BatchSize]:
+    """Return a setup that knows how large batches are, or why not; and how large they are, or are expected to be."""
+    lists = lists_of(setup.batches)
+    if lists is not None:
+        lists.use(0)  # what they had is divided anew
+    if setup.batch is not None:  # more was sampled since, by several threads
+        for idle in (setup.batches, setup.graph.pool):
+            idle.trim()
+    elif setup.refused is None:
+        try:
+            batch, batches = measure(setup.graph, setup.batches)
+            setup = replace(setup, batch=batch, batches=batches)
+        except BudgetError as error:
+            setup = replace(setup, refused=error)
+    return setup, setup.batch or foresee(setup.graph, setup.batches)
 
 
 def too_small(error: BudgetError, needed: int | None, *, before: str = "") -> BudgetError:
@@ -130,6 +145,11 @@ def too_small(error: BudgetError, needed: int | None, *, before: str = "") -> Bu
         # Just enough for this allocation would be short for the next, and what is optional takes a part of what is added.
         needed = max(needed, (error.needed or 0) * 9 // 8)
     return BudgetError(before + error.reason, needed)
+
+
+def _tables_bytes(n: int, capacity: int) -> int:
+    """Return the bytes of a plan of ``n`` rows for a cache of ``capacity`` rows."""
+    return sum(pooled_bytes(width * rows) for rows in (n, min(n, capacity)) for width in (8, 4, 8, 8))
 
 
 class Memory:
@@ -224,17 +244,14 @@ class Memory:
     def _plan_bytes(self, n_rows: int) -> int:
         if not self._plans or not n_rows:
             return 0
-        changed = min(n_rows, self._capacity)
-        n_bytes = sum(pooled_bytes(width * rows) for rows in (n_rows, changed) for width in (8, 4, 8, 8))
-        return n_bytes * REUSE // (REUSE - 1)
+        return _tables_bytes(n_rows, self._capacity) * REUSE // (REUSE - 1)
 
     def _edge_plan_bytes(self, n_rows: int) -> int:
         """Return what planned edges of a batch take beside their rows: the plan, and distinct rows of the widest feature."""
         if not self._edge_capacity:
             return 0
         n = self.batch.of(n_rows).n_edges
-        changed = min(n, self._edge_capacity)
-        n_bytes = sum(pooled_bytes(width * rows) for rows in (n, changed) for width in (8, 4, 8, 8))
+        n_bytes = _tables_bytes(n, self._edge_capacity)
         n_bytes += sum(pooled_bytes(width * n) for width in (4, 4, 8, max(self._edge_row_bytes.values())))
         return n_bytes * REUSE // (REUSE - 1)
 
@@ -294,11 +311,8 @@ class Memory:
         """
         rows = larger(max(n_rows, self.batch.n_rows))
         more = sum(max(0, (each.otherwise or 0) - each.least) for each in self.requests)
-        return more + max(self._total(rows, idle=True), self.total_with(self.loop_bytes(rows)))
-
-    def total_with(self, n_bytes: int) -> int:
-        """Return the least memory that has ``n_bytes`` for this loader beside what is held now and what other loaders need."""
-        return self._solve(self._fixed_now() + n_bytes + self._others(idle=True))
+        held_now = self._solve(self._fixed_now() + self.loop_bytes(rows) + self._others(idle=True))
+        return more + max(self._total(rows, idle=True), held_now)
 
     def least_share(self, share: Budget, n_rows: int) -> int:
         """Return the least share of the memory for the loop's batch and the next one, as :meth:`least`."""
@@ -321,7 +335,7 @@ class Memory:
             Not even the first batch's rows can be gathered beside those of another one like it.
         """
         total = self._budget.total
-        if self._total(self.batch.n_rows) > total:
+        if not self.suffices:
             raise self._refusal()
         left = total - self._held() - self._graph.reader.least_bytes(total) - self._asked
         left = max(0, left - self.loop_bytes(larger(self.batch.n_rows)) - self._others(idle=True))
@@ -332,6 +346,11 @@ class Memory:
                 granted = max(request.least, min(granted, request.otherwise))
             self.granted[request.holder] = granted
             left -= granted - request.least
+
+    @property
+    def suffices(self) -> bool:
+        """Whether the first batch's rows can be gathered beside those of another one like it."""
+        return self._total(self.batch.n_rows) <= self._budget.total
 
     def _refusal(self) -> BudgetError:
         self.batch = largest(self._graph, self._sampling, self.batch)

@@ -29,7 +29,7 @@ from featstore.strategies.accesscounts import AccessCounts
 from featstore.strategies.base import EpochRun, Prepared, Runner, Strategy
 from featstore.strategies.batchsize import is_tight
 from featstore.strategies.caches import (
-    ask_beside_caches,
+    beside_caches,
     check_instances,
     make_online_edge_caches,
     make_room,
@@ -37,7 +37,7 @@ from featstore.strategies.caches import (
     size_caches,
 )
 from featstore.strategies.holdings import Holdings
-from featstore.strategies.memory import SAMPLED_AHEAD, Memory
+from featstore.strategies.memory import SAMPLED_AHEAD, Memory, ask
 from featstore.strategies.options import CACHE, EDGE_CACHE, EDGE_CACHE_HELP, check_managed, option, policy_of
 from featstore.strategies.registry import register_strategy
 from featstore.strategies.setup import Setup
@@ -98,8 +98,8 @@ class OnDemand(Strategy):
         shares = self.cache is not None or bool(of_edges) or setup.divides is not None
         shares = shares or lists_of(setup.batches) is not None or ahead_bytes(setup.batches) != (0, 0)
         if setup.refused is not None or shares or is_tight(setup.graph, setup.batches, row_bytes):
-            policy = get_policy(self.policy)
-            setup, memory = ask_beside_caches(setup, self.cache, policy, self.requests, of_edges=of_edges)
+            setup, *caches = beside_caches(setup, self.cache, get_policy(self.policy), of_edges)
+            setup, memory = ask(setup, self.requests, *caches)
         make_online_edge_caches(setup, of_edges, self.edge_policy)
         return OnDemandRunner(setup, memory, self.cache, self.policy)
 

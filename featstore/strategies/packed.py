@@ -20,7 +20,7 @@ from featstore.cache.table import FeatureCache
 from featstore.errors import BudgetError, OptionError
 from featstore.gather.plan import Tier
 from featstore.pack.batches import PackBatches
-from featstore.pack.fingerprint import digest_of, same_scores
+from featstore.pack.fingerprint import digest_bytes, digest_of, same_scores
 from featstore.pack.layout import Layout, LayoutOptions, PackedFeature, check_disk, fill_step, find_layouts
 from featstore.pack.makelayout import make_layout
 from featstore.pack.nodedata import NodeData
@@ -40,7 +40,6 @@ from featstore.strategies.caches import (
     make_online_edge_caches,
     make_room,
     online_edge_bytes,
-    size_caches,
 )
 from featstore.strategies.holdings import Holdings
 from featstore.strategies.memory import Memory, Request, ask
@@ -89,7 +88,7 @@ def size_for_pack(setup: Setup, memory: Memory, pack: Pack, beside: int = 0) -> 
 
     ``beside``: bytes that other caches will take.
     """
-    n, row_bytes, n_device = setup.graph.num_nodes, setup.row_bytes, setup.device_rows or 0
+    n, n_device = setup.graph.num_nodes, setup.device_rows or 0
     spare, _ = memory.left_for_caches(setup.room, setup.prefetch)
     spare -= beside + memory.least_of_requests(first=False)
     there = [
@@ -97,8 +96,8 @@ def size_for_pack(setup: Setup, memory: Memory, pack: Pack, beside: int = 0) -> 
         for each in find_layouts(pack)
         if sorted(each.features) == sorted(setup.features) and each.device_rows == n_device
     ]
-    least = {rows: sum(FeatureCache.least_bytes(rows, each, n, None) for each in row_bytes.values()) for rows in {1, *there}}
-    fitting = [rows for rows in there if rows == 0 or least[rows] <= spare]
+    least = {rows: sum(_cache_bytes(setup, rows).values()) for rows in {1, *there}}
+    fitting = [rows for rows in there if least[rows] <= max(0, spare)]
     if fitting:
         rows = max(fitting)
         return rows / n if rows else 0
@@ -171,14 +170,18 @@ class Packed(Strategy):
         if planning is None or pack is None or layout is None:
             return ()
         policy = planning.policy
-        first = policy.score_bytes * pack.num_nodes if isinstance(policy, StaticPolicy) else 0  # to tell it from others
+        first = digest_bytes(policy, pack.num_nodes)
         if not os.path.exists(pack.file(layout.name)):
             first = max(first, _making_bytes(pack, policy, layout, widths))
+        # Scores may be made of the lengths of lists; whoever asks for them has opened the adjacency for good.
+        is_scored = first and isinstance(policy, StaticPolicy) and policy.score_bytes
+        opened = setup.graph.topology_bytes() if is_scored and not isinstance(setup.graph, PackedGraph) else 0
         device = layout.device_rows * sum(widths) if setup.device.type == "cpu" else 0
         return [
             Request(WINDOWS, len(widths) * least_window(), len(widths) * MOST_WINDOW_BYTES, WINDOW_SHARE),
             Request(TABLES, 16 * _n_filled(layout)),
             Request("device cache", device, is_held=False),
+            Request("adjacency", opened, is_held=False),
             Request("packing", first, is_held=False, is_first=True),
         ]
 
@@ -189,23 +192,21 @@ class Packed(Strategy):
         layouts = _Layouts(replace(setup, planning=plan_ahead(setup, self.policy, self.length, self.disk, None)))
         setup, memory = self._ask(layouts, of_edges)
         assert setup.planning is not None
-        layout, sizes, made = setup.planning.layout, dict[str, int](), False
+        layout, made = setup.planning.layout, False
         with setup.watch.time("cache"):
             if layout is not None and self.cache is None:
                 check_disk(layouts.pack.file(layout.name), setup.planning.disk)
             elif layout is not None:
-                size = self.cache
-                if size == "auto":
-                    size = size_for_pack(setup, memory, layouts.pack, sum(of_edges.values()))
-                sizes, _ = size_caches(setup, memory, size, get_policy("belady"))
-                layout = layouts.wanted(_capacity(setup, size))
+                if self.cache == "auto":
+                    larger = layouts.wanted(size_for_pack(setup, memory, layouts.pack, sum(of_edges.values())))
+                    if larger in layouts.there or layout not in layouts.there:
+                        layout = larger
+                setup.hold_share(_cache_bytes(setup, layout.capacity))
                 made = layouts.make(layout)
         make_online_edge_caches(setup, of_edges, self.edge_policy)
         # What a cache has given back is read from the features' own file, which a pack without its dataset lacks.
         is_lent = (self.cache == "auto" or setup.lends_caches) and not isinstance(setup.graph, PackedGraph)
-        runner = PackedRunner(setup, memory, layout, made=made, is_lent=is_lent)
-        setup.hold_share(sizes)
-        return runner
+        return PackedRunner(setup, memory, layouts, layout, made=made, is_lent=is_lent)
 
     def _ask(self, layouts: _Layouts, of_edges: Mapping[str, int]) -> tuple[Setup, Memory]:
         """Add up what the first layout takes that fits, of those that would do.
@@ -215,28 +216,26 @@ class Packed(Strategy):
         BudgetError
             None fits; names what suffices for one of them.
         """
-        setup, n = layouts.setup, layouts.pack.num_nodes
+        setup = layouts.setup
         if setup.device.type == "meta" and self.cache != "auto":
             setup = replace(setup, batch=BatchSize(0))  # it is made for another machine: no batch runs here
         refused: list[BudgetError] = []
         for layout in layouts.of_size(self.cache):
             rows = 0 if layout is None else layout.capacity
-            caches = sum(FeatureCache.least_bytes(rows, width, n, None) for width in setup.row_bytes.values())
-            asked = replace(setup, planning=replace(layouts.planning, layout=layout))
+            n_bytes = sum(_cache_bytes(setup, rows).values()) + sum(of_edges.values())
+            on_device = OnDevice() if layout is not None and layout.device_rows else None  # filled from the layout
+            asked = replace(setup, planning=replace(layouts.planning, layout=layout), on_device=on_device)
             try:
-                return ask(asked, self.requests, caches + sum(of_edges.values()), rows, plans=True)
+                return ask(asked, self.requests, n_bytes, rows, plans=True)
             except BudgetError as error:
                 refused.append(error)
         raise min(refused, key=lambda error: error.needed or 0)
 
 
-def _capacity(setup: Setup, size: int | float | str | None) -> int:
-    """Return the rows of a cache of ``size`` that follows plans, whatever the memory."""
-    n, widths = setup.graph.num_nodes, setup.row_bytes
-    if size is None or size == "auto":
-        return 0
-    sizes = cache_bytes(size, n, widths, get_policy("belady"), setup.graph.budget, 1 << 62)
-    return min(FeatureCache.capacity_for(sizes[name], width, n, None) for name, width in widths.items())
+def _cache_bytes(setup: Setup, rows: int) -> dict[str, int]:
+    """Return the bytes of caches of so many rows."""
+    n = setup.graph.num_nodes
+    return {name: FeatureCache.least_bytes(rows, width, n, None) for name, width in setup.row_bytes.items()}
 
 
 def _n_filled(layout: LayoutOptions) -> int:
@@ -278,6 +277,8 @@ class _Layouts:
         The loader's; refused, where there is no memory to tell its policy from others of its name.
     planning : Planning
     pack : Pack
+    there : list of LayoutOptions
+    sources : dict of str to PackedFeature
     """
 
     def __init__(self, setup: Setup) -> None:
@@ -287,32 +288,27 @@ class _Layouts:
         graph, features = setup.graph, sorted(setup.features)
         pack.check(graph)
         self.pack, self._policy, self.planning = pack, planning.policy, planning
-        self._sources = sources_of(setup)
-        self._there = [
+        stores = {name: graph.features[name] for name in setup.features}
+        dtypes = {name: str(store.dtype).removeprefix("torch.") for name, store in stores.items()}
+        self.sources = {name: PackedFeature(store.pages, dtypes[name], tuple(store.shape)) for name, store in stores.items()}
+        self.there = [
             each for each in find_layouts(pack) if sorted(each.features) == features and each.policy == self._policy.name
         ]
         self._superbatch = 0
         if isinstance(self._policy, PlannedPolicy):
             self._superbatch = packed_length(planning.superbatch, pack.n_batches)
-        self.setup, self._digest = setup, None
+        self.setup, self._digest = setup, None  # of the policy, as long as it is not known
         try:
             if features and setup.refused is None:
-                self._digest = self._digest_of_policy()
+                with graph.budget.reserve("packing", digest_bytes(self._policy, pack.num_nodes)):
+                    self._digest = digest_of(self._policy, self._scores)
         except BudgetError as error:
             self.setup = replace(setup, refused=error)
-        if self._digest is not None:
-            self._there = [each for each in self._there if each.digest == self._digest]
-
-    def _digest_of_policy(self) -> str | None:
-        """Return what tells this policy from others of its name; None where that needs what only the dataset has."""
-        n_bytes = self._policy.score_bytes * self.pack.num_nodes if isinstance(self._policy, StaticPolicy) else 0
-        with self.setup.graph.budget.reserve("packing", n_bytes):
-            try:
-                return digest_of(self._policy, self._scores)
-            except FileNotFoundError:
-                if isinstance(self.setup.graph, PackedGraph):
-                    return None
+        except FileNotFoundError:  # scores that need what only the dataset has: by its name
+            if not isinstance(graph, PackedGraph):
                 raise
+        if self._digest is not None:
+            self.there = [each for each in self.there if each.digest == self._digest]
 
     def of_size(self, size: int | float | str | None) -> Sequence[LayoutOptions | None]:
         """Return the layouts that do for a cache of ``size``, each of which is tried; None where nothing is to be gathered."""
@@ -321,19 +317,15 @@ class _Layouts:
             return [None]
         if size is None:
             return [self._only()]
-        smallest = sorted(
-            (each for each in self._there if size == "auto" and each.device_rows == (setup.device_rows or 0)),
-            key=lambda each: each.capacity,
-        )
-        return [*smallest[:1], self.wanted(_capacity(setup, size))]
+        kind = (self._superbatch, setup.device_rows or 0)
+        there = [each for each in self.there if size == "auto" and (each.superbatch, each.device_rows) == kind]
+        return [*sorted(there, key=lambda each: each.capacity)[:1], self.wanted(size)]
 
     def _only(self) -> LayoutOptions:
         """Return the one layout that the pack has."""
         setup, asked = self.setup, self.planning.superbatch
-        length = None if isinstance(asked, str) or not self._superbatch else self._superbatch
-        fitting = [
-            each for each in self._there if setup.device_rows in (None, each.device_rows) and length in (None, each.superbatch)
-        ]
+        lengths = [each.superbatch for each in self.there] if isinstance(asked, str) else [self._superbatch]
+        fitting = [each for each in self.there if setup.device_rows in (None, each.device_rows) and each.superbatch in lengths]
         if len(fitting) != 1:
             raise ValueError(
                 f"{self.pack.path} has {len(fitting)} layouts of {list(setup.features)} with policy {self._policy.name!r}"
@@ -341,13 +333,16 @@ class _Layouts:
             )
         return fitting[0]
 
-    def wanted(self, capacity: int) -> LayoutOptions:
-        """Return the layout for a cache of so many rows: the one that is there, or one that is to be made."""
-        setup = self.setup
+    def wanted(self, size: int | float | str) -> LayoutOptions:
+        """Return the layout for a cache of ``size``, by default of no rows: the one that is there, or one that is to be made."""
+        setup, n, widths, capacity = self.setup, self.pack.num_nodes, self.setup.row_bytes, 0
+        if size != "auto":  # a cache that follows plans, in any case
+            sizes = cache_bytes(size, n, widths, get_policy("belady"), setup.graph.budget, 1 << 62)
+            capacity = min(FeatureCache.capacity_for(sizes[name], widths[name], n, None) for name in widths)
         options = LayoutOptions(
             setup.features, self._policy.name, capacity, self._superbatch, setup.device_rows or 0, self._digest or ""
         )
-        there = [each for each in self._there if replace(each, digest=options.digest).name == options.name]
+        there = [each for each in self.there if replace(each, digest=options.digest).name == options.name]
         return there[0] if len(there) == 1 else options
 
     def make(self, options: LayoutOptions) -> bool:
@@ -362,7 +357,7 @@ class _Layouts:
                 options,
                 self._policy,
                 same_scores(self._scores, options.digest),
-                self._sources,
+                self.sources,
                 graph.reader,
                 graph.budget,
                 node_data=data,
@@ -370,38 +365,29 @@ class _Layouts:
             )
 
     def _scores(self, policy: StaticPolicy) -> npt.NDArray[Any]:
-        row_bytes = sum(source.file.row_bytes for source in self._sources.values())
+        row_bytes = sum(source.file.row_bytes for source in self.sources.values())
         with self.setup.graph.policy_inputs(row_bytes, counts=self.pack.counts) as inputs:
             scores: npt.NDArray[Any] = inputs.scores(policy)
         return scores
 
 
-def sources_of(setup: Setup) -> dict[str, PackedFeature]:
-    """Return the features that a layout is made of."""
-    stores = {name: setup.graph.features[name] for name in setup.features}
-    return {
-        name: PackedFeature(store.pages, str(store.dtype).removeprefix("torch."), tuple(store.shape))
-        for name, store in stores.items()
-    }
-
-
 class PackedRunner(Runner):
     """Run a pack's batches from a layout that is there; without one, where nothing is to be gathered."""
 
-    def __init__(self, setup: Setup, memory: Memory, options: LayoutOptions | None, *, made: bool, is_lent: bool) -> None:
+    def __init__(
+        self, setup: Setup, memory: Memory, layouts: _Layouts, options: LayoutOptions | None, *, made: bool, is_lent: bool
+    ) -> None:
         super().__init__(setup, memory)
-        assert setup.pack is not None
-        self._setup, self._pack, self._made = setup, setup.pack, made
+        self._pack, self._made = layouts.pack, made
         self._layout: Layout | None = None
         self._caches = LeasedCaches(setup.graph, setup.features)
         self._filled: dict[str, FeatureCache] = {}  # caches that hold what the layout starts with, and do not change
         self._tiers: list[DeviceTier] = []  # one, where the device holds rows
-        self._window_bytes = 0
         self._holdings = Holdings(setup.graph.budget, memory)
         self._on_death: list[weakref.finalize[..., Any]] = [weakref.finalize(self, _close, self._tiers)]
         try:
             if options is not None:
-                self._open(options, is_lent=is_lent)
+                self._open(options, layouts.sources, is_lent=is_lent)
         except BaseException:
             self.close()
             raise
@@ -410,61 +396,39 @@ class PackedRunner(Runner):
         """Return ``layout``: its name, and whether it was made for this loader."""
         return {} if self._layout is None else {"layout": {"name": self._layout.options.name, "made": self._made}}
 
-    def _open(self, options: LayoutOptions, *, is_lent: bool) -> None:
-        layout = self._layout = Layout(self._pack, options, self._setup.graph.reader)
-        assert isinstance(self._setup.batches, PackBatches)
-        self.setup = self._setup = replace(self._setup, batches=self._setup.batches.grouped(layout.group))
+    def _open(self, options: LayoutOptions, sources: Mapping[str, PackedFeature], *, is_lent: bool) -> None:
+        layout = self._layout = Layout(self._pack, options, self.setup.graph.reader)
+        assert isinstance(self.setup.batches, PackBatches)
+        self.setup = replace(self.setup, batches=self.setup.batches.grouped(layout.group))
         self._on_death.append(weakref.finalize(self, layout.close))
-        layout.check(sources_of(self._setup))
+        layout.check(sources)
         self._holdings[TABLES].resize(layout.tables.nbytes)
         room = self._cache_room if is_lent else None
-        self._caches.make(dict.fromkeys(self._setup.features, options.capacity), room)
-        self._look_ahead()
+        self._caches.make(dict.fromkeys(self.setup.features, options.capacity), room)
         rows = layout.tables.device_rows
         if len(rows):
             self._fill_device(layout, rows)
 
-    def _look_ahead(self) -> None:
-        """Read as far ahead as there is memory for now."""
-        self._holdings.grow(WINDOWS)
-        if (held := self._holdings.get(WINDOWS)) is not None:
-            self._window_bytes = held.n_bytes // len(self._setup.features)
-
     def _fill_device(self, layout: Layout, rows: Int64s) -> None:
         """Bring the layout's rows to the device."""
-        graph, setup = self._setup.graph, self._setup
+        graph, setup = self.setup.graph, self.setup
         stores = {name: graph.features[name] for name in setup.features}
         shapes = {name: (tuple(store.shape[1:]), store.dtype) for name, store in stores.items()}
         tier = DeviceTier(rows, shapes, setup.device, graph.pool, graph.budget, n_threads=setup.n_copying)
         self._tiers.append(tier)
         for name, store in stores.items():
-            source = layout.fill(name, Tier.DEVICE, self._window_bytes)
+            source = layout.fill(name, Tier.DEVICE, self._holdings[WINDOWS].n_bytes // len(stores))
             try:
                 tier.fill(name, fill_step(store.row_bytes, Tier.DEVICE), partial(fill_from_extents, setup, source))
             finally:
                 source.close()
-        self.setup = self._setup = replace(setup, on_device=OnDevice(tier))
+        self.setup = replace(setup, on_device=OnDevice(tier))
 
     def _cache_room(self) -> int:
         """Return the bytes that caches may take, made anew."""
-        graph = self._setup.graph
+        graph = self.setup.graph
         graph.pool.trim()
-        return self.memory.left_for_caches(graph.budget.available, self._setup.prefetch)[0]
-
-    @property
-    def window_bytes(self) -> int:
-        """Bytes that each feature's extents are read ahead into."""
-        return self._window_bytes
-
-    def read_less_ahead(self) -> bool:
-        """Make the window of streams to come the least there is; return whether it was more."""
-        more = self._window_bytes > least_window()
-        self._window_bytes = min(self._window_bytes, least_window())
-        return more
-
-    def give_window_back(self) -> None:
-        """Give back what the window has become less by, once no stream has it any more."""
-        self._holdings[WINDOWS].resize(self._window_bytes * len(self._setup.features))
+        return self.memory.left_for_caches(graph.budget.available, self.setup.prefetch)[0]
 
     def close(self, failed: bool = False) -> None:
         """Close the layout and give the memory back; may be called again."""
@@ -486,20 +450,12 @@ class PackedRunner(Runner):
             Another loader has taken the cache's place since, and there is no memory to make it anew.
         """
         with self._holdings.beginning("packs"):
-            self._look_ahead()
+            self._holdings.grow(WINDOWS)
             lease = self._caches.lease()
             try:
+                window = self._holdings.get(WINDOWS)
                 run = PackedEpoch(
-                    self._setup,
-                    self._pack,
-                    self._layout,
-                    epoch,
-                    start,
-                    self._caches,
-                    lease,
-                    self._filled,
-                    self,
-                    self._holdings,
+                    self.setup, self._pack, self._layout, epoch, start, self._caches, lease, self._filled, window, self._holdings
                 )
             except BaseException:
                 self._caches.release()

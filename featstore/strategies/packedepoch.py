@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from featstore.budget import Reservation
 from featstore.cache.table import FeatureCache
 from featstore.gather.executor import Tally
 from featstore.gather.plan import BatchPlan, Tier
@@ -16,31 +16,15 @@ from featstore.gather.sources import ExtentSource, RowSource
 from featstore.pack.batches import PackEpoch
 from featstore.pack.layout import Layout
 from featstore.pack.offline import Pack
+from featstore.storage.pagestream import least_window
 from featstore.strategies.base import EpochRun, Prepared
 from featstore.strategies.caches import CacheLease, LeasedCaches, read_rows
 from featstore.strategies.holdings import Holdings
 from featstore.strategies.setup import Setup
 
-__all__ = ["PackedEpoch", "Windows", "fill_from_extents"]
+__all__ = ["PackedEpoch", "fill_from_extents"]
 
 Int64s = npt.NDArray[np.int64]
-
-
-class Windows(Protocol):
-    """The memory that extents are read ahead into."""
-
-    @property
-    def window_bytes(self) -> int:
-        """Bytes that each feature's extents are read ahead into."""
-        ...
-
-    def read_less_ahead(self) -> bool:
-        """Make the window of streams to come the least there is; return whether it was more."""
-        ...
-
-    def give_window_back(self) -> None:
-        """Give back what the window has become less by, once no stream has it any more."""
-        ...
 
 
 def fill_from_extents(setup: Setup, source: ExtentSource, rows: Int64s, out: npt.NDArray[np.uint8]) -> None:
@@ -61,11 +45,11 @@ class PackedEpoch(EpochRun):
         caches: LeasedCaches,
         lease: CacheLease,
         filled: dict[str, FeatureCache],
-        strategy: Windows,
+        window: Reservation | None,
         holdings: Holdings,
     ) -> None:
         self._setup, self._pack, self._layout, self._filled = setup, pack, layout, filled
-        self._caches, self._lease, self._strategy, self._holdings, self.closed = caches, lease, strategy, holdings, False
+        self._caches, self._lease, self._window, self._holdings, self.closed = caches, lease, window, holdings, False
         self._group = 1 if layout is None else layout.group
         batches = setup.batches.epoch(epoch)
         assert isinstance(batches, PackEpoch)
@@ -78,7 +62,7 @@ class PackedEpoch(EpochRun):
         self._tiers: dict[str, dict[Tier, RowSource]] = {}
         try:
             for name in setup.features:
-                self._ready(name, strategy.window_bytes)
+                self._ready(name, 0 if window is None else window.n_bytes // len(setup.features))
         except BaseException:
             self.close()
             raise
@@ -142,11 +126,12 @@ class PackedEpoch(EpochRun):
         return prepared.plans[name], self._tiers[name]
 
     def spare(self) -> bool:
-        if not self._strategy.read_less_ahead():
+        least = least_window() * len(self._sources)
+        if self._window is None or self._window.n_bytes <= least:
             return False
         for source in self._sources.values():
-            self._setup.reads.add(source.narrow(self._strategy.window_bytes))
-        self._strategy.give_window_back()
+            self._setup.reads.add(source.narrow(least_window()))
+        self._window.resize(least)
         return True
 
     def close(self) -> None:

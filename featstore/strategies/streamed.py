@@ -41,10 +41,10 @@ from featstore.storage.rowfile import RowFile
 from featstore.storage.rundir import DiskBudget, RunDirectory, finalize_here
 from featstore.strategies.base import EpochRun, Runner
 from featstore.strategies.batchsize import BatchSize, larger
-from featstore.strategies.caches import ask_beside_caches, make_room
+from featstore.strategies.caches import beside_caches, make_room
 from featstore.strategies.length import SEVERAL, Length, Passes, at_least, judge_length, least_size, longest_auto, passes_over
 from featstore.strategies.lookahead import look_ahead, rows_in_memory
-from featstore.strategies.memory import Memory, Request
+from featstore.strategies.memory import Memory, Request, before_asking
 from featstore.strategies.profile import Profile
 from featstore.strategies.registry import register_strategy
 from featstore.strategies.setup import Setup
@@ -114,33 +114,39 @@ class Streamed(Superbatch):
     def run(self, setup: Setup) -> Runner:
         """See :class:`~featstore.Strategy`."""
         planning = self.planning(setup)
-        setup = replace(setup, planning=planning)
-        if self.length != "auto" or isinstance(setup.batches, Profile):
-            return run_planned(self, setup)
-        make_room(setup.graph, setup.features, planned_edge_bytes(setup))
-        setup, memory = ask_beside_caches(
-            setup, self.cache, planning.policy, self.requests, plans=True, of_edges=planned_edge_bytes(setup)
-        )
-        profile, miss_share, why = look_ahead(setup, planning, rows_in_memory(setup, memory, self.cache))
-        if profile is None:
-            runner = run_planned(self, setup)
-            assert isinstance(runner, StreamedRunner)
-            runner.not_looked = why
-            return runner
-        left = None if planning.disk is None else planning.disk - profile.n_bytes
-        planning = replace(planning, disk=left, miss_share=miss_share)
+        setup, profile, why = replace(setup, planning=planning), None, ""
+        if self.length == "auto" and not isinstance(setup.batches, Profile):
+            of_edges = planned_edge_bytes(setup)
+            make_room(setup.graph, setup.features, of_edges)
+            setup, memory = before_asking(setup, beside_caches(setup, self.cache, planning.policy, of_edges)[1], plans=True)
+            if setup.refused is None and memory.suffices:  # else what is asked for is refused
+                profile, miss_share, why = look_ahead(setup, planning, rows_in_memory(setup, memory, self.cache))
+            if profile is not None:
+                left = None if planning.disk is None else planning.disk - profile.n_bytes
+                setup = replace(setup, batches=profile, planning=replace(planning, disk=left, miss_share=miss_share))
         try:
-            runner = run_planned(self, replace(setup, batches=profile, planning=planning))
+            runner = run_planned(self, setup)
         except BaseException:
-            profile.close()
+            if profile is not None:
+                profile.close()
             raise
         assert isinstance(runner, StreamedRunner)
-        runner.profile = profile
+        runner.profile, runner.not_looked = profile, why
         return runner
 
     def runner(self) -> type[StreamedRunner]:
         """See :class:`~featstore.Superbatch`."""
         return StreamedRunner
+
+    def foreseen(self, setup: Setup) -> Length:
+        """Return how long the superbatches of a run would be.
+
+        Raises
+        ------
+        BudgetError
+            The memory does not suffice for a run.
+        """
+        return self.runner().foreseen(*self.asked(setup))
 
 
 class StreamedRunner(SuperbatchRunner):
@@ -165,27 +171,19 @@ class StreamedRunner(SuperbatchRunner):
             super().close()
             raise
         packing(self._holdings[PACKING].n_bytes)
-        self._warn()
+        advice = self._judged(setup, memory.batch, int(self._planning.superbatch)).advice
+        if advice is not None:  # the length "auto" makes many passes over the features
+            self._warn("length", advice)
 
-    def _warn(self) -> None:
-        """Warn where the length "auto" makes many passes over the features, and say what would make them fewer."""
-        setup, batch = self._setup, self.memory.batch
-        advice = self._judged(setup, batch, int(self._planning.superbatch)).advice
-        if advice is not None:
-            warnings.warn(f"strategy 'streamed': {advice}", PerformanceWarning, stacklevel=2)
+    def _warn(self, kind: str, text: str) -> None:
+        """Warn, once a kind."""
+        if kind not in self._said:
+            self._said.add(kind)
+            warnings.warn(f"strategy 'streamed': {text}", PerformanceWarning, stacklevel=2)
 
     @classmethod
-    def foreseen(cls, setup: Setup, cache: int | float | str | None) -> Length:
-        """Return how long the superbatches of a run would be, in the memory that it would be granted.
-
-        Raises
-        ------
-        BudgetError
-            The memory does not suffice for a run.
-        """
-        assert setup.planning is not None
-        of_edges = planned_edge_bytes(setup)
-        setup, memory = ask_beside_caches(setup, cache, setup.planning.policy, cls.requests, plans=True, of_edges=of_edges)
+    def foreseen(cls, setup: Setup, memory: Memory) -> Length:
+        """Return how long the superbatches of a run would be, in the memory that it was granted."""
         return cls._judged(setup, memory.batch, cls._granted_length(setup, memory)[0])
 
     @classmethod
@@ -206,35 +204,25 @@ class StreamedRunner(SuperbatchRunner):
             found["superbatch"]["not_looked"] = self.not_looked
         return found
 
-    def _say(self) -> None:
-        """Warn, once a kind, where superbatches are packed in several passes, or not at all."""
+    def _judge_packing(self) -> None:
+        """Warn where superbatches are packed in several passes, or not at all."""
         counts, setup, batch = self._counts, self._setup, self.memory.batch
         size, n = int(self._planning.superbatch), len(setup.batches)
-        if counts.unpacked and "disk" not in self._said:
-            self._said.add("disk")
+        if counts.unpacked:
             held = 0 if self.profile is None else self.profile.n_bytes
             more = at_least(
                 counts.disk_bytes * longest_auto(self._planning, n) // max(1, size) * 9 // 8 + held + setup.profile_bytes
             )
-            warnings.warn(
-                f"strategy 'streamed': the disk has no room for the extents of a superbatch, whose rows are read at random; "
-                f"disk='{more}' would have",
-                PerformanceWarning,
-                stacklevel=2,
-            )
+            what = "the disk has no room for the extents of a superbatch, whose rows are read at random"
+            self._warn("disk", f"{what}; disk='{more}' would have")
         n_superbatches, passes = -(-n // max(1, size)), self._passes(setup, batch.n_rows)
-        if passes is None or "memory" in self._said:
+        if passes is None:
             return
         if passes.moved(n_superbatches * counts.most_passes) > SEVERAL * passes.moved(n_superbatches):
-            self._said.add("memory")
-            short = max(0, counts.memory_bytes - self._holdings[PACKING].n_bytes)
-            warnings.warn(
-                f"strategy 'streamed': a superbatch is packed in {counts.most_passes} passes over the features, as "
-                f"{format_size(self._holdings[PACKING].n_bytes)} are left for packing; "
-                f"memory='{at_least(setup.graph.budget.total + PACKING_SHARE * short)}' would make it one",
-                PerformanceWarning,
-                stacklevel=2,
-            )
+            left = self._holdings[PACKING].n_bytes
+            more = at_least(setup.graph.budget.total + PACKING_SHARE * max(0, counts.memory_bytes - left))
+            what = f"a superbatch is packed in {counts.most_passes} passes over the features, as {format_size(left)} are left"
+            self._warn("memory", f"{what} for packing; memory='{more}' would make it one")
 
     @classmethod
     def requests(cls, setup: Setup, batch: BatchSize) -> list[Request]:
@@ -295,7 +283,7 @@ class StreamedRunner(SuperbatchRunner):
             may_skip=may_skip,
         )
         self._counts = pack.counts
-        return _PreparingPack(pack, self._setup, larger(self.memory.batch.n_rows), self._say)
+        return _PreparingPack(pack, self._setup, larger(self.memory.batch.n_rows), self._judge_packing)
 
 
 def _resize(arenas: PackArenas, n_bytes: int) -> None:

@@ -34,6 +34,7 @@ from featstore.plan.cost import (
     random_reads,
 )
 from featstore.plan.overlapped import PackSuperbatch
+from featstore.plan.planfile import STORED_PER_ACCESS
 from featstore.plan.planmemory import PLANNER_SHARE
 from featstore.sampling.drawn import in_turn, keep_ahead
 from featstore.storage.rundir import DiskBudget, RunDirectory, finalize_here
@@ -42,7 +43,7 @@ from featstore.strategies.base import EpochRun, Runner, Strategy
 from featstore.strategies.batchsize import BatchSize
 from featstore.strategies.caches import (
     LeasedCaches,
-    ask_beside_caches,
+    beside_caches,
     edge_cache_bytes,
     edge_capacities,
     make_room,
@@ -50,7 +51,7 @@ from featstore.strategies.caches import (
 )
 from featstore.strategies.holdings import Holdings
 from featstore.strategies.length import Passes, choose_size, edge_planner_bytes, least_size, planner_bytes
-from featstore.strategies.memory import SAMPLED_AHEAD, Memory, Request
+from featstore.strategies.memory import SAMPLED_AHEAD, Memory, Request, ask
 from featstore.strategies.options import CACHE, DISK, EDGE_CACHE, EDGE_CACHE_HELP, LENGTH, RUN_DIR, option, policy_of
 from featstore.strategies.registry import register_strategy
 from featstore.strategies.setup import Planning, Setup
@@ -152,6 +153,12 @@ class Superbatch(Strategy):
         """See :class:`~featstore.Strategy`."""
         return self.runner().requests(setup, batch)
 
+    def asked(self, setup: Setup) -> tuple[Setup, Memory]:
+        """Add up what a run takes, see :func:`~featstore.strategies.memory.ask`."""
+        assert setup.planning is not None
+        setup, *caches = beside_caches(setup, self.cache, setup.planning.policy, planned_edge_bytes(setup))
+        return ask(setup, self.requests, *caches, plans=True)
+
     def planning(self, setup: Setup) -> Planning:
         """Return what the runner may use."""
         policy = get_policy(self.policy)
@@ -195,12 +202,10 @@ def run_planned(strategy: Superbatch, setup: Setup) -> SuperbatchRunner:
     assert setup.planning is not None
     sizes = planned_edge_bytes(setup)
     make_room(setup.graph, setup.features, sizes)
-    cache, policy = strategy.cache, setup.planning.policy
-    setup, memory = ask_beside_caches(setup, cache, policy, strategy.requests, plans=True, of_edges=sizes)
-    runner = strategy.runner()(setup, memory)
+    runner = strategy.runner()(*strategy.asked(setup))
     try:
         runner.make_edge_caches(sizes)  # before the others, which may take what is left
-        runner.make_caches(cache)
+        runner.make_caches(strategy.cache)
     except BaseException:
         runner.close()
         raise
@@ -276,10 +281,8 @@ class SuperbatchRunner(Runner):
             size = max(least_size(setup), bisect_right(range(1, size), granted, key=needed))
         if (planning := setup.planning) is not None and planning.edge_capacity:
             n_edges, n = setup.graph.num_edges, len(setup.batches)
-            of_edges, by_size = (
-                memory.granted[EDGE_PLANNER],
-                partial(edge_planner_bytes, planning, n_edges, n, batch.n_edges, spilled=True),
-            )
+            by_size = partial(edge_planner_bytes, planning, n_edges, n, batch.n_edges, spilled=True)
+            of_edges = memory.granted[EDGE_PLANNER]
             if by_size(size) > of_edges:
                 size = max(least_size(setup), bisect_right(range(1, size), of_edges, key=by_size))
         return size, min(granted, needed(size))
@@ -290,7 +293,7 @@ class SuperbatchRunner(Runner):
         width = 4 if setup.graph.num_nodes < 2**31 else 8
         assert setup.planning is not None
         edges = EDGE_BYTES * batch.n_edges if setup.planning.edge_capacity else 0
-        return batch.n_rows * (width + 12) + 4 * batch.n_stored + edges + cls._packed_bytes(setup, batch.n_rows)
+        return batch.n_rows * (width + STORED_PER_ACCESS) + 4 * batch.n_stored + edges + cls._packed_bytes(setup, batch.n_rows)
 
     @classmethod
     def _packed_bytes(cls, setup: Setup, n_accesses: int) -> int:
