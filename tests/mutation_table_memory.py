@@ -54,6 +54,14 @@ MEMORY: tuple[Mutation, ...] = (
         "self._loans = list(self._loans)",
         (LEDGER,),
     ),
+    Mutation(
+        "windows kept that were taken back",
+        "loans of the ledger",
+        "featstore/strategies/streamed.py",
+        "self._holdings.use(WINDOWS, windows)",
+        "self._holdings.use(WINDOWS, lambda n_bytes: None)",
+        ("tests/test_streamed.py::test_extents_are_read_ahead_into_what_is_reserved",),
+    ),
     # -- the stages
     Mutation(
         "an item too many ahead",
