@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import featstore
+from featstore.gather.sources import ExtentSource
 from featstore.storage.rundir import DiskBudget
 from featstore.strategies import streamed as streamed_module
 from featstore.strategies.streamed import WINDOWS
@@ -210,8 +211,16 @@ def test_superbatches_are_as_long_as_what_will_be_missed_allows(
 
 
 @pytest.mark.filterwarnings("ignore:strategy 'streamed'. a superbatch is packed in:featstore.PerformanceWarning")
-def test_extents_are_read_ahead_into_what_is_reserved(dataset: Path) -> None:
+def test_extents_are_read_ahead_into_what_is_reserved(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also in an epoch after the memory was taken back, while others have it; then it is had again."""
+    windows: list[int] = []
+    begin = ExtentSource._begin
+
+    def noted(source: ExtentSource, window_bytes: int, *args: Any) -> None:
+        windows.append(window_bytes)
+        begin(source, window_bytes, *args)
+
+    monkeypatch.setattr(ExtentSource, "_begin", noted)
     with featstore.open(dataset, memory="64MB") as g:
         sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
         options: dict[str, Any] = {"strategy": "streamed", "superbatch": 5, "feature_cache": 0.001, "features": ["x", "z"]}
@@ -220,10 +229,12 @@ def test_extents_are_read_ahead_into_what_is_reserved(dataset: Path) -> None:
 
             def epoch() -> tuple[list[torch.Tensor], int]:
                 found = []
+                windows.clear()
                 for batch in loader:
                     found.append(batch.x.clone())
                     held = g.memory_report()[WINDOWS]
                     assert sum(each.nbytes for each in arenas.windows.values()) <= held
+                assert 0 < 2 * max(windows) <= held, "two features"
                 return found, held
 
             want, whole = epoch()
