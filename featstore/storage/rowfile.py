@@ -73,8 +73,8 @@ class Queues(Protocol):
 class RowFile:
     """Rows of one file, by number (a :class:`~featstore.gather.sources.RowSource`). Thread-safe.
 
-    ``fingerprint`` tells them from all others, ``mode`` says whether reads are direct or buffered, and why, ``stats`` what was read
-    so far.
+    ``fingerprint`` tells them from all others, ``mode`` says whether reads are direct or buffered, and why, ``stats`` what was
+    read so far.
     """
 
     in_order = False
