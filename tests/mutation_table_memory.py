@@ -10,6 +10,7 @@ BUDGET = "featstore/budget.py"
 PIPELINE = "featstore/load/pipeline.py"
 CHECKED = "featstore/cache/checkedplans.py"
 LEDGER = "tests/test_ledger.py"
+REPORT = "tests/test_memory_report.py"
 
 MEMORY: tuple[Mutation, ...] = (
     # -- the ledger
@@ -53,6 +54,62 @@ MEMORY: tuple[Mutation, ...] = (
         "self._loans = [each for each in self._loans if each is not loan]",
         "self._loans = list(self._loans)",
         (LEDGER,),
+    ),
+    Mutation(
+        "a report of several moments",
+        "reports of the memory",
+        BUDGET,
+        "with self._lock:\n            now = time.monotonic()",
+        "with contextlib.nullcontext():\n            now = time.monotonic()",
+        (f"{LEDGER}::test_a_report_is_of_one_moment",),
+    ),
+    Mutation(
+        "a loan out since it was first lent",
+        "reports of the memory",
+        BUDGET,
+        "self.since = time.monotonic()",
+        'self.since = getattr(self, "since", time.monotonic())',
+        (LEDGER,),
+    ),
+    Mutation(
+        "a loan under another name",
+        "reports of the memory",
+        "featstore/cache/table.py",
+        "cost=LOAN_COST, of=held)",
+        'cost=LOAN_COST, of="cache")',
+        (f"{REPORT}::test_loans_of_a_loader",),
+    ),
+    Mutation(
+        "memory out since before an epoch used it",
+        "reports of the memory",
+        "featstore/strategies/holdings.py",
+        "held.lends_again()\n            self._use.epoch = None",
+        "held.least\n            self._use.epoch = None",
+        (f"{REPORT}::test_loans_of_a_loader",),
+    ),
+    Mutation(
+        "batches out since the first one that waited",
+        "reports of the memory",
+        "featstore/load/waiting.py",
+        "if not self._lent_bytes():",
+        "if not self._batches:",
+        (f"{REPORT}::test_the_loan_of_batches_made_ahead",),
+    ),
+    Mutation(
+        "windows kept that were taken back",
+        "loans of the ledger",
+        "featstore/strategies/streamed.py",
+        "self._holdings.use(WINDOWS, windows)",
+        "self._holdings.use(WINDOWS, lambda n_bytes: None)",
+        ("tests/test_streamed.py::test_extents_are_read_ahead_into_what_is_reserved",),
+    ),
+    Mutation(
+        "extents read ahead into more than is reserved",
+        "loans of the ledger",
+        "featstore/strategies/streamed.py",
+        "self._holdings[WINDOWS].n_bytes // max(1,",
+        "self.memory.granted[WINDOWS] // max(1,",
+        ("tests/test_streamed.py::test_extents_are_read_ahead_into_what_is_reserved",),
     ),
     # -- the stages
     Mutation(

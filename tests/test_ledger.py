@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
-from featstore.budget import Budget, Loan, Reservation
+from featstore.budget import Budget, HeldMemory, Loan, Reservation
 from featstore.errors import BudgetError
 
 TOTAL = 200
@@ -26,14 +28,14 @@ class Holder:
         self.held = budget.reserve(f"holder {cost}", least)
         self._more: list[Reservation] = []
         self._lock = threading.Lock()  # which nobody holds who reserves: give_back waits for it
-        self.loan: Loan = budget.lend(self.lent, self.give_back, cost=cost, of="more")
+        self.loan: Loan = budget.lend(self.lent, self.give_back, cost=cost, of=f"more {cost}")
 
     def lent(self) -> int:
         return sum(each.n_bytes for each in list(self._more))
 
     def grow(self, n_bytes: int) -> bool:
         """Take more, if it is free: nobody gives anything back for what is useful alone."""
-        more = self._budget.try_reserve("more", n_bytes)
+        more = self._budget.try_reserve(f"more {self.cost}", n_bytes)
         if more is not None:
             with self._lock:
                 if not self.lent():
@@ -71,9 +73,15 @@ class Ledger(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
+        self.now, self.since = 0.0, dict[int, float]()
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr("featstore.budget.time", SimpleNamespace(monotonic=lambda: self.now))
         self.budget = Budget(TOTAL)
         self.living: list[Holder] = []
         self.held: list[Reservation] = []
+
+    def teardown(self) -> None:
+        self.patch.undo()
 
     def fixed(self) -> int:
         return sum(each.n_bytes for each in self.held) + sum(holder.least for holder in self.living)
@@ -179,7 +187,23 @@ class Ledger(RuleBasedStateMachine):
         assert budget.used == self.fixed() + budget.on_loan <= TOTAL
         assert budget.on_loan == sum(holder.lent() for holder in self.living)
         assert budget.peak <= TOTAL
-        assert sum(budget.report().values()) == budget.used
+
+    @invariant()
+    def reports_each_loan(self) -> None:
+        """Under its own name, and since it was lent anew; a second passes after each step."""
+        budget, report = self.budget, self.budget.report()
+        assert (report.used, report.on_loan, report.available) == (budget.used, budget.on_loan, budget.available)
+        assert (report.total, report.peak) == (TOTAL, budget.peak)
+        assert sum(report.values()) == budget.used
+        lenders = [holder for holder in self.living if holder.lent()]
+        self.since = {id(holder): self.since.get(id(holder), self.now) for holder in lenders}
+        for cost in range(4):
+            alike = [holder for holder in lenders if holder.cost == cost]
+            held = report.holders.get(f"more {cost}", HeldMemory(0))
+            assert held.on_loan_bytes == sum(holder.lent() for holder in alike)
+            assert held.on_loan_s == max((self.now - self.since[id(holder)] for holder in alike), default=0)
+            assert not report.holders.get(f"holder {cost}", HeldMemory(0)).on_loan_bytes
+        self.now += 1
 
 
 TestLedger = Ledger.TestCase
@@ -230,3 +254,46 @@ def test_threads_that_stay_within_their_parts_are_never_refused(seed: int) -> No
     assert budget.peak <= budget.total
     assert budget.used == 0
     assert budget.report() == {}
+
+
+class AllOnLoan:
+    """Holds memory of which everything is on loan, so that every true report has as much of it lent as held."""
+
+    def __init__(self, budget: Budget, name: str) -> None:
+        self.held = budget.reserve(name, 0)
+        self.loan = budget.lend(self.lent, self.give_back, cost=0, of=self.held)
+
+    def lent(self) -> int:
+        return self.held.n_bytes
+
+    def give_back(self, n_bytes: int) -> int:
+        freed = self.held.n_bytes
+        self.held.release()
+        return freed
+
+
+def test_a_report_is_of_one_moment() -> None:
+    n_threads, n_reports, names = 3, 0, set[str]()
+    budget, over = Budget(100 * n_threads), threading.Event()
+    interval = sys.getswitchinterval()
+
+    def change(number: int) -> None:
+        rng, holder = random.Random(number), AllOnLoan(budget, f"holder {number}")
+        while not over.is_set():
+            holder.held.resize(rng.randint(0, 100))
+
+    threads = [threading.Thread(target=change, args=(number,)) for number in range(n_threads)]
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        while n_reports < 3_000 or len(names) < n_threads:
+            report, n_reports = budget.report(), n_reports + 1
+            assert all(held.bytes == held.on_loan_bytes for held in report.holders.values()), report
+            assert report.used <= report.peak <= budget.total
+            names |= report.keys()
+    finally:
+        over.set()
+        sys.setswitchinterval(interval)
+        for thread in threads:
+            thread.join()

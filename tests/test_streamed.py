@@ -15,8 +15,10 @@ import pytest
 import torch
 
 import featstore
+from featstore.gather.sources import ExtentSource
 from featstore.storage.rundir import DiskBudget
 from featstore.strategies import streamed as streamed_module
+from featstore.strategies.streamed import WINDOWS
 from tests.directory_size import bytes_at_one_moment
 from tests.loaders import make_loader
 from tests.test_superbatch import batches, dataset, ondemand, runs_or_names_a_budget, same
@@ -206,3 +208,45 @@ def test_superbatches_are_as_long_as_what_will_be_missed_allows(
     assert sizes[0] < sizes[1] < sizes[2]
     assert 0 < shares[0] < 1
     assert max(peaks) <= disk
+
+
+@pytest.mark.filterwarnings("ignore:strategy 'streamed'. a superbatch is packed in:featstore.PerformanceWarning")
+def test_extents_are_read_ahead_into_what_is_reserved(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in an epoch after the memory was taken back, while others have it; then it is had again."""
+    windows: list[int] = []
+    begin = ExtentSource._begin
+
+    def noted(source: ExtentSource, window_bytes: int, *args: Any) -> None:
+        windows.append(window_bytes)
+        begin(source, window_bytes, *args)
+
+    monkeypatch.setattr(ExtentSource, "_begin", noted)
+    with featstore.open(dataset, memory="64MB") as g:
+        sampler = featstore.NeighborSampler(g, [4, 3], seed=1)
+        options: dict[str, Any] = {"strategy": "streamed", "superbatch": 5, "feature_cache": 0.001, "features": ["x", "z"]}
+        with make_loader(g, sampler, g.node_data["train_idx"], 40, **options) as loader:
+            arenas = loader._runner._arenas  # type: ignore[attr-defined]
+
+            def epoch() -> tuple[list[torch.Tensor], int]:
+                found = []
+                windows.clear()
+                for batch in loader:
+                    found.append(batch.x.clone())
+                    held = g.memory_report()[WINDOWS]
+                    assert sum(each.nbytes for each in arenas.windows.values()) <= held
+                assert 0 < 2 * max(windows) <= held, "two features"
+                return found, held
+
+            want, whole = epoch()
+            g.pool.trim()
+            assert any(each.nbytes for each in arenas.windows.values())
+            g.budget.reserve("others", g.budget.available + 1).release()
+            least = g.memory_report()[WINDOWS]
+            assert not any(each.nbytes for each in arenas.windows.values())
+            with g.budget.reserve("others", g.budget.available + g.budget.on_loan) as others:
+                others.resize(others.n_bytes - (whole - least) + 1)
+                loader.set_epoch(0)
+                found, held = epoch()
+                assert held == least < whole
+                assert all(torch.equal(one, other) for one, other in zip(want, found, strict=True))
+            assert epoch()[1] == whole

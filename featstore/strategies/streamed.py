@@ -159,18 +159,18 @@ class StreamedRunner(SuperbatchRunner):
         super().__init__(setup, memory)
         assert setup.planning is not None
         self._bases: Mapping[str, RowFile] = {name: setup.graph.features[name].pages for name in setup.features}
-        self._window_bytes = memory.granted[WINDOWS] // max(1, len(setup.features))
         self._reuse = FileReuse(setup.planning.run_dir)
         self._on_death.append(finalize_here(self, self._reuse.close))
-        windows = {name: Arenas(self._window_bytes) for name in setup.features}
-        self._arenas = PackArenas(Arenas(0), windows)
-        packing = partial(_resize, self._arenas)
+        self._arenas = PackArenas(Arenas(0), dict.fromkeys(setup.features, Arenas(0)))
+        packing, windows = partial(_resize, self._arenas), partial(_resize_windows, self._arenas)
+        self._holdings.use(WINDOWS, windows)
         try:
             self._holdings.use(PACKING, packing, _packing_bytes(setup, memory.batch.n_rows, int(self._planning.superbatch)))
         except BaseException:
             super().close()
             raise
         packing(self._holdings[PACKING].n_bytes)
+        windows(self._holdings[WINDOWS].n_bytes)
         advice = self._judged(setup, memory.batch, int(self._planning.superbatch)).advice
         if advice is not None:  # the length "auto" makes many passes over the features
             self._warn("length", advice)
@@ -242,6 +242,7 @@ class StreamedRunner(SuperbatchRunner):
 
     def _begin(self, epoch: int, start: int) -> EpochRun:
         self._holdings.grow(PACKING)  # without it a superbatch is packed in more passes
+        self._holdings.grow(WINDOWS)
         return super()._begin(epoch, start)
 
     def close(self, failed: bool = False) -> None:
@@ -276,7 +277,7 @@ class StreamedRunner(SuperbatchRunner):
             runs,
             disk,
             self._holdings[PACKING],
-            self._window_bytes,
+            self._holdings[WINDOWS].n_bytes // max(1, len(self._setup.features)),
             self._reuse,
             self._arenas,
             self._setup.reads.add,
@@ -290,6 +291,11 @@ def _resize(arenas: PackArenas, n_bytes: int) -> None:
     """Keep no more than ``n_bytes`` of packing; a quarter is for what is held before the first buffer is: rows to pack, sums."""
     arenas.drop()
     arenas.packing = Arenas(n_bytes // 4 * 3)
+
+
+def _resize_windows(arenas: PackArenas, n_bytes: int) -> None:
+    """Keep no more than ``n_bytes`` of what extents are read ahead into."""
+    arenas.windows = {name: Arenas(n_bytes // len(arenas.windows)) for name in arenas.windows}
 
 
 class _PreparingPack:
