@@ -74,6 +74,19 @@ def test_batches_before_and_after_it_is_there(dataset: Path, arrays: dict[str, t
         assert g.budget.peak <= 2 << 20
 
 
+def test_epochs_of_one_batch_size_it_too(dataset: Path, arrays: dict[str, torch.Tensor], device: str) -> None:
+    """A step is done once the loop asks for more, be it the epoch's end."""
+    with featstore.open(dataset, memory="2MiB") as g:
+        sampler, seeds = featstore.NeighborSampler(g, [4, 3], seed=1), np.arange(BATCH)
+        options: dict[str, Any] = {"features": list(g.features), "labels": None, "device": device, "device_cache": AUTO}
+        with featstore.Loader(g, sampler, seeds, BATCH, **options) as made:
+            assert len(list(made)) == 1
+            assert len(tier_of(made)) > 0
+            list(made)
+            assert made.stats()["hits"]["device"] > 0
+        assert made.stats()["device_cache"] == {"rows": 0, "bytes": 0, "why": "the loader is closed"}
+
+
 @pytest.mark.parametrize("name", ["degree", "fixed"])
 def test_a_static_host_cache_is_made_anew_beside_it(
     dataset: Path, arrays: dict[str, torch.Tensor], name: str, device: str, monkeypatch: pytest.MonkeyPatch
@@ -124,6 +137,7 @@ def test_a_tier_that_does_not_fit_after_all(
         with pytest.warns(featstore.PerformanceWarning, match="device_cache='auto': it did not fit: ") as said:
             run()
         assert len(said) == 1
+        assert said[0].filename == __file__  # the loop's
         check(batches, arrays, device)
         check(list(made), arrays, device)  # and no more warnings, which would be errors
         assert made.stats()["device_cache"]["why"].startswith("it did not fit")
