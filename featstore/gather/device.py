@@ -145,7 +145,8 @@ class DeviceArray:
         self._shape, self._dtype, self._device, self._pool = row_shape, dtype, device, pool
         self._n_threads = n_threads
         n_bytes = n_rows * dtype.itemsize * int(np.prod(row_shape, dtype=np.int64))
-        self._held = budget.reserve("device cache", n_bytes if device.type == "cpu" else 0)
+        # Owned: where Ctrl-C comes before anybody has this object, its bytes go back with it.
+        self._held = budget.reserve("device cache", n_bytes if device.type == "cpu" else 0, owner=self)
         try:
             self.rows = torch.empty((n_rows, *row_shape), dtype=dtype, device=device)
             self._place = one_pass(self.rows.device)
