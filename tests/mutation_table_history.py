@@ -15,6 +15,22 @@ ENUMERATED = ("tests/test_savedio.py::test_the_split_is_that_of_enumeration",)
 LATE = ("tests/test_history_gradients.py::test_no_gradient_is_lost_or_counted_twice",)
 
 HISTORY: tuple[Mutation, ...] = (
+    Mutation(
+        "a table on CUDA that may not be zeroed yet",
+        "historical embeddings",
+        "featstore/load/history.py",
+        "            settle(device)\n        except",
+        "        except",
+        ("tests/test_history.py::test_a_table_on_cuda_is_made_before_the_loop_has_it",),
+    ),
+    Mutation(
+        "a table's memory used again before the loop's stream is done",
+        "historical embeddings",
+        "featstore/load/history.py",
+        "        record_here(table, self._sums)\n",
+        "",
+        ("tests/test_history.py::test_a_table_stays_until_the_loops_stream_is_done",),
+    ),
     # -- which rows are pulled
     Mutation(
         "rows used beyond their staleness",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from featstore.budget import Budget
 from featstore.errors import OptionError
 from featstore.gather.device import OUT_OF_MEMORY
 from featstore.strategies import devicefill
+from featstore.strategies.devicechoice import make_tier
 from featstore.strategies.devicefill import FilledLater, free_bytes
 from tests.loaders import make_loader
 from tests.test_device_cache import BATCH, STRATEGIES, WIDTH, N, arrays, check, dataset
@@ -74,6 +76,19 @@ def test_batches_before_and_after_it_is_there(dataset: Path, arrays: dict[str, t
         assert g.budget.peak <= 2 << 20
 
 
+def test_epochs_of_one_batch_size_it_too(dataset: Path, arrays: dict[str, torch.Tensor], device: str) -> None:
+    """A step is done once the loop asks for more, be it the epoch's end."""
+    with featstore.open(dataset, memory="2MiB") as g:
+        sampler, seeds = featstore.NeighborSampler(g, [4, 3], seed=1), np.arange(BATCH)
+        options: dict[str, Any] = {"features": list(g.features), "labels": None, "device": device, "device_cache": AUTO}
+        with featstore.Loader(g, sampler, seeds, BATCH, **options) as made:
+            assert len(list(made)) == 1
+            assert len(tier_of(made)) > 0
+            list(made)
+            assert made.stats()["hits"]["device"] > 0
+        assert made.stats()["device_cache"] == {"rows": 0, "bytes": 0, "why": "the loader is closed"}
+
+
 @pytest.mark.parametrize("name", ["degree", "fixed"])
 def test_a_static_host_cache_is_made_anew_beside_it(
     dataset: Path, arrays: dict[str, torch.Tensor], name: str, device: str, monkeypatch: pytest.MonkeyPatch
@@ -124,6 +139,7 @@ def test_a_tier_that_does_not_fit_after_all(
         with pytest.warns(featstore.PerformanceWarning, match="device_cache='auto': it did not fit: ") as said:
             run()
         assert len(said) == 1
+        assert said[0].filename == __file__  # the loop's
         check(batches, arrays, device)
         check(list(made), arrays, device)  # and no more warnings, which would be errors
         assert made.stats()["device_cache"]["why"].startswith("it did not fit")
@@ -190,6 +206,48 @@ def test_the_memory_goes_back_while_it_fills(dataset: Path, how: str, device: st
         assert "device cache" not in g.memory_report()
         assert "device map" not in g.memory_report()
         assert not any(thread.name == "featstore-device" for thread in threading.enumerate())
+
+
+def interrupted_at(step: int, call: Any, *files: str) -> bool:
+    """Whether Ctrl-C came: at line event ``step`` of these files."""
+    left, before = step, sys.gettrace()
+
+    def watch(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal left
+        if not frame.f_code.co_filename.endswith(files):
+            return None
+        left -= event == "line"
+        if not left:
+            sys.settrace(before)
+            raise KeyboardInterrupt
+        return watch
+
+    try:
+        sys.settrace(watch)
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def test_the_memory_goes_back_wherever_ctrl_c_comes(dataset: Path) -> None:
+    """At each line of making a tier, those included at which nobody has the tier yet."""
+    files = "cache/devicetier.py", "gather/device.py", "strategies/devicechoice.py"
+    with featstore.open(dataset, memory="16MiB") as g, loader(g, {"device_cache": 0}) as made:
+        setup, step = made._runner.setup, 0
+        while interrupted_at(step + 1, lambda: made_tier(setup), *files):
+            step += 1
+            gc.collect()
+            assert not {"device cache", "device map"} & g.memory_report().keys(), f"after {step} lines"
+    assert step > 50
+
+
+def made_tier(setup: featstore.Setup) -> None:
+    tier = make_tier(setup, featstore.DeviceCache().static_policy, N // 10)
+    assert tier is not None
+    tier.close()
 
 
 def test_what_a_device_has_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,7 +68,7 @@ class DeviceTier:
         self.arrays: dict[str, DeviceArray] = {}
         self._rows = rows
         with ExitStack() as undo:
-            self._held = [] if n is None else [budget.reserve(MAP, 4 * n + rows.nbytes)]
+            self._held = [] if n is None else [budget.reserve(MAP, 4 * n + rows.nbytes, owner=self)]
             undo.callback(self.close)
             self.map = None if n is None else RowMap(n)
             if self.map is not None:

@@ -18,7 +18,7 @@ from featstore.errors import PerformanceWarning
 from featstore.gather.buffers import BufferPool
 from featstore.gather.plan import DeviceRows
 
-__all__ = ["OUT_OF_MEMORY", "Apart", "DeviceArray", "check_device", "record_here", "settle"]
+__all__ = ["OUT_OF_MEMORY", "Apart", "DeviceArray", "check_device", "record_here", "settle", "spare_bytes"]
 
 OUT_OF_MEMORY = torch.cuda.OutOfMemoryError  # torch 2.2 has it under this name alone
 
@@ -57,6 +57,14 @@ def check_device(device: torch.device | str) -> torch.device:
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise RuntimeError(f"{shown} is not available: {str(error).splitlines()[0]}; use device='cpu'") from None
     return found
+
+
+def spare_bytes(device: torch.device) -> int | None:
+    """Return the bytes that torch could allocate on a CUDA device now; None: of other devices the budget knows all there is."""
+    if device.type != "cuda":
+        return None
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
 
 
 def settle(device: torch.device) -> None:
@@ -137,7 +145,8 @@ class DeviceArray:
         self._shape, self._dtype, self._device, self._pool = row_shape, dtype, device, pool
         self._n_threads = n_threads
         n_bytes = n_rows * dtype.itemsize * int(np.prod(row_shape, dtype=np.int64))
-        self._held = budget.reserve("device cache", n_bytes if device.type == "cpu" else 0)
+        # Owned: where Ctrl-C comes before anybody has this object, its bytes go back with it.
+        self._held = budget.reserve("device cache", n_bytes if device.type == "cpu" else 0, owner=self)
         try:
             self.rows = torch.empty((n_rows, *row_shape), dtype=dtype, device=device)
             self._place = one_pass(self.rows.device)

@@ -88,7 +88,9 @@ class RunningEpoch(Iterator[MiniBatch]):
             raise StopIteration
         try:
             self._check_step()
-        except ValueError:
+            if self._has_delivered:
+                self._step_done()
+        except BaseException:
             self._over = True
             self.close()
             raise
@@ -99,8 +101,6 @@ class RunningEpoch(Iterator[MiniBatch]):
                 self._run.on_delivered()
             raise StopIteration
         try:
-            if self._has_delivered:
-                self._step_done()
             if self._waiting is not None:
                 self._pipeline.look_less_far(self._waiting.n_emptied())
             batch = self._pipeline.get()

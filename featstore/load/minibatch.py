@@ -98,7 +98,11 @@ class MiniBatch:
         return [self.input_ids, *self.features.values(), *labels, *of_blocks, *of_edges, *of_history]
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> MiniBatch:
-        """Return the batch with its tensors on ``device``; tensors that are there already are shared."""
+        """Return the batch with its tensors on ``device``; tensors that are there already are shared.
+
+        While a loader of the same graph delivers to CUDA, new batches on the CPU are pinned, too: after a ``non_blocking``
+        copy keep this batch until the copy is complete, since its memory may become another batch's.
+        """
         return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> MiniBatch:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from featstore.errors import BudgetError, ClosedError
-from featstore.gather.device import Apart, DeviceArray
+from featstore.gather.device import Apart, DeviceArray, spare_bytes
 from featstore.gather.executor import Tally
 from featstore.gather.plan import BatchPlan, DeviceRows, EdgePlan, Tier
 from featstore.load.edges import gather_edges
@@ -144,9 +144,15 @@ class Stages:
                 self._setup.reads.add(tally.read)
 
     def may_grow(self) -> bool:
-        """Whether there is memory for one batch more ahead, and as much again, that nobody has to give back for it."""
+        """Whether there is memory for one batch more ahead, and as much again, that nobody has to give back for it.
+
+        On a CUDA device as well, where batches wait for the loop.
+        """
         needed = 2 * self.memory.batch_bytes(self.memory.batch.n_rows)
-        return self.memory.spare() >= needed and self._limit.available >= needed
+        if self.memory.spare() < needed or self._limit.available < needed:
+            return False
+        on_device = spare_bytes(self._setup.device)
+        return on_device is None or on_device >= needed
 
     def spare(self, run: EpochRun) -> bool:
         """Give back memory as :meth:`EpochRun.spare` does; first, once a batch, what nobody uses now."""

@@ -60,7 +60,7 @@ def rows_left(device: torch.device, budget: Budget, reserve: int, n_rows: int, r
 
 
 class FilledLater(OnDevice):
-    """A tier that is sized when the loop asks for its second batch, and filled by a thread of its own. Thread-safe.
+    """A tier that is sized when the loop asks for more than its first batch, and filled by a thread of its own. Thread-safe.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ class FilledLater(OnDevice):
         if failure is not None:
             raise failure
         if warning is not None:
-            warnings.warn(warning, PerformanceWarning, stacklevel=4)
+            warnings.warn(warning, PerformanceWarning, stacklevel=5)
 
     def _run(self, setup: Setup) -> None:
         try:

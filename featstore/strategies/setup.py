@@ -67,6 +67,7 @@ class OnDevice:
         """Give the memory back; may be called again. No batch may be under way."""
         tier, self.tier = self.tier, None
         if tier is not None:
+            self.why = "the loader is closed"
             tier.close()
 
 
