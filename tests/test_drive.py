@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -162,6 +164,45 @@ def test_measuring_is_bounded_by_time(data: Path, monkeypatch: pytest.MonkeyPatc
         found = drive_module._measure(g.reader, sources_of(g), f"{g.path}.runs", None)
     assert slices == [1, 2, 2, 2, 2]  # the scratch file is one slice; random reads, gathers, fills, overlap
     assert min(found.iops, found.bandwidth, found.write_bandwidth, found.gather_bandwidth, found.fill_bandwidth) > 0
+
+
+@pytest.mark.parametrize(("both_s", "expected"), [(0.6, 0.0), (0.5, 0.5), (0.4, 1.0), (0.3, 1.0), (0.9, 0.0)])
+def test_overlap_is_what_the_shorter_one_gains(monkeypatch: pytest.MonkeyPatch, both_s: float, expected: float) -> None:
+    """Writing takes 0.4 s, reading 0.2 s, and both at once between the longer of them and their sum."""
+    clock, first = Clock(monkeypatch, drive_module), threading.current_thread()
+    beside: list[bool] = []
+
+    def writes(path: str, n_bytes: int) -> float:
+        beside.append(threading.current_thread() is not first)
+        if not beside[-1]:
+            clock.now += 0.4
+        return 0.4
+
+    def reads(reader: Any, file: Any, n_bytes: int) -> tuple[int, float]:
+        seconds = 0.2 if len(beside) % 2 else both_s
+        clock.now += seconds
+        return n_bytes, seconds
+
+    class Now:
+        """A pool whose work is done when it is asked for, in another thread."""
+
+        def __init__(self, *_: Any, **__: Any) -> None: ...
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+        def submit(self, work: Any, *args: Any) -> Any:
+            thread = threading.Thread(target=work, args=args)
+            thread.start()
+            thread.join()
+            return SimpleNamespace(result=lambda: None)
+
+    monkeypatch.setattr(drive_module, "_time_writes", writes)
+    monkeypatch.setattr(drive_module, "_read_part", reads)
+    monkeypatch.setattr(drive_module, "ThreadPoolExecutor", Now)
+    nothing: Any = None
+    assert drive_module._time_overlap(nothing, nothing, "unused", 1 << 26, 2e9, 1e9) == pytest.approx(expected)
+    assert beside[:2] == [False, True]
 
 
 def test_a_slow_drive_is_written_no_longer_than_its_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
