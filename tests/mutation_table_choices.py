@@ -84,8 +84,8 @@ CHOICES: tuple[Mutation, ...] = (
         "syncing a file takes no time",
         RATES,
         DRIVE,
-        "return done / (done / rate + sync()), done",
-        "return rate, done",
+        "rate = done / (done / rate + sync())",
+        "sync()",
         ("tests/test_drive.py::test_a_slow_drive_is_written_no_longer_than_its_share",),
     ),
     Mutation(

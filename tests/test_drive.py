@@ -205,6 +205,14 @@ def test_overlap_is_what_the_shorter_one_gains(monkeypatch: pytest.MonkeyPatch, 
     assert beside[:2] == [False, True]
 
 
+def test_a_scratch_file_that_was_not_written_whole_is_read(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drive_module, "CALIBRATION_S", 0.0)
+    monkeypatch.setattr(drive_module, "SCRATCH_BYTES", 8 << 20)
+    monkeypatch.setattr(drive_module, "SLICE_BYTES", 1 << 20)
+    with featstore.open(data, memory="64MiB") as g:
+        assert speed_of(g).iops > 0
+
+
 def test_a_slow_drive_is_written_no_longer_than_its_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """100 MB/s, after a first slice of 2 s, and 1 s to sync: two slices of four are written, and the rest is not there."""
     clock = Clock(monkeypatch, drive_module)
@@ -221,8 +229,11 @@ def test_a_slow_drive_is_written_no_longer_than_its_share(tmp_path: Path, monkey
         yield write, lambda: seconds
 
     monkeypatch.setattr(drive_module, "_writing", writing)
-    rate, n_bytes = drive_module._time_first_writes("unused", size)
-    assert n_bytes == 32 << 20
+    path = tmp_path / "scratch"
+    path.write_bytes(b"")
+    os.truncate(path, size)
+    rate, n_bytes = drive_module._time_first_writes(str(path), size)
+    assert n_bytes == path.stat().st_size == 32 << 20
     assert rate == pytest.approx(n_bytes / (2 * 0.16 + seconds))
 
 

@@ -488,7 +488,9 @@ def _time_first_writes(path: str, n_bytes: int) -> tuple[float, int]:
             return (done - first) / write(first, done)
 
         rate = settled(some, end, -(-n_bytes // SLICE_BYTES))
-        return done / (done / rate + sync()), done
+        rate = done / (done / rate + sync())
+    os.truncate(path, done)
+    return rate, done
 
 
 def _time_writes(path: str, n_bytes: int) -> float:
