@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -405,6 +405,23 @@ def test_simulate_counts_the_fill_and_extremes() -> None:
     assert simulate(batches, 0, "lru").tolist() == [2, 2, 1]
     assert simulate(batches, 99, "lru").tolist() == [2, 0, 1]
     assert simulate([], 5, "belady").tolist() == []
+
+
+def test_a_simulation_ends_when_misses_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slots are of no interest to it: their pass over the batches ends with the first one."""
+    batches = [np.arange(k, k + 5) for k in range(20)]
+    expected = [5, *[1] * 19]
+    planned: list[int] = []
+    real = Belady._batches
+
+    def counted(self: Belady, *args: Any) -> Iterator[Any]:
+        for plan in real(self, *args):
+            planned.append(len(plan.slots))
+            yield plan
+
+    monkeypatch.setattr(Belady, "_batches", counted)
+    assert simulate(batches, 5, "belady", n=30).tolist() == expected
+    assert planned == [5]
 
 
 def test_planned_changesets_run_in_the_cache() -> None:

@@ -37,7 +37,9 @@ def sample_within(path: str) -> None:
         before = status("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
         n_numbers = 0
-        with featstore.Loader(g, sampler, np.arange(N), BATCH, features=[], labels=None, seed=2) as loader:
+        with pytest.warns(featstore.PerformanceWarning, match="window='auto': an epoch has"):
+            loader = featstore.Loader(g, sampler, np.arange(N), BATCH, features=[], labels=None, seed=2)
+        with loader:
             for batch in loader:
                 # As stored: ids, the source of each edge, and how many each destination has; 4 bytes each.
                 n_numbers += len(batch.input_ids) + sum(len(block.src) + block.n_dst for block in batch.blocks)

@@ -174,9 +174,12 @@ def _explain(options: argparse.Namespace) -> int:
             sample_s = 0.0 if options.trace is not None else (time.perf_counter() - begin) / graph.options.threads
             ahead = min(graph.budget.total // AHEAD_SHARE, most_ahead(store.nbytes))  # as a loader of this budget reads ahead
             sources = [each.source for each in graph.features.values()]
-            drive = drive_speed(graph.reader, graph.path, sources, disk=options.disk, again=options.measure)
-            copies = copy_speed(graph.path, row_bytes, graph.options.threads, graph.budget, again=options.measure)
-            tables = table_speed(graph.path, graph.num_nodes, graph.budget, again=options.measure)
+            with Bar(total=3, desc="measuring", leave=False, file=sys.stderr, disable=not show) as bar:
+                drive = drive_speed(graph.reader, graph.path, sources, disk=options.disk, again=options.measure)
+                bar.update()
+                copies = copy_speed(graph.path, row_bytes, graph.options.threads, graph.budget, again=options.measure)
+                bar.update()
+                tables = table_speed(graph.path, graph.num_nodes, graph.budget, again=options.measure)
             machine = Machine(drive, **asdict(copies), **asdict(tables))
             sizes = parse_sizes(options.sizes, graph.num_nodes, row_bytes)
             device = check_device(options.device)

@@ -38,6 +38,7 @@ from featstore.strategies.devicecache import DeviceCache, describe, with_tier
 from featstore.strategies.registry import get_strategy
 from featstore.strategies.savedsplit import HistorySplit
 from featstore.strategies.setup import Setup
+from featstore.strategies.windows import describe_windows
 
 if TYPE_CHECKING:
     from featstore.graph.dataset import OutOfCoreGraph
@@ -259,6 +260,7 @@ class Loader:
         self._runner = self._strategy.run(setup)
         if split is not None:  # by a strategy that sizes no caches
             split.divide(self._runner.setup, self._runner.memory, None, get_policy("frequency"))
+        self._windows = describe_windows(self._runner.setup, self._runner.memory)
         self._stages = Stages(self._runner.setup, self._runner.memory, self._history)
 
     def _reserve_order(self, setup: Setup) -> Setup:
@@ -375,8 +377,9 @@ class Loader:
             ``estimates`` of all strategies, and ``actual``, the last whole epoch
             (:class:`featstore.strategies.actual.Actual`); with a pack ``layout``: its ``name``, and whether it was ``made`` now.
             With edge features ``edge_features``: what was read of them alone, by the same names, and the stage ``edges``.
-            With a history ``history``: ``nodes`` and ``bytes`` of its table, rows ``pulled`` and ``pushed``, and the ``split`` of
-            the memory that chose the nodes.
+            With ``EpochSampler(window="auto")`` ``windows``: ``batches`` of one, ``of`` an epoch, ``passes`` over lists a hop,
+            and ``advice``. With a history ``history``: ``nodes`` and ``bytes`` of its table, rows ``pulled`` and ``pushed``, and
+            the ``split`` of the memory that chose the nodes.
 
         Notes
         -----
@@ -401,6 +404,7 @@ class Loader:
             "seconds": setup.watch.seconds(),
             "hidden": self._stages.overlap.hidden,
             **describe(setup.on_device),
+            **self._windows,
             **self._runner.stats(),
         }
 

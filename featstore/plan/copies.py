@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import statistics
 import threading
 import time
 from dataclasses import dataclass
@@ -16,13 +15,13 @@ from featstore._core.rows import copy_rows
 from featstore.budget import Budget
 from featstore.cache.rowmap import huge_array
 from featstore.storage.catalog import Catalog
-from featstore.storage.drive import kept_or_measured
+from featstore.storage.drive import kept_or_measured, settled, share_end
 
 __all__ = ["CopySpeed", "copy_speed", "kept_copies"]
 
 KEY = "copy/speed"
-METHOD = 1  # of measuring; what another one found is measured again
-COPY_BYTES = 64 << 20
+METHOD = 2  # of measuring; what another one found is measured again
+COPY_BYTES, SLICE_BYTES, SLICE_ROWS = 64 << 20, 4 << 20, 1 << 16
 STREAM_SHARE = 8  # the part of the array that is copied in sequence beside a batch, again and again
 
 Uint8s = npt.NDArray[np.uint8]
@@ -69,8 +68,10 @@ def copy_speed(dataset: str, row_bytes: int, n_threads: int, budget: Budget, *, 
 
     Notes
     -----
-    The catalog has the rates of one width and number of threads. What was measured more than a day ago, on another machine, of
-    another width or in another way is not used. A dataset that may not be written, or that somebody is writing, keeps nothing.
+    Each rate is the median of slices, which are copied until it is stable, or its share of the time is over
+    (:func:`featstore.storage.drive.share_end`). The catalog has the rates of one width and number of threads. What was measured
+    more than a day ago, on another machine, of another width or in another way is not used. A dataset that may not be written,
+    or that somebody is writing, keeps nothing.
     """
     where = {"machine": platform.node(), "row_bytes": row_bytes, "threads": n_threads, "method": METHOD}
     return kept_or_measured(dataset, KEY, where, CopySpeed, lambda: _measure(row_bytes, n_threads, budget), again)
@@ -85,22 +86,30 @@ def _measure(row_bytes: int, n_threads: int, budget: Budget) -> CopySpeed:
     row_bytes = max(1, row_bytes)
     n = max(16, min(COPY_BYTES, budget.available // 8) // row_bytes)
     n_out, n_stream = max(4, n // 4), max(1, n // STREAM_SHARE)
-    with budget.reserve("measuring copies", (n + 2 * n_out + n_stream) * row_bytes + 16 * n):
+    n_slice = max(1, min(n_out // 4, SLICE_BYTES // row_bytes))
+    with budget.reserve("measuring copies", (n + 2 * n_out + n_stream) * row_bytes + 24 * n_slice):
         # Huge pages, as caches and pools have; written before, because pages that never were are all one page.
         array = _touched(n, row_bytes)
         out = _touched(n_out, row_bytes)
-        # Other rows each time: those just copied lie in the processor's cache, which a host tier is much larger than.
         rng = np.random.default_rng(0)
-        rows = rng.permutation(n).astype(np.int32)
-        parts = [rows[first : first + n_out] for first in range(0, n - n_out + 1, n_out)]
-        plain = max(_time_copy(array, part, out, None, n_threads) for part in parts)
-        half = max(1, n_out // 2)
-        untouched = [huge_array(half * row_bytes).reshape(half, row_bytes) for _ in range(2)]
-        fresh = max(_time_copy(array, part[:half], pages, None, n_threads) for part, pages in zip(parts, untouched, strict=False))
-        places = rng.permutation(n_out)
+        rows, places = rng.integers(0, n, min(n_slice, SLICE_ROWS)), rng.permutation(min(n_slice, SLICE_ROWS))
+        number, begin = 0, time.perf_counter()
+        third = (share_end("copy") - begin) / 3
+
+        def some(pages: Uint8s, rows: npt.NDArray[np.int64], places: npt.NDArray[np.int64] | None = None) -> float:
+            """Copy other rows each time, to another place: those just copied lie in the processor's cache."""
+            nonlocal number
+            first = number % (len(pages) // len(rows)) * len(rows)
+            number += 1
+            chosen = ((rows + number * len(rows)) % n).astype(np.int32)
+            return _time_copy(array, chosen, pages[first : first + len(rows)], places, n_threads)
+
+        plain = settled(lambda: some(out, rows), begin + third)
+        untouched, number = huge_array(n_out * row_bytes).reshape(n_out, row_bytes), 0
+        # Slices of several pages, however narrow rows are.
+        fresh = settled(lambda: some(untouched, np.resize(rows, n_slice)), begin + 2 * third, n_out // n_slice)
         with _Streaming(array[:n_stream], _touched(n_stream, row_bytes)):
-            # Not the best: that one ran while the other thread had no core.
-            batch = statistics.median(_time_copy(array, part, out, places, n_threads) for part in parts)
+            batch = settled(lambda: some(out, rows, places), begin + 3 * third)
     return CopySpeed(plain, min(plain, batch), min(plain, fresh))
 
 

@@ -27,6 +27,7 @@ __all__ = [
     "in_turn",
     "keep_ahead",
     "lists_of",
+    "windows_of",
 ]
 
 T = TypeVar("T")
@@ -241,6 +242,15 @@ def ahead_bytes(batches: SampledBatches) -> tuple[int, int]:
     return int(least), int(useful)
 
 
+def windows_of(batches: SampledBatches, n_bytes: int, batch: tuple[int, int]) -> Any:
+    """Return the :class:`~featstore.sampling.turns.Windows` in which a sampler draws an epoch in so many bytes of memory.
+
+    None where it draws batch by batch, or the user said how many at once. ``batch``: nodes and edges of one.
+    """
+    found: Any = getattr(batches, "windows", None)
+    return None if found is None else found(n_bytes, batch)
+
+
 def lists_of(batches: SampledBatches) -> MacroLists | None:
     """Return the dynamic neighbour cache that batches are sampled with, which has no memory until it is given some."""
     found: MacroLists | None = getattr(batches, "lists", None)
@@ -297,6 +307,10 @@ class DerivedBatches:
     def ahead_bytes(self) -> tuple[int, int]:
         """See :func:`ahead_bytes`."""
         return ahead_bytes(self._batches)
+
+    def windows(self, n_bytes: int, batch: tuple[int, int]) -> Any:
+        """See :func:`windows_of`."""
+        return windows_of(self._batches, n_bytes, batch)
 
     def keep_ahead(self, n_bytes: int) -> None:
         """See :func:`keep_ahead`."""
@@ -374,6 +388,11 @@ class Drawn:
     def ahead_bytes(self) -> tuple[int, int]:
         """See :func:`ahead_bytes`."""
         return (0, 0) if self._turns is None else self._turns.memory_bytes(len(self.batches), self.batches.batch_size)
+
+    def windows(self, n_bytes: int, batch: tuple[int, int]) -> Any:
+        """See :func:`windows_of`."""
+        windows: Any = getattr(self._turns, "windows", None)
+        return None if windows is None else windows(len(self.batches), self.batches.batch_size, n_bytes, batch)
 
     def keep_ahead(self, n_bytes: int) -> None:
         """See :func:`keep_ahead`."""

@@ -16,7 +16,7 @@ from featstore.sampling.batch import SampledBatch
 from featstore.sampling.hops import Graph
 from featstore.sampling.labor import LaborSampler
 from featstore.sampling.neighbor import NeighborSampler
-from featstore.sampling.turns import Coming, Seeds, Turns
+from featstore.sampling.turns import Coming, Cut, Seeds, Turns, Windows, disk_of
 from featstore.sampling.window import EpochWindow, drawn_bytes, has_places, is_wide, least_bytes, useful_bytes
 
 __all__ = ["EpochSampler"]
@@ -240,6 +240,15 @@ class EpochSampler:
         drawn = drawn_bytes(edges, targets, width, has_places(self.hops))
         useful = useful_bytes(self._dataset, self.fanouts, n, drawn, targets, self.threads)
         return least_bytes(self._dataset, self.fanouts, 1 if isinstance(self.window, str) else n, width == 8), useful
+
+    def windows(self, n_batches: int, n_seeds: int, n_bytes: int, batch: tuple[int, int]) -> Windows | None:
+        """Return how an epoch is cut into windows in so many bytes; None where the user said.
+
+        ``batch``: the nodes and edges of a batch that was sampled.
+        """
+        if not isinstance(self.window, str) or not n_batches:
+            return None
+        return Cut(self, n_batches, n_seeds, batch).windows(n_bytes, disk_of(self))
 
     def expected(self, n_seeds: int) -> tuple[int, int]:
         """Return how many nodes of a batch draw, and how many edges: the most that there can be, or the mean of -1.

@@ -7,6 +7,7 @@ import itertools
 import os
 import shutil
 import threading
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,7 +25,7 @@ from featstore.sampling.hops import FanoutSampler, Graph
 from featstore.sampling.window import EpochWindow, drawn_bytes, has_places, is_wide, least_bytes
 from featstore.storage.rundir import DiskBudget, RunDirectory, finalize_here
 
-__all__ = ["Coming", "Seeds", "Turns"]
+__all__ = ["Coming", "Cut", "Seeds", "Turns", "Windows", "disk_of"]
 
 HOLDER = "epoch samples"
 LOG_WORDS = 2048  # that a batch's log of a hop should have in memory before it is spilled
@@ -53,6 +54,71 @@ class Drawer(Protocol):
     def memory_bytes(self, n_batches: int, n_seeds: int) -> tuple[int, int]: ...
     def expected(self, n_seeds: int) -> tuple[int, int]: ...
     def count(self, window: EpochWindow) -> None: ...
+
+
+@dataclass(frozen=True)
+class Windows:
+    """How an epoch is cut into windows, and what would make them one.
+
+    Parameters
+    ----------
+    size, n : int
+        Batches of a window; windows of an epoch.
+    memory, disk : int, optional
+        Bytes for what is drawn, in memory and on disk, that one window takes; None: there are as many.
+    """
+
+    size: int
+    n: int
+    memory: int | None = None
+    disk: int | None = None
+
+
+class Cut:
+    """What windows of an epoch of ``n`` batches are cut by, where the user did not say.
+
+    Parameters
+    ----------
+    sampler : Drawer
+    n, n_seeds : int
+        Batches of the epoch, and seeds of one.
+    batch : tuple of int, optional
+        Nodes and edges of one that was sampled: a fan-out of -1 says nothing of the longest lists.
+    """
+
+    def __init__(self, sampler: Drawer, n: int, n_seeds: int, batch: tuple[int, int] | None = None) -> None:
+        self._graph, self._fanouts, self._n = sampler.graph, sampler.fanouts, n
+        self._wide = is_wide(sampler.graph)
+        width = 8 if self._wide else 4
+        targets, edges = sampler.expected(n_seeds) if batch is None or -1 not in sampler.fanouts else batch
+        self._stored = max(1, drawn_bytes(edges, targets, width, has_places(sampler.hops)) + TARGET_WORDS * width * targets)
+        self._each = 2 * LOG_WORDS * width * len(sampler.fanouts)
+        self._useful = sampler.memory_bytes(n, n_seeds)[1]
+
+    def size(self, held: int, disk: int) -> int:
+        """Return how many batches a window has, in so many bytes of memory and disk."""
+        in_memory = self._n if held >= self._useful else held // self._each
+        size = max(1, min(self._n, in_memory, disk // self._stored))
+        if size < self._n:
+            size = max(1, size // 2)  # two windows at once
+        while size > 1 and least_bytes(self._graph, self._fanouts, size, self._wide) > held:
+            size //= 2
+        return size
+
+    def windows(self, held: int, disk: int) -> Windows:
+        """Return how an epoch is cut, and what would make it one window."""
+        n, most, all_of_it = self._n, self._n * self._stored, max(held, self._useful)
+        size = self.size(held, disk)
+        memory = held + bisect_left(range(held, all_of_it), True, key=lambda held: self.size(held, most) == n)
+        needed = disk + bisect_left(range(disk, most), True, key=lambda disk: self.size(all_of_it, disk) == n)
+        return Windows(size, -(-n // max(1, size)), memory if memory > held else None, needed if needed > disk else None)
+
+
+def disk_of(sampler: Drawer) -> int:
+    """Return the bytes of run files that a sampler may have."""
+    if sampler.disk is not None:
+        return sampler.disk
+    return shutil.disk_usage(os.path.dirname(sampler.run_dir) or ".").free // DISK_SHARE
 
 
 @dataclass(frozen=True)
@@ -306,21 +372,11 @@ class Turns:
         if not isinstance(sampler.window, str):
             size = min(sampler.window, n)
         else:
-            width = 8 if wide else 4
-            targets, edges = sampler.expected(len(seeds))
-            if -1 in sampler.fanouts:  # which says nothing of the longest lists
+            batch = None
+            if -1 in sampler.fanouts:
                 alone = sampler.sample(seeds, self._epoch, self._next)
-                targets, edges = len(alone.input_ids), sum(len(block.src) for block in alone.blocks)
-            stored = drawn_bytes(edges, targets, width, has_places(sampler.hops)) + TARGET_WORDS * width * targets
-            disk = sampler.disk
-            if disk is None:
-                disk = shutil.disk_usage(os.path.dirname(sampler.run_dir) or ".").free // DISK_SHARE
-            in_memory = held // (2 * LOG_WORDS * width * len(sampler.fanouts))
-            size = max(1, min(n, in_memory, disk // max(1, stored)))
-            if size < n:
-                size = max(1, size // 2)  # two windows at once
-            while size > 1 and least_bytes(graph, sampler.fanouts, size, wide) > held:
-                size //= 2
+                batch = len(alone.input_ids), sum(len(block.src) for block in alone.blocks)
+            size = Cut(sampler, n, len(seeds), batch).size(held, disk_of(sampler))
         follows = size < n or self._coming is not None
         has_room = 2 * least_bytes(graph, sampler.fanouts, size, wide) <= held
         most = 2 if follows and has_room else 1

@@ -5,13 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import platform
+import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from featstore._core.buffers import Block
 from featstore._core.io import File, direct_mode
@@ -35,15 +38,23 @@ __all__ = [
     "kept_or_measured",
     "kept_rates",
     "kept_speed",
+    "settled",
+    "share_end",
     "time_reads",
 ]
 
 Rates = TypeVar("Rates")  # a frozen dataclass of floats
 KEY = "drive/speed"
-METHOD = 5  # of measuring; what another one found is measured again
+METHOD = 6  # of measuring; what another one found is measured again
+CALIBRATION_S = 0.8  # of all that is measured here and of copies; each probe ends with the slice that it is in
+SHARES = {"write": 0.08, "random": 0.25, "stream": 0.17, "gather": 0.1, "fill": 0.12, "overlap": 0.18, "copy": 0.1}
+LEAST_SLICES, STABLE_SLICES, STABLE = 2, 3, 1.1  # a probe is over, too, once so many slices differ by less than a factor
+SLICE_BYTES = 16 << 20  # of a stream, and of what is written
 TIMED_MIN_BYTES = 64 << 20  # smaller files say little of the drive
 STREAM_BYTES = 256 << 20  # shorter runs are over before the drive is at speed
 RANDOM_READS = 8192  # a deep queue's rate, not that of filling and draining it
+FIRST_READS = 256  # tell how many of them there is time for
+FIRST_GATHER_S = 0.05  # of timing reads when a gather needs their ratio first
 SCRATCH_BYTES = 64 << 20
 FILL_BYTES = 64 << 20  # as many at once are read and then copied into a cache
 LEAST_SCRATCH_BYTES = 1 << 20
@@ -130,8 +141,10 @@ def drive_speed(
 
     Notes
     -----
-    About a second: 256 MiB read as extents are, twice, 8,192 random reads, rows gathered out of 64 MiB, twice, 64 MiB written,
-    64 MiB read and copied in turns, and 64 MiB written over again, alone and beside a stream.
+    Takes ``CALIBRATION_S`` at the most, but for what is under way when a probe's share of it is over: up to 256 MiB read as
+    extents are, random reads, rows gathered out of up to 64 MiB, as much written, read and copied in turns, and written over
+    again, alone and beside a stream. A rate is the median of slices, so a slow first request says nothing.
+
     What was measured more than a day ago, on another machine, on another drive, through another backend or in another way is not
     used: what was measured while others used the drive is soon forgotten. Neither is what an epoch made doubtful
     (:func:`doubted`). A dataset that may not be written, or that somebody is writing, keeps nothing, and is measured again.
@@ -199,28 +212,79 @@ def forget_speed(reader: DriveReader) -> None:
         reader.drive = replace(reader.drive, write_bandwidth=0.0)
 
 
+def share_end(name: str) -> float:
+    """Return when a probe that begins now has had its share of the time for measuring, on the clock of ``time.perf_counter``."""
+    return time.perf_counter() + CALIBRATION_S * SHARES[name]
+
+
+def _slice_s(name: str) -> float:
+    """Return the seconds of one of so many slices that a probe ends as soon as they are alike."""
+    return CALIBRATION_S * SHARES[name] / STABLE_SLICES
+
+
+def settled(probe: Callable[[], float], end: float, most: int | None = None) -> float:
+    """Return the median of what ``probe`` measures: called until it is stable or ``end`` is past, but twice, or ``most`` times.
+
+    Of two in the middle the higher one: a first slice is slow where the drive or memory was idle.
+    """
+    found: list[float] = []
+    while len(found) != most and not _are_enough(found, end):
+        found.append(probe())
+    return statistics.median_high(found)
+
+
+def _are_enough(found: Sequence[float], end: float) -> bool:
+    last = found[-STABLE_SLICES:]
+    is_stable = len(last) == STABLE_SLICES and max(last) <= STABLE * min(last)
+    return is_stable or (len(found) >= LEAST_SLICES and time.perf_counter() >= end)
+
+
 def time_reads(reader: Queues, file: File, run_bytes: int, n_random: int) -> DriveSpeed:
     """Time rounds of ``n_random`` random page reads, and ``run_bytes`` in sequence, on an open file; nothing is verified."""
     n_run = max(1, min(run_bytes, file.size) // PAGE_BYTES)
     n_random = min(n_random, n_run)
     pages = file.pages()
     rng = np.random.default_rng()  # other pages each time, which no cache below holds
-    iops = bandwidth = 0.0
     try:
         with reader.budget.reserve("reader buffers", n_run * PAGE_BYTES), reader.engine(n_random) as engine:
             out = np.empty((n_run, PAGE_BYTES), np.uint8)
-            for _ in range(3):  # the best of three: others may use the drive meanwhile
-                rows = rng.integers(0, pages.n_rows, n_random)
-                start = time.perf_counter()
-                engine.gather(pages, rows, out, None, 0)
-                middle = time.perf_counter()
+
+            def run() -> float:
+                begin = time.perf_counter()
                 engine.read(pages, int(rng.integers(0, pages.n_rows - n_run + 1)), n_run, out)
-                end = time.perf_counter()
-                iops = max(iops, n_random / (middle - start))
-                bandwidth = max(bandwidth, out.nbytes / (end - middle))
+                return out.nbytes / (time.perf_counter() - begin)
+
+            def some() -> float:
+                rows = rng.integers(0, pages.n_rows, n_random)
+                begin = time.perf_counter()
+                engine.gather(pages, rows, out, None, 0)
+                return n_random / (time.perf_counter() - begin)
+
+            begin = time.perf_counter()
+            return DriveSpeed(settled(some, begin + FIRST_GATHER_S / 2), settled(run, begin + FIRST_GATHER_S))
     finally:
         pages.close()
-    return DriveSpeed(iops, bandwidth)
+
+
+def _time_random(reader: Queues, file: File) -> float:
+    """Return random page reads a second, of as many at once as there is time for."""
+    end, rng, pages = share_end("random"), np.random.default_rng(), file.pages()
+    n = max(1, min(RANDOM_READS, pages.n_rows, reader.budget.available // 4 // PAGE_BYTES))
+    try:
+        with reader.budget.reserve("reader buffers", n * PAGE_BYTES), reader.engine(n) as engine:
+            out = np.empty((n, PAGE_BYTES), np.uint8)
+
+            def some(n: int) -> float:
+                rows = rng.integers(0, pages.n_rows, n)
+                begin = time.perf_counter()
+                engine.gather(pages, rows, out, None, 0)
+                return n / (time.perf_counter() - begin)
+
+            first = min(n, FIRST_READS)
+            n = min(n, max(first, int(some(first) * _slice_s("random"))))
+            return settled(lambda: some(n), end)
+    finally:
+        pages.close()
 
 
 def _same(one: DriveSpeed, other: DriveSpeed) -> bool:
@@ -256,20 +320,18 @@ def _measure(reader: DriveReader, sources: Iterable[object], run_dir: str, disk:
     scratch = None
     try:
         path = runs.file("scratch")
-        write_bandwidth = n_bytes / _time_writes(path, n_bytes)
+        write_bandwidth, n_bytes = _time_first_writes(path, n_bytes)
         file = max((source for source in sources if isinstance(source, RowFile)), key=lambda file: file.n_bytes, default=None)
         if file is None or file.n_bytes < TIMED_MIN_BYTES:
             pages = RowLayout(PAGE_BYTES, 1, PAGE_BYTES)
             file = scratch = RowFile(reader, path, pages, n_bytes // PAGE_BYTES - 1, 0, 0, "off")
         with file.in_use() as core:
-            run_bytes = max(PAGE_BYTES, min(RANDOM_READS * PAGE_BYTES, reader.budget.available // 4))
-            reads = time_reads(reader, core, run_bytes, RANDOM_READS)
-        # The best of two: others may use the drive meanwhile.
-        bandwidth = max(_time_stream(reader, file, STREAM_BYTES) for _ in range(2))
-        gathers = max(_time_gather(reader, file, reads.iops, bandwidth) for _ in range(2))
-        fill = max(_time_fill(reader, file) for _ in range(2))
-        overlap = max(_time_overlap(reader, file, path, n_bytes, bandwidth) for _ in range(2))
-        return DriveSpeed(reads.iops, bandwidth, write_bandwidth, gathers, min(bandwidth, fill), overlap)
+            iops = _time_random(reader, core)
+        bandwidth = _time_stream(reader, file)
+        gathers = _time_gather(reader, file, iops, bandwidth)
+        fill = _time_fill(reader, file, bandwidth)
+        overlap = _time_overlap(reader, file, path, n_bytes, bandwidth, write_bandwidth)
+        return DriveSpeed(iops, bandwidth, write_bandwidth, gathers, min(bandwidth, fill), overlap)
     finally:
         if scratch is not None:
             scratch.close()
@@ -278,60 +340,103 @@ def _measure(reader: DriveReader, sources: Iterable[object], run_dir: str, disk:
 
 def _time_gather(reader: Queues, file: RowFile, iops: float, bandwidth: float) -> float:
     """Gather rows so dense that reads merge, and return bytes a second beside what the operations take; ``bandwidth`` at most."""
+    end = share_end("gather")
     unit = max(PAGE_BYTES, file.row_bytes)
     n_units, size = max(1, file.n_bytes // unit), max(4, CLUSTER_BYTES // unit)
-    room = min(GATHER_BYTES, reader.budget.available // 4)
+    room = int(min(GATHER_BYTES, reader.budget.available // 4, bandwidth * _slice_s("gather")))
     rng = np.random.default_rng()
-    blocks = rng.permutation(max(1, n_units // size))[: max(1, room // (size * unit))]
-    units = np.concatenate([block * size + np.flatnonzero(rng.random(size) < GATHER_SHARE) for block in np.sort(blocks)])
-    units = units[units < n_units]
-    rows = np.unique(units * file.n_rows // n_units)
-    if not len(rows):
-        return bandwidth
-    with reader.budget.reserve("reader buffers", len(rows) * file.row_bytes):
-        out = np.zeros((len(rows), file.row_bytes), np.uint8)
-        start = time.perf_counter()
-        done = file.gather(rows, out, gap_bytes=DriveSpeed(iops, bandwidth).gap_bytes)
-        seconds = time.perf_counter() - start
-    beyond, aside = done.bytes_read - done.reads * PAGE_BYTES, seconds - done.reads / iops
-    return min(bandwidth, beyond / aside) if beyond > 0 and aside > 0 else bandwidth
+
+    def drawn() -> npt.NDArray[np.int64]:
+        blocks = rng.permutation(max(1, n_units // size))[: max(1, room // (size * unit))]
+        units = np.concatenate([block * size + np.flatnonzero(rng.random(size) < GATHER_SHARE) for block in np.sort(blocks)])
+        return np.unique(units[units < n_units] * file.n_rows // n_units)
+
+    def gather() -> float:
+        rows = drawn()
+        if not len(rows):
+            return bandwidth
+        with reader.budget.reserve("reader buffers", len(rows) * file.row_bytes):
+            out = np.zeros((len(rows), file.row_bytes), np.uint8)
+            begin = time.perf_counter()
+            done = file.gather(rows, out, gap_bytes=DriveSpeed(iops, bandwidth).gap_bytes)
+            seconds = time.perf_counter() - begin
+        beyond, aside = done.bytes_read - done.reads * PAGE_BYTES, seconds - done.reads / iops
+        return min(bandwidth, beyond / aside) if beyond > 0 and aside > 0 else bandwidth
+
+    return settled(gather, end)
 
 
-def _time_fill(reader: Queues, file: RowFile) -> float:
+def _time_fill(reader: Queues, file: RowFile, bandwidth: float) -> float:
     """Read and check a part of a file, then copy it as into a cache, and return bytes a second."""
-    n_bytes = min(FILL_BYTES, file.n_bytes, reader.budget.available // 4) // PAGE_BYTES * PAGE_BYTES
+    room = int(min(FILL_BYTES, file.n_bytes, reader.budget.available // 4, max(CHUNK_BYTES, bandwidth * _slice_s("fill") / 2)))
+    n_bytes = room // PAGE_BYTES * PAGE_BYTES
     with reader.budget.reserve("reader buffers", 2 * n_bytes):
         rows, cache = (np.ones((n_bytes // PAGE_BYTES, PAGE_BYTES), np.uint8) for _ in range(2))
-        read_s = n_bytes / _time_stream(reader, file, n_bytes)
-        start = time.perf_counter()
-        copy_rows(rows, None, cache, None)
-        return n_bytes / (read_s + time.perf_counter() - start)
+        end = share_end("fill")
+
+        def fill() -> float:
+            done, read_s = _read_part(reader, file, n_bytes, lambda _: time.perf_counter() >= end)
+            begin = time.perf_counter()
+            copy_rows(rows[: done // PAGE_BYTES], None, cache[: done // PAGE_BYTES], None)
+            return done / (read_s + time.perf_counter() - begin)
+
+        return settled(fill, end)
 
 
-def _time_overlap(reader: Queues, file: RowFile, path: str, n_bytes: int, bandwidth: float) -> float:
+def _time_overlap(reader: Queues, file: RowFile, path: str, n_bytes: int, bandwidth: float, write_bandwidth: float) -> float:
     """Write a file over again alone, and beside a stream that takes as long; return the share of the shorter that is gained."""
-    write_s = _time_writes(path, n_bytes, again=True)
-    n_read = max(PAGE_BYTES, min(int(bandwidth * write_s), STREAM_BYTES))
-    begin = time.perf_counter()
-    _time_stream(reader, file, n_read)
-    middle = time.perf_counter()
-    with ThreadPoolExecutor(1, thread_name_prefix="featstore-measure") as pool:
-        writing = pool.submit(_time_writes, path, n_bytes, again=True)
-        _time_stream(reader, file, n_read)
-        writing.result()
-    read_s, both_s = middle - begin, time.perf_counter() - middle
-    return min(1.0, max(0.0, (read_s + write_s - both_s) / min(read_s, write_s)))
+    end = share_end("overlap")
+    room = int(write_bandwidth * _slice_s("overlap") / 3)  # a round writes twice, and reads as long alone
+    n_bytes = min(n_bytes, max(CHUNK_BYTES, room // CHUNK_BYTES * CHUNK_BYTES))
+
+    def overlap() -> float:
+        write_s = _time_writes(path, n_bytes)
+        n_read = max(PAGE_BYTES, min(int(bandwidth * write_s), STREAM_BYTES))
+        begin = time.perf_counter()
+        _read_part(reader, file, n_read)
+        middle = time.perf_counter()
+        with ThreadPoolExecutor(1, thread_name_prefix="featstore-measure") as pool:
+            writing = pool.submit(_time_writes, path, n_bytes)
+            _read_part(reader, file, n_read)
+            writing.result()
+        read_s, both_s = middle - begin, time.perf_counter() - middle
+        return min(1.0, max(0.0, (read_s + write_s - both_s) / min(read_s, write_s)))
+
+    return settled(overlap, end)
 
 
-def _time_stream(reader: Queues, file: RowFile, n_bytes: int) -> float:
-    """Read a part of a file as extents are read, a batch's rows copied out at a time, and return bytes a second."""
+def _time_stream(reader: Queues, file: RowFile) -> float:
+    """Return bytes a second of a stream, of slices of it."""
+    end, slices = share_end("stream"), list[float]()
+    begin, n_slice = time.perf_counter(), 0
+
+    def is_over(n_bytes: int) -> bool:
+        nonlocal begin, n_slice
+        n_slice += n_bytes
+        now = time.perf_counter()
+        if n_slice >= SLICE_BYTES:
+            slices.append(n_slice / (now - begin))
+            begin, n_slice = now, 0
+        return _are_enough(slices, end)
+
+    done, seconds = _read_part(reader, file, STREAM_BYTES, is_over)
+    return statistics.median_high(slices) if slices else done / seconds
+
+
+def _read_part(
+    reader: Queues, file: RowFile, n_bytes: int, is_over: Callable[[int], bool] = lambda n_bytes: False
+) -> tuple[int, float]:
+    """Read a part of a file as extents are read, a batch's rows copied out at a time; return its bytes and the seconds.
+
+    ``is_over`` is told the bytes of each batch, and ends it.
+    """
     n_pages = max(1, min(n_bytes, file.n_bytes) // PAGE_BYTES)
     first = int(np.random.default_rng().integers(0, file.n_bytes // PAGE_BYTES - n_pages + 1))  # other pages each time
     window_bytes = min(MOST_WINDOW_BYTES, max(least_window(), reader.budget.available // 8))
-    n_batch = max(1, min(window_bytes // PAGE_BYTES, n_pages))
+    n_batch = max(1, min(window_bytes // PAGE_BYTES, SLICE_BYTES // PAGE_BYTES, n_pages))
     with reader.budget.reserve("reader buffers", window_bytes + n_batch * PAGE_BYTES):
         out = np.zeros((n_batch, PAGE_BYTES), np.uint8)
-        start = time.perf_counter()
+        begin = time.perf_counter()
         with file.stream(np.array([[first, n_pages]], np.int64), window_bytes) as stream:
             done = 0
             while done < n_pages:
@@ -339,26 +444,56 @@ def _time_stream(reader: Queues, file: RowFile, n_bytes: int) -> float:
                 done += n
                 stream.feed(stream.pieces_before(done))
                 stream.core.scatter(n, None, out[:n])
-            return n_pages * PAGE_BYTES / (time.perf_counter() - start)
+                if is_over(n * PAGE_BYTES):
+                    break
+            return done * PAGE_BYTES, time.perf_counter() - begin
 
 
-def _time_writes(path: str, n_bytes: int, *, again: bool = False) -> float:
-    """Write a file as packing does, past the page cache where that can be, and return the seconds.
-
-    ``again`` writes over one that is there.
-    """
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | (0 if again else os.O_CREAT | os.O_EXCL), 0o600)
+@contextmanager
+def _writing(path: str, n_bytes: int, flags: int) -> Iterator[tuple[Callable[[int, int], float], Callable[[], float]]]:
+    """Open a file as packing does, past the page cache where that can be; yield what writes a part of it, and what syncs it."""
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
     try:
         with naming(path):
             os.posix_fallocate(fd, 0, n_bytes)
         direct_mode(fd)
         chunk = np.frombuffer(Block(CHUNK_BYTES), np.uint8)  # aligned as direct writes want it
         chunk.reshape(-1, PAGE_BYTES)[:] = np.frombuffer(os.urandom(PAGE_BYTES), np.uint8)
-        start = time.perf_counter()
         with ThreadPoolExecutor(WRITERS, thread_name_prefix="featstore-measure") as pool:
-            list(pool.map(lambda offset: pwrite_all(fd, chunk.data, offset, path), range(0, n_bytes, CHUNK_BYTES)))
-        with naming(path):
-            os.fdatasync(fd)
-        return time.perf_counter() - start
+
+            def write(first: int, stop: int) -> float:
+                begin = time.perf_counter()
+                list(pool.map(lambda offset: pwrite_all(fd, chunk.data, offset, path), range(first, stop, CHUNK_BYTES)))
+                return time.perf_counter() - begin
+
+            def sync() -> float:
+                begin = time.perf_counter()
+                with naming(path):
+                    os.fdatasync(fd)
+                return time.perf_counter() - begin
+
+            yield write, sync
     finally:
         close_fd(fd, path)
+
+
+def _time_first_writes(path: str, n_bytes: int) -> tuple[float, int]:
+    """Write a new file of up to ``n_bytes``; return bytes a second, and how many it has."""
+    end, done = share_end("write"), 0
+    with _writing(path, n_bytes, os.O_CREAT | os.O_EXCL) as (write, sync):
+
+        def some() -> float:
+            nonlocal done
+            first, done = done, min(done + SLICE_BYTES, n_bytes)
+            return (done - first) / write(first, done)
+
+        rate = settled(some, end, -(-n_bytes // SLICE_BYTES))
+        rate = done / (done / rate + sync())
+    os.truncate(path, done)
+    return rate, done
+
+
+def _time_writes(path: str, n_bytes: int) -> float:
+    """Write over the first bytes of a file that is there, and return the seconds."""
+    with _writing(path, n_bytes, 0) as (write, sync):
+        return write(0, n_bytes) + sync()

@@ -25,7 +25,7 @@ from featstore.sampling.scratch import SCRATCH
 from featstore.strategies.batchsize import REUSE, BatchSize, foresee, larger, largest, measure, pooled_bytes
 from featstore.strategies.setup import Setup
 
-__all__ = ["BATCHES", "SAMPLED_AHEAD", "Memory", "Request", "ask", "before_asking", "too_small"]
+__all__ = ["BATCHES", "SAMPLED_AHEAD", "SAMPLED_SHARE", "Memory", "Request", "ask", "before_asking", "too_small"]
 
 BATCHES = "batches"  # in the report of a loader's share
 SAMPLED_AHEAD = "epoch samples"  # holder

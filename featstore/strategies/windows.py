@@ -1,0 +1,38 @@
+"""Windows in which a sampler draws many batches at once: how many an epoch has, and what would make it one."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from featstore.errors import PerformanceWarning
+from featstore.sampling.drawn import windows_of
+from featstore.strategies.length import at_least
+from featstore.strategies.memory import SAMPLED_AHEAD, SAMPLED_SHARE, Memory
+from featstore.strategies.setup import Setup
+
+__all__ = ["describe_windows"]
+
+MANY = 4  # windows of an epoch: each passes over the neighbour lists in every hop
+
+
+def describe_windows(setup: Setup, memory: Memory) -> dict[str, Any]:
+    """Return ``windows`` for the loader's statistics, empty where none are chosen; warn where an epoch has many."""
+    granted, batch = memory.granted.get(SAMPLED_AHEAD), memory.batch
+    found = None if granted is None else windows_of(setup.batches, granted, (batch.n_rows, batch.n_edges))
+    if granted is None or found is None:
+        return {}
+    advice = None
+    if found.n >= MANY:
+        more = []
+        if found.memory is not None:
+            short = SAMPLED_SHARE * (found.memory - granted)
+            more.append(f"memory='{at_least(setup.limit.total + short * 9 // 8)}'")
+        if found.disk is not None:
+            more.append(f"EpochSampler(disk='{at_least(found.disk)}')")
+        advice = (
+            f"an epoch has {found.n} windows of {found.size} batches, each of which passes over the neighbour lists once a hop; "
+            f"{' and '.join(more)} would make it one"
+        )
+        warnings.warn(f"window='auto': {advice}", PerformanceWarning, stacklevel=2)
+    return {"windows": {"batches": found.size, "of": len(setup.batches), "passes": found.n, "advice": advice}}
