@@ -116,13 +116,19 @@ def make_sampler(g: Any, job: dict[str, Any]) -> Any:
 
 
 def make_history(job: dict[str, Any]) -> Any:
-    """Return the history that a job names by dim, nodes (or the file of their ids) and staleness; None where it has none."""
+    """Return the history that a job names by dim, nodes (or the file of their ids) and staleness; None where it has none.
+
+    With ``narrow`` its rows are of half precision, and gradients of pulled rows are lost.
+    """
+    import torch
+
     import featstore
 
     if "history" not in job:
         return None
     dim, nodes, staleness = job["history"]
-    return featstore.History(dim, np.load(nodes) if str(nodes).endswith(".npy") else nodes, staleness)
+    more = {"dtype": torch.float16, "gradients": False} if job.get("narrow", False) else {}
+    return featstore.History(dim, np.load(nodes) if str(nodes).endswith(".npy") else nodes, staleness, **more)
 
 
 def child(job: dict[str, Any]) -> dict[str, Any]:
@@ -138,7 +144,7 @@ def child(job: dict[str, Any]) -> dict[str, Any]:
         seeds, batch_size = g.node_data["seeds"], job["batch_size"]
         sampler = make_sampler(g, job)
         batches = (
-            featstore.PartitionBatches(g, seeds, batch_size, macro=MACRO)
+            featstore.PartitionBatches(g, seeds, batch_size, macro=job.get("macro", MACRO))
             if job.get("parts")
             else featstore.RandomBatches(seeds, batch_size)
         )
@@ -184,6 +190,7 @@ def child(job: dict[str, Any]) -> dict[str, Any]:
             "rows_loaded": round((stats["rows_loaded"] if rows is None else epoch["rows"]) / part),
             "kernel_bytes": round(epoch["kernel_bytes"] / part),
             "checksums": [mark["checksum"] for mark in epoch["marks"]],
+            "memory": job["memory"],
             "peak": g.budget.peak,
         }
 
@@ -206,13 +213,12 @@ def run_sides(
     return alternate(1 if args.tiny else args.runs, turns), results
 
 
-def more_of(work: Work, result: dict[str, Any]) -> dict[str, Any]:
+def more_of(result: dict[str, Any]) -> dict[str, Any]:
     """What stands in a figure's line of one side."""
     said = {name: each for name, each in result.items() if name not in ("checksums", "seconds")}
     return {
         **said,
         "stages": {stage: round(seconds, 3) for stage, seconds in result["stages"].items()},
-        "memory": work.job()["memory"],
     }
 
 
@@ -234,7 +240,7 @@ def preparation(args: argparse.Namespace, report: Report, work: Work) -> None:
             reference_rows=ours["rows"],
             reference_rows_loaded=ours["rows_loaded"],
             reference_stages={stage: round(each, 3) for stage, each in ours["stages"].items()},
-            **more_of(work, theirs),
+            **more_of(theirs),
         )
 
 
@@ -255,7 +261,7 @@ def shared_draws_streamed(args: argparse.Namespace, report: Report, work: Work) 
             "s",
             reference=None if name == reference else reference,
             references=None if name == reference else seconds[reference],
-            **more_of(work, results[name][-1]),
+            **more_of(results[name][-1]),
         )
 
 
@@ -280,7 +286,7 @@ def table6(args: argparse.Namespace, report: Report, work: Work) -> None:
             references=None if before is None else seconds[before],
             parts=work.n_parts,
             partition_s=round(work.partition_s, 3),
-            **more_of(work, results[name][-1]),
+            **more_of(results[name][-1]),
         )
     print(_as_text(work, seconds, results), file=sys.stderr, flush=True)
 

@@ -23,6 +23,8 @@ SHARE, STALENESS = 0.2, 15  # of the nodes; steps: the defaults
 FANOUTS = ([10, 10], [10, 10, 10])
 SEEDS_A_PART = 500
 DIM = 128  # of embeddings, where seconds are taken
+LONG = 100  # steps, in large batches
+LARGE_BATCH, BATCHES_BYTES = 1000, 256 << 20  # seeds, and what such batches take beside a quarter of the features
 RANDOM, MACRO = "random batches", "default macro"
 STALENESSES = (0, STALENESS, 50, 100, 500, 1000)  # table 11 of the paper, whose count begins at 1
 LOST = "gradients of pulled rows lost"
@@ -93,38 +95,43 @@ def merge_zeros(batch: Any, dim: int) -> None:
 def preparation_with_history(args: argparse.Namespace, report: Report, work: Work) -> None:
     """Seconds of an epoch of partition batches with and without a history, whose table is part of the memory.
 
-    The history keeps a fixed share of the nodes. One whose nodes the loader chooses is reported, too, its choice apart.
+    In small batches of few parts, the history keeps a fixed share of the nodes; one whose nodes the loader chooses is reported,
+    too, its choice apart. In large batches of the default macro-batch, the loader chooses the nodes of a history of half
+    precision whose gradients are lost.
     """
+    large = {"parts": True, "macro": None, "batch_size": 20 if args.tiny else LARGE_BATCH}
+    large["memory"] = work.features_bytes // 4 + BATCHES_BYTES
     for strategy in ("superbatch", "streamed"):
         plain = {"strategy": strategy, "parts": True}
         sides = {name: {**plain, "history": (DIM, nodes, STALENESS)} for name, nodes in (("history", SHARE), ("auto", "auto"))}
         seconds, results = run_sides(args, work, {"plain": plain, **sides})
-        ours, theirs, chosen = (results[side][-1] for side in ("history", "plain", "auto"))
-        report.figure(
-            f"{work.name}, {strategy}: an epoch in partition batches without a history",
-            seconds["plain"],
-            "s",
-            reference='with a history of nodes="auto", at equal memory',
-            references=seconds["auto"],
-            split=chosen["split"],
-            split_s=[each["split_s"] for each in results["auto"]],
-            reference_rows=chosen["rows"],
-            reference_rows_loaded=chosen["rows_loaded"],
-            reference_stages={stage: round(each, 3) for stage, each in chosen["stages"].items()},
-            rows=theirs["rows"],
-        )
-        report.figure(
-            f"{work.name}, {strategy}: data preparation in partition batches",
-            seconds["plain"],
-            "s",
-            reference=f"with a history, dim {DIM}, at equal memory",
-            references=seconds["history"],
-            target=None if args.tiny else ">= 1.25",
-            reference_rows=ours["rows"],
-            reference_rows_loaded=ours["rows_loaded"],
-            reference_stages={stage: round(each, 3) for stage, each in ours["stages"].items()},
-            **more_of(work, theirs),
-        )
+        wide = {"strategy": strategy, **large}
+        narrow = {**wide, "history": (DIM, "auto", LONG), "narrow": True}
+        more = run_sides(args, work, {"plain, large": wide, "large": narrow})
+        seconds, results = seconds | more[0], results | more[1]
+        for side, base, target in (
+            ("auto", "plain", None),
+            ("history", "plain", ">= 1.25"),
+            ("large", "plain, large", ">= 1.25"),
+        ):
+            ours, theirs = results[side][-1], results[base][-1]
+            batches = "batches of 1,000 seeds in default macro-batches" if side == "large" else "partition batches"
+            report.figure(
+                f"{work.name}, {strategy}: data preparation in {batches}, without a history",
+                seconds[base],
+                "s",
+                reference=f"with a history ({side}), dim {DIM}, at equal memory",
+                references=seconds[side],
+                target=None if args.tiny else target,
+                split=ours["split"],
+                split_s=[each["split_s"] for each in results[side]],
+                rows_loaded_ratio=round(theirs["rows_loaded"] / max(1, ours["rows_loaded"]), 4),
+                reference_rows=ours["rows"],
+                reference_rows_loaded=ours["rows_loaded"],
+                reference_kernel_bytes=ours["kernel_bytes"],
+                reference_stages={stage: round(each, 3) for stage, each in ours["stages"].items()},
+                **{name: each for name, each in more_of(theirs).items() if name not in ("split", "split_s")},
+            )
 
 
 def accuracy_with_history(args: argparse.Namespace, report: Report, graph: str, dataset: Path) -> None:

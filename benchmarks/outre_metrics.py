@@ -68,7 +68,7 @@ def table12(args: argparse.Namespace, report: Report, work: Work) -> None:
                 reference=None if is_first else METRICS[0],
                 references=None if is_first else seconds[METRICS[0]],
                 chosen=chosen,
-                **more_of(work, runs[-1]),
+                **more_of(runs[-1]),
             )
             stages = [statistics.median(each["stages"][stage] for each in runs) for stage in ("sample", "gather")]
             cells = "".join(f"{each:>10.2f}" for each in [*stages, statistics.median(seconds[metric])])

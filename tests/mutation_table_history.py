@@ -245,14 +245,6 @@ HISTORY: tuple[Mutation, ...] = (
         ("tests/test_savedio.py::test_lists_in_memory_cost_nothing",),
     ),
     Mutation(
-        "lists are looked up when they are gone",
-        "historical embeddings",
-        "featstore/strategies/savedsplit.py",
-        "return sampled, lambda ids: outside",
-        "return sampled, lambda ids: _outside(graph, ids, lists)",
-        ("tests/test_savedio.py::test_lists_at_hand_cost_nothing",),
-    ),
-    Mutation(
         "seeds credited",
         "historical embeddings",
         "featstore/plan/savedio.py",

@@ -396,7 +396,7 @@ class History:
             pulled = table.index_select(0, rows.pull_slots).to(h.dtype)
             is_kept = torch.ones(n_sources, dtype=torch.bool, device=h.device).index_fill_(0, rows.pull, False)
             kept = is_kept.nonzero().flatten()
-            merged = h.new_zeros((n_sources, self.dim)).index_copy(0, kept, h).index_copy(0, rows.pull, pulled)
+            merged = h.new_empty((n_sources, self.dim)).index_copy_(0, kept, h).index_copy_(0, rows.pull, pulled)
         with torch.no_grad():
             table.index_copy_(0, rows.push_slots, merged.detach().index_select(0, rows.push).to(table.dtype))
         if self._sums is not None and merged.requires_grad:
