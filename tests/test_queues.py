@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,8 +18,9 @@ from featstore._core.buffers import Lease
 from featstore._core.io import Engine
 from featstore.errors import BudgetError
 from featstore.gather.buffers import BufferPool, block_bytes
-from featstore.storage.reader import MAX_ENGINES, PREAD_THREADS, SCRATCH_STEP, Reader
-from tests.conftest import make_graph
+from featstore.storage.reader import MAX_ENGINES, SCRATCH_STEP, Reader
+from tests.conftest import _threads, make_graph
+from tests.test_overlap import until
 
 N, DIM = 20_000, 256
 MEMORY = 8 << 20
@@ -113,9 +113,9 @@ def test_a_batch_waits_for_queues_that_others_read_with(dataset: Path, monkeypat
 BACKENDS = ["io_uring", "pread"]
 
 
-def n_threads() -> int:
-    """Threads of this process, those of the compiled core included."""
-    return len(os.listdir("/proc/self/task"))
+def n_readers() -> int:
+    """Threads of the compiled core that read, which name themselves."""
+    return list(_threads().values()).count("fs-pread")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -127,7 +127,6 @@ def test_so_many_threads_read_at_once(dataset: Path, backend: str, n: int) -> No
     with featstore.open(dataset, memory=4 * MEMORY, backend=backend) as g:
         reader, over, entered = g.reader, threading.Event(), threading.Event()
         expected = g.features["x"][rows]
-        none = n_threads()
         reader.bound(1, n)
 
         def one_more() -> None:
@@ -136,8 +135,7 @@ def test_so_many_threads_read_at_once(dataset: Path, backend: str, n: int) -> No
 
         late = threading.Thread(target=one_more)
         with borrowed(reader, n_queues, over):
-            if backend == "pread":
-                assert n_threads() == none - PREAD_THREADS + n + n_queues  # and the borrower itself
+            until(lambda: n_readers() == (n if backend == "pread" else 0))
             assert g.budget.report()["reader buffers"] == sum(held.n_bytes for held in reader._held.values())
             assert len(reader._held) == n_queues
             late.start()

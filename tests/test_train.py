@@ -369,8 +369,9 @@ def test_ctrl_c_ends_a_training_loop(small):
 def interrupt(path: str, n: int, options: dict) -> None:
     """Interrupt loops ``n`` times at random moments; in the child, whose main thread signals reach.
 
-    CPython drops an interrupt that strikes within a destructor (of its own threads, too), so it strikes again after a second, as
-    a user would. It also says that a file is not closed where one strikes between an open and its ``with`` block.
+    CPython drops an interrupt that strikes within a destructor, so it strikes again after five seconds, as a user would. Those
+    that its own list of threads drops, a WeakSet, are not counted: one in a hundred, where an epoch has many threads. It also
+    says that a file is not closed where one strikes between an open and its ``with`` block.
     """
     struck = caught = 0
     lost: list[str] = []  # where CPython says so
@@ -390,7 +391,7 @@ def interrupt(path: str, n: int, options: dict) -> None:
         for _ in range(n):
             loader = make_loader(g, featstore.NeighborSampler(g, [5]), np.arange(500), 1, labels=None, **options)
             try:
-                signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-6, 0.03), 1.0)
+                signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-6, 0.03), 5.0)
                 while True:
                     for _ in loader:
                         pass
@@ -409,7 +410,8 @@ def interrupt(path: str, n: int, options: dict) -> None:
                 time.sleep(0.001)
             assert len(g.features["x"][:5]) == 5
     assert not [what for what in lost if not what.startswith(("KeyboardInterrupt", "ResourceWarning"))], lost
-    assert struck - caught <= 1 + n // 100, f"{struck - caught} of {struck} interrupts were lost, in {lost}"
+    of_threads = sum("WeakSet.__init__" in what for what in lost)
+    assert struck - caught - of_threads <= 1 + n // 100, f"{struck - caught} of {struck} interrupts were lost, in {lost}"
     print(f"{struck - caught} of {struck} interrupts were lost, in {lost}")
 
 

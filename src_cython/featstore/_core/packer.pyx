@@ -208,7 +208,10 @@ cdef class Packer:
     @property
     def written_bytes(self):
         """Bytes written so far."""
-        return self.p.written_bytes
+        pthread_mutex_lock(&self.p.lock)  # writers may be at work
+        cdef uint64_t n_bytes = self.p.written_bytes
+        pthread_mutex_unlock(&self.p.lock)
+        return n_bytes
 
     def stop(self):
         """End the writers once the queue is empty; their threads may then be joined."""
