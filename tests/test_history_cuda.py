@@ -41,6 +41,17 @@ def test_every_row_is_the_latest_push(path: Path, strategy: str) -> None:
                 assert other.n_pulled > 0
 
 
+def test_a_loop_in_a_stream_of_its_own(path: Path) -> None:
+    """Its table is zeroed before, though the stream in which the loader is made is busy for long."""
+    with featstore.open(path, memory="32MiB") as g:
+        training = Training(g)
+        torch.cuda._sleep(500_000_000)
+        with make(g, history_of(), device="cuda") as loader, torch.cuda.stream(torch.cuda.Stream()):
+            training.run(loader, 0)
+            training.run(loader, 1)
+        assert training.n_pulled > 0
+
+
 def test_rows_on_another_device_and_a_choice_by_the_hosts_memory_are_refused(path: Path) -> None:
     with featstore.open(path, memory="32MiB") as g:
         with make(g, history_of(), device="cuda") as loader:
