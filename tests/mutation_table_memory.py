@@ -111,6 +111,30 @@ MEMORY: tuple[Mutation, ...] = (
         "self.memory.granted[WINDOWS] // max(1,",
         ("tests/test_streamed.py::test_extents_are_read_ahead_into_what_is_reserved",),
     ),
+    Mutation(
+        "making a layout counted beside batches",
+        "budget counting",
+        "featstore/strategies/memory.py",
+        "needed = max(self._asked + self.loop_bytes(n_rows), self.least_of_requests(first=True))",
+        "needed = self._asked + self.loop_bytes(n_rows) + self.least_of_requests(first=True)",
+        ("tests/test_needs.py::test_making_a_layout_need_not_fit_beside_batches",),
+    ),
+    Mutation(
+        "rows on a device counted once they are there",
+        "budget counting",
+        "featstore/strategies/packed.py",
+        "on_device = OnDevice() if layout is not None and layout.device_rows else None",
+        "on_device = None",
+        ("tests/test_memory_sweep.py::test_packed_names_at_once_what_its_layout_and_its_batches_need",),
+    ),
+    Mutation(
+        "a strategy's own requests forgotten",
+        "budget counting",
+        "featstore/strategies/superbatch.py",
+        "return ask(setup, self.requests, *caches, plans=True)",
+        "return ask(setup, self.runner().requests, *caches, plans=True)",
+        ("tests/test_needs.py::test_superbatches_are_foreseen_as_they_run",),
+    ),
     # -- the stages
     Mutation(
         "an item too many ahead",

@@ -319,20 +319,25 @@ def test_the_first_number_suffices_for_one_loader(graph: Path, pack: Path, name:
             assert n_batches == len(made)
 
 
-@pytest.mark.parametrize(("policy", "cache"), covering(["belady", "frequency", "in_out_ratio"], ["auto", 0.05]))
+@pytest.mark.parametrize(
+    ("policy", "cache", "device"), covering(["belady", "frequency", "in_out_ratio"], ["auto", 0.05], [None, 0.03])
+)
 def test_packed_names_at_once_what_its_layout_and_its_batches_need(
-    graph: Path, pack: Path, tmp_path: Path, cache: str | float, policy: str
+    graph: Path, pack: Path, tmp_path: Path, cache: str | float, policy: str, device: float | None
 ) -> None:
     path = tmp_path / "pack"
     shutil.copytree(pack, path, ignore=shutil.ignore_patterns("layout-*"))
     strategy = featstore.Packed(pack=path, cache=cache, policy=policy)
     for memory in (900_000, 1_200_000, 1_800_000):
         with featstore.open(graph, memory=memory) as g, pytest.raises(featstore.BudgetError) as refused:
-            featstore.Loader(g, strategy=strategy, labels="y")
+            featstore.Loader(g, strategy=strategy, labels="y", device_cache=device)
         assert not list(path.glob("layout-*"))
         needed = refused.value.needed
         assert needed is not None
-        with featstore.open(graph, memory=needed) as g, featstore.Loader(g, strategy=strategy, labels="y") as loader:
+        with (
+            featstore.open(graph, memory=needed) as g,
+            featstore.Loader(g, strategy=strategy, labels="y", device_cache=device) as loader,
+        ):
             assert sum(1 for _ in loader) == len(loader)
         shutil.rmtree(next(path.glob("layout-*")))
 

@@ -358,7 +358,7 @@ class Memory:
             "what is held already": self._fixed,
             "two batches": self.loop_bytes(self.batch.n_rows),
             "other loaders' batches": self._others(idle=False),
-            "the strategy": self.least_of_requests(first=False),
+            **{each.holder: each.least for each in self.requests if not each.is_first},
             "caches": self._cache_bytes,
             "or first": self.least_of_requests(first=True),
         }
