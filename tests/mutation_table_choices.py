@@ -159,7 +159,7 @@ CHOICES: tuple[Mutation, ...] = (
         LENGTH,
         "bisect_right(range(1, size + 1), granted, key=lambda each: needed(size=each))",
         "size",
-        ("tests/test_length.py", "tests/test_choices_alike.py"),
+        ("tests/test_length.py::test_what_was_granted_limits_the_length",),
     ),
     Mutation(
         "passes of packing that ran are not counted",
@@ -187,14 +187,6 @@ CHOICES: tuple[Mutation, ...] = (
     ),
     # -- windows
     Mutation(
-        "memory that holds all draws is cut",
-        WINDOWS,
-        TURNS,
-        "self._n if held >= self._useful else held // self._each",
-        "held // self._each",
-        ("tests/test_epoch_windows.py::test_memory_in_which_nothing_is_spilled_holds_one_window",),
-    ),
-    Mutation(
         "many windows are not said",
         WINDOWS,
         "featstore/strategies/windows.py",
@@ -206,8 +198,8 @@ CHOICES: tuple[Mutation, ...] = (
         "a disk that does not limit windows",
         WINDOWS,
         TURNS,
-        "min(self._n, in_memory, disk // self._stored)",
-        "min(self._n, in_memory)",
+        "min(self._n, held // self._each, disk // self._stored)",
+        "min(self._n, held // self._each)",
         ("tests/test_epoch_windows.py",),
     ),
     # -- what they rest on

@@ -45,14 +45,6 @@ def test_what_is_named_makes_one_window_and_less_does_not(path: Path, n: int, n_
             assert cut.size(memory, found.disk - 1) < n
 
 
-def test_memory_in_which_nothing_is_spilled_holds_one_window(path: Path) -> None:
-    """Logs of small batches are smaller than what those of large ones should have in memory."""
-    with featstore.open(path, memory="64MiB") as g:
-        sampler = sampler_of(g)
-        useful = sampler.memory_bytes(1000, 2)[1]
-        assert Cut(sampler, 1000, 2).size(useful, 1 << 40) == 1000
-
-
 def loader(g: Any, sampler: Any, **options: Any) -> featstore.Loader:
     return featstore.Loader(g, sampler, np.arange(3000), 10, **options)
 

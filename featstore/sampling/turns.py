@@ -93,12 +93,10 @@ class Cut:
         targets, edges = sampler.expected(n_seeds) if batch is None or -1 not in sampler.fanouts else batch
         self._stored = max(1, drawn_bytes(edges, targets, width, has_places(sampler.hops)) + TARGET_WORDS * width * targets)
         self._each = 2 * LOG_WORDS * width * len(sampler.fanouts)
-        self._useful = sampler.memory_bytes(n, n_seeds)[1]
 
     def size(self, held: int, disk: int) -> int:
         """Return how many batches a window has, in so many bytes of memory and disk."""
-        in_memory = self._n if held >= self._useful else held // self._each
-        size = max(1, min(self._n, in_memory, disk // self._stored))
+        size = max(1, min(self._n, held // self._each, disk // self._stored))
         if size < self._n:
             size = max(1, size // 2)  # two windows at once
         while size > 1 and least_bytes(self._graph, self._fanouts, size, self._wide) > held:
@@ -107,7 +105,8 @@ class Cut:
 
     def windows(self, held: int, disk: int) -> Windows:
         """Return how an epoch is cut, and what would make it one window."""
-        n, most, all_of_it = self._n, self._n * self._stored, max(held, self._useful)
+        n, most = self._n, self._n * self._stored
+        all_of_it = max(held, n * self._each, least_bytes(self._graph, self._fanouts, n, self._wide))
         size = self.size(held, disk)
         memory = held + bisect_left(range(held, all_of_it), True, key=lambda held: self.size(held, most) == n)
         needed = disk + bisect_left(range(disk, most), True, key=lambda disk: self.size(all_of_it, disk) == n)
