@@ -217,7 +217,7 @@ CHOICES: tuple[Mutation, ...] = (
         "featstore/plan/simulate.py",
         "if not checked.is_checked and len(foreseen) == len(trace):",
         "if len(foreseen) == len(trace):",
-        ("tests/test_planned_plugins.py", "tests/test_planned_contract.py"),
+        ("tests/test_belady.py::test_a_simulation_does_not_believe_what_a_plug_in_foresees",),
     ),
     Mutation(
         "offsets that descend between blocks",

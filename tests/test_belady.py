@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -422,6 +423,19 @@ def test_a_simulation_ends_when_misses_are_known(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Belady, "_batches", counted)
     assert simulate(batches, 5, "belady", n=30).tolist() == expected
     assert planned == [5]
+
+
+def test_a_simulation_does_not_believe_what_a_plug_in_foresees() -> None:
+    class Hopeful(Belady):
+        def plan(self, window: Window) -> Iterator[PlannedBatch]:
+            foresee = window.foresee
+            assert foresee is not None
+            yield from super().plan(
+                replace(window, foresee=lambda batch, missed: foresee(batch, missed[:0] if batch > 9 else missed))
+            )
+
+    with pytest.raises(PluginError, match=r"foresee|foresaw|miss"):
+        simulate([np.arange(k, k + 5) for k in range(20)], 5, Hopeful(), n=30)
 
 
 def test_planned_changesets_run_in_the_cache() -> None:
