@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import featstore
 from featstore.config import parse_size
 from featstore.sampling.turns import Cut
-from featstore.sampling.window import Window
+from featstore.sampling.window import EpochWindow
 from tests.conftest import skewed_dataset
 
 
@@ -54,8 +54,8 @@ def test_many_windows_are_a_warning_that_says_what_makes_them_one(
     path: Path, strategy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[int] = []
-    draw = Window.draw
-    monkeypatch.setattr(Window, "draw", lambda self: (drawn.append(self.stop - self.first), draw(self))[1])
+    draw = EpochWindow.draw
+    monkeypatch.setattr(EpochWindow, "draw", lambda self: (drawn.append(self.stop - self.first), draw(self))[1])
     with featstore.open(path, memory="6MiB") as g:
         with pytest.warns(featstore.PerformanceWarning, match="window='auto': an epoch has") as caught:
             ours = loader(g, sampler_of(g), strategy=strategy)

@@ -114,7 +114,7 @@ MADE: dict[str, tuple[dict[str, Any], set[str], set[str]]] = {
         {"cache of 'x'"},
     ),
     "ginex": ({"strategy": "ginex", "superbatch": 3}, {FEATURES}, set()),
-    "packed": ({"strategy": "packed"}, set(), {"cache of 'x'"}),
+    "packed": ({"strategy": "packed"}, {"extents read ahead"}, {"cache of 'x'"}),
     "epoch": ({"strategy": "ondemand", "feature_cache": None}, {"epoch samples"}, set()),
 }
 
