@@ -18,6 +18,7 @@ import numpy as np
 import featstore
 from featstore.budget import Living
 from featstore.sampling.scratch import SCRATCH
+from tests import pyg  # noqa: F401  before the adapter imports PyG, whose warnings are errors here
 from tests.loaders import make_loader
 
 
