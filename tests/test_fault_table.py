@@ -167,15 +167,15 @@ COVERAGE: dict[str, list[str]] = {
         "test_loader::test_collected_in_a_cycle",
         "test_loader::test_ctrl_c_while_waiting",
         "test_passes::test_ctrl_c_while_rows_are_added",
-        "test_train::test_ctrl_c_ends_a_training_loop",
-        "test_train::test_ctrl_c_at_any_moment",
+        "test_interrupts::test_ctrl_c_ends_a_training_loop",
+        "test_interrupts::test_ctrl_c_at_any_moment",
         "test_commit_faults::test_ctrl_c_after_any_step_leaves_the_old_or_the_new",
     ],
     "process: a copy to a device fails, or is interrupted, under way; memory that cannot be pinned": [
         "test_transfer::test_host_memory_goes_back_once_the_copy_is_complete",
         "test_transfer::test_memory_that_cannot_be_locked_is_ordinary_and_said_once",
         "test_loader::test_errors_of_handing_over",
-        "test_train::test_ctrl_c_at_any_moment",
+        "test_interrupts::test_ctrl_c_at_any_moment",
     ],
     "process: a policy that raises, returns the wrong type, out-of-range or duplicate rows": [
         "test_cache_table::test_faulty_static_policies",
