@@ -87,9 +87,8 @@ def measure(graph: Any, batches: SampledBatches) -> tuple[BatchSize, SampledBatc
     size, sampled = _sample(graph, batches, 0)
     if batches.most_rows is not None:
         return size.of(batches.most_rows), batches
-    kept = (
-        batches if sampled.history is not None else _FirstKept(batches, sampled, size.sample_bytes, graph)
-    )  # in its turn it may be smaller
+    # With a history the batch may be smaller in its turn.
+    kept = batches if sampled.history is not None else _FirstKept(batches, sampled, size.sample_bytes, graph)
     del sampled  # or it could not be given back where there is no memory for others
     return (size if together_of(batches) == 1 else _upper(graph, batches, size)), kept
 
