@@ -164,6 +164,14 @@ MEMORY: tuple[Mutation, ...] = (
     ),
     # -- the one gather
     Mutation(
+        "ids read where rows are planned",
+        "the one gather",
+        "featstore/graph/feature.py",
+        "return np.asarray(resolve_rows(mine, len(self), self.first_row)[0])",
+        "return np.asarray(mine)",
+        ("tests/test_sources.py::test_planners_have_rows_not_ids[superbatch]",),
+    ),
+    Mutation(
         "an extent read before what may be refused",
         "the one gather",
         "featstore/gather/executor.py",
@@ -177,7 +185,7 @@ MEMORY: tuple[Mutation, ...] = (
         "featstore/cache/table.py",
         "return plan.within(self.capacity, rows) if self.is_cut else plan",
         "return plan",
-        ("tests/test_loans.py::test_rows_are_right_while_another_thread_takes_memory_back",),
+        ("tests/test_sources.py::test_planners_have_rows_not_ids[superbatch]",),
     ),
     Mutation(
         "all planned hits counted as lost",
