@@ -112,6 +112,22 @@ MEMORY: tuple[Mutation, ...] = (
         ("tests/test_streamed.py::test_extents_are_read_ahead_into_what_is_reserved",),
     ),
     Mutation(
+        "a scan reads ahead into more than it was given",
+        "budget counting",
+        "featstore/storage/scan.py",
+        "held - pages.nbytes)",
+        "held)",
+        ("tests/test_scan.py::test_all_words_come_in_order_within_the_memory",),
+    ),
+    Mutation(
+        "a scan that waits for its last read before it begins another",
+        "scans that read ahead",
+        "featstore/storage/scan.py",
+        "// _BLOCK_SHARE // PAGE_BYTES)",
+        "// PAGE_BYTES - 2)",
+        ("tests/test_scan.py::test_many_reads_are_under_way_while_a_block_is_used",),
+    ),
+    Mutation(
         "making a layout counted beside batches",
         "budget counting",
         "featstore/strategies/memory.py",

@@ -17,6 +17,7 @@ from featstore.errors import BudgetError
 from featstore.graph.prefix import Prefix, piece_nodes
 from featstore.graph.topology import BLOCK_BYTES, Topology, huge_bytes
 from featstore.storage.layout import PAGE_BYTES
+from featstore.storage.scan import scan_bytes
 
 __all__ = ["NeighborCache"]
 
@@ -24,7 +25,7 @@ Int64s = npt.NDArray[np.int64]
 
 _CHUNK_NODES = 1 << 16  # nodes handled at once where that takes temporary arrays
 _PIECE_BYTES = 32  # a node whose offset is read
-_SCRATCH_SHARE = 64  # of the file that is read at once where that is less
+_SCRATCH_SHARE = 64  # of the file, one part of so many is held where that is less
 
 
 class NeighborCache:
@@ -288,5 +289,5 @@ class NeighborCache:
 
 
 def _block_bytes(n_bytes: int) -> int:
-    """Bytes of a file of ``n_bytes`` that are read at once while records are filled."""
-    return min(n_bytes, max(1 << 16, n_bytes // _SCRATCH_SHARE), BLOCK_BYTES) // 8 * 8
+    """Return what a scan of ``n_bytes`` of ids holds while records are filled."""
+    return scan_bytes(n_bytes, min(BLOCK_BYTES, max(1 << 16, n_bytes // _SCRATCH_SHARE)))
