@@ -168,7 +168,7 @@ def memory(args: argparse.Namespace, report: Report, folder: Path, work: Workloa
 def edges(args: argparse.Namespace, report: Report, folder: Path, work: Workload, view: View) -> None:
     """Sampling with the numbers of edges against sampling without, the adjacency in memory.
 
-    Lists are as they were given, and the other way round: then the numbers are those of a stored permutation, on disk.
+    Lists are as they were given, and reversed: then the numbers are those of a stored permutation, in memory and on disk.
     """
     seeds = torch.from_numpy(work.seeds)
     parts = seeds.split(BATCH_SIZE)[: 4 if args.tiny else args.batches]
@@ -186,20 +186,22 @@ def edges(args: argparse.Namespace, report: Report, folder: Path, work: Workload
 
     neighbors = (NeighborSampler, FANOUTS, side, parts)
     windows = (featstore.EpochSampler, FANOUTS, in_windows, parts)
-    kinds: dict[str, list[tuple[Callable[..., Any], Any, Callable[..., float], tuple[torch.Tensor, ...]]]] = {
-        "": [
-            neighbors,
-            (LaborSampler, FANOUTS, side, parts),
-            (LayerSampler, [2000, 2000], side, few),
-            (ShadowSampler, FANOUTS[:2], side, few),
-            windows,
-        ],
+    all_samplers: list[tuple[Callable[..., Any], Any, Callable[..., float], tuple[torch.Tensor, ...]]] = [
+        neighbors,
+        (LaborSampler, FANOUTS, side, parts),
+        (LayerSampler, [2000, 2000], side, few),
+        (ShadowSampler, FANOUTS[:2], side, few),
+        windows,
+    ]
+    kinds = {
+        "": all_samplers,
+        ", of a permutation in memory": all_samplers,
         ", of a permutation on disk": [(*neighbors[:3], few), (*windows[:3], few)],
     }
     for what, samplers in kinds.items():
         with featstore.open(permuted(folder, work) if what else folder / "dataset", memory="2GiB", threads=1) as g:
             assert (g.topology.edge_ids is not None) == bool(what)
-            g.cache_neighbors()
+            g.cache_neighbors(edges=what.endswith("memory"))
             for kind, sizes, measure, batches in samplers:
                 sides = {name: partial(measure, kind(g, sizes, edges=name == "with"), batches) for name in ("with", "without")}
                 results = alternate(args.runs, sides, warm_up=1)

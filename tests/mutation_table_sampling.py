@@ -7,6 +7,47 @@ from tests.mutation import Mutation
 __all__ = ["SAMPLING"]
 
 SAMPLING: tuple[Mutation, ...] = (
+    # -- numbers of edges
+    Mutation(
+        "numbers of cached lists looked up as if they were stored ones",
+        "numbers of edges in memory",
+        "featstore/graph/neighborcache.py",
+        "_core.edge_places(place, self._first_kept, starts)",
+        "_core.edge_places(place, 0, starts)",
+        ("tests/test_cached_edge_ids.py::test_numbers_in_memory_are_those_of_the_file",),
+    ),
+    Mutation(
+        "numbers taken from another cache than the lists",
+        "numbers of edges in memory",
+        "featstore/sampling/hops.py",
+        "ids, cache = (self._topology or self._g.topology).edge_ids, scratch.cache",
+        "ids, cache = (self._topology or self._g.topology).edge_ids, self._g.neighbor_cache",
+        ("tests/test_cached_edge_ids.py::test_a_cache_that_goes_in_the_middle_of_a_batch",),
+    ),
+    Mutation(
+        "cached numbers of edges unchecked",
+        "numbers of edges in memory",
+        "featstore/graph/edgeids.py",
+        "raise self._damage(first + bad, int(out[bad]))",
+        "pass",
+        ("tests/test_cached_edge_ids.py::test_a_number_that_is_no_edges_is_found",),
+    ),
+    Mutation(
+        "numbers of edges beyond the cache's size",
+        "budget counting",
+        "featstore/graph/neighborcache.py",
+        "Prefix(topology, np.asarray(scores), room, topology.id_bytes + width, note)",
+        "Prefix(topology, np.asarray(scores), room, topology.id_bytes, note)",
+        ("tests/test_cached_edge_ids.py::test_they_are_counted_within_the_size_and_asked_for",),
+    ),
+    Mutation(
+        "a saved cache without numbers of edges taken for one with them",
+        "checksums: topology, node data and saved caches, which are read in sequence",
+        "featstore/graph/savedcache.py",
+        "if (numbers is not None) != (_NUMBERS in entry):",
+        "if numbers is not None and _NUMBERS not in entry and not entry:",
+        ("tests/test_cached_edge_ids.py::test_they_are_saved_with_the_lists",),
+    ),
     # -- layer-neighbour sampling
     Mutation(
         "one source changes for all",

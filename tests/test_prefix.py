@@ -29,6 +29,7 @@ def offsets(degrees: list[int]) -> npt.NDArray[np.int64]:
 @settings(max_examples=100, deadline=None)
 @given(data=st.data(), degrees=DEGREES, id_bytes=st.sampled_from([4, 8]), bits=st.sampled_from([1, 8, 16]))
 def test_weights_are_sums_over_a_digit(data: st.DataObject, degrees: list[int], id_bytes: int, bits: int) -> None:
+    entry_bytes = id_bytes + data.draw(st.sampled_from([0, 4, 8]))
     scores = np.array(data.draw(st.lists(SCORES, min_size=len(degrees), max_size=len(degrees))))
     shift = data.draw(st.integers(0, 64 - bits))
     like = key(float(data.draw(st.sampled_from(scores.tolist()))))
@@ -38,8 +39,8 @@ def test_weights_are_sums_over_a_digit(data: st.DataObject, degrees: list[int], 
     want = np.ones(1 << bits)
     for node in range(first, len(degrees)):
         if key(scores[node]) >> shift + bits == known:
-            want[key(scores[node]) >> shift & (1 << bits) - 1] += (degrees[node] + 1) * id_bytes
-    assert prefix.weigh(scores[first:], offsets(degrees), first, id_bytes, shift, known, weights) == -1
+            want[key(scores[node]) >> shift & (1 << bits) - 1] += (degrees[node] + 1) * entry_bytes
+    assert prefix.weigh(scores[first:], offsets(degrees), first, id_bytes, entry_bytes, shift, known, weights) == -1
     assert weights.tolist() == want.tolist()
 
 
@@ -47,11 +48,12 @@ def test_weights_are_sums_over_a_digit(data: st.DataObject, degrees: list[int], 
 @given(data=st.data(), degrees=DEGREES, id_bytes=st.sampled_from([4, 8]), left=st.integers(0, 200))
 def test_places_follow_each_other(data: st.DataObject, degrees: list[int], id_bytes: int, left: int) -> None:
     """Cut anywhere, the nodes get the places that plain Python gives them."""
+    entry_bytes = id_bytes + data.draw(st.sampled_from([0, 4, 8]))
     scores = np.array(data.draw(st.lists(st.sampled_from([-1.0, 0.0, -0.0, 2.0]), min_size=len(degrees), max_size=len(degrees))))
     threshold = key(data.draw(st.sampled_from([-1.0, 0.0, 2.0])))
     end, rest, want = 0, float(left), []
     for score, degree in zip(scores, degrees, strict=True):
-        cost = (degree + 1) * id_bytes
+        cost = (degree + 1) * entry_bytes
         chosen = key(score) > threshold or (key(score) == threshold and cost <= rest)
         if key(score) == threshold:
             rest = rest - cost if chosen else -1.0
@@ -60,8 +62,8 @@ def test_places_follow_each_other(data: st.DataObject, degrees: list[int], id_by
     at = data.draw(st.integers(0, len(degrees)))
     found = np.zeros(len(degrees), np.int64)
     indptr = offsets(degrees)
-    half = prefix.place(scores[:at], indptr, 0, id_bytes, threshold, float(left), 0, found[:at])
-    assert prefix.place(scores[at:], indptr, at, id_bytes, threshold, *half, found[at:]) == (rest, end)
+    half = prefix.place(scores[:at], indptr, 0, id_bytes, entry_bytes, threshold, float(left), 0, found[:at])
+    assert prefix.place(scores[at:], indptr, at, id_bytes, entry_bytes, threshold, *half, found[at:]) == (rest, end)
     assert found.tolist() == want
 
 
@@ -87,30 +89,31 @@ def test_the_first_offset_that_does_not_ascend_is_found(offsets: list[int], leas
 def test_a_list_too_long_for_its_record_is_never_affordable() -> None:
     weights = np.zeros(2)
     indptr = np.array([0, 2**31, 2**31 + 2**31 - 1])
-    prefix.weigh(np.array([1.0, -1.0]), indptr, 0, 4, 63, 0, weights)
+    prefix.weigh(np.array([1.0, -1.0]), indptr, 0, 4, 4, 63, 0, weights)
     assert weights.tolist() == [2.0**33, 2.0**50]
-    prefix.weigh(np.array([1.0, -1.0]), indptr, 0, 8, 63, 0, weights)
+    prefix.weigh(np.array([1.0, -1.0]), indptr, 0, 8, 8, 63, 0, weights)
     assert weights.tolist() == [2.0**33 + 2.0**34, 2.0**50 + 2.0**34 + 8]
 
 
 def test_a_score_that_is_no_number_is_found() -> None:
-    assert prefix.weigh(np.array([1.0, np.nan]), offsets([1, 1]), 0, 4, 56, 0, np.zeros(256)) == 1
+    assert prefix.weigh(np.array([1.0, np.nan]), offsets([1, 1]), 0, 4, 4, 56, 0, np.zeros(256)) == 1
 
 
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: prefix.weigh(np.zeros(3), offsets([1, 1]), 0, 4, 56, 0, np.zeros(256)),
-        lambda: prefix.weigh(np.zeros(2), offsets([1, 1]), 1, 4, 56, 0, np.zeros(256)),
-        lambda: prefix.weigh(np.zeros(1), offsets([1, 1]), -1, 4, 56, 0, np.zeros(256)),
-        lambda: prefix.weigh(np.zeros(2), offsets([1, 1]), 0, 5, 56, 0, np.zeros(256)),
-        lambda: prefix.weigh(np.zeros(2), offsets([1, 1]), 0, 4, 57, 0, np.zeros(256)),
-        lambda: prefix.weigh(np.zeros(2), offsets([1, 1]), 0, 4, -1, 0, np.zeros(256)),
-        lambda: prefix.weigh(np.zeros(2), offsets([1, 1]), 0, 4, 56, 0, np.zeros(255)),
-        lambda: prefix.weigh(np.zeros(2), offsets([1, 1]), 0, 4, 56, 0, np.zeros(1)),
-        lambda: prefix.weigh(np.zeros(2), offsets([1, 1]), 0, 4, 56, 0, np.zeros(0)),
-        lambda: prefix.place(np.zeros(2), offsets([1, 1]), 0, 4, 0, 0.0, 0, np.zeros(1, np.int64)),
-        lambda: prefix.place(np.zeros(3), offsets([1, 1]), 0, 4, 0, 0.0, 0, np.zeros(3, np.int64)),
+        lambda: prefix.weigh(np.zeros(3), offsets([1, 1]), 0, 4, 4, 56, 0, np.zeros(256)),
+        lambda: prefix.weigh(np.zeros(2), offsets([1, 1]), 1, 4, 4, 56, 0, np.zeros(256)),
+        lambda: prefix.weigh(np.zeros(1), offsets([1, 1]), -1, 4, 4, 56, 0, np.zeros(256)),
+        lambda: prefix.weigh(np.zeros(2), offsets([1, 1]), 0, 5, 5, 56, 0, np.zeros(256)),
+        lambda: prefix.weigh(np.zeros(2), offsets([1, 1]), 0, 8, 4, 56, 0, np.zeros(256)),
+        lambda: prefix.weigh(np.zeros(2), offsets([1, 1]), 0, 4, 4, 57, 0, np.zeros(256)),
+        lambda: prefix.weigh(np.zeros(2), offsets([1, 1]), 0, 4, 4, -1, 0, np.zeros(256)),
+        lambda: prefix.weigh(np.zeros(2), offsets([1, 1]), 0, 4, 4, 56, 0, np.zeros(255)),
+        lambda: prefix.weigh(np.zeros(2), offsets([1, 1]), 0, 4, 4, 56, 0, np.zeros(1)),
+        lambda: prefix.weigh(np.zeros(2), offsets([1, 1]), 0, 4, 4, 56, 0, np.zeros(0)),
+        lambda: prefix.place(np.zeros(2), offsets([1, 1]), 0, 4, 4, 0, 0.0, 0, np.zeros(1, np.int64)),
+        lambda: prefix.place(np.zeros(3), offsets([1, 1]), 0, 4, 4, 0, 0.0, 0, np.zeros(3, np.int64)),
     ],
 )
 def test_what_does_not_fit_is_refused(call: Any) -> None:

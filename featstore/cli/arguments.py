@@ -401,7 +401,7 @@ def cache_neighbors(graph: OutOfCoreGraph, options: argparse.Namespace, sampler:
                 counts = edges_drawn(sampler, batches, graph.num_nodes)
                 graph.pool.trim()
             size = f"{min(parse_size(wanted), graph.budget.available)}B"
-            graph.cache_neighbors(size, chosen.name, counts=counts, parts=parts)
+            graph.cache_neighbors(size, chosen.name, counts=counts, parts=parts, edges=getattr(sampler, "edges", False))
 
 
 def make_batches(graph: OutOfCoreGraph, options: argparse.Namespace, seeds: torch.Tensor) -> Batches:

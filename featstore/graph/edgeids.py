@@ -1,13 +1,14 @@
-"""Numbers that edges had where the user gave them: written while lists are sorted, looked up by samplers."""
+"""Numbers that edges had where the user gave them: written while lists are sorted, looked up by samplers, read in sequence."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from featstore._core import lists as _core
 from featstore.errors import CorruptionError
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.rowfile import RowFile
@@ -89,7 +90,33 @@ class EdgeIds:
 
     def __init__(self, file: RowFile) -> None:
         self._file = file
-        self._dtype = np.dtype(f"<i{file.row_bytes}")
+        self.dtype = np.dtype(f"<i{file.row_bytes}")  # of a number
+
+    def read(self, first: int, out: npt.NDArray[Any]) -> None:
+        """Read the numbers of the stored edges ``first …`` into ``out``, an array of :attr:`dtype`.
+
+        Raises
+        ------
+        CorruptionError
+            The file holds a number that is no edge's.
+        OSError, ClosedError
+        """
+        width = self.dtype.itemsize
+        self._file.read(first, len(out), out.view(np.uint8).reshape(len(out), width))
+        bad = _core.first_bad_id(out, width, self._file.n_rows)
+        if bad >= 0:
+            raise self._damage(first + bad, int(out[bad]))
+
+    def pieces(self, first: int, stop: int, buffer: npt.NDArray[Any]) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+        """Yield the numbers of the stored edges ``first … stop - 1``, as many at once as ``buffer`` holds, which they lie in."""
+        for begin in range(first, stop, len(buffer)):
+            ids = buffer[: min(len(buffer), stop - begin)]
+            self.read(begin, ids)
+            yield begin, ids
+
+    def _damage(self, position: int, found: int) -> CorruptionError:
+        where = PAGE_BYTES + position * self.dtype.itemsize // PAGE_BYTES * PAGE_BYTES
+        return CorruptionError(f"edge {position} cannot be number {found} of the input", self._file.path, where)
 
     def replace(self, positions: Int64s, array: Callable[[tuple[int], npt.DTypeLike], npt.NDArray[Any]]) -> None:
         """Put each edge's number in the input in the place of its number among the stored edges.
@@ -113,12 +140,10 @@ class EdgeIds:
         """
         if not len(positions):
             return
-        width = self._dtype.itemsize
-        found = array((len(positions),), self._dtype)
+        width = self.dtype.itemsize
+        found = array((len(positions),), self.dtype)
         self._file.gather(positions, found.view(np.uint8).reshape(len(positions), width))
-        wrong = (found < 0) | (found >= self._file.n_rows)
-        if wrong.any():
-            bad = int(wrong.argmax())
-            where = PAGE_BYTES + int(positions[bad]) * width // PAGE_BYTES * PAGE_BYTES
-            raise CorruptionError(f"edge {positions[bad]} cannot be number {found[bad]} of the input", self._file.path, where)
+        bad = _core.first_bad_id(found, width, self._file.n_rows)
+        if bad >= 0:
+            raise self._damage(int(positions[bad]), int(found[bad]))
         positions[:] = found

@@ -14,7 +14,7 @@ from featstore.cache.base import Policy, StaticPolicy, get_policy
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.rowmap import RowMap
 from featstore.cache.table import FeatureCache
-from featstore.config import Options, parse_cache_size
+from featstore.config import Options, check_flag, parse_cache_size
 from featstore.errors import FormatError
 from featstore.graph.crossedges import count_cross_edges, counts_dtype
 from featstore.graph.listscores import WriteScores, scores_by_degrees
@@ -260,6 +260,7 @@ class Kept(MadeFeatures):
         counts: Given = None,
         parts: GivenParts = None,
         seed: int = 0,
+        edges: bool = False,
         save: bool = False,
         progress: bool = True,
     ) -> None:
@@ -278,9 +279,13 @@ class Kept(MadeFeatures):
             :func:`featstore.plan.savedio.edges_drawn` counts them.
         parts, seed
             As for :meth:`cache`. For ``"cross_partition"`` ``parts`` are those that were kept last by default.
+        edges : bool
+            Also keep the numbers of the lists' edges, for samplers with ``edges=True``: 4 bytes an edge (8 from 2³¹ edges on), of
+            the same ``budget``, so fewer lists may fit. Only datasets whose lists were sorted by ``create`` store such numbers;
+            for others this changes nothing.
         save : bool
-            Also store the cache in the dataset, unless it holds the whole adjacency. A later call with the same budget, policy
-            and seed (and no ``counts``, no ``parts`` but kept ones) loads it instead of making it anew.
+            Also store the cache in the dataset, unless it holds the whole adjacency. A later call with the same budget, policy,
+            seed and ``edges`` (and no ``counts``, no ``parts`` but kept ones) loads it instead of making it anew.
         progress : bool
             Show a progress bar where stderr is a terminal.
 
@@ -290,7 +295,7 @@ class Kept(MadeFeatures):
             Not even the cache's table of 8 bytes a node fits. The message names the least that works.
         ValueError, PluginError, CorruptionError, OSError
             No such or no static policy, or nothing to recognise a saved cache by; the policy needs parts, and none are kept; the
-            policy failed; a list holds what is no node; reading or saving failed.
+            policy failed; a list holds what is no node, or a number is no edge's; reading or saving failed.
         StaleError
             The parts were made for another adjacency than the dataset has now.
         BusyError
@@ -300,8 +305,10 @@ class Kept(MadeFeatures):
 
         Notes
         -----
-        Reads the adjacency once, sequentially. On an error there is no cache, unless only saving failed.
+        Reads the adjacency once, sequentially, and with ``edges`` the numbers of all edges. On an error there is no cache, unless
+        only saving failed.
         """
+        check_flag("edges", edges)
         chosen = _static(policy)
         is_kept = parts is None or isinstance(parts, (str, KeptParts))
         usual = isinstance(policy, str) and counts is None and (is_kept if chosen.needs_parts else parts is None)
@@ -321,13 +328,14 @@ class Kept(MadeFeatures):
         recipe: dict[str, Any] = {"policy": chosen.name, "bytes": n_bytes, "seed": seed}
         if chosen.needs_parts and isinstance(parts, KeptParts):
             recipe["parts"] = [parts.name, parts.generation]
-        with Progress("neighbour lists", topology.nbytes, progress, delay_s=SHOWN_AFTER_S) as bar:
-            found = self._stored_neighbors(n_bytes, self.budget, recipe if usual else None, bar.add)
+        all_bytes = topology.num_edges * NeighborCache.entry_bytes(topology, edges)
+        with Progress("neighbour lists", all_bytes, progress, delay_s=SHOWN_AFTER_S) as bar:
+            found = self._stored_neighbors(n_bytes, self.budget, recipe if usual else None, bar.add, edges=edges)
         if found is not None:
             self.neighbor_cache = found
             return
         scoring = 24 * self.num_nodes  # bytes of two degrees and a score a node
-        total = scoring + NeighborCache.work_bytes(topology)
+        total = scoring + NeighborCache.work_bytes(topology, edges)
         with Progress("neighbour lists", total, progress, delay_s=SHOWN_AFTER_S) as bar:
             with (
                 self._or_closed(),
@@ -341,21 +349,27 @@ class Kept(MadeFeatures):
                     bar.reach(scoring)
                 if budget is None:
                     n_bytes = self.budget.available
-                self.neighbor_cache = NeighborCache.build(topology, self.budget, scores, n_bytes, note=bar.add)
+                self.neighbor_cache = NeighborCache.build(topology, self.budget, scores, n_bytes, note=bar.add, edges=edges)
                 bar.reach(total)
         if save:
             save_neighbor_cache(self.path, self._snapshot.catalog, self.neighbor_cache, recipe)
 
     def _stored_neighbors(
-        self, n_bytes: int, budget: Budget, recipe: Mapping[str, Any] | None, note: Callable[[int], None] = lambda n_bytes: None
+        self,
+        n_bytes: int,
+        budget: Budget,
+        recipe: Mapping[str, Any] | None,
+        note: Callable[[int], None] = lambda n_bytes: None,
+        *,
+        edges: bool,
     ) -> NeighborCache | None:
         """Load what needs no choice: the whole adjacency, where it fits ``n_bytes``, or the saved cache of ``recipe``."""
         topology = self.topology
-        if NeighborCache.whole_bytes(topology) <= n_bytes:
-            return NeighborCache.build(topology, budget, None, n_bytes, note=note)
+        if NeighborCache.whole_bytes(topology, edges) <= n_bytes:
+            return NeighborCache.build(topology, budget, None, n_bytes, note=note, edges=edges)
         if recipe is None:
             return None
-        return load_neighbor_cache(self._snapshot.catalog, self._snapshot.files, topology, budget, recipe)
+        return load_neighbor_cache(self._snapshot.catalog, self._snapshot.files, topology, budget, recipe, edges)
 
     def make_neighbor_cache(self, budget: Budget, scratch: Budget, least: int) -> tuple[NeighborCache, bool]:
         """Return a neighbour cache that fills ``budget``, a share of the graph's that the caller holds; loaders call this.
@@ -386,7 +400,7 @@ class Kept(MadeFeatures):
         n_bytes = budget.available
         saved = saved_bytes(self._snapshot.catalog)
         size = saved if least <= saved <= n_bytes else n_bytes
-        found = self._stored_neighbors(n_bytes, budget, {"policy": chosen.name, "bytes": size, "seed": 0})
+        found = self._stored_neighbors(n_bytes, budget, {"policy": chosen.name, "bytes": size, "seed": 0}, edges=False)
         if found is not None:
             return found, True
         with self._or_closed():

@@ -14,6 +14,7 @@ from featstore.budget import Budget, Reservation
 from featstore.cache.rowmap import huge_array
 from featstore.config import parse_size
 from featstore.errors import BudgetError
+from featstore.graph.edgeids import EdgeIds
 from featstore.graph.listscores import WriteScores, scoring_bytes
 from featstore.graph.prefix import Prefix, piece_nodes
 from featstore.graph.topology import BLOCK_BYTES, Topology, huge_bytes
@@ -25,6 +26,7 @@ __all__ = ["NeighborCache"]
 Int64s = npt.NDArray[np.int64]
 
 _CHUNK_NODES = 1 << 16  # nodes handled at once where that takes temporary arrays
+_READ_EDGES = 1 << 20  # whose numbers are read at once into their place
 _PIECE_BYTES = 32  # a node whose offset is read
 _SCRATCH_SHARE = 64  # of the file, one part of so many is held where that is less
 
@@ -44,6 +46,8 @@ class NeighborCache:
         Index of each node's record, -1 where it has none; None where ``whole``.
     indptr : int64 array, shape (num_nodes + 1,), or None
         The offsets of all lists, where the cache is ``whole`` and the topology has none in memory.
+    edge_ids : array of the topology's ``edge_ids.dtype``, or None
+        Which edge of the input each edge is, at the index that its id has in ``records``; None where that is not kept.
 
     Notes
     -----
@@ -57,11 +61,14 @@ class NeighborCache:
         offset_of_node: Int64s | None,
         reservation: Reservation | None = None,
         indptr: Int64s | None = None,
+        edge_ids: npt.NDArray[Any] | None = None,
     ) -> None:
         self.topology = topology
         self.records = records
         self.offset_of_node = offset_of_node
         self.indptr = indptr
+        self.edge_ids = edge_ids
+        self._first_kept = 0 if offset_of_node is None else topology.num_edges  # see number_edges
         self._reservation = reservation
 
     @property
@@ -81,7 +88,7 @@ class NeighborCache:
 
     def __repr__(self) -> str:
         what = "whole" if self.whole else f"{self.n_cached} of {self.topology.num_nodes} nodes"
-        return f"NeighborCache({what}, {self.nbytes} bytes)"
+        return f"NeighborCache({what}{', with numbers of edges' * (self.edge_ids is not None)}, {self.nbytes} bytes)"
 
     @classmethod
     def build(
@@ -92,6 +99,8 @@ class NeighborCache:
         n_bytes: int | str | None = None,
         scratch: Budget | None = None,
         note: Callable[[int], None] = lambda n_bytes: None,
+        *,
+        edges: bool = False,
     ) -> NeighborCache:
         """Load the neighbour lists of the nodes with the highest scores.
 
@@ -111,6 +120,8 @@ class NeighborCache:
             less.
         note : callable
             Told how many bytes were read or gone through since it was told last; all are at most :meth:`work_bytes`.
+        edges : bool
+            Keep the numbers of the lists' edges beside them, where the topology has a file of those.
 
         Returns
         -------
@@ -124,19 +135,22 @@ class NeighborCache:
         ValueError
             Scores are missing, of the wrong shape, or NaN.
         CorruptionError
-            The file holds an id that is no node's.
+            The file holds an id that is no node's, or that of numbers one that is no edge's.
 
         Notes
         -----
-        One sequential pass over the file; a few passes over the scores.
+        One sequential pass over the file, and over that of numbers; a few passes over the scores.
         """
+        edges = edges and topology.edge_ids is not None
         limit = budget.available if n_bytes is None else parse_size(n_bytes)
         table_bytes = huge_bytes(topology.num_nodes * 8)
-        whole_bytes = cls.whole_bytes(topology)
+        whole_bytes = cls.whole_bytes(topology, edges)
         if whole_bytes <= limit:
-            return cls._whole(topology, budget, note)
+            return cls._whole(topology, budget, note, edges)
         in_memory = topology.resident_offsets is not None
-        scratch_bytes = cls.scratch_bytes(topology.num_nodes, topology.nbytes, in_memory=in_memory)
+        width = cls.entry_bytes(topology, edges) - topology.id_bytes  # of an edge's number, where it is kept
+        numbers_bytes = topology.num_edges * width
+        scratch_bytes = cls.scratch_bytes(topology.num_nodes, topology.nbytes, numbers_bytes, in_memory=in_memory)
         needed = table_bytes
         if scratch is None:
             scratch = budget
@@ -150,25 +164,37 @@ class NeighborCache:
         with scratch.reserve("neighbor cache", scratch_bytes), contextlib.ExitStack() as undo:
             held = budget.reserve("neighbor cache", table_bytes)
             undo.callback(held.release)
+            n_pages = (limit - table_bytes) // PAGE_BYTES
+            room = PAGE_BYTES * (max(0, n_pages - 1) if edges else n_pages)  # each of two arrays takes whole pages
             offset_of_node = huge_array(topology.num_nodes * 8).view(np.int64)
             if callable(scores):
                 write, scores = scores, offset_of_node.view(np.float64)  # each score is read before its place is written
                 write(scores)
-            chosen = Prefix(topology, np.asarray(scores), (limit - table_bytes) // PAGE_BYTES * PAGE_BYTES, note)
+            chosen = Prefix(topology, np.asarray(scores), room, topology.id_bytes + width, note)
             n_records = chosen.write_offsets(offset_of_node)
-            held.resize(table_bytes + huge_bytes(n_records * topology.id_bytes))
+            held.resize(table_bytes + huge_bytes(n_records * topology.id_bytes) + huge_bytes(n_records * width))
             records = huge_array(n_records * topology.id_bytes).view(topology.id_dtype)
+            edge_ids = None
+            if edges:
+                numbers = _numbers_of(topology)
+                edge_ids = huge_array(n_records * width).view(numbers.dtype)
+                buffer = np.empty(max(1, _buffer_bytes(numbers_bytes) // width), numbers.dtype)
             for block in topology.blocks(_block_bytes(topology.nbytes)):
                 places = offset_of_node[block.first_node : block.first_node + len(block.offsets) - 1]
                 _core.fill_records(block.ids, block.first_edge, block.offsets, places, 0, records, topology.id_bytes)
                 note(block.ids.nbytes)
+                if edge_ids is not None:
+                    node = 0
+                    for first, ids in numbers.pieces(block.first_edge, block.first_edge + len(block.ids), buffer):
+                        node = _core.fill_records(ids, first, block.offsets, places, node, edge_ids, width)
+                        note(ids.nbytes)
             undo.pop_all()
-        return cls(topology, records, offset_of_node, held)
+        return cls(topology, records, offset_of_node, held, None, edge_ids)
 
     @classmethod
-    def _whole(cls, topology: Topology, budget: Budget, note: Callable[[int], None]) -> NeighborCache:
+    def _whole(cls, topology: Topology, budget: Budget, note: Callable[[int], None], edges: bool) -> NeighborCache:
         with contextlib.ExitStack() as undo:
-            held = budget.reserve("neighbor cache", cls.whole_bytes(topology))
+            held = budget.reserve("neighbor cache", cls.whole_bytes(topology, edges))
             undo.callback(held.release)
             indptr = None
             if topology.resident_offsets is None:
@@ -179,33 +205,52 @@ class NeighborCache:
             for first, block in topology.scan():
                 ids[first : first + len(block)] = block
                 note(block.nbytes)
+            edge_ids = None
+            if edges:
+                numbers = _numbers_of(topology)
+                edge_ids = huge_array(topology.num_edges * numbers.dtype.itemsize).view(numbers.dtype)
+                for begin in range(0, len(edge_ids), _READ_EDGES):
+                    piece = edge_ids[begin : begin + _READ_EDGES]
+                    numbers.read(begin, piece)
+                    note(piece.nbytes)
             undo.pop_all()
-        return cls(topology, ids, None, held, indptr)
+        return cls(topology, ids, None, held, indptr, edge_ids)
 
     @staticmethod
-    def work_bytes(topology: Topology) -> int:
-        """Return the bytes that :meth:`build` goes through where not everything fits: offsets for choosing, then all ids."""
-        return Prefix.work_bytes(topology.num_nodes) + topology.nbytes
+    def entry_bytes(topology: Topology, edges: bool = False) -> int:
+        """Return the bytes of an edge in memory: of its neighbour's id, and with ``edges`` of its number where that is stored."""
+        return topology.id_bytes + (topology.edge_ids.dtype.itemsize if edges and topology.edge_ids is not None else 0)
 
     @staticmethod
-    def whole_bytes(topology: Topology) -> int:
-        """Return what a cache of all lists holds: the ids, and the offsets where the topology has none in memory."""
+    def work_bytes(topology: Topology, edges: bool = False) -> int:
+        """Return the bytes that :meth:`build` goes through where not everything fits: offsets for choosing, then all edges."""
+        return Prefix.work_bytes(topology.num_nodes) + topology.num_edges * NeighborCache.entry_bytes(topology, edges)
+
+    @staticmethod
+    def whole_bytes(topology: Topology, edges: bool = False) -> int:
+        """Return what a cache of all lists holds: the ids, and the offsets where the topology has none in memory.
+
+        With ``edges`` also the edges' numbers, where there is a file of them.
+        """
         offsets = 0 if topology.resident_offsets is not None else huge_bytes((topology.num_nodes + 1) * 8)
-        return huge_bytes(topology.nbytes) + offsets
+        numbers = topology.num_edges * NeighborCache.entry_bytes(topology, edges) - topology.nbytes
+        return huge_bytes(topology.nbytes) + huge_bytes(numbers) + offsets
 
     @staticmethod
-    def scratch_bytes(num_nodes: int, n_bytes: int, *, in_memory: bool) -> int:
-        """Return what :meth:`build` holds beside the cache where that has room for a part of the lists; at most 21 MB.
+    def scratch_bytes(num_nodes: int, n_bytes: int, edge_ids: int = 0, *, in_memory: bool) -> int:
+        """Return what :meth:`build` holds beside the cache where that has room for a part of the lists; at most 29 MB.
 
         Parameters
         ----------
         num_nodes : int
         n_bytes : int
             Bytes of all neighbour ids.
+        edge_ids : int
+            Bytes of all numbers of edges, where those are kept, too.
         in_memory : bool
             The topology has its offsets in memory.
         """
-        held = max(Prefix.scratch_bytes(num_nodes) + _block_bytes(n_bytes), scoring_bytes(num_nodes))
+        held = max(Prefix.scratch_bytes(num_nodes) + _block_bytes(n_bytes) + _buffer_bytes(edge_ids), scoring_bytes(num_nodes))
         return held if in_memory else held + _PIECE_BYTES * piece_nodes(num_nodes) + _block_bytes(n_bytes)
 
     def locate(self, ids: Int64s, place: Int64s, degree: Int64s) -> None:
@@ -246,9 +291,47 @@ class NeighborCache:
         n = _core.lookup(self.offset_of_node, self.records, self.topology.id_bytes, ids, place, degree, missing)
         return missing[:n]
 
+    @property
+    def places_edges(self) -> bool:
+        """Whether :meth:`edge_places` is known of the lists' places alone."""
+        return self.whole or self.edge_ids is not None
+
+    def edge_places(self, place: Int64s, starts: Int64s) -> None:
+        """Write where the numbers of lists' edges begin, as :meth:`number_edges` takes it, given their places by :meth:`locate`.
+
+        ``starts`` may be ``place``. Only where :attr:`places_edges`.
+        """
+        _core.edge_places(place, self._first_kept, starts)
+
+    def number_edges(self, positions: Int64s, array: Callable[[tuple[int], npt.DTypeLike], npt.NDArray[Any]]) -> None:
+        """Put each edge's number in the input in the place of where that is: from memory, or from the file.
+
+        Parameters
+        ----------
+        positions : int64 array, shape (n,)
+            Places of :meth:`edge_places`, and an edge's position in its list; written over. Those of lists in the file are its
+            own. Those of cached lists are beyond ``num_edges``, by an index in ``edge_ids``; where the cache is ``whole`` the two
+            are the same.
+        array : callable
+            ``array(shape, dtype)`` makes an array, for what is read.
+
+        Raises
+        ------
+        CorruptionError, OSError, ClosedError, BudgetError
+            As :meth:`EdgeIds.replace`.
+        """
+        assert self.edge_ids is not None
+        n_missing = _core.take_edge_ids(self.edge_ids, self.edge_ids.itemsize, self._first_kept, positions)
+        if n_missing:
+            missing, stored = (array((n_missing,), np.int64) for _ in range(2))
+            _core.missing_edges(positions, missing, stored)
+            _numbers_of(self.topology).replace(stored, array)
+            positions[missing] = stored
+
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the arrays to save, not copies: ``records``, and of ``offset_of_node`` and ``indptr`` those that are there."""
-        arrays = {"records": self.records, "offset_of_node": self.offset_of_node, "indptr": self.indptr}
+        """Return the arrays to save, not copies: ``records``, and those of the other attributes that are there."""
+        names = ("records", "offset_of_node", "indptr", "edge_ids")
+        arrays = {name: getattr(self, name) for name in names}
         return {name: array for name, array in arrays.items() if array is not None}
 
     @classmethod
@@ -261,11 +344,18 @@ class NeighborCache:
         ------
         ValueError
             The arrays are not a cache of this topology: a wrong shape or dtype, a record that disagrees with the offsets, an id
-            that is no node's.
+            that is no node's, a number that is no edge's.
         """
+        edge_ids = arrays.get("edge_ids")
         records, offset_of_node, indptr = arrays["records"], arrays.get("offset_of_node"), arrays.get("indptr")
         if records.dtype != topology.id_dtype or records.ndim != 1 or not records.flags.c_contiguous:
             raise ValueError(f"records must be a 1-D array of {topology.id_dtype}")
+        if edge_ids is not None:
+            stored = topology.edge_ids
+            if stored is None or edge_ids.dtype != stored.dtype or edge_ids.shape != records.shape:
+                raise ValueError("edge_ids are kept of each record, where the topology has a file of them, in its dtype")
+            if offset_of_node is None and _core.first_bad_id(edge_ids, edge_ids.itemsize, topology.num_edges) >= 0:
+                raise ValueError("the numbers of edges are not this topology's")
         if offset_of_node is None:
             if len(records) != topology.num_edges or _core.first_bad_id(records, topology.id_bytes, topology.num_nodes) >= 0:
                 raise ValueError("the records are not this topology's adjacency")
@@ -286,7 +376,11 @@ class NeighborCache:
                 bad = _core.first_bad_record(offsets, places, records, topology.id_bytes, topology.num_nodes)
                 if bad >= 0:
                     raise ValueError(f"the record of node {first + bad} is not this topology's")
-        return cls(topology, records, offset_of_node, reservation, indptr)
+                if edge_ids is not None:
+                    bad = _core.first_bad_record(offsets, places, edge_ids, edge_ids.itemsize, topology.num_edges)
+                    if bad >= 0:
+                        raise ValueError(f"the numbers of the edges of node {first + bad} are not this topology's")
+        return cls(topology, records, offset_of_node, reservation, indptr, edge_ids)
 
     def close(self) -> None:
         """Give the memory back to the budget; a batch being sampled keeps its arrays until it is done."""
@@ -294,6 +388,16 @@ class NeighborCache:
             self._reservation.release()
 
 
+def _numbers_of(topology: Topology) -> EdgeIds:
+    assert topology.edge_ids is not None
+    return topology.edge_ids
+
+
 def _block_bytes(n_bytes: int) -> int:
     """Return what a scan of ``n_bytes`` of ids holds while records are filled."""
     return scan_bytes(n_bytes, min(BLOCK_BYTES, max(1 << 16, n_bytes // _SCRATCH_SHARE)))
+
+
+def _buffer_bytes(n_bytes: int) -> int:
+    """Return how many of ``n_bytes`` of edges' numbers are held while records are filled."""
+    return min(n_bytes, max(1 << 16, n_bytes // _SCRATCH_SHARE), BLOCK_BYTES) // 8 * 8

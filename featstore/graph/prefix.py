@@ -29,6 +29,8 @@ class Prefix:
     topology : Topology
     scores : real array, shape (num_nodes,)
     n_bytes : int
+    entry_bytes : int, optional
+        What an entry of a record takes, of which a list has one an edge and one more; the bytes of an id by default.
     note : callable
         Told how many bytes of offsets were gone through since it was told last; all are :meth:`work_bytes`.
 
@@ -48,12 +50,14 @@ class Prefix:
         topology: Topology,
         scores: npt.NDArray[Any],
         n_bytes: int,
+        entry_bytes: int | None = None,
         note: Callable[[int], None] = lambda n_bytes: None,
     ) -> None:
         n = topology.num_nodes
         if scores.shape != (n,) or scores.dtype.kind not in "biuf":
             raise ValueError(f"scores must be real numbers of shape ({n},), not {scores.dtype} of {scores.shape}")
-        self._topology, self._id_bytes = topology, topology.id_bytes
+        self._topology = topology
+        self._widths = topology.id_bytes, topology.id_bytes if entry_bytes is None else entry_bytes
         self._scores, self._note = scores, note
         self._left = float(n_bytes)
         self._threshold = 0  # key of the first score that does not fit whole
@@ -73,7 +77,7 @@ class Prefix:
     def _weights(self, shift: int, known: int, bits: int) -> npt.NDArray[np.float64]:
         weights = np.zeros(1 << bits)
         for first, offsets, scores in self._pieces():
-            bad = _core.weigh(scores, offsets, 0, self._id_bytes, shift, known, weights)
+            bad = _core.weigh(scores, offsets, 0, *self._widths, shift, known, weights)
             if bad >= 0:
                 raise ValueError(f"the score of node {first + bad} is NaN")
         return weights
@@ -94,11 +98,11 @@ class Prefix:
         return 8 * piece_nodes(num_nodes) + 3 * 8 * (1 << _digit_bits(num_nodes))
 
     def write_offsets(self, offset_of_node: Int64s) -> int:
-        """Write the record of each chosen node, -1 for the others; return the records' length in ids."""
+        """Write the record of each chosen node, -1 for the others; return the records' length in entries."""
         end, left = 0, self._left
         for first, offsets, scores in self._pieces():
             out = offset_of_node[first : first + len(scores)]
-            left, end = _core.place(scores, offsets, 0, self._id_bytes, self._threshold, left, end, out)
+            left, end = _core.place(scores, offsets, 0, *self._widths, self._threshold, left, end, out)
         return end
 
 

@@ -23,6 +23,7 @@ __all__ = ["load_neighbor_cache", "made_of", "save_neighbor_cache", "saved_bytes
 
 _KEY = "cache/neighbors"
 _ARRAYS = ("records", "offset_of_node")
+_NUMBERS = "edge_ids"  # one more, where numbers of edges are kept
 _BLOCK_ROWS = 1 << 20
 
 
@@ -71,16 +72,16 @@ def save_neighbor_cache(root: str, catalog: Catalog, cache: NeighborCache, recip
                     block = array[first : first + _BLOCK_ROWS].astype(array.dtype.newbyteorder("<"), copy=False)
                     writer.write(block.view(np.uint8).reshape(len(block), array.itemsize))
                 files[name] = writer.commit()
-        entry = {**recipe, "made_of": made_of(catalog), **{name: files[name].name for name in _ARRAYS}}
+        entry = {**recipe, "made_of": made_of(catalog), **{name: file.name for name, file in files.items()}}
         old = update.catalog.extra.get(_KEY, {})
-        update.add(files.values(), extra={_KEY: entry}, drop=[str(old[name]) for name in _ARRAYS if name in old])
+        update.add(files.values(), extra={_KEY: entry}, drop=[str(old[name]) for name in (*_ARRAYS, _NUMBERS) if name in old])
         update.commit()
 
 
 def load_neighbor_cache(
-    catalog: Catalog, files: Mapping[str, RowFile], topology: Topology, budget: Budget, recipe: Mapping[str, Any]
+    catalog: Catalog, files: Mapping[str, RowFile], topology: Topology, budget: Budget, recipe: Mapping[str, Any], edges: bool
 ) -> NeighborCache | None:
-    """Load the saved cache of the same request and topology; None where there is none.
+    """Load the saved cache of the same request and topology, with numbers of edges or without; None where there is none.
 
     Raises
     ------
@@ -92,8 +93,13 @@ def load_neighbor_cache(
     entry = catalog.extra.get(_KEY)
     if entry is None or entry.get("made_of") != made_of(catalog) or any(entry.get(key) != value for key, value in recipe.items()):
         return None
-    names = [entry.get(name) for name in _ARRAYS]
-    dtypes = (topology.id_dtype, np.dtype(np.int64))
+    numbers = topology.edge_ids if edges else None
+    if (numbers is not None) != (_NUMBERS in entry):
+        return None
+    arrays_of: dict[str, np.dtype[Any]] = dict(zip(_ARRAYS, (topology.id_dtype, np.dtype(np.int64)), strict=True))
+    if numbers is not None:
+        arrays_of[_NUMBERS] = numbers.dtype
+    names, dtypes = [entry.get(name) for name in arrays_of], arrays_of.values()
     found = [catalog.files.get(name) if isinstance(name, str) else None for name in names]
     records: list[tuple[FileRecord, np.dtype[Any]]] = []
     for record, dtype in zip(found, dtypes, strict=True):
@@ -103,7 +109,7 @@ def load_neighbor_cache(
     with_table = sum(huge_bytes(record.n_rows * dtype.itemsize) for record, dtype in records)
     reservation = budget.reserve("neighbor cache", with_table)
     try:
-        arrays = dict(zip(_ARRAYS, (_read(files[record.name], record, dtype) for record, dtype in records), strict=True))
+        arrays = dict(zip(arrays_of, (_read(files[record.name], record, dtype) for record, dtype in records), strict=True))
         try:
             return NeighborCache.from_arrays(topology, arrays, reservation)
         except ValueError as error:

@@ -224,14 +224,14 @@ class HopSampler(ABC):
         except IndexError:
             scratch = Scratch(self._g.num_nodes, self._g.budget, max(self._room, n_seeds), self.edges)
             self._all.append(scratch)
-        scratch.lists = lists
+        scratch.cache, scratch.lists = self._g.neighbor_cache, lists
         try:
             yield scratch
             self._room = max(self._room, scratch.room)
             self._sources_room = max(self._sources_room, scratch.sources_room)
             scratch.seconds += time.perf_counter() - start
         finally:
-            scratch.lists = None
+            scratch.cache = scratch.lists = None
             if scratch.room >= self._room:
                 self._idle.append(scratch)
             else:  # for when all others are in use: it would have to grow
@@ -250,7 +250,7 @@ class HopSampler(ABC):
 
     def assemble(self, scratch: Scratch, ids: Int64s, hops: list[Block], epoch: int, index: int) -> SampledBatch:
         """Return the batch of all ``hops`` that :meth:`expand` has returned."""
-        self._number_edges(hops)
+        self._number_edges(scratch, hops)
         blocks = hops if self.redraw else self._nested(hops)
         n = scratch.hops.n_nodes
         input_ids = self._g.pool.tensor((n,), torch.int64)
@@ -262,7 +262,7 @@ class HopSampler(ABC):
 
     def _drawing(self, epoch: int, index: int) -> Draw:
         """Return what looks up the lists of a batch's nodes, and draws from them."""
-        cache, topology = self._g.neighbor_cache, self._topology
+        topology = self._topology
         if topology is None:
             topology = self._topology = self._g.topology
         n_located = 0
@@ -270,9 +270,9 @@ class HopSampler(ABC):
         def draw(scratch: Scratch, hop: int) -> Block:
             nonlocal n_located
             n_dst = scratch.hops.n_nodes
-            self._locate(scratch, topology, cache, n_located, n_dst)
+            self._locate(scratch, topology, n_located, n_dst)
             n_located = n_dst
-            block = self._expand(scratch, topology, cache, n_dst, self._hop_sizes[hop], (epoch, index, hop))
+            block = self._expand(scratch, topology, scratch.cache, n_dst, self._hop_sizes[hop], (epoch, index, hop))
             if not self.redraw:
                 scratch.degree[:n_dst] = 0  # a node without neighbours draws none: these have drawn theirs
             return block
@@ -296,28 +296,31 @@ class HopSampler(ABC):
             n = end
         return blocks
 
-    def _number_edges(self, hops: list[Block]) -> None:
+    def _number_edges(self, scratch: Scratch, hops: list[Block]) -> None:
         """Put the numbers of edges in the input in the place of those among the stored edges, where they are asked for."""
         if not self.edges:
             return
-        ids = (self._topology or self._g.topology).edge_ids
-        if ids is not None:
-            for block in hops:
-                if block.edge_pos is not None:
-                    ids.replace(block.edge_pos.numpy(), self._g.pool.array)
+        ids, cache = (self._topology or self._g.topology).edge_ids, scratch.cache
+        if ids is None:
+            return
+        put = ids.replace if cache is None or cache.edge_ids is None else cache.number_edges
+        for block in hops:
+            if block.edge_pos is not None:
+                put(block.edge_pos.numpy(), self._g.pool.array)
 
-    def _locate(self, scratch: Scratch, topology: Topology, cache: NeighborCache | None, first: int, end: int) -> None:
+    def _locate(self, scratch: Scratch, topology: Topology, first: int, end: int) -> None:
         """Find the lists of nodes ``first … end - 1``, which joined in the last hop."""
         if first == end:
             return
         nodes, place, degree = scratch.nodes[first:end], scratch.place[first:end], scratch.degree[first:end]
+        cache = scratch.cache
         if cache is None:
             topology.offsets(nodes, place, degree)
             np.invert(place, out=place)
         else:
             cache.locate(nodes, place, degree)
         if self.edges:
-            scratch.locate_edges(topology, first, end, cache is not None)
+            scratch.locate_edges(topology, first, end, is_located=True)
         if scratch.lists is not None:
             scratch.lists.locate(nodes, place)
 

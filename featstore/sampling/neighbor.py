@@ -131,7 +131,7 @@ class NeighborSampler(FanoutSampler):
         """
         pool, hop = self._g.pool, at[2]
         first = scratch.n_located if hop else 0
-        self._g.topology.offsets(scratch.nodes[first:n_dst], scratch.starts[first:n_dst], scratch.degree[first:n_dst])
+        scratch.locate_edges(self._g.topology, first, n_dst, is_located=False)
         scratch.n_located = n_dst
         place = pool.array((n_dst,), np.int64)
         np.invert(scratch.starts[:n_dst], out=place)

@@ -8,6 +8,7 @@ import numpy.typing as npt
 from featstore._core import sampler as _core
 from featstore.budget import Budget
 from featstore.cache.rowmap import huge_array
+from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.partlists import NearbyLists
 from featstore.graph.topology import Topology, huge_bytes
 
@@ -24,7 +25,8 @@ EMPTY = np.zeros(0, np.int64)
 class Scratch:
     """The arrays of one batch at a time: its nodes, where their lists lie, and the table of their numbers. One owner thread.
 
-    ``starts`` holds the first edge of each node's list, where ``edges`` asks for it; else it is empty.
+    ``starts`` holds the first edge of each node's list, where ``edges`` asks for it; else it is empty. Edges are counted as they
+    are stored, or as :meth:`NeighborCache.edge_places` says, where ``cache`` keeps their numbers.
     """
 
     def __init__(self, num_nodes: int, budget: Budget, room: int, edges: bool = False) -> None:
@@ -35,7 +37,8 @@ class Scratch:
         self.nodes = self.place = self.degree = self.starts = EMPTY
         self.batches = self.n_edges = self.n_nodes = self.rows_read = 0
         self.seconds = 0.0
-        self.lists: NearbyLists | None = None  # of the batch under way
+        self.cache: NeighborCache | None = None  # these two are of the batch under way
+        self.lists: NearbyLists | None = None
         self.n_located = 0  # nodes of the batch whose lists were found, where a hop is made of logs and its edges are numbered
         self._sources: Scratch | None = None
         self._budget = budget
@@ -77,13 +80,19 @@ class Scratch:
         self.room = room
         self._reservation.resize(n_bytes)
 
-    def locate_edges(self, topology: Topology, first: int, end: int, look_up: bool) -> None:
-        """Find the first edges of nodes ``first … end - 1``; without ``look_up`` they are their places in the file."""
-        starts = self.starts[first:end]
-        if look_up:
-            topology.offsets(self.nodes[first:end], starts)
+    def locate_edges(self, topology: Topology, first: int, end: int, *, is_located: bool) -> None:
+        """Find the first edges, and the degrees, of nodes ``first … end - 1``; ``is_located``: their lists are found already."""
+        nodes, place = self.nodes[first:end], self.place[first:end]
+        starts, degree, cache = self.starts[first:end], self.degree[first:end], self.cache
+        if cache is not None and cache.places_edges:
+            if not is_located:
+                cache.locate(nodes, starts, degree)
+                place = starts
+            cache.edge_places(place, starts)
+        elif cache is None and is_located:
+            np.invert(place, out=starts)
         else:
-            np.invert(self.place[first:end], out=starts)
+            topology.offsets(nodes, starts, degree)
 
     def drop(self) -> None:
         """Give the memory back; :meth:`need` takes it anew."""

@@ -103,7 +103,7 @@ class ShadowSampler(NeighborSampler):
         """Return the batch of the nodes that :meth:`expand` has numbered."""
         n = scratch.hops.n_nodes
         outer = self._induced(scratch, n)
-        self._number_edges([outer])
+        self._number_edges(scratch, [outer])
         n_own = int(np.searchsorted(outer.dst.numpy(), len(ids)))
         inner = with_(outer.map(lambda values: values[:n_own]), n_dst=len(ids))
         input_ids = self._g.pool.tensor((n,), torch.int64)
@@ -115,9 +115,9 @@ class ShadowSampler(NeighborSampler):
 
     def _induced(self, scratch: Scratch, n: int) -> Block:
         """Return the edges among the first ``n`` nodes, by destination; their numbers are those among the stored ones."""
-        pool, cache = self._g.pool, self._g.neighbor_cache
+        pool, cache = self._g.pool, scratch.cache
         topology = self._g.topology if self._topology is None else self._topology
-        self._locate(scratch, topology, cache, 0, n)
+        self._locate(scratch, topology, 0, n)
         pieces = Pieces(scratch, topology, cache, n, pool, self._g.budget.total, self._read)
         room = max(1, len(pieces.owners))
         numbers, positions = pool.array((room,), np.int32), pool.array((room,), np.int64) if self.edges else None

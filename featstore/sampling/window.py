@@ -339,7 +339,7 @@ class EpochWindow:
         starts = None
         if with_edges and self._has_places:
             first = scratch.n_located if hop else 0
-            scratch.locate_edges(self._topology, first, n_dst, look_up=True)
+            scratch.locate_edges(self._topology, first, n_dst, is_located=False)
             scratch.n_located, starts = n_dst, scratch.starts
         edges: list[torch.Tensor] = []
 

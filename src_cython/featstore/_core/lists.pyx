@@ -13,6 +13,7 @@ cdef extern from "neighbors.h" nogil:
     int64_t fs_fill_records(const char *, int64_t, int64_t, const int64_t *, const int64_t *, int64_t, int64_t, char *,
                             int) noexcept
     int64_t fs_first_bad_record(const int64_t *, const int64_t *, int64_t, const void *, int, int64_t, int64_t) noexcept
+    int64_t fs_take_edge_ids(const void *, int, int64_t, int64_t, int64_t *, int64_t) noexcept
     int64_t fs_first_bad_offset(const int64_t *, int64_t, int64_t, int64_t) noexcept
 
 
@@ -85,6 +86,68 @@ def set_places(const int64_t[::1] missing not None, const int64_t[::1] starts no
             if 0 <= missing[i] < room:
                 place[missing[i]] = ~starts[i]
                 degree[missing[i]] = degrees[i]
+
+
+def edge_places(const int64_t[::1] place not None, int64_t first, int64_t[::1] starts not None):
+    """Write where the numbers of lists' edges begin: ``first + place`` in memory; in the file, where ``~place`` says.
+
+    ``starts`` may be ``place``.
+    """
+    cdef int64_t i, n = place.shape[0]
+    check_length("starts", starts.shape[0], n)
+    with nogil:
+        for i in range(n):
+            starts[i] = place[i] + first if place[i] >= 0 else ~place[i]
+
+
+def take_edge_ids(edge_ids, int width, int64_t first, int64_t[::1] positions not None):
+    """Put the numbers of edges that are in memory in the place of where they are.
+
+    Parameters
+    ----------
+    edge_ids : buffer of int32 or int64
+    width : {4, 8}
+    first : int
+        What was added to an index in ``edge_ids``: positions below are in the file.
+    positions : int64 array, shape (n,)
+        Written over: with the number, or with ``~position`` of those in the file.
+
+    Returns
+    -------
+    int
+        How many are in the file.
+
+    Raises
+    ------
+    ValueError
+        A position is beyond ``edge_ids``.
+    """
+    cdef int64_t n = positions.shape[0], n_missing = 0, n_kept
+    cdef Py_buffer view
+    PyObject_GetBuffer(edge_ids, &view, PyBUF_SIMPLE)
+    try:
+        n_kept = count_of(&view, width)
+        if n:
+            with nogil:
+                n_missing = fs_take_edge_ids(view.buf, width == 8, n_kept, first, &positions[0], n)
+    finally:
+        PyBuffer_Release(&view)
+    if n_missing < 0:
+        raise ValueError(f"position {positions[~n_missing]} is beyond the {n_kept} numbers from {first} on")
+    return n_missing
+
+
+def missing_edges(const int64_t[::1] positions not None, int64_t[::1] missing not None, int64_t[::1] stored not None):
+    """List the positions that :func:`take_edge_ids` has inverted: their indices, and what they were."""
+    cdef int64_t i, n = 0, room = missing.shape[0]
+    check_length("stored", stored.shape[0], room)
+    with nogil:
+        for i in range(positions.shape[0]):
+            if positions[i] < 0 and n < room:
+                missing[n] = i
+                stored[n] = ~positions[i]
+                n += 1
+    return n
 
 
 def first_bad_id(ids, int id_bytes, int64_t num_nodes):

@@ -129,6 +129,38 @@ static int64_t fs_first_bad_record(const int64_t *indptr, const int64_t *offset_
     return -1;
 }
 
+/* Put numbers of edges in memory in the place of where they are: `first` and the index in the `n_kept` of `edge_ids`. What is below
+ * `first`, the place of a number that is elsewhere, is inverted. Returns how many those are, or ~i of a position i beyond. */
+FS_INLINE int64_t fs_take_edge_ids_as(const void *edge_ids, int wide, int64_t n_kept, int64_t first, int64_t *positions,
+                                      int64_t n)
+{
+    int64_t n_missing = 0;
+    for (int64_t begin = 0; begin < n; begin += FS_CHUNK) {
+        const int64_t end = n - begin < FS_CHUNK ? n : begin + FS_CHUNK;
+        for (int64_t i = end; i < n && i < end + FS_CHUNK; i++)
+            fs_prefetch_record(edge_ids, wide, positions[i] - first);
+        for (int64_t i = begin; i < end; i++) {
+            const int64_t at = positions[i] - first;
+            if (FS_RARE(at >= n_kept))
+                return ~i;
+            if (at >= 0) {
+                positions[i] = fs_record(edge_ids, wide, at);
+            } else {
+                positions[i] = ~positions[i];
+                n_missing++;
+            }
+        }
+    }
+    return n_missing;
+}
+
+static int64_t fs_take_edge_ids(const void *edge_ids, int wide, int64_t n_kept, int64_t first, int64_t *positions, int64_t n)
+{
+    if (wide)
+        return fs_take_edge_ids_as(edge_ids, 1, n_kept, first, positions, n);
+    return fs_take_edge_ids_as(edge_ids, 0, n_kept, first, positions, n);
+}
+
 /* First of n offsets that is below the one before, which of the first is least, or above most; or -1. */
 static int64_t fs_first_bad_offset(const int64_t *offsets, int64_t n, int64_t least, int64_t most)
 {

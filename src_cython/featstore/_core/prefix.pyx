@@ -1,7 +1,7 @@
 """Which neighbour lists a cache takes: nodes weighed by the keys of their scores, and given places one after the other.
 
 A score's key is an unsigned integer that orders as the score does, so that a threshold is found digit by digit. A list costs its
-record: its ids, and one place more for its length.
+record: its entries, which are its ids and one place more for its length.
 """
 
 from libc.stdint cimport int64_t, uint64_t
@@ -22,21 +22,23 @@ cdef inline uint64_t key_of(const double *at) noexcept nogil:
     return ~bits if bits >> SIGN else bits | <uint64_t>1 << SIGN
 
 
-cdef inline double cost_of(const int64_t *indptr, int64_t node, int id_bytes) noexcept nogil:
+cdef inline double cost_of(const int64_t *indptr, int64_t node, int id_bytes, int entry_bytes) noexcept nogil:
     cdef int64_t degree = indptr[node + 1] - indptr[node]
     if id_bytes == 4 and degree > 0x7FFFFFFF:  # its record has no room for the length
         return NEVER
-    return <double>((degree + 1) * id_bytes)
+    return <double>((degree + 1) * entry_bytes)
 
 
-cdef _check(const double[::1] scores, const int64_t[::1] indptr, int64_t first, int id_bytes):
+cdef _check(const double[::1] scores, const int64_t[::1] indptr, int64_t first, int id_bytes, int entry_bytes):
     if id_bytes != 4 and id_bytes != 8:
         raise ValueError(f"ids have 4 or 8 bytes, not {id_bytes}")
+    if entry_bytes < id_bytes:
+        raise ValueError(f"an entry has at least the {id_bytes} bytes of its id, not {entry_bytes}")
     if first < 0 or first + scores.shape[0] + 1 > indptr.shape[0]:
         raise ValueError("scores reach beyond the nodes")
 
 
-def weigh(const double[::1] scores not None, const int64_t[::1] indptr not None, int64_t first, int id_bytes,
+def weigh(const double[::1] scores not None, const int64_t[::1] indptr not None, int64_t first, int id_bytes, int entry_bytes,
           int shift, uint64_t known, double[::1] weights not None):
     """Add what the lists of nodes ``first …`` cost to the weight of the digit that each node's key has at ``shift``.
 
@@ -48,6 +50,8 @@ def weigh(const double[::1] scores not None, const int64_t[::1] indptr not None,
     first : int
         The node of the first score.
     id_bytes : {4, 8}
+    entry_bytes : int
+        What an entry of a record takes: its id, and whatever is kept beside it.
     shift : int
         Bits below the digit, in ``[0, 64)``.
     known : int
@@ -68,7 +72,7 @@ def weigh(const double[::1] scores not None, const int64_t[::1] indptr not None,
     cdef int64_t i, k = scores.shape[0], bad = -1
     cdef uint64_t last = weights.shape[0] - 1, key, above
     cdef int bits = 0
-    _check(scores, indptr, first, id_bytes)
+    _check(scores, indptr, first, id_bytes, entry_bytes)
     if weights.shape[0] >= 2:
         while last >> bits:
             bits += 1
@@ -87,11 +91,11 @@ def weigh(const double[::1] scores not None, const int64_t[::1] indptr not None,
             key = key_of(s + i) >> shift
             above = key >> bits
             if above == known:
-                w[key & last] += cost_of(offsets, first + i, id_bytes)
+                w[key & last] += cost_of(offsets, first + i, id_bytes, entry_bytes)
     return bad
 
 
-def place(const double[::1] scores not None, const int64_t[::1] indptr not None, int64_t first, int id_bytes,
+def place(const double[::1] scores not None, const int64_t[::1] indptr not None, int64_t first, int id_bytes, int entry_bytes,
           uint64_t threshold, double left, int64_t end, int64_t[::1] out not None):
     """Give the records of chosen nodes among ``first …`` their places, in node order from ``end`` on; -1 to the others.
 
@@ -99,13 +103,13 @@ def place(const double[::1] scores not None, const int64_t[::1] indptr not None,
 
     Parameters
     ----------
-    scores, indptr, first, id_bytes
+    scores, indptr, first, id_bytes, entry_bytes
         As for :func:`weigh`; no NaN.
     threshold : int
     left : float
         Bytes; negative: nothing equal to the threshold is chosen any more.
     end : int
-        Place of the first record, counted in ids.
+        Place of the first record, counted in entries.
     out : int64 array, shape (k,)
         May be the memory of ``scores``.
 
@@ -123,7 +127,7 @@ def place(const double[::1] scores not None, const int64_t[::1] indptr not None,
     cdef uint64_t key
     cdef double cost
     cdef bint chosen
-    _check(scores, indptr, first, id_bytes)
+    _check(scores, indptr, first, id_bytes, entry_bytes)
     if out.shape[0] != k:
         raise ValueError("one place a node")
     if k == 0:
@@ -136,7 +140,7 @@ def place(const double[::1] scores not None, const int64_t[::1] indptr not None,
             key = key_of(s + i)
             chosen = key > threshold
             if key == threshold:
-                cost = cost_of(offsets, first + i, id_bytes)
+                cost = cost_of(offsets, first + i, id_bytes, entry_bytes)
                 chosen = cost <= left
                 left = left - cost if chosen else -1.0  # a prefix: nothing after the first that does not fit
             places[i] = end if chosen else -1
