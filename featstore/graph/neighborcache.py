@@ -315,6 +315,12 @@ class NeighborCache:
         """
         assert self.edge_ids is not None
         n_missing = _core.take_edge_ids(self.edge_ids, self.edge_ids.itemsize, self._first_kept, positions)
+        self.number_missing(positions, n_missing, array)
+
+    def number_missing(
+        self, positions: Int64s, n_missing: int, array: Callable[[tuple[int], npt.DTypeLike], npt.NDArray[Any]]
+    ) -> None:
+        """Read the numbers of the ``n_missing`` edges of which ``~position`` is there; the others are done."""
         if n_missing:
             missing, stored = (array((n_missing,), np.int64) for _ in range(2))
             _core.missing_edges(positions, missing, stored)
