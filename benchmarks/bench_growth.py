@@ -2,10 +2,12 @@
 
 Figures: seconds of a million rows of each stage of a streamed epoch (sampling, planning, packing, gathering), of each scale
 beside those of the smallest (target: at most 1.5 times); seconds to read the offsets of a dataset, and to cache neighbour lists,
-beside those that the drive needs for one read of what these are made of. Seeds grow with the nodes, so that a pass over the
-features serves as many rows, and so does the disk for run files. ``--only tight``: the default ``Streamed()`` in little memory,
-60 batches of R26 in 4 and in 8 GiB and 24 batches of R24 with rows of 128 B in 640 MiB: seconds, passes, bytes read. Each run is
-a process of its own and starts with a cold page cache; the scales take turns. R26 takes 26 GB of disk.
+beside those that the drive needs for one read of what these are made of; reads of neighbour lists in a second of sampling, beside
+fio's random reads of the same mean size at the reader's depth, which says how much of sampling is the drive's. Seeds grow with
+the nodes, so that a pass over the features serves as many rows, and so does the disk for run files. ``--only tight``: the default
+``Streamed()`` in little memory, 60 batches of R26 in 4 and in 8 GiB and 24 batches of R24 with rows of 128 B in 640 MiB: seconds,
+passes, bytes read. Each run is a process of its own and starts with a cold page cache; the scales take turns. R26 takes 26 GB of
+disk.
 """
 
 from __future__ import annotations
@@ -19,12 +21,14 @@ from typing import Any
 
 import numpy as np
 from harness import (
+    PAGE_BYTES,
     Report,
     alternate,
     answer,
     arguments,
     bytes_read_by_kernel,
     direct_rate,
+    fio_random_iops,
     fio_scan_bandwidth,
     have_fio,
     main,
@@ -40,6 +44,8 @@ SHARE = 2  # the memory is the features' bytes by this
 NEIGHBORS = 8  # of the memory, the neighbour cache takes one in so many
 STREAMED = {"cache": 0.1, "disk": "1x"}  # the disk in proportion to the features: what is free would decide the lengths otherwise
 FANOUTS = [10, 10, 10]
+READER_DEPTH = 512  # reads in flight by default
+RANDOM_READS = 50_000  # of fio
 TIGHT = ((26, DIM, 60, 4 << 30), (26, DIM, 60, 8 << 30), (24, 32, 24, 640 << 20))  # scale, floats a row, batches, memory
 
 
@@ -71,9 +77,12 @@ def child(job: dict[str, Any]) -> dict[str, Any]:
             strategy = featstore.Streamed(**job["strategy"])
             seeds = g.node_data["seeds"][: job.get("seeds")]
             note("before")
+            lists = g.topology.indices.stats  # type: ignore[attr-defined]  # in CSC form
+            n_reads, read_bytes = lists.reads, lists.bytes_read
             with featstore.Loader(g, sampler, seeds, job["batch_size"], features="x", labels=None, strategy=strategy) as loader:
                 found["epoch"] = timed_epoch(loader, lambda batch: batch.x)
                 found["stats"] = loader.stats()
+            found["list reads"] = {"reads": lists.reads - n_reads, "bytes": lists.bytes_read - read_bytes}
             note("whole epoch")
     return found
 
@@ -88,14 +97,28 @@ def stages_of(result: dict[str, Any]) -> dict[str, float]:
 def epochs(args: argparse.Namespace, report: Report, jobs: dict[int, dict[str, Any]]) -> None:
     """Seconds of a million rows by stage, each scale beside the smallest."""
     results: dict[int, list[dict[str, Any]]] = {scale: [] for scale in jobs}
+    random_reads: dict[int, list[float]] = {scale: [] for scale in jobs}
 
     def side(scale: int) -> None:
         results[scale].append(run_child(__file__, {**jobs[scale], "epoch": True}))
+        reads = results[scale][-1]["list reads"]
+        if have_fio() and reads["reads"]:
+            mean = max(1, round(reads["bytes"] / reads["reads"] / PAGE_BYTES)) * PAGE_BYTES
+            file = max(Path(jobs[scale]["dataset"]).glob("edge.indices.*.rows"))
+            random_reads[scale].append(fio_random_iops(file, RANDOM_READS, (READER_DEPTH,), mean))
 
     alternate(args.runs, {str(scale): (lambda scale=scale: side(scale)) for scale in jobs})
     least = min(jobs)
     for scale, found in results.items():
-        stats = found[-1]["stats"]
+        stats, reads = found[-1]["stats"], found[-1]["list reads"]
+        report.figure(
+            f"R{scale}, streamed, reads of neighbour lists in a second of sampling",
+            [result["list reads"]["reads"] / max(1e-9, result["stats"]["seconds"]["sample"]) for result in found],
+            "reads/s",
+            reference=f"fio, random reads of the same mean size, {READER_DEPTH} in flight",
+            references=random_reads[scale] or None,
+            **reads,
+        )
         for stage in (*STAGES, "epoch"):
             report.figure(
                 f"R{scale}, streamed, {stage}",

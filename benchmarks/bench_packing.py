@@ -34,6 +34,7 @@ from harness import (
     Report,
     arguments,
     bytes_read_by_kernel,
+    fio_beside,
     fio_random_iops,
     fio_scan_bandwidth,
     have_fio,
@@ -127,8 +128,22 @@ class Bench:
         """The epoch's rows as copies in memory: those that the Belady layout's cache serves, and those of its extents."""
         layout = self.layout("belady")
         missed = np.array(layout.tables.n_packed, np.int64)
+        plans = (layout.tables.plan(b, self.pack.ids(b)) for b in range(self.n))
+        admitted = [0 if plan.changes is None else len(plan.changes.in_rows) for plan in plans]
         layout.close()
-        return EpochCopy(self.pack.lengths - missed, missed, int(SHARE * self.pack.num_nodes), self.width)
+        hits, capacity = self.pack.lengths - missed, int(SHARE * self.pack.num_nodes)
+        return EpochCopy(hits, missed, np.array(admitted, np.int64), capacity, self.width)
+
+    def all_in_memory_s(self, copies: EpochCopy, n_bytes: int) -> float:
+        """Seconds to copy an epoch's rows and those that the cache admits, while fio reads so many bytes of extents."""
+        layout = self.layout("belady")
+        path = Path(layout.folder) / "extents.0.rows"
+        layout.close()
+        with fio_beside(path) as read:
+            before, begin = read(), time.perf_counter()
+            copied = copies.seconds_with_admissions()
+            rate = (read() - before) / (time.perf_counter() - begin)
+        return max(copied, n_bytes / rate)
 
     @contextmanager
     def opened(self, **options: Any) -> Iterator[Any]:
@@ -246,6 +261,8 @@ def epochs(bench: Bench) -> None:
                 if have_fio():
                     iops = fio_random_iops(bench.base, min(200_000, bench.base.stat().st_size // 4096))
                     rows["random"].append(missed / iops)
+                    if name == "frozen":
+                        rows["all in memory"].append(bench.all_in_memory_s(copies, missed * bench.width))
                     if name == "streamed":
                         rows["streamed I/O"].append(bench.scan_and_write_s(read, missed * bench.width) + extents_s)
                 found = bench.run(loader)
@@ -292,6 +309,13 @@ def epochs(bench: Bench) -> None:
                 target=f">= {times}",
                 random_s=random,
             )
+    bench.report.figure(
+        "R22 frozen against all that it moves",
+        rows["frozen"],
+        "s",
+        reference="the copies and those of admitted rows, by plain calls, while fio reads the extents",
+        references=rows["all in memory"] or None,
+    )
     bench.report.figure(
         "R22 superbatch",
         superbatch["seconds"],

@@ -476,6 +476,38 @@ def fio_scan_bandwidth(path: Path, max_seconds: float = 10, depths: Sequence[int
     return max(fio(path, pattern="read", block_bytes=1 << 20, depth=depth, max_seconds=max_seconds) for depth in depths)
 
 
+@contextmanager
+def fio_beside(path: Path, depth: int = SCAN_DEPTHS[-1]) -> Iterator[Callable[[], int]]:
+    """Let fio read a file over and over in 1 MiB reads meanwhile; the context is a call that returns the bytes read so far.
+
+    They are the kernel's count.
+    """
+    command = [
+        "fio",
+        "--name=beside",
+        f"--filename={path}",
+        "--readonly",
+        "--ioengine=io_uring",
+        "--direct=1",
+        "--thread",
+        "--rw=read",
+    ]
+    command += ["--bs=1M", f"--iodepth={depth}", "--gtod_reduce=1", "--time_based", "--runtime=600"]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
+
+        def n_bytes() -> int:
+            lines = Path(f"/proc/{process.pid}/io").read_text().splitlines()
+            return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes"))
+
+        try:
+            first = n_bytes()
+            while n_bytes() < first + (64 << 20) and process.poll() is None:  # until it is under way
+                time.sleep(0.01)
+            yield n_bytes
+        finally:
+            process.terminate()
+
+
 def main(run: Callable[[argparse.Namespace, Report], None], args: argparse.Namespace) -> None:
     """Run a benchmark's body; exit with status 1 where a target was missed at full size."""
     if args.out is not None:

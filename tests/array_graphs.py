@@ -56,7 +56,7 @@ class ArrayFile:
         self.n_gathers += 1
 
     def stream(self, runs: Int64s, window_bytes: int, arena: Any = None) -> ArrayStream:
-        stream = ArrayStream(self, runs)
+        stream = ArrayStream(self, runs, window_bytes)
         self.streams.append(stream)
         self.n_read += len(stream.pages) * PAGE_BYTES // self.row_bytes
         return stream
@@ -65,9 +65,9 @@ class ArrayFile:
 class ArrayStream:
     """Pages of an :class:`ArrayFile`, in order, as many as were fed."""
 
-    def __init__(self, file: ArrayFile, runs: Int64s) -> None:
-        data = file.rows.reshape(-1)
-        self._data = np.concatenate([data, np.zeros(-len(data) % PAGE_BYTES, np.uint8)]).reshape(-1, PAGE_BYTES)
+    def __init__(self, file: ArrayFile, runs: Int64s, window_bytes: int) -> None:
+        self._window = np.empty(window_bytes, np.uint8)  # counts as a stream's buffers do
+        self._data = file.rows.reshape(-1)
         self.pages = np.concatenate([np.arange(first, first + n) for first, n in runs.tolist()]) - 1
         assert (np.diff(self.pages) > 0).all(), "a page is read twice, or out of order"
         self._taken = self._fed = 0
@@ -87,7 +87,9 @@ class ArrayStream:
 
     def scatter(self, n: int, positions: None, out: npt.NDArray[np.uint8]) -> None:
         assert self._taken + n <= self._fed
-        out[:n] = self._data[self.pages[self._taken : self._taken + n]]
+        for page, row in zip(self.pages[self._taken : self._taken + n].tolist(), out, strict=False):
+            data = self._data[page * PAGE_BYTES : (page + 1) * PAGE_BYTES]
+            row[: len(data)], row[len(data) :] = data, 0
         self._taken += n
 
 

@@ -26,7 +26,7 @@ from featstore.errors import CommittedError
 from featstore.storage.catalog import read_catalog
 from featstore.storage.lock import OPENING_LOCK, READERS_LOCK, WRITER_LOCK
 from featstore.storage.update import Update
-from featstore.testing.faults import Fault, run_in_child, sweep, truncated
+from featstore.testing.faults import Fault, run_in_child, sweep
 from tests.loaders import make_loader
 from tests.sampled import one_in
 
@@ -466,36 +466,3 @@ def test_a_budget_that_cannot_open_what_was_made_says_that_it_is_there(tmp_path:
         featstore.OutOfCoreGraph.create(tmp_path / "g", [0, 0, 0], [], {"x": x}, memory=1000, progress=False)
     assert caught.value.needed is not None
     featstore.open(tmp_path / "g", memory="8MiB").close()
-
-
-# -- reads at the end of a file --------------------------------------------------------------------------------------------------
-
-
-def reads_end(folder: str) -> None:
-    """One read of 0 bytes is tried again; a file that ended is an error after a few; in the child."""
-    root = Path(folder)
-    make(root / "g", "old")
-    with opened(root) as g:
-        rows = np.arange(g.num_nodes)
-        with Fault(root, "read", "end") as fault:
-            assert bool((g.features["x"][rows] == g.num_nodes).all())
-        assert fault.fired == 1
-        with Fault(root, "read", "end", times=1 << 30) as fault:
-            with pytest.raises(featstore.CorruptionError, match="ends before"):
-                g.features["x"][[5]]
-        assert 1 < fault.fired < 10
-        path = root / "g" / "node.x.1.rows"
-        for size in (4096, 5000):
-            with truncated(path, size), Fault(root, "read", "EIO", k=1000) as fault:
-                with pytest.raises(featstore.CorruptionError) as caught:
-                    g.features["x"][[g.num_nodes - 1]]
-            assert caught.value.filename == str(path)
-            assert 0 < fault.calls < 10
-        with Fault(root, "read", "end", times=1 << 30) as fault, pytest.raises(featstore.CorruptionError, match="bytes early"):
-            g.verify(progress=False)  # through another function
-        assert fault.fired == 1
-    assert state(root)[0] == "old"
-
-
-def test_reads_of_nothing_end(tmp_path: Path) -> None:
-    run_in_child(reads_end, str(tmp_path), faults=True)

@@ -183,7 +183,14 @@ class WritesToTheContext(StaticPolicy):
         return context.counts
 
 
-STATIC_FAULTS = [WrongShape, NotNumbers, GivesNaN, Random, WritesToTheContext]
+class RanksByDegrees(StaticPolicy):
+    from_degrees = True
+
+    def scores(self, context: PolicyContext) -> Any:
+        return context.out_degree - context.out_degree.max(initial=0)
+
+
+STATIC_FAULTS = [WrongShape, NotNumbers, GivesNaN, Random, WritesToTheContext, RanksByDegrees]
 
 
 @pytest.fixture(autouse=True)

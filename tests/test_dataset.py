@@ -242,13 +242,15 @@ def test_an_open_dataset_is_not_swept_and_a_closed_one_is(copy: Path) -> None:
 def test_reading_beside_a_writer_and_a_sweeper(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Update(copy), featstore.open(copy, memory="64MiB") as g:
         g.verify()
-    monkeypatch.setattr(snapshots, "SWEEP_PATIENCE_S", 0.05)
-    with FileLock(copy / READERS_LOCK, exclusive=True), pytest.raises(BusyError):
-        featstore.open(copy)
-    monkeypatch.setattr(snapshots, "SWEEP_PATIENCE_S", 60.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(snapshots, "SWEEP_PATIENCE_S", 0.0)
+        with FileLock(copy / READERS_LOCK, exclusive=True), pytest.raises(BusyError):
+            featstore.open(copy)
     sweeper = FileLock(copy / READERS_LOCK, exclusive=True)
-    threading.Timer(0.05, sweeper.release).start()
-    featstore.open(copy, memory="64MiB").close()  # waits until the sweeper is done
+    with monkeypatch.context() as patch:
+        patch.setattr("time.sleep", lambda seconds: sweeper.release())
+        featstore.open(copy, memory="64MiB").close()  # waits until the sweeper is done
+        assert not sweeper.is_held
     (copy / READERS_LOCK).unlink()  # as on media that were never written to
     featstore.open(copy, memory="64MiB").close()
 

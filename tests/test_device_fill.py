@@ -282,7 +282,6 @@ def test_the_device_is_the_one_that_was_current(dataset: Path, monkeypatch: pyte
     }.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
     with featstore.open(dataset, memory="16MiB") as g:
-        monkeypatch.setattr(g.pool, "pin", lambda device: None)
         for device in ("cuda", "cuda:1"):
             with loader(g, {"device": device}) as made:
                 setup = made._runner.setup

@@ -85,8 +85,9 @@ def test_the_next_window_is_drawn_while_this_one_is_taken(small: SimpleNamespace
             assert drawn[2].wait(30)
 
 
-def test_a_window_that_nobody_waits_for_leaves_memory_to_others(tmp_path: Path) -> None:
+def test_a_window_that_nobody_waits_for_leaves_memory_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It stands still while little is free, until somebody waits for it, or there is more."""
+    monkeypatch.setattr("featstore.sampling.window.PATIENCE", 1 << 60)  # it gives up only where somebody said so
     g = EpochGraph.of(random_graph(300, 5), tmp_path)
     batches = batches_of(np.arange(100), 10)
     sampler = NeighborSampler(g, [3, 3], seed=2)

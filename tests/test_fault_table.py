@@ -109,7 +109,7 @@ COVERAGE: dict[str, list[str]] = {
         "test_faults::test_pread_gather_meets_errors_and_short_reads",
         "test_reader::test_distorted_completions_are_continued",
         "test_reader::test_endless_end_of_file_ends",
-        "test_commit_faults::test_reads_of_nothing_end",
+        "test_faults_storage::test_reads_of_nothing_end",
         "test_format::test_short_writes_go_on_at_the_exact_byte",
     ],
     "system: EMFILE; no memory at the k-th allocation; memory cgroup": [

@@ -17,7 +17,7 @@ import featstore
 from featstore.errors import CorruptionError, FeatstoreError
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.storage.catalog import CATALOG_FILE
-from featstore.testing.faults import random_flips, truncated
+from featstore.testing.faults import Fault, random_flips, run_in_child, truncated
 
 # A file of each kind: what it is called, and what reading it gives.
 KINDS: dict[str, tuple[str, Callable[[OutOfCoreGraph], Any]]] = {
@@ -157,3 +157,36 @@ def test_files_that_shrink_while_they_are_open(copy: Path, backend: str, verify:
                     assert caught.value.filename == str(copy / name)
             call()
         g.verify()
+
+
+# --- reads at the end of a file ------------------------------------------------------------------------------------------------
+
+
+def reads_end(folder: str) -> None:
+    """One read of 0 bytes is tried again; a file that ended is an error after a few; in the child."""
+    root, always = Path(folder), 1 << 30
+    with featstore.open(root, memory="16MiB", backend="pread", threads=1) as g:
+        x, n = g.features["x"][:], g.num_nodes
+        with Fault(root, "read", "end") as fault:
+            assert torch.equal(g.features["x"][np.arange(n)], x)
+        assert fault.fired == 1
+        with Fault(root, "read", "end", times=always) as fault:
+            with pytest.raises(CorruptionError, match="ends before"):
+                g.features["x"][[5]]
+        assert 1 < fault.fired < 10
+        path = root / "node.x.1.rows"
+        for size in (4096, 5000):
+            with truncated(path, size), Fault(root, "read", "EIO", k=1000) as fault:
+                with pytest.raises(CorruptionError) as caught:
+                    g.features["x"][[n - 1]]
+            assert caught.value.filename == str(path)
+            assert 0 < fault.calls < 10
+        with Fault(root, "read", "end", times=always) as fault, pytest.raises(CorruptionError, match="bytes early"):
+            g.verify(progress=False)  # through another function
+        assert fault.fired == 1
+        g.verify(progress=False)
+        assert torch.equal(g.features["x"][:], x)
+
+
+def test_reads_of_nothing_end(copy: Path) -> None:
+    run_in_child(reads_end, str(copy), faults=True)

@@ -166,7 +166,7 @@ def test_in_two_processes(dataset: Path, tmp_path: Path) -> None:
                     child.stdin.write("\n")
                     child.stdin.flush()
             assert (got, counts(made)) == want[0]
-        printed, _ = child.communicate(timeout=120)
+        printed, _ = child.communicate(timeout=500)
     finally:
         child.kill()
         child.wait()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -15,13 +15,17 @@ from hypothesis import strategies as st
 
 import featstore
 from featstore.budget import Budget
-from featstore.errors import BudgetError
+from featstore.cache.base import PolicyContext, StaticPolicy, get_policy
+from featstore.cache.in_out_ratio import InOutRatio
+from featstore.errors import BudgetError, PluginError
+from featstore.graph.listscores import scores_by_degrees, scoring_bytes
 from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.prefix import Prefix
 from featstore.graph.topology import huge_bytes
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.neighbor import NeighborSampler
-from tests.array_graphs import ArrayGraph, graph_of, graphs, random_graph
+from featstore.storage.rowfile import RowFile
+from tests.array_graphs import ArrayFile, ArrayGraph, graph_of, graphs, random_graph
 
 
 @settings(max_examples=150, deadline=None)
@@ -171,6 +175,67 @@ def test_cache_errors() -> None:
     assert scratch.used == 0
     with pytest.raises(BudgetError):
         NeighborCache.build(g.topology, Budget(30_000), np.ones(3000), scratch=Budget(1000))
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), g=graphs(), policy=st.sampled_from(["in_out_ratio", "degree"]))
+def test_scores_written_into_the_table_choose_the_same_lists(data: st.DataObject, g: ArrayGraph, policy: str) -> None:
+    """Made piece by piece of degrees, in memory that places overwrite, against scores of all nodes at once."""
+    chosen, n = cast(StaticPolicy, get_policy(policy)), g.num_nodes
+    out_degrees = np.array(data.draw(st.lists(st.integers(0, 9), min_size=n, max_size=n)), np.int64)
+    n_bytes = huge_bytes(8 * n) + data.draw(st.integers(0, g.topology.nbytes + 4096))
+    context = PolicyContext(n, g.topology.id_bytes, g.topology.degrees, lambda: out_degrees)
+    told: list[int] = []
+    write = scores_by_degrees(chosen, g.topology, cast(RowFile, ArrayFile(out_degrees)), told.append)
+    whole = NeighborCache.whole_bytes(g.topology) <= n_bytes
+    one, other = (
+        NeighborCache.build(g.topology, g.budget, scores, n_bytes, Budget(1 << 20))
+        for scores in (write, chosen.list_scores(context))
+    )
+    assert sum(told) == (0 if whole else 24 * n)
+    for name, array in one.to_arrays().items():
+        assert np.array_equal(array, other.to_arrays()[name]), name
+
+
+def test_scores_of_several_blocks_are_those_of_all_nodes() -> None:
+    n = 20_000
+    g, out_degrees = random_graph(n, 3, seed=5), np.random.default_rng(6).integers(0, 99, n)
+    file, policy = ArrayFile(out_degrees), cast(StaticPolicy, get_policy("in_out_ratio"))
+    scores = np.empty(n)
+    tracemalloc.start()
+    try:
+        scores_by_degrees(policy, g.topology, cast(RowFile, file))(scores)
+        held = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert held < scoring_bytes(n) + 20_000 < 16 * n
+    context = PolicyContext(n, 4, g.topology.degrees, lambda: out_degrees)
+    assert np.array_equal(scores, policy.list_scores(context))
+    assert file.n_read == 40 * 512
+
+
+def test_a_subclass_is_asked_for_all_scores_at_once() -> None:
+    class Ranks(InOutRatio):
+        def scores(self, context: PolicyContext) -> npt.NDArray[Any]:
+            return np.argsort(np.argsort(super().scores(context)))
+
+    assert InOutRatio().goes_by_degrees
+    assert not Ranks().goes_by_degrees
+
+
+def test_a_policy_that_fails_on_a_piece_is_named() -> None:
+    class Fails(StaticPolicy):
+        from_degrees = True
+
+        def scores(self, context: PolicyContext) -> npt.NDArray[Any]:
+            return np.full(context.n, np.nan)
+
+    g = random_graph(3000, 10, seed=5)
+    scratch = Budget(1 << 20)
+    write = scores_by_degrees(Fails(), g.topology, cast(RowFile, ArrayFile(np.ones(3000, np.int64))))
+    with pytest.raises(PluginError, match=r"Fails.*no NaN"):
+        NeighborCache.build(g.topology, g.budget, write, 30_000, scratch)
+    assert (g.budget.used, scratch.used) == (0, 0)
 
 
 @pytest.mark.parametrize("n", [3000, 300_000])

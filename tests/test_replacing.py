@@ -135,7 +135,7 @@ def test_a_pack_that_is_replaced_is_the_old_or_the_new_one(tmp_path: Path, monke
         def replace_then_look(self: directory.OpenDirectory, name: str) -> bool:
             if not replaced:
                 replaced.append(name)
-                monkeypatch.setattr(directory, "_PATIENCE_S", 0.0)
+                monkeypatch.setattr(builddir, "remove_replaced", lambda path: remove_replaced(path, 0.0))  # it is being read
                 sample(2, True)
             return real(self, name)
 
@@ -169,10 +169,14 @@ def test_a_directory_that_is_being_opened_is_removed_by_the_next_builder(tmp_pat
 
 def test_a_directory_that_is_being_removed_is_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make(tmp_path / "g", 0)
-    monkeypatch.setattr(directory, "_PATIENCE_S", 0.0)
-    with FileLock(tmp_path / "g" / OPENING_LOCK, exclusive=True), pytest.raises(BusyError):
-        featstore.open(tmp_path / "g")
-    featstore.open(tmp_path / "g", memory="64MiB").close()
+    with monkeypatch.context() as patch:
+        patch.setattr(directory, "_OPEN_PATIENCE_S", 0.0)
+        with FileLock(tmp_path / "g" / OPENING_LOCK, exclusive=True), pytest.raises(BusyError):
+            featstore.open(tmp_path / "g")
+    remover = FileLock(tmp_path / "g" / OPENING_LOCK, exclusive=True)
+    monkeypatch.setattr("time.sleep", lambda seconds: remover.release())
+    featstore.open(tmp_path / "g", memory="64MiB").close()  # waits until the remover is done
+    assert not remover.is_held
 
 
 def test_without_lock_files_it_is_opened_again_until_it_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -280,6 +280,52 @@ def test_a_closed_source_is_the_stores_error(store: FeatureStore) -> None:
             store[ids]
 
 
+PLANNERS: dict[str, dict[str, Any]] = {
+    "online": {"policy": "lru"},
+    "static": {"policy": "degree"},
+    "superbatch": {"strategy": "superbatch", "superbatch": 4},
+    "residents": {"strategy": "superbatch", "superbatch": 4, "policy": "degree"},
+    "serial": {"strategy": "ginex", "superbatch": 4},
+    "streamed": {"strategy": "streamed", "superbatch": 4},
+    "packed": {"strategy": "packed", "policy": "belady"},
+    "frequent": {"strategy": "packed", "policy": "frequency", "device_cache": 0.1},
+}
+
+
+@pytest.mark.filterwarnings("ignore:strategy 'streamed':featstore.PerformanceWarning")
+@pytest.mark.parametrize("planner", PLANNERS)
+def test_planners_have_rows_not_ids(tmp_path: Path, planner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their plans fit a feature that begins at another id, also after a part of the cache was given back."""
+    n, options = 1000, {"feature_cache": 0.03, "labels": None, "prefetch": 0, **PLANNERS[planner]}
+    x = np.random.default_rng(0).standard_normal((n, 5)).astype(np.float32)
+    featstore.OutOfCoreGraph.create(tmp_path / "g", *make_graph(n, 6.0), {"x": x}, progress=False).close()
+    gather, asked = FeatureStore.gather, list[bool]()
+
+    def elsewhere(store: FeatureStore, ids: torch.Tensor, plan: BatchPlan | None = None, *more: Any) -> torch.Tensor:
+        asked.append(plan is not None)
+        return gather(store, ids + store.first_row, plan, *more)
+
+    monkeypatch.setattr(FeatureStore, "gather", elsewhere)
+    with featstore.open(tmp_path / "g", memory="32MB") as g:
+        store, sampler = g.features["x"], featstore.NeighborSampler(g, [3, 3], seed=1)
+        store.first_row = FIRST
+        given: tuple[Any, ...] = (sampler, np.arange(0, n, 3), 25)
+        if options.get("strategy") == "packed":
+            featstore.sample_offline(g, *given, path=tmp_path / "p", progress=False).close()
+            given, options["pack"] = (), tmp_path / "p"
+        with make_loader(g, *given, **options) as loader:
+            for _ in range(2):
+                for number, batch in enumerate(loader):
+                    assert torch.equal(batch.x, torch.from_numpy(x)[batch.input_ids])
+                    if number == 5:
+                        assert store.cache is not None
+                        store.cache.lend()
+                        assert store.cache.give_back(store.cache.array.nbytes) > 0
+            assert loader.stats()["hits"]["host"] > 0
+    assert len(asked) >= 2 * len(loader)
+    assert asked[-1] == (planner not in ("online", "static"))
+
+
 @pytest.mark.parametrize("strategy", ["ondemand", "superbatch"])
 def test_loaders_run_over_a_users_source(tmp_path: Path, strategy: str) -> None:
     """Same batches as from the dataset's own file; what needs pages says so."""

@@ -319,7 +319,7 @@ def test_an_unfinished_iterator_does_not_keep_the_interpreter(small):
         next(iterator)
         print("reached the end")
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=500, check=True)
     assert done.stdout == "reached the end\n"
     assert done.stderr == ""
 

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import featstore
 from featstore.budget import Budget
-from featstore.gather import pinned
+from featstore.gather import buffers, pinned
 from featstore.gather.buffers import BufferPool
 from featstore.gather.device import Apart, DeviceArray
 from featstore.gather.plan import DeviceRows
@@ -33,7 +33,6 @@ from featstore.load.minibatch import MiniBatch
 from featstore.load.transfer import Assembled, Transfer
 from featstore.sampling.batch import Block
 from featstore.strategies.counters import Stopwatch
-from tests.fake_graph import graph, loader
 from tests.loaders import make_loader
 from tests.test_packed import copied, pack, run
 from tests.test_superbatch import dataset, ondemand, same
@@ -342,22 +341,24 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
     return made
 
 
+@contextlib.contextmanager
+def pinning(pool: BufferPool, number: int = 0) -> Iterator[BufferPool]:
+    """The pool, while this thread takes memory for a CUDA device."""
+    with pool.copied_to(torch.device("cuda", number)):
+        yield pool
+
+
 def test_pooled_memory_is_locked_once_a_block(runtime: Runtime) -> None:
     budget = Budget(10**8)
     pool = BufferPool(budget)
-    before = pool.tensor(1 << 20, torch.uint8)
-    del before
-    assert pool.tensor(1 << 20, torch.uint8).data_ptr() not in runtime.locked
-    pool.pin(torch.device("cuda", 1))
-    assert budget.used == 0  # what was idle is not locked, and goes
-    first = pool.tensor(1 << 20, torch.uint8)
-    second = pool.tensor(5 << 20, torch.uint8)
-    assert [runtime.locked[tensor.data_ptr()] >= tensor.nbytes for tensor in (first, second)] == [True, True]
-    assert sum(runtime.locked.values()) == budget.used
-    address = first.data_ptr()
-    del first
-    assert pool.tensor(1 << 20, torch.uint8).data_ptr() == address  # pooled, and locked already
-    pool.pin(torch.device("cuda", 1))
+    with pinning(pool, 1):
+        first = pool.tensor(1 << 20, torch.uint8)
+        second = pool.tensor(5 << 20, torch.uint8)
+        assert [runtime.locked[tensor.data_ptr()] >= tensor.nbytes for tensor in (first, second)] == [True, True]
+        assert sum(runtime.locked.values()) == budget.used
+        address = first.data_ptr()
+        del first
+        assert pool.tensor(1 << 20, torch.uint8).data_ptr() == address  # pooled, and locked already
     assert len(runtime.locked) == 2
     pool.trim()
     assert list(runtime.locked) == [second.data_ptr()]
@@ -368,13 +369,42 @@ def test_pooled_memory_is_locked_once_a_block(runtime: Runtime) -> None:
     assert budget.used == 0
 
 
+def test_only_what_is_copied_to_a_device_is_locked(runtime: Runtime) -> None:
+    """A user's copy of other memory has been read when it returns: he may drop it, and its block be another tensor's."""
+    pool = BufferPool(Budget(10**8))
+    ordinary = pool.tensor(1 << 20, torch.uint8)
+    address = ordinary.data_ptr()
+    with pinning(pool):
+        locked = pool.tensor(1 << 20, torch.uint8).data_ptr()  # given back at once
+        with ThreadPoolExecutor(1) as executor:
+            assert executor.submit(lambda: pool.tensor(1 << 20, torch.uint8).data_ptr()).result() not in runtime.locked
+        with pool.copied_to(torch.device("cpu")):
+            assert pool.tensor(1 << 20, torch.uint8).data_ptr() not in runtime.locked
+        assert pool.tensor(1 << 20, torch.uint8).data_ptr() == locked
+    del ordinary
+    taken = [pool.tensor(1 << 20, torch.uint8) for _ in range(3)]
+    assert address in [tensor.data_ptr() for tensor in taken]
+    assert list(runtime.locked) == [locked]  # idle meanwhile: it serves the device alone
+    with pytest.raises(KeyError), pinning(pool):
+        raise KeyError
+    assert pool.tensor(1 << 20, torch.uint8).data_ptr() != locked
+
+
+def test_idle_blocks_of_one_kind_make_room_for_the_other(runtime: Runtime) -> None:
+    pool = BufferPool(Budget(1 << 20))
+    pool.tensor(1 << 20, torch.uint8)
+    with pinning(pool):
+        assert pool.tensor(1 << 20, torch.uint8).data_ptr() in runtime.locked
+    assert pool.tensor(1 << 20, torch.uint8).data_ptr() not in runtime.locked
+    assert runtime.locked == {}
+
+
 def test_memory_that_cannot_be_locked_is_ordinary_and_said_once(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pinned, "_warned", threading.Event())
     budget = Budget(10**8)
     pool = BufferPool(budget)
-    pool.pin(torch.device("cuda"))
     runtime.answer = 2
-    with pytest.warns(RuntimeWarning, match=r"cuda error 2.*slower") as said:
+    with pinning(pool), pytest.warns(RuntimeWarning, match=r"cuda error 2.*slower") as said:
         held = [pool.tensor(1 << 20, torch.uint8) for _ in range(3)]
     assert len(said) == 1
     assert runtime.locked == {}
@@ -386,14 +416,15 @@ def test_memory_that_cannot_be_locked_is_ordinary_and_said_once(runtime: Runtime
     pool.trim()
     assert budget.used == 0  # and nothing was unlocked that was not locked
     runtime.answer = 0
-    assert pool.tensor(1 << 20, torch.uint8).data_ptr() in runtime.locked
+    with pinning(pool):
+        assert pool.tensor(1 << 20, torch.uint8).data_ptr() in runtime.locked
 
 
 def test_memory_is_unlocked_by_way_of_its_own_device(runtime: Runtime) -> None:
     """Whichever thread drops it, and whichever device is current there: else CUDA refuses, or makes a context on that one."""
     pool = BufferPool(Budget(10**8))
-    pool.pin(torch.device("cuda", 2))
-    held = [pool.tensor(1 << 20, torch.uint8) for _ in range(2)]
+    with pinning(pool, 2):
+        held = [pool.tensor(1 << 20, torch.uint8) for _ in range(2)]
     assert set(runtime.devices.values()) == {2}
     assert runtime.current == 0
     held.pop()
@@ -409,9 +440,8 @@ def test_a_refusal_is_not_the_next_kernels_error(runtime: Runtime, monkeypatch: 
     """CUDA keeps its last error until somebody asks for it, and torch does so after each launch."""
     monkeypatch.setattr(pinned, "_warned", threading.Event())
     pool = BufferPool(Budget(10**8))
-    pool.pin(torch.device("cuda"))
     runtime.answer = 2
-    with pytest.warns(RuntimeWarning, match="cuda error 2"):
+    with pinning(pool), pytest.warns(RuntimeWarning, match="cuda error 2"):
         pool.tensor(1 << 20, torch.uint8)
     assert runtime.error == 0
 
@@ -419,8 +449,8 @@ def test_a_refusal_is_not_the_next_kernels_error(runtime: Runtime, monkeypatch: 
 def test_at_the_interpreters_exit_nothing_is_unlocked(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDA may be gone by then."""
     pool = BufferPool(Budget(10**8))
-    pool.pin(torch.device("cuda"))
-    pool.tensor(1 << 20, torch.uint8)
+    with pinning(pool):
+        pool.tensor(1 << 20, torch.uint8)
     with monkeypatch.context() as patch:
         patch.setattr(pinned.sys, "is_finalizing", lambda: True)
         pool.trim()
@@ -429,8 +459,8 @@ def test_at_the_interpreters_exit_nothing_is_unlocked(runtime: Runtime, monkeypa
 
 def test_a_child_after_fork_leaves_the_parents_locks(runtime: Runtime) -> None:
     pool = BufferPool(Budget(10**8))
-    pool.pin(torch.device("cuda"))
-    tensor = pool.tensor(1 << 20, torch.uint8)
+    with pinning(pool):
+        tensor = pool.tensor(1 << 20, torch.uint8)
     pid = os.fork()
     if pid == 0:
         del tensor
@@ -441,17 +471,31 @@ def test_a_child_after_fork_leaves_the_parents_locks(runtime: Runtime) -> None:
     assert tensor.data_ptr() in runtime.locked
 
 
-def test_a_loader_for_cuda_locks_its_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[torch.device] = []
+def test_a_loader_for_cuda_locks_what_it_copies_there(dataset: Path, runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Features and edges, taken by the threads of its stages; what the graph hands out beside is ordinary memory."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: SimpleNamespace(device=device))
-    g = graph()
-    g.pool.pin = asked.append
-    for device in ("cpu", "meta", "cuda:1", "cuda"):  # the last is the one that is current when the loader is made
-        loader(g, device=device).close()
-    assert asked == [torch.device("cuda", 1), torch.device("cuda", 3)]
+    monkeypatch.setattr(Transfer, "__call__", lambda self, position, assembled: assembled.batch)
+    monkeypatch.setattr(Transfer, "receive", lambda self, batch: None)
+    monkeypatch.setattr(buffers, "SMALL_BYTES", 4096)
+
+    def locked(tensor: torch.Tensor) -> bool:
+        return tensor.data_ptr() in runtime.locked
+
+    with featstore.open(dataset, memory="64MB") as g:
+        seeds, sampler = g.node_data["train_idx"], featstore.NeighborSampler(g, [4, 3])
+        for device in ("cuda:1", "cpu"):
+            with make_loader(g, sampler, seeds, batch_size=500, features="x", device=device) as batches:
+                for batch in batches:
+                    assert locked(batch.x) == (device != "cpu")
+                    if batch.index:  # the first was sampled when the loader was made
+                        assert locked(batch.blocks[0].src) == (device != "cpu")
+                    assert not locked(g.features["x"][batch.input_ids])
+                    assert set(runtime.devices.values()) <= {1}
+            del batch
+            g.pool.trim()
+            assert not runtime.locked
 
 
 # -- a GPU
@@ -463,8 +507,7 @@ on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no
 def test_cuda_locks_pooled_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch sees the lock; a refusal leaves no error behind; another thread may drop a block, and its address is locked anew."""
     pool = BufferPool(Budget(10**8))
-    pool.pin(torch.device("cuda", torch.cuda.current_device()))
-    with ThreadPoolExecutor(1) as executor:
+    with pinning(pool, torch.cuda.current_device()), ThreadPoolExecutor(1) as executor:
         for _ in range(3):
             held = pool.tensor(1 << 20, torch.uint8)
             assert held.is_pinned()
@@ -472,7 +515,7 @@ def test_cuda_locks_pooled_memory(monkeypatch: pytest.MonkeyPatch) -> None:
             executor.submit(pool.trim).result()
     monkeypatch.setattr(pinned, "PORTABLE", 1 << 30)  # no such flag
     monkeypatch.setattr(pinned, "_warned", threading.Event())
-    with pytest.warns(RuntimeWarning, match="does not pin"):
+    with pinning(pool), pytest.warns(RuntimeWarning, match="does not pin"):
         assert not pool.tensor(1 << 20, torch.uint8).is_pinned()
     assert torch.ones(3, device="cuda").sum().item() == 3
 

@@ -111,6 +111,9 @@ class StaticPolicy(Policy):
     """Whether :meth:`scores` asks for ``counts``."""
     list_score_bytes: ClassVar[int | None] = None
     """As :attr:`score_bytes`, of :meth:`list_scores`; None: the same."""
+    from_degrees: ClassVar[bool] = False
+    """Whether a row's score follows from its own in- and out-degree alone. :meth:`list_scores` may then be asked for a run of
+    rows at a time, with a context of these rows. A subclass does not inherit it."""
 
     @abstractmethod
     def scores(self, context: PolicyContext) -> npt.NDArray[Any]:
@@ -125,6 +128,11 @@ class StaticPolicy(Policy):
         The context's ``counts`` are then edges drawn from each node's list.
         """
         return self.scores(context)
+
+    @property
+    def goes_by_degrees(self) -> bool:
+        """Whether its class says :attr:`from_degrees` of itself: one that overrides scores may need all rows at once."""
+        return bool(type(self).__dict__.get("from_degrees", False))
 
 
 class OnlinePolicy(Policy):

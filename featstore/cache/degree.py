@@ -21,6 +21,7 @@ class Degree(StaticPolicy):
     """
 
     score_bytes = 0
+    from_degrees = True
 
     def scores(self, context: PolicyContext) -> npt.NDArray[Any]:
         """Return the out-degrees, integer [n]."""

@@ -28,6 +28,7 @@ class InOutRatio(StaticPolicy):
     """
 
     score_bytes = 9
+    from_degrees = True
 
     def scores(self, context: PolicyContext) -> npt.NDArray[Any]:
         """Return the ratios, float64 [n]; -1 where the in-degree is 0."""

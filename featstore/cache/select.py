@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from featstore._core import cache as _core
+from featstore.budget import Budget
 from featstore.cache.base import PolicyContext, StaticPolicy
 from featstore.cache.rowmap import RowMap
 from featstore.errors import PluginError
 
-__all__ = ["BESIDE_BYTES", "choose_rows", "top_rows", "top_rows_beside"]
+__all__ = ["choose_rows", "top_rows", "top_rows_beside"]
 
 CHUNK_ROWS = 1 << 16
 BESIDE_BYTES = 37  # a row, of what top_rows_beside() makes
+BY_SCORE_BYTES = 24  # a row, of what sorting by score makes
 _SIGN = np.uint64(1 << 63)
 
 
@@ -104,28 +107,44 @@ def top_rows_beside(scores: npt.NDArray[Any], k: int, without: RowMap) -> npt.ND
 
 
 def choose_rows(
-    policy: StaticPolicy, context: PolicyContext, n: int, capacity: int, by_score: bool, without: RowMap | None = None
+    policy: StaticPolicy,
+    context: PolicyContext,
+    n: int,
+    capacity: int,
+    by_score: bool,
+    without: RowMap | None = None,
+    budget: Budget | None = None,
+    paid_bytes: int = 0,
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
     """Return the ``capacity`` of ``n`` rows that a static policy scores highest, ascending, and their slots.
 
     ``by_score``: the best rows get the first slots; else the slots are None, for 0, 1 …. ``without``: of the rows that it lacks.
+    ``budget`` pays for scores and scratch meanwhile, but for ``paid_bytes`` of them, which the caller has reserved and does not
+    use yet.
 
     Raises
     ------
+    BudgetError
+        The budget cannot pay.
     PluginError
         The policy raised, or its scores have the wrong shape or type, or hold NaN.
     """
-    try:
-        scores = np.asarray(policy.scores(context))
-        if scores.shape != (n,):
-            raise PluginError(f"policy {policy.name!r}: scores must have shape ({n},), not {scores.shape}")
-        rows = top_rows(scores, capacity) if without is None else top_rows_beside(scores, capacity, without)
-        if not by_score:
-            return rows, None
-        slots = np.empty(len(rows), np.int64)
-        slots[np.argsort(scores[rows], kind="stable")[::-1]] = np.arange(len(rows))
-        return rows, slots
-    except PluginError:
-        raise
-    except Exception as error:
-        raise PluginError(f"policy {policy.name!r}: scores failed: {type(error).__name__}: {error}") from error
+    n_bytes = policy.score_bytes * n + BY_SCORE_BYTES * capacity * by_score
+    if without is not None:
+        n_bytes += BESIDE_BYTES * (capacity + int(np.count_nonzero(without.slot_of_row >= 0)))
+    name = f"scores of policy {policy.name!r}"
+    with nullcontext() if budget is None else budget.reserve(name, max(0, n_bytes - paid_bytes)):
+        try:
+            scores = np.asarray(policy.scores(context))
+            if scores.shape != (n,):
+                raise PluginError(f"policy {policy.name!r}: scores must have shape ({n},), not {scores.shape}")
+            rows = top_rows(scores, capacity) if without is None else top_rows_beside(scores, capacity, without)
+            if not by_score:
+                return rows, None
+            slots = np.empty(len(rows), np.int64)
+            slots[np.argsort(scores[rows], kind="stable")[::-1]] = np.arange(len(rows))
+            return rows, slots
+        except PluginError:
+            raise
+        except Exception as error:
+            raise PluginError(f"policy {policy.name!r}: scores failed: {type(error).__name__}: {error}") from error

@@ -18,7 +18,7 @@ from featstore.budget import Budget, Loan
 from featstore.cache.base import OnlinePolicy, Policy, PolicyContext, StaticPolicy
 from featstore.cache.gate import Gate
 from featstore.cache.rowmap import CLAIM_BYTES, RowMap, huge_array
-from featstore.cache.select import BESIDE_BYTES, choose_rows
+from featstore.cache.select import choose_rows
 from featstore.cache.slots import PlannedSlots, SlotTable
 from featstore.errors import BudgetError, ClosedError, PluginError
 from featstore.gather.plan import BatchPlan, Changeset, Part, Tier
@@ -330,15 +330,9 @@ class FeatureCache:
             if self._n_filled:
                 raise RuntimeError("the cache was filled already")
             # The array is not touched before the rows are known: scores may take its place in the budget.
-            extra = policy.score_bytes * self.n + 24 * self.capacity * by_score - self.array.nbytes
-            if without is not None:
-                extra += BESIDE_BYTES * (self.capacity + int(np.count_nonzero(without.slot_of_row >= 0)))
-            held = None if self.budget is None else self.budget.reserve(f"scores of policy {policy.name!r}", max(0, extra))
-            try:
-                rows, slots = choose_rows(policy, self.context, self.n, self.capacity, by_score, without)
-            finally:
-                if held is not None:
-                    held.release()
+            rows, slots = choose_rows(
+                policy, self.context, self.n, self.capacity, by_score, without, self.budget, self.array.nbytes
+            )
             self._load(rows, slots, read)
             self.map.assign(rows, np.arange(len(rows), dtype=np.int32) if slots is None else slots.astype(np.int32))
             self._n_filled = len(rows)

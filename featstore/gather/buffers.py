@@ -6,8 +6,8 @@ import math
 import os
 import queue
 import threading
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import torch
 from featstore._core.buffers import Block, Lease, populate
 from featstore.budget import Budget, Reservation
 from featstore.errors import BudgetError, ClosedError
-from featstore.gather.pinned import pinned_block
+from featstore.gather.pinned import PinnedBlock
 
 __all__ = ["HOLDER", "BufferPool", "as_bytes", "block_bytes", "carve", "take_pages"]
 
@@ -79,25 +79,30 @@ class BufferPool:
         self.budget = budget
         self._reclaim = reclaim
         self._closed = False
-        self._make: Callable[[int], Block] = Block
+        self._copied = threading.local()  # .to: the CUDA device that a thread's memory is copied to
         self._start()
 
-    def pin(self, device: torch.device) -> None:
-        """Page-lock new blocks from now on, for copies to CUDA devices that run beside computing; idle ones go.
+    @contextmanager
+    def copied_to(self, device: torch.device) -> Iterator[None]:
+        """Let what this thread takes meanwhile be page-locked where it is to be copied to a CUDA device; a context manager.
 
         Parameters
         ----------
         device : torch.device
-            One that the process uses anyhow.
+            Where the memory's contents go; one with a number, if it is CUDA.
 
         Notes
         -----
-        The bytes are those that the budget counts. A block is locked once, and stays so while it is pooled. One that CUDA refuses
-        to lock is ordinary memory, of which a RuntimeWarning tells, once.
+        Copies from such memory run beside computing, and may still read it when the call that began them has returned: whoever
+        takes it keeps it until they are complete, since its block may then be another tensor's. All other memory is ordinary.
+        A block is locked once, and stays so while it is pooled; bytes are counted in the budget as those of any block.
         """
-        if self._make is Block:
-            self._make = partial(pinned_block, device=device)
-            self.trim()
+        before = getattr(self._copied, "to", None)
+        self._copied.to = device if device.type == "cuda" else None
+        try:
+            yield
+        finally:
+            self._copied.to = before
 
     def _start(self) -> None:
         self._pid = os.getpid()
@@ -124,26 +129,27 @@ class BufferPool:
             Neither the pool nor the budget has them.
         """
         self._leave_parent()
-        size = block_bytes(n_bytes)
-        block = self._idle_block(size)
+        size, device = block_bytes(n_bytes), getattr(self._copied, "to", None)
+        block = self._idle_block(size, device is not None)
         if block is None:
-            block = self._new_block(size)
+            block = self._new_block(size, device)
         return Lease(block, n_bytes, self._returned.put)
 
-    def _idle_block(self, size: int) -> Block | None:
-        """Take an idle block of ``size`` bytes, or a little more."""
+    def _idle_block(self, size: int, pinned: bool) -> Block | None:
+        """Take an idle block of ``size`` bytes, or a little more, of those that are pinned or of the others."""
         with self._lock:
             if self._closed:
                 raise ClosedError("the dataset is closed")
             self._collect()
             fitting = [block for block in self._idle if size <= block.nbytes <= size + size // 4]
-            if not fitting:
+            alike = [block for block in fitting if isinstance(block, PinnedBlock) == pinned]
+            if not alike:
                 return None
-            block = min(fitting, key=lambda candidate: candidate.nbytes)
+            block = min(alike, key=lambda candidate: candidate.nbytes)
             self._idle.remove(block)
             return block
 
-    def _new_block(self, size: int) -> Block:
+    def _new_block(self, size: int, device: torch.device | None) -> Block:
         reservation = self.budget.try_reserve(HOLDER, size)
         while reservation is None and self._drop_one():
             reservation = self.budget.try_reserve(HOLDER, size)
@@ -153,7 +159,7 @@ class BufferPool:
             # Not under the lock: loans may be taken back, which waits for gathers. It raises, naming who holds what.
             reservation = self.budget.reserve(HOLDER, size)
         try:
-            block = self._make(size)
+            block = Block(size) if device is None else PinnedBlock(size, device)
             with self._lock:
                 if self._closed:
                     raise ClosedError("the dataset is closed")

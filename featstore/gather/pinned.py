@@ -14,7 +14,7 @@ import torch
 
 from featstore._core.buffers import Block
 
-__all__ = ["PinnedBlock", "pinned_block"]
+__all__ = ["PinnedBlock"]
 
 PORTABLE = 1  # cudaHostRegisterPortable: locked for every device of the process
 
@@ -22,12 +22,14 @@ PORTABLE = 1  # cudaHostRegisterPortable: locked for every device of the process
 class PinnedBlock(Block):
     """A block whose pages CUDA has locked: copies from it to a device run beside the host and beside computing.
 
-    It is locked by way of the device that is current, and unlocked by way of the same one, whichever thread drops it.
+    It is locked by way of ``device``, and unlocked by way of the same one, whichever thread drops it. Where CUDA refuses, it is
+    ordinary memory, of which a RuntimeWarning tells, once a process.
 
-    Raises
-    ------
-    RuntimeError
-        CUDA refuses.
+    Parameters
+    ----------
+    nbytes : int
+    device : torch.device
+        One that the process uses anyhow: it spares the first device a context that nobody asked for.
 
     References
     ----------
@@ -36,12 +38,21 @@ class PinnedBlock(Block):
 
     _pid = -1  # of the process that locked it
 
-    def __init__(self, nbytes: int) -> None:
+    def __new__(cls, nbytes: int, device: torch.device) -> PinnedBlock:
+        return Block.__new__(cls, nbytes)
+
+    def __init__(self, nbytes: int, device: torch.device) -> None:
+        self._device = device
+        try:
+            with torch.cuda.device(device):
+                self._lock(torch.cuda)
+        except RuntimeError as error:
+            _warn(nbytes, error)
+
+    def _lock(self, cuda: Any) -> None:
         self._address = int(np.frombuffer(self, np.uint8).ctypes.data)
-        cuda: Any = torch.cuda
         runtime = cuda.cudart()
         self._unregister = runtime.cudaHostUnregister
-        self._on_its_device = cuda.device(cuda.current_device())
         self._pid = os.getpid()  # before, so that Ctrl-C leaves no lock behind
         code = runtime.cudaHostRegister(self._address, self.nbytes, PORTABLE)
         if int(code):
@@ -53,7 +64,7 @@ class PinnedBlock(Block):
         # Only what was locked, and not in a child, which has no CUDA, nor at the interpreter's exit, when CUDA may be gone: the
         # lock ends with the process. On another device than its own it could fail, or make a context there.
         if self._pid == os.getpid() and not sys.is_finalizing():
-            with self._on_its_device:
+            with torch.cuda.device(self._device):
                 self._unregister(self._address)
 
 
@@ -69,22 +80,12 @@ def _forget_error() -> None:
 _warned = threading.Event()
 
 
-def pinned_block(nbytes: int, device: torch.device) -> Block:
-    """Return a block locked for all CUDA devices; an ordinary one, with one warning a process, where CUDA refuses.
-
-    ``device`` spares the first device a context that nobody asked for.
-    """
-    with torch.cuda.device(device):
-        try:
-            return PinnedBlock(nbytes)
-        except RuntimeError as error:
-            if not _warned.is_set():
-                _warned.set()
-                warnings.warn(
-                    f"CUDA does not pin {nbytes} bytes ({error}): batches are copied to the device from ordinary memory, "
-                    "by way of the driver's own, which is slower and holds the thread that copies; see ulimit -l, and the "
-                    "memory limit of the container",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
-            return Block(nbytes)
+def _warn(nbytes: int, error: RuntimeError) -> None:
+    if not _warned.is_set():
+        _warned.set()
+        warnings.warn(
+            f"CUDA does not pin {nbytes} bytes ({error}): batches are copied to the device from ordinary memory, by way of the "
+            "driver's own, which is slower and holds the thread that copies; see ulimit -l, and the container's memory limit",
+            RuntimeWarning,
+            stacklevel=3,
+        )

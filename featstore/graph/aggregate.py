@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from featstore.budget import Budget
@@ -21,14 +23,18 @@ from featstore.graph.source import dtype_name
 from featstore.graph.topology import Topology
 from featstore.storage.catalog import NODE, Catalog
 from featstore.storage.reader import Reader
+from featstore.storage.writebehind import WriteBehind
 from featstore.storage.writer import RowFileWriter
 
-__all__ = ["HOLDER", "Host", "Room", "aggregate", "fingerprint_of", "room_in", "write_block"]
+__all__ = ["HOLDER", "Host", "Room", "aggregate", "fingerprint_of", "room_in", "write_rows"]
+
+UInt8s = npt.NDArray[np.uint8]
 
 HOLDER: Final = "aggregation"  # in the budget's report
 _LEAST_BUFFER: Final = 64 << 10
 _MOST_BUFFER: Final = 4 << 20
 _MOST_PIECE: Final = 32 << 20  # torch starts and ends a team of threads for each operation on a piece
+_MOST_BEHIND: Final = 8 << 20
 _WRITER_BYTES: Final = 1 << 19  # of checksums that are not written yet
 _GROUP_BYTES: Final = 1 << 20  # rows that are padded at once
 _MOST_READER: Final = 24 << 20  # left to the reader, which sorts what it reads
@@ -66,19 +72,26 @@ class Room:
     buffer_bytes : int
         Of the writer.
     piece_bytes : int
-        Rows that are made from sums at once.
+        Rows that a layer gets at once.
+    behind_bytes : int
+        Rows that a thread writes.
     held : int
-        Bytes of the writer and the pieces together.
+        Bytes of the writer, the pieces and the rows behind together.
     """
 
     passes: int
     buffer_bytes: int
     piece_bytes: int
+    behind_bytes: int
     held: int
 
 
-def room_in(budget: Budget, memory: int | str | None, row_bytes: int) -> Room:
-    """Divide what a budget has left, or ``memory`` of it; rows that are made have ``row_bytes``, in all of their forms."""
+def room_in(budget: Budget, memory: int | str | None, given_bytes: int, written_bytes: int = 0) -> Room:
+    """Divide what a budget has left, or ``memory`` of it.
+
+    A row that a layer gets has ``given_bytes``, in all of its forms, or 0 where none does. One that is written has
+    ``written_bytes``, or 0 where that is not known yet.
+    """
     n_bytes = budget.available
     if memory is not None or n_bytes < budget.total // 4:
         n_bytes += budget.on_loan  # which a reservation takes back
@@ -86,9 +99,10 @@ def room_in(budget: Budget, memory: int | str | None, row_bytes: int) -> Room:
     if memory is not None:
         n_bytes = min(n_bytes, parse_size(memory))
     buffer_bytes = max(_LEAST_BUFFER, min(_MOST_BUFFER, n_bytes // 32))
-    piece_bytes = max(row_bytes, min(_MOST_PIECE, n_bytes // 32))
-    held = buffer_bytes + piece_bytes + _WRITER_BYTES + _GROUP_BYTES
-    return Room(n_bytes - held, buffer_bytes, piece_bytes, held)
+    piece_bytes = max(given_bytes, min(_MOST_PIECE, n_bytes // 32)) if given_bytes else 0
+    behind_bytes = max(written_bytes, min(_MOST_BEHIND, n_bytes // 128))
+    held = buffer_bytes + piece_bytes + behind_bytes + _WRITER_BYTES + _GROUP_BYTES
+    return Room(n_bytes - held, buffer_bytes, piece_bytes, behind_bytes, held)
 
 
 @contextlib.contextmanager
@@ -109,18 +123,20 @@ def fingerprint_of(catalog: Catalog, name: str) -> list[str]:
     return [catalog.files[part.file].file_id for part in catalog.fields[f"{NODE}/{name}"].parts]
 
 
-def write_block(
-    first: int,
-    stop: int,
-    make: Callable[[int, int], torch.Tensor],
-    writer: RowFileWriter,
-    piece_rows: int,
-    field: Field,
-) -> None:
-    """Write rows ``first … stop - 1``, as ``make(low, high)`` returns them for a few nodes at a time."""
-    for low in range(first, stop, piece_rows):
-        rows = make(low, min(stop, low + piece_rows)).contiguous()
-        writer.write(rows.reshape(-1).view(torch.uint8).numpy().reshape(-1, field.row_bytes))
+def write_rows(rows: torch.Tensor, behind: WriteBehind, making: Making, step: int, writer: RowFileWriter, field: Field) -> None:
+    """Append rows to a step's field in its dtype: they are copied, and a thread writes and records them."""
+    dtype: torch.dtype = getattr(torch, field.dtype)
+    most = behind.n_bytes // field.row_bytes
+    for low in range(0, len(rows), most):
+        part = rows[low : low + most]
+        copy = behind.memory()[: len(part) * field.row_bytes]
+        torch.from_numpy(copy).view(dtype).reshape(part.shape).copy_(part)
+
+        def append(copy: UInt8s = copy) -> None:
+            writer.write(copy.reshape(-1, field.row_bytes))
+            making.checkpoint(step)
+
+        behind.start(append)
 
 
 def aggregate(
@@ -202,34 +218,25 @@ def _hop(
     label: str,
 ) -> PassCosts:
     """Make one hop's field, from where an earlier call left it."""
-    out_dtype: torch.dtype = getattr(torch, field.dtype)
-    row_bytes = field.row_bytes + 8 * rows.width
-    room = room_in(g.budget, memory, row_bytes)
-    with g.budget.reserve(HOLDER, room.held), contextlib.ExitStack() as stack:
+    room = room_in(g.budget, memory, 0, field.row_bytes)
+    with g.budget.reserve(HOLDER, room.held):
         writer = making.writer(hop, field, room.buffer_bytes)
         first, bar = writer.n_rows, Progress(label, 0, False)
-        passes = stack.enter_context(
-            Passes(
-                topology,
-                rows,
-                op,
-                torch.float64,
-                g.budget,
-                room.passes,
-                g.options.threads,
-                HOLDER,
-                lambda n_bytes: bar.add(n_bytes),
-                first,
-            )
+        passes = Passes(
+            topology,
+            rows,
+            op,
+            torch.float64,
+            g.budget,
+            room.passes,
+            g.options.threads,
+            HOLDER,
+            lambda n_bytes: bar.add(n_bytes),
+            first,
         )
-        bar = stack.enter_context(Progress(label, passes.total_bytes, progress))
-        for block in passes.blocks():
-            sums, start = torch.from_numpy(block.sums), block.first
-
-            def make(low: int, high: int, sums: torch.Tensor = sums, start: int = start) -> torch.Tensor:
-                return sums[low - start : high - start].to(out_dtype)
-
-            write_block(block.first, block.stop, make, writer, max(1, room.piece_bytes // row_bytes), field)
-            making.checkpoint(hop)
+        bar = Progress(label, passes.total_bytes, progress)
+        with passes, bar, WriteBehind(room.behind_bytes) as behind:
+            for block in passes.blocks():
+                write_rows(torch.from_numpy(block.sums), behind, making, hop, writer, field)
         making.finish(hop, [hop - 1])
         return passes.costs

@@ -12,6 +12,7 @@ from featstore._core.partition import cross_edges
 from featstore.budget import Budget
 from featstore.graph.listblocks import ListBlock
 from featstore.graph.topology import Topology
+from featstore.storage.scan import scan_bytes
 
 __all__ = ["blocks_in", "count_cross_edges", "counts_dtype"]
 
@@ -28,7 +29,7 @@ def blocks_in(topology: Topology, budget: Budget, holder: str) -> Iterator[ListB
     BudgetError, CorruptionError, OSError
     """
     n_bytes = max(_LEAST_BLOCK_BYTES, min(_MOST_BLOCK_BYTES, budget.available // _BLOCK_SHARE))
-    with budget.reserve(holder, min(n_bytes, topology.nbytes)):
+    with budget.reserve(holder, scan_bytes(topology.nbytes, n_bytes)):
         yield from topology.blocks(n_bytes)
 
 

@@ -17,6 +17,7 @@ from featstore.cache.table import FeatureCache
 from featstore.config import Options, check_flag, parse_cache_size
 from featstore.errors import FormatError
 from featstore.graph.crossedges import count_cross_edges, counts_dtype
+from featstore.graph.listscores import WriteScores, scores_by_degrees
 from featstore.graph.madefeatures import MadeFeatures
 from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.opentopology import held_bytes, load_topology, stored_pieces, stored_size
@@ -29,6 +30,7 @@ from featstore.graph.savedcache import load_neighbor_cache, save_neighbor_cache,
 from featstore.graph.savedparts import Blocks, KeptParts, file_of_parts, find_parts, kept_parts, read_parts, save_parts
 from featstore.graph.snapshot import Snapshot
 from featstore.graph.topology import Topology
+from featstore.storage.rowfile import RowFile
 
 __all__ = ["Kept"]
 
@@ -196,12 +198,9 @@ class Kept(MadeFeatures):
         """
 
         def out_degree() -> npt.NDArray[np.int64]:
-            file, width = self._snapshot.topology_file("out_degree", self.num_nodes)
-            if width != 8:
-                raise FormatError(f"{file.path}: out-degrees of {width} bytes", file.path)
             rows = np.empty((self.num_nodes, 8), np.uint8)
             if self.num_nodes:
-                file.read(0, self.num_nodes, rows)
+                self._out_degrees().read(0, self.num_nodes, rows)
                 note(rows.nbytes)
             return rows.reshape(-1).view(np.int64)
 
@@ -231,18 +230,21 @@ class Kept(MadeFeatures):
         budget.reserve(holder, width * n, owner=counts)
         return counts
 
+    def _out_degrees(self) -> RowFile:
+        file, width = self._snapshot.topology_file("out_degree", self.num_nodes)
+        if width != 8:
+            raise FormatError(f"{file.path}: out-degrees of {width} bytes", file.path)
+        return file
+
     def degree_pieces(self, n_nodes: int) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
         """Yield the in- and out-degrees of ``n_nodes`` nodes after the other, read from the files in sequence."""
-        out_degree, _ = self._snapshot.topology_file("out_degree", self.num_nodes)
+        out_degree = self._out_degrees()
         for first, offsets in stored_pieces(self._snapshot, lambda: self.topology, n_nodes):
             yield np.diff(offsets), out_degree.read(first, len(offsets) - 1).reshape(-1).view(np.int64)
 
     def short_degrees(self) -> npt.NDArray[np.uint16]:
         """Return the out-degrees, uint16 [n], read in pieces; ``MOST_DEGREE`` stands for all that are higher."""
-        file, width = self._snapshot.topology_file("out_degree", self.num_nodes)
-        if width != 8:
-            raise FormatError(f"{file.path}: out-degrees of {width} bytes", file.path)
-        found = np.empty(self.num_nodes, np.uint16)
+        file, found = self._out_degrees(), np.empty(self.num_nodes, np.uint16)
         for first in range(0, self.num_nodes, PIECE_NODES):
             rows = file.read(first, min(PIECE_NODES, self.num_nodes - first))
             found[first : first + len(rows)] = np.minimum(rows.reshape(-1).view(np.int64), MOST_DEGREE)
@@ -332,15 +334,19 @@ class Kept(MadeFeatures):
         if found is not None:
             self.neighbor_cache = found
             return
-        scoring = 24 * self.num_nodes  # bytes of two arrays of degrees and one of scores
+        scoring = 24 * self.num_nodes  # bytes of two degrees and a score a node
         total = scoring + NeighborCache.work_bytes(topology, edges)
         with Progress("neighbour lists", total, progress, delay_s=SHOWN_AFTER_S) as bar:
             with (
                 self._or_closed(),
                 self.policy_inputs(topology.id_bytes, counts, parts, seed, self.budget, bar.add) as inputs,
             ):
-                scores = inputs.scores(chosen, of_lists=True)
-                bar.reach(scoring)
+                scores: npt.NDArray[Any] | WriteScores
+                if chosen.goes_by_degrees:
+                    scores = scores_by_degrees(chosen, topology, self._out_degrees(), bar.add)
+                else:
+                    scores = inputs.scores(chosen, of_lists=True)
+                    bar.reach(scoring)
                 if budget is None:
                     n_bytes = self.budget.available
                 self.neighbor_cache = NeighborCache.build(topology, self.budget, scores, n_bytes, note=bar.add, edges=edges)
@@ -373,7 +379,7 @@ class Kept(MadeFeatures):
         budget : Budget
             Counts the cache.
         scratch : Budget
-            Counts what choosing the nodes takes meanwhile: 25 bytes a node, and :meth:`NeighborCache.scratch_bytes`.
+            Counts what choosing the nodes takes meanwhile, :meth:`NeighborCache.scratch_bytes`.
         least : int
             Bytes from which on a saved cache will do, though there is memory for a larger one.
 
@@ -397,8 +403,9 @@ class Kept(MadeFeatures):
         found = self._stored_neighbors(n_bytes, budget, {"policy": chosen.name, "bytes": size, "seed": 0}, edges=False)
         if found is not None:
             return found, True
-        with self._or_closed(), self.policy_inputs(self.topology.id_bytes, None, None, 0, scratch) as inputs:
-            return NeighborCache.build(self.topology, budget, inputs.scores(chosen, of_lists=True), n_bytes, scratch), False
+        with self._or_closed():
+            scores = scores_by_degrees(chosen, self.topology, self._out_degrees())
+            return NeighborCache.build(self.topology, budget, scores, n_bytes, scratch), False
 
     # -- parts -------------------------------------------------------------------------------------------------------------------
 

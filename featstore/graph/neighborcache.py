@@ -15,9 +15,11 @@ from featstore.cache.rowmap import huge_array
 from featstore.config import parse_size
 from featstore.errors import BudgetError
 from featstore.graph.edgeids import EdgeIds
+from featstore.graph.listscores import WriteScores, scoring_bytes
 from featstore.graph.prefix import Prefix, piece_nodes
 from featstore.graph.topology import BLOCK_BYTES, Topology, huge_bytes
 from featstore.storage.layout import PAGE_BYTES
+from featstore.storage.scan import scan_bytes
 
 __all__ = ["NeighborCache"]
 
@@ -26,7 +28,7 @@ Int64s = npt.NDArray[np.int64]
 _CHUNK_NODES = 1 << 16  # nodes handled at once where that takes temporary arrays
 _READ_EDGES = 1 << 20  # whose numbers are read at once into their place
 _PIECE_BYTES = 32  # a node whose offset is read
-_SCRATCH_SHARE = 64  # of the file that is read at once where that is less
+_SCRATCH_SHARE = 64  # of the file, one part of so many is held where that is less
 
 
 class NeighborCache:
@@ -93,7 +95,7 @@ class NeighborCache:
         cls,
         topology: Topology,
         budget: Budget,
-        scores: npt.NDArray[Any] | None = None,
+        scores: npt.NDArray[Any] | WriteScores | None = None,
         n_bytes: int | str | None = None,
         scratch: Budget | None = None,
         note: Callable[[int], None] = lambda n_bytes: None,
@@ -107,8 +109,10 @@ class NeighborCache:
         topology : Topology
         budget : Budget
             Counts the arrays, as ``neighbor cache``.
-        scores : array, shape (num_nodes,), optional
-            One a node, no NaN; of equals the lowest node comes first. Not needed where everything fits.
+        scores : array, shape (num_nodes,), or callable, optional
+            One a node, no NaN; of equals the lowest node comes first. Not needed where everything fits. A callable writes them
+            into the float64 array that it is given, which is the memory of the cache's table, and holds
+            :func:`~featstore.graph.listscores.scoring_bytes` meanwhile.
         n_bytes : int or str, optional
             What the cache may take, its table of 8 bytes a node included; all that ``budget`` has left by default.
         scratch : Budget, optional
@@ -160,10 +164,13 @@ class NeighborCache:
         with scratch.reserve("neighbor cache", scratch_bytes), contextlib.ExitStack() as undo:
             held = budget.reserve("neighbor cache", table_bytes)
             undo.callback(held.release)
+            offset_of_node = huge_array(topology.num_nodes * 8).view(np.int64)
+            if callable(scores):
+                write, scores = scores, offset_of_node.view(np.float64)  # each score is read before its place is written
+                write(scores)
             n_pages = (limit - table_bytes) // PAGE_BYTES
             room = PAGE_BYTES * (max(0, n_pages - 1) if edges else n_pages)  # each of two arrays takes whole pages
             chosen = Prefix(topology, np.asarray(scores), room, topology.id_bytes + width, note)
-            offset_of_node = huge_array(topology.num_nodes * 8).view(np.int64)
             n_records = chosen.write_offsets(offset_of_node)
             held.resize(table_bytes + huge_bytes(n_records * topology.id_bytes) + huge_bytes(n_records * width))
             records = huge_array(n_records * topology.id_bytes).view(topology.id_dtype)
@@ -243,7 +250,8 @@ class NeighborCache:
         in_memory : bool
             The topology has its offsets in memory.
         """
-        held = Prefix.scratch_bytes(num_nodes) + _block_bytes(n_bytes) + _block_bytes(edge_ids)
+        held = max(Prefix.scratch_bytes(num_nodes) + _block_bytes(n_bytes), scoring_bytes(num_nodes))
+        held += _block_bytes(edge_ids) if edge_ids else 0
         return held if in_memory else held + _PIECE_BYTES * piece_nodes(num_nodes) + _block_bytes(n_bytes)
 
     def locate(self, ids: Int64s, place: Int64s, degree: Int64s) -> None:
@@ -393,5 +401,5 @@ def _numbers_of(topology: Topology) -> EdgeIds:
 
 
 def _block_bytes(n_bytes: int) -> int:
-    """Bytes of a file of ``n_bytes`` that are read at once while records are filled."""
-    return min(n_bytes, max(1 << 16, n_bytes // _SCRATCH_SHARE), BLOCK_BYTES) // 8 * 8
+    """Return what a scan of ``n_bytes`` of ids holds while records are filled."""
+    return scan_bytes(n_bytes, min(BLOCK_BYTES, max(1 << 16, n_bytes // _SCRATCH_SHARE)))

@@ -19,7 +19,7 @@ from featstore.storage.update import OpenFile, open_file
 
 __all__ = ["DatasetFiles", "Snapshot", "fingerprint_of", "open_files", "topology_bytes"]
 
-SWEEP_PATIENCE_S = 2.0  # a writer that removes leftovers keeps readers out for a moment
+SWEEP_PATIENCE_S = 30.0  # a writer that removes leftovers keeps readers out: seconds, of terabytes or on a busy machine
 
 
 class DatasetFiles:

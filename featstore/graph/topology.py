@@ -19,12 +19,13 @@ from featstore.graph.liststream import LIST_BYTES, pass_pages, stream_lists
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.readahead import read_ahead
 from featstore.storage.rowfile import RowFile
+from featstore.storage.scan import SCAN_BYTES, scan_words
 
 __all__ = ["BLOCK_BYTES", "CscTopology", "Topology", "huge_bytes", "scan_ids", "stored_offsets"]
 
 Int64s = npt.NDArray[np.int64]
 
-BLOCK_BYTES = 8 << 20  # of two blocks together, where the adjacency is read in sequence
+BLOCK_BYTES = SCAN_BYTES  # where the adjacency is read in sequence
 _PIECE = 1 << 16  # nodes handled at once where that takes temporary arrays
 
 
@@ -135,9 +136,10 @@ class Topology(ABC):
 
     @abstractmethod
     def blocks(self, block_bytes: int = BLOCK_BYTES) -> Iterator[ListBlock]:
-        """Yield all edges in order, ids checked, with the nodes that they belong to; the next block is read meanwhile.
+        """Yield all edges in order, ids checked, with the nodes that they belong to; the next ones are read meanwhile.
 
-        Two arrays, ``block_bytes`` together, take turns: a block is there until the next one is asked for.
+        Holds ``block_bytes``, or three pages where that is less: a block, there until the next one is asked for, and what is
+        read ahead.
         """
 
     @abstractmethod
@@ -383,16 +385,8 @@ def _bad_id(indices: RowFile, id_bytes: int, num_nodes: int, position: int, foun
 def scan_ids(
     indices: RowFile, num_nodes: int, num_edges: int, id_bytes: int, block_bytes: int
 ) -> Iterator[tuple[int, npt.NDArray[Any]]]:
-    """Yield ``(first edge, ids)``, blocks of a CSC file of ids in order, checked, the next one read meanwhile.
-
-    Two arrays, ``block_bytes`` together, take turns: a block is there until the next one is asked for.
-    """
-    dtype = np.dtype(np.int32 if id_bytes == 4 else np.int64)
-    n_ids = max(1, min(-(-num_edges // 2), block_bytes // 2 // id_bytes))
-    turns = np.empty((2, n_ids, id_bytes), np.uint8)
-    places = enumerate(range(0, num_edges, n_ids))
-    for first, rows in read_ahead(indices, ((at, turns[k % 2, : min(n_ids, num_edges - at)]) for k, at in places)):
-        ids = rows.reshape(-1).view(dtype)
+    """Yield ``(first edge, ids)``, blocks of a CSC file of ids in order, checked; see :meth:`Topology.blocks`."""
+    for first, ids in scan_words(indices, num_edges, np.dtype(np.int32 if id_bytes == 4 else np.int64), block_bytes):
         bad = _core.first_bad_id(ids, id_bytes, num_nodes)
         if bad >= 0:
             raise _bad_id(indices, id_bytes, num_nodes, first + bad, int(ids[bad]))

@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any, Final
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 
 from featstore.config import check_flag
 from featstore.gather.device import check_device
-from featstore.graph.aggregate import Host, Room, fingerprint_of, generous, room_in, write_block
+from featstore.graph.aggregate import Host, Room, fingerprint_of, generous, room_in, write_rows
 from featstore.graph.feature import FeatureStore
 from featstore.graph.making import Field, Making, adjacency_of, check_new_feature
 from featstore.graph.passes import PassCosts, Passes, Rows, summed_dtype
@@ -25,6 +26,7 @@ from featstore.inference.gathered import whole_blocks
 from featstore.inference.layers import Aggregate, Layer, fingerprint
 from featstore.storage.catalog import NODE
 from featstore.storage.readahead import read_ahead
+from featstore.storage.writebehind import WriteBehind
 from featstore.storage.writer import RowFileWriter
 
 __all__ = ["LayerCosts", "infer", "run_layers"]
@@ -43,7 +45,7 @@ class LayerCosts:
     blocks : int
         Of a layer of another kind.
     apply_s, write_s, total_s : float
-        Seconds: in the layer's own code, writing, and altogether.
+        Seconds: in the layer's own code, copying rows to be written and waiting for earlier ones, and altogether.
     """
 
     passes: PassCosts = field(default_factory=PassCosts)
@@ -321,9 +323,10 @@ class _Output:
         self._shows, self._bar = run._shows, Progress(label, 0, False)
         self._stack = contextlib.ExitStack()
         self._writer: RowFileWriter | None = None
+        self._behind: WriteBehind | None = None
         self._field = self._making.field_of(step)
         if self._field is not None:
-            self._writer = self._making.writer(step, self._field, room.buffer_bytes)
+            self._open(self._field)
 
     @property
     def first(self) -> int:
@@ -356,9 +359,8 @@ class _Output:
             self._begin(rows)
         assert self._field is not None
         assert self._writer is not None
-        of, host = self._field, rows.detach().cpu()
-        write_block(0, len(host), lambda low, high: host[low:high], self._writer, max(1, (4 << 20) // of.row_bytes), of)
-        self._making.checkpoint(self._step)
+        assert self._behind is not None
+        write_rows(rows.detach(), self._behind, self._making, self._step, self._writer, self._field)
         self._costs.write_s += time.perf_counter() - begin
 
     def _begin(self, rows: torch.Tensor) -> None:
@@ -369,12 +371,16 @@ class _Output:
         if not all(rows.shape[1:]):
             raise ValueError(f"layer {self._number} returned rows of shape {tuple(rows.shape[1:])}, which have no numbers")
         self._field = Field(self._n, rows.shape[1:], dtype)
-        self._writer = self._making.writer(self._step, self._field, self._room.buffer_bytes)
+        self._open(self._field)
+
+    def _open(self, of: Field) -> None:
+        self._writer = self._making.writer(self._step, of, self._room.buffer_bytes)
+        self._behind = self._stack.enter_context(WriteBehind(max(of.row_bytes, self._room.behind_bytes)))
 
     def __enter__(self) -> _Output:
         return self
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        self._stack.close()
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stack.__exit__(kind, error, trace)
         if error is None and self._writer is None:
             raise ValueError("a graph without nodes has no output: its width is not known")

@@ -100,8 +100,7 @@ class MiniBatch:
     def to(self, device: torch.device | str, non_blocking: bool = False) -> MiniBatch:
         """Return the batch with its tensors on ``device``; tensors that are there already are shared.
 
-        While a loader of the same graph delivers to CUDA, new batches on the CPU are pinned, too: after a ``non_blocking``
-        copy keep this batch until the copy is complete, since its memory may become another batch's.
+        The memory of a batch on the CPU is not pinned: with ``non_blocking`` a copy of it has been read when the call returns.
         """
         return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 

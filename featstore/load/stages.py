@@ -74,8 +74,6 @@ class Stages:
         # None: a batch is whole once it is assembled.
         is_whole = setup.device.type == "cpu" and self._on_device is None
         self._transfer = None if is_whole else Transfer(setup.device, self.watch)
-        if self._transfer is not None and setup.device.type == "cuda":
-            self._g.pool.pin(self._transfer.device)
         # A stage of its own has threads of its own; otherwise the store's are meant.
         own = setup.copy_threads not in (None, setup.graph.options.threads)
         self._copying: dict[str, Any] = {"threads": setup.copy_threads} if own else {}
@@ -115,11 +113,21 @@ class Stages:
 
         ``waiting`` hears of every batch that the last stage has made.
         """
-        sample, assemble = partial(self._sample, run), partial(self._assemble, run)
+        sample, assemble = self._for_device(self._sample, run), self._for_device(self._assemble, run)
         last: Callable[..., MiniBatch] = self._transfer or assemble
         if waiting is not None:
             last = waiting.after(last)
-        return (sample, last, None) if self._transfer is None else (sample, partial(self._assemble_apart, run), last)
+        return (sample, last, None) if self._transfer is None else (sample, self._for_device(self._assemble_apart, run), last)
+
+    def _for_device(self, stage: Callable[..., Any], run: EpochRun) -> Callable[..., Any]:
+        """Return a stage of an epoch whose memory is for the device that batches are delivered on."""
+        pool, device = self._g.pool, self._setup.device
+
+        def stage_of(*given: Any) -> Any:
+            with pool.copied_to(device):
+                return stage(run, *given)
+
+        return stage_of if device.type == "cuda" else partial(stage, run)
 
     def waiting(self, run: EpochRun, least: int) -> Waiting | None:
         """Return what lends batches made ahead beyond ``least``; None where their rows cannot be read again."""

@@ -67,9 +67,9 @@ class Transfer:
 
     Notes
     -----
-    To a CUDA device copies run in a stream of their own, from pinned memory (:meth:`BufferPool.pin`), beside whatever
-    the host and other streams do. The call returns when they are complete: then host memory is not read any more, and goes back
-    to its pool with the assembled batch, and the batch may be used in any stream.
+    To a CUDA device copies run in a stream of their own, from pinned memory (:meth:`BufferPool.copied_to`), beside whatever the
+    host and other streams do. The call returns when they are complete: then host memory is not read any more, and goes back to
+    its pool with the assembled batch, and the batch may be used in any stream.
     """
 
     def __init__(self, device: torch.device, watch: Stopwatch) -> None:

@@ -24,7 +24,8 @@ from featstore.storage.stripes import remove_stripes
 
 __all__ = ["OpenDirectory", "Root", "open_directory", "open_inside", "remove_replaced", "with_directory"]
 
-_PATIENCE_S: Final = 2.0  # for whoever is opening files, or removing a directory; both take milliseconds
+_OPEN_PATIENCE_S: Final = 30.0  # for whoever removes it: seconds, of terabytes or on a busy machine
+_REMOVE_PATIENCE_S: Final = 2.0  # for whoever is opening files: what stays is removed by the next builder
 _POLL_S: Final = 0.001
 
 Result = TypeVar("Result")
@@ -181,14 +182,14 @@ def open_directory(path: str | os.PathLike[str], what: str = "dataset") -> OpenD
     FormatError
         It is no directory.
     BusyError
-        Somebody is removing it.
+        Somebody has been removing it for half a minute.
 
     Notes
     -----
     It is tried again whenever the directory was replaced between two of the calls that open it, however often that happens.
     """
     name = os.path.abspath(os.fspath(path))
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + _OPEN_PATIENCE_S
     while True:
         directory = _open(name, what)
         if directory is None:
@@ -221,7 +222,7 @@ def with_directory(path: str | os.PathLike[str], use: Callable[[OpenDirectory], 
                     raise
 
 
-def remove_replaced(path: str, patience_s: float = _PATIENCE_S) -> bool:
+def remove_replaced(path: str, patience_s: float = _REMOVE_PATIENCE_S) -> bool:
     """Remove a directory that nothing names any more; return whether it is gone.
 
     It stays where somebody is opening its files for longer than ``patience_s``, and where it cannot be removed: the next builder

@@ -341,7 +341,8 @@ class _PreparingPack:
             if cache is not None:
                 take_pages(cache.array.reshape(-1), partial(_is_whole, cache, go_on))
             # The loop's batch, one in the making, and those made ahead.
-            graph.pool.prepare(self._n_rows * store.row_bytes, self._setup.prefetch + 2, go_on)
+            with graph.pool.copied_to(self._setup.device):
+                graph.pool.prepare(self._n_rows * store.row_bytes, self._setup.prefetch + 2, go_on)
 
 
 def _is_whole(cache: FeatureCache, go_on: Callable[[], bool]) -> bool:

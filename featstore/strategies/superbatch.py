@@ -64,7 +64,6 @@ Int64s = npt.NDArray[np.int64]
 
 AHEAD_SHARE = 12  # misses are read ahead into one part of so many of what is left of the memory
 EDGE_BYTES = 24  # an edge whose rows are cached: its number, its place, its plan
-SCORING_BYTES = 25  # a node: two degrees, a score and a mask, while a neighbour cache is chosen
 
 
 @register_strategy("superbatch")
@@ -451,5 +450,5 @@ def _held_bytes(setup: Setup, n_accesses: int, size: int, *, spilled: bool, leas
     if setup.on_device is not None:
         needed += REST_BYTES * n_accesses
     if not planning.overlap:
-        needed = max(needed, SCORING_BYTES * graph.num_nodes + graph.choosing_bytes())
+        needed = max(needed, graph.choosing_bytes())
     return needed

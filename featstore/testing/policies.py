@@ -13,6 +13,7 @@ import tracemalloc
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -263,6 +264,20 @@ class StaticPolicyContract(_PolicyContract):
             first = np.array(policy.scores(context))
             assert np.array_equal(policy.scores(context), first), "a second call gives other scores"
             assert np.array_equal(self.make().scores(context), first), "another instance gives other scores"
+
+        check()
+
+    def test_scores_from_degrees_need_no_other_rows(self) -> None:
+        @_settings
+        @given(_contexts(), st.integers(0, 60), st.integers(0, 60))
+        def check(context: PolicyContext, first: int, stop: int) -> None:
+            policy = self.make()
+            if not policy.goes_by_degrees:
+                return
+            in_degree, out_degree = context.in_degree[first:stop], context.out_degree[first:stop]
+            of_some = PolicyContext(len(in_degree), 4, partial(np.asarray, in_degree), partial(np.asarray, out_degree))
+            found, whole = np.asarray(policy.list_scores(of_some)), np.asarray(policy.list_scores(context))
+            assert np.array_equal(found, whole[first:stop]), "from_degrees is set, and scores depend on other rows"
 
         check()
 

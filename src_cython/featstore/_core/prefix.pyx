@@ -13,8 +13,10 @@ cdef enum:
 cdef double NEVER = 2.0 ** 50  # cost of a record that cannot be written: no memory affords it
 
 
-cdef inline uint64_t key_of(double score) noexcept nogil:
+cdef inline uint64_t key_of(const double *at) noexcept nogil:
     cdef uint64_t bits
+    cdef double score
+    memcpy(&score, at, 8)  # not as a double: places may be written into the same memory
     score += 0.0  # of the two zeros only one is left
     memcpy(&bits, &score, 8)
     return ~bits if bits >> SIGN else bits | <uint64_t>1 << SIGN
@@ -86,7 +88,7 @@ def weigh(const double[::1] scores not None, const int64_t[::1] indptr not None,
             if s[i] != s[i]:
                 bad = i
                 break
-            key = key_of(s[i]) >> shift
+            key = key_of(s + i) >> shift
             above = key >> bits
             if above == known:
                 w[key & last] += cost_of(offsets, first + i, id_bytes, entry_bytes)
@@ -109,6 +111,7 @@ def place(const double[::1] scores not None, const int64_t[::1] indptr not None,
     end : int
         Place of the first record, counted in entries.
     out : int64 array, shape (k,)
+        May be the memory of ``scores``.
 
     Returns
     -------
@@ -134,7 +137,7 @@ def place(const double[::1] scores not None, const int64_t[::1] indptr not None,
     cdef int64_t *places = &out[0]
     with nogil:
         for i in range(k):
-            key = key_of(s[i])
+            key = key_of(s + i)
             chosen = key > threshold
             if key == threshold:
                 cost = cost_of(offsets, first + i, id_bytes, entry_bytes)

@@ -1,0 +1,70 @@
+"""Scores of neighbour lists, made from degrees a piece of the nodes at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from featstore.cache.base import PolicyContext, StaticPolicy
+from featstore.graph.policyinputs import checked_scores
+from featstore.graph.topology import Topology
+from featstore.storage.rowfile import RowFile
+from featstore.storage.scan import scan_bytes, scan_words
+
+__all__ = ["WriteScores", "scores_by_degrees", "scoring_bytes"]
+
+WriteScores: TypeAlias = "Callable[[npt.NDArray[np.float64]], None]"
+
+_SCAN_BYTES = 4 << 20
+_NODE_BYTES = 49  # of a node of a block, beside its out-degree: in-degree, score, masks, and what reading its offsets takes
+
+
+def scoring_bytes(num_nodes: int) -> int:
+    """Return what writing scores holds beside them; at most 10.7 MB."""
+    held = scan_bytes(8 * num_nodes, _most_bytes(num_nodes))
+    return held + _NODE_BYTES * min(num_nodes, held // 4 // 8)
+
+
+def _most_bytes(num_nodes: int) -> int:
+    return min(_SCAN_BYTES, max(1 << 16, num_nodes // 4))
+
+
+def scores_by_degrees(
+    policy: StaticPolicy,
+    topology: Topology,
+    out_degrees: RowFile,
+    note: Callable[[int], None] = lambda n_bytes: None,
+) -> WriteScores:
+    """Return what writes the scores of all lists into a float64 array, shape (num_nodes,).
+
+    Parameters
+    ----------
+    policy : StaticPolicy
+        One that :attr:`~featstore.cache.base.StaticPolicy.goes_by_degrees`.
+    topology : Topology
+    out_degrees : RowFile
+        ``num_nodes`` rows of 8 bytes.
+    note : callable
+        Told the bytes of degrees and scores as they are gone through, 24 a node in all.
+
+    Notes
+    -----
+    Reads the out-degrees once in sequence, many reads in flight, and holds :func:`scoring_bytes` meanwhile. Raises PluginError
+    where the policy fails; CorruptionError, OSError where reading does.
+    """
+
+    def write(scores: npt.NDArray[np.float64]) -> None:
+        n, n_bytes = topology.num_nodes, _most_bytes(topology.num_nodes)
+        for first, out_degree in scan_words(out_degrees, n, np.dtype(np.int64), n_bytes):
+            stop = first + len(out_degree)
+            in_degree = topology.degrees(first, stop)
+            degrees = partial(np.asarray, in_degree), partial(np.asarray, out_degree)
+            context = PolicyContext(len(out_degree), topology.id_bytes, *degrees)
+            scores[first:stop] = checked_scores(policy, context, of_lists=True)
+            note(24 * len(out_degree))
+
+    return write
