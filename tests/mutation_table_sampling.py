@@ -17,6 +17,14 @@ SAMPLING: tuple[Mutation, ...] = (
         ("tests/test_cached_edge_ids.py::test_numbers_in_memory_are_those_of_the_file",),
     ),
     Mutation(
+        "numbers of edges to read left inverted",
+        "numbers of edges in memory",
+        "featstore/graph/neighborcache.py",
+        "positions[missing] = stored",
+        "positions[missing] = ~stored",
+        ("tests/test_cached_edge_ids.py::test_numbers_in_memory_are_those_of_the_file",),
+    ),
+    Mutation(
         "numbers taken from another cache than the lists",
         "numbers of edges in memory",
         "featstore/sampling/hops.py",

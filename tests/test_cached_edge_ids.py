@@ -22,6 +22,7 @@ from featstore.graph.topology import huge_bytes
 from featstore.sampling.labor import LaborSampler
 from featstore.sampling.layer import LayerSampler
 from featstore.sampling.neighbor import NeighborSampler
+from featstore.sampling.scratch import Scratch
 from featstore.sampling.shadow import ShadowSampler
 from featstore.storage.catalog import read_catalog
 from featstore.storage.update import Update
@@ -156,6 +157,21 @@ def test_a_number_that_is_no_edges_is_found(share: float, wrong: int) -> None:
         with_cache(g, damaged, share)
 
 
+def test_a_hop_takes_numbers_of_its_records_alone() -> None:
+    scratch = Scratch(10, Budget(1 << 24), 16, edges=True)
+    scratch.hops.begin(np.array([4]))
+    scratch.place[0], scratch.degree[0] = 1, 2
+    src, dst, edge_pos, empty = np.zeros(2, np.int64), np.zeros(2, np.int64), np.zeros(2, np.int64), np.zeros(0, np.int64)
+    records = np.array([2, 7, 8], np.int32)
+    options: Any = (1, -1, False, 0, records, 4, src, dst, empty, empty, empty, scratch.starts)
+    for numbers, out in ((np.array([2, 5], np.int32), edge_pos), (np.array([2, 5, 6], np.int32), None)):
+        with pytest.raises(ValueError, match="edge_ids has an entry for each of the 3 records"):
+            scratch.hops.start(*options, out, numbers)
+    scratch.hops.start(*options, edge_pos, np.array([2, 5, 6]))
+    assert scratch.hops.number()
+    assert edge_pos.tolist() == [5, 6]
+
+
 # -- datasets --------------------------------------------------------------------------------------------------------------------
 
 EDGES = edges_of(300, 4000, 3)
@@ -189,22 +205,31 @@ def test_windows_take_them_from_a_cache_that_comes_and_goes(tmp_path: Path, form
                     np.testing.assert_array_equal(EDGES[0][mine.edge_pos.numpy()], batch.input_ids.numpy()[mine.src.numpy()])
 
 
-class _Drops(featstore.NeighborSampler):
+class _Drops:
     """Its graph's cache is another one once the lists of the first hop are found."""
 
     instead: tuple[Any, bool] = (0, False)
 
     def _expand(self, *args: Any) -> Any:
-        graph: Any = self.graph
+        graph: Any = self.graph  # type: ignore[attr-defined]
         graph.cache_neighbors(self.instead[0], edges=self.instead[1])
-        return super()._expand(*args)
+        return super()._expand(*args)  # type: ignore[misc]
+
+
+class _DropsNeighbor(_Drops, featstore.NeighborSampler):
+    pass
+
+
+class _DropsLabor(_Drops, featstore.LaborSampler):
+    pass
 
 
 @pytest.mark.parametrize("instead", [(0, False), (None, True), ("20KiB", True)])
-def test_a_cache_that_goes_in_the_middle_of_a_batch(tmp_path: Path, instead: tuple[Any, bool]) -> None:
+@pytest.mark.parametrize("kind", [_DropsNeighbor, _DropsLabor])
+def test_a_cache_that_goes_in_the_middle_of_a_batch(tmp_path: Path, kind: Any, instead: tuple[Any, bool]) -> None:
     with made(tmp_path / "g") as g:
-        expected = featstore.NeighborSampler(g, [5, 3], edges=True).sample(torch.arange(40))
-        sampler = _Drops(g, [5, 3], edges=True)
+        expected = kind.__mro__[2](g, [5, 3], edges=True).sample(torch.arange(40))
+        sampler = kind(g, [5, 3], edges=True)
         sampler.instead = instead
         g.cache_neighbors("24KiB", edges=True)
         found = sampler.sample(torch.arange(40))

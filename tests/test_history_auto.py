@@ -199,7 +199,9 @@ def test_lists_are_judged_by_the_memory_that_they_get(path: Path, monkeypatch: p
     monkeypatch.setattr(savedsplit, "_more_while_sampling", more)
     monkeypatch.setattr(CacheSwitch, "_load_neighbors", loaded)
     with featstore.open(path, memory="1600KiB") as g:
-        monkeypatch.setattr(NeighborCache, "whole_bytes", lambda topology: 1 << 40)  # else no more is taken than that
+        monkeypatch.setattr(
+            NeighborCache, "whole_bytes", lambda topology, edges=False: 1 << 40
+        )  # else no more is taken than that
         with make(g, featstore.History(DIM, "auto", 50), featstore.Ginex()) as loader:
             run(loader, 1)
             split = loader.stats()["history"]["split"]

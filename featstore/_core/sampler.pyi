@@ -37,6 +37,7 @@ class Hops:
         edges: _Int64s,
         starts: _Int64s | None = None,
         edge_pos: _Int64s | None = None,
+        edge_ids: npt.NDArray[Any] | None = None,
     ) -> None: ...
     def draw_positions(
         self,

@@ -164,12 +164,12 @@ class NeighborCache:
         with scratch.reserve("neighbor cache", scratch_bytes), contextlib.ExitStack() as undo:
             held = budget.reserve("neighbor cache", table_bytes)
             undo.callback(held.release)
-            n_pages = (limit - table_bytes) // PAGE_BYTES
-            room = PAGE_BYTES * (max(0, n_pages - 1) if edges else n_pages)  # each of two arrays takes whole pages
             offset_of_node = huge_array(topology.num_nodes * 8).view(np.int64)
             if callable(scores):
                 write, scores = scores, offset_of_node.view(np.float64)  # each score is read before its place is written
                 write(scores)
+            n_pages = (limit - table_bytes) // PAGE_BYTES
+            room = PAGE_BYTES * (max(0, n_pages - 1) if edges else n_pages)  # each of two arrays takes whole pages
             chosen = Prefix(topology, np.asarray(scores), room, topology.id_bytes + width, note)
             n_records = chosen.write_offsets(offset_of_node)
             held.resize(table_bytes + huge_bytes(n_records * topology.id_bytes) + huge_bytes(n_records * width))
@@ -322,6 +322,12 @@ class NeighborCache:
         """
         assert self.edge_ids is not None
         n_missing = _core.take_edge_ids(self.edge_ids, self.edge_ids.itemsize, self._first_kept, positions)
+        self.number_missing(positions, n_missing, array)
+
+    def number_missing(
+        self, positions: Int64s, n_missing: int, array: Callable[[tuple[int], npt.DTypeLike], npt.NDArray[Any]]
+    ) -> None:
+        """Read the numbers of the ``n_missing`` edges of which ``~position`` is there; the others are done."""
         if n_missing:
             missing, stored = (array((n_missing,), np.int64) for _ in range(2))
             _core.missing_edges(positions, missing, stored)

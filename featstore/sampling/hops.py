@@ -83,8 +83,8 @@ class HopSampler(ABC):
     seed : int
     redraw : bool
     edges : bool
-        See :class:`~featstore.NeighborSampler`. Subclasses then give each block the numbers of its edges among the stored ones
-        (:attr:`Scratch.starts`); :meth:`assemble` puts those of the input in their place.
+        See :class:`~featstore.NeighborSampler`. Subclasses then note where in its list each edge of a hop is, from
+        :attr:`Scratch.starts` on; :meth:`number_edges` makes these the numbers of the input.
 
     Raises
     ------
@@ -250,7 +250,6 @@ class HopSampler(ABC):
 
     def assemble(self, scratch: Scratch, ids: Int64s, hops: list[Block], epoch: int, index: int) -> SampledBatch:
         """Return the batch of all ``hops`` that :meth:`expand` has returned."""
-        self._number_edges(scratch, hops)
         blocks = hops if self.redraw else self._nested(hops)
         n = scratch.hops.n_nodes
         input_ids = self._g.pool.tensor((n,), torch.int64)
@@ -296,17 +295,13 @@ class HopSampler(ABC):
             n = end
         return blocks
 
-    def _number_edges(self, scratch: Scratch, hops: list[Block]) -> None:
-        """Put the numbers of edges in the input in the place of those among the stored edges, where they are asked for."""
-        if not self.edges:
-            return
+    def number_edges(self, scratch: Scratch, edge_pos: torch.Tensor | None) -> None:
+        """Put a hop's numbers of edges in the input in the place of those that :attr:`Scratch.starts` counts, if any."""
         ids, cache = (self._topology or self._g.topology).edge_ids, scratch.cache
-        if ids is None:
+        if ids is None or edge_pos is None:
             return
         put = ids.replace if cache is None or cache.edge_ids is None else cache.number_edges
-        for block in hops:
-            if block.edge_pos is not None:
-                put(block.edge_pos.numpy(), self._g.pool.array)
+        put(edge_pos.numpy(), self._g.pool.array)
 
     def _locate(self, scratch: Scratch, topology: Topology, first: int, end: int) -> None:
         """Find the lists of nodes ``first … end - 1``, which joined in the last hop."""

@@ -171,6 +171,7 @@ class LaborSampler(FanoutSampler):
         if positions is not None:
             edge_pos = pool.tensor((layer.n_chosen,), torch.int64)
             edge_pos.numpy()[:] = positions[: layer.n_chosen]
+            self.number_edges(scratch, edge_pos)
         return Block(src, dst, hops.n_nodes, n_dst, edge_pos)
 
     def _weigh(

@@ -164,6 +164,7 @@ class LayerSampler(HopSampler):
                 candidates.take_edges(pieces.listed, pieces.owners, factors, *taken)
         while not candidates.number_edges(taken[0]):
             scratch.need(2 * scratch.room)
+        self.number_edges(scratch, edge_pos)
         return Block(src, dst, hops.n_nodes, n_dst, edge_pos, weight)
 
     def _draw(self, sources: Scratch, pieces: Pieces, candidates: Candidates, size: int, at: HopKey) -> npt.NDArray[np.float64]:

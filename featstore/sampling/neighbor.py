@@ -111,7 +111,8 @@ class NeighborSampler(FanoutSampler):
         positions = pool.array((n_missing,), np.int64) if n_missing else EMPTY
         edges = pool.array((n_missing,), np.int64) if n_missing else EMPTY
         records = None if cache is None else cache.records
-        numbers = (None, None) if edge_pos is None else (scratch.starts, edge_pos.numpy())
+        edge_ids = None if cache is None or edge_pos is None else cache.edge_ids
+        numbers = (None, None, None) if edge_pos is None else (scratch.starts, edge_pos.numpy(), edge_ids)
         arrays = src.numpy(), dst.numpy(), draw, positions, edges, *numbers
         hops.start(n_dst, size, self.replace, key, records, topology.id_bytes, *arrays)
         if n_missing:
@@ -122,10 +123,14 @@ class NeighborSampler(FanoutSampler):
                 raise topology.bad_id(int(positions[bad]), int(found[bad]))
         while not hops.number():
             scratch.need(2 * scratch.room)
+        if cache is not None and edge_pos is not None and edge_ids is not None:
+            cache.number_missing(edge_pos.numpy(), n_missing, pool.array)
+        else:
+            self.number_edges(scratch, edge_pos)
         return Block(src, dst, hops.n_nodes, n_dst, edge_pos)
 
     def draw_again(self, scratch: Scratch, n_dst: int, dst: torch.Tensor, at: HopKey) -> torch.Tensor:
-        """Return the numbers of the edges that a hop has drawn, among the stored ones, where only their ids are known.
+        """Return the numbers of the edges that a hop has drawn, where only their ids are known.
 
         Called for hop after hop of a batch. Draws are a function of the key, the node and its degree: so they are the same.
         """
@@ -140,6 +145,7 @@ class NeighborSampler(FanoutSampler):
         edge_pos = pool.tensor((len(dst),), torch.int64)
         degree = scratch.degree[:n_dst]
         scratch.hops.draw_positions(n_dst, fanout, self.replace, key, place, degree, dst.numpy(), draw, edge_pos.numpy())
+        self.number_edges(scratch, edge_pos)
         if not self.redraw:
             degree[:] = 0  # as while they were drawn
         return edge_pos

@@ -103,7 +103,6 @@ class ShadowSampler(NeighborSampler):
         """Return the batch of the nodes that :meth:`expand` has numbered."""
         n = scratch.hops.n_nodes
         outer = self._induced(scratch, n)
-        self._number_edges(scratch, [outer])
         n_own = int(np.searchsorted(outer.dst.numpy(), len(ids)))
         inner = with_(outer.map(lambda values: values[:n_own]), n_dst=len(ids))
         input_ids = self._g.pool.tensor((n,), torch.int64)
@@ -114,7 +113,7 @@ class ShadowSampler(NeighborSampler):
         return SampledBatch(index, epoch, input_ids, len(ids), (outer,) * (self.layers - 1) + (inner,))
 
     def _induced(self, scratch: Scratch, n: int) -> Block:
-        """Return the edges among the first ``n`` nodes, by destination; their numbers are those among the stored ones."""
+        """Return the edges among the first ``n`` nodes, by destination."""
         pool, cache = self._g.pool, scratch.cache
         topology = self._g.topology if self._topology is None else self._topology
         self._locate(scratch, topology, 0, n)
@@ -142,6 +141,7 @@ class ShadowSampler(NeighborSampler):
             edge_pos = pool.tensor((n_edges,), torch.int64)
             if kept_positions:
                 np.concatenate(kept_positions, out=edge_pos.numpy())
+        self.number_edges(scratch, edge_pos)
         return Block(edges[0], edges[1], n, n, edge_pos)
 
 

@@ -352,6 +352,7 @@ class EpochWindow:
         while not hops.number():
             scratch.need(2 * scratch.room)
         edge_pos = edges[2] if starts is not None else None
+        self._sampler.number_edges(scratch, edge_pos)
         if with_edges and starts is None:
             assert isinstance(self._sampler, NeighborSampler)
             edge_pos = self._sampler.draw_again(scratch, n_dst, edges[1], (self._epoch, self.first + index, hop))

@@ -46,6 +46,8 @@ typedef struct {
     /* the number of each edge among all, where that is asked for: each list's first edge is in starts[] */
     const int64_t *starts;
     int64_t *edge_pos;
+    const void *edge_ids; /* beside `records` the numbers that those edges get, where they are kept */
+    int edge_ids_wide;
     /* edges to read from the file: position there, and edge */
     int64_t *positions, *edges, n_missing;
     /* progress, in edges: numbered <= gathered <= drawn */
@@ -93,6 +95,14 @@ FS_INLINE uint64_t fs_slot(fs_shape shape, int64_t id)
     return ((uint64_t)id * shape.multiplier) >> shape.shift & shape.mask;
 }
 
+/* Fetch an id in memory ahead, and the number of its edge where that is kept. */
+FS_INLINE void fs_prefetch_edge(const fs_hop *hop, int wide, int64_t place)
+{
+    fs_prefetch_record(hop->records, wide, place);
+    if (hop->edge_ids)
+        fs_prefetch_record(hop->edge_ids, hop->edge_ids_wide, place);
+}
+
 /* Draw for the next chunk of destinations. */
 FS_INLINE void fs_draw_chunk(fs_hop *hop, int wide, fs_draw_lanes_fn draw_lanes, uint8_t (*network)[2], int n_network)
 {
@@ -122,7 +132,7 @@ FS_INLINE void fs_draw_chunk(fs_hop *hop, int wide, fs_draw_lanes_fn draw_lanes,
                 }
                 for (int64_t j = 0; j < fanout; j++) {
                     out[j] = place + (int64_t)x[j][l];
-                    fs_prefetch_record(hop->records, wide, out[j]);
+                    fs_prefetch_edge(hop, wide, out[j]);
                 }
             }
             lanes = 0;
@@ -134,10 +144,10 @@ FS_INLINE void fs_draw_chunk(fs_hop *hop, int wide, fs_draw_lanes_fn draw_lanes,
             for (int64_t j = 0; j < count; j++)
                 hop->src[edge + j] = fs_at(place, j);
             if (place >= 0)
-                for (int64_t j = 0; j < count && j < FS_CHUNK_EDGES; j += wide ? 8 : 16)
-                    fs_prefetch_record(hop->records, wide, place + j);
+                for (int64_t j = 0; j < count && j < FS_CHUNK_EDGES; j += wide || hop->edge_ids_wide ? 8 : 16)
+                    fs_prefetch_edge(hop, wide, place + j);
             if (place >= 0 && count)
-                fs_prefetch_record(hop->records, wide, place + count - 1);
+                fs_prefetch_edge(hop, wide, place + count - 1);
         } else if (count > 0) {
             const uint64_t key = fs_absorb(hop->key, (uint64_t)hop->nodes[i]);
             if (fanout <= FS_LANE_DRAWS && degree <= UINT32_MAX) {
@@ -150,7 +160,7 @@ FS_INLINE void fs_draw_chunk(fs_hop *hop, int wide, fs_draw_lanes_fn draw_lanes,
                 for (int64_t j = 0; j < count; j++) {
                     hop->src[edge + j] = fs_at(place, hop->src[edge + j]);
                     if (place >= 0 && j < FS_CHUNK_EDGES)
-                        fs_prefetch_record(hop->records, wide, hop->src[edge + j]);
+                        fs_prefetch_edge(hop, wide, hop->src[edge + j]);
                 }
             }
         }
@@ -169,6 +179,13 @@ static void fs_note_positions(fs_hop *hop, int64_t first)
         const int64_t i = hop->dst[e], place = hop->place[i];
         hop->edge_pos[e] = hop->starts[i] + (place < 0 ? place - hop->src[e] : hop->src[e] - place);
     }
+}
+
+/* Number the edges up to `end`, all in memory, which are gathered next. */
+FS_INLINE void fs_take_numbers(fs_hop *hop, int64_t end)
+{
+    for (int64_t e = hop->gathered; e < end; e++)
+        hop->edge_pos[e] = fs_record(hop->edge_ids, hop->edge_ids_wide, hop->src[e]);
 }
 
 /* Draw alone: src[] is left with where the ids lie. */
@@ -201,6 +218,8 @@ FS_INLINE void fs_gather_some(fs_hop *hop, int wide, int64_t end)
     int64_t *src = hop->src, missing = hop->n_missing;
     for (int64_t e = hop->gathered; e < end; e++) {
         const int64_t place = src[e];
+        if (hop->edge_ids)
+            hop->edge_pos[e] = place >= 0 ? fs_record(hop->edge_ids, hop->edge_ids_wide, place) : ~hop->edge_pos[e];
         if (place >= 0) {
             src[e] = fs_record(hop->records, wide, place);
         } else {
@@ -270,10 +289,13 @@ FS_INLINE int fs_expand_as(fs_hop *hop, int wide, int exact, fs_draw_lanes_fn dr
         const int64_t gathered = hop->gathered, drawn = hop->drawn;
         if (drawn - gathered < FS_CHUNK_EDGES) {
             fs_draw_chunk(hop, wide, draw_lanes, network, n_network);
-            if (hop->edge_pos)
+            if (hop->edge_pos && !hop->edge_ids)
                 fs_note_positions(hop, drawn);
         }
-        fs_gather(hop, wide, drawn - gathered < FS_CHUNK_EDGES ? drawn : gathered + FS_CHUNK_EDGES);
+        const int64_t end = drawn - gathered < FS_CHUNK_EDGES ? drawn : gathered + FS_CHUNK_EDGES;
+        if (hop->edge_ids)
+            fs_take_numbers(hop, end);
+        fs_gather(hop, wide, end);
         if (fs_number(hop, exact, gathered))
             return 1;
     }

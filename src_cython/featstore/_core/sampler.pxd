@@ -29,6 +29,8 @@ cdef extern from "sampler.h" nogil:
         int64_t *scratch
         const int64_t *starts
         int64_t *edge_pos
+        const void *edge_ids
+        int edge_ids_wide
         int64_t *positions
         int64_t *edges
         int64_t n_missing

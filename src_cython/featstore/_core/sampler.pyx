@@ -152,7 +152,7 @@ cdef class Hops:
 
     def start(self, int64_t n_dst, int64_t fanout, bint replace, uint64_t key, records, int id_bytes, int64_t[::1] src not None,
               int64_t[::1] dst not None, int64_t[::1] scratch not None, int64_t[::1] positions not None,
-              int64_t[::1] edges not None, int64_t[::1] starts=None, int64_t[::1] edge_pos=None):
+              int64_t[::1] edges not None, int64_t[::1] starts=None, int64_t[::1] edge_pos=None, edge_ids=None):
         """Begin a hop: each of the first ``n_dst`` nodes draws ``fanout`` of its neighbours.
 
         Parameters
@@ -172,8 +172,10 @@ cdef class Hops:
             The first edge of each destination's list; not to be changed until the hop is done.
         edge_pos : int64 array, shape (n_edges,), optional
             Output, where ``starts`` is given: the number of each edge among all edges.
+        edge_ids : int32 or int64 array, as long as ``records``, optional
+            What an edge whose id is in ``records`` gets in ``edge_pos`` instead; an edge to read gets ``~`` of its number.
         """
-        cdef int64_t n_edges, n_missing
+        cdef int64_t n_edges, n_missing, n_records = 0
         cdef Py_buffer view
         check_width(id_bytes)
         n_edges, n_missing, any_drawn = self.count(n_dst, fanout, replace)
@@ -191,11 +193,22 @@ cdef class Hops:
         else:
             PyObject_GetBuffer(records, &view, PyBUF_SIMPLE)
             try:
-                count_of(&view, id_bytes)
+                n_records = count_of(&view, id_bytes)
                 self.hop.records = view.buf
             finally:
                 PyBuffer_Release(&view)
-        self.records = records  # held while the hop runs
+        self.hop.edge_ids, self.hop.edge_ids_wide = NULL, 0
+        if edge_ids is not None:
+            PyObject_GetBuffer(edge_ids, &view, PyBUF_SIMPLE)
+            try:
+                self.hop.edge_ids_wide = edge_ids.itemsize == 8
+                if count_of(&view, 8 if self.hop.edge_ids_wide else 4) != n_records or edge_pos is None:
+                    raise ValueError(f"edge_ids has an entry for each of the {n_records} records, and goes with edge_pos")
+                if n_edges:
+                    self.hop.edge_ids = view.buf
+            finally:
+                PyBuffer_Release(&view)
+        self.records = records, edge_ids  # held while the hop runs
         self.hop.wide = id_bytes == 8
         self.hop.n_dst, self.hop.fanout, self.hop.replace, self.hop.key = n_dst, fanout, replace, key
         self.hop.n_edges, self.hop.n_missing = n_edges, 0
@@ -304,6 +317,7 @@ cdef class Hops:
         self.src_view = self.dst_view = self.scratch_view = self.positions_view = self.edges_view = None
         self.starts_view = self.edge_pos_view = None
         self.hop.starts = self.hop.edge_pos = NULL
+        self.hop.edge_ids = NULL
         return 0
 
     cdef int _check_in_hop(self) except -1:
