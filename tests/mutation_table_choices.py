@@ -24,6 +24,22 @@ CHOICES: tuple[Mutation, ...] = (
         ("tests/test_auto_plugins.py::test_what_a_base_class_estimates_is_not_inherited",),
     ),
     Mutation(
+        "all superbatches are as long as the workload's",
+        ESTIMATES,
+        "featstore/strategies/estimates.py",
+        "seen = workload if length is None else replace(workload, superbatch=length.n_batches)",
+        "seen = workload",
+        ("tests/test_auto_plugins.py::test_an_estimate_is_of_superbatches_as_long_as_foreseen",),
+    ),
+    Mutation(
+        "no memory for superbatches ends the choice",
+        ESTIMATES,
+        "featstore/strategies/estimates.py",
+        "except BudgetError:\n                length = Length(1, len(setup.batches))",
+        "except ZeroDivisionError:\n                length = Length(1, len(setup.batches))",
+        ("tests/test_auto_plugins.py::test_an_estimate_is_of_superbatches_as_long_as_foreseen",),
+    ),
+    Mutation(
         "first touch charged to all",
         ESTIMATES,
         "featstore/strategies/estimates.py",
@@ -156,10 +172,10 @@ CHOICES: tuple[Mutation, ...] = (
     Mutation(
         "what was granted does not limit superbatches",
         LENGTHS,
-        LENGTH,
-        "bisect_right(range(1, size + 1), granted, key=lambda each: needed(size=each))",
-        "size",
-        ("tests/test_length.py::test_what_was_granted_limits_the_length",),
+        "featstore/strategies/superbatch.py",
+        "if needed(size) > granted:",
+        "if needed(size) > granted + size * (1 << 40):",
+        ("tests/test_needs.py::test_superbatches_are_foreseen_as_they_run",),
     ),
     Mutation(
         "passes of packing that ran are not counted",

@@ -13,10 +13,10 @@ import featstore
 from featstore.budget import Budget
 from featstore.cli.main import main
 from featstore.cli.plots import draw_estimates
-from featstore.plan import choice as choice_module
 from featstore.plan.cost import TIE, Estimate, Machine
 from featstore.storage import drive as drive_module
 from featstore.storage.drive import DriveSpeed
+from featstore.strategies import estimates as estimates_module
 from featstore.strategies.profile import Profile, profile_batches
 from tests.conftest import skewed_dataset
 from tests.loaders import ESTIMATED as STRATEGIES
@@ -83,7 +83,7 @@ def steer(monkeypatch: pytest.MonkeyPatch, strategy: str, policy: str | None = N
         found = (each for each in estimates if each.strategy == strategy and policy in (None, each.policy))
         return next(found), "steered"
 
-    monkeypatch.setattr(choice_module, "cheapest", steered)
+    monkeypatch.setattr(estimates_module, "cheapest", steered)
 
 
 @pytest.mark.parametrize(("n_batches", "expected"), [(0, 0), (5, 5), (40, 8), (200, 25), (10_000, 32)])

@@ -17,10 +17,10 @@ import featstore
 from featstore.pack.layout import LayoutOptions
 from featstore.pack.makelayout import layout_sizes
 from featstore.pack.sharing import count_static, merged_reads, shared_there
-from featstore.plan import choice as choice_module
 from featstore.plan.copies import CopySpeed
 from featstore.plan.cost import TIE, Estimate, Machine
 from featstore.storage.drive import DriveSpeed
+from featstore.strategies import estimates as estimates_module
 from tests.loaders import CANDIDATES, make_loader
 from tests.loaders import ESTIMATED as STRATEGIES
 from tests.test_auto import data, loader, steer
@@ -140,7 +140,7 @@ def test_what_fits_the_disk_is_what_can_be_made(
                 wanted = [each for each in possible if (each.strategy, each.policy) == ("packed", policy)]
                 return (wanted or possible)[0], "steered"
 
-            patched.setattr(choice_module, "cheapest", choice)
+            patched.setattr(estimates_module, "cheapest", choice)
             stats = made(disk, strategy="auto", epochs=10**6)
         taken = stats["auto"]["taken"]
         found = (taken["strategy"], taken["policy"]) == ("packed", policy)

@@ -12,6 +12,7 @@ import torch
 
 import featstore
 from featstore.cli.main import main
+from featstore.strategies.length import Length
 from featstore.strategies.registry import STRATEGIES
 from tests.conftest import skewed_dataset
 from tests.test_plugins import distribute
@@ -168,3 +169,26 @@ def test_a_streamed_strategy_is_judged_by_what_it_asks_for(path: Path, asked_byt
         STRATEGIES.known.pop("mine", None)
     assert seen
     assert all((length == 1) == (asked_bytes > 0) for length in seen)
+
+
+@pytest.mark.parametrize("has_memory", [True, False])
+def test_an_estimate_is_of_superbatches_as_long_as_foreseen(
+    path: Path, has_memory: bool, register: Callable[[Estimator], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the strategy's own; of one batch each where there is no memory for a run. The record has those of what is taken."""
+    seen = []
+
+    def estimator(workload: featstore.Workload, machine: featstore.Machine) -> featstore.Estimate:
+        seen.append(workload.superbatch)
+        return expected(workload, machine)
+
+    def foreseen(self: featstore.Strategy, setup: featstore.Setup) -> Length:
+        if not has_memory:
+            raise featstore.BudgetError("none", 1)
+        return Length(4, 3, "more of it")
+
+    register(estimator)
+    monkeypatch.setattr(STRATEGIES.known["mine"], "foreseen", foreseen)
+    found = train(path)["superbatch"]
+    assert seen[0] == found["batches"] == (4 if has_memory else 1)
+    assert (found["passes"], found["advice"]) == ((3, "more of it") if has_memory else (14, None))

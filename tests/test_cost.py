@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from featstore.plan.choice import Choice, choose
+from featstore.plan.choice import Choice
 from featstore.plan.cost import TIE, Estimate, Machine, OnDisk, Workload, cheapest, random_read_s
 from featstore.storage.drive import DriveSpeed
-from featstore.strategies.estimates import estimate_all
+from featstore.strategies.estimates import choose, estimate_all
 from tests.loaders import CANDIDATES
 
 SKETCH = DriveSpeed(87_000, 2.5e9, 3.2e9)  # of the design's break-even points
@@ -29,7 +29,7 @@ def by_name(w: Workload, m: Machine) -> dict[tuple[str, str], Estimate]:
 
 
 def chosen(w: Workload, m: Machine) -> Choice:
-    return choose(w, m, estimate_all(w, m))
+    return choose(w, m, {})
 
 
 def streamed_or_superbatch(row_bytes: int, share: float) -> str:

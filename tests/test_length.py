@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import featstore
 from featstore.cache.base import get_policy
 from featstore.plan.planmemory import PLANNER_SHARE
-from featstore.strategies.length import Passes, choose_size, judge_length, planner_bytes, what_would_help
+from featstore.strategies.length import Passes, choose_size, planner_bytes, what_would_help
 from featstore.strategies.memory import Memory
 from featstore.strategies.setup import Planning
 
@@ -81,14 +81,6 @@ def test_a_disk_limits_the_length() -> None:
     roomy = graph(10_000, 1 << 32)
     assert choose_size(planning(disk=4 * 1000 * 30 + 4 * 30), roomy, 100, BATCH, 1000) == 30
     assert choose_size(planning(disk=10), roomy, 100, BATCH, 1000) == 1
-
-
-@pytest.mark.parametrize("size", [1, 7, 30])
-def test_what_was_granted_limits_the_length(size: int) -> None:
-    g, granted = graph(10_000, 1 << 32), needed(10_000, 100, size, spilled=True)
-    assert judge_length(planning(), g, 100, BATCH, 1, None).n_batches == 100
-    assert judge_length(planning(), g, 100, BATCH, 1, None, granted=granted).n_batches == size
-    assert judge_length(planning(), g, 100, BATCH, 1, None, granted=granted - 1).n_batches == max(1, size - 1)
 
 
 @pytest.mark.parametrize(

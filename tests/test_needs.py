@@ -282,7 +282,7 @@ class Foreseeing(featstore.Streamed):
         return [Request("more", self.more, is_held=False), *super().requests(setup, batch)]
 
     def run(self, setup: featstore.Setup) -> featstore.Runner:
-        FORESEEN.append(self.foreseen(replace(setup, planning=self.planning(setup))).n_batches)
+        FORESEEN.append(self.foreseen(setup).n_batches)
         return super().run(setup)
 
 

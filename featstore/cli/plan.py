@@ -31,15 +31,15 @@ from featstore.cli.arguments import (
 from featstore.cli.output import print_result
 from featstore.cli.planhistory import add_history_arguments, check_unused, plan_history
 from featstore.cli.plots import check_plot, draw_estimates, draw_miss_curve, draw_redundancy
-from featstore.cli.recording import record_epoch, seeds_of
+from featstore.cli.recording import TracedBatches, record_epoch, seeds_of
 from featstore.config import format_size, parse_size
 from featstore.gather.device import check_device
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.graph.progress import Bar
 from featstore.pack.tablespeed import table_speed
-from featstore.plan.choice import Choice, choose, chosen_mask, observe
+from featstore.plan.choice import Choice, chosen_mask, observe
 from featstore.plan.copies import copy_speed
-from featstore.plan.cost import ONLINE, PLANNED, SAMPLE_BYTES, Machine, Workload
+from featstore.plan.cost import ONLINE, SAMPLE_BYTES, Machine, Workload
 from featstore.plan.misscurve import DEFAULT_SIZES, Step, miss_curve, parse_sizes
 from featstore.plan.redundancy import N_BATCHES, redundancy
 from featstore.plan.trace import Trace
@@ -47,13 +47,12 @@ from featstore.sampling.neighbor import NeighborSampler
 from featstore.storage.drive import drive_speed
 from featstore.storage.rundir import DiskBudget, RunDirectory
 from featstore.strategies.actual import kept_runs, runs_table
-from featstore.strategies.batchsize import ROW_BYTES
+from featstore.strategies.batchsize import ROW_BYTES, BatchSize
 from featstore.strategies.devicecache import DeviceCache
 from featstore.strategies.devicefill import SIZED_LATER, rows_left
-from featstore.strategies.estimates import estimate_all
-from featstore.strategies.length import judge_length, passes_over
+from featstore.strategies.estimates import choose, foreseen_lengths
 from featstore.strategies.profile import DISK_SHARE, profile_batches
-from featstore.strategies.setup import Planning
+from featstore.strategies.setup import Setup
 from featstore.strategies.superbatch import AHEAD_SHARE
 from featstore.strategies.superbatchepoch import most_ahead
 
@@ -187,31 +186,28 @@ def _explain(options: argparse.Namespace) -> int:
             most = max(on_device.values(), default=0)
             with graph.budget.reserve("cost model", (2 + bool(most)) * graph.num_nodes + 8 * most):
                 degrees = graph.short_degrees()
-                choices = [
-                    _choice(
-                        options,
-                        graph,
-                        observe(
-                            trace,
-                            row_bytes=row_bytes,
-                            capacity=rows,
-                            budget=graph.budget,
-                            sample_s=sample_s,
-                            epochs=options.epochs or 1,
-                            disk_bytes=options.disk,
-                            ahead_bytes=ahead,
-                            out_degree=degrees,
-                            online=ONLINE,
-                            device_rows=on_device[rows],
-                            device_on_host=device.type == "cpu",
-                            on_device=chosen_mask(degrees, on_device[rows]) if on_device[rows] else None,
-                        ),
-                        machine,
+                workloads = [
+                    observe(
+                        trace,
+                        row_bytes=row_bytes,
+                        capacity=rows,
+                        budget=graph.budget,
+                        sample_s=sample_s,
+                        epochs=options.epochs or 1,
+                        disk_bytes=options.disk,
+                        ahead_bytes=ahead,
+                        out_degree=degrees,
+                        online=ONLINE,
+                        device_rows=on_device[rows],
+                        device_on_host=device.type == "cpu",
+                        on_device=chosen_mask(degrees, on_device[rows]) if on_device[rows] else None,
                     )
                     for rows in sizes
                 ]
-                if options.device_cache == "auto":
-                    choices = [replace(each, note=SIZED_LATER) for each in choices]
+                del degrees
+            choices = [_choice(options, graph, each, machine) for each in workloads]
+            if options.device_cache == "auto":
+                choices = [replace(each, note=SIZED_LATER) for each in choices]
         runs = kept_runs(graph.path)
     listed = [each.to_dict() for each in choices]
     result = {"path": os.fspath(options.path), "feature": options.feature, "choices": listed, "plot": options.plot}
@@ -226,25 +222,18 @@ def _explain(options: argparse.Namespace) -> int:
     return 0
 
 
-BATCHES_HELD = 3  # at once, at the least
-
-
 def _choice(options: argparse.Namespace, graph: OutOfCoreGraph, workload: Workload, machine: Machine) -> Choice:
     """Choose as a loader does, whose superbatches are as long as its disk and memory allow."""
-    n_accesses, width, miss_share = workload.n_accesses // workload.n_batches, workload.row_bytes, workload.miss_share
-    where, disk = f"{graph.path}.runs", options.disk
-    if disk is not None:  # what a loader samples to choose lies there, too
-        disk -= min(disk // DISK_SHARE, profile_batches(workload.n_batches) * SAMPLE_BYTES * n_accesses)
-    planning = Planning(get_policy(PLANNED), options.length or "auto", disk, where, True, miss_share, workload.capacity)
-    passes = passes_over(graph.num_nodes * width, width, workload.n_batches, n_accesses, miss_share)
+    n_batches, n = workload.n_batches, workload.n_accesses // workload.n_batches
     # A trace does not tell edges: there is one at the least by which a row was drawn.
-    stored = (SAMPLE_BYTES + 4) * n_accesses + int(n_accesses * width * miss_share) // 2
-    # Beside the cache, the batches that the loop and the loader have.
-    left = graph.budget.available - workload.capacity * width - BATCHES_HELD * n_accesses * (width + ROW_BYTES)
-    length = judge_length(planning, graph, workload.n_batches, n_accesses, stored, passes, granted=max(0, left))
-    workload = replace(workload, superbatch=length.n_batches)
-    choice = choose(workload, machine, estimate_all(workload, machine))
-    return replace(choice, passes=length.passes, advice=length.advice)
+    batch = BatchSize(n, n, ROW_BYTES * n, ROW_BYTES * n, n)
+    disk, sampled = options.disk, 0
+    if disk is not None:  # what a loader samples to choose lies there, too
+        sampled = min(disk // DISK_SHARE, profile_batches(n_batches) * SAMPLE_BYTES * n)
+    batches, threads = TracedBatches(n_batches, n, options.batch_size), graph.options.threads
+    setup = Setup(graph, batches, threads, (options.feature,), batch=batch, miss_share=workload.miss_share, profile_bytes=sampled)
+    cache = workload.capacity / graph.num_nodes if workload.capacity else None
+    return choose(workload, machine, foreseen_lengths(setup, {"cache": cache, "length": options.length or "auto", "disk": disk}))
 
 
 def _on_device(options: argparse.Namespace, graph: OutOfCoreGraph, device: torch.device, row_bytes: int, capacity: int) -> int:

@@ -15,14 +15,14 @@ from featstore.budget import Budget
 from featstore.cache.base import get_policy
 from featstore.cache.select import top_rows
 from featstore.cache.table import FeatureCache
-from featstore.plan.cost import Estimate, Machine, Workload, cheapest, table
+from featstore.plan.cost import Estimate, Machine, Workload, table
 from featstore.plan.planmemory import planning_bytes
 from featstore.plan.rowsample import NUMBERED_BYTES, RowSample, numbered
 from featstore.plan.simulate import simulate
 from featstore.plan.trace import Trace
 from featstore.plan.unseen import distinct_rows, tally, tally_bytes
 
-__all__ = ["Choice", "choose", "chosen_mask", "expected_hits", "extrapolated", "observe", "static_hits", "top_sum"]
+__all__ = ["Choice", "chosen_mask", "expected_hits", "extrapolated", "observe", "static_hits", "top_sum"]
 
 Int64s = npt.NDArray[np.int64]
 
@@ -79,12 +79,6 @@ class Choice:
             "estimates": [each.to_dict(epochs) for each in self.estimates],
             **asdict(self.machine),  # the drive's rates under "drive"
         }
-
-
-def choose(workload: Workload, machine: Machine, estimates: list[Estimate]) -> Choice:
-    """Take the cheapest of the strategies that estimate themselves and are possible."""
-    taken, reason = cheapest(estimates, workload.epochs)
-    return Choice(workload, machine, estimates, taken, reason)
 
 
 def chosen_mask(scores: npt.NDArray[Any], n_rows: int) -> npt.NDArray[np.bool_]:

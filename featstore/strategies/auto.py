@@ -6,23 +6,22 @@ import errno
 import os
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Any, ClassVar
 
 from featstore.cache.base import StaticPolicy, get_policy
-from featstore.errors import BudgetError, PerformanceWarning, PluginError
+from featstore.errors import BudgetError, PerformanceWarning
 from featstore.pack.layout import LayoutOptions, find_layouts, layout_bytes
 from featstore.pack.makelayout import layout_sizes
 from featstore.pack.nodedata import carried_bytes
 from featstore.pack.offline import Pack
 from featstore.pack.sharing import count_planned, count_static, shared_there
 from featstore.pack.tablespeed import table_speed
-from featstore.plan.choice import Choice, choose, chosen_mask, observe
+from featstore.plan.choice import Choice, chosen_mask, observe
 from featstore.plan.copies import copy_speed
-from featstore.plan.cost import ONLINE, PLANNED, STATIC, Estimate, Machine, OnDisk, Workload
+from featstore.plan.cost import ONLINE, PLANNED, STATIC, Machine, OnDisk
 from featstore.sampling.drawn import SampledBatches
 from featstore.storage.drive import drive_speed
 from featstore.strategies.actual import Epochs
@@ -30,16 +29,15 @@ from featstore.strategies.base import EpochRun, Runner, Strategy
 from featstore.strategies.caches import edge_cache_bytes, make_room
 from featstore.strategies.devicechoice import DEVICE_POLICY
 from featstore.strategies.devicefill import SIZED_LATER, FilledLater
-from featstore.strategies.estimates import estimate_all
-from featstore.strategies.length import Length, at_least
+from featstore.strategies.estimates import choose, foreseen_lengths, made_with
+from featstore.strategies.length import at_least
 from featstore.strategies.lookahead import rows_in_memory
 from featstore.strategies.memory import before_asking
-from featstore.strategies.options import CACHE, DISK, EDGE_CACHE, EDGE_CACHE_HELP, EPOCHS, PACK, RUN_DIR, option, options_of
+from featstore.strategies.options import CACHE, DISK, EDGE_CACHE, EDGE_CACHE_HELP, EPOCHS, PACK, RUN_DIR, option
 from featstore.strategies.packed import batches_of, packed_length, size_for_pack
 from featstore.strategies.profile import DISK_SHARE, Profile, pack_trace, profile_batches
 from featstore.strategies.registry import find_strategy, register_strategy
 from featstore.strategies.setup import Planning, Setup
-from featstore.strategies.streamed import Streamed
 from featstore.strategies.superbatch import AHEAD_SHARE, Superbatch, plan_ahead
 from featstore.strategies.superbatchepoch import ahead_bytes
 
@@ -103,13 +101,12 @@ class Auto(Strategy):
                 cache = size_for_pack(setup, memory, pack)
             with setup.watch.time("auto"):
                 rows = rows_in_memory(setup, memory, cache)
-                decision = decide(setup, planning, cache, capacity=rows, epochs=self.epochs)
+                options = {"cache": cache, "disk": self.disk, "run_dir": self.run_dir}
+                decision = decide(setup, planning, options, capacity=rows, epochs=self.epochs)
         profile = decision.profile
         try:
             chosen = self._chosen(decision, cache, pack)
-            given = replace(setup, miss_share=decision.miss_share, lends_caches=self.cache == "auto")
-            if profile is not None:
-                given = replace(given, batches=profile, profile_bytes=profile.n_bytes)
+            given = _sampled(replace(setup, lends_caches=self.cache == "auto"), profile, decision.miss_share)
             return AutoRunner(chosen.run(given), decision)
         except BaseException:
             if profile is not None:
@@ -125,7 +122,7 @@ class Auto(Strategy):
         is_static = policy is not None and isinstance(get_policy(policy), StaticPolicy)
         if self.edge_cache is not None and not (is_static and issubclass(cls, Superbatch)):  # it plans rows of edges, too
             given["edge_cache"] = self.edge_cache
-        return cls(**{name: each for name, each in given.items() if name in options_of(cls)})
+        return made_with(cls, given)
 
 
 class AutoRunner(Runner):
@@ -193,8 +190,8 @@ class Decision:
     choice: Choice | None = None
 
 
-def decide(setup: Setup, planning: Planning, cache: int | float | str | None, *, capacity: int, epochs: int) -> Decision:
-    """Choose strategy and policy for a loader.
+def decide(setup: Setup, planning: Planning, options: Mapping[str, Any], *, capacity: int, epochs: int) -> Decision:
+    """Choose strategy and policy for a loader. ``options``: of the strategies, each of which has those that it knows.
 
     Notes
     -----
@@ -254,14 +251,11 @@ def decide(setup: Setup, planning: Planning, cache: int | float | str | None, *,
                 ahead_bytes=min(ahead_bytes(setup), graph.budget.total // AHEAD_SHARE),
                 out_degree=degrees if capacity else None,
             )
-        length_of = partial(_streamed_length, setup, replace(planning, miss_share=workload.miss_share), cache, profile)
-        length = length_of(Streamed)
-        workload = replace(workload, superbatch=length.n_batches, on_disk=counted)
+        lengths = foreseen_lengths(_sampled(setup, profile, workload.miss_share), options)
+        workload = replace(workload, on_disk=counted)
         copies = copy_speed(graph.path, width, graph.options.threads, graph.budget)
         machine = Machine(speed, **asdict(copies), **asdict(table_speed(graph.path, graph.num_nodes, graph.budget)))
-        choice = replace(
-            choose(workload, machine, _estimates(setup, length_of, workload, machine)), passes=length.passes, advice=length.advice
-        )
+        choice = choose(workload, machine, lengths, has_history=setup.has_history)
         if later is not None:
             choice = replace(choice, note=SIZED_LATER)
     except BaseException as error:
@@ -294,24 +288,10 @@ def _profile_disk(setup: Setup) -> int:
     return DISK_SHARE * profile_batches(len(setup.batches)) * max(4096, stored)
 
 
-def _estimates(
-    setup: Setup, length_of: Callable[[type[Streamed]], Length], workload: Workload, machine: Machine
-) -> list[Estimate]:
-    """Estimate every strategy; one that runs batches in another order cannot be taken beside a history."""
-
-    def seen_by(name: str) -> Workload:
-        with suppress(PluginError):  # said where it is estimated
-            cls = find_strategy(name)
-            if issubclass(cls, Streamed) and cls is not Streamed:  # it may ask for more memory
-                return replace(workload, superbatch=length_of(cls).n_batches)
-        return workload
-
-    return [
-        replace(each, impossible=each.impossible or "does not say that it takes a history")
-        if setup.has_history and not find_strategy(each.strategy).takes_history
-        else each
-        for each in estimate_all(workload, machine, seen_by)
-    ]
+def _sampled(setup: Setup, profile: Profile | None, miss_share: float) -> Setup:
+    """Return what a strategy is given once batches were sampled to choose it."""
+    setup = replace(setup, miss_share=miss_share)
+    return setup if profile is None else replace(setup, batches=profile, profile_bytes=profile.n_bytes)
 
 
 def _default(setup: Setup, planning: Planning, capacity: int, reason: str) -> Decision:
@@ -371,17 +351,3 @@ def _packs(
                     raise
                 counted[policy] = OnDisk(at_most, 0, 0, fails=str(error.strerror))
     return layouts, counted
-
-
-def _streamed_length(
-    setup: Setup, planning: Planning, cache: int | float | str | None, profile: Profile | None, cls: type[Streamed]
-) -> Length:
-    """Return how long superbatches would be in a run; where it has no memory for them, one batch each."""
-    setup = replace(setup, planning=planning)
-    if profile is not None:
-        left = None if planning.disk is None else planning.disk - profile.n_bytes
-        setup = replace(setup, batches=profile, planning=replace(planning, disk=left))
-    try:
-        return cls(cache=cache).foreseen(setup)
-    except BudgetError:
-        return Length(1, len(setup.batches))

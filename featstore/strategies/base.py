@@ -19,6 +19,7 @@ from featstore.plan.cost import Estimate, Machine, Workload
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.drawn import SampledBatches
 from featstore.strategies.batchsize import BatchSize
+from featstore.strategies.length import Length
 from featstore.strategies.memory import Memory, Request
 from featstore.strategies.options import check_fields
 from featstore.strategies.setup import Setup
@@ -188,6 +189,21 @@ class Strategy(ABC):
         Estimate, sequence of Estimate, or None
             An estimate for each policy that it considers. ``strategy`` is the registered name, ``policy`` is ``"none"`` where
             nothing is cached, seconds are finite. :mod:`featstore.plan.cost` has the formulas of the library's own strategies.
+        """
+        return None
+
+    def foreseen(self, setup: Setup) -> Length | None:
+        """Return how long the superbatches of a run would be, for ``Workload.superbatch``; None, as here: it has none.
+
+        Parameters
+        ----------
+        setup : Setup
+            As of :meth:`run`.
+
+        Raises
+        ------
+        BudgetError
+            The memory does not suffice for a run.
         """
         return None
 

@@ -1,16 +1,48 @@
-"""Estimates that all registered strategies make of themselves, those of other packages among them."""
+"""Estimates that all registered strategies make of themselves, those of other packages among them; the choice of the least."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
-from featstore.errors import PluginError
-from featstore.plan.cost import Estimate, Machine, Workload, first_touch_s
+from featstore.errors import BudgetError, PluginError
+from featstore.plan.choice import Choice
+from featstore.plan.cost import Estimate, Machine, Workload, cheapest, first_touch_s
+from featstore.strategies.base import Strategy
+from featstore.strategies.length import Length
+from featstore.strategies.options import options_of
 from featstore.strategies.registry import available_strategies, find_strategy
+from featstore.strategies.setup import Setup
 
-__all__ = ["estimate_again", "estimate_all", "estimate_of"]
+__all__ = ["choose", "estimate_again", "estimate_all", "estimate_of", "foreseen_lengths", "made_with"]
+
+
+def made_with(cls: type[Strategy], options: Mapping[str, Any]) -> Strategy:
+    """Make a strategy with those options that it has."""
+    return cls(**{name: each for name, each in options.items() if name in options_of(cls)})
+
+
+def foreseen_lengths(setup: Setup, options: Mapping[str, Any]) -> dict[str, Length]:
+    """Return how long the superbatches of each strategy that estimates itself would be, by its name; not of one that has none.
+
+    Where there is no memory for a run they are of one batch each. ``options``: a strategy gets those that it has.
+    """
+    found = dict[str, Length]()
+    for name in available_strategies():
+        with suppress(PluginError):  # said where it is estimated
+            cls = find_strategy(name)
+            if "estimate" not in vars(cls) or cls.foreseen is Strategy.foreseen:
+                continue
+            try:
+                length = made_with(cls, options).foreseen(setup)
+            except BudgetError:
+                length = Length(1, len(setup.batches))
+            if length is not None:
+                found[name] = length
+    return found
 
 
 def estimate_of(name: str, workload: Workload, machine: Machine) -> list[Estimate]:
@@ -41,16 +73,16 @@ def estimate_of(name: str, workload: Workload, machine: Machine) -> list[Estimat
     return [found if found.parts else replace(found, parts={"epoch": found.epoch_s}) for found in listed]
 
 
-def estimate_all(workload: Workload, machine: Machine, seen_by: Callable[[str], Workload] | None = None) -> list[Estimate]:
+def estimate_all(workload: Workload, machine: Machine, lengths: Mapping[str, Length] | None = None) -> list[Estimate]:
     """Return the estimates of all registered strategies, also of those that cannot be taken, with the reason.
 
-    ``seen_by``: returns what an epoch asks for under a strategy, by its name, where that is not the same for all.
+    ``lengths``: of superbatches, by strategy; of the others they are the workload's.
     """
-    found = [
-        each
-        for name in available_strategies()
-        for each in estimate_of(name, workload if seen_by is None else seen_by(name), machine)
-    ]
+    found = list[Estimate]()
+    for name in available_strategies():
+        length = (lengths or {}).get(name)
+        seen = workload if length is None else replace(workload, superbatch=length.n_batches)
+        found += estimate_of(name, seen, machine)
     buffers = first_touch_s(workload, machine)
     found = [each if each.hides_first_touch else replace(each, once_s=each.once_s + buffers) for each in found]
     if not (workload.device_rows and workload.has_pack):
@@ -64,3 +96,31 @@ def estimate_again(taken: Estimate, workload: Workload, machine: Machine) -> Est
     """Return the estimate of the strategy and policy of another one for other counts; that other one where there is none."""
     found = estimate_of(taken.strategy, workload, machine)
     return next((each for each in found if each.policy == taken.policy), taken)
+
+
+def choose(workload: Workload, machine: Machine, lengths: Mapping[str, Length], *, has_history: bool = False) -> Choice:
+    """Take the cheapest of the strategies that estimate themselves and are possible.
+
+    Parameters
+    ----------
+    workload : Workload
+    machine : Machine
+    lengths : mapping of str to Length
+        See :func:`foreseen_lengths`. The choice has that of the strategy that is taken; where it has none, that of most passes.
+    has_history : bool
+        Strategies that run batches in another order cannot be taken.
+    """
+    estimates = estimate_all(workload, machine, lengths)
+    if has_history:
+        estimates = [
+            each
+            if find_strategy(each.strategy).takes_history
+            else replace(each, impossible=each.impossible or "does not say that it takes a history")
+            for each in estimates
+        ]
+    taken, reason = cheapest(estimates, workload.epochs)
+    length = lengths.get(taken.strategy) or max(lengths.values(), key=lambda each: each.passes, default=None)
+    if length is None:
+        return Choice(workload, machine, estimates, taken, reason)
+    workload = replace(workload, superbatch=length.n_batches)
+    return Choice(workload, machine, estimates, taken, reason, passes=length.passes, advice=length.advice)

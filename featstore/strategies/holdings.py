@@ -139,9 +139,13 @@ class Holdings:
         """Note that an epoch has begun; what it uses is not on loan until it has ended or died."""
         self._use.epoch = weakref.ref(epoch)
 
+    def are_used_by(self, epoch: object) -> bool:
+        """Whether it is this epoch that is under way: it has begun and not ended."""
+        return self._use.epoch is not None and self._use.epoch() is epoch
+
     def ended(self, epoch: object) -> None:
         """Note that an epoch is over, and its memory on loan again; may be called again, and of an epoch that used none of it."""
-        if self._use.epoch is not None and self._use.epoch() is epoch:
+        if self.are_used_by(epoch):
             for held in list(self._held.values()):
                 held.lends_again()
             self._use.epoch = None

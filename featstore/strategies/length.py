@@ -6,7 +6,6 @@ import os
 import shutil
 from bisect import bisect_right
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from featstore.cache.checkedplans import CheckedPolicy
@@ -94,11 +93,9 @@ def judge_length(
     n_accesses: int,
     stored: int,
     passes: Passes | None,
-    *,
-    granted: int | None = None,
-    size: int | None = None,
+    size: int,
 ) -> Length:
-    """Return how long superbatches are, what that costs, and what would help; loaders, ``Auto`` and ``plan --explain`` ask this.
+    """Return what superbatches of ``size`` batches cost, and what would help.
 
     Parameters
     ----------
@@ -111,16 +108,9 @@ def judge_length(
         Of one batch: rows, and bytes on disk.
     passes : Passes, optional
         What packing costs; None where nothing is packed.
-    granted : int, optional
-        Bytes that planning may have.
-    size : int, optional
-        Batches of a superbatch where the memory was divided already; by default as :func:`choose_size` says.
+    size : int
+        Batches of a superbatch, once the memory was divided.
     """
-    if size is None:
-        size = choose_size(planning, graph, n_batches, n_accesses, stored, passes)
-    if granted is not None:
-        needed = partial(planner_bytes, planning, graph, n_batches, n_accesses, spilled=True)
-        size = max(1, bisect_right(range(1, size + 1), granted, key=lambda each: needed(size=each)))
     advice = None
     if planning.superbatch == "auto" and passes is not None:
         advice = what_would_help(planning, graph, n_batches, n_accesses, stored, passes, size)

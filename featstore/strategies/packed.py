@@ -454,14 +454,12 @@ class PackedRunner(Runner):
             lease = self._caches.lease()
             try:
                 window = self._holdings.get(WINDOWS)
-                run = PackedEpoch(
+                return PackedEpoch(
                     self.setup, self._pack, self._layout, epoch, start, self._caches, lease, self._filled, window, self._holdings
                 )
             except BaseException:
                 self._caches.release()
                 raise
-            self._holdings.began(run)
-            return run
 
 
 def _close(tiers: list[DeviceTier]) -> None:

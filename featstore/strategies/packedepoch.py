@@ -49,7 +49,7 @@ class PackedEpoch(EpochRun):
         holdings: Holdings,
     ) -> None:
         self._setup, self._pack, self._layout, self._filled = setup, pack, layout, filled
-        self._caches, self._lease, self._window, self._holdings, self.closed = caches, lease, window, holdings, False
+        self._caches, self._lease, self._window, self._holdings = caches, lease, window, holdings
         self._group = 1 if layout is None else layout.group
         batches = setup.batches.epoch(epoch)
         assert isinstance(batches, PackEpoch)
@@ -60,6 +60,7 @@ class PackedEpoch(EpochRun):
         self._behind = dict.fromkeys(setup.features, self._first)
         self._sources: dict[str, ExtentSource] = {}
         self._tiers: dict[str, dict[Tier, RowSource]] = {}
+        holdings.began(self)
         try:
             for name in setup.features:
                 self._ready(name, 0 if window is None else window.n_bytes // len(setup.features))
@@ -135,9 +136,8 @@ class PackedEpoch(EpochRun):
         return True
 
     def close(self) -> None:
-        if not self.closed:
+        if self._holdings.are_used_by(self):
             for source in self._sources.values():
                 self._setup.reads.add(source.close())
             self._caches.release()
             self._holdings.ended(self)
-            self.closed = True

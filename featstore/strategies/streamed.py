@@ -42,7 +42,7 @@ from featstore.storage.rundir import DiskBudget, RunDirectory, finalize_here
 from featstore.strategies.base import EpochRun, Runner
 from featstore.strategies.batchsize import BatchSize, larger
 from featstore.strategies.caches import beside_caches, make_room
-from featstore.strategies.length import SEVERAL, Length, Passes, at_least, judge_length, least_size, longest_auto, passes_over
+from featstore.strategies.length import SEVERAL, Passes, at_least, least_size, longest_auto, passes_over
 from featstore.strategies.lookahead import look_ahead, rows_in_memory
 from featstore.strategies.memory import Memory, Request, before_asking
 from featstore.strategies.profile import Profile
@@ -138,16 +138,6 @@ class Streamed(Superbatch):
         """See :class:`~featstore.Superbatch`."""
         return StreamedRunner
 
-    def foreseen(self, setup: Setup) -> Length:
-        """Return how long the superbatches of a run would be.
-
-        Raises
-        ------
-        BudgetError
-            The memory does not suffice for a run.
-        """
-        return self.runner().foreseen(*self.asked(setup))
-
 
 class StreamedRunner(SuperbatchRunner):
     """As :class:`SuperbatchRunner`; then one pass over the features copies what the cache will lack into an extent a batch."""
@@ -180,17 +170,6 @@ class StreamedRunner(SuperbatchRunner):
         if kind not in self._said:
             self._said.add(kind)
             warnings.warn(f"strategy 'streamed': {text}", PerformanceWarning, stacklevel=2)
-
-    @classmethod
-    def foreseen(cls, setup: Setup, memory: Memory) -> Length:
-        """Return how long the superbatches of a run would be, in the memory that it was granted."""
-        return cls._judged(setup, memory.batch, cls._granted_length(setup, memory)[0])
-
-    @classmethod
-    def _judged(cls, setup: Setup, batch: BatchSize, size: int) -> Length:
-        assert setup.planning is not None
-        passes, stored = cls._passes(setup, batch.n_rows), cls._stored(setup, batch)
-        return judge_length(setup.planning, setup.graph, len(setup.batches), batch.n_rows, stored, passes, size=size)
 
     def stats(self) -> dict[str, Any]:
         """Return ``superbatch``, with the ``passes`` over the features of an epoch."""

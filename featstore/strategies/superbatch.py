@@ -50,7 +50,7 @@ from featstore.strategies.caches import (
     size_caches,
 )
 from featstore.strategies.holdings import Holdings
-from featstore.strategies.length import Passes, choose_size, edge_planner_bytes, least_size, planner_bytes
+from featstore.strategies.length import Length, Passes, choose_size, edge_planner_bytes, judge_length, least_size, planner_bytes
 from featstore.strategies.memory import SAMPLED_AHEAD, Memory, Request, ask
 from featstore.strategies.options import CACHE, DISK, EDGE_CACHE, EDGE_CACHE_HELP, LENGTH, RUN_DIR, option, policy_of
 from featstore.strategies.registry import register_strategy
@@ -157,6 +157,10 @@ class Superbatch(Strategy):
         assert setup.planning is not None
         setup, *caches = beside_caches(setup, self.cache, setup.planning.policy, planned_edge_bytes(setup))
         return ask(setup, self.requests, *caches, plans=True)
+
+    def foreseen(self, setup: Setup) -> Length:
+        """See :class:`~featstore.Strategy`."""
+        return self.runner().foreseen(*self.asked(replace(setup, planning=self.planning(setup))))
 
     def planning(self, setup: Setup) -> Planning:
         """Return what the runner may use."""
@@ -285,6 +289,17 @@ class SuperbatchRunner(Runner):
             if by_size(size) > of_edges:
                 size = max(least_size(setup), bisect_right(range(1, size), of_edges, key=by_size))
         return size, min(granted, needed(size))
+
+    @classmethod
+    def foreseen(cls, setup: Setup, memory: Memory) -> Length:
+        """Return how long the superbatches of a run would be, in the memory that it was granted."""
+        return cls._judged(setup, memory.batch, cls._granted_length(setup, memory)[0])
+
+    @classmethod
+    def _judged(cls, setup: Setup, batch: BatchSize, size: int) -> Length:
+        assert setup.planning is not None
+        passes, stored = cls._passes(setup, batch.n_rows), cls._stored(setup, batch)
+        return judge_length(setup.planning, setup.graph, len(setup.batches), batch.n_rows, stored, passes, size)
 
     @classmethod
     def _stored(cls, setup: Setup, batch: BatchSize) -> int:

@@ -76,7 +76,6 @@ class SuperbatchEpoch(EpochRun):
         self._caches, self._lease = caches, lease
         self._edge_caches, self._edge_lease = edge_caches, edge_lease
         self._switch = switch = caches if isinstance(caches, CacheSwitch) else None
-        self.closed = False
         stores = [graph.features[name] for name in setup.features]
         if switch is None:
             capacity = min((0 if store.cache is None else store.cache.capacity for store in stores), default=0)
@@ -214,7 +213,7 @@ class SuperbatchEpoch(EpochRun):
         self._inspector.stop()
 
     def close(self) -> None:
-        if not self.closed:
+        if self._holdings.are_used_by(self):
             self.stop()
             if self._ahead is not None:
                 self._ahead.close()
@@ -227,4 +226,3 @@ class SuperbatchEpoch(EpochRun):
             if self._runs is not None:
                 self._runs.close()
             self._holdings.ended(self)
-            self.closed = True

@@ -20,6 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from typing import Any, ClassVar
+from unittest import mock
 
 import pytest
 import torch
@@ -31,6 +32,7 @@ from featstore.sampling.foreign import checked_sampler
 from featstore.sampling.scratch import SCRATCH
 from featstore.storage.drive import DriveSpeed
 from featstore.strategies.estimates import estimate_of
+from featstore.strategies.length import Length
 from featstore.strategies.options import options_of
 from featstore.strategies.registry import find_strategy
 from featstore.testing.contractgraph import ContractGraph, contract_graph
@@ -436,6 +438,22 @@ class StrategyContract(ABC):
                 hits = 30 * capacity
                 workload = Workload(10_000, 400, 50, 100_000, capacity, hits, 100_000 - hits, 0.5, 0.2, 50)
                 estimate_of(self.registered_name, workload, machine)  # checks what it returns
+
+    def test_what_it_foresees_is_a_length_of_its_superbatches(self) -> None:
+        told = list[Length | None]()
+        strategy = self.strategy()
+        cls, run = type(strategy), type(strategy).run
+
+        def foreseeing(self: featstore.Strategy, setup: featstore.Setup) -> featstore.Runner:
+            told.append(self.foreseen(setup))
+            return run(self, setup)
+
+        with mock.patch.object(cls, "run", foreseeing), self._loader(strategy) as loader:
+            n = len(loader)
+        for length in told:
+            if length is not None:
+                assert 1 <= length.n_batches <= n, f"{length.n_batches} batches of {n}"
+                assert length.passes == -(-n // length.n_batches), f"{length.passes} superbatches of {length.n_batches} of {n}"
 
     def test_it_is_found_by_its_name(self) -> None:
         if self.registered_name is not None:
