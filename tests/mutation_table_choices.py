@@ -81,6 +81,14 @@ CHOICES: tuple[Mutation, ...] = (
         ("tests/test_drive.py::test_a_probe_ends_when_it_is_stable_or_its_time_is_over",),
     ),
     Mutation(
+        "a stream timed with its beginning",
+        "choices",
+        DRIVE,
+        "return (last - first) / (now - begin) if last > first else n_bytes / seconds",
+        "return n_bytes / seconds",
+        ("tests/test_drive.py::test_a_stream_is_timed_once_it_flows",),
+    ),
+    Mutation(
         "overlap of writes by the longer one",
         RATES,
         DRIVE,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import threading
 import time
@@ -18,6 +19,7 @@ import pytest
 import featstore
 from featstore.pack.sharing import merged_reads
 from featstore.storage import drive as drive_module
+from featstore.storage import keptrates
 from featstore.storage import reader as reader_module
 from featstore.storage import rowfile
 from featstore.storage.catalog import read_catalog
@@ -120,29 +122,33 @@ def test_a_probe_ends_when_it_is_stable_or_its_time_is_over(
     assert drive_module.settled(probe, 1e9, 1) == 1 / 5.0  # there is nothing more to write
 
 
-def test_a_stream_is_timed_by_slices(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its first slice waits for threads and memory, and says nothing of the drive."""
-    clock, size = Clock(monkeypatch, drive_module), drive_module.SLICE_BYTES
-    told: list[int] = []
+@pytest.mark.parametrize("share", [1e9, 0.0])
+@pytest.mark.parametrize("n_bytes", [1 << 40, 65 << 20, 1 << 20])
+def test_a_stream_is_timed_once_it_flows(monkeypatch: pytest.MonkeyPatch, share: float, n_bytes: int) -> None:
+    """Its first batch waits for threads and memory; the others come in bursts, every second one out of memory."""
+    clock, size, window = Clock(monkeypatch, drive_module), 16 << 20, drive_module.MOST_WINDOW_BYTES
+    pace, told = itertools.chain([3.0], itertools.cycle([0.001, 0.019])), list[int]()
 
-    def read(_: Any, __: Any, n_bytes: int, is_over: Any) -> tuple[int, float]:
-        for seconds in (3.0, 0.01, 0.01, 0.01, 0.01):
-            for _half in range(2):
-                clock.now += seconds / 2
-                told.append(size // 2)
-                if is_over(size // 2):
-                    return sum(told), clock.now
-        pytest.fail("is never over")
+    def read(_: Any, __: Any, most: int, is_over: Any) -> tuple[int, float]:
+        while sum(told) < min(most, n_bytes):
+            told.append(min(size, min(most, n_bytes) - sum(told)))
+            clock.now += next(pace)
+            if is_over(told[-1]):
+                break
+        return sum(told), clock.now
 
     monkeypatch.setattr(drive_module, "_read_part", read)
+    monkeypatch.setattr(drive_module, "CALIBRATION_S", share)
     nothing: Any = None
-    monkeypatch.setattr(drive_module, "CALIBRATION_S", 1e9)
-    assert drive_module._time_stream(nothing, nothing) == pytest.approx(size / 0.01)
-    assert len(told) == 2 * 4
-    told.clear()
-    monkeypatch.setattr(drive_module, "CALIBRATION_S", 1.0)  # over after the first slice, and then the second tells
-    assert drive_module._time_stream(nothing, nothing) == pytest.approx(size / 0.01)
-    assert len(told) == 2 * 2
+    found = drive_module._time_stream(nothing, SimpleNamespace(n_bytes=n_bytes))
+    if n_bytes == 1 << 40:
+        assert found == pytest.approx(size / 0.01, rel=0.15)
+        assert sum(told) - size >= window
+        assert sum(told) <= (drive_module.STREAM_BYTES - window if share else size + window)  # the end comes out of memory
+    elif n_bytes > size:
+        assert found == pytest.approx((sum(told) - size) / (clock.now - 3.0))
+    else:
+        assert found == n_bytes / 3.0  # there was nothing more
 
 
 def test_measuring_is_bounded_by_time(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +246,7 @@ def test_a_slow_drive_is_written_no_longer_than_its_share(tmp_path: Path, monkey
 def test_what_was_measured_is_forgotten_after_a_day(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A drive that was busy when it was measured is not thought slow for ever."""
     clock, speeds = [1e9], iter(DriveSpeed(float(k), 2.0, 3.0, 7.0, 1.5, 0.5) for k in range(1, 9))
-    monkeypatch.setattr(drive_module.time, "time", lambda: clock[0])
+    monkeypatch.setattr(keptrates.time, "time", lambda: clock[0])
     monkeypatch.setattr(drive_module, "_measure", lambda *_: next(speeds))
 
     def iops(**options: Any) -> float:

@@ -21,7 +21,7 @@ from featstore.plan.planfile import write_plan
 from featstore.plan.planmemory import planning_bytes
 from featstore.plan.trace import Trace
 from featstore.storage.catalog import Catalog
-from featstore.storage.drive import kept_or_measured
+from featstore.storage.keptrates import kept_or_measured
 
 __all__ = ["TableSpeed", "kept_tables", "table_speed"]
 

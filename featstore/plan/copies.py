@@ -15,7 +15,8 @@ from featstore._core.rows import copy_rows
 from featstore.budget import Budget
 from featstore.cache.rowmap import huge_array
 from featstore.storage.catalog import Catalog
-from featstore.storage.drive import kept_or_measured, settled, share_end
+from featstore.storage.drive import settled, share_end
+from featstore.storage.keptrates import kept_or_measured
 
 __all__ = ["CopySpeed", "copy_speed", "kept_copies"]
 

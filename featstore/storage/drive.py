@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import platform
 import statistics
@@ -10,8 +9,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Protocol, TypeVar
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,33 +18,28 @@ import numpy.typing as npt
 from featstore._core.buffers import Block
 from featstore._core.io import File, direct_mode
 from featstore._core.rows import copy_rows
-from featstore.errors import BusyError
 from featstore.storage.calls import close_fd, naming, pwrite_all
 from featstore.storage.catalog import Catalog, current_catalog
 from featstore.storage.extents import WRITERS
+from featstore.storage.keptrates import SHARES_OF_TIME, keep, kept_rates
 from featstore.storage.layout import PAGE_BYTES, RowLayout
 from featstore.storage.pagestream import MOST_WINDOW_BYTES, least_window
 from featstore.storage.rowfile import Queues, RowFile
 from featstore.storage.rundir import RunDirectory
-from featstore.storage.update import Update
 
 __all__ = [
     "DriveSpeed",
     "doubted",
     "drive_speed",
     "forget_speed",
-    "keep",
-    "kept_or_measured",
-    "kept_rates",
     "kept_speed",
     "settled",
     "share_end",
     "time_reads",
 ]
 
-Rates = TypeVar("Rates")  # a frozen dataclass of floats
 KEY = "drive/speed"
-METHOD = 6  # of measuring; what another one found is measured again
+METHOD = 7  # of measuring; what another one found is measured again
 CALIBRATION_S = 0.8  # of all that is measured here and of copies; each probe ends with the slice that it is in
 SHARES = {"write": 0.08, "random": 0.25, "stream": 0.17, "gather": 0.1, "fill": 0.12, "overlap": 0.18, "copy": 0.1}
 LEAST_SLICES, STABLE_SLICES, STABLE = 2, 3, 1.1  # a probe is over, too, once so many slices differ by less than a factor
@@ -58,13 +52,10 @@ FIRST_GATHER_S = 0.05  # of timing reads when a gather needs their ratio first
 SCRATCH_BYTES = 64 << 20
 FILL_BYTES = 64 << 20  # as many at once are read and then copied into a cache
 LEAST_SCRATCH_BYTES = 1 << 20
-MOST_AGE_S = 24 * 3600.0  # others used the drive then, or it has aged; measuring again takes a second
 SAME = 1.5  # rates that differ by less, one measured because the other was doubted, confirm each other
 CHUNK_BYTES = 1 << 20
 GATHER_BYTES, CLUSTER_BYTES = 64 << 20, 2 << 20  # dense parts of the file whose rows are gathered
 GATHER_SHARE = 0.3  # of those parts' pages: the others are read over
-_SHARES = frozenset({"write_overlap"})  # of time, not rates
-_CANNOT_WRITE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 
 
 @dataclass(frozen=True)
@@ -166,31 +157,6 @@ def drive_speed(
     return found
 
 
-def keep(dataset: str, key: str, entry: dict[str, Any]) -> None:
-    """Keep what was measured in a dataset's catalog, where it can be written now; where not, it is measured again."""
-    try:
-        with Update(dataset) as update:
-            update.add([], extra={key: entry})
-            update.commit()
-    except BusyError:
-        pass  # it is measured again next time
-    except OSError as error:
-        if error.errno not in _CANNOT_WRITE:
-            raise
-
-
-def kept_or_measured(
-    dataset: str, key: str, where: dict[str, Any], kind: type[Rates], measure: Callable[[], Rates], again: bool = False
-) -> Rates:
-    """Return the rates that a dataset's catalog has under ``key``, measured there within a day, or new ones."""
-    rates = None if again else kept_rates(current_catalog(dataset).extra.get(key), where, kind)
-    if rates is not None:
-        return kind(**rates)
-    found = measure()
-    keep(dataset, key, {"where": where, "when": time.time(), **vars(found)})
-    return found
-
-
 def kept_speed(catalog: Catalog) -> dict[str, Any] | None:
     """Return the entry of a catalog with the drive's rates; None where there is none."""
     return catalog.extra.get(KEY)
@@ -289,24 +255,7 @@ def _time_random(reader: Queues, file: File) -> float:
 
 def _same(one: DriveSpeed, other: DriveSpeed) -> bool:
     pairs = zip(asdict(one).items(), asdict(other).values(), strict=True)
-    return all(1 / SAME <= rate / again <= SAME for (name, rate), again in pairs if name not in _SHARES)
-
-
-def kept_rates(entry: dict[str, Any] | None, where: dict[str, Any], kind: type[Any]) -> dict[str, float] | None:
-    """Return the rates of an entry, the fields of the dataclass ``kind``, if they were measured there within a day."""
-    if entry is None or entry.get("where") != where or entry.get("doubted"):
-        return None
-    when = entry.get("when")
-    if not isinstance(when, (int, float)) or not 0 <= time.time() - when <= MOST_AGE_S:
-        return None
-    rates = {each.name: entry.get(each.name) for each in fields(kind)}
-    if not all(isinstance(rate, (int, float)) and _may_be(name, rate) for name, rate in rates.items()):
-        return None
-    return {name: float(rate) for name, rate in rates.items() if rate is not None}
-
-
-def _may_be(name: str, rate: float) -> bool:
-    return 0 <= rate <= 1 if name in _SHARES else rate > 0
+    return all(1 / SAME <= rate / again <= SAME for (name, rate), again in pairs if name not in SHARES_OF_TIME)
 
 
 def _saved(entry: dict[str, Any] | None, where: dict[str, Any]) -> DriveSpeed | None:
@@ -406,21 +355,24 @@ def _time_overlap(reader: Queues, file: RowFile, path: str, n_bytes: int, bandwi
 
 
 def _time_stream(reader: Queues, file: RowFile) -> float:
-    """Return bytes a second of a stream, of slices of it."""
-    end, slices = share_end("stream"), list[float]()
-    begin, n_slice = time.perf_counter(), 0
+    """Return bytes a second of a stream once it flows: it begins by waiting for threads and memory, and ends without reads.
+
+    Of all that flowed, not of slices: what is read ahead comes in bursts, out of memory between them.
+    """
+    end, done = share_end("stream"), 0
+    most = min(STREAM_BYTES, file.n_bytes) - MOST_WINDOW_BYTES
+    marks: list[tuple[int, float]] = []  # bytes by then
 
     def is_over(n_bytes: int) -> bool:
-        nonlocal begin, n_slice
-        n_slice += n_bytes
-        now = time.perf_counter()
-        if n_slice >= SLICE_BYTES:
-            slices.append(n_slice / (now - begin))
-            begin, n_slice = now, 0
-        return _are_enough(slices, end)
+        nonlocal done
+        done += n_bytes
+        marks.append((done, time.perf_counter()))
+        (first, _), (last, now) = marks[0], marks[-1]
+        return last >= most or (now >= end and last - first >= MOST_WINDOW_BYTES)
 
-    done, seconds = _read_part(reader, file, STREAM_BYTES, is_over)
-    return statistics.median_high(slices) if slices else done / seconds
+    n_bytes, seconds = _read_part(reader, file, STREAM_BYTES, is_over)
+    (first, begin), (last, now) = marks[0], marks[-1]
+    return (last - first) / (now - begin) if last > first else n_bytes / seconds
 
 
 def _read_part(

@@ -1,0 +1,62 @@
+"""Rates that were measured where a dataset is used, kept in its catalog for a day."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from featstore.errors import BusyError
+from featstore.storage.catalog import current_catalog
+from featstore.storage.update import Update
+
+__all__ = ["SHARES_OF_TIME", "keep", "kept_or_measured", "kept_rates"]
+
+Rates = TypeVar("Rates")  # a frozen dataclass of floats
+MOST_AGE_S = 24 * 3600.0  # others used the drive then, or it has aged; measuring again takes a second
+SHARES_OF_TIME = frozenset({"write_overlap"})  # fields that are no rates
+_CANNOT_WRITE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+
+
+def keep(dataset: str, key: str, entry: dict[str, Any]) -> None:
+    """Keep what was measured in a dataset's catalog, where it can be written now; where not, it is measured again."""
+    try:
+        with Update(dataset) as update:
+            update.add([], extra={key: entry})
+            update.commit()
+    except BusyError:
+        pass  # it is measured again next time
+    except OSError as error:
+        if error.errno not in _CANNOT_WRITE:
+            raise
+
+
+def kept_or_measured(
+    dataset: str, key: str, where: dict[str, Any], kind: type[Rates], measure: Callable[[], Rates], again: bool = False
+) -> Rates:
+    """Return the rates that a dataset's catalog has under ``key``, measured there within a day, or new ones."""
+    rates = None if again else kept_rates(current_catalog(dataset).extra.get(key), where, kind)
+    if rates is not None:
+        return kind(**rates)
+    found = measure()
+    keep(dataset, key, {"where": where, "when": time.time(), **vars(found)})
+    return found
+
+
+def kept_rates(entry: dict[str, Any] | None, where: dict[str, Any], kind: type[Any]) -> dict[str, float] | None:
+    """Return the rates of an entry, the fields of the dataclass ``kind``, if they were measured there within a day."""
+    if entry is None or entry.get("where") != where or entry.get("doubted"):
+        return None
+    when = entry.get("when")
+    if not isinstance(when, (int, float)) or not 0 <= time.time() - when <= MOST_AGE_S:
+        return None
+    rates = {each.name: entry.get(each.name) for each in fields(kind)}
+    if not all(isinstance(rate, (int, float)) and _may_be(name, rate) for name, rate in rates.items()):
+        return None
+    return {name: float(rate) for name, rate in rates.items() if rate is not None}
+
+
+def _may_be(name: str, rate: float) -> bool:
+    return 0 <= rate <= 1 if name in SHARES_OF_TIME else rate > 0
