@@ -23,6 +23,14 @@ SUPERBATCH = "featstore/plan/superbatches.py"
 MUTATIONS: tuple[Mutation, ...] = (
     # -- features made of others
     Mutation(
+        "files of replaced features stay",
+        "features made of others",
+        "featstore/graph/snapshot.py",
+        "            if is_superseded:\n",
+        "            if False:\n",
+        ("tests/test_aggregate.py::test_files_of_replaced_features_go_with_the_last_handle",),
+    ),
+    Mutation(
         "what was left of another recipe used",
         "features made of others",
         "featstore/graph/making.py",

@@ -82,7 +82,7 @@ CHOICES: tuple[Mutation, ...] = (
     ),
     Mutation(
         "a stream timed with its beginning",
-        "choices",
+        RATES,
         DRIVE,
         "return (last - first) / (now - begin) if last > first else n_bytes / seconds",
         "return n_bytes / seconds",

@@ -270,6 +270,35 @@ def test_the_feature_is_there_at_once_and_after_opening_again(made: Any, tmp_pat
             assert all(torch.equal(batch.x, expected[batch.input_ids]) for batch in loader)
 
 
+def test_files_of_replaced_features_go_with_the_last_handle(made: Any, tmp_path: Path) -> None:
+    """Not before: stores that were handed out read them, and so do other handles. A handle that replaced nothing removes none."""
+    path = copy_of(made[0], tmp_path)
+
+    def held() -> set[str]:
+        return {name for name in os.listdir(path) if name.startswith("node.y.") and name.endswith(".rows")}
+
+    with featstore.open(path) as g:
+        first = g.aggregate("float32", name="y", progress=False)
+        expected = as_numpy(first[:])
+        g.aggregate("float32", "sum", name="y", overwrite=True, progress=False)
+        g.aggregate("float64", name="y", overwrite=True, progress=False)
+        assert len(held()) == 3
+        np.testing.assert_array_equal(as_numpy(first[:]), expected)
+    assert len(held()) == 1
+    with featstore.open(path) as other, featstore.open(path) as g:
+        g.aggregate("float32", name="y", overwrite=True, progress=False)
+        g.close()
+        assert len(held()) == 2
+        assert other.features["y"].dtype == torch.float64
+        assert len(other.features["y"][:5]) == 5
+    assert len(held()) == 2
+    with featstore.open(path) as g:
+        g.aggregate("float32", name="y", overwrite=True, progress=False)
+    assert len(held()) == 1
+    left = set(os.listdir(path))
+    assert all(name.removesuffix(".sums") in left for name in left)
+
+
 def test_what_cannot_be_made_is_refused_before_anything_is_written(made: Any, tmp_path: Path) -> None:
     path = copy_of(made[0], tmp_path)
     before = sorted(os.listdir(path))

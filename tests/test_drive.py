@@ -19,9 +19,8 @@ import pytest
 import featstore
 from featstore.pack.sharing import merged_reads
 from featstore.storage import drive as drive_module
-from featstore.storage import keptrates
+from featstore.storage import keptrates, rowfile
 from featstore.storage import reader as reader_module
-from featstore.storage import rowfile
 from featstore.storage.catalog import read_catalog
 from featstore.storage.drive import DriveSpeed, drive_speed
 from featstore.storage.layout import PAGE_BYTES

@@ -352,7 +352,7 @@ class Kept(MadeFeatures):
                 self.neighbor_cache = NeighborCache.build(topology, self.budget, scores, n_bytes, note=bar.add, edges=edges)
                 bar.reach(total)
         if save:
-            save_neighbor_cache(self.path, self._snapshot.catalog, self.neighbor_cache, recipe)
+            self._snapshot.committed(save_neighbor_cache(self.path, self._snapshot.catalog, self.neighbor_cache, recipe))
 
     def _stored_neighbors(
         self,

@@ -61,7 +61,8 @@ class MadeFeatures(Opened):
         dtype : torch.dtype or str, optional
             Of the new feature, a floating-point one: by default the feature's own, float64 for integers and bools.
         overwrite : bool
-            Replace a feature of that name. Stores of it that were handed out go on reading the old one.
+            Replace a feature of that name. Stores of it that were handed out go on reading the old one, whose file is removed
+            when the graph is closed.
         memory : int or str, optional
             Most bytes to hold, within the graph's budget; by default nearly all that it has left.
         progress : bool

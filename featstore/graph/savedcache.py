@@ -38,8 +38,8 @@ def saved_bytes(catalog: Catalog) -> int:
     return n_bytes if isinstance(n_bytes, int) else 0
 
 
-def save_neighbor_cache(root: str, catalog: Catalog, cache: NeighborCache, recipe: Mapping[str, Any]) -> None:
-    """Add a cache to the dataset, in place of an earlier one.
+def save_neighbor_cache(root: str, catalog: Catalog, cache: NeighborCache, recipe: Mapping[str, Any]) -> Catalog:
+    """Add a cache to the dataset, in place of an earlier one; return the new catalog.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ def save_neighbor_cache(root: str, catalog: Catalog, cache: NeighborCache, recip
         entry = {**recipe, "made_of": made_of(catalog), **{name: file.name for name, file in files.items()}}
         old = update.catalog.extra.get(_KEY, {})
         update.add(files.values(), extra={_KEY: entry}, drop=[str(old[name]) for name in (*_ARRAYS, _NUMBERS) if name in old])
-        update.commit()
+        return update.commit()
 
 
 def load_neighbor_cache(

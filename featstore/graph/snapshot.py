@@ -15,7 +15,7 @@ from featstore.storage.format import sums_seed
 from featstore.storage.lock import READERS_LOCK, FileLock
 from featstore.storage.reader import Reader
 from featstore.storage.rowfile import RowFile
-from featstore.storage.update import OpenFile, open_file
+from featstore.storage.update import OpenFile, open_file, sweep_unused
 
 __all__ = ["DatasetFiles", "Snapshot", "fingerprint_of", "open_files", "topology_bytes"]
 
@@ -101,6 +101,7 @@ class Snapshot:
         self.catalog = opened.catalog
         self.files: dict[str, RowFile] = {}
         self._reader = reader
+        self._is_superseded = False
         self._lock, opened.lock = opened.lock, None
         try:
             for name, file in opened.files.items():
@@ -137,6 +138,7 @@ class Snapshot:
                 added[name] = self._open(file)
                 undo.callback(added[name].close)
             undo.pop_all()
+        self.committed(catalog)
         self.files |= added
         self.catalog = replace(
             self.catalog,
@@ -144,6 +146,10 @@ class Snapshot:
             fields={**self.catalog.fields, **{each: catalog.fields[each] for each in (key,) if each in catalog.fields}},
             extra={**self.catalog.extra, **{each: catalog.extra[each] for each in (key,) if each in catalog.extra}},
         )
+
+    def committed(self, catalog: Catalog) -> None:
+        """Note a commit of this process: files that it no longer names are removed when the snapshot is closed."""
+        self._is_superseded = self._is_superseded or not self.files.keys() <= catalog.files.keys()
 
     def file_of(self, record: FieldRecord) -> RowFile:
         """Return the file of a field that lies in one."""
@@ -191,7 +197,10 @@ class Snapshot:
 
     def close(self) -> None:
         """Close all files; may be called again."""
+        is_superseded, self._is_superseded = self._is_superseded, False
         with contextlib.ExitStack() as stack:  # all of them, whichever fails
+            if is_superseded:
+                stack.callback(sweep_unused, self.root)
             if self._lock is not None:
                 stack.callback(self._lock.release)
             for file in self.files.values():

@@ -20,7 +20,7 @@ from featstore.storage.lock import READERS_LOCK, WRITER_LOCK, FileLock
 from featstore.storage.stripes import make_stripe, remove_stripe, remove_stripes, stripe_directory
 from featstore.storage.writer import FileRecord, RowFileWriter
 
-__all__ = ["OpenFile", "Update", "check_file", "open_file", "sweep"]
+__all__ = ["OpenFile", "Update", "check_file", "open_file", "sweep", "sweep_unused"]
 
 
 @dataclass
@@ -326,6 +326,13 @@ class Update:
                     what = f"the commit to {self.root} is in place, but its lock was not released"
                     raise CommittedError(what, self.root, failure) from failure
                 raise
+
+
+def sweep_unused(root: str) -> None:
+    """Remove files that no catalog names, where nobody reads or writes the dataset now; otherwise a later writer does."""
+    # Entering sweeps. Of damage the next reader tells.
+    with contextlib.suppress(OSError, FormatError), Update(root):
+        pass
 
 
 def writer_lock(root: str) -> FileLock:
