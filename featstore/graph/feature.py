@@ -16,6 +16,7 @@ import torch
 from featstore._core.rows import is_writable
 from featstore.cache.gather import Gather
 from featstore.cache.table import FeatureCache
+from featstore.config import check_at_least
 from featstore.errors import ClosedError
 from featstore.gather.buffers import BufferPool, as_bytes
 from featstore.gather.executor import Tally
@@ -188,8 +189,8 @@ class FeatureStore:
         if lead is None:
             raise TypeError("take() wants an array of rows; use store[i] for one")
         shape = (*lead, *self.shape[1:])
-        if coalesce_gap is not None and coalesce_gap < 0:
-            raise ValueError(f"coalesce_gap must be at least 0, not {coalesce_gap}")
+        if coalesce_gap is not None:
+            check_at_least("coalesce_gap", coalesce_gap, 0)
         if out is None:
             out = self._pool.tensor(shape, self.dtype)
         else:

@@ -36,6 +36,11 @@ def open_fields(
     ValueError, TypeError, FormatError, CorruptionError, OSError
         See :meth:`featstore.OutOfCoreGraph.create`.
     """
+    for argument, given in (("features", features), ("node_data", node_data), ("edge_features", edge_features)):
+        if given is not None and not isinstance(given, Mapping):
+            raise TypeError(
+                f"{argument} must be a mapping of names to arrays, such as {{'x': array}}, not {type(given).__name__}"
+            )
     features, node_data, edge_features = features or {}, node_data or {}, edge_features or {}
     for name in (*features, *node_data, *edge_features):
         check_field_name(name)

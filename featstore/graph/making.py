@@ -53,7 +53,7 @@ def check_new_feature(catalog: Catalog, name: str, overwrite: bool) -> None:
     if name in catalog.by_role("data"):
         raise ValueError(f"{name!r} is the name of node data; choose another")
     if name in catalog.by_role("feature") and not overwrite:
-        raise ValueError(f"there is a feature {name!r} already; overwrite=True replaces it")
+        raise ValueError(f"there is a feature {name!r} already; overwrite=True (--overwrite) replaces it")
 
 
 class Field:

@@ -42,8 +42,10 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     return np.dtype("uint16" if name == "bfloat16" else name).newbyteorder("<")
 
 
-def dtype_name(dtype: object, *, wider: bool = False) -> str:
+def dtype_name(dtype: object, *, wider: bool = False, of: str = "") -> str:
     """Return the name that the format gives a torch or NumPy dtype, or one's name; ``wider`` admits all unsigned integers.
+
+    ``of`` is what a message calls that which has the dtype.
 
     Raises
     ------
@@ -57,7 +59,7 @@ def dtype_name(dtype: object, *, wider: bool = False) -> str:
     else:
         name = np.dtype(cast(npt.DTypeLike, dtype)).name
     if name not in DTYPES and not (wider and name in _WIDER):
-        raise TypeError(f"dtype {dtype} cannot be stored; cast to one of {', '.join(DTYPES)}")
+        raise TypeError(f"{of}{': ' if of else ''}dtype {dtype} cannot be stored; cast to one of {', '.join(DTYPES)}")
     return name
 
 
@@ -124,7 +126,7 @@ def _tensor_bytes(tensor: torch.Tensor) -> UInt8s:
 
 class _ArraySource(Source):
     def __init__(self, name: str, array: npt.NDArray[Any], wider: bool) -> None:
-        super().__init__(name, dtype_name(array.dtype, wider=wider), array.shape)
+        super().__init__(name, dtype_name(array.dtype, wider=wider, of=name), array.shape)
         self._array = array.view(np.uint16) if self.dtype == "bfloat16" else array
 
     def blocks(self, max_bytes: int) -> Iterator[UInt8s]:
@@ -137,7 +139,7 @@ class _TensorSource(Source):
     def __init__(self, name: str, tensor: torch.Tensor, wider: bool) -> None:
         if tensor.layout is not torch.strided or tensor.is_quantized:
             raise TypeError(f"{name} must be a dense tensor, not {tensor.layout}")
-        super().__init__(name, dtype_name(tensor.dtype, wider=wider), tuple(tensor.shape))
+        super().__init__(name, dtype_name(tensor.dtype, wider=wider, of=name), tuple(tensor.shape))
         self._tensor = tensor
 
     def blocks(self, max_bytes: int) -> Iterator[UInt8s]:
@@ -158,7 +160,7 @@ class _BlocksSource(Source):
             ) from None
         if any(size < 0 for size in sizes):
             raise ValueError(f"{name}: negative size in shape {sizes}")
-        super().__init__(name, dtype_name(dtype, wider=wider), sizes)
+        super().__init__(name, dtype_name(dtype, wider=wider, of=name), sizes)
         self._blocks = iter(blocks)
 
     def blocks(self, max_bytes: int) -> Iterator[UInt8s]:
@@ -189,7 +191,7 @@ class NpySource(Source):
         finally:
             close_quietly(fd)
         self._native = dtype
-        super().__init__(name, dtype_name(dtype, wider=wider), shape)
+        super().__init__(name, dtype_name(dtype, wider=wider, of=name), shape)
         # One-dimensional Fortran order is C order.
         self._fortran = self._fortran and len(shape) > 1
 

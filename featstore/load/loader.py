@@ -173,9 +173,9 @@ class Loader:
             g,
             threads=by_stage.sample,
             copy_threads=by_stage.gather,
-            features=_check_names("features", [features] if isinstance(features, str) else features, g.features),
+            features=_check_names("features", features, g.features),
             edge_features=_check_edge_features(g, edge_features, sampler),
-            labels=None if labels is None else _check_names("labels", [labels], g.node_data)[0],
+            labels=None if labels is None else _check_names("labels", labels, g.node_data)[0],
             device=target,
             prefetch=_check_prefetch(prefetch, by_stage.sample),
             share=_parse_share(memory, g.budget),
@@ -452,8 +452,11 @@ def _nothing() -> None:
     pass
 
 
-def _check_names(what: str, names: Sequence[str], there: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return names, distinct and all of them ``there``; else ValueError."""
+def _check_names(what: str, names: str | Sequence[str], there: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return names, distinct and all of them ``there``; else TypeError or ValueError."""
+    names = [names] if isinstance(names, str) else names
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"{what} must be given by name, of {sorted(there)}, not as a {type(names).__name__}")
     for name in names:
         if name not in there:
             hint = "; pass labels=None for batches without" if what == "labels" else ""

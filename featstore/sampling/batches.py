@@ -241,6 +241,8 @@ def as_batches(
         if size is None:
             raise ValueError("batch_size is needed beside ids")
         return RandomBatches(seeds, size, **options)
+    if not hasattr(seeds, "epoch"):
+        raise TypeError(f"seeds must be an array of ids, a boolean mask or batches, not a {type(seeds).__name__}")
     if batch_size is not None:
         raise ValueError("batch_size goes with ids: the batches that are given as seeds have their own")
     return seeds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import os
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -95,12 +96,16 @@ class HopSampler(ABC):
     """
 
     def __init__(self, g: Graph, hop_sizes: Sequence[int], seed: int, redraw: bool, edges: bool = False) -> None:
+        if isinstance(g, (str, os.PathLike)):
+            raise TypeError(f"g must be an open graph, not a path: featstore.open({os.fspath(g)!r})")
         self._g = g
         self._topology: Topology | None = None  # asked for once; asking takes the graph's lock
         self._hop_sizes = tuple(hop_sizes)
         self.redraw = bool(redraw)
         check_flag("edges", edges)
         self.edges = bool(edges)
+        if not hasattr(seed, "__index__"):
+            raise TypeError(f"seed must be an integer, not {seed!r}")
         self.seed = operator.index(seed)
         if not 0 <= self.seed < 2**64:
             raise ValueError(f"seed must be in [0, 2**64), not {self.seed}")
@@ -354,7 +359,11 @@ class FanoutSampler(HopSampler):
     """
 
     def __init__(self, g: Graph, fanouts: Sequence[int], seed: int, redraw: bool, edges: bool = False) -> None:
-        super().__init__(g, [operator.index(fanout) for fanout in fanouts], seed, redraw, edges)
+        try:
+            hop_sizes = [operator.index(fanout) for fanout in fanouts]
+        except TypeError:
+            raise TypeError(f"fanouts must be a sequence of integers, one a hop, such as [10, 5], not {fanouts!r}") from None
+        super().__init__(g, hop_sizes, seed, redraw, edges)
         if not self._hop_sizes:
             raise ValueError("fanouts is empty: give one number a hop")
         for fanout in self._hop_sizes:

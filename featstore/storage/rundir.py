@@ -112,6 +112,9 @@ def _sweep(parent: str) -> None:
             shutil.rmtree(entry.path, ignore_errors=True)
 
 
+_MOST_TRIES = 1000  # to make a directory whose parent others remove meanwhile
+
+
 class RunDirectory:
     """A fresh directory ``parent/<uuid>`` for run files, removed when it is closed or collected.
 
@@ -123,7 +126,7 @@ class RunDirectory:
     """
 
     def __init__(self, parent: str | os.PathLike[str]) -> None:
-        base = os.path.abspath(os.fspath(parent))
+        base, left = os.path.abspath(os.fspath(parent)), _MOST_TRIES
         while True:  # until no other process sweeps it between mkdir and lock, or holds its lock to do so
             self.path = os.path.join(base, uuid.uuid4().hex)
             os.makedirs(base, exist_ok=True)
@@ -131,6 +134,9 @@ class RunDirectory:
                 _sweep(base)
                 os.mkdir(self.path)
             except FileNotFoundError:
+                left -= 1
+                if not left:
+                    raise  # there is no making directories there, as in /proc
                 continue  # somebody has removed the parent with his own, which was the last one in it
             try:
                 lock = FileLock(os.path.join(self.path, LOCK_NAME), exclusive=True)

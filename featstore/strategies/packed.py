@@ -329,7 +329,8 @@ class _Layouts:
         if len(fitting) != 1:
             raise ValueError(
                 f"{self.pack.path} has {len(fitting)} layouts of {list(setup.features)} with policy {self._policy.name!r}"
-                f"{' that decides as this one' if self._digest else ''}; cache says which to take, or to make"
+                f"{' that decides as this one' if self._digest else ''}; cache says which to take, or to make, "
+                "as in Packed(pack, cache='10%')"
             )
         return fitting[0]
 
