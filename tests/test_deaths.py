@@ -14,6 +14,7 @@ from types import FrameType, SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
 
 import featstore
 from featstore.budget import Living
@@ -32,7 +33,7 @@ def test_an_object_whose_init_was_interrupted_dies_quietly() -> None:
                     found[name] = cls
     assert {"FileLock", "PinnedBlock", "OpenDirectory"} <= set(found)
     for name, cls in found.items():
-        cls.__new__(cls, *([4096] if name == "PinnedBlock" else [])).__del__()
+        cls.__new__(cls, *([4096, torch.device("cpu")] if name == "PinnedBlock" else [])).__del__()
 
 
 class Thing:
