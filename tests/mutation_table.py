@@ -61,25 +61,9 @@ MUTATIONS: tuple[Mutation, ...] = (
         "a node added to its own long list at the end",
         "features made of others",
         "featstore/graph/passes.py",
-        "if not has_self and (low + most >= degree or (len(ids) and ids[-1] > node)):",
-        "if not has_self and low + most >= degree:",
+        "if not has_self and (n_left == 0 or (len(ids) and ids[-1] > node)):",
+        "if not has_self and n_left == 0:",
         ("tests/test_passes.py::test_blocks_are_as_many_as_the_memory_makes_them",),
-    ),
-    Mutation(
-        "rows made over those that are being written",
-        "features made of others",
-        "featstore/storage/writebehind.py",
-        "        self._wait()\n        return self._memory",
-        "        return self._memory",
-        ("tests/test_writebehind.py::test_an_error_is_raised_where_the_memory_is_asked_for_and_once",),
-    ),
-    Mutation(
-        "the last write's error dropped",
-        "features made of others",
-        "featstore/storage/writebehind.py",
-        "        if error is None:\n            self._wait()",
-        "        self._writing = None",
-        ("tests/test_writebehind.py::test_leaving_raises_the_last_error",),
     ),
     # -- looking ahead
     Mutation(
