@@ -1,4 +1,4 @@
-"""Inputs of ``create`` that the kernel is told of ahead: each byte of a memory map or a ``.npy`` file once, and the next block first."""
+"""Inputs of ``create`` are read ahead: the next block of a memory map or a ``.npy`` file is asked for while one is used."""
 
 from __future__ import annotations
 
