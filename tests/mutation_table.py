@@ -89,6 +89,15 @@ MUTATIONS: tuple[Mutation, ...] = (
         "        rows = top_rows(scores, capacity // 2) if without",
         ("tests/test_cache_table.py::test_static_rows_are_the_best_of_equals_the_lowest",),
     ),
+    # -- what was read
+    Mutation(
+        "streams of pages not counted",
+        "counts of what was read",
+        "featstore/storage/pagestream.py",
+        "            self.file.count(0, self.core.n_reads, self.core.read_bytes)\n",
+        "",
+        ("tests/test_scan.py::test_what_a_stream_reads_is_counted",),
+    ),
     # -- checksums
     Mutation(
         "samples and plans unchecked",
