@@ -26,7 +26,7 @@ from featstore.storage.reader import Reader
 from featstore.storage.writebehind import WriteBehind
 from featstore.storage.writer import RowFileWriter
 
-__all__ = ["HOLDER", "Host", "Room", "aggregate", "fingerprint_of", "room_in", "write_rows"]
+__all__ = ["HOLDER", "Host", "Room", "aggregate", "default_name", "fingerprint_of", "generous", "room_in", "write_rows"]
 
 UInt8s = npt.NDArray[np.uint8]
 
