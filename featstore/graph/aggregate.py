@@ -23,7 +23,7 @@ from featstore.storage.catalog import NODE, Catalog
 from featstore.storage.reader import Reader
 from featstore.storage.writer import RowFileWriter
 
-__all__ = ["HOLDER", "Host", "Room", "aggregate", "fingerprint_of", "room_in", "write_rows"]
+__all__ = ["HOLDER", "Host", "Room", "aggregate", "default_name", "fingerprint_of", "generous", "room_in", "write_rows"]
 
 
 HOLDER: Final = "aggregation"  # in the budget's report
