@@ -7,6 +7,7 @@ each sum is made in the order of its list, whatever the blocks, and has the same
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -35,13 +36,15 @@ UInt8s = npt.NDArray[np.uint8]
 
 OPS: Final = ("mean", "sum", "gcn")
 
-MOST_RUN_BYTES: Final = 64 << 20  # rows that are read at once; long runs meet a sum more seldom, and each meeting moves it
-RUN_SHARE: Final = 16  # of the memory, one part of so many for each of two runs
-MOST_LISTS: Final = 8 << 20  # of two blocks of lists as they are read, see stream_bytes
+MOST_RUN_BYTES: Final = 64 << 20  # rows that are read at once
+MOST_LISTS: Final = 4 << 20  # of two blocks of lists as they are read, see stream_bytes
 LEAST_LISTS: Final = 16 << 10
 LISTS_SHARE: Final = 32  # of the memory
 _LEAST_IDS: Final = 1 << 10  # of a list that is taken in stretches
-_NODE_BYTES: Final = 80  # of a node of a block beside its sum and its list: what its list is found by, cursors
+_NODE_BYTES: Final = 48  # of a node of a block beside its sum and its list: degree, cursors, what it was chosen by
+_FOUND_BYTES: Final = 64  # of a node whose list is being read: what it is found by
+RUN_SHARES: Final = (16, 32, 64)  # of the memory, one part of so many for each of two runs
+SHORT_RUNS: Final = 256  # a pass takes 1 + share / SHORT_RUNS of the time: each meeting of a run and a sum moves the sum
 _EXACT_IN_FLOAT: Final = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.float16, torch.bfloat16})
 
 
@@ -152,18 +155,27 @@ class Passes:
         self._converts = rows.dtype not in (torch.float32, torch.float64)
         per_row = 2 * row_bytes + rows.width * self._item * self._converts
         self._node_bytes = rows.width * self._sum_item + _NODE_BYTES
-        least = table_bytes + per_row + self._node_bytes + _LEAST_IDS * topology.id_bytes + stream_bytes(LEAST_LISTS)
+        least_block = self._node_bytes + _LEAST_IDS * topology.id_bytes
+        least = table_bytes + per_row + least_block + _reading_bytes(LEAST_LISTS)
         if memory < least:
             needed = budget.total - memory + least
             raise BudgetError(f"{holder} needs {least} bytes, and {max(0, memory)} are left", needed)
         memory -= table_bytes
         self._lists = min(MOST_LISTS, max(LEAST_LISTS, memory // LISTS_SHARE))
-        run_bytes = min(2 * MOST_RUN_BYTES, max(per_row, 2 * memory // RUN_SHARE))
-        self._run_rows = max(1, min(n, run_bytes // per_row))
-        self._of_blocks = memory - self._run_rows * per_row - stream_bytes(self._lists)
-        if self._of_blocks < self._node_bytes + _LEAST_IDS * topology.id_bytes:
+        total = n * self._node_bytes + topology.num_edges * topology.id_bytes
+        least_cost = math.inf
+        for share in RUN_SHARES:
+            run_bytes = min(2 * MOST_RUN_BYTES, max(per_row, 2 * memory // share))
+            run_rows = max(1, min(n, run_bytes // per_row))
+            of_blocks = memory - run_rows * per_row - _reading_bytes(self._lists)
+            if of_blocks < least_block:
+                continue
+            cost = -(-total // of_blocks) * (SHORT_RUNS + share)
+            if cost < least_cost:
+                least_cost, self._run_rows, self._of_blocks = cost, run_rows, of_blocks
+        if least_cost == math.inf:
             self._lists, self._run_rows = LEAST_LISTS, 1
-            self._of_blocks = memory - per_row - stream_bytes(LEAST_LISTS)
+            self._of_blocks = memory - per_row - _reading_bytes(LEAST_LISTS)
         try:
             self._held = budget.reserve(holder, table_bytes + memory - self._of_blocks)
             self._stack.callback(self._held.release)
@@ -255,8 +267,10 @@ class Passes:
 
     def _pieces(self, first: int, stop: int) -> Iterator[npt.NDArray[Any]]:
         """Yield the ids of consecutive lists, piece by piece, each until the next is asked for."""
-        for found in self._topology.lists(np.arange(first, stop), self._lists):
-            yield found.ids[max(0, int(found.at[0])) : int(found.at[-1] + found.degree[-1])]
+        n = self._lists // _FOUND_BYTES
+        for low in range(first, stop, n):
+            for found in self._topology.lists(np.arange(low, min(stop, low + n)), self._lists):
+                yield found.ids[max(0, int(found.at[0])) : int(found.at[-1] + found.degree[-1])]
 
     def _stretches(self, node: int, degree: int, most: int) -> Iterator[npt.NDArray[Any]]:
         """Yield ``most`` ids of a list after the other, each until the next are asked for."""
@@ -403,6 +417,11 @@ class Passes:
 
     def _damaged(self, node: int) -> CorruptionError:
         return CorruptionError(f"the neighbours of node {node} or one after it do not ascend", self._topology.path)
+
+
+def _reading_bytes(block_bytes: int) -> int:
+    """Return the memory that lists are read through."""
+    return stream_bytes(block_bytes) + block_bytes
 
 
 def _bytes(ids: npt.NDArray[Any]) -> UInt8s:

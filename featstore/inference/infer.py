@@ -117,7 +117,7 @@ def infer(
     the next layer is done, and after a kill, Ctrl-C or an exception of a layer the same call goes on where the last one was.
 
     An :class:`~featstore.Aggregate` reads the rows that it aggregates once a block of nodes, whose sums fit the memory: as few
-    passes as fit sums, lists and 80 bytes a node. Its sums are made in ascending order of the neighbours, in float32 for float32
+    passes as fit sums, lists and 48 bytes a node. Its sums are made in ascending order of the neighbours, in float32 for float32
     rows: in the same order as ``index_add_`` over a block's edges. Any other layer reads the distinct sources of each block.
 
     Examples
