@@ -384,7 +384,7 @@ class Loader:
         Notes
         -----
         Stages: ``sample``; ``gather``, reading rows and copying hits; ``update``, bringing rows into the cache; ``labels``;
-        ``transfer``, handing over: copies to the device and assembly there, in a thread that only loaders for a device, or with a
+        ``transfer``: copies to the device and assembly there, in a thread that only loaders for a device, or with a
         ``device_cache``, have; ``wait`` (the loop waited for a batch); ``cache`` (making the cache); ``presample`` (sampling for
         counts); ``auto`` (choosing a strategy); ``split`` (choosing a history's nodes).
         On demand ``sample`` is added over threads. A superbatch is sampled by several threads at once, and its seconds are those
