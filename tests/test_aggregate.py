@@ -231,13 +231,13 @@ def test_the_memory_is_reserved_and_the_least_is_named(tmp_path: Path) -> None:
     assert caught.value.needed is not None
     with featstore.open(path, memory=caught.value.needed) as g:
         seen: dict[str, int] = {}
-        real = g.topology.offsets
+        real = g.topology.lists
 
-        def offsets(*args: Any) -> Any:
+        def lists(*args: Any) -> Any:
             seen.update(g.memory_report())
             return real(*args)
 
-        g.topology.offsets = offsets  # type: ignore[method-assign]
+        g.topology.lists = lists  # type: ignore[method-assign]
         g.aggregate("x", progress=False)
         assert seen["aggregation"] > 40_000 * 8
         assert g.budget.peak <= g.budget.total
