@@ -57,6 +57,11 @@ class BatchSize:
     sampling_bytes: int = 0
     n_edges: int = 0
 
+    @property
+    def larger(self) -> int:
+        """Rows that the largest batch is taken to have: batches differ in size by a few percent."""
+        return larger(self.n_rows)
+
     def of(self, n_rows: int) -> BatchSize:
         """Return a batch of ``n_rows`` that is otherwise alike."""
         if n_rows == self.n_rows:
