@@ -31,8 +31,9 @@ def check_features(g: Any, names: str | Sequence[str]) -> tuple[str, ...]:
     """Return names of features that have a row for each node: strategies and their caches take a node's id for its row."""
     found = _check_names("features", names, g.features)
     for name in found:
-        if g.features[name].first_row:
-            raise NotImplementedError(f"features: row 0 of {name!r} is that of node {g.features[name].first_row}, not of node 0")
+        first = getattr(g.features[name], "first_row", 0)  # stores of other kinds begin with node 0
+        if first:
+            raise NotImplementedError(f"features: row 0 of {name!r} is that of node {first}, not of node 0")
     return found
 
 
