@@ -408,7 +408,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "same draws every hop",
         "draws' key",
-        "featstore/sampling/neighbor.py",
+        "featstore/sampling/hops.py",
         "absorb(batch_key(self.seed, epoch, index), hop)",
         "absorb(batch_key(self.seed, epoch, index), 0)",
         ("tests/test_sampler.py::test_a_larger_graph_equals_the_oracle",),

@@ -39,8 +39,8 @@ DEVICE: tuple[Mutation, ...] = (
         "rows of the device in each other's places",
         "rows on the device",
         "featstore/gather/device.py",
-        "copy_rows(_as_bytes(self.rows), part.slots,",
-        "copy_rows(_as_bytes(self.rows), part.slots[::-1].copy(),",
+        "copy_rows(self._bytes(self.rows), part.slots,",
+        "copy_rows(self._bytes(self.rows), part.slots[::-1].copy(),",
         ("tests/test_device_cache.py::test_batches_whatever_the_device_holds",),
     ),
     Mutation(

@@ -223,7 +223,7 @@ HISTORY: tuple[Mutation, ...] = (
     Mutation(
         "tables of a cache that are not counted",
         "historical embeddings",
-        "featstore/strategies/savedsplit.py",
+        "featstore/strategies/caches.py",
         "sum(FeatureCache.least_bytes(rows, width, n, policy) for width in widths) for rows in (1, 2)",
         "sum(rows * width for width in widths) for rows in (1, 2)",
         EQUATION,

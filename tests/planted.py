@@ -1,4 +1,4 @@
-"""A small citation graph with planted classes: heavy-tailed degrees, sparse words as features, splits; the same every time."""
+"""Small graphs that are the same every time: a citation graph with planted classes, and communities with shuffled ids."""
 
 from __future__ import annotations
 
@@ -10,6 +10,14 @@ import numpy as np
 import featstore
 
 CLASSES = 5
+
+
+def communities(rng: np.random.Generator, n: int, n_communities: int, degree: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return each node's community, ids shuffled, and ``indptr, indices``: nine of ten neighbours are of a node's community."""
+    community = rng.permutation(np.arange(n) % n_communities)
+    members = [np.flatnonzero(community == c) for c in range(n_communities)]
+    lists = [np.where(rng.random(degree) < 0.1, rng.integers(0, n, degree), rng.choice(members[c], degree)) for c in community]
+    return community, np.arange(0, degree * n + 1, degree), np.concatenate(lists)
 
 
 def make_planted(path: Path, n: int = 2500, n_words: int = 100, seed: int = 0) -> SimpleNamespace:

@@ -22,7 +22,7 @@ from featstore._core import aggregate as core
 from featstore.errors import BudgetError, CorruptionError
 from featstore.graph import making, passes
 from featstore.testing.faults import flipped, forked, run_in_child, sweep
-from tests.test_reader import kernel_bytes
+from tests.kernel_counts import kernel_bytes
 
 N = 600
 OPS = ["sum", "mean", "gcn"]

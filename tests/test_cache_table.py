@@ -319,12 +319,12 @@ def test_a_failed_fill_leaves_an_empty_cache_that_can_be_filled() -> None:
     ("scores", "message"),
     [
         (RuntimeError("boom"), "RuntimeError: boom"),
-        (np.zeros(9), r"shape \(10,\), not \(9,\)"),
+        (np.zeros(9), r"must be 10 real numbers.*, not float64 of shape \(9,\)"),
         (None, r"shape"),
         (np.zeros((10, 1)), r"shape"),
         (np.array([0.0] * 9 + [np.nan]), "row 9 is NaN"),
-        (np.array(["a"] * 10), "must be integer or floating"),
-        (np.zeros(10, complex), "must be integer or floating"),
+        (np.array(["a"] * 10), "must be 10 real numbers"),
+        (np.zeros(10, complex), "must be 10 real numbers"),
     ],
 )
 def test_faulty_static_policies(scores: Any, message: str) -> None:

@@ -21,11 +21,12 @@ from featstore.storage.reader import Reader
 from featstore.storage.rowfile import RowFile
 from featstore.storage.writer import FileRecord
 from featstore.testing.faults import Fault, run_in_child
+from tests.kernel_counts import kernel_bytes
 from tests.loaders import make_loader
 from tests.sampled import covering
 from tests.test_extents import make_reader, open_file, write_base
 from tests.test_packed import copied, pack
-from tests.test_reader import kernel_bytes, pages_of
+from tests.test_reader import pages_of
 from tests.test_superbatch import dataset
 
 __all__ = ["dataset", "pack"]  # fixtures

@@ -259,7 +259,7 @@ def test_split_and_rest(device: str, data: st.DataObject) -> None:
     rows = np.array(sorted(data.draw(st.sets(st.integers(0, n - 1)))), np.int64)
     ids = np.array(data.draw(st.lists(st.integers(0, n - 1), unique=True)), np.int64)
     budget = Budget(1 << 20)
-    tier = DeviceTier(rows, {"x": ((2,), torch.float32)}, torch.device(device), BufferPool(budget), budget, n)
+    tier = DeviceTier(rows, {"x": ((2,), torch.float32)}, torch.device(device), BufferPool(budget), n)
     part, rest = tier.split(ids)
     here = np.isin(ids, rows)
     assert np.array_equal(part.positions, np.flatnonzero(here))

@@ -18,7 +18,7 @@ import pytest
 
 import featstore
 from featstore.graph.topology import huge_bytes
-from featstore.pack.layout import PARTIAL, PREFIX
+from featstore.pack.layout import LAYOUT_PREFIX, PARTIAL
 from featstore.storage import builddir, extents
 from featstore.storage.catalog import CATALOG_FILE
 from featstore.storage.extents import ExtentMap, ExtentWriter
@@ -127,7 +127,7 @@ def test_a_saved_neighbour_cache(small: SimpleNamespace, tmp_path: Path) -> None
 
 
 def is_layout(path: str, pack: Path) -> bool:
-    return Path(path).parent == pack and Path(path).name.startswith(PREFIX)
+    return Path(path).parent == pack and Path(path).name.startswith(LAYOUT_PREFIX)
 
 
 @pytest.mark.parametrize("policy", ["belady", "frequency"])

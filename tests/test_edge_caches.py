@@ -20,9 +20,9 @@ from featstore.cache.belady import Belady
 from featstore.cache.lru import LRU
 from featstore.strategies import auto
 from featstore.strategies.caches import make_room
+from tests.kernel_counts import kernel_bytes
 from tests.sampled import covering
 from tests.test_edge_features import FORMS, SAMPLERS, E, N, check, make
-from tests.test_reader import kernel_bytes
 
 pytestmark = pytest.mark.shares_resources  # one graph for many tests
 

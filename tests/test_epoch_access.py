@@ -18,6 +18,7 @@ from featstore._core.epochs import LEAST_POSITIONS
 from featstore.sampling.access import ACCESSES, costs_less_drawn
 from featstore.sampling.window import is_wide, least_bytes
 from tests.array_graphs import random_graph
+from tests.kernel_counts import kernel_bytes
 from tests.test_epoch_sampler import (
     PLENTY,
     ChunkedEpochGraph,
@@ -27,7 +28,6 @@ from tests.test_epoch_sampler import (
     small_window,
     window_of,
 )
-from tests.test_reader import kernel_bytes
 from tests.test_sampler import FANOUTS, WORDS
 
 Int64s = npt.NDArray[np.int64]

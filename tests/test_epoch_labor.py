@@ -20,6 +20,7 @@ from featstore import EpochSampler, LaborSampler
 from featstore._core.epochs import LEAST_BLOCK_WORDS, LEAST_BLOCKS, Draws, Logs
 from featstore.sampling.window import LEAST_BLOCK_BYTES, EpochWindow, is_wide, least_bytes
 from tests.array_graphs import random_graph
+from tests.reference_sampling import check_batch
 from tests.test_epoch_sampler import (
     PLENTY,
     ChunkedEpochGraph,
@@ -68,10 +69,8 @@ def test_small_graphs_equal_batches_sampled_alone_and_the_oracle(
     with window_of(sampler, graph, batches, small.path, epoch=epoch, n_bytes=n_bytes) as window:
         window.draw()
         k = len(batches) - 1
-        batch = window.sample(k)
-        nodes, blocks = oracle(g, batches[k].tolist(), fanouts, dependency, seed, epoch, k, layer_dependency, redraw)
-        assert batch.input_ids.tolist() == nodes
-        assert [(b.src.tolist(), b.dst.tolist(), b.n_src, b.n_dst) for b in batch.blocks] == blocks
+        expected = oracle(g, batches[k].tolist(), fanouts, dependency, seed, epoch, k, layer_dependency, redraw)
+        check_batch(window.sample(k), expected, len(batches[k]), epoch, k)
 
 
 @pytest.mark.parametrize("kind", KINDS)

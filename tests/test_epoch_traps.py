@@ -15,6 +15,7 @@ from featstore.graph.chunks import ChunkedTopology
 from featstore.graph.topology import CscTopology
 from featstore.sampling.batch import SampledBatch
 from tests.array_graphs import ArrayFile, ArrayStream
+from tests.reference_sampling import check_batch
 from tests.test_epoch_sampler import ChunkedEpochGraph, EpochGraph, Int64s, window_of
 from tests.test_sampler import oracle
 
@@ -38,9 +39,8 @@ def drawn(g: EpochGraph, batches: list[Int64s], fanouts: list[int], path: Path, 
         found: list[SampledBatch] = [window.sample(k) for k in range(len(batches))]
     for k, (seeds, batch) in enumerate(zip(batches, found, strict=True)):
         replace, redraw = options.get("replace", False), options.get("redraw", True)
-        nodes, blocks = oracle(g.indptr, g.indices if ids is None else ids, seeds.tolist(), fanouts, replace, SEED, 0, k, redraw)
-        assert batch.input_ids.tolist() == nodes, f"batch {k}"
-        assert [(b.src.tolist(), b.dst.tolist(), b.n_src, b.n_dst) for b in batch.blocks] == blocks, f"batch {k}"
+        expected = oracle(g.indptr, g.indices if ids is None else ids, seeds.tolist(), fanouts, replace, SEED, 0, k, redraw)
+        check_batch(batch, expected, len(seeds), 0, k)
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from featstore._core import labor as core
 from featstore._core.sampler import Hops
 from featstore.errors import BudgetError
 from tests.array_graphs import ArrayGraph, graph_of, graphs, random_graph
+from tests.reference_sampling import Blocks, check_batch, grown
 from tests.test_draws import chi_square_limit
 from tests.test_labor import DEPENDENCIES
 from tests.test_labor_numbers import number_of
@@ -75,28 +77,17 @@ def oracle(
     key: tuple[int, int, int],
     layer_dependency: bool = False,
     redraw: bool = True,
-) -> tuple[list[int], list[tuple[list[int], list[int], int, int]]]:
-    nodes = list(seeds)
-    number = {node: i for i, node in enumerate(nodes)}
-    blocks = []
-    src: list[int] = []
-    dst: list[int] = []
-    n_dst = 0
-    for hop, fanout in enumerate(fanouts):
-        first, n_dst, src, dst = (0, len(nodes), [], []) if redraw else (n_dst, len(nodes), list(src), list(dst))
-        lists = [g.indices[int(g.indptr[v]) : int(g.indptr[v + 1])].tolist() for v in nodes[first:n_dst]]
-        k = max(map(len, lists), default=0) if fanout == -1 else fanout
+) -> tuple[list[int], Blocks]:
+    def drawn(hop: int, nodes: list[int]) -> Iterator[tuple[int, int]]:
+        lists = [g.indices[int(g.indptr[v]) : int(g.indptr[v + 1])].tolist() for v in nodes]
+        k = max(map(len, lists), default=0) if fanouts[hop] == -1 else fanouts[hop]
         probability, scale, _ = iterated(lists, k, steps) if k else ({}, [0.0] * len(lists), [])
-        for i, (neighbours, c) in enumerate(zip(lists, scale, strict=True), first):
+        for place, (neighbours, c) in enumerate(zip(lists, scale, strict=True)):
             for t in neighbours if k else []:
                 if number_of(*key, 0 if layer_dependency else hop, t, dependency) / 2**32 < c * probability[t]:
-                    if t not in number:
-                        number[t] = len(nodes)
-                        nodes.append(t)
-                    src.append(number[t])
-                    dst.append(i)
-        blocks.append((src, dst, len(nodes), n_dst))
-    return nodes, blocks[::-1]
+                    yield place, t
+
+    return grown(seeds, len(fanouts), drawn, redraw)
 
 
 def check_against_oracle(
@@ -104,9 +95,7 @@ def check_against_oracle(
 ) -> None:
     sampler = LaborSampler(g, fanouts, dependency, key[0], importance_sampling=steps, **more)
     batch = sampler.sample(torch.tensor(seeds, dtype=torch.int64), *key[1:])
-    nodes, blocks = oracle(g, seeds, fanouts, steps, dependency, key, **more)
-    assert batch.input_ids.tolist() == nodes
-    assert [(b.src.tolist(), b.dst.tolist(), b.n_src, b.n_dst) for b in batch.blocks] == blocks
+    check_batch(batch, oracle(g, seeds, fanouts, steps, dependency, key, **more), len(seeds), *key[1:])
 
 
 @settings(max_examples=200, deadline=None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import pickle
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -24,12 +25,12 @@ from featstore._core.sampler import Hops
 from featstore.errors import BudgetError, CorruptionError
 from featstore.graph.topology import huge_bytes
 from tests.array_graphs import ArrayGraph, graph_of, graphs, random_graph
+from tests.reference_sampling import Blocks, check_batch, grown
 from tests.test_draws import chi_square_limit
 from tests.test_labor_numbers import chain, number_of, numbers, oracle_number
 from tests.test_sampler import FANOUTS, WORDS, same
 
 Int64s = npt.NDArray[np.int64]
-Blocks = list[tuple[list[int], list[int], int, int]]
 
 
 # ---------------------------------------------------------------- the oracle: one neighbour at a time, Python integers
@@ -46,37 +47,24 @@ def oracle(
     layer_dependency: bool = False,
     redraw: bool = True,
 ) -> tuple[list[int], Blocks]:
-    nodes = list(seeds)
-    number = {node: i for i, node in enumerate(nodes)}
-    blocks: Blocks = []
-    src: list[int] = []
-    dst: list[int] = []
-    n_dst = 0
-    for hop, fanout in enumerate(fanouts):
-        first, n_dst, src, dst = (0, len(nodes), [], []) if redraw else (n_dst, len(nodes), list(src), list(dst))
-        for i in range(first, n_dst):
-            neighbours = g.indices[int(g.indptr[nodes[i]]) : int(g.indptr[nodes[i] + 1])].tolist()
+    def drawn(hop: int, nodes: list[int]) -> Iterator[tuple[int, int]]:
+        fanout, turn = fanouts[hop], 0 if layer_dependency else hop
+        for place, node in enumerate(nodes):
+            neighbours = g.indices[int(g.indptr[node]) : int(g.indptr[node + 1])].tolist()
             d = len(neighbours)
             for source in neighbours:
-                drawn = number_of(seed, epoch, index, 0 if layer_dependency else hop, source, dependency)
-                if fanout == -1 or (fanout > 0 and (d <= fanout or drawn < (fanout << 32) // d)):
-                    if source not in number:
-                        number[source] = len(nodes)
-                        nodes.append(source)
-                    src.append(number[source])
-                    dst.append(i)
-        blocks.append((src, dst, len(nodes), n_dst))
-    return nodes, blocks[::-1]
+                number = number_of(seed, epoch, index, turn, source, dependency)
+                if fanout == -1 or (fanout > 0 and (d <= fanout or number < (fanout << 32) // d)):
+                    yield place, source
+
+    return grown(seeds, len(fanouts), drawn, redraw)
 
 
 def check_against_oracle(g: ArrayGraph, seeds: list[int], fanouts: list[int], *options: Any, **more: Any) -> None:
     dependency, seed, epoch, index = options
     sampler = LaborSampler(g, fanouts, batch_dependency=dependency, seed=seed, **more)
     batch = sampler.sample(torch.tensor(seeds, dtype=torch.int64), epoch, index)
-    nodes, blocks = oracle(g, seeds, fanouts, *options, **more)
-    assert batch.input_ids.tolist() == nodes
-    assert (batch.index, batch.epoch, batch.n_seeds) == (index, epoch, len(seeds))
-    assert [(b.src.tolist(), b.dst.tolist(), b.n_src, b.n_dst) for b in batch.blocks] == blocks
+    check_batch(batch, oracle(g, seeds, fanouts, *options, **more), len(seeds), epoch, index)
 
 
 DEPENDENCIES = st.sampled_from([1, 2, 3, 256, 2**32])

@@ -32,7 +32,7 @@ def graph(n: int, total: int) -> Any:
 
 
 def needed(n: int, n_batches: int, size: int, *, spilled: bool, overlap: bool = True) -> int:
-    return planner_bytes(planning(overlap=overlap), graph(n, 0), n_batches, BATCH, size, spilled=spilled)
+    return planner_bytes(planning(overlap=overlap), n, n_batches, BATCH, size, spilled=spilled)
 
 
 @given(

@@ -53,7 +53,7 @@ def test_moving_a_batch():
 
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
 def test_delivered_on_a_device(prefetch):
-    """On it, in order; and nothing of a batch stays in host memory once it is handed over."""
+    """On it, in order; and nothing of a batch stays in host memory once it is transferred."""
     g = graph()
     batches = loader(g, device="meta", features=["x", "h"], prefetch=prefetch)
     resting = g.budget.used
@@ -80,7 +80,7 @@ def test_a_device_takes_batches_off_the_host_of_any_epoch(memory):
 
 @pytest.mark.parametrize("error", [RuntimeError("out of memory on the device"), KeyboardInterrupt(), StopIteration()])
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_errors_of_handing_over(error, prefetch, monkeypatch):
+def test_errors_of_a_transfer(error, prefetch, monkeypatch):
     g = graph()
     move = MiniBatch.to
 
@@ -257,7 +257,7 @@ def test_leaving_early_leaves_nothing(device):
     batches = loader(g, device=device)
     resting = g.budget.used
     for _ in batches:
-        assert threads() == (3 if device == "cpu" else 4)  # where nothing is to be handed over, no thread is there to do it
+        assert threads() == (3 if device == "cpu" else 4)  # where nothing is to be transferred, no thread is there to do it
         break
     assert threads() == 0
     del _

@@ -142,7 +142,7 @@ def test_policies_that_cannot_be_simulated(failing: None) -> None:
     assert all(len(each.rows_loaded) == 2 for each in curve.curves)
     table = curve.table(8)
     assert "not simulated: wrong: policy" in table
-    assert "scores must be 50 numbers" in table
+    assert "scores must be 50 real numbers" in table
     for name, error in (("needs-parts", ValueError), ("wrong", featstore.PluginError), ("late", featstore.PluginError)):
         with pytest.raises(error):
             miss_curve(trace, [2, 10], [name])

@@ -95,15 +95,15 @@ class TestPlaces:
 
 
 @pytest.mark.parametrize("way", ["two passes", pytest.param("one pass", marks=NEEDS_TRITON)])
-@pytest.mark.parametrize(("shape", "dtype"), ROWS)
+@pytest.mark.parametrize(("shape", "dtype"), ROWS[:-1])  # a row of a feature has a byte at least
 def test_a_batch_is_the_same_bits_either_way(way: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     """Put together by the device's operations, and by the host's copies: the same."""
     budget = Budget(1 << 26)
     pool, rng = BufferPool(budget), np.random.default_rng(1)
     rows = any_bits(40, shape, dtype)
-    host = DeviceArray(40, shape, dtype, CPU, pool, budget)
+    host = DeviceArray(40, shape, dtype, CPU, pool)
     host.rows.copy_(rows)
-    array = DeviceArray(40, shape, dtype, torch.device("cuda" if way == "one pass" and not INTERPRETED else "cpu"), pool, budget)
+    array = DeviceArray(40, shape, dtype, torch.device("cuda" if way == "one pass" and not INTERPRETED else "cpu"), pool)
     array.rows.copy_(rows)
     array._place = None
     if way == "one pass":

@@ -15,6 +15,7 @@ import featstore
 from featstore.cli.arguments import add_sampling, make_sampler
 from featstore.cli.main import main
 from featstore.plan.savedio import edges_drawn
+from tests.planted import communities
 
 N, COMMUNITIES, CLASSES, DEGREE = 1_500, 15, 3, 6
 
@@ -27,15 +28,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Communities with shuffled ids, their classes as labels and in the features; two assignments, the better one kept last."""
     path = tmp_path_factory.mktemp("of") / "g"
     rng = np.random.default_rng(0)
-    community = rng.permutation(np.arange(N) % COMMUNITIES)
-    members = [np.flatnonzero(community == c) for c in range(COMMUNITIES)]
-    lists = [np.where(rng.random(DEGREE) < 0.1, rng.integers(0, N, DEGREE), rng.choice(members[c], DEGREE)) for c in community]
+    community, indptr, indices = communities(rng, N, COMMUNITIES, DEGREE)
     y = community % CLASSES
     x = (np.eye(CLASSES, 8)[y] + rng.standard_normal((N, 8))).astype(np.float32)
     order = rng.permutation(N)
     node_data = {"y": y, "train_idx": order[:800], "val_idx": order[800:1000]}
-    indptr = np.arange(0, DEGREE * N + 1, DEGREE)
-    with featstore.OutOfCoreGraph.create(path, indptr, np.concatenate(lists), {"x": x}, node_data, progress=False) as g:
+    with featstore.OutOfCoreGraph.create(path, indptr, indices, {"x": x}, node_data, progress=False) as g:
         featstore.partition(g, 5, "random", name="drawn", progress=False)
         featstore.partition(g, method=community, name="planted", progress=False)
     return path

@@ -76,7 +76,7 @@ def test_later_stages_are_in_order_and_alone():
         assert [i for which, i in seen if which == stage] == list(range(200))
 
 
-def test_an_item_is_handed_over_while_the_next_is_assembled():
+def test_an_item_is_transferred_while_the_next_is_assembled():
     met = []
 
     def meet(i):
@@ -92,10 +92,10 @@ def test_an_item_is_handed_over_while_the_next_is_assembled():
 
 
 def test_without_a_third_stage_there_is_no_thread_for_it():
-    for third, names in ((None, set()), (lambda i, b: b, {"featstore-handover"})):
+    for third, names in ((None, set()), (lambda i, b: b, {"featstore-transfer"})):
         pipeline = make(lambda i: i, lambda i, a: a, 9, third)
         running = {thread.name for thread in threading.enumerate() if thread.is_alive()}
-        assert running & {"featstore-handover"} == names
+        assert running & {"featstore-transfer"} == names
         pipeline.close()
 
 
@@ -323,7 +323,7 @@ def test_holding_every_batch_ends_in_an_error():
 
 
 @pytest.mark.parametrize("depth", [2, 4])
-def test_what_is_handed_over_off_the_host_needs_no_shrinking(depth):
+def test_what_is_transferred_off_the_host_needs_no_shrinking(depth):
     """Where the device takes items off the ledger, two of them are room enough for any look-ahead, and the loop may hold all."""
     ledger = Budget(20)
     pipeline = make(lambda i: None, lambda i, a: Lump(ledger, 10, i), 200, lambda i, b: b.item, depth=depth)
@@ -333,7 +333,7 @@ def test_what_is_handed_over_off_the_host_needs_no_shrinking(depth):
     assert ledger.peak == 20
 
 
-def test_an_item_that_does_not_fit_waits_for_the_one_that_is_handed_over():
+def test_an_item_that_does_not_fit_waits_for_the_one_that_is_transferred():
     ledger, failed = Budget(10), threading.Event()
 
     def second(i, a):

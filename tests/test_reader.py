@@ -7,7 +7,6 @@ import os
 import signal
 import tempfile
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,16 +21,11 @@ from featstore.errors import BudgetError, ClosedError, CorruptionError, FormatEr
 from featstore.storage.layout import PAGE_BYTES, RowLayout, choose_layout
 from featstore.storage.reader import MIN_ARENA_BYTES, PREAD_THREADS, Reader
 from featstore.storage.rowfile import RowFile
+from tests.kernel_counts import agree_with_the_kernel
 from tests.written_rows import open_record, opened, write_rows
 
 BACKENDS = ["io_uring", "pread"]
 WIDTHS = [1, 4, 400, 512, 3072, 4095, 4096, 4097, 5732, 65536, 1 << 20]
-
-
-def kernel_bytes() -> int:
-    """Bytes that this process had the kernel fetch from storage."""
-    fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
-    return int(fields["read_bytes"])
 
 
 def pages_of(layout: RowLayout, rows: np.ndarray) -> int:
@@ -114,22 +108,6 @@ def test_gaps_up_to_the_stated_one_are_read_over(tmp_path: Path, backend: str, g
         between = np.diff(pages) - 1
         assert file.stats.reads - before[0] == 1 + np.count_nonzero(between > gap)
         assert file.stats.bytes_read - before[1] == (len(pages) + int(between[between <= gap].sum())) * PAGE_BYTES
-
-
-def agree_with_the_kernel(file: RowFile, read: Callable[[], object]) -> int:
-    """Call ``read``, and return the bytes that were read: as many as the kernel says.
-
-    It also counts pages of the program that it had to fetch anew, where memory is short: one call of several must agree.
-    """
-    for _ in range(5):
-        before, counted = kernel_bytes(), file.stats.bytes_read
-        read()
-        own = file.stats.bytes_read - counted
-        others = kernel_bytes() - before - own
-        assert others >= 0
-        if not others:
-            return own
-    raise AssertionError(f"the kernel read {others} bytes more than the {own} that were counted")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -22,6 +22,7 @@ from featstore.cli.plots import draw_redundancy
 from featstore.errors import BudgetError, StaleError
 from featstore.plan.redundancy import Redundancy, redundancy
 from featstore.storage.update import Update
+from tests.planted import communities
 
 N, COMMUNITIES, DEGREE = 2_000, 20, 8
 FANOUTS = [4, 3]
@@ -32,13 +33,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Communities with shuffled ids, and two assignments that are kept; one has the name of another way of making batches."""
     path = tmp_path_factory.mktemp("of") / "g"
     rng = np.random.default_rng(0)
-    community = rng.permutation(np.arange(N) % COMMUNITIES)
-    members = [np.flatnonzero(community == c) for c in range(COMMUNITIES)]
-    lists = [np.where(rng.random(DEGREE) < 0.1, rng.integers(0, N, DEGREE), rng.choice(members[c], DEGREE)) for c in community]
-    indptr = np.arange(0, DEGREE * N + 1, DEGREE)
+    community, indptr, indices = communities(rng, N, COMMUNITIES, DEGREE)
     node_data = {"y": community, "train_idx": rng.permutation(N)[:999]}
     x = np.zeros((N, 2), np.float32)
-    with featstore.OutOfCoreGraph.create(path, indptr, np.concatenate(lists), {"x": x}, node_data, progress=False) as g:
+    with featstore.OutOfCoreGraph.create(path, indptr, indices, {"x": x}, node_data, progress=False) as g:
         featstore.partition(g, method=community, name="planted", progress=False)
         featstore.partition(g, 7, "random", name="random", progress=False)
     return path

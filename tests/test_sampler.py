@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import combinations
@@ -27,6 +28,7 @@ from featstore.graph.topology import CscTopology, huge_bytes
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.neighbor import NeighborSampler
 from tests.array_graphs import ArrayFile, ArrayGraph, graph_of, graphs, random_graph
+from tests.reference_sampling import Blocks, check_batch, grown
 
 Int64s = npt.NDArray[np.int64]
 M64 = 2**64 - 1
@@ -67,27 +69,15 @@ def oracle(
     epoch: int,
     index: int,
     redraw: bool = True,
-) -> tuple[list[int], list[tuple[list[int], list[int], int, int]]]:
-    nodes = list(seeds)
-    number = {node: i for i, node in enumerate(nodes)}
-    blocks = []
-    src: list[int] = []
-    dst: list[int] = []
-    n_dst = 0
-    for hop, fanout in enumerate(fanouts):
+) -> tuple[list[int], Blocks]:
+    def drawn(hop: int, nodes: list[int]) -> Iterator[tuple[int, int]]:
         key = splitmix(splitmix(splitmix(splitmix(0, seed), epoch), index), hop)
-        first, n_dst, src, dst = (0, len(nodes), [], []) if redraw else (n_dst, len(nodes), list(src), list(dst))
-        for i in range(first, n_dst):
-            start, end = int(indptr[nodes[i]]), int(indptr[nodes[i] + 1])
-            for position in oracle_positions(splitmix(key, nodes[i]), end - start, fanout, replace):
-                neighbour = int(indices[start + position])
-                if neighbour not in number:
-                    number[neighbour] = len(nodes)
-                    nodes.append(neighbour)
-                src.append(number[neighbour])
-                dst.append(i)
-        blocks.append((src, dst, len(nodes), n_dst))
-    return nodes, blocks[::-1]
+        for place, node in enumerate(nodes):
+            start, end = int(indptr[node]), int(indptr[node + 1])
+            for position in oracle_positions(splitmix(key, node), end - start, fanouts[hop], replace):
+                yield place, int(indices[start + position])
+
+    return grown(seeds, len(fanouts), drawn, redraw)
 
 
 def check_against_oracle(
@@ -95,10 +85,8 @@ def check_against_oracle(
 ) -> None:
     sampler = NeighborSampler(g, fanouts, replace=replace, seed=seed, redraw=redraw)
     batch = sampler.sample(torch.tensor(seeds, dtype=torch.int64), epoch, index)
-    nodes, blocks = oracle(g.indptr, g.indices, seeds, fanouts, replace, seed, epoch, index, redraw)
-    assert batch.input_ids.tolist() == nodes
-    assert (batch.index, batch.epoch, batch.n_seeds) == (index, epoch, len(seeds))
-    assert [(b.src.tolist(), b.dst.tolist(), b.n_src, b.n_dst) for b in batch.blocks] == blocks
+    expected = oracle(g.indptr, g.indices, seeds, fanouts, replace, seed, epoch, index, redraw)
+    check_batch(batch, expected, len(seeds), epoch, index)
 
 
 def same(a: SampledBatch, b: SampledBatch) -> bool:

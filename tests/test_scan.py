@@ -20,7 +20,7 @@ from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.pagestream import PageStream
 from featstore.storage.rowfile import RowFile
 from featstore.storage.scan import scan_bytes, scan_words
-from tests.test_reader import agree_with_the_kernel
+from tests.kernel_counts import agree_with_the_kernel
 
 SIZES = st.integers(0, 300_000) | st.sampled_from([4096, 4104, 8192, 12_288])
 

@@ -1,4 +1,4 @@
-"""Handing over: beside the next batch's assembly, in memory that is counted, and never before a copy is complete.
+"""Transfer of batches: beside the next batch's assembly, in memory that is counted, and never before a copy is complete.
 
 CUDA's own part runs where there is a device (tests/test_tiers.py); here a stand-in for its streams says what is asked of
 them, and when.
@@ -64,7 +64,7 @@ class Order:
             put_together[0] += 1
             after = min(self.n_gathers, 2 * ((put_together[0] + 1) // 2 + 1))
             with self._changed:
-                assert self._changed.wait_for(lambda: getattr(self, wait_for) >= after, 30), "nothing runs beside handing over"
+                assert self._changed.wait_for(lambda: getattr(self, wait_for) >= after, 30), "nothing runs beside the transfer"
             self.waited += 1
             return together(apart)
 
@@ -74,7 +74,7 @@ class Order:
 
 @pytest.mark.parametrize("wait_for", ["begun", "ended"])
 @pytest.mark.parametrize("policy", ["frequency", "belady"])
-def test_assembly_goes_on_beside_handing_over(
+def test_assembly_goes_on_beside_the_transfer(
     dataset: Path,
     pack: Path,
     tmp_path: Path,
@@ -96,7 +96,7 @@ def test_assembly_goes_on_beside_handing_over(
     assert sum(stats["hits"].values()) == stats["rows"]
 
 
-def test_what_waits_to_be_handed_over_is_counted(
+def test_what_waits_for_its_transfer_is_counted(
     dataset: Path, pack: Path, tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A batch holds its assembled rows; with the tier in host memory also the memory it is put together in, then only this."""
@@ -165,7 +165,7 @@ def test_a_tier_in_host_memory_takes_none_that_is_not_counted(dtype: torch.dtype
     rng = np.random.default_rng(0)
     rows = torch.from_numpy(rng.integers(0, 256, (5000, math.prod(shape) * dtype.itemsize), dtype=np.uint8))
     whole = (rows % 2 if dtype == torch.bool else rows).view(dtype).reshape(5000, *shape)
-    tier = DeviceArray(2000, shape, dtype, torch.device("cpu"), pool, pool.budget, 2)
+    tier = DeviceArray(2000, shape, dtype, torch.device("cpu"), pool, 2)
     tier.rows.copy_(whole[:2000])
     order = rng.permutation(5000)
     slots = np.flatnonzero(order < 2000)
@@ -182,7 +182,8 @@ def test_a_tier_in_host_memory_takes_none_that_is_not_counted(dtype: torch.dtype
     with Watch():
         batch = Apart(tier, part, others, out).together()
     assert batch is out
-    assert set(made) <= {"aten.view.default", "aten.view.dtype", "aten.detach.default", "aten.alias.default"}  # no copies
+    views = {"aten.as_strided.default", "aten.view.default", "aten.view.dtype", "aten.detach.default", "aten.alias.default"}
+    assert set(made) <= views  # no copies
     got, want = (t.reshape(5000, -1).contiguous() for t in (batch, whole[torch.from_numpy(order)]))
     assert torch.equal(got.view(torch.uint8), want.view(torch.uint8))
 
@@ -217,7 +218,7 @@ def assembled(pool: BufferPool, n: int = 40_000) -> Assembled:
 
     ids = made(n)
     block = Block(made(n), made(n), n, n // 2)
-    tier = DeviceArray(8, (3,), torch.float32, torch.device("meta"), pool, pool.budget)
+    tier = DeviceArray(8, (3,), torch.float32, torch.device("meta"), pool)
     part = DeviceRows(np.arange(8, dtype=np.int32), np.arange(8), np.arange(8, n))
     others = made(n - 8, 3, dtype=torch.float32)
     features = {"x": made(n, 3, dtype=torch.float32), "z": others, "w": made(n, 1)}

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from featstore.budget import Budget
 from featstore.cache.rowmap import RowMap
 from featstore.gather.buffers import BufferPool
 from featstore.gather.device import DeviceArray, Read
@@ -35,9 +34,8 @@ class DeviceTier:
         Shape of a row, and its type.
     device : torch.device
     pool : BufferPool
-        Batches in host memory are put together in it.
-    budget : Budget
-        Pays for what lies in host memory: map and row numbers, and on the CPU the rows.
+        Batches in host memory are put together in it. Its budget pays for what lies there: map and row numbers, and on the CPU
+        the rows.
     n : int, optional
         Rows of each feature: a map of 4 bytes each says where a row is, for :meth:`split`. None: plans made ahead say it.
     n_threads : int
@@ -61,20 +59,19 @@ class DeviceTier:
         features: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
         device: torch.device,
         pool: BufferPool,
-        budget: Budget,
         n: int | None = None,
         n_threads: int = 1,
     ) -> None:
         self.arrays: dict[str, DeviceArray] = {}
         self._rows = rows
         with ExitStack() as undo:
-            self._held = [] if n is None else [budget.reserve(MAP, 4 * n + rows.nbytes, owner=self)]
+            self._held = [] if n is None else [pool.budget.reserve(MAP, 4 * n + rows.nbytes, owner=self)]
             undo.callback(self.close)
             self.map = None if n is None else RowMap(n)
             if self.map is not None:
                 self.map.assign(rows, np.arange(len(rows), dtype=np.int32))
             for name, (shape, dtype) in features.items():
-                self.arrays[name] = DeviceArray(len(rows), shape, dtype, device, pool, budget, n_threads)
+                self.arrays[name] = DeviceArray(len(rows), shape, dtype, device, pool, n_threads)
             undo.pop_all()
 
     def __len__(self) -> int:

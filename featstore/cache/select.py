@@ -14,7 +14,7 @@ from featstore.cache.base import PolicyContext, StaticPolicy
 from featstore.cache.rowmap import RowMap
 from featstore.errors import PluginError
 
-__all__ = ["choose_rows", "top_rows", "top_rows_beside"]
+__all__ = ["check_scores", "choose_rows", "top_rows", "top_rows_beside"]
 
 CHUNK_ROWS = 1 << 16
 BESIDE_BYTES = 37  # a row, of what top_rows_beside() makes
@@ -31,6 +31,28 @@ def _keys(scores: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
     bits = (scores.astype(np.float64) + 0.0).view(np.uint64)  # + 0.0 turns -0.0 into 0.0
     negative = bits >> np.uint64(63) == 1
     return np.where(negative, ~bits, bits | _SIGN)
+
+
+def _first_nan(scores: npt.NDArray[Any]) -> int:
+    """Return the first row whose score is NaN; -1 where none is."""
+    if scores.dtype.kind == "f":
+        for first in range(0, len(scores), CHUNK_ROWS):
+            is_nan = np.isnan(scores[first : first + CHUNK_ROWS])
+            if is_nan.any():
+                return first + int(is_nan.argmax())
+    return -1
+
+
+def check_scores(policy: StaticPolicy, answer: npt.ArrayLike, n: int) -> npt.NDArray[Any]:
+    """Return what a policy gave as the scores of ``n`` rows, as an array; PluginError where they cannot be scores."""
+    scores = np.asarray(answer)
+    if scores.shape != (n,) or scores.dtype.kind not in "buif" or scores.dtype.itemsize > 8:
+        what = f"{scores.dtype} of shape {scores.shape}"
+        raise PluginError(f"policy {policy.name!r}: scores must be {n} real numbers of at most 8 bytes, not {what}")
+    nan = _first_nan(scores)
+    if nan >= 0:
+        raise PluginError(f"policy {policy.name!r}: the score of row {nan} is NaN")
+    return scores
 
 
 def top_rows(scores: npt.NDArray[Any], k: int) -> npt.NDArray[np.int64]:
@@ -63,11 +85,9 @@ def top_rows(scores: npt.NDArray[Any], k: int) -> npt.NDArray[np.int64]:
     if scores.ndim != 1:
         raise ValueError(f"scores must have shape (n,), not {scores.shape}")
     n = len(scores)
-    if scores.dtype.kind == "f":
-        for first in range(0, n, CHUNK_ROWS):
-            is_nan = np.isnan(scores[first : first + CHUNK_ROWS])
-            if is_nan.any():
-                raise ValueError(f"the score of row {first + int(is_nan.argmax())} is NaN")
+    nan = _first_nan(scores)
+    if nan >= 0:
+        raise ValueError(f"the score of row {nan} is NaN")
     if k >= n:
         return np.arange(n, dtype=np.int64)
     if k <= 0:
@@ -135,9 +155,7 @@ def choose_rows(
     name = f"scores of policy {policy.name!r}"
     with nullcontext() if budget is None else budget.reserve(name, max(0, n_bytes - paid_bytes)):
         try:
-            scores = np.asarray(policy.scores(context))
-            if scores.shape != (n,):
-                raise PluginError(f"policy {policy.name!r}: scores must have shape ({n},), not {scores.shape}")
+            scores = check_scores(policy, policy.scores(context), n)
             rows = top_rows(scores, capacity) if without is None else top_rows_beside(scores, capacity, without)
             if not by_score:
                 return rows, None

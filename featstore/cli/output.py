@@ -11,8 +11,8 @@ from typing import Any
 from featstore.cli.packs import may_be_pack
 from featstore.config import format_size
 from featstore.errors import OptionError
-from featstore.pack.layout import PREFIX as LAYOUT
-from featstore.pack.nodedata import PREFIX as NODE_DATA
+from featstore.pack.layout import LAYOUT_PREFIX
+from featstore.pack.nodedata import NODE_DATA_PREFIX
 from featstore.storage.writer import free_bytes, is_drive_full
 
 __all__ = ["advice_on_damage", "one_line", "print_result"]
@@ -53,9 +53,9 @@ def advice_on_damage(error: BaseException) -> str:
     if path is None:
         return ""
     name = found.removeprefix(os.path.join(path, "")).split(os.sep)[0]
-    if name.startswith(LAYOUT):
+    if name.startswith(LAYOUT_PREFIX):
         return f"; remove {os.path.join(path, name)}, and featstore pack DATASET {path} --add-layout makes it anew"
-    if name.startswith(NODE_DATA):
+    if name.startswith(NODE_DATA_PREFIX):
         first = "remove this file, and " if os.path.lexists(found) else ""
         return f"; {first}featstore pack DATASET {path} --add-layout writes it anew"
     return f"; take another copy of the pack, or sample anew: featstore pack DATASET {path} --overwrite"

@@ -13,9 +13,8 @@ import numpy.typing as npt
 import torch
 
 from featstore._core.rows import copy_rows
-from featstore.budget import Budget
 from featstore.errors import PerformanceWarning
-from featstore.gather.buffers import BufferPool
+from featstore.gather.buffers import BufferPool, as_bytes
 from featstore.gather.plan import DeviceRows
 
 __all__ = ["OUT_OF_MEMORY", "Apart", "DeviceArray", "Read", "check_device", "record_here", "settle", "spare_bytes"]
@@ -120,9 +119,8 @@ class DeviceArray:
     device : torch.device
         Any that torch has; ``cpu`` stands in for one in tests.
     pool : BufferPool
-        Where batches are put together in host memory.
-    budget : Budget
-        Pays for what lies in host memory: nothing, where the device has memory of its own.
+        Where batches are put together in host memory. Its budget pays for what lies there: nothing, where the device has memory
+        of its own.
     n_threads : int
         Threads that copy, where that is done by the host.
 
@@ -139,14 +137,14 @@ class DeviceArray:
         dtype: torch.dtype,
         device: torch.device,
         pool: BufferPool,
-        budget: Budget,
         n_threads: int = 1,
     ) -> None:
         self._shape, self._dtype, self._device, self._pool = row_shape, dtype, device, pool
         self._n_threads = n_threads
-        n_bytes = n_rows * dtype.itemsize * int(np.prod(row_shape, dtype=np.int64))
+        self._row_bytes = dtype.itemsize * math.prod(row_shape)
+        n_bytes = n_rows * self._row_bytes
         # Owned: where Ctrl-C comes before anybody has this object, its bytes go back with it.
-        self._held = budget.reserve("device cache", n_bytes if device.type == "cpu" else 0, owner=self)
+        self._held = pool.budget.reserve("device cache", n_bytes if device.type == "cpu" else 0, owner=self)
         try:
             self.rows = torch.empty((n_rows, *row_shape), dtype=dtype, device=device)
             self._place = one_pass(self.rows.device)
@@ -189,13 +187,16 @@ class DeviceArray:
                 return False
             chunk = rows[first : first + step]
             if self._device.type == "cpu":
-                read(chunk, _as_bytes(self.rows[first : first + len(chunk)]))
+                read(chunk, self._bytes(self.rows[first : first + len(chunk)]))
                 continue
             held = self._pool.tensor((len(chunk), *self._shape), self._dtype)
-            read(chunk, _as_bytes(held))
+            read(chunk, self._bytes(held))
             self.rows[first : first + len(chunk)] = held.to(self._device)
         settle(self._device)  # batches are put together in another stream
         return True
+
+    def _bytes(self, rows: torch.Tensor) -> npt.NDArray[np.uint8]:
+        return as_bytes(rows, self._row_bytes)
 
     def memory_for(self, part: DeviceRows) -> torch.Tensor | None:
         """Return memory to put a batch together in, where that is the host's; else None: the device's is taken when it is needed.
@@ -235,8 +236,8 @@ class DeviceArray:
         """
         if self._device.type == "cpu":
             assert out is not None
-            copy_rows(_as_bytes(self.rows), part.slots, _as_bytes(out), part.positions, self._n_threads)
-            copy_rows(_as_bytes(others), None, _as_bytes(out), part.others, self._n_threads)
+            copy_rows(self._bytes(self.rows), part.slots, self._bytes(out), part.positions, self._n_threads)
+            copy_rows(self._bytes(others), None, self._bytes(out), part.others, self._n_threads)
             return out
         return self._on_device(part, others)
 
@@ -260,12 +261,6 @@ class DeviceArray:
         """Give the memory back; may be called again."""
         self.rows = self.rows[:0].clone()
         self._held.release()
-
-
-def _as_bytes(rows: torch.Tensor) -> npt.NDArray[np.uint8]:
-    """Return the rows of a contiguous tensor in host memory, shape (n, row_bytes)."""
-    array: npt.NDArray[np.uint8] = rows.reshape(-1).view(torch.uint8).numpy()
-    return array.reshape(len(rows), math.prod(rows.shape[1:]) * rows.dtype.itemsize)
 
 
 @dataclass(frozen=True)

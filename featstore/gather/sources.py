@@ -103,15 +103,13 @@ class MemorySource:
     array : uint8 array, shape (n, row_bytes), C-contiguous
     n_threads : int
         Threads that copy.
-    fingerprint : str
     """
 
-    path, mode, in_order = "memory", "memory", False
+    path, mode, fingerprint, in_order = "memory", "memory", "", False
 
-    def __init__(self, array: Uint8s, n_threads: int, fingerprint: str = "") -> None:
+    def __init__(self, array: Uint8s, n_threads: int) -> None:
         self.array = array
         self.n_threads = n_threads
-        self.fingerprint = fingerprint
         self.n_rows, self.row_bytes = array.shape
         self.stats = ReadStats()
         self._is_closed = False

@@ -341,8 +341,8 @@ class FeatureStore:
     def stats(self) -> dict[str, Any]:
         """Return the backend and the reason for it, the mode, counts of rows, reads and bytes, and the counts of the cache.
 
-        ``reads`` and ``bytes_read`` are all that this process read of the file since it was opened: passes that pack extents
-        are counted once they are over, and have no rows.
+        ``reads`` and ``bytes_read`` are of all reads by way of this store since the dataset was opened. Passes that pack extents
+        are among them once they are over; they have no rows.
         """
         counts = self.source.stats
         result: dict[str, Any] = {

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore.cache.base import PolicyContext, StaticPolicy
-from featstore.graph.policyinputs import checked_scores
+from featstore.graph.policyinputs import policy_scores
 from featstore.graph.topology import Topology
 from featstore.storage.rowfile import RowFile
 from featstore.storage.scan import scan_bytes, scan_words
@@ -64,7 +64,7 @@ def scores_by_degrees(
             in_degree = topology.degrees(first, stop)
             degrees = partial(np.asarray, in_degree), partial(np.asarray, out_degree)
             context = PolicyContext(len(out_degree), topology.id_bytes, *degrees)
-            scores[first:stop] = checked_scores(policy, context, of_lists=True)
+            scores[first:stop] = policy_scores(policy, context, of_lists=True)
             note(24 * len(out_degree))
 
     return write

@@ -12,26 +12,22 @@ import torch
 
 from featstore.budget import Budget
 from featstore.cache.base import PolicyContext, StaticPolicy
+from featstore.cache.select import check_scores
 from featstore.errors import PluginError
 
-__all__ = ["Given", "PolicyInputs", "checked_scores"]
+__all__ = ["Given", "PolicyInputs", "policy_scores"]
 
 # An array that a policy may ask for, or what makes it once one does.
 Given: TypeAlias = "npt.ArrayLike | Callable[[], npt.NDArray[Any]] | None"
 
 
-def checked_scores(policy: StaticPolicy, context: PolicyContext, *, of_lists: bool) -> npt.NDArray[Any]:
+def policy_scores(policy: StaticPolicy, context: PolicyContext, *, of_lists: bool) -> npt.NDArray[Any]:
     """Return a policy's scores of a context's rows, or of their neighbour lists; PluginError where they cannot be scores."""
-    n = context.n
     try:
         scores = np.asarray((policy.list_scores if of_lists else policy.scores)(context))
     except Exception as error:
         raise PluginError(f"policy {policy.name!r}: scores failed: {type(error).__name__}: {error}") from error
-    if scores.shape != (n,) or scores.dtype.kind not in "biuf" or bool(np.isnan(scores).any()):
-        raise PluginError(
-            f"policy {policy.name!r}: scores must be {n} real numbers, no NaN, not {scores.dtype} of shape {scores.shape}"
-        )
-    return scores
+    return check_scores(policy, scores, context.n)
 
 
 class PolicyInputs:
@@ -117,7 +113,7 @@ class PolicyInputs:
         """Return a policy's scores, of rows or of neighbour lists, checked."""
         n, n_bytes = self._n, policy.list_score_bytes if of_lists else None
         self._held.resize(self._held.n_bytes + (policy.score_bytes if n_bytes is None else n_bytes) * n)
-        return checked_scores(policy, self.context, of_lists=of_lists)
+        return policy_scores(policy, self.context, of_lists=of_lists)
 
     def __enter__(self) -> PolicyInputs:
         return self

@@ -51,7 +51,7 @@ class RunningEpoch(Iterator[MiniBatch]):
         self._position = position
         self._over = False
         self._stop = stop
-        self._receive, self._step_done, self._check_step = stages.receive, stages.step_done, stages.check_step
+        self._stages = stages
         self._has_delivered = False
         self._waiting = stages.waiting(run, depth) if most > depth else None
         first, second, third = stages.of(run, self._waiting)
@@ -87,32 +87,34 @@ class RunningEpoch(Iterator[MiniBatch]):
         if self._over:
             raise StopIteration
         try:
-            self._check_step()
-            if self._has_delivered:
-                self._step_done()
+            batch = self._next()
         except BaseException:
             self._over = True
             self.close()
             raise
-        if self._pipeline.position >= self._stop:
+        if batch is None:
             self._over = True
             self.close()
             if self._run.on_delivered is not None:
                 self._run.on_delivered()
             raise StopIteration
-        try:
-            if self._waiting is not None:
-                self._pipeline.look_less_far(self._waiting.n_emptied())
-            batch = self._pipeline.get()
-            if self._waiting is not None:
-                self._waiting.take(batch)
-            self._has_delivered = True
-            self._receive(batch)
-            self._position.batch = self._pipeline.position
-        except BaseException:
-            self._over = True
-            self.close()
-            raise
+        return batch
+
+    def _next(self) -> MiniBatch | None:
+        """Return the next batch; None after the last."""
+        self._stages.check_step()
+        if self._has_delivered:
+            self._stages.step_done()
+        if self._pipeline.position >= self._stop:
+            return None
+        if self._waiting is not None:
+            self._pipeline.look_less_far(self._waiting.n_emptied())
+        batch = self._pipeline.get()
+        if self._waiting is not None:
+            self._waiting.take(batch)
+        self._has_delivered = True
+        self._stages.receive(batch)
+        self._position.batch = self._pipeline.position
         return batch
 
     def close(self) -> None:

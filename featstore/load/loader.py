@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy.typing as npt
 import torch
 
-from featstore.budget import Budget, Living, Reservation
+from featstore.budget import Living, Reservation
 from featstore.cache.base import get_policy
-from featstore.config import check_at_least, check_flag, parse_size
+from featstore.config import check_at_least, check_flag
 from featstore.errors import BudgetError, ClosedError
 from featstore.gather.device import check_device
+from featstore.load.arguments import check_edge_features, check_features, check_labels, check_prefetch, parse_share
 from featstore.load.epoch import EpochIterator, Position, RunningEpoch
 from featstore.load.history import History, check_history
 from featstore.load.minibatch import MiniBatch
@@ -173,12 +174,12 @@ class Loader:
             g,
             threads=by_stage.sample,
             copy_threads=by_stage.gather,
-            features=_check_features(g, features),
-            edge_features=_check_edge_features(g, edge_features, sampler),
-            labels=None if labels is None else _check_names("labels", labels, g.node_data)[0],
+            features=check_features(g, features),
+            edge_features=check_edge_features(g, edge_features, sampler),
+            labels=check_labels(g, labels),
             device=target,
-            prefetch=_check_prefetch(prefetch, by_stage.sample),
-            share=_parse_share(memory, g.budget),
+            prefetch=check_prefetch(prefetch, by_stage.sample),
+            share=parse_share(memory, g.budget),
         )
         cache = None if device_cache is None else DeviceCache.of(device_cache)
         self._held: list[Reservation] = []
@@ -384,7 +385,7 @@ class Loader:
         Notes
         -----
         Stages: ``sample``; ``gather``, reading rows and copying hits; ``update``, bringing rows into the cache; ``labels``;
-        ``transfer``, handing over: copies to the device and assembly there, in a thread that only loaders for a device, or with a
+        ``transfer``: copies to the device and assembly there, in a thread that only loaders for a device, or with a
         ``device_cache``, have; ``wait`` (the loop waited for a batch); ``cache`` (making the cache); ``presample`` (sampling for
         counts); ``auto`` (choosing a strategy); ``split`` (choosing a history's nodes).
         On demand ``sample`` is added over threads. A superbatch is sampled by several threads at once, and its seconds are those
@@ -450,57 +451,3 @@ class Loader:
 
 def _nothing() -> None:
     pass
-
-
-def _check_names(what: str, names: str | Sequence[str], there: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return names, distinct and all of them ``there``; else TypeError or ValueError."""
-    names = [names] if isinstance(names, str) else names
-    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
-        raise TypeError(f"{what} must be given by name, of {sorted(there)}, not as a {type(names).__name__}")
-    for name in names:
-        if name not in there:
-            hint = "; pass labels=None for batches without" if what == "labels" else ""
-            raise ValueError(f"{what}: the graph has no {name!r}; it has {sorted(there)}{hint}")
-    if len(set(names)) < len(names):
-        raise ValueError(f"{what}: a name occurs twice in {list(names)}")
-    return tuple(names)
-
-
-def _check_features(g: Any, names: str | Sequence[str]) -> tuple[str, ...]:
-    """Return names of features that have a row for each node: strategies and their caches take a node's id for its row."""
-    found = _check_names("features", names, g.features)
-    for name in found:
-        if g.features[name].first_row:
-            raise NotImplementedError(f"features: row 0 of {name!r} is that of node {g.features[name].first_row}, not of node 0")
-    return found
-
-
-def _check_edge_features(g: Any, names: str | Sequence[str], sampler: Any) -> tuple[str, ...]:
-    """Return names of edge features, of a graph that has them; the sampler numbers edges, as far as can be told."""
-    if names and isinstance(g, PackedGraph):
-        raise ValueError(
-            "edge_features: a pack has no rows of edges; open its dataset, and give the pack as strategy=Packed(pack)"
-        )
-    found = _check_names("edge_features", names, getattr(g, "edge_features", {}))
-    if found and getattr(sampler, "edges", True) is False:
-        raise ValueError(f"edge_features={list(found)} needs the numbers of edges: make the sampler with edges=True")
-    return found
-
-
-def _check_prefetch(prefetch: int | str, threads: int) -> int:
-    if prefetch == "auto":
-        return max(2, threads)
-    if isinstance(prefetch, str):
-        raise ValueError(f"prefetch must be a number of batches or 'auto', not {prefetch!r}")
-    check_at_least("prefetch", prefetch, 0)
-    return prefetch
-
-
-def _parse_share(memory: int | str | None, budget: Budget) -> Budget | None:
-    """Return a loader's share of a graph's budget, none where ``memory`` is None; BudgetError where it is more than that."""
-    if memory is None:
-        return None
-    share = parse_size(memory)
-    if share > budget.total:
-        raise BudgetError(f"memory={memory!r} is more than the graph's budget of {budget.total} bytes: open it with more", share)
-    return Budget(share, "loader")

@@ -1,7 +1,7 @@
-"""Stages ahead of a loop: threads prepare batches, one assembles them in order, one hands them over, the loop takes them.
+"""Stages ahead of a loop: threads prepare batches, one assembles them in order, one transfers them, the loop takes them.
 
 Memory is the bound. A stage that meets :class:`~featstore.errors.BudgetError` gives back first what was prepared ahead (it can
-be made again), then waits for earlier batches to leave: to be handed over, and the loop to let go of them. Only when the loop
+be made again), then waits for earlier batches to leave: to be transferred, and the loop to let go of them. Only when the loop
 itself waits for that very batch, so that nothing more can come free, the error is the loop's. So a short budget costs look-ahead,
 never a hang.
 """
@@ -67,14 +67,14 @@ class Pipeline(Generic[A, B, C]):
     second : callable (int, A) -> B
         Assembles item ``i``; called once an item (again only after BudgetError), in order, by one thread.
     third : callable (int, B) -> C, optional
-        Hands item ``i`` over; called once an item, in order, by one thread, while ``second`` assembles the next. It takes no
+        Transfers item ``i``; called once an item, in order, by one thread, while ``second`` assembles the next. It takes no
         memory of the budget, so that ``second`` may wait for it. None: items are what ``second`` returned, with no thread or
         queue between.
     start, stop : int
     threads : int
         Threads for ``first``, at least 1.
     depth : int
-        Items assembled or being assembled, handed over or not, beyond the one the loop holds, from :meth:`begin` on: the bound of
+        Items assembled or being assembled, transferred or not, beyond the one the loop holds, from :meth:`begin` on: the bound of
         both queues. 0: all stages run in the caller's thread.
     watch : Stopwatch
         Gets ``wait``: seconds that :meth:`get` waited.
@@ -138,7 +138,7 @@ class Pipeline(Generic[A, B, C]):
         self._active: set[int] = set()  # items in the first stage
         self._ready: dict[int, A | _Failure] = {}
         self._assembled: deque[B | _Failure] = deque()  # between the second stage and the third
-        self._handed = stop if third is None else start  # the item the third stage works on
+        self._transferred = stop if third is None else start  # the item the third stage works on
         self._done: SimpleQueue[C | _Failure | _End] = SimpleQueue()
         self._waiting = False  # the loop waits for item _taken
         self._urgent: int | None = None  # short of memory: no item after this one is begun
@@ -152,7 +152,7 @@ class Pipeline(Generic[A, B, C]):
             names = [f"featstore-sample-{k}" for k in range(min(self._ahead, max(1, self._stop - self._taken)))]
             stages = [*((name, self._first_once) for name in names), ("featstore-gather", self._second_once)]
             if self._third is not None:
-                stages.append(("featstore-handover", self._third_once))
+                stages.append(("featstore-transfer", self._third_once))
             for name, once in stages:
                 thread = threading.Thread(target=self._run, args=(once,), name=name, daemon=True)
                 thread.start()
@@ -376,7 +376,7 @@ class Pipeline(Generic[A, B, C]):
 
     def _third_once(self) -> bool:
         with self._lock:
-            item = self._handed
+            item = self._transferred
             if item >= self._stop:
                 return False
             self._changed.wait_for(lambda: self._closed or self._assembled)
@@ -386,7 +386,7 @@ class Pipeline(Generic[A, B, C]):
         outcome: C | _Failure = assembled if isinstance(assembled, _Failure) else self._transfer(item, assembled)
         del assembled
         with self._lock:
-            self._handed += 1
+            self._transferred += 1
             if not self._closed:
                 self._done.put(outcome)
             is_last = isinstance(outcome, _Failure)
@@ -408,33 +408,33 @@ class Pipeline(Generic[A, B, C]):
         """Run a stage until memory suffices, or give its item back."""
         try:
             while True:
-                starved, handed = self._standing(item)
+                starved, transferred = self._standing(item)
                 try:
                     return stage()
                 except BudgetError as error:
                     failure = _Failure(_without_frames(error))
                 if self._give_back(item):
                     return _GivenBack()
-                if not self._relieve(item, starved, handed) and (self._closed or not self._spare()):
+                if not self._relieve(item, starved, transferred) and (self._closed or not self._spare()):
                     return failure
         except BaseException as error:
             return _Failure(error)
 
     def _standing(self, item: int) -> tuple[bool, int]:
-        """Whether the loop waits for this item, so that it will let go of nothing before it has it; how many are handed over."""
+        """Whether the loop waits for this item, so that it will let go of nothing before it has it; how many were transferred."""
         with self._lock:
-            return self._waiting and self._taken == item, self._handed
+            return self._waiting and self._taken == item, self._transferred
 
-    def _relieve(self, item: int, starved: bool, handed: int) -> bool:
+    def _relieve(self, item: int, starved: bool, transferred: int) -> bool:
         """Make room for ``item``, which the second stage needs next; True: try again, False: nothing more can be had.
 
-        ``starved`` and ``handed`` are what :meth:`_standing` said when the failed attempt began.
+        ``starved`` and ``transferred`` are what :meth:`_standing` said when the failed attempt began.
         """
         dropped = []
         with self._lock:
-            if self._handed < item:  # what those before it hold comes back by itself
-                self._changed.wait_for(lambda: self._closed or self._handed > handed)
-            if self._handed > handed:
+            if self._transferred < item:  # what those before it hold comes back by itself
+                self._changed.wait_for(lambda: self._closed or self._transferred > transferred)
+            if self._transferred > transferred:
                 return not self._closed
             self._urgent = item
             later = [k for k in self._ready if k > item]

@@ -53,7 +53,7 @@ class Item:
 
 
 class Stages:
-    """Sample batches, assemble them, hand them over. Thread-safe: several epochs may run at once.
+    """Sample batches, assemble them, transfer them. Thread-safe: several epochs may run at once.
 
     Parameters
     ----------
@@ -232,13 +232,13 @@ class Stages:
         return batch
 
     def _assemble_apart(self, run: EpochRun, position: int, item: Item) -> Assembled:
-        """Assemble a batch that is to be handed over."""
+        """Assemble a batch that is to be transferred."""
         batch = self._assemble(run, position, item)
         whole = item.n_bytes + len(batch.input_ids) * sum(self._row_bytes.values()) + self._edge_bytes(item)
         return Assembled(batch, item.apart, whole, item.held)
 
     def _host_bytes(self, item: Item) -> int:
-        """Return the bytes of features that the host holds of a batch until it is handed over."""
+        """Return the bytes of features that the host holds of a batch until it is transferred."""
         n_rows, plans = len(item.prepared.sampled.input_ids), item.prepared.plans or {}
         n_bytes = self._edge_bytes(item)
         for name, width in self._row_bytes.items():

@@ -24,7 +24,7 @@ def numbered(device: torch.device) -> torch.device:
 
 @dataclass(frozen=True)
 class Assembled:
-    """A batch in host memory, before it is handed over.
+    """A batch in host memory, before it is transferred.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ class Assembled:
 
 
 def host_rows(n_rows: int, part: DeviceRows | None, device: torch.device) -> int:
-    """Return how many rows of a feature the host holds for a batch of ``n_rows`` until it is handed over."""
+    """Return how many rows of a feature the host holds for a batch of ``n_rows`` until it is transferred."""
     if part is None:
         return n_rows
     return len(part.others) + (n_rows if device.type == "cpu" else 0)

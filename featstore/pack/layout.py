@@ -34,8 +34,8 @@ from featstore.storage.update import check_file
 from featstore.storage.writer import FileRecord
 
 __all__ = [
+    "LAYOUT_PREFIX",
     "PARTIAL",
-    "PREFIX",
     "FeatureExtents",
     "Layout",
     "LayoutOptions",
@@ -52,7 +52,7 @@ __all__ = [
 
 Int64s = npt.NDArray[np.int64]
 _ANOTHER = "this is the record of another layout, or of another pack"
-PREFIX, PARTIAL = "layout-", ".partial"
+LAYOUT_PREFIX, PARTIAL = "layout-", ".partial"
 DEVICE_FILL_BYTES = 4 << 20  # of one read of what the device holds, which passes through host memory
 
 
@@ -86,7 +86,7 @@ class LayoutOptions:
     def name(self) -> str:
         """The directory's name."""
         text = repr((sorted(self.features), self.policy, self.capacity, self.superbatch, self.device_rows)) + self.digest
-        return PREFIX + hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        return LAYOUT_PREFIX + hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def layout_bytes(folder: str) -> int:
 
 def unfinished_bytes(pack: OfflineSamples) -> int:
     """Return the bytes of layouts whose making was interrupted, which asking for them again finishes."""
-    names = [name for name in os.listdir(pack.path) if name.startswith(PREFIX) and name.endswith(PARTIAL)]
+    names = [name for name in os.listdir(pack.path) if name.startswith(LAYOUT_PREFIX) and name.endswith(PARTIAL)]
     return sum(layout_bytes(pack.file(name)) for name in names)
 
 
@@ -128,7 +128,7 @@ def check_disk(folder: str, disk: int | None) -> None:
 
 def layout_records(pack: OfflineSamples) -> list[dict[str, Any]]:
     """Return the record of every layout that the pack has."""
-    names = [name for name in sorted(os.listdir(pack.path)) if name.startswith(PREFIX) and not name.endswith(PARTIAL)]
+    names = [name for name in sorted(os.listdir(pack.path)) if name.startswith(LAYOUT_PREFIX) and not name.endswith(PARTIAL)]
     found = {name: read_record(os.path.join(pack.path, name, "layout"), "layout") for name in names}
     for name, record in found.items():
         if _options(record).name != name:

@@ -21,8 +21,8 @@ from featstore.config import format_size
 from featstore.errors import BusyError, CommittedError, CorruptionError, FormatError
 from featstore.graph.progress import Progress, note
 from featstore.pack.layout import (
+    LAYOUT_PREFIX,
     PARTIAL,
-    PREFIX,
     FeatureExtents,
     LayoutOptions,
     PackedFeature,
@@ -203,7 +203,7 @@ def _make_whole(job: _Job, target: str) -> None:
     on from, until the pack is removed or replaced; other layouts' makers do not touch it.
     """
     pack, folder, before = job.pack, job.folder, job.disk.used
-    for path in (pack.file(name) for name in os.listdir(pack.path) if name.startswith(PREFIX) and name.endswith(PARTIAL)):
+    for path in (pack.file(name) for name in os.listdir(pack.path) if name.startswith(LAYOUT_PREFIX) and name.endswith(PARTIAL)):
         if not (_can_go_on(job) if path == folder else os.path.exists(os.path.join(path, BEGUN))):
             shutil.rmtree(path, ignore_errors=True)
     goes_on = os.path.isdir(folder)

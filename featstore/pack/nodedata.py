@@ -25,9 +25,19 @@ from featstore.storage.format import DTYPES
 from featstore.storage.rundir import DiskBudget
 from featstore.storage.sections import SectionFile, SectionWriter
 
-__all__ = ["KIND", "PREFIX", "Carrier", "NodeData", "carried", "carried_bytes", "is_carried", "load_carried", "named"]
+__all__ = [
+    "NODE_DATA_KIND",
+    "NODE_DATA_PREFIX",
+    "Carrier",
+    "NodeData",
+    "carried",
+    "carried_bytes",
+    "is_carried",
+    "load_carried",
+    "named",
+]
 
-KIND, PREFIX = "node_data", "data-"
+NODE_DATA_KIND, NODE_DATA_PREFIX = "node_data", "data-"
 
 
 @dataclass(frozen=True)
@@ -63,7 +73,7 @@ def named(pack: OfflineSamples) -> dict[str, dict[str, str]]:
         raise FormatError(f"{path}: the record has no {NODE_DATA!r}", path)
     for name, entry in found.items():
         strings = isinstance(entry, dict) and sorted(entry) == ["file", "id"] and all(isinstance(v, str) for v in entry.values())
-        if not strings or not entry["file"].startswith(PREFIX) or os.path.basename(entry["file"]) != entry["file"]:
+        if not strings or not entry["file"].startswith(NODE_DATA_PREFIX) or os.path.basename(entry["file"]) != entry["file"]:
             raise FormatError(f"{path}: node data {name!r} is in {entry!r}, which is not a file of node data", path)
     return found
 
@@ -121,9 +131,9 @@ class Carrier:
         pack, tensor = self._pack, data.tensor.contiguous()
         dtype = dtype_name(tensor.dtype)
         record = {"format": 1, "name": data.name, "dtype": dtype, "shape": list(tensor.shape), "made_of": data.made_of}
-        path = pack.file(PREFIX + uuid.uuid4().hex[:16])  # no name that the record has: its file stays until the commit
+        path = pack.file(NODE_DATA_PREFIX + uuid.uuid4().hex[:16])  # no name that the record has: its file stays until the commit
         try:
-            with SectionWriter(path, KIND, self._disk) as writer:
+            with SectionWriter(path, NODE_DATA_KIND, self._disk) as writer:
                 writer.append(np.frombuffer(json.dumps(record).encode(), np.uint8))
                 writer.append(tensor.reshape(-1).view(torch.uint8).numpy())
                 file = writer.finish(durable=True)
@@ -158,7 +168,7 @@ class Carrier:
     def _remove_unnamed(self) -> None:
         files = {entry["file"] for entry in named(self._pack).values()}
         for name in os.listdir(self._pack.path):
-            if name.startswith(PREFIX) and name not in files:
+            if name.startswith(NODE_DATA_PREFIX) and name not in files:
                 _remove(self._pack.file(name))
 
     def __enter__(self) -> Carrier:
@@ -203,7 +213,7 @@ def _described(pack: OfflineSamples, name: str, entry: Mapping[str, str]) -> dic
 
 
 def _open(pack: OfflineSamples, name: str, entry: Mapping[str, str]) -> SectionFile:
-    file = SectionFile(pack.file(entry["file"]), KIND)
+    file = SectionFile(pack.file(entry["file"]), NODE_DATA_KIND)
     if file.file_id != entry["id"]:
         file.close()
         raise CorruptionError(f"this is not the file of node data {name!r} that the pack's record names", file.path)

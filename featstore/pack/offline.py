@@ -185,7 +185,6 @@ def sample_offline(
     else:
         raise ValueError("seeds and batch_size are what a sampler samples batches for; only an iterable has its own")
     threads = g.options.threads if threads is None else threads
-    n_batches = 0
     with BuildDirectory(target, overwrite=overwrite, marker=RECORD, what="pack") as build:
         total = 0 if batcher is None else epochs * len(batcher)
         accounts = DiskBudget(budget, "the samples", target)

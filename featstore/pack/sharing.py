@@ -11,7 +11,7 @@ from featstore.budget import Budget
 from featstore.pack.record import OfflineSamples
 from featstore.pack.segments import Stored, segments
 from featstore.pack.tables import TierTables
-from featstore.pack.tiers import SECTION_BYTES, DiskRows, Sizes, assign_tiers, segmentation, windows
+from featstore.pack.tiers import SECTION_BYTES, TABLE_SECTIONS, DiskRows, Sizes, assign_tiers, segmentation, windows
 from featstore.plan.cost import ADMIT_TABLE_BYTES, LOAD_TABLE_BYTES, PLANNED, ROW_TABLE_BYTES, OnDisk
 from featstore.plan.planmemory import planning_bytes
 from featstore.plan.simulate import simulate
@@ -147,7 +147,7 @@ def count_planned(pack: OfflineSamples, sizes: Sizes, budget: Budget) -> OnDisk:
     stored = sizes.n_bytes(min(sizes.device_rows, n), 0, Stored(1, packed, np.empty(0, np.int64), 0))
     tables = ROW_TABLE_BYTES * int(pack.lengths.sum()) + (LOAD_TABLE_BYTES + ADMIT_TABLE_BYTES) * total
     tables += (8 * int(pack.lengths.sum()) if sizes.device_rows else 0) + 8 * sizes.device_rows
-    return OnDisk(stored + tables + SECTION_BYTES * 7 * len(pack), total, total // max(1, pack.epochs))
+    return OnDisk(stored + tables + SECTION_BYTES * TABLE_SECTIONS * len(pack), total, total // max(1, pack.epochs))
 
 
 def shared_there(folder: str, pack: OfflineSamples, widths: Sequence[int], gap_bytes: int, n_bytes: int) -> OnDisk | None:

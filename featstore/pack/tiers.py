@@ -36,6 +36,7 @@ from featstore.storage.sections import SectionWriter
 
 __all__ = [
     "SECTION_BYTES",
+    "TABLE_SECTIONS",
     "DiskRows",
     "ScoresOf",
     "Sizes",
@@ -51,6 +52,7 @@ Int64s = npt.NDArray[np.int64]
 ScoresOf: TypeAlias = Callable[[StaticPolicy], npt.NDArray[Any]]
 
 SECTION_BYTES, TAIL_BYTES = 32, 96  # of a file of sections: an array's entry in the index, the end
+TABLE_SECTIONS = 7  # of a batch, at most: its plan, and two arrays of the device's rows
 
 
 def _narrow(rows: Ids) -> Ids:

@@ -17,8 +17,8 @@ from featstore.gather.plan import BatchPlan, Tier
 from featstore.graph.progress import Progress
 from featstore.graph.verify import verify_file
 from featstore.pack.layout import (
+    LAYOUT_PREFIX,
     PARTIAL,
-    PREFIX,
     FeatureExtents,
     LayoutOptions,
     file_record,
@@ -27,10 +27,8 @@ from featstore.pack.layout import (
     layout_records,
 )
 from featstore.pack.makelayout import BEGUN
-from featstore.pack.nodedata import KIND as NODE_DATA
-from featstore.pack.nodedata import carried, named
-from featstore.pack.record import NODE_DATA as NAMED
-from featstore.pack.record import RECORD, SAMPLES, OfflineSamples, read_record
+from featstore.pack.nodedata import NODE_DATA_KIND, carried, named
+from featstore.pack.record import NODE_DATA, RECORD, SAMPLES, OfflineSamples, read_record
 from featstore.pack.tables import PLAN, TierTables
 from featstore.sampling.foreign import as_sampled
 from featstore.storage.format import DTYPES
@@ -67,18 +65,18 @@ class _Check:
     def run(self) -> dict[str, Any]:
         pack = self._pack
         names = sorted(os.listdir(pack.path))
-        partial = [name for name in names if name.startswith(PREFIX) and name.endswith(PARTIAL)]
+        partial = [name for name in names if name.startswith(LAYOUT_PREFIX) and name.endswith(PARTIAL)]
         layouts = list(zip(find_layouts(pack), layout_records(pack), strict=True))
         folders = [pack.file(options.name) for options, _ in layouts]
         # Samples and plans are read once more, for what they say.
         read = [pack.path, *folders, pack.file(SAMPLES), *(os.path.join(folder, PLAN) for folder in folders)]
         with Progress("verify", sum(_size(path) for path in read), self._show) as self._bar:
-            self._record(pack.file(RECORD), RECORD, {**pack.record, NAMED: self._node_data})
+            self._record(pack.file(RECORD), RECORD, {**pack.record, NODE_DATA: self._node_data})
             if self._sections(pack.file(SAMPLES), "samples") != pack.record["samples"]:
                 raise CorruptionError("these are not the samples that the pack was made with", pack.file(SAMPLES))
             self._check_samples()
             for each in carried(pack).values():
-                self._sections(pack.file(each["file"]), NODE_DATA)
+                self._sections(pack.file(each["file"]), NODE_DATA_KIND)
             for options, record in layouts:
                 self._layout(options, record)
         left = [pack.file(name) for name in partial]

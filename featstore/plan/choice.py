@@ -165,7 +165,7 @@ def observe(
             seen.grow(trace.n_accesses / max(1, part.n_accesses))
             del part, numbers, by_degree, held
         # A part's arrays lie in the processor's caches: what planning takes is timed on all rows of a few batches.
-        few = _part(trace, TIMED)
+        few = trace.head(TIMED)
         slots = min(capacity, trace.n)
         with budget.reserve("simulation", planning_bytes(trace.n, few.n_accesses, longest=few.longest, capacity=slots)):
             _, seen.plan_s = _planned(few, slots, total)
@@ -295,10 +295,6 @@ def _look(
     return _Seen(n_device, n_static, n_top, n_degree, loads, first, again, plan_s, miss_share)
 
 
-def _part(trace: Trace, n_batches: int) -> Trace:
-    return Trace.reading(lambda number: trace[number], trace.lengths[:n_batches], trace.n)
-
-
 def _without(trace: Trace, rows: npt.NDArray[np.bool_]) -> Trace:
     """Return a trace without the rows that are marked."""
     left = ~rows
@@ -320,7 +316,7 @@ def _planned(trace: Trace, capacity: int, n_batches: int) -> tuple[Int64s, float
     few, few_s = max(1, len(trace) // 4), 0.0
     if n_batches > len(trace) > 1:
         begin = time.perf_counter()
-        simulate(_part(trace, few), capacity, "belady")
+        simulate(trace.head(few), capacity, "belady")
         few_s = time.perf_counter() - begin
     begin = time.perf_counter()
     loaded = simulate(trace, capacity, "belady")

@@ -283,14 +283,17 @@ def random_read_s(n_loads: int, n_gathers: int, n_rows: int, row_bytes: int, dri
 
 
 def reads_s(reads: float, n_bytes: float, drive: DriveSpeed) -> float:
+    """Seconds of so many read operations, which move ``n_bytes`` in all: one page each, and more at the rate of gathers."""
     return reads / drive.iops + max(0.0, n_bytes - reads * PAGE_BYTES) / (drive.gather_bandwidth or drive.bandwidth)
 
 
 def copied_s(n_rows: float, w: Workload, m: Machine) -> float:
+    """Seconds of copying rows from memory to memory."""
     return n_rows * w.row_bytes / m.copy_bandwidth
 
 
 def gathered_s(n_rows: int, w: Workload, m: Machine) -> float:
+    """Seconds of copying rows from where a batch's plan says to where it says."""
     return n_rows * w.row_bytes / (m.batch_bandwidth or m.copy_bandwidth)
 
 

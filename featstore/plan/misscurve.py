@@ -15,12 +15,12 @@ from featstore.budget import Budget
 from featstore.cache.base import OnlinePolicy, Policy, PolicyContext, StaticPolicy, available_policies, get_policy
 from featstore.cache.checkedplans import CheckedPolicy
 from featstore.cache.planned import PlannedPolicy
-from featstore.cache.select import top_rows
+from featstore.cache.select import check_scores, top_rows
 from featstore.cache.table import FeatureCache
 from featstore.config import format_size, parse_size
 from featstore.errors import FeatstoreError, PluginError
 from featstore.plan.planmemory import planning_bytes
-from featstore.plan.simulate import checked_scores, row_counts, simulate
+from featstore.plan.simulate import row_counts, simulate
 from featstore.plan.trace import Trace
 
 __all__ = ["DEFAULT_SIZES", "Curve", "MissCurve", "Step", "miss_curve", "parse_sizes"]
@@ -248,7 +248,7 @@ def miss_curve(
 
         def run(task: _Task) -> list[int]:
             if isinstance(task.policy, StaticPolicy):
-                scores = checked_scores(task.policy, context)
+                scores = check_scores(task.policy, task.policy.scores(context), trace.n)
                 return [trace.n_accesses - int(saved[top_rows(scores, rows)].sum()) for rows in task.capacities]
             return [
                 int(simulate(trace, rows, task.curve.policy, in_degree=in_degree, out_degree=out_degree, seed=seed).sum())

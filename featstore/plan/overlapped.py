@@ -180,9 +180,8 @@ class OverlappedPacking:
             return
         self._settle()
         kept = self._rows.kept(batch)
-        if self._n_foreseen < len(self._n_missed) or len(rows) != self._n_missed[batch]:
-            raise PluginError(f"batch {batch} misses other rows than its policy foresaw")
-        if kept is not None and not np.array_equal(kept, rows):
+        is_foreseen = self._n_foreseen == len(self._n_missed) and len(rows) == self._n_missed[batch]
+        if not is_foreseen or (kept is not None and not np.array_equal(kept, rows)):
             raise PluginError(f"batch {batch} misses other rows than its policy foresaw")
 
     def finish(self) -> SuperbatchExtents | None:

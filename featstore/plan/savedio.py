@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -244,7 +244,6 @@ def best_split(
     features: Callable[[int], float],
     lists: Callable[[int], float] = lambda n_bytes: 0.0,
     beta: float = 1.0,
-    steps: Sequence[int] = range(STEPS + 1),
 ) -> Split:
     """Divide ``n_bytes`` so that most I/O is saved (equation 5): alpha = 0, 0.01 … 1 of them for embeddings.
 
@@ -259,10 +258,9 @@ def best_split(
         Reads that the features' cache saves in so many bytes, its tables included; that neighbour lists save in the same bytes.
     beta : float
         For the record.
-    steps : sequence of int
-        Hundredths to try.
     """
     sums = prefix_sums(embeddings[embeddings > 0])
+    steps = range(STEPS + 1)
     found = Split(n_bytes, [k / STEPS for k in steps], [], [], [], [], 0, beta)
     for k in steps:
         of_embeddings = n_bytes * k // STEPS
@@ -271,5 +269,4 @@ def best_split(
         found.embeddings.append(float(sums[kept]))
         found.features.append(float(features(n_bytes - of_embeddings)))
         found.lists.append(float(lists(n_bytes - of_embeddings)))
-    taken = int(np.argmax(found.benefits))
-    return Split(n_bytes, found.alphas, found.features, found.embeddings, found.lists, found.nodes, taken, beta)
+    return replace(found, taken=int(np.argmax(found.benefits)))

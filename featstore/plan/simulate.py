@@ -14,13 +14,13 @@ import numpy.typing as npt
 from featstore.cache.base import OnlinePolicy, Policy, PolicyContext, StaticPolicy, get_policy
 from featstore.cache.checkedplans import CheckedPolicy
 from featstore.cache.planned import PlannedPolicy
-from featstore.cache.select import top_rows
+from featstore.cache.select import check_scores, top_rows
 from featstore.cache.table import FeatureCache
 from featstore.config import check_at_least
 from featstore.errors import PluginError
 from featstore.plan.trace import Trace
 
-__all__ = ["checked_scores", "row_counts", "simulate"]
+__all__ = ["row_counts", "simulate"]
 
 Int64s = npt.NDArray[np.int64]
 
@@ -109,18 +109,9 @@ def row_counts(trace: Trace) -> Int64s:
     return counts
 
 
-def checked_scores(policy: StaticPolicy, context: PolicyContext) -> npt.NDArray[Any]:
-    """Return a static policy's scores; raises PluginError where they are no score a row."""
-    scores = np.asarray(policy.scores(context))
-    n = context.n
-    if scores.shape != (n,) or scores.dtype.kind not in "iuf" or (scores.dtype.kind == "f" and np.isnan(scores).any()):
-        raise PluginError(f"policy {policy.name!r}: scores must be {n} numbers, none of them NaN")
-    return scores
-
-
 def _static(trace: Trace, capacity: int, policy: StaticPolicy, context: PolicyContext) -> Int64s:
     waiting = np.zeros(trace.n, bool)  # chosen, but not loaded yet
-    waiting[top_rows(checked_scores(policy, context), capacity)] = True
+    waiting[top_rows(check_scores(policy, policy.scores(context), trace.n), capacity)] = True
     chosen = waiting.copy()
     loads = np.empty(len(trace), np.int64)
     for batch, ids in enumerate(trace):

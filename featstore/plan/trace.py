@@ -160,6 +160,10 @@ class Trace(Sequence[Ints]):
         """Rows that the largest batch asks for."""
         return int(self.lengths.max(initial=0))
 
+    def head(self, n_batches: int) -> Trace:
+        """Return the trace of the first batches alone, of all where there are fewer; they are read from this one."""
+        return Trace.reading(self.__getitem__, self.lengths[:n_batches], self.n)
+
     def window(self) -> Window:
         """Return the whole trace as what a planned policy sees."""
         return Window(self.n, self.offsets, self.__getitem__, len(self))

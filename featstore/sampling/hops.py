@@ -22,6 +22,7 @@ from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.partlists import NearbyLists
 from featstore.graph.topology import Topology
 from featstore.sampling.batch import Block, SampledBatch
+from featstore.sampling.rng import absorb, batch_key
 from featstore.sampling.scratch import EMPTY, LEAST_ROOM, Int64s, Scratch, scratch_bytes
 
 __all__ = [
@@ -73,8 +74,8 @@ Draw = Callable[[Scratch, int], Block]  # the block of a hop, by its number; the
 class HopSampler(ABC):
     """A sampler that goes hop by hop: each adds a block, and the nodes that it finds join the list of the batch.
 
-    Subclasses draw: see :meth:`_expand` and :meth:`hop_key`. What they return depends on the graph, their options and the
-    arguments of :meth:`sample` alone.
+    Subclasses draw: see :meth:`_expand`, and :meth:`hop_key` where their draws have another key. What they return depends on the
+    graph, their options and the arguments of :meth:`sample` alone.
 
     Parameters
     ----------
@@ -332,9 +333,10 @@ class HopSampler(ABC):
         else:
             scratch.rows_read += scratch.lists.read_edges(positions, out, self._g.pool)
 
-    @abstractmethod
     def hop_key(self, at: HopKey) -> tuple[int, ...]:
-        """Return the words that a hop's draws are keyed with (:mod:`featstore.sampling.rng`)."""
+        """Return the words that a hop's draws are keyed with (:mod:`featstore.sampling.rng`): one, of all of ``at``."""
+        epoch, index, hop = at
+        return (absorb(batch_key(self.seed, epoch, index), hop),)
 
     @abstractmethod
     def _expand(

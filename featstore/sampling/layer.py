@@ -17,7 +17,6 @@ from featstore.graph.topology import Topology
 from featstore.sampling.batch import Block
 from featstore.sampling.hops import Graph, HopKey, HopSampler
 from featstore.sampling.pieces import Pieces
-from featstore.sampling.rng import absorb, batch_key
 from featstore.sampling.scratch import EMPTY, Int64s, Scratch, scratch_bytes
 
 __all__ = ["LayerSampler"]
@@ -135,11 +134,6 @@ class LayerSampler(HopSampler):
     def scratch_bytes(self, n_rows: int) -> int:
         """See :class:`~featstore.sampling.hops.HopSampler`; with that of all neighbours of a layer."""
         return super().scratch_bytes(n_rows) + scratch_bytes(self._sources_room, self._g.num_nodes)
-
-    def hop_key(self, at: HopKey) -> tuple[int, ...]:
-        """Return the key of a layer's draws."""
-        epoch, index, hop = at
-        return (absorb(batch_key(self.seed, epoch, index), hop),)
 
     def _expand(
         self, scratch: Scratch, topology: Topology, cache: NeighborCache | None, n_dst: int, size: int, at: HopKey

@@ -13,7 +13,6 @@ from featstore.graph.neighborcache import NeighborCache
 from featstore.graph.topology import Topology
 from featstore.sampling.batch import Block
 from featstore.sampling.hops import FanoutSampler, Graph, HopKey
-from featstore.sampling.rng import absorb, batch_key
 from featstore.sampling.scratch import EMPTY, Scratch
 
 __all__ = ["NeighborSampler"]
@@ -90,11 +89,6 @@ class NeighborSampler(FanoutSampler):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._g, self.fanouts, self.replace, self.seed, self.redraw, self.edges)
-
-    def hop_key(self, at: HopKey) -> tuple[int, ...]:
-        """Return the key of a hop's draws."""
-        epoch, index, hop = at
-        return (absorb(batch_key(self.seed, epoch, index), hop),)
 
     def _expand(
         self, scratch: Scratch, topology: Topology, cache: NeighborCache | None, n_dst: int, size: int, at: HopKey

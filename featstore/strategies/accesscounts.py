@@ -8,15 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from featstore.sampling.drawn import in_turn
-from featstore.strategies.counters import Stopwatch
 from featstore.strategies.setup import Setup
 
 __all__ = ["AccessCounts"]
 
 
 class AccessCounts:
-    """How many batches of an epoch need each row, as an array that is made when a policy first looks at it: by sampling the
-    epoch.
+    """How many batches of epoch 0 need each row, as an array that is made when a policy first looks at it, by sampling them.
 
     A context manager: the budget counts the array until the block is left.
 
@@ -25,22 +23,19 @@ class AccessCounts:
     Pre-sampling: Yang et al., GNNLab, EuroSys 2022; the ``frequency`` cache of DiskGNN, SIGMOD 2025.
     """
 
-    def __init__(self, setup: Setup, watch: Stopwatch, epoch: int = 0) -> None:
+    def __init__(self, setup: Setup) -> None:
         self._setup = setup
-        self._watch = watch
-        self._epoch = epoch
         self._counts: npt.NDArray[np.int64] | None = None
         self._held = setup.graph.budget.reserve("access counts", 0)
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[np.int64]:
         if self._counts is None:
-            n, order = self._setup.graph.num_nodes, self._setup.batches.epoch(self._epoch)
+            n, order = self._setup.graph.num_nodes, self._setup.batches.epoch(0)
             self._held.resize(8 * n)
             counts = np.zeros(n, np.int64)
-            with self._watch.time("presample"):
-                with contextlib.closing(in_turn(order, 0)) as batches:
-                    for index in range(len(order)):
-                        counts[batches.sample(index).input_ids.numpy()] += 1
+            with self._setup.watch.time("presample"), contextlib.closing(in_turn(order, 0)) as batches:
+                for index in range(len(order)):
+                    counts[batches.sample(index).input_ids.numpy()] += 1
             self._counts = counts
         return self._counts
 

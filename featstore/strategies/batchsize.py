@@ -24,7 +24,7 @@ LOAN_COST = 5  # a batch that was sampled to be measured is given back before an
 
 
 def larger(n_rows: int) -> int:
-    """Return the rows of the largest batch, where one of ``n_rows`` is known."""
+    """Return the rows that the largest batch is taken to have, where one of ``n_rows`` is known."""
     return n_rows + n_rows // MARGIN
 
 
@@ -95,7 +95,7 @@ def measure(graph: Any, batches: SampledBatches) -> tuple[BatchSize, SampledBatc
 
 def _upper(graph: Any, batches: SampledBatches, first: BatchSize) -> BatchSize:
     """Return what the largest batch of an epoch is taken to come to, from some of them."""
-    others = _others(graph, batches, N_OTHERS)
+    others = _others(graph, batches)
     most = max([first, *others], key=lambda each: each.n_rows)
     mean = (first.n_rows + sum(each.n_rows for each in others)) // (1 + len(others))
     return most.of(min(int(graph.num_nodes), 2 * most.n_rows - mean))
@@ -175,17 +175,17 @@ def foresee(graph: Any, batches: SampledBatches) -> BatchSize:
     return BatchSize(rows, sum(edges) + rows, held, held + drawing, sum(edges))
 
 
-def largest(graph: Any, batches: SampledBatches, batch: BatchSize, n: int = N_OTHERS) -> BatchSize:
+def largest(graph: Any, batches: SampledBatches, batch: BatchSize) -> BatchSize:
     """Return ``batch``, or what the largest of some others comes to, as far as there is memory to sample them."""
     if batches.most_rows is not None:
         return batch
-    return max([batch, *_others(graph, batches, n)], key=lambda each: each.n_rows)
+    return max([batch, *_others(graph, batches)], key=lambda each: each.n_rows)
 
 
-def _others(graph: Any, batches: SampledBatches, n: int) -> list[BatchSize]:
+def _others(graph: Any, batches: SampledBatches) -> list[BatchSize]:
     """Sample some batches of epoch 0 but for its first, spread over it, as far as there is memory."""
     found: list[BatchSize] = []
-    for position in sorted({k * (len(batches) - 1) // n for k in range(1, n + 1)} - {0}):
+    for position in sorted({k * (len(batches) - 1) // N_OTHERS for k in range(1, N_OTHERS + 1)} - {0}):
         try:
             found.append(_sample(graph, batches, position)[0])
         except BudgetError:
@@ -196,7 +196,9 @@ def _others(graph: Any, batches: SampledBatches, n: int) -> list[BatchSize]:
 def is_tight(graph: Any, batches: SampledBatches, row_bytes: int) -> bool:
     """Whether two batches may need more than half of what is left: then one is measured before anything begins."""
     n = int(graph.num_nodes)
-    rows = batches.batch_size if batches.most_rows is None else batches.most_rows
-    for fanout in () if batches.most_rows is not None else [-1] if batches.fanouts is None else batches.fanouts:
-        rows = n if fanout < 0 else min(n, rows * (1 + fanout))
+    rows = batches.most_rows
+    if rows is None:
+        rows = batches.batch_size
+        for fanout in [-1] if batches.fanouts is None else batches.fanouts:
+            rows = n if fanout < 0 else min(n, rows * (1 + fanout))
     return bool(2 * rows * (row_bytes + ROW_BYTES) > (graph.budget.available + graph.budget.on_loan) // 2)

@@ -155,10 +155,10 @@ def cache_bytes(
         total = parse_size(size)
         if total == 0:
             return dict.fromkeys(row_bytes, 0)  # no cache, as in g.cache
-        one, two = (sum(least(rows).values()) for rows in (1, 2))
-        if total < one:
+        rows = rows_within(total, n, list(row_bytes.values()), policy)
+        if not rows:
+            one = sum(least(1).values())
             raise BudgetError(f"a feature cache of one row takes {one} bytes, not {total}", one)
-        rows = min(n, 1 + (total - one) // max(1, two - one))
         total = sum(least(rows).values())
     if total > room:
         needed = budget.total + total - room
@@ -168,13 +168,13 @@ def cache_bytes(
     return least(rows)
 
 
-def rows_within(n_bytes: int, n: int, widths: Sequence[int]) -> int:
-    """Return how many rows planned caches of features of ``n`` rows of these widths can have within ``n_bytes``, each as many."""
+def rows_within(n_bytes: int, n: int, widths: Sequence[int], policy: Policy | None = None) -> int:
+    """Return how many rows caches of features of ``n`` rows of these widths can have within ``n_bytes``, each as many.
 
-    def needed(rows: int) -> int:
-        return sum(FeatureCache.least_bytes(rows, width, n, None) for width in widths)
-
-    return 0 if n_bytes < needed(1) else min(n, 1 + (n_bytes - needed(1)) // max(1, needed(2) - needed(1)))
+    ``policy``: manages them; None: they follow plans.
+    """
+    one, two = (sum(FeatureCache.least_bytes(rows, width, n, policy) for width in widths) for rows in (1, 2))
+    return 0 if n_bytes < one else min(n, 1 + (n_bytes - one) // max(1, two - one))
 
 
 def check_instances(policy: str | Policy | type[Policy], n_features: int) -> None:
@@ -314,10 +314,10 @@ class LeasedCaches:
     def _make_what_fits(self, room: Callable[[], int]) -> None:
         """Make the caches anew, with the rows that there is room for now, the same of each."""
         for name in self._capacities:
-            self._graph.cache_for_planner(name, 0)
-        left = room()
-
-        rows = rows_within(left, self._graph.num_nodes, [row_bytes(self._graph.features[name]) for name in self._capacities])
+            self._graph.cache_for_planner(name, 0, of_edges=self._of_edges)
+        stores = _stores(self._graph, of_edges=self._of_edges)
+        n = max((len(stores[name]) for name in self._capacities), default=0)
+        rows = rows_within(room(), n, [row_bytes(stores[name]) for name in self._capacities])
         try:
             for name, capacity in self._capacities.items():
                 self._make(name, min(capacity, rows))

@@ -27,11 +27,11 @@ def make_tier(setup: Setup, policy: StaticPolicy, n_rows: int, go_on: Callable[[
         Nothing is held.
     """
     graph = setup.graph
-    with AccessCounts(setup, setup.watch) as counts, graph.policy_inputs(sum(setup.row_bytes.values()), counts) as inputs:
+    with AccessCounts(setup) as counts, graph.policy_inputs(sum(setup.row_bytes.values()), counts) as inputs:
         rows = top_rows(inputs.scores(policy), n_rows)
     stores = {name: graph.features[name] for name in setup.features}
     shapes = {name: (tuple(store.shape[1:]), store.dtype) for name, store in stores.items()}
-    tier = DeviceTier(rows, shapes, setup.device, graph.pool, graph.budget, graph.num_nodes, setup.n_copying)
+    tier = DeviceTier(rows, shapes, setup.device, graph.pool, graph.num_nodes, setup.n_copying)
     try:
         for name, store in stores.items():
             step = max(1, FILL_BYTES // max(1, setup.row_bytes[name]))

@@ -65,6 +65,7 @@ class FilledLater(OnDevice):
     Parameters
     ----------
     policy : StaticPolicy
+        Chooses the rows.
     reserve : int
         Bytes of the device to leave.
     """
@@ -72,7 +73,7 @@ class FilledLater(OnDevice):
     def __init__(self, policy: StaticPolicy, reserve: int) -> None:
         super().__init__()
         self.why = "no step is done yet"
-        self._policy, self._reserve = policy, reserve
+        self.policy, self._reserve = policy, reserve
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._is_over = False
@@ -97,7 +98,7 @@ class FilledLater(OnDevice):
         if failure is not None:
             raise failure
         if warning is not None:
-            warnings.warn(warning, PerformanceWarning, stacklevel=5)
+            warnings.warn(warning, PerformanceWarning, stacklevel=6)  # the loop
 
     def _run(self, setup: Setup) -> None:
         try:
@@ -124,18 +125,13 @@ class FilledLater(OnDevice):
         if setup.device.type == "cuda":  # not in the stream of computing
             stream = cuda.stream(cuda.Stream(setup.device))
         with stream:
-            tier = make_tier(setup, self._policy, n_rows, lambda: not self._is_over)
+            tier = make_tier(setup, self.policy, n_rows, lambda: not self._is_over)
         with self._lock:
             if tier is not None and not self._is_over:
                 self.tier, self.why = tier, ""
                 return
         if tier is not None:
             tier.close()
-
-    @property
-    def policy(self) -> StaticPolicy:
-        """What chooses the rows."""
-        return self._policy
 
     def expected_rows(self, setup: Setup, taken: int = 0) -> int:
         """See :class:`OnDevice`: before a step, what is free of the device now, less the reserve."""

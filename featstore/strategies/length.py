@@ -20,7 +20,6 @@ __all__ = [
     "Passes",
     "at_least",
     "choose_size",
-    "edge_planner_bytes",
     "judge_length",
     "least_size",
     "longest_auto",
@@ -123,11 +122,6 @@ def passes_over(n_bytes: int, row_bytes: int, n_batches: int, n_accesses: int, m
     return Passes(n_bytes, 2 * int(gathered * miss_share) * n_batches, gathered * n_batches)
 
 
-def _is_checked(planning: Planning) -> bool:
-    """Return whether the policy's plans are checked, which takes memory."""
-    return isinstance(planning.policy, PlannedPolicy) and CheckedPolicy(planning.policy).is_checked
-
-
 def least_size(setup: Setup) -> int:
     """Return the batches of the smallest superbatch that the loader allows."""
     assert setup.planning is not None
@@ -136,30 +130,17 @@ def least_size(setup: Setup) -> int:
 
 
 def planner_bytes(
-    planning: Planning, graph: Any, n_batches: int, n_accesses: int, size: int, *, spilled: bool, capacity: int = 0
+    planning: Planning, n: int, n_batches: int, n_accesses: int, size: int, *, spilled: bool, capacity: int = 0
 ) -> int:
-    """Return what planning superbatches of ``size`` batches holds, by the rows of one, for a cache of ``capacity`` rows."""
+    """Return what planning superbatches of ``size`` batches holds, for a cache of ``capacity`` rows.
+
+    ``n``, ``n_accesses``: nodes of the graph, and of one batch; or edges of both.
+    """
     # Batches differ in size by a few percent, and a window is two superbatches.
     longest = n_accesses * 9 // 8
     in_sight = min(2 * size, max(size, n_batches)) if planning.overlap else size
-    return planning_bytes(
-        graph.num_nodes,
-        in_sight * longest,
-        size * longest,
-        longest,
-        capacity=capacity,
-        spilled=spilled,
-        checked=_is_checked(planning),
-    )
-
-
-def edge_planner_bytes(planning: Planning, n_edges: int, n_batches: int, n_accesses: int, size: int, *, spilled: bool) -> int:
-    """Return what planning the edges of superbatches of ``size`` batches holds, by the edges of the graph and of one batch."""
-    longest = n_accesses * 9 // 8
-    in_sight = min(2 * size, max(size, n_batches)) if planning.overlap else size
-    checked, capacity = _is_checked(planning), planning.edge_capacity
-    n_planned = size * longest
-    return planning_bytes(n_edges, in_sight * longest, n_planned, longest, capacity=capacity, spilled=spilled, checked=checked)
+    is_checked = isinstance(planning.policy, PlannedPolicy) and CheckedPolicy(planning.policy).is_checked  # that takes memory
+    return planning_bytes(n, in_sight * longest, size * longest, longest, capacity=capacity, spilled=spilled, checked=is_checked)
 
 
 def choose_size(
@@ -177,7 +158,7 @@ def choose_size(
 
     def largest(limit: int, spilled: bool) -> int:
         def needed(size: int) -> int:
-            return planner_bytes(planning, graph, n_batches, n_accesses, size, spilled=spilled)
+            return planner_bytes(planning, graph.num_nodes, n_batches, n_accesses, size, spilled=spilled)
 
         return max(1, bisect_right(range(1, most + 1), limit, key=needed))
 
@@ -201,7 +182,7 @@ def what_would_help(
     if n <= passes.cheap or passes.moved(n) <= SEVERAL * passes.moved(fewest):
         return None
     if size < min(best, _by_disk(planning, stored)):
-        needed = 2 * planner_bytes(planning, graph, n_batches, n_accesses, best, spilled=True)
+        needed = 2 * planner_bytes(planning, graph.num_nodes, n_batches, n_accesses, best, spilled=True)
         more = f"memory='{at_least(max(needed, graph.budget.total * 9 // 8))}'"
     else:
         more = f"disk='{at_least(best * (4 * stored + 1))}'"

@@ -132,10 +132,10 @@ class OnDemandRunner(Runner):
         setup.hold_share(sizes)
 
     def _make_caches(self, sizes: Mapping[str, int], policy: str | Policy | type[Policy], *, on_loan: bool) -> None:
-        graph, watch, tier = self.setup.graph, self.setup.watch, self.setup.tier
+        graph, tier = self.setup.graph, self.setup.tier
         self._beside = tier
         beside = {} if tier is None or not isinstance(get_policy(policy), StaticPolicy) else {"without": tier.map}
-        with watch.time("cache"), AccessCounts(self.setup, watch) as counts:
+        with self.setup.watch.time("cache"), AccessCounts(self.setup) as counts:
             for name, n_bytes in sizes.items():
                 left = n_bytes
                 while left > 0:

@@ -158,7 +158,7 @@ class Packed(Strategy):
 
     def batches(self, graph: Any, *, batch_size: int | None, shuffle: bool, seed: int, drop_last: bool) -> SampledBatches | None:
         """See :class:`~featstore.Strategy`."""
-        pack = self.pack if self.pack is not None else getattr(graph, "path", None) if isinstance(graph, PackedGraph) else None
+        pack = graph.path if self.pack is None and isinstance(graph, PackedGraph) else self.pack
         if pack is None:
             raise OptionError("pack", "needed: what sample_offline made (featstore pack on the command line)")
         return batches_of(pack, graph, batch_size=batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last)
@@ -415,7 +415,7 @@ class PackedRunner(Runner):
         graph, setup = self.setup.graph, self.setup
         stores = {name: graph.features[name] for name in setup.features}
         shapes = {name: (tuple(store.shape[1:]), store.dtype) for name, store in stores.items()}
-        tier = DeviceTier(rows, shapes, setup.device, graph.pool, graph.budget, n_threads=setup.n_copying)
+        tier = DeviceTier(rows, shapes, setup.device, graph.pool, n_threads=setup.n_copying)
         self._tiers.append(tier)
         for name, store in stores.items():
             source = layout.fill(name, Tier.DEVICE, self._holdings[WINDOWS].n_bytes // len(stores))

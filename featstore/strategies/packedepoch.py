@@ -49,7 +49,8 @@ class PackedEpoch(EpochRun):
         holdings: Holdings,
     ) -> None:
         self._setup, self._pack, self._layout, self._filled = setup, pack, layout, filled
-        self._caches, self._lease, self._window, self._holdings = caches, lease, window, holdings
+        self._caches, self._window, self._holdings = caches, window, holdings
+        self._lease = lease  # for as long as this epoch lives
         self._group = 1 if layout is None else layout.group
         batches = setup.batches.epoch(epoch)
         assert isinstance(batches, PackEpoch)

@@ -21,7 +21,7 @@ from featstore.pack.makelayout import layout_sizes
 from featstore.pack.nodedata import carried_bytes
 from featstore.pack.offline import Pack
 from featstore.pack.segments import Stored
-from featstore.pack.tiers import SECTION_BYTES, assign_tiers
+from featstore.pack.tiers import SECTION_BYTES, TABLE_SECTIONS, assign_tiers
 from featstore.plan.choice import observe
 from featstore.plan.cost import ADMIT_TABLE_BYTES, LOAD_TABLE_BYTES, PLANNED, ROW_TABLE_BYTES, STATIC, Workload
 from featstore.plan.samples import sample_bytes
@@ -42,7 +42,6 @@ __all__ = ["PackEstimate", "estimate_layout", "estimate_pack"]
 
 MARGIN = 0.5  # of an estimate, by which it may be too high: within it the drive may have room, and is tried
 RECORD_BYTES = 4096  # of the pack's record, or of a file of node data beside its array, at most
-SECTIONS = 7  # a batch, of a layout's tables
 PACKED = Packed(cache=0.1)
 
 
@@ -296,14 +295,13 @@ def _layout_bytes(asked: _Asked, trace: Trace, n_batches: int, epochs: int) -> i
     stored = sizes.n_bytes(min(options.device_rows, g.num_nodes), n_host, Stored(1, packed, np.empty(0, np.int64), 0))
     tables = ROW_TABLE_BYTES * (n_accesses - n_device) + LOAD_TABLE_BYTES * loads + ADMIT_TABLE_BYTES * updates
     tables += 8 * (n_host + options.device_rows + n_device)
-    found = stored + round(tables) + SECTION_BYTES * SECTIONS * total
+    found = stored + round(tables) + SECTION_BYTES * TABLE_SECTIONS * total
     return found if asked.disk is None or options.superbatch else min(found, asked.disk)
 
 
 def _seen(asked: _Asked, trace: Trace, n_batches: int) -> Workload:
     """Return what so many batches, from an empty cache, come to, of which the trace has the first."""
-    g, n = asked.g, min(len(trace), n_batches)
-    part = Trace.reading(lambda number: trace[number], trace.lengths[:n], trace.n)
+    g, part = asked.g, trace.head(n_batches)
     sizes: dict[str, Any] = {"row_bytes": 1, "capacity": asked.capacity, "device_rows": asked.device_rows}
     if asked.policy.name != STATIC:
         return observe(part, n_batches=n_batches, budget=g.budget, **sizes)

@@ -56,6 +56,8 @@ class Profile(DerivedBatches):
         Seconds that sampling took.
     passes_s : float
         Of those, seconds of passes over neighbour lists, which a whole epoch takes too.
+    n_sampled : int
+        Batches that were sampled.
     n_bytes : int
         On disk until epoch 0 is over.
 
@@ -107,12 +109,7 @@ class Profile(DerivedBatches):
             raise
         self.n_bytes = accounts.used
         self._finalizer = finalize_here(self, _forget, self._file, self._runs)
-        self._n = len(self._file)
-
-    @property
-    def n_sampled(self) -> int:
-        """Batches that were sampled."""
-        return self._n
+        self.n_sampled = len(self._file)
 
     def epoch(self, epoch: int) -> SampledEpoch:
         """Return the batches of ``epoch``, those that were sampled among them."""
@@ -128,7 +125,7 @@ class Profile(DerivedBatches):
 
     def sampled(self, position: int) -> SampledBatch | None:
         """Return the batch that was sampled, if it was and is still kept."""
-        if position >= self._n:
+        if position >= self.n_sampled:
             return None
         with self._reading() as file:
             return None if file is None else file.batch(position, self._pool)

@@ -16,7 +16,6 @@ from featstore.cache.base import OnlinePolicy, Policy, StaticPolicy, get_policy
 from featstore.cache.fixed import FixedRows
 from featstore.cache.planned import PlannedPolicy
 from featstore.cache.select import top_rows
-from featstore.cache.table import FeatureCache
 from featstore.errors import BudgetError
 from featstore.graph.kept import NEIGHBOR_POLICY
 from featstore.graph.neighborcache import NeighborCache
@@ -30,7 +29,7 @@ from featstore.plan.trace import Trace
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.drawn import Drawn
 from featstore.sampling.hops import HopSampler
-from featstore.strategies.caches import cache_bytes
+from featstore.strategies.caches import cache_bytes, rows_within
 from featstore.strategies.memory import Memory
 from featstore.strategies.setup import Setup
 
@@ -151,9 +150,7 @@ class HistorySplit:
             return top_rows(scores, found.nodes[found.taken]), found
 
 
-def profile(
-    drawn: Drawn, graph: Any, staleness: int, part: RowSample | None = None, epoch: int = 0
-) -> tuple[SavedIO, float, Trace | None]:
+def profile(drawn: Drawn, graph: Any, staleness: int, part: RowSample | None = None) -> tuple[SavedIO, float, Trace | None]:
     """Sample an epoch whole; return what its nodes would save, the seconds of sampling, and a part of its accesses.
 
     Raises
@@ -162,7 +159,7 @@ def profile(
         From sampling.
     """
     assert isinstance(drawn.sampler, HopSampler)
-    counted, order = SavedIO(graph.num_nodes, staleness), drawn.whole(epoch)
+    counted, order = SavedIO(graph.num_nodes, staleness), drawn.whole(0)
     seconds, kept = 0.0, list[npt.NDArray[Any]]()
     for position in range(len(order)):
         begin = time.perf_counter()
@@ -231,16 +228,13 @@ def _nothing(n_bytes: int) -> float:
     return 0.0
 
 
-def _rows_of(setup: Setup, policy: Policy, n_bytes: int) -> int:
-    """Return the rows of each feature that caches of all of them have within ``n_bytes``, tables included."""
-    n, widths = int(setup.graph.num_nodes), setup.row_bytes.values()
-    one, two = (sum(FeatureCache.least_bytes(rows, width, n, policy) for width in widths) for rows in (1, 2))
-    return 0 if n_bytes < one else min(n, 1 + (n_bytes - one) // max(1, two - one))
-
-
 def _saved_by_rows(setup: Setup, counted: SavedIO, trace: Trace | None, policy: Policy, room: int) -> Callable[[int], float]:
     """Return what says how many reads the features' cache saves in so many bytes: sums by score, or what replaying loads."""
-    rows_of = partial(_rows_of, setup, policy)
+    n, widths = int(setup.graph.num_nodes), list(setup.row_bytes.values())
+
+    def rows_of(n_bytes: int) -> int:
+        return rows_within(n_bytes, n, widths, policy)
+
     if isinstance(policy, StaticPolicy):
         accesses = counted.accesses
         with setup.graph.policy_inputs(sum(setup.row_bytes.values()), accesses) as inputs:

@@ -185,7 +185,7 @@ class StreamedRunner(SuperbatchRunner):
 
     def _judge_packing(self) -> None:
         """Warn where superbatches are packed in several passes, or not at all."""
-        counts, setup, batch = self._counts, self._setup, self.memory.batch
+        counts, setup, batch = self._counts, self.setup, self.memory.batch
         size, n = int(self._planning.superbatch), len(setup.batches)
         if counts.unpacked:
             held = 0 if self.profile is None else self.profile.n_bytes
@@ -245,25 +245,25 @@ class StreamedRunner(SuperbatchRunner):
         return passes_over(setup.graph.num_nodes * width, width, len(setup.batches), n_accesses, setup.planning.miss_share)
 
     def _packer(self, runs: RunDirectory, disk: DiskBudget) -> PackSuperbatch | None:
-        planning = self._setup.planning
+        planning = self.setup.planning
         # How many rows are missed was estimated to choose the size: where a superbatch misses more than the disk holds, its rows
         # are read where they are.
         may_skip = planning is not None and isinstance(planning.superbatch, str)
         self._reuse.use(disk)
         pack = RunPacker(
             self._bases,
-            self._setup.graph.reader,
+            self.setup.graph.reader,
             runs,
             disk,
             self._holdings[PACKING],
-            self._holdings[WINDOWS].n_bytes // max(1, len(self._setup.features)),
+            self._holdings[WINDOWS].n_bytes // max(1, len(self.setup.features)),
             self._reuse,
             self._arenas,
-            self._setup.reads.add,
+            self.setup.reads.add,
             may_skip=may_skip,
         )
         self._counts = pack.counts
-        return _PreparingPack(pack, self._setup, larger(self.memory.batch.n_rows), self._judge_packing)
+        return _PreparingPack(pack, self.setup, larger(self.memory.batch.n_rows), self._judge_packing)
 
 
 def _resize(arenas: PackArenas, n_bytes: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -50,7 +50,7 @@ from featstore.strategies.caches import (
     size_caches,
 )
 from featstore.strategies.holdings import Holdings
-from featstore.strategies.length import Length, Passes, choose_size, edge_planner_bytes, judge_length, least_size, planner_bytes
+from featstore.strategies.length import Length, Passes, choose_size, judge_length, least_size, planner_bytes
 from featstore.strategies.memory import SAMPLED_AHEAD, Memory, Request, ask
 from featstore.strategies.options import CACHE, DISK, EDGE_CACHE, EDGE_CACHE_HELP, LENGTH, RUN_DIR, option, policy_of
 from featstore.strategies.registry import register_strategy
@@ -228,7 +228,6 @@ class SuperbatchRunner(Runner):
         super().__init__(setup, memory)
         policy = setup.planning.policy
         assert isinstance(policy, PlannedPolicy)
-        self._setup = setup
         self._on_death: list[weakref.finalize[..., Any]] = []
         self._holdings = Holdings(setup.graph.budget, memory)
         if SAMPLED_AHEAD in memory.granted:
@@ -255,7 +254,7 @@ class SuperbatchRunner(Runner):
         if planning.overlap:
             requests.append(Request(AHEAD, 0, ahead_bytes(setup), AHEAD_SHARE))
         if planning.edge_capacity:
-            by_size = partial(edge_planner_bytes, planning, setup.graph.num_edges, len(setup.batches), batch.n_edges)
+            by_size = _edge_planner(setup, batch)
             whole, spilled = by_size(length, spilled=False), by_size(length, spilled=True)
             useful = whole if whole <= setup.graph.budget.total // PLANNER_SHARE else spilled
             requests.append(Request(EDGE_PLANNER, by_size(least_size(setup), spilled=True), useful, otherwise=spilled))
@@ -283,8 +282,7 @@ class SuperbatchRunner(Runner):
         if needed(size) > granted:
             size = max(least_size(setup), bisect_right(range(1, size), granted, key=needed))
         if (planning := setup.planning) is not None and planning.edge_capacity:
-            n_edges, n = setup.graph.num_edges, len(setup.batches)
-            by_size = partial(edge_planner_bytes, planning, n_edges, n, batch.n_edges, spilled=True)
+            by_size = partial(_edge_planner(setup, batch), spilled=True)
             of_edges = memory.granted[EDGE_PLANNER]
             if by_size(size) > of_edges:
                 size = max(least_size(setup), bisect_right(range(1, size), of_edges, key=by_size))
@@ -327,7 +325,7 @@ class SuperbatchRunner(Runner):
         """Make the caches of edge features, of so many bytes, empty."""
         if not sizes:
             return
-        setup = self._setup
+        setup = self.setup
         self._edge_caches = LeasedCaches(setup.graph, setup.edge_features, of_edges=True)
         with setup.watch.time("cache"):
             self._edge_caches.make(edge_capacities(setup, sizes, None))
@@ -335,7 +333,7 @@ class SuperbatchRunner(Runner):
 
     def make_caches(self, size: int | float | str | None) -> None:
         """Make the host caches, empty; in the serial schedule the neighbour cache has the same bytes."""
-        setup = self._setup
+        setup = self.setup
         if setup.divides is not None:
             setup.divides.divide(setup, self.memory, size, self._planning.policy, in_turn=not self._planning.overlap)
         sizes, self.prefetch = size_caches(setup, self.memory, size, self._planning.policy)
@@ -345,7 +343,7 @@ class SuperbatchRunner(Runner):
             setup.hold_share(sizes)
 
     def _make_caches(self, sizes: Mapping[str, int], *, on_loan: bool) -> None:
-        setup, graph, n = self._setup, self._setup.graph, self._setup.graph.num_nodes
+        setup, graph, n = self.setup, self.setup.graph, self.setup.graph.num_nodes
         widths = setup.row_bytes
         capacities = {name: FeatureCache.capacity_for(n_bytes, widths[name], n, None) for name, n_bytes in sizes.items()}
         if isinstance(self._planning.policy, FixedRows):
@@ -364,14 +362,14 @@ class SuperbatchRunner(Runner):
 
     def _choose(self, policy: FixedRows, capacity: int) -> None:
         """Choose the rows that stay, before the caches take the memory that this needs."""
-        graph, watch, width = self._setup.graph, self._setup.watch, sum(self._setup.row_bytes.values())
-        with AccessCounts(self._setup, watch) as counts, graph.policy_inputs(width, counts) as inputs:
-            tier = self._beside = self._setup.tier
+        graph, width = self.setup.graph, sum(self.setup.row_bytes.values())
+        with AccessCounts(self.setup) as counts, graph.policy_inputs(width, counts) as inputs:
+            tier = self._beside = self.setup.tier
             self._fixed = policy.best(inputs.scores(policy.static), capacity, None if tier is None else tier.map)
 
     def _cache_room(self) -> int:
         """Return the bytes that caches may take, made anew."""
-        setup = self._setup
+        setup = self.setup
         setup.graph.pool.trim()
         return self.memory.left_for_caches(setup.graph.budget.available, setup.prefetch)[0]
 
@@ -385,7 +383,7 @@ class SuperbatchRunner(Runner):
 
     def stats(self) -> dict[str, Any]:
         """Return ``superbatch``: its ``batches``, of how many an epoch has."""
-        return {"superbatch": {"batches": int(self._planning.superbatch), "of": len(self._setup.batches)}}
+        return {"superbatch": {"batches": int(self._planning.superbatch), "of": len(self.setup.batches)}}
 
     def prepare(self, epoch: int, start: int) -> EpochRun:
         """Begin ``epoch`` with an empty cache; sampling starts with the first batch asked for, in the background.
@@ -402,7 +400,7 @@ class SuperbatchRunner(Runner):
 
     def _begin(self, epoch: int, start: int) -> EpochRun:
         policy = self._planning.policy
-        if isinstance(policy, FixedRows) and self._n_fixed and self._beside is not self._setup.tier:
+        if isinstance(policy, FixedRows) and self._n_fixed and self._beside is not self.setup.tier:
             self._choose(policy, self._n_fixed)  # of the rows that the device leaves: it has the best ones since
             self._filled.clear()
         # Without it next positions are spilled; but in the serial schedule a neighbour cache is chosen in this memory, too.
@@ -416,11 +414,11 @@ class SuperbatchRunner(Runner):
             raise
         self._holdings.grow(EDGE_PLANNER)
         self._holdings.grow(SAMPLED_AHEAD)
-        order = in_turn(self._setup.batches.epoch(epoch), start, self._holdings.get(SAMPLED_AHEAD))
+        order = in_turn(self.setup.batches.epoch(epoch), start, self._holdings.get(SAMPLED_AHEAD))
         try:
             self._holdings.grow(AHEAD, self.memory.unused())  # where others were quicker, misses are read when they are needed
             run = SuperbatchEpoch(
-                self._setup,
+                self.setup,
                 self._planning,
                 order,
                 start,
@@ -450,6 +448,13 @@ def _keep_plans(policy: PlannedPolicy, n_bytes: int, held: int) -> None:
         CheckedPolicy(policy).keep_memory(False)
 
 
+def _edge_planner(setup: Setup, batch: BatchSize) -> Callable[..., int]:
+    """Return what says how many bytes planning the edges of superbatches takes, by their length and ``spilled=``."""
+    planning, n = setup.planning, setup.graph.num_edges
+    assert planning is not None
+    return partial(planner_bytes, planning, n, len(setup.batches), batch.n_edges, capacity=planning.edge_capacity)
+
+
 def _held_bytes(setup: Setup, n_accesses: int, size: int, *, spilled: bool, least: bool = False) -> int:
     """Return what is reserved for the planner, or for what shares its bytes.
 
@@ -461,7 +466,8 @@ def _held_bytes(setup: Setup, n_accesses: int, size: int, *, spilled: bool, leas
     if capacity is None:
         most = graph.budget.total // max(1, sum(setup.row_bytes.values()))
         capacity = 0 if least or not setup.features else min(graph.num_nodes, most)
-    needed = planner_bytes(planning, graph, len(setup.batches), n_accesses, size, spilled=spilled, capacity=capacity)
+    n, n_batches = graph.num_nodes, len(setup.batches)
+    needed = planner_bytes(planning, n, n_batches, n_accesses, size, spilled=spilled, capacity=capacity)
     if setup.on_device is not None:
         needed += REST_BYTES * n_accesses
     if not planning.overlap:

@@ -73,8 +73,8 @@ class SuperbatchEpoch(EpochRun):
         graph = setup.graph
         assert isinstance(planning.policy, PlannedPolicy)
         self._setup, self._order = setup, order
-        self._caches, self._lease = caches, lease
-        self._edge_caches, self._edge_lease = edge_caches, edge_lease
+        self._caches, self._edge_caches = caches, edge_caches
+        self._leases = lease, edge_lease  # for as long as this epoch lives
         self._switch = switch = caches if isinstance(caches, CacheSwitch) else None
         stores = [graph.features[name] for name in setup.features]
         if switch is None:

@@ -1,0 +1,74 @@
+"""Checks of a loader's arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from featstore.budget import Budget
+from featstore.config import check_at_least, parse_size
+from featstore.errors import BudgetError
+from featstore.pack.packgraph import PackedGraph
+
+__all__ = ["check_edge_features", "check_features", "check_labels", "check_prefetch", "parse_share"]
+
+
+def _check_names(what: str, names: str | Sequence[str], there: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return names, distinct and all of them ``there``; else TypeError or ValueError."""
+    names = [names] if isinstance(names, str) else names
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"{what} must be given by name, of {sorted(there)}, not as a {type(names).__name__}")
+    for name in names:
+        if name not in there:
+            hint = "; pass labels=None for batches without" if what == "labels" else ""
+            raise ValueError(f"{what}: the graph has no {name!r}; it has {sorted(there)}{hint}")
+    if len(set(names)) < len(names):
+        raise ValueError(f"{what}: a name occurs twice in {list(names)}")
+    return tuple(names)
+
+
+def check_features(g: Any, names: str | Sequence[str]) -> tuple[str, ...]:
+    """Return names of features that have a row for each node: strategies and their caches take a node's id for its row."""
+    found = _check_names("features", names, g.features)
+    for name in found:
+        first = getattr(g.features[name], "first_row", 0)  # stores of other kinds begin with node 0
+        if first:
+            raise NotImplementedError(f"features: row 0 of {name!r} is that of node {first}, not of node 0")
+    return found
+
+
+def check_edge_features(g: Any, names: str | Sequence[str], sampler: Any) -> tuple[str, ...]:
+    """Return names of edge features, of a graph that has them; the sampler numbers edges, as far as can be told."""
+    if isinstance(g, PackedGraph) and names:
+        raise ValueError(
+            "edge_features: a pack has no rows of edges; open its dataset, and give the pack as strategy=Packed(pack)"
+        )
+    found = _check_names("edge_features", names, getattr(g, "edge_features", {}))
+    if found and getattr(sampler, "edges", True) is False:
+        raise ValueError(f"edge_features={list(found)} needs the numbers of edges: make the sampler with edges=True")
+    return found
+
+
+def check_labels(g: Any, name: str | None) -> str | None:
+    """Return the name of node data that the graph has; None for batches without."""
+    return None if name is None else _check_names("labels", name, g.node_data)[0]
+
+
+def check_prefetch(prefetch: int | str, threads: int) -> int:
+    """Return how many batches are made ahead at first; ``"auto"``: two, or as many as there are threads for samples."""
+    if prefetch == "auto":
+        return max(2, threads)
+    if isinstance(prefetch, str):
+        raise ValueError(f"prefetch must be a number of batches or 'auto', not {prefetch!r}")
+    check_at_least("prefetch", prefetch, 0)
+    return prefetch
+
+
+def parse_share(memory: int | str | None, budget: Budget) -> Budget | None:
+    """Return a loader's share of a graph's budget, none where ``memory`` is None; BudgetError where it is more than that."""
+    if memory is None:
+        return None
+    share = parse_size(memory)
+    if share > budget.total:
+        raise BudgetError(f"memory={memory!r} is more than the graph's budget of {budget.total} bytes: open it with more", share)
+    return Budget(share, "loader")
