@@ -6,6 +6,7 @@ Cython does not notice changed directives.
 """
 
 import os
+import re
 from pathlib import Path
 
 from Cython.Build import cythonize
@@ -25,6 +26,7 @@ MODES = {
     ),
     "tsan": (["-fsanitize=thread", "-O1", "-g", "-UNDEBUG", "-fno-omit-frame-pointer"], ["-fsanitize=thread"]),
 }
+USES = re.compile(r'^(?:#include|cdef extern from) "(\w+\.h)"|^from featstore\._core\.(\w+) cimport', re.MULTILINE)
 WARNINGS = ["-Wall", "-Wno-unused-function", "-Wno-sign-compare"]
 if MODE not in MODES:
     raise SystemExit(f"FEATSTORE_BUILD={MODE!r} is not one of {sorted(MODES)}")
@@ -32,13 +34,25 @@ compile_args, link_args = MODES[MODE]
 checked = MODE in ("debug", "asan", "tsan")
 
 
+def headers(source: Path) -> list[str]:
+    """Return the headers beside ``source`` that it is compiled with: its own, those of its .pxd files, and what these include."""
+    found, todo = set(), {source, source.with_suffix(".pxd")}
+    while todo:
+        path = todo.pop()
+        found.add(path)
+        if path.exists():
+            used = {path.with_name(header or f"{module}.pxd") for header, module in USES.findall(path.read_text())}
+            todo |= used - found
+    return sorted(str(path) for path in found if path.suffix == ".h" and path.exists())
+
+
 def extension(name: str, source: Path) -> Extension:
-    """Return the extension module ``name`` made from ``source``; the headers beside it are what it depends on."""
+    """Return the extension module ``name`` made from ``source``."""
     return Extension(
         name,
         [str(source)],
         include_dirs=[str(source.parent)],
-        depends=[str(header) for header in sorted(source.parent.glob("*.h"))],
+        depends=headers(source),
         # Sums and products round one by one, as in Python: the same on every processor.
         extra_compile_args=["-std=gnu11", "-ffp-contract=off", "-fvisibility=hidden", *WARNINGS, *compile_args],
         extra_link_args=["-pthread", *link_args],

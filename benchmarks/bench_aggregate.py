@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import Report, alternate, arguments, bytes_read_by_kernel, drop_from_page_cache, main, scratch, sequential_rate
+from drive import sequential_rate
+from harness import Report, alternate, arguments, bytes_read_by_kernel, drop_from_page_cache, main, scratch
 from r22 import Workload, generate
 from scipy.sparse import csr_array
 

@@ -19,21 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from harness import (
-    GROUP_BYTES,
-    Report,
-    alternate,
-    answer,
-    arguments,
-    fio_random_iops,
-    have_fio,
-    main,
-    run_child,
-    scratch,
-    status,
-    timed_epoch,
-    whole_epoch,
-)
+from drive import fio_random_iops, have_fio
+from harness import GROUP_BYTES, Report, alternate, answer, arguments, main, run_child, scratch, status, timed_epoch, whole_epoch
 
 MARGIN_BYTES = 64 << 20
 SUPERBATCH_BYTES = 680 << 20  # budget in 1 GiB where run files are written: their dirty pages are the group's too

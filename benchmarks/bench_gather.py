@@ -19,20 +19,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from harness import (
-    PAGE_BYTES,
-    RANDOM_DEPTHS,
-    Report,
-    alternate,
-    arguments,
-    bytes_read_by_kernel,
-    drop_from_page_cache,
-    fio_random_iops,
-    fio_scan_bandwidth,
-    have_fio,
-    main,
-    scratch,
-)
+from drive import RANDOM_DEPTHS, fio_random_iops, fio_scan_bandwidth, have_fio
+from harness import PAGE_BYTES, Report, alternate, arguments, bytes_read_by_kernel, drop_from_page_cache, main, scratch
 
 import featstore
 

@@ -20,22 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import (
-    PAGE_BYTES,
-    Report,
-    alternate,
-    answer,
-    arguments,
-    bytes_read_by_kernel,
-    direct_rate,
-    fio_random_iops,
-    fio_scan_bandwidth,
-    have_fio,
-    main,
-    run_child,
-    scratch,
-    timed_epoch,
-)
+from drive import direct_rate, fio_random_iops, fio_scan_bandwidth, have_fio
+from harness import PAGE_BYTES, Report, alternate, answer, arguments, bytes_read_by_kernel, main, run_child, scratch, timed_epoch
 from r22 import Workload, generate
 
 DIM = 64

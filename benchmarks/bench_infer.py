@@ -21,17 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import (
-    Report,
-    arguments,
-    bytes_read_by_kernel,
-    drop_from_page_cache,
-    fio_scan_bandwidth,
-    have_fio,
-    main,
-    scratch,
-    sequential_rate,
-)
+from drive import fio_scan_bandwidth, have_fio, sequential_rate
+from harness import Report, arguments, bytes_read_by_kernel, drop_from_page_cache, main, scratch
 from r22 import generate
 
 import featstore

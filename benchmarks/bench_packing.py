@@ -28,19 +28,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import (
-    PAGE_BYTES,
-    SCAN_DEPTHS,
-    Report,
-    arguments,
-    bytes_read_by_kernel,
-    fio_beside,
-    fio_random_iops,
-    fio_scan_bandwidth,
-    have_fio,
-    main,
-    scratch,
-)
+from drive import SCAN_DEPTHS, fio_beside, fio_random_iops, fio_scan_bandwidth, have_fio
+from harness import PAGE_BYTES, Report, arguments, bytes_read_by_kernel, main, scratch
 from packing_copy import EpochCopy
 
 SHARE = 0.1

@@ -39,7 +39,7 @@ class Pool:
 class Store:
     """A feature in memory that counts as a store does."""
 
-    cache = None
+    cache, first_row = None, 0
 
     def __init__(self, rows: torch.Tensor, pool: Pool) -> None:
         self.rows, self.pool = rows, pool

@@ -7,6 +7,7 @@ from tests.mutation_table_choices import CHOICES
 from tests.mutation_table_core import COMPILED
 from tests.mutation_table_device import DEVICE
 from tests.mutation_table_history import HISTORY
+from tests.mutation_table_made import MADE
 from tests.mutation_table_memory import MEMORY
 from tests.mutation_table_parts import PARTS
 from tests.mutation_table_sampling import SAMPLING
@@ -21,66 +22,6 @@ DURABLE = "tests/test_durability.py"
 SUPERBATCH = "featstore/plan/superbatches.py"
 
 MUTATIONS: tuple[Mutation, ...] = (
-    # -- features made of others
-    Mutation(
-        "files of replaced features stay",
-        "features made of others",
-        "featstore/graph/snapshot.py",
-        "            if is_superseded:\n",
-        "            if False:\n",
-        ("tests/test_aggregate.py::test_files_of_replaced_features_go_with_the_last_handle",),
-    ),
-    Mutation(
-        "what was left of another recipe used",
-        "features made of others",
-        "featstore/graph/making.py",
-        """if record["recipe"] != self._recipe or record["format"] != 1:""",
-        """if record["format"] != 1:""",
-        (
-            "tests/test_aggregate.py::test_what_was_left_of_something_else_is_not_used",
-            "tests/test_infer.py::test_another_model_starts_over",
-        ),
-    ),
-    Mutation(
-        "rows recorded before they are flushed",
-        "features made of others",
-        "featstore/storage/writer.py",
-        "            for number, fd in enumerate(self._fds):",
-        "            for number, fd in enumerate(self._fds[1:], 1):",
-        ("tests/test_resumed_writer.py::test_what_a_state_says_is_on_the_drive",),
-    ),
-    Mutation(
-        "sums divided by the wrong node's list",
-        "features made of others",
-        "featstore/graph/passes.py",
-        "factors = np.maximum(degrees, 1)",
-        "factors = np.maximum(degrees[::-1], 1)",
-        ("tests/test_aggregate.py::test_the_dtype_is_the_features_own_or_float64",),
-    ),
-    Mutation(
-        "a node added to its own long list at the end",
-        "features made of others",
-        "featstore/graph/passes.py",
-        "if not has_self and (low + most >= degree or (len(ids) and ids[-1] > node)):",
-        "if not has_self and low + most >= degree:",
-        ("tests/test_passes.py::test_blocks_are_as_many_as_the_memory_makes_them",),
-    ),
-    Mutation(
-        "rows made over those that are being written",
-        "features made of others",
-        "featstore/storage/writebehind.py",
-        "        self._wait()\n        return self._memory",
-        "        return self._memory",
-        ("tests/test_writebehind.py::test_an_error_is_raised_where_the_memory_is_asked_for_and_once",),
-    ),
-    Mutation(
-        "the last write's error dropped",
-        "features made of others",
-        "featstore/storage/writebehind.py",
-        "        if error is None:\n            self._wait()",
-        "        self._writing = None",
-        ("tests/test_writebehind.py::test_leaving_raises_the_last_error",),
-    ),
     # -- looking ahead
     Mutation(
         "superbatch planned late",
@@ -148,7 +89,15 @@ MUTATIONS: tuple[Mutation, ...] = (
         "        rows = top_rows(scores, capacity // 2) if without",
         ("tests/test_cache_table.py::test_static_rows_are_the_best_of_equals_the_lowest",),
     ),
-    # -- reads
+    # -- what was read
+    Mutation(
+        "streams of pages not counted",
+        "counts of what was read",
+        "featstore/storage/pagestream.py",
+        "            self.file.count(0, self.core.n_reads, self.core.read_bytes)\n",
+        "",
+        ("tests/test_scan.py::test_what_a_stream_reads_is_counted",),
+    ),
     # -- checksums
     Mutation(
         "samples and plans unchecked",
@@ -509,6 +458,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *CHOICES,
     *DEVICE,
     *HISTORY,
+    *MADE,
     *MEMORY,
     *PARTS,
     *SAMPLING,

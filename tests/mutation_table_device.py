@@ -89,7 +89,7 @@ DEVICE: tuple[Mutation, ...] = (
         "featstore/gather/pinned.py",
         "            with torch.cuda.device(self._device):\n                self._unregister(self._address)\n",
         "            self._unregister(self._address)\n",
-        ("tests/test_transfer.py::test_memory_is_unlocked_by_way_of_its_own_device",),
+        ("tests/test_pinned.py::test_memory_is_unlocked_by_way_of_its_own_device",),
     ),
     Mutation(
         "idle pinned memory handed to whoever asks",
@@ -97,7 +97,7 @@ DEVICE: tuple[Mutation, ...] = (
         "featstore/gather/buffers.py",
         "            alike = [block for block in fitting if isinstance(block, PinnedBlock) == pinned]\n",
         "            alike = fitting\n",
-        ("tests/test_transfer.py::test_only_what_is_copied_to_a_device_is_locked",),
+        ("tests/test_pinned.py::test_only_what_is_copied_to_a_device_is_locked",),
     ),
     Mutation(
         "batches for the device in ordinary memory",
@@ -105,7 +105,7 @@ DEVICE: tuple[Mutation, ...] = (
         "featstore/load/stages.py",
         'return stage_of if device.type == "cuda" else partial(stage, run)',
         "return partial(stage, run)",
-        ("tests/test_transfer.py::test_a_loader_for_cuda_locks_what_it_copies_there",),
+        ("tests/test_pinned.py::test_a_loader_for_cuda_locks_what_it_copies_there",),
     ),
     Mutation(
         "an error of pinning left to the next kernel",
@@ -113,7 +113,7 @@ DEVICE: tuple[Mutation, ...] = (
         "featstore/gather/pinned.py",
         "            _forget_error()\n",
         "",
-        ("tests/test_transfer.py::test_a_refusal_is_not_the_next_kernels_error",),
+        ("tests/test_pinned.py::test_a_refusal_is_not_the_next_kernels_error",),
     ),
     Mutation(
         "batches ahead beyond the device's memory",

@@ -19,9 +19,8 @@ from whole_graph import aggregated, skewed_graph
 
 import featstore
 from featstore._core import aggregate as core
-from featstore.errors import BudgetError, BusyError, CorruptionError
+from featstore.errors import BudgetError, CorruptionError
 from featstore.graph import making, passes
-from featstore.storage.update import Update
 from featstore.testing.faults import flipped, forked, run_in_child, sweep
 from tests.test_reader import kernel_bytes
 
@@ -232,106 +231,16 @@ def test_the_memory_is_reserved_and_the_least_is_named(tmp_path: Path) -> None:
     assert caught.value.needed is not None
     with featstore.open(path, memory=caught.value.needed) as g:
         seen: dict[str, int] = {}
-        real = g.topology.offsets
+        real = g.topology.lists
 
-        def offsets(*args: Any) -> Any:
+        def lists(*args: Any) -> Any:
             seen.update(g.memory_report())
             return real(*args)
 
-        g.topology.offsets = offsets  # type: ignore[method-assign]
+        g.topology.lists = lists  # type: ignore[method-assign]
         g.aggregate("x", progress=False)
         assert seen["aggregation"] > 40_000 * 8
         assert g.budget.peak <= g.budget.total
-
-
-# --- the dataset ----------------------------------------------------------------------------------------------------------------
-
-
-def test_the_feature_is_there_at_once_and_after_opening_again(made: Any, tmp_path: Path) -> None:
-    path = copy_of(made[0], tmp_path)
-    with featstore.open(path, memory="32MiB") as g, featstore.open(path, memory="32MiB") as other:
-        store = g.aggregate("float32", progress=False)
-        assert g.features["float32_mean"] is store
-        assert "float32_mean" not in other.features
-        g.cache("float32_mean", "10%")
-        expected = store[:]
-        again = g.aggregate("float32", name="x2", progress=False)
-        assert torch.equal(again[:], expected)
-        with pytest.raises(ValueError, match="already"):
-            g.aggregate("float32", progress=False)
-        replaced = g.aggregate("float32", "sum", name="float32_mean", overwrite=True, progress=False)
-        assert g.features["float32_mean"] is replaced
-        assert torch.equal(store[:], expected), "a store that was handed out reads what it did"
-    with featstore.open(path, memory="32MiB") as g:
-        assert not torch.equal(g.features["float32_mean"][:], expected)
-        assert torch.equal(g.features["x2"][:], expected)
-        sampler = featstore.NeighborSampler(g, [3], seed=0)
-        with featstore.Loader(g, sampler, np.arange(N), batch_size=50, features="x2", labels=None) as loader:
-            assert all(torch.equal(batch.x, expected[batch.input_ids]) for batch in loader)
-
-
-def test_files_of_replaced_features_go_with_the_last_handle(made: Any, tmp_path: Path) -> None:
-    """Not before: stores that were handed out read them, and so do other handles. A handle that replaced nothing removes none."""
-    path = copy_of(made[0], tmp_path)
-
-    def held() -> set[str]:
-        return {name for name in os.listdir(path) if name.startswith("node.y.") and name.endswith(".rows")}
-
-    with featstore.open(path) as g:
-        first = g.aggregate("float32", name="y", progress=False)
-        expected = as_numpy(first[:])
-        g.aggregate("float32", "sum", name="y", overwrite=True, progress=False)
-        g.aggregate("float64", name="y", overwrite=True, progress=False)
-        assert len(held()) == 3
-        np.testing.assert_array_equal(as_numpy(first[:]), expected)
-    assert len(held()) == 1
-    with featstore.open(path) as other, featstore.open(path) as g:
-        g.aggregate("float32", name="y", overwrite=True, progress=False)
-        g.close()
-        assert len(held()) == 2
-        assert other.features["y"].dtype == torch.float64
-        assert len(other.features["y"][:5]) == 5
-    assert len(held()) == 2
-    with featstore.open(path) as g:
-        g.aggregate("float32", name="y", overwrite=True, progress=False)
-    assert len(held()) == 1
-    left = set(os.listdir(path))
-    assert all(name.removesuffix(".sums") in left for name in left)
-
-
-def test_what_cannot_be_made_is_refused_before_anything_is_written(made: Any, tmp_path: Path) -> None:
-    path = copy_of(made[0], tmp_path)
-    before = sorted(os.listdir(path))
-    with featstore.open(path, memory="32MiB") as g:
-        for arguments, error, words in (
-            (("nothing",), KeyError, "no feature 'nothing'; there is"),
-            (("float32", "max"), ValueError, "op must be one of mean, sum, gcn"),
-        ):
-            with pytest.raises(error, match=words):
-                g.aggregate(*arguments, progress=False)
-        for options, error, words in (
-            ({"hops": 0}, ValueError, "hops must be at least 1"),
-            ({"name": "a/b"}, ValueError, "a field's name"),
-            ({"name": "float32"}, ValueError, "choose another"),
-            ({"progress": 1}, TypeError, "progress"),
-        ):
-            with pytest.raises(error, match=words):
-                g.aggregate("float32", **{"progress": False, **options})
-        with Update(path), pytest.raises(BusyError):
-            g.aggregate("float32", progress=False)
-    assert sorted(os.listdir(path)) == before
-
-
-def test_a_dataset_that_was_changed_meanwhile_is_busy(made: Any, tmp_path: Path) -> None:
-    path = copy_of(made[0], tmp_path)
-    with featstore.open(path, memory="32MiB") as g, featstore.open(path, memory="32MiB") as other:
-        other.aggregate("float32", name="y", progress=False)
-        g.aggregate("float32", name="z", progress=False)  # what is made of others is no matter
-        other.aggregate("vector", name="y", overwrite=True, progress=False)
-        with featstore.open(path, memory="32MiB") as third:
-            other.aggregate("float64", name="y", overwrite=True, progress=False)
-            with pytest.raises(BusyError, match="changed"):
-                third.aggregate("y", name="w", progress=False)
 
 
 # --- going on, kills, faults ----------------------------------------------------------------------------------------------------

@@ -409,7 +409,7 @@ def test_every_part_has_a_benchmark() -> None:
 
 HARNESS = """
 import sys; sys.path.insert(0, sys.argv[1])
-import harness, pathlib, torch
+import drive, harness, pathlib, torch
 from harness import Report, alternate, median_ratio, timed_epoch, whole_epoch
 order = []
 results = alternate(3, {"a": lambda: order.append("a") or 4.0, "b": lambda: order.append("b")}, warm_up=1)
@@ -435,12 +435,12 @@ assert timed_epoch(batches, lambda batch: batch, limit_s=1e-9)["batches"] == har
 # Direct reads, in sequence and at random places; a file smaller than a block is one.
 small = pathlib.Path("small")
 small.write_bytes(bytes(16384))
-assert all(harness.direct_rate(small, *options) > 0 for options in ((1 << 20,), (4096, 3), (4096, 3, 10), (1 << 20, 2, 5)))
+assert all(drive.direct_rate(small, *options) > 0 for options in ((1 << 20,), (4096, 3), (4096, 3, 10), (1 << 20, 2, 5)))
 # The drive's rate is that at the best depth.
 rates = {16: 3.0, 32: 5.0, 256: 9.0 * 4096, 512: 7.0 * 4096}
-harness.fio = lambda path, *, depth, **_: rates[depth]
-assert harness.fio_scan_bandwidth(pathlib.Path()) == 5.0 and harness.fio_random_iops(pathlib.Path(), 1) == 9.0
-assert harness.fio_random_iops(pathlib.Path(), 1, (512,)) == 7.0
+drive.fio = lambda path, *, depth, **_: rates[depth]
+assert drive.fio_scan_bandwidth(pathlib.Path()) == 5.0 and drive.fio_random_iops(pathlib.Path(), 1) == 9.0
+assert drive.fio_random_iops(pathlib.Path(), 1, (512,)) == 7.0
 assert report.figure("h", [1.0], "s", reference="fio", target=">= 9") is None
 assert report.failed == 1
 """

@@ -243,7 +243,7 @@ def test_reading_beside_a_writer_and_a_sweeper(copy: Path, monkeypatch: pytest.M
     with Update(copy), featstore.open(copy, memory="64MiB") as g:
         g.verify()
     with monkeypatch.context() as patch:
-        patch.setattr(snapshots, "SWEEP_PATIENCE_S", 0.0)
+        patch.setattr(snapshots, "OPEN_PATIENCE_S", 0.0)
         with FileLock(copy / READERS_LOCK, exclusive=True), pytest.raises(BusyError):
             featstore.open(copy)
     sweeper = FileLock(copy / READERS_LOCK, exclusive=True)

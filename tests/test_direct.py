@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,53 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
         with pytest.raises(ValueError, match="whole pages"):
             SectionWriter(tmp_path / "file", "test", disk, n_bytes)
     assert not os.listdir(tmp_path)
+
+
+def test_a_buffer_that_is_being_written_is_not_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first write goes on until the second buffer is full, and takes the bytes that were there when it began."""
+    pwrite, goes_on = os.pwrite, threading.Event()
+
+    def waiting(fd: int, data: Any, offset: int) -> int:
+        goes_on.wait()
+        return pwrite(fd, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", waiting)
+    data = np.random.default_rng(0).integers(0, 256, 4 * 4096).astype(np.uint8)
+    fd = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    writer = direct.DirectWriter(fd, str(tmp_path / "file"), 4096)
+    try:
+        writer.append(data[:8191])
+        goes_on.set()
+        writer.append(data[8191:])
+        writer.finish()
+    finally:
+        goes_on.set()
+        writer.abort()
+        os.close(fd)
+    assert (tmp_path / "file").read_bytes() == data.tobytes()
+
+
+@pytest.mark.parametrize("cut", [0, 1, 4095, 4096, 4097, 8192, 9000])
+def test_what_is_flushed_is_there_and_the_rest_follows(tmp_path: Path, cut: int) -> None:
+    """From an offset on, with the whole pages told of once and in order."""
+    data, pages = np.random.default_rng(0).integers(0, 256, 20_000).astype(np.uint8), []
+    path = tmp_path / "file"
+    fd = os.open(path, os.O_RDWR | os.O_CREAT)
+    writer = direct.DirectWriter(fd, str(path), 8192, 4096, lambda each: pages.append(each.tobytes()))
+    try:
+        writer.append(data[:cut])
+        writer.flush()
+        whole = cut // 4096 * 4096
+        assert writer.offset == 4096 + whole
+        assert writer.tail.tobytes() == data[whole:cut].tobytes()
+        assert path.read_bytes()[4096:] == b"".join(pages) == data[:whole].tobytes()
+        writer.append(data[cut:])
+        writer.finish()
+    finally:
+        writer.abort()
+        os.close(fd)
+    assert path.read_bytes()[4096:] == data.tobytes()
+    assert b"".join(pages) == data.tobytes() + bytes(-len(data) % 4096)
 
 
 def closing_badly(monkeypatch: pytest.MonkeyPatch, n_good: int = 0) -> list[int]:

@@ -173,7 +173,7 @@ COVERAGE: dict[str, list[str]] = {
     ],
     "process: a copy to a device fails, or is interrupted, under way; memory that cannot be pinned": [
         "test_transfer::test_host_memory_goes_back_once_the_copy_is_complete",
-        "test_transfer::test_memory_that_cannot_be_locked_is_ordinary_and_said_once",
+        "test_pinned::test_memory_that_cannot_be_locked_is_ordinary_and_said_once",
         "test_loader::test_errors_of_handing_over",
         "test_interrupts::test_ctrl_c_at_any_moment",
     ],

@@ -1,9 +1,10 @@
-"""The sdist builds a wheel in isolation, the wheel holds what it must, and works where it is installed."""
+"""The sdist builds a wheel in isolation, the wheel holds what it must and works; modules are rebuilt for their own headers."""
 
 from __future__ import annotations
 
 import email
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,9 @@ import venv
 import zipfile
 from pathlib import Path
 
+import Cython.Build
 import pytest
+import setuptools
 
 ROOT = Path(__file__).resolve().parent.parent
 LEFT_OUT = (".git", ".venv", "build", "dist", "demo", "*.egg-info", "*.so", ".*_cache", ".hypothesis", "__pycache__")
@@ -128,3 +131,30 @@ def test_installed_command_line(installed: Path, tmp_path: Path) -> None:
     shown = run(installed.parent / "featstore", "--help", cwd=tmp_path)
     for command in ("create", "info", "verify", "train", "bench"):
         assert command in shown
+
+
+def test_modules_depend_on_the_headers_that_they_are_compiled_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their own and those of .pxd files, on others that the compiler says these include, and on no more."""
+    found: dict[str, set[str]] = {}
+
+    def setup(*, ext_modules: list[setuptools.Extension], **_: object) -> None:
+        found.update({each.name.rpartition(".")[2]: {Path(name).name for name in each.depends} for each in ext_modules})
+
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(setuptools, "setup", setup)
+    monkeypatch.setattr(Cython.Build, "cythonize", lambda extensions, **_: extensions)
+    runpy.run_path("setup.py")
+    assert {Path(module).name for module in MODULES} == found.keys() - {"_shared"}
+    core = ROOT / "src_cython" / "featstore" / "_core"
+    headers = sorted(path.name for path in core.glob("*.h"))
+    compiler, include = sysconfig.get_config_var("CC").split(), sysconfig.get_paths()["include"]
+    rules = run(*compiler, "-MM", "-isystem", include, *headers, cwd=core).replace("\\\n", "").splitlines()
+    included = dict(zip(headers, ({Path(name).name for name in rule.partition(":")[2].split()} for rule in rules), strict=True))
+    assert set().union(*found.values()) == set(headers)
+    for module, depends in found.items():
+        assert depends == set().union(*(included[header] for header in depends)), module
+    assert found["prefix"] == set()
+    assert found["belady"] == {"bits.h"}  # of bits.pxd
+    assert found["rows"] == {"rowcopy.h", "threads.h"}  # one of rowcopy.pxd, one its own
+    assert found["sampler"] == included["sampler.h"] > {"sampler.h", "draws.h"}  # of its own sampler.pxd, too
+    assert found["checksum"] < found["stream"] == included["pagestream.h"]  # of the .pxd files of its .pxd file

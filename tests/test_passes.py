@@ -19,6 +19,7 @@ import featstore
 from featstore.budget import Budget
 from featstore.errors import BudgetError
 from featstore.graph import passes
+from featstore.graph.liststream import stream_bytes
 from featstore.graph.passes import OPS, Passes
 from featstore.storage.update import Update
 from featstore.testing.faults import run_in_child
@@ -124,8 +125,8 @@ def test_blocks_are_the_fewest_for_the_memory_of_their_sums(tmp_path: Path, sum_
             row = 2 * width * 4  # a row of each of two runs
             for memory in (62_000, 66_000, 80_000, 110_000, 170_000):
                 run = min(n, memory // 8 // row) * row
-                room = memory - run - max(1024, memory // 16 // 40) * 40
-                assert room >= 13 * memory // 16 - 1024 * 40
+                room = memory - run - stream_bytes(max(16 << 10, memory // 32))
+                assert room >= 13 * memory // 16 - (48 << 10)
                 with Passes(g.topology, g.rows_of("x"), "sum", sum_dtype, Budget(memory), memory, 1, "test") as made:
                     n_blocks = made.n_blocks
                 if name == "regular":

@@ -7,6 +7,7 @@ import os
 import signal
 import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -115,14 +116,14 @@ def test_gaps_up_to_the_stated_one_are_read_over(tmp_path: Path, backend: str, g
         assert file.stats.bytes_read - before[1] == (len(pages) + int(between[between <= gap].sum())) * PAGE_BYTES
 
 
-def agree_with_the_kernel(file: RowFile, ids: np.ndarray, out: np.ndarray) -> int:
-    """Gather, and return the bytes that were read: as many as the kernel says.
+def agree_with_the_kernel(file: RowFile, read: Callable[[], object]) -> int:
+    """Call ``read``, and return the bytes that were read: as many as the kernel says.
 
-    It also counts pages of the program that it had to fetch anew, where memory is short: one gather of several must agree.
+    It also counts pages of the program that it had to fetch anew, where memory is short: one call of several must agree.
     """
     for _ in range(5):
         before, counted = kernel_bytes(), file.stats.bytes_read
-        file.gather(ids, out, None, 0)
+        read()
         own = file.stats.bytes_read - counted
         others = kernel_bytes() - before - own
         assert others >= 0
@@ -139,7 +140,7 @@ def test_bytes_agree_with_the_kernel(tmp_path: Path, backend: str) -> None:
         assert file.mode == "direct", "this test needs a file system with direct I/O"
         ids = np.random.default_rng(1).integers(0, 20_000, 3000)
         out = np.zeros((3000, 512), np.uint8)
-        assert agree_with_the_kernel(file, ids, out) == pages_of(record.layout, ids) * PAGE_BYTES
+        assert agree_with_the_kernel(file, lambda: file.gather(ids, out, None, 0)) == pages_of(record.layout, ids) * PAGE_BYTES
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -155,7 +156,7 @@ def test_a_checksum_table_over_the_budgets_share_is_paged(tmp_path: Path, backen
         for _ in range(3):
             ids = rng.integers(0, n, 500)
             out = np.zeros((500, width), np.uint8)
-            agree_with_the_kernel(file, ids, out)  # pages of sums are counted too
+            agree_with_the_kernel(file, lambda: file.gather(ids, out, None, 0))  # pages of sums are counted too
             assert np.array_equal(out, rows[ids])
         assert np.array_equal(file.read(n - 300, 300), rows[-300:])
     with open(tmp_path / "rows.bin.sums", "r+b") as sums:  # the last page of sums, after open

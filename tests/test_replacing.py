@@ -170,7 +170,7 @@ def test_a_directory_that_is_being_opened_is_removed_by_the_next_builder(tmp_pat
 def test_a_directory_that_is_being_removed_is_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make(tmp_path / "g", 0)
     with monkeypatch.context() as patch:
-        patch.setattr(directory, "_OPEN_PATIENCE_S", 0.0)
+        patch.setattr(directory, "OPEN_PATIENCE_S", 0.0)
         with FileLock(tmp_path / "g" / OPENING_LOCK, exclusive=True), pytest.raises(BusyError):
             featstore.open(tmp_path / "g")
     remover = FileLock(tmp_path / "g" / OPENING_LOCK, exclusive=True)

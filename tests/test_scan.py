@@ -20,6 +20,7 @@ from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.pagestream import PageStream
 from featstore.storage.rowfile import RowFile
 from featstore.storage.scan import scan_bytes, scan_words
+from tests.test_reader import agree_with_the_kernel
 
 SIZES = st.integers(0, 300_000) | st.sampled_from([4096, 4104, 8192, 12_288])
 
@@ -105,3 +106,23 @@ def test_nothing_is_left_of_one_that_is_given_up(tmp_path: Path) -> None:
         next(scan)
         scan.close()  # type: ignore[attr-defined]  # a generator
         assert set(threading.enumerate()) <= before
+
+
+@pytest.mark.parametrize("backend", ["io_uring", "pread"])
+@pytest.mark.parametrize("n_blocks", [1, 99])
+def test_what_a_stream_reads_is_counted(tmp_path: Path, backend: str, n_blocks: int) -> None:
+    """As the kernel counts it, also of a stream that is given up with reads under way."""
+    words, record = words_of(3 << 17, 8, tmp_path)
+    with opened(tmp_path, record, backend=backend) as (file, _):
+        assert file.mode == "direct", "this test needs a file system with direct I/O"
+
+        def scan() -> None:
+            blocks = scan_words(file, len(words), words.dtype, 1 << 20)
+            for _ in zip(range(n_blocks), blocks, strict=False):
+                pass
+            blocks.close()  # type: ignore[attr-defined]  # a generator
+
+        n_bytes = agree_with_the_kernel(file, scan)
+        assert n_bytes == words.nbytes or (n_blocks == 1 and 1 << 18 <= n_bytes < words.nbytes)
+        assert (file.stats.rows, file.stats.bytes_requested) == (0, 0)
+        assert file.stats.reads > 0

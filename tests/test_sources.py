@@ -308,12 +308,12 @@ def test_planners_have_rows_not_ids(tmp_path: Path, planner: str, monkeypatch: p
     monkeypatch.setattr(FeatureStore, "gather", elsewhere)
     with featstore.open(tmp_path / "g", memory="32MB") as g:
         store, sampler = g.features["x"], featstore.NeighborSampler(g, [3, 3], seed=1)
-        store.first_row = FIRST
         given: tuple[Any, ...] = (sampler, np.arange(0, n, 3), 25)
         if options.get("strategy") == "packed":
             featstore.sample_offline(g, *given, path=tmp_path / "p", progress=False).close()
             given, options["pack"] = (), tmp_path / "p"
         with make_loader(g, *given, **options) as loader:
+            store.first_row = FIRST  # a loader takes none that begins so
             for _ in range(2):
                 for number, batch in enumerate(loader):
                     assert torch.equal(batch.x, torch.from_numpy(x)[batch.input_ids])
@@ -348,4 +348,7 @@ def test_loaders_run_over_a_users_source(tmp_path: Path, strategy: str) -> None:
             assert loader.stats()["rows_loaded"] <= source.stats.rows
         with pytest.raises(ValueError, match="the rows of 'x' cannot be packed: shards is not read in pages"):
             make_loader(g, sampler, g.node_data["ids"], **{**options, "strategy": "streamed"})
+        g.features["x"].first_row = 7
+        with pytest.raises(NotImplementedError, match="features: row 0 of 'x' is that of node 7, not of node 0"):
+            make_loader(g, sampler, g.node_data["ids"], **options)
         old.close()

@@ -15,7 +15,7 @@ from featstore._core import belady as _core
 from featstore.cache.base import Policy, PolicyContext
 from featstore.gather.plan import Changeset
 
-__all__ = ["NextAccess", "PlannedBatch", "PlannedPolicy", "Window"]
+__all__ = ["NO_ROWS", "NextAccess", "PlannedBatch", "PlannedPolicy", "Window", "position_dtype"]
 
 Ints = npt.NDArray[Any]
 Int64s = npt.NDArray[np.int64]

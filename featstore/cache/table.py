@@ -23,7 +23,7 @@ from featstore.cache.slots import PlannedSlots, SlotTable
 from featstore.errors import BudgetError, ClosedError, PluginError
 from featstore.gather.plan import BatchPlan, Changeset, Part, Tier
 
-__all__ = ["FeatureCache", "RowMap"]
+__all__ = ["FILL_BYTES", "LOAN_COST", "FeatureCache", "RowMap"]
 
 Int64s = npt.NDArray[np.int64]
 Uint8s = npt.NDArray[np.uint8]

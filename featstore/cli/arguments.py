@@ -33,6 +33,7 @@ from featstore.strategies.registry import available_strategies, find_strategy
 
 __all__ = [
     "BATCHES",
+    "BUILT_IN",
     "Given",
     "add_making",
     "add_opening",

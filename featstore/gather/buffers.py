@@ -19,7 +19,7 @@ from featstore.budget import Budget, Reservation
 from featstore.errors import BudgetError, ClosedError
 from featstore.gather.pinned import PinnedBlock
 
-__all__ = ["HOLDER", "BufferPool", "as_bytes", "block_bytes", "carve", "take_pages"]
+__all__ = ["HOLDER", "SMALL_BYTES", "BufferPool", "as_bytes", "block_bytes", "carve", "take_pages"]
 
 HOLDER = "batch buffers"
 SMALL_BYTES = 64 << 10  # below this malloc is as good

@@ -18,7 +18,7 @@ from featstore.errors import PerformanceWarning
 from featstore.gather.buffers import BufferPool
 from featstore.gather.plan import DeviceRows
 
-__all__ = ["OUT_OF_MEMORY", "Apart", "DeviceArray", "check_device", "record_here", "settle", "spare_bytes"]
+__all__ = ["OUT_OF_MEMORY", "Apart", "DeviceArray", "Read", "check_device", "record_here", "settle", "spare_bytes"]
 
 OUT_OF_MEMORY = torch.cuda.OutOfMemoryError  # torch 2.2 has it under this name alone
 

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Addresses", "BatchPlan", "Changeset", "DeviceRows", "EdgePlan", "Part", "Tier"]
+__all__ = ["NO_CHANGES", "Addresses", "BatchPlan", "Changeset", "DeviceRows", "EdgePlan", "Part", "Tier"]
 
 Int64s = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from featstore.budget import Budget
@@ -23,20 +21,18 @@ from featstore.graph.source import dtype_name
 from featstore.graph.topology import Topology
 from featstore.storage.catalog import NODE, Catalog
 from featstore.storage.reader import Reader
-from featstore.storage.writebehind import WriteBehind
 from featstore.storage.writer import RowFileWriter
 
-__all__ = ["HOLDER", "Host", "Room", "aggregate", "fingerprint_of", "room_in", "write_rows"]
+__all__ = ["HOLDER", "Host", "Room", "aggregate", "default_name", "fingerprint_of", "generous", "room_in", "write_rows"]
 
-UInt8s = npt.NDArray[np.uint8]
 
 HOLDER: Final = "aggregation"  # in the budget's report
 _LEAST_BUFFER: Final = 64 << 10
-_MOST_BUFFER: Final = 4 << 20
+_MOST_BUFFER: Final = 16 << 20  # a piece of rows and the next one
 _MOST_PIECE: Final = 32 << 20  # torch starts and ends a team of threads for each operation on a piece
-_MOST_BEHIND: Final = 8 << 20
 _WRITER_BYTES: Final = 1 << 19  # of checksums that are not written yet
 _GROUP_BYTES: Final = 1 << 20  # rows that are padded at once
+_PART_BYTES: Final = 1 << 18  # rows whose dtype is changed at once
 _MOST_READER: Final = 24 << 20  # left to the reader, which sorts what it reads
 _SHARE: Final = 1.5  # of memory more than passes want, as parts of it go to the writer and the reader
 
@@ -73,16 +69,13 @@ class Room:
         Of the writer.
     piece_bytes : int
         Rows that a layer gets at once.
-    behind_bytes : int
-        Rows that a thread writes.
     held : int
-        Bytes of the writer, the pieces and the rows behind together.
+        Bytes of the writer and the pieces together.
     """
 
     passes: int
     buffer_bytes: int
     piece_bytes: int
-    behind_bytes: int
     held: int
 
 
@@ -100,9 +93,8 @@ def room_in(budget: Budget, memory: int | str | None, given_bytes: int, written_
         n_bytes = min(n_bytes, parse_size(memory))
     buffer_bytes = max(_LEAST_BUFFER, min(_MOST_BUFFER, n_bytes // 32))
     piece_bytes = max(given_bytes, min(_MOST_PIECE, n_bytes // 32)) if given_bytes else 0
-    behind_bytes = max(written_bytes, min(_MOST_BEHIND, n_bytes // 128))
-    held = buffer_bytes + piece_bytes + behind_bytes + _WRITER_BYTES + _GROUP_BYTES
-    return Room(n_bytes - held, buffer_bytes, piece_bytes, behind_bytes, held)
+    held = buffer_bytes + piece_bytes + max(written_bytes, _PART_BYTES) + _WRITER_BYTES + _GROUP_BYTES
+    return Room(n_bytes - held, buffer_bytes, piece_bytes, held)
 
 
 @contextlib.contextmanager
@@ -123,20 +115,14 @@ def fingerprint_of(catalog: Catalog, name: str) -> list[str]:
     return [catalog.files[part.file].file_id for part in catalog.fields[f"{NODE}/{name}"].parts]
 
 
-def write_rows(rows: torch.Tensor, behind: WriteBehind, making: Making, step: int, writer: RowFileWriter, field: Field) -> None:
-    """Append rows to a step's field in its dtype: they are copied, and a thread writes and records them."""
+def write_rows(rows: torch.Tensor, making: Making, step: int, writer: RowFileWriter, field: Field) -> None:
+    """Append rows to a step's field in its dtype, and record them now and then."""
     dtype: torch.dtype = getattr(torch, field.dtype)
-    most = behind.n_bytes // field.row_bytes
+    most = max(1, _PART_BYTES // field.row_bytes)
     for low in range(0, len(rows), most):
-        part = rows[low : low + most]
-        copy = behind.memory()[: len(part) * field.row_bytes]
-        torch.from_numpy(copy).view(dtype).reshape(part.shape).copy_(part)
-
-        def append(copy: UInt8s = copy) -> None:
-            writer.write(copy.reshape(-1, field.row_bytes))
-            making.checkpoint(step)
-
-        behind.start(append)
+        part = rows[low : low + most].to("cpu", dtype).contiguous()
+        writer.write(part.view(torch.uint8).numpy().reshape(len(part), field.row_bytes))
+        making.checkpoint(step)
 
 
 def aggregate(
@@ -235,8 +221,8 @@ def _hop(
             first,
         )
         bar = Progress(label, passes.total_bytes, progress)
-        with passes, bar, WriteBehind(room.behind_bytes) as behind:
+        with passes, bar:
             for block in passes.blocks():
-                write_rows(torch.from_numpy(block.sums), behind, making, hop, writer, field)
+                write_rows(torch.from_numpy(block.sums), making, hop, writer, field)
         making.finish(hop, [hop - 1])
         return passes.costs

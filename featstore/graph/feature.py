@@ -339,7 +339,11 @@ class FeatureStore:
         return self._gather.cache
 
     def stats(self) -> dict[str, Any]:
-        """Return the backend and the reason for it, the mode, counts of rows, reads and bytes, and the counts of the cache."""
+        """Return the backend and the reason for it, the mode, counts of rows, reads and bytes, and the counts of the cache.
+
+        ``reads`` and ``bytes_read`` are all that this process read of the file since it was opened: passes that pack extents
+        are counted once they are over, and have no rows.
+        """
         counts = self.source.stats
         result: dict[str, Any] = {
             "backend": self._reader.backend,

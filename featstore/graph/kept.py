@@ -32,7 +32,7 @@ from featstore.graph.snapshot import Snapshot
 from featstore.graph.topology import Topology
 from featstore.storage.rowfile import RowFile
 
-__all__ = ["Kept"]
+__all__ = ["NEIGHBOR_POLICY", "Kept"]
 
 NEIGHBOR_POLICY = "in_out_ratio"
 PIECE_NODES, MOST_DEGREE = 1 << 18, (1 << 16) - 1

@@ -16,7 +16,7 @@ from featstore.graph.listblocks import NodeLists
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.pagestream import PagedRows, arena_bytes
 
-__all__ = ["LIST_BYTES", "ListRuns", "pass_pages", "stream_bytes", "stream_lists"]
+__all__ = ["LIST_BYTES", "WINDOW_SHARE", "ListRuns", "pass_pages", "stream_bytes", "stream_lists"]
 
 Int64s = npt.NDArray[np.int64]
 

@@ -15,7 +15,7 @@ from featstore.gather.buffers import BufferPool
 from featstore.graph.topology import Topology
 from featstore.storage.rowfile import RowFile
 
-__all__ = ["NearbyLists", "PartLists"]
+__all__ = ["NearbyLists", "PartLists", "Uint8s"]
 
 Int64s = npt.NDArray[np.int64]
 Uint8s = npt.NDArray[np.uint8]

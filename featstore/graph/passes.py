@@ -23,6 +23,7 @@ from featstore._core import aggregate as _core
 from featstore.budget import Budget, Reservation
 from featstore.cache.rowmap import huge_array
 from featstore.errors import BudgetError, CorruptionError
+from featstore.graph.liststream import stream_bytes
 from featstore.graph.topology import Topology
 from featstore.storage.readahead import read_ahead
 from featstore.storage.rowfile import RowFile
@@ -36,10 +37,11 @@ OPS: Final = ("mean", "sum", "gcn")
 
 MOST_RUN_BYTES: Final = 64 << 20  # rows that are read at once; long runs meet a sum more seldom, and each meeting moves it
 RUN_SHARE: Final = 16  # of the memory, one part of so many for each of two runs
-MOST_PIECE: Final = 1 << 20  # ids of lists that are read at once
-LEAST_PIECE: Final = 1 << 10
-_PIECE_BYTES: Final = 40  # of an id while its piece is read: its position, twice, and what its node's begin is repeated to
-_NODE_BYTES: Final = 80  # of a node of a block beside its sum and its list: offsets, cursors, what the block was chosen by
+MOST_LISTS: Final = 8 << 20  # of two blocks of lists as they are read, see stream_bytes
+LEAST_LISTS: Final = 16 << 10
+LISTS_SHARE: Final = 32  # of the memory
+_LEAST_IDS: Final = 1 << 10  # of a list that is taken in stretches
+_NODE_BYTES: Final = 80  # of a node of a block beside its sum and its list: what its list is found by, cursors
 _EXACT_IN_FLOAT: Final = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.float16, torch.bfloat16})
 
 
@@ -150,18 +152,18 @@ class Passes:
         self._converts = rows.dtype not in (torch.float32, torch.float64)
         per_row = 2 * row_bytes + rows.width * self._item * self._converts
         self._node_bytes = rows.width * self._sum_item + _NODE_BYTES
-        least = table_bytes + per_row + self._node_bytes + LEAST_PIECE * (_PIECE_BYTES + topology.id_bytes)
+        least = table_bytes + per_row + self._node_bytes + _LEAST_IDS * topology.id_bytes + stream_bytes(LEAST_LISTS)
         if memory < least:
             needed = budget.total - memory + least
             raise BudgetError(f"{holder} needs {least} bytes, and {max(0, memory)} are left", needed)
         memory -= table_bytes
-        self._piece = min(MOST_PIECE, max(LEAST_PIECE, memory // 16 // _PIECE_BYTES))
+        self._lists = min(MOST_LISTS, max(LEAST_LISTS, memory // LISTS_SHARE))
         run_bytes = min(2 * MOST_RUN_BYTES, max(per_row, 2 * memory // RUN_SHARE))
         self._run_rows = max(1, min(n, run_bytes // per_row))
-        self._of_blocks = memory - self._run_rows * per_row - self._piece * _PIECE_BYTES
-        if self._of_blocks < self._node_bytes + LEAST_PIECE * topology.id_bytes:
-            self._piece, self._run_rows = LEAST_PIECE, 1
-            self._of_blocks = memory - per_row - LEAST_PIECE * _PIECE_BYTES
+        self._of_blocks = memory - self._run_rows * per_row - stream_bytes(self._lists)
+        if self._of_blocks < self._node_bytes + _LEAST_IDS * topology.id_bytes:
+            self._lists, self._run_rows = LEAST_LISTS, 1
+            self._of_blocks = memory - per_row - stream_bytes(LEAST_LISTS)
         try:
             self._held = budget.reserve(holder, table_bytes + memory - self._of_blocks)
             self._stack.callback(self._held.release)
@@ -224,13 +226,13 @@ class Passes:
         n, width = stop - first, self._rows.width
         sums = self._sums[: n * width * self._sum_item]
         sums[:] = 0
-        starts, degrees = self._topology.offsets(np.arange(first, stop))
+        degrees = self._topology.degrees(first, stop)
         n_edges = int(degrees.sum())
         if self._node_bytes + n_edges * self._topology.id_bytes > self._of_blocks and n == 1:
-            self._sum_long_list(first, int(starts[0]), n_edges, sums)
+            self._sum_long_list(first, n_edges, sums)
         else:
             begin = time.perf_counter()
-            ids = self._read_lists(starts, degrees)
+            ids = self._read_lists(first, stop, n_edges)
             self.costs.lists_s += time.perf_counter() - begin
             ends = np.cumsum(degrees)
             self._sum_lists(ids, ends - degrees, ends, sums, first, first if self._scale is not None else -1)
@@ -241,38 +243,46 @@ class Passes:
 
     # -- lists -------------------------------------------------------------------------------------------------------------------
 
-    def _read_lists(self, starts: Int64s, degrees: Int64s) -> npt.NDArray[Any]:
-        """Read lists one after the other, checked."""
-        ends = np.cumsum(degrees)
-        n_edges = int(ends[-1])
+    def _read_lists(self, first: int, stop: int, n_edges: int) -> npt.NDArray[Any]:
+        """Return the lists of nodes ``first … stop - 1``, one after the other."""
         ids = np.empty(n_edges, self._topology.id_dtype)
-        for low in range(0, n_edges, self._piece):
-            high = min(n_edges, low + self._piece)
-            v = int(np.searchsorted(ends, low, "right"))
-            w = int(np.searchsorted(ends, high, "left")) + 1
-            begins = ends[v:w] - degrees[v:w]
-            counts = np.minimum(ends[v:w], high) - np.maximum(begins, low)
-            positions = np.repeat(starts[v:w] - begins, counts)
-            positions += np.arange(low, high)
-            self._read_ids(positions, ids[low:high])
+        done = 0
+        for piece in self._pieces(first, stop):
+            ids[done : done + len(piece)] = piece
+            done += len(piece)
+        assert done == n_edges, (done, n_edges)
         return ids
 
-    def _read_ids(self, positions: Int64s, out: npt.NDArray[Any]) -> None:
-        self._topology.read_edges(positions, out)
-        self._topology.check_found(positions, out)
+    def _pieces(self, first: int, stop: int) -> Iterator[npt.NDArray[Any]]:
+        """Yield the ids of consecutive lists, piece by piece, each until the next is asked for."""
+        for found in self._topology.lists(np.arange(first, stop), self._lists):
+            yield found.ids[max(0, int(found.at[0])) : int(found.at[-1] + found.degree[-1])]
 
-    def _sum_long_list(self, node: int, start: int, degree: int, sums: UInt8s) -> None:
+    def _stretches(self, node: int, degree: int, most: int) -> Iterator[npt.NDArray[Any]]:
+        """Yield ``most`` ids of a list after the other, each until the next are asked for."""
+        ids = np.empty(min(most, degree), self._topology.id_dtype)
+        n = 0
+        for piece in self._pieces(node, node + 1):
+            done = 0
+            while done < len(piece):
+                k = min(len(piece) - done, len(ids) - n)
+                ids[n : n + k] = piece[done : done + k]
+                done, n = done + k, n + k
+                if n == len(ids):
+                    yield ids
+                    n = 0
+        if n:
+            yield ids[:n]
+
+    def _sum_long_list(self, node: int, degree: int, sums: UInt8s) -> None:
         """Sum one list that does not fit the memory, a stretch of it after the other: the rows between are read once each."""
         most = (self._of_blocks - self._node_bytes) // self._topology.id_bytes // 2  # for a copy without the node itself, too
-        has_self = self._scale is None
-        for low in range(0, degree, most):
-            ids = np.empty(min(most, degree - low), self._topology.id_dtype)
-            for first in range(0, len(ids), self._piece):
-                piece = ids[first : first + self._piece]
-                self._read_ids(np.arange(start + low + first, start + low + first + len(piece)), piece)
+        has_self, n_left = self._scale is None, degree
+        for stretch in self._stretches(node, degree, most):
+            ids, n_left = stretch, n_left - len(stretch)
             if self._scale is not None:
                 ids = ids[ids != node]
-            if not has_self and (low + most >= degree or (len(ids) and ids[-1] > node)):
+            if not has_self and (n_left == 0 or (len(ids) and ids[-1] > node)):
                 ids, has_self = np.insert(ids, np.searchsorted(ids, node), node), True
             self._sum_lists(ids, np.zeros(1, np.int64), np.array([len(ids)]), sums, node, -1)
 
@@ -285,18 +295,14 @@ class Passes:
             most = min(topology.num_nodes - first, max(1, self._of_blocks // _NODE_BYTES))
             cost = np.cumsum(topology.degrees(first, first + most)) * topology.id_bytes + np.arange(1, most + 1) * _NODE_BYTES
             n = max(1, int(np.searchsorted(cost, self._of_blocks, "right")))
-            starts, degrees = topology.offsets(np.arange(first, first + n))
+            degrees = topology.degrees(first, first + n)
             n_self = np.zeros(n, np.int64)
             if n > 1 or int(cost[0]) <= self._of_blocks:
                 ends = np.cumsum(degrees)
-                ids = self._read_lists(starts, degrees)
+                ids = self._read_lists(first, first + n, int(ends[-1]))
                 _core.count_self(_bytes(ids), topology.id_bytes, ends - degrees, ends, first, n_self)
             else:
-                for low in range(0, int(degrees[0]), self._piece):
-                    positions = np.arange(low, min(int(degrees[0]), low + self._piece)) + starts[0]
-                    ids = np.empty(len(positions), topology.id_dtype)
-                    self._read_ids(positions, ids)
-                    n_self[0] += np.count_nonzero(ids == first)
+                n_self[0] = sum(np.count_nonzero(piece == first) for piece in self._pieces(first, first + 1))
             scale[first : first + n] = degrees - n_self + 1
             first += n
         return np.divide(1.0, np.sqrt(scale, out=scale), out=scale)

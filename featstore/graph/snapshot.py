@@ -10,7 +10,7 @@ from types import TracebackType
 from featstore.errors import FormatError, VersionError
 from featstore.storage.builddir import restore_moved
 from featstore.storage.catalog import EDGE, Catalog, FieldRecord, read_catalog
-from featstore.storage.directory import OpenDirectory, with_directory
+from featstore.storage.directory import OPEN_PATIENCE_S, OpenDirectory, with_directory
 from featstore.storage.format import sums_seed
 from featstore.storage.lock import READERS_LOCK, FileLock
 from featstore.storage.reader import Reader
@@ -18,8 +18,6 @@ from featstore.storage.rowfile import RowFile
 from featstore.storage.update import OpenFile, open_file, sweep_unused
 
 __all__ = ["DatasetFiles", "Snapshot", "fingerprint_of", "open_files", "topology_bytes"]
-
-SWEEP_PATIENCE_S = 30.0  # a writer that removes leftovers keeps readers out: seconds, of terabytes or on a busy machine
 
 
 class DatasetFiles:
@@ -45,7 +43,7 @@ class DatasetFiles:
         try:
             # A dataset without the lock file can be read, but not swept: its media are read-only, or somebody tidied up.
             with contextlib.suppress(FileNotFoundError):
-                self.lock = directory.lock(READERS_LOCK, SWEEP_PATIENCE_S)
+                self.lock = directory.lock(READERS_LOCK, OPEN_PATIENCE_S)
             self.catalog = read_catalog(directory)
             for name, record in self.catalog.files.items():
                 self.files[name] = open_file(directory, record)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import math
+import mmap
 import os
 import struct
 from abc import ABC, abstractmethod
@@ -111,6 +113,18 @@ class Source(ABC):
         return max(1, max_bytes // self.row_bytes)
 
 
+def _will_need(array: npt.NDArray[Any]) -> None:
+    """Have the kernel read a part of a memory map that is needed soon; of other arrays there is nothing to read."""
+    file: Any = array
+    while isinstance(file, np.ndarray):
+        file = file.base
+    if isinstance(file, mmap.mmap) and array.nbytes and array.flags.c_contiguous:
+        start = array.ctypes.data - np.frombuffer(file, np.uint8).ctypes.data
+        page = start - start % mmap.PAGESIZE
+        with contextlib.suppress(OSError):  # advice that is not taken costs time alone
+            file.madvise(mmap.MADV_WILLNEED, page, start + array.nbytes - page)
+
+
 def _array_bytes(array: npt.NDArray[Any]) -> UInt8s:
     """Return rows as little-endian bytes, without a copy where they are already."""
     little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
@@ -132,6 +146,7 @@ class _ArraySource(Source):
     def blocks(self, max_bytes: int) -> Iterator[UInt8s]:
         step = self._step(max_bytes)
         for first in range(0, self.n_rows, step):
+            _will_need(self._array[first + step : first + 2 * step])
             yield _array_bytes(self._array[first : first + step])
 
 
@@ -201,6 +216,10 @@ class NpySource(Source):
             step = self._step(max_bytes)
             for first in range(0, self.n_rows, step):
                 k = min(step, self.n_rows - first)
+                if not self._fortran:  # the next block comes from the drive while this one is used
+                    where = self._start + (first + k) * self.row_bytes
+                    with contextlib.suppress(OSError):
+                        os.posix_fadvise(fd, where, step * self.row_bytes, os.POSIX_FADV_WILLNEED)
                 block = self._fortran_rows(fd, first, k) if self._fortran else self._rows(fd, first, k)
                 yield _array_bytes(block)
         finally:

@@ -26,7 +26,6 @@ from featstore.inference.gathered import whole_blocks
 from featstore.inference.layers import Aggregate, Layer, fingerprint
 from featstore.storage.catalog import NODE
 from featstore.storage.readahead import read_ahead
-from featstore.storage.writebehind import WriteBehind
 from featstore.storage.writer import RowFileWriter
 
 __all__ = ["LayerCosts", "infer", "run_layers"]
@@ -323,7 +322,6 @@ class _Output:
         self._shows, self._bar = run._shows, Progress(label, 0, False)
         self._stack = contextlib.ExitStack()
         self._writer: RowFileWriter | None = None
-        self._behind: WriteBehind | None = None
         self._field = self._making.field_of(step)
         if self._field is not None:
             self._open(self._field)
@@ -359,8 +357,7 @@ class _Output:
             self._begin(rows)
         assert self._field is not None
         assert self._writer is not None
-        assert self._behind is not None
-        write_rows(rows.detach(), self._behind, self._making, self._step, self._writer, self._field)
+        write_rows(rows.detach(), self._making, self._step, self._writer, self._field)
         self._costs.write_s += time.perf_counter() - begin
 
     def _begin(self, rows: torch.Tensor) -> None:
@@ -375,7 +372,6 @@ class _Output:
 
     def _open(self, of: Field) -> None:
         self._writer = self._making.writer(self._step, of, self._room.buffer_bytes)
-        self._behind = self._stack.enter_context(WriteBehind(max(of.row_bytes, self._room.behind_bytes)))
 
     def __enter__(self) -> _Output:
         return self

@@ -173,7 +173,7 @@ class Loader:
             g,
             threads=by_stage.sample,
             copy_threads=by_stage.gather,
-            features=_check_names("features", features, g.features),
+            features=_check_features(g, features),
             edge_features=_check_edge_features(g, edge_features, sampler),
             labels=None if labels is None else _check_names("labels", labels, g.node_data)[0],
             device=target,
@@ -466,18 +466,24 @@ def _check_names(what: str, names: str | Sequence[str], there: Mapping[str, Any]
     return tuple(names)
 
 
+def _check_features(g: Any, names: str | Sequence[str]) -> tuple[str, ...]:
+    """Return names of features that have a row for each node: strategies and their caches take a node's id for its row."""
+    found = _check_names("features", names, g.features)
+    for name in found:
+        if g.features[name].first_row:
+            raise NotImplementedError(f"features: row 0 of {name!r} is that of node {g.features[name].first_row}, not of node 0")
+    return found
+
+
 def _check_edge_features(g: Any, names: str | Sequence[str], sampler: Any) -> tuple[str, ...]:
     """Return names of edge features, of a graph that has them; the sampler numbers edges, as far as can be told."""
-    names = [names] if isinstance(names, str) else list(names)
-    if not names:
-        return ()
-    if isinstance(g, PackedGraph):
+    if names and isinstance(g, PackedGraph):
         raise ValueError(
             "edge_features: a pack has no rows of edges; open its dataset, and give the pack as strategy=Packed(pack)"
         )
-    found = _check_names("edge_features", names, g.edge_features)
-    if getattr(sampler, "edges", True) is False:
-        raise ValueError(f"edge_features={names} needs the numbers of edges: make the sampler with edges=True")
+    found = _check_names("edge_features", names, getattr(g, "edge_features", {}))
+    if found and getattr(sampler, "edges", True) is False:
+        raise ValueError(f"edge_features={list(found)} needs the numbers of edges: make the sampler with edges=True")
     return found
 
 

@@ -23,7 +23,7 @@ from typing import Generic, TypeVar, cast
 from featstore.errors import BudgetError, ClosedError
 from featstore.strategies.counters import Overlap, Stopwatch
 
-__all__ = ["Pipeline"]
+__all__ = ["FINALIZER_JOIN_S", "Pipeline"]
 
 A = TypeVar("A")
 B = TypeVar("B")

@@ -30,7 +30,7 @@ from featstore.strategies.counters import Overlap
 from featstore.strategies.memory import Memory, too_small
 from featstore.strategies.setup import Setup
 
-__all__ = ["Stages"]
+__all__ = ["Item", "Stages"]
 
 
 @dataclass(frozen=True)

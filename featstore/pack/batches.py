@@ -16,7 +16,7 @@ from featstore.pack.offline import Pack
 from featstore.sampling.batch import SampledBatch
 from featstore.sampling.batches import RandomBatches
 
-__all__ = ["PackBatches"]
+__all__ = ["PackBatches", "PackEpoch"]
 
 
 class PackBatches:

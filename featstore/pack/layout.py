@@ -43,6 +43,7 @@ __all__ = [
     "check_disk",
     "extent_map",
     "file_record",
+    "fill_step",
     "find_layouts",
     "layout_bytes",
     "layout_records",

@@ -43,7 +43,7 @@ from featstore.storage.reader import Reader
 from featstore.storage.rundir import DiskBudget
 from featstore.storage.writer import free_bytes, fsync_directory, make_durable
 
-__all__ = ["layout_sizes", "make_layout"]
+__all__ = ["BEGUN", "layout_sizes", "make_layout"]
 
 MOST_PIECE_BYTES, LEAST_PIECE_BYTES = 8 << 20, 64 << 10  # of shared rows that are put in order at once
 PIECE_SHARE = 32  # the part of the memory that is left which a piece may take

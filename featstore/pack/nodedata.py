@@ -25,7 +25,7 @@ from featstore.storage.format import DTYPES
 from featstore.storage.rundir import DiskBudget
 from featstore.storage.sections import SectionFile, SectionWriter
 
-__all__ = ["Carrier", "NodeData", "carried", "carried_bytes", "is_carried", "load_carried", "named"]
+__all__ = ["KIND", "PREFIX", "Carrier", "NodeData", "carried", "carried_bytes", "is_carried", "load_carried", "named"]
 
 KIND, PREFIX = "node_data", "data-"
 

@@ -34,7 +34,17 @@ from featstore.plan.trace import Trace
 from featstore.storage.rundir import DiskBudget
 from featstore.storage.sections import SectionWriter
 
-__all__ = ["DiskRows", "ScoresOf", "Sizes", "assign_tiers", "make_tables", "segmentation", "windows", "write_static"]
+__all__ = [
+    "SECTION_BYTES",
+    "DiskRows",
+    "ScoresOf",
+    "Sizes",
+    "assign_tiers",
+    "make_tables",
+    "segmentation",
+    "windows",
+    "write_static",
+]
 
 Ids = npt.NDArray[Any]
 Int64s = npt.NDArray[np.int64]

@@ -17,7 +17,14 @@ from featstore.storage.drive import DriveSpeed
 from featstore.storage.layout import PAGE_BYTES
 
 __all__ = [
+    "ADMIT_TABLE_BYTES",
+    "DEGREE",
+    "LOAD_TABLE_BYTES",
+    "ONLINE",
+    "PLANNED",
+    "ROW_TABLE_BYTES",
     "SAMPLE_BYTES",
+    "STATIC",
     "Estimate",
     "Machine",
     "OnDisk",

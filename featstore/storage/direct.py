@@ -1,4 +1,4 @@
-"""Run files past the page cache: what is written and read once need not take its pages, nor the time to copy there and back."""
+"""Files past the page cache: what is written or read once need not take its pages, nor the time to copy there and back."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def set_direct(fd: int, on: bool) -> bool:
 
 
 class DirectWriter:
-    """Append bytes to a file that is empty, in whole pages out of two buffers: one is written while the other is filled.
+    """Append bytes to a file, in whole pages out of two buffers: one is written while the other is filled.
 
     Parameters
     ----------
@@ -40,6 +40,10 @@ class DirectWriter:
         For errors.
     n_bytes : int
         Of each buffer, whole pages; the caller counts both.
+    offset : int
+        Where the first byte goes, whole pages; nothing lies behind it.
+    on_pages : callable, optional
+        Called with all pages in their order, before they are written.
 
     Notes
     -----
@@ -47,21 +51,29 @@ class DirectWriter:
     the page cache.
     """
 
-    def __init__(self, fd: int, path: str, n_bytes: int) -> None:
+    def __init__(
+        self, fd: int, path: str, n_bytes: int, offset: int = 0, on_pages: Callable[[Uint8s], None] = lambda pages: None
+    ) -> None:
         if n_bytes < PAGE_BYTES or n_bytes % PAGE_BYTES:
             raise ValueError(f"buffers of {n_bytes} bytes are not of whole pages")
         self._fd = fd
         self._path = path
+        self._on_pages = on_pages
         self._filling: Uint8s
         self._other: Uint8s
         self._filling, self._other = (np.frombuffer(Block(n_bytes), np.uint8) for _ in range(2))
         self._n_filled = 0
-        self._offset = 0  # of the buffer that is filled
+        self.offset = offset  # of the buffer that is filled
         self._pending: Future[None] | None = None
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="featstore-write")
         self._is_direct = set_direct(fd, True)
 
-    def append(self, data: memoryview | bytes) -> None:
+    @property
+    def tail(self) -> Uint8s:
+        """What was appended behind :attr:`offset`, until more is."""
+        return self._filling[: self._n_filled]
+
+    def append(self, data: memoryview | bytes | Uint8s) -> None:
         """Append bytes.
 
         Raises
@@ -77,13 +89,25 @@ class DirectWriter:
             self._n_filled += n
             done += n
             if self._n_filled == len(self._filling):
-                self._flush(self._n_filled)
+                self._write_behind(self._n_filled)
 
-    def _flush(self, n_bytes: int) -> None:
+    def flush(self) -> None:
+        """Write the whole pages of what was appended, and wait for them; raises OSError."""
+        whole = self._n_filled // PAGE_BYTES * PAGE_BYTES
+        if whole:
+            tail = self.tail[whole:].copy()
+            self._write_behind(whole)
+            self._filling[: len(tail)] = tail
+            self._n_filled = len(tail)
         self._wait()
-        self._pending = self._worker.submit(self._write, self._filling[:n_bytes], self._offset)
+
+    def _write_behind(self, n_bytes: int) -> None:
+        pages = self._filling[:n_bytes]
+        self._on_pages(pages)
+        self._wait()
+        self._pending = self._worker.submit(self._write, pages, self.offset)
         self._filling, self._other = self._other, self._filling
-        self._offset += n_bytes
+        self.offset += n_bytes
         self._n_filled = 0
 
     def _wait(self) -> None:
@@ -101,15 +125,18 @@ class DirectWriter:
             pwrite_all(self._fd, data.data, offset, self._path)
 
     def finish(self) -> None:
-        """Write what is left; the file then has exactly the bytes that were appended."""
-        size = self._offset + self._n_filled
+        """Write what is left; the file then ends with the last byte that was appended, and direct I/O is off."""
+        size = self.offset + self._n_filled
         padded = -(-self._n_filled // PAGE_BYTES) * PAGE_BYTES
         self._filling[self._n_filled : padded] = 0
-        self._flush(padded)
         self._wait()
+        if padded:
+            self._on_pages(self._filling[:padded])
+            self._write(self._filling[:padded], self.offset)
         self._worker.shutdown()
-        with naming(self._path):
-            os.ftruncate(self._fd, size)
+        if padded != self._n_filled:
+            with naming(self._path):
+                os.ftruncate(self._fd, size)
         set_direct(self._fd, False)
 
     def abort(self) -> None:

@@ -22,9 +22,9 @@ from featstore.storage.format import resolve_inside
 from featstore.storage.lock import OPENING_LOCK, FileLock
 from featstore.storage.stripes import remove_stripes
 
-__all__ = ["OpenDirectory", "Root", "open_directory", "open_inside", "remove_replaced", "with_directory"]
+__all__ = ["OPEN_PATIENCE_S", "OpenDirectory", "Root", "open_directory", "open_inside", "remove_replaced", "with_directory"]
 
-_OPEN_PATIENCE_S: Final = 30.0  # for whoever removes it: seconds, of terabytes or on a busy machine
+OPEN_PATIENCE_S: Final = 30.0  # for whoever removes it, or files in it: seconds, of terabytes or on a busy machine
 _REMOVE_PATIENCE_S: Final = 2.0  # for whoever is opening files: what stays is removed by the next builder
 _POLL_S: Final = 0.001
 
@@ -189,7 +189,7 @@ def open_directory(path: str | os.PathLike[str], what: str = "dataset") -> OpenD
     It is tried again whenever the directory was replaced between two of the calls that open it, however often that happens.
     """
     name = os.path.abspath(os.fspath(path))
-    deadline = time.monotonic() + _OPEN_PATIENCE_S
+    deadline = time.monotonic() + OPEN_PATIENCE_S
     while True:
         directory = _open(name, what)
         if directory is None:

@@ -28,6 +28,7 @@ from featstore.storage.rowfile import Queues, RowFile
 from featstore.storage.rundir import RunDirectory
 
 __all__ = [
+    "TIMED_MIN_BYTES",
     "DriveSpeed",
     "doubted",
     "drive_speed",

@@ -44,7 +44,7 @@ from featstore.storage.rowfile import ReadStats
 from featstore.storage.rundir import DiskBudget
 from featstore.storage.writer import FileRecord, free_bytes, fsync_directory
 
-__all__ = ["PAGES", "Episode", "ExtentMap", "ExtentWriter", "episodes", "least_memory", "most_memory"]
+__all__ = ["KIND", "PAGES", "WRITERS", "Episode", "ExtentMap", "ExtentWriter", "episodes", "least_memory", "most_memory"]
 
 Int64s = npt.NDArray[np.int64]
 Ids = npt.NDArray[np.int32] | npt.NDArray[np.int64]

@@ -30,6 +30,7 @@ __all__ = [
     "STRIPE_PREFIX",
     "SUMS_PER_PAGE",
     "Header",
+    "check_layout",
     "file_bytes",
     "file_seed",
     "page_sum",

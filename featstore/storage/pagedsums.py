@@ -13,7 +13,7 @@ import numpy.typing as npt
 from featstore._core.io import PAGE_BYTES, SUMS_PER_PAGE, Engine, File
 from featstore.budget import Budget
 
-__all__ = ["PagedSums"]
+__all__ = ["MIN_ARENA_BYTES", "PagedSums"]
 
 MIN_ARENA_BYTES = 256 << 10
 

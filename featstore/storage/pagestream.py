@@ -117,6 +117,7 @@ class PageFile(Protocol):
     def holds_sums(self) -> bool: ...
     def duplicate(self) -> int: ...
     def sums_pages(self, first: int, n: int) -> list[npt.NDArray[np.uint64]]: ...
+    def count(self, rows: int, reads: int, n_bytes: int) -> object: ...
 
 
 class PageStream:
@@ -135,7 +136,8 @@ class PageStream:
 
     Notes
     -----
-    One consumer. Pages are verified as the file's own reads verify them. A context manager; leaving it waits for reads under way.
+    One consumer. Pages are verified as the file's own reads verify them, and counted by the file when the stream is closed. A
+    context manager; leaving it waits for reads under way.
     """
 
     def __init__(self, file: PageFile, runs: Int64s, window_bytes: int, arena: Arena | None = None) -> None:
@@ -234,8 +236,10 @@ class PageStream:
         self.core.stop()
         for thread in self._threads:
             thread.join()
-        self._threads = []
         self.core.close()
+        if self._threads:
+            self._threads = []
+            self.file.count(0, self.core.n_reads, self.core.read_bytes)
 
     def __enter__(self) -> PageStream:
         return self

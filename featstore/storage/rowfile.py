@@ -23,7 +23,7 @@ from featstore.storage.layout import RowLayout
 from featstore.storage.pagedsums import PagedSums
 from featstore.storage.pagestream import PageStream
 
-__all__ = ["ReadStats", "RowFile"]
+__all__ = ["Queues", "ReadStats", "RowFile"]
 
 RESIDENT_SUMS_SHARE = 0.05  # a checksum table over this share of the budget is cached by pages
 SCAN_BYTES = 4 << 20  # of one read where all pages are checked
@@ -36,7 +36,7 @@ class ReadStats:
     Parameters
     ----------
     rows, reads : int
-        Rows delivered and read operations.
+        Rows delivered, and read operations. A stream of pages delivers no rows, and is counted once it is closed.
     bytes_requested, bytes_read : int
         Bytes of those rows, and bytes that the operations moved (checksum pages included).
     waited_s : float
@@ -207,7 +207,7 @@ class RowFile:
                 return [self._sums_pages[number].view(np.uint64) for number in range(first, first + n)]
             assert self._paged is not None, "nothing is verified"
             pages = self._paged.table_pages(first, n)
-            self._count(0, 1, pages.nbytes)
+            self.count(0, 1, pages.nbytes)
         for number in range(n):
             self._check_sums_page(first + number, pages[number], self._sums_seed)
         return [page.view(np.uint64) for page in pages]
@@ -306,8 +306,10 @@ class RowFile:
                 self._users -= users
                 self._changed.notify_all()
 
-    def _count(self, rows: int, reads: int, n_bytes: int) -> ReadStats:
+    def count(self, rows: int, reads: int, n_bytes: int) -> ReadStats:
+        """Add to ``stats`` what a read of rows, or a stream of pages, cost."""
         cost = ReadStats(rows, reads, rows * self.row_bytes, n_bytes)
+        self._leave_parent()
         with self._lock:
             self.stats.add(cost)
         return cost
@@ -343,7 +345,7 @@ class RowFile:
                     reads, n_bytes = engine.read(self._file, first, n, out)
             else:
                 reads, n_bytes = self._paged.read(first, n, out)
-            return self._count(n, reads, n_bytes)
+            return self.count(n, reads, n_bytes)
 
     def gather(
         self,
@@ -390,7 +392,7 @@ class RowFile:
                     reads, n_bytes = engine.gather(self._file, rows, out, positions, gap)
             else:
                 reads, n_bytes = self._paged.gather(rows, out, positions, gap)
-            return self._count(len(rows), reads, n_bytes)
+            return self.count(len(rows), reads, n_bytes)
 
     def read_pages(self, numbers: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
         """Read scattered pages, whole: what is wanted of rows that are much smaller, to keep it.
@@ -410,7 +412,7 @@ class RowFile:
             gap = self._reader.gap_for(file, len(numbers))
             with self._reader.engine(len(numbers)) as engine:
                 reads, n_bytes = engine.gather(pages, numbers, out, None, gap)
-            self._count(0, reads, n_bytes)
+            self.count(0, reads, n_bytes)
         if self.verifies:
             table, entry = np.divmod(numbers, SUMS_PER_PAGE)
             found = np.empty(len(numbers), np.uint64)

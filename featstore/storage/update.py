@@ -20,7 +20,7 @@ from featstore.storage.lock import READERS_LOCK, WRITER_LOCK, FileLock
 from featstore.storage.stripes import make_stripe, remove_stripe, remove_stripes, stripe_directory
 from featstore.storage.writer import FileRecord, RowFileWriter
 
-__all__ = ["OpenFile", "Update", "check_file", "open_file", "sweep", "sweep_unused"]
+__all__ = ["OpenFile", "Update", "check_file", "open_file", "sweep", "sweep_unused", "writer_lock"]
 
 
 @dataclass

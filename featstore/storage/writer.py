@@ -19,6 +19,7 @@ import numpy.typing as npt
 from featstore._core.checksum import page_sums
 from featstore.errors import CommittedError, FormatError
 from featstore.storage.calls import close_fd, close_quietly, fsync_fd, pwrite_all
+from featstore.storage.direct import DirectWriter
 from featstore.storage.format import HEADER_BYTES, SUMS_PER_PAGE, Header, file_bytes, file_seed, page_sum, sums_bytes, sums_page
 from featstore.storage.layout import PAGE_BYTES, RowLayout
 
@@ -204,7 +205,7 @@ class RowFileWriter:
     generation : int
         Number of the commit this file is written for.
     buffer_bytes : int
-        Bytes gathered before each write.
+        Of two buffers together: one is written by a thread, past the page cache, while the other is filled.
     resume : WriterState, optional
         Go on with the file that another writer left in this state; ``generation`` is that file's then.
 
@@ -219,8 +220,8 @@ class RowFileWriter:
 
     Notes
     -----
-    A context manager: leaving it without :meth:`commit` or :meth:`leave` removes the temporary files. Memory is ``buffer_bytes``
-    and about as much again for page-grouped layouts.
+    A context manager: leaving it without :meth:`commit` or :meth:`leave` removes the temporary files. A write that failed is
+    raised by a later call. Memory is ``buffer_bytes``, and 1 MiB for page-grouped layouts.
     """
 
     def __init__(
@@ -244,9 +245,6 @@ class RowFileWriter:
         self._generation = generation if resume is None else resume.generation
         self._id = uuid.uuid4().bytes if resume is None else resume.file_id
         self._seed = file_seed(kind, self._id, self._generation)
-        self._buffer: UInt8s = np.empty(max(1, buffer_bytes // PAGE_BYTES) * PAGE_BYTES, dtype=np.uint8)
-        self._filled = 0
-        self._offset = HEADER_BYTES
         # Sums not yet written; entry 0 of page 0 is the header's, which is known last, so page 0 stays here until then.
         self._first_sums: list[npt.NDArray[np.uint64]] = [np.zeros(1, dtype=np.uint64)]
         self._n_first = 1
@@ -255,18 +253,21 @@ class RowFileWriter:
         self._path = os.path.join(self._directory, name)
         self._temporary = [f"{path}.{self._id.hex()}.tmp" for path in (self._path, f"{self._path}.sums")]
         self._fds: list[int] = []
+        self._out: DirectWriter | None = None
+        half = max(1, buffer_bytes // 2 // PAGE_BYTES) * PAGE_BYTES
         if resume is not None:
-            self._go_on(resume)
+            self._go_on(resume, half)
             return
         try:
             for path in self._temporary:
                 self._fds.append(_create(path))
+            self._out = DirectWriter(self._fds[0], self._temporary[0], half, HEADER_BYTES, self._add_sums)
         except BaseException:
             self._temporary = self._temporary[: len(self._fds)]  # the other belongs to somebody else
             self.abort()
             raise
 
-    def _go_on(self, state: WriterState) -> None:
+    def _go_on(self, state: WriterState, half: int) -> None:
         """Open what another writer left, and drop what it wrote after its state was recorded."""
         ends = state.offset, state.n_sums_pages * PAGE_BYTES
         sizes = [end if end > PAGE_BYTES else 0 for end in ends]  # the first page of either is written last
@@ -277,11 +278,12 @@ class RowFileWriter:
                     raise FormatError(f"{path} is shorter than what was recorded of it: {n_bytes} bytes", path)
             for fd, n_bytes in zip(self._fds, sizes, strict=True):
                 os.ftruncate(fd, n_bytes)
+            self._out = DirectWriter(self._fds[0], self._temporary[0], half, state.offset, self._add_sums)
         except BaseException:
             self.leave()
             raise
-        self.n_rows, self._offset, self._filled = state.n_rows, state.offset, len(state.tail)
-        self._buffer[: self._filled] = state.tail
+        self._out.append(state.tail)  # less than a page
+        self.n_rows = state.n_rows
         self._first_sums, self._n_first = [state.first_sums], len(state.first_sums)
         self._sums, self._n_sums_pages = state.sums, state.n_sums_pages
 
@@ -293,22 +295,22 @@ class RowFileWriter:
         OSError
             Writing failed; the temporary files are gone and the writer is closed.
         """
-        if not self._fds:
-            raise ValueError(f"the writer of {self._path} is closed")
+        out = self._opened()
         try:
-            whole = self._filled // PAGE_BYTES * PAGE_BYTES
-            if whole:
-                self._write_pages(self._buffer[:whole])
-                self._buffer[: self._filled - whole] = self._buffer[whole : self._filled].copy()
-                self._filled -= whole
+            out.flush()
             for number, fd in enumerate(self._fds):  # before anybody records what is there
                 fsync_fd(fd, self._temporary[number])
         except BaseException:
             self.abort()
             raise
-        tail, first = self._buffer[: self._filled].copy(), np.concatenate(self._first_sums)
+        tail, first = out.tail.copy(), np.concatenate(self._first_sums)
         sums, n_pages = self._sums.copy(), self._n_sums_pages
-        return WriterState(self._id, self._generation, self.n_rows, self._offset, tail, first, sums, n_pages)
+        return WriterState(self._id, self._generation, self.n_rows, out.offset, tail, first, sums, n_pages)
+
+    def _opened(self) -> DirectWriter:
+        if self._out is None:
+            raise ValueError(f"the writer of {self._path} is closed")
+        return self._out
 
     def leave(self) -> None:
         """Close the temporary files and let them stay, for a writer that goes on from the last checkpoint."""
@@ -330,28 +332,27 @@ class RowFileWriter:
         layout = self.layout
         if rows.dtype != np.uint8 or rows.ndim != 2 or rows.shape[1] != layout.row_bytes:
             raise ValueError(f"rows must be uint8 of shape (k, {layout.row_bytes}), not {rows.dtype} {rows.shape}")
-        if not self._fds:
-            raise ValueError(f"the writer of {self._path} is closed")
+        out = self._opened()
         rows = np.ascontiguousarray(rows)
         try:
             if layout.is_dense:
-                self._append(rows.reshape(-1))
+                out.append(rows.reshape(-1))
             else:
-                self._append_grouped(rows)
+                self._append_grouped(rows, out)
             self.n_rows += len(rows)
         except BaseException:
             self.abort()
             raise
 
-    def _append_grouped(self, rows: UInt8s) -> None:
+    def _append_grouped(self, rows: UInt8s, out: DirectWriter) -> None:
         layout = self.layout
         start, n, phase = 0, len(rows), self.n_rows % layout.group_rows
         padding = np.zeros(layout.group_bytes - layout.group_rows * layout.row_bytes, dtype=np.uint8)
         if phase and n:
             start = min(n, layout.group_rows - phase)
-            self._append(rows[:start].reshape(-1))
+            out.append(rows[:start].reshape(-1))
             if phase + start == layout.group_rows:
-                self._append(padding)
+                out.append(padding)
         per_step = max(1, (1 << 20) // layout.group_bytes)
         n_whole = (n - start) // layout.group_rows
         groups = np.zeros((min(per_step, n_whole), layout.group_bytes), dtype=np.uint8)
@@ -360,30 +361,12 @@ class RowFileWriter:
             k = min(per_step, n_whole - first)
             begin = start + first * layout.group_rows
             groups[:k, :width] = rows[begin : begin + k * layout.group_rows].reshape(k, width)
-            self._append(groups[:k].reshape(-1))
+            out.append(groups[:k].reshape(-1))
         rest = start + n_whole * layout.group_rows
         if rest < n:
-            self._append(rows[rest:].reshape(-1))
+            out.append(rows[rest:].reshape(-1))
 
-    def _append(self, data: UInt8s) -> None:
-        done = 0
-        while done < len(data):
-            if self._filled == 0 and len(data) - done >= len(self._buffer):
-                whole = min((len(data) - done) // PAGE_BYTES * PAGE_BYTES, 64 << 20)
-                self._write_pages(data[done : done + whole])
-                done += whole
-                continue
-            count = min(len(data) - done, len(self._buffer) - self._filled)
-            self._buffer[self._filled : self._filled + count] = data[done : done + count]
-            self._filled += count
-            done += count
-            if self._filled == len(self._buffer):
-                self._write_pages(self._buffer)
-                self._filled = 0
-
-    def _write_pages(self, pages: UInt8s) -> None:
-        pwrite_all(self._fds[0], pages.data, self._offset, self._temporary[0])
-        self._offset += len(pages)
+    def _add_sums(self, pages: UInt8s) -> None:
         sums = np.empty(len(pages) // PAGE_BYTES, dtype=np.uint64)
         page_sums(pages, self._seed, sums)
         if self._n_first < SUMS_PER_PAGE:
@@ -412,18 +395,14 @@ class RowFileWriter:
         OSError
             Nothing is left under either name that was not there before.
         """
-        if not self._fds:
-            raise ValueError(f"the writer of {self._path} is closed")
+        out = self._opened()
         final = [self._path, f"{self._path}.sums"]
         renamed: list[str] = []
         try:
-            if self._filled:
-                n_bytes = -(-self._filled // PAGE_BYTES) * PAGE_BYTES
-                self._buffer[self._filled : n_bytes] = 0
-                self._write_pages(self._buffer[:n_bytes])
-                self._filled = 0
-            expected = HEADER_BYTES + self.layout.data_bytes(self.n_rows)
-            assert self._offset == expected, (self._offset, expected)
+            out.append(bytes(-len(out.tail) % PAGE_BYTES))
+            written, expected = out.offset + len(out.tail), HEADER_BYTES + self.layout.data_bytes(self.n_rows)
+            assert written == expected, (written, expected)
+            out.finish()
             header = Header(self._kind, self._id, self._generation, self.layout, self.n_rows, self._dtype)
             page = header.pack()
             pwrite_all(self._fds[0], page, 0, self._temporary[0])
@@ -443,7 +422,6 @@ class RowFileWriter:
             self.abort()
             raise
         self._temporary = []
-        self._buffer = np.empty(0, dtype=np.uint8)
         return FileRecord(
             name=self._name,
             kind=self._kind,
@@ -457,6 +435,9 @@ class RowFileWriter:
         )
 
     def _close_fds(self) -> None:
+        out, self._out = self._out, None
+        if out is not None:
+            out.abort()
         with contextlib.ExitStack() as stack:  # all of them, whichever fails
             for fd, path in zip(self._fds, self._temporary, strict=False):
                 stack.callback(close_fd, fd, path)

@@ -13,7 +13,7 @@ from featstore.sampling.batches import together_of
 from featstore.sampling.drawn import DerivedBatches, DerivedEpoch, SampledBatches, SampledEpoch
 from featstore.strategies.expected import expected_edges
 
-__all__ = ["REUSE", "BatchSize", "foresee", "is_tight", "larger", "largest", "measure", "pooled_bytes"]
+__all__ = ["REUSE", "ROW_BYTES", "BatchSize", "foresee", "is_tight", "larger", "largest", "measure", "pooled_bytes"]
 
 ROW_BYTES = 64  # of a row of a batch, beside its features: ids, edges and what sampling takes
 KEPT_BYTES = 128  # of a row of a pack's batch, of its sample and plan, where none can be read: a generous guess

@@ -23,6 +23,7 @@ __all__ = [
     "PACK",
     "RUN_DIR",
     "Kind",
+    "check_fields",
     "check_managed",
     "number_of",
     "option",

@@ -58,7 +58,7 @@ from featstore.strategies.setup import Planning, Setup
 from featstore.strategies.superbatchepoch import AHEAD, EDGE_PLANNER, PLANNER, SuperbatchEpoch, ahead_bytes
 from featstore.strategies.switch import CacheSwitch
 
-__all__ = ["Superbatch", "SuperbatchRunner", "plan_ahead", "run_planned"]
+__all__ = ["AHEAD_SHARE", "Superbatch", "SuperbatchRunner", "plan_ahead", "planned_edge_bytes", "run_planned"]
 
 Int64s = npt.NDArray[np.int64]
 

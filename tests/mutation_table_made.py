@@ -1,0 +1,69 @@
+"""Mutations of features made of others: aggregated features and outputs of layers; see :mod:`tests.mutation_table`."""
+
+from __future__ import annotations
+
+from tests.mutation import Mutation
+
+__all__ = ["MADE"]
+
+MADE: tuple[Mutation, ...] = (
+    Mutation(
+        "files of replaced features stay",
+        "features made of others",
+        "featstore/graph/snapshot.py",
+        "            if is_superseded:\n",
+        "            if False:\n",
+        ("tests/test_made_features.py::test_files_of_replaced_features_go_with_the_last_handle",),
+    ),
+    Mutation(
+        "what was left of another recipe used",
+        "features made of others",
+        "featstore/graph/making.py",
+        """if record["recipe"] != self._recipe or record["format"] != 1:""",
+        """if record["format"] != 1:""",
+        (
+            "tests/test_aggregate.py::test_what_was_left_of_something_else_is_not_used",
+            "tests/test_infer.py::test_another_model_starts_over",
+        ),
+    ),
+    Mutation(
+        "rows recorded before they are flushed",
+        "features made of others",
+        "featstore/storage/writer.py",
+        "            for number, fd in enumerate(self._fds):",
+        "            for number, fd in enumerate(self._fds[1:], 1):",
+        ("tests/test_resumed_writer.py::test_what_a_state_says_is_on_the_drive",),
+    ),
+    Mutation(
+        "sums divided by the wrong node's list",
+        "features made of others",
+        "featstore/graph/passes.py",
+        "factors = np.maximum(degrees, 1)",
+        "factors = np.maximum(degrees[::-1], 1)",
+        ("tests/test_aggregate.py::test_the_dtype_is_the_features_own_or_float64",),
+    ),
+    Mutation(
+        "a node added to its own long list at the end",
+        "features made of others",
+        "featstore/graph/passes.py",
+        "if not has_self and (n_left == 0 or (len(ids) and ids[-1] > node)):",
+        "if not has_self and n_left == 0:",
+        ("tests/test_passes.py::test_blocks_are_as_many_as_the_memory_makes_them",),
+    ),
+    Mutation(
+        "a buffer filled while it is being written",
+        "features made of others",
+        "featstore/storage/direct.py",
+        "        self._filling, self._other = self._other, self._filling\n",
+        "",
+        ("tests/test_direct.py::test_a_buffer_that_is_being_written_is_not_filled",),
+    ),
+    Mutation(
+        "an earlier write's error dropped",
+        "features made of others",
+        "featstore/storage/direct.py",
+        "            pending.result()",
+        "            pending.exception()",
+        ("tests/test_direct.py::test_a_failed_write_leaves_nothing",),
+    ),
+)
