@@ -42,6 +42,14 @@ COMPILED: tuple[Mutation, ...] = (
         ("tests/test_nearby_lists.py::test_lists_at_hand_by_brute_force",),
     ),
     Mutation(
+        "rows beyond the end of a file",
+        "hostile sizes",
+        CORE + "io.pyx",
+        "if end > expected_bytes:",
+        "if end < 0:",
+        ("tests/test_core_views.py::test_rows_beyond_the_end_of_a_file_are_refused",),
+    ),
+    Mutation(
         "gaps never read over",
         "gap merging",
         CORE + "rowio.h",

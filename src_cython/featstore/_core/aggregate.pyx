@@ -23,6 +23,8 @@ cdef extern from "aggregate.h" nogil:
 LEVELS = 3  # of vectors, see :func:`accumulate`
 NO_MORE = FS_NO_MORE
 
+cdef int64_t MAX_WIDTH = 1 << 40  # numbers in a row, so that its bytes are a number of 64 bits
+
 
 cdef int check_lists(const uint8_t[::1] ids, int64_t id_bytes, const int64_t[::1] cursor, const int64_t[::1] ends) except -1:
     if id_bytes not in (4, 8) or ids.shape[0] % id_bytes:
@@ -80,13 +82,13 @@ def accumulate(const uint8_t[::1] rows not None, int64_t row_item, int64_t first
     cdef int64_t bad, n_rows, n = cursor.shape[0]
     cdef int kind
     cdef bint good
-    if (row_item, sum_item) not in ((4, 4), (4, 8), (8, 8)) or width < 1:
+    if (row_item, sum_item) not in ((4, 4), (4, 8), (8, 8)) or not 1 <= width <= MAX_WIDTH:
         raise ValueError(f"rows of {row_item} bytes a number, {width} each, and sums of {sum_item}")
     check_lists(ids, id_bytes, cursor, ends)
     n_rows = rows.shape[0] // (row_item * width)
     if n_rows * row_item * width != rows.shape[0] or first < 0:
         raise ValueError("rows that are not whole")
-    if nexts.shape[0] != n or sums.shape[0] < n * width * sum_item or not 0 <= lo <= hi <= n:
+    if nexts.shape[0] != n or sums.shape[0] // (width * sum_item) < n or not 0 <= lo <= hi <= n:
         raise ValueError("arrays shorter than the destinations")
     if scale is not None and scale.shape[0] < n_rows:
         raise ValueError("a factor a row")
@@ -148,7 +150,8 @@ def finish(uint8_t[::1] sums not None, int64_t sum_item, int64_t width, const do
     cdef double *d
     cdef float by_f
     cdef double by
-    if sum_item not in (4, 8) or width < 1 or not 0 <= lo <= hi <= factors.shape[0] or sums.shape[0] < hi * width * sum_item:
+    if (sum_item not in (4, 8) or not 1 <= width <= MAX_WIDTH or not 0 <= lo <= hi <= factors.shape[0]
+            or sums.shape[0] // (width * sum_item) < hi):
         raise ValueError("arrays shorter than the destinations")
     if lo == hi:
         return

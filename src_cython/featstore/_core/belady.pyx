@@ -371,6 +371,8 @@ cdef class Slots:
 def bits_at(Bits bits not None, const pos_t[::1] positions not None, uint8_t[::1] out not None):
     """Write whether each position's bit is set; positions behind the trace have none."""
     cdef int64_t i, q
+    if out.shape[0] < positions.shape[0]:
+        raise ValueError("an array shorter than the positions")
     for i in range(positions.shape[0]):
         q = positions[i]
         out[i] = 0 <= q < bits.length and bits.words[2 * (q >> 6)] >> (q & 63) & 1
@@ -379,24 +381,44 @@ def bits_at(Bits bits not None, const pos_t[::1] positions not None, uint8_t[::1
 def next_uses(const row_t[::1] rows not None, int64_t batch, int64_t[::1] ptr not None, const int64_t[::1] end not None,
               const pos_t[::1] iters not None, int64_t[::1] out not None, bint advance):
     """Write the first batch above ``batch`` that touches each row, −1 if none; ``advance`` moves ``ptr`` there."""
-    cdef int64_t i, at, row
-    for i in range(rows.shape[0]):
-        row = rows[i]
-        if not 0 <= row < ptr.shape[0]:
-            raise IndexError(f"row {row} at position {i} is out of range for {ptr.shape[0]} rows")
-        at = ptr[row]
-        while at < end[row] and iters[at] <= batch:
-            at += 1
-        if advance:
-            ptr[row] = at
-        out[i] = iters[at] if at < end[row] else -1
+    cdef int64_t i, at, stop, row, n = ptr.shape[0], k = rows.shape[0], bad = -1
+    if end.shape[0] != n or out.shape[0] < k:
+        raise ValueError("arrays shorter than the rows")
+    with nogil:
+        for i in range(k):
+            row = rows[i]
+            if not 0 <= row < n:
+                bad = i
+                break
+            at, stop = ptr[row], end[row]
+            if at < 0 or stop > iters.shape[0]:
+                bad = i
+                break
+            while at < stop and iters[at] <= batch:
+                at += 1
+            if advance:
+                ptr[row] = at
+            out[i] = iters[at] if at < stop else -1
+    if bad >= 0:
+        raise IndexError(f"row {rows[bad]} at position {bad} is out of range for {n} rows")
 
 
 def fill_iters(const row_t[::1] rows not None, int64_t batch, int64_t[::1] cursor not None, pos_t[::1] iters not None):
     """Second pass of the CSR form: append ``batch`` to each row's list."""
-    cdef int64_t i, k = rows.shape[0]
-    for i in range(k):
-        if i + AHEAD < k:
-            fs_touch(&cursor[rows[i + AHEAD]])
-        iters[cursor[rows[i]]] = <pos_t>batch
-        cursor[rows[i]] += 1
+    cdef int64_t i, at, k = rows.shape[0], bad = -1
+    if k == 0:
+        return
+    with nogil:
+        bad = outside(&rows[0], k, cursor.shape[0])
+        if bad < 0:
+            for i in range(k):
+                if i + AHEAD < k:
+                    fs_touch(&cursor[rows[i + AHEAD]])
+                at = cursor[rows[i]]
+                if not 0 <= at < iters.shape[0]:
+                    bad = i
+                    break
+                iters[at] = <pos_t>batch
+                cursor[rows[i]] = at + 1
+    if bad >= 0:
+        raise IndexError(f"row {rows[bad]} at position {bad} is out of range for {cursor.shape[0]} rows, or its list is full")

@@ -14,6 +14,7 @@ cdef extern from *:
     /* Zeroed memory; from 2 MiB on aligned to, and asked to be of, huge pages. */
     static void *fs_block_map(uint64_t bytes) {
         uint64_t slack = bytes >= FS_HUGE ? FS_HUGE : 0;
+        if (bytes > PTRDIFF_MAX - FS_HUGE) return NULL;
         const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
         uint8_t *p = (uint8_t *)mmap(NULL, bytes + slack, PROT_READ | PROT_WRITE, flags, -1, 0);
         if (p == (uint8_t *)MAP_FAILED) return NULL;

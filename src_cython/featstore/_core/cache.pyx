@@ -7,6 +7,8 @@ raises.
 
 from libc.stdint cimport INT32_MIN, int32_t, int64_t, uint32_t, uint64_t
 
+from featstore._core.bits cimport outside, row_t
+
 cdef extern from *:
     """
     #include <stdint.h>
@@ -23,10 +25,6 @@ cdef extern from *:
 cdef enum:
     AHEAD = 32
 
-
-ctypedef fused row_t:
-    int32_t
-    int64_t
 
 ctypedef fused held_t:  # what a table of rows by slot is made of
     int32_t
@@ -265,6 +263,8 @@ def distinct_slots(const int32_t[::1] slots not None, uint64_t[::1] bitmap not N
     cdef uint64_t word, bit
     if out.shape[0] < n:
         raise ValueError("an output is too short")
+    if n and outside(&slots[0], n, 64 * bitmap.shape[0]) >= 0:
+        raise ValueError("a slot without a bit")
     with nogil:
         for i in range(n):
             slot = <uint32_t>slots[i]
@@ -283,6 +283,8 @@ def check_victims(const int32_t[::1] slots not None, const int64_t[::1] row_of_s
     cdef int64_t i, n = slots.shape[0], n_slots = row_of_slot.shape[0], reason = 0, where = 0
     cdef int32_t slot
     cdef uint64_t bit
+    if 64 * bitmap.shape[0] < n_slots:
+        raise ValueError("slots without a bit")
     with nogil:
         for i in range(n):
             slot = slots[i]
@@ -353,6 +355,8 @@ def take_top(const uint64_t[::1] keys not None, int64_t first_row, uint64_t thre
         The new length, and how many with the threshold's key are still wanted.
     """
     cdef int64_t i, n = keys.shape[0], limit = rows.shape[0]
+    if not 0 <= n_rows <= limit:
+        raise ValueError("rows has no such length")
     with nogil:
         for i in range(n):
             if n_rows == limit:

@@ -11,8 +11,8 @@ from libc.string cimport memset
 from posix.unistd cimport close as c_close, getpid
 
 from featstore._core.rowio cimport (
-    FS_ERR_OS, FS_ERR_SHORT, FS_INDEX_BITS, FS_OK, FS_PAGE, FS_SUMS_PER_PAGE, fs_job, fs_ring, fs_ring_close,
-    fs_ring_open, fs_row_start, fs_sort_keys,
+    FS_ERR_OS, FS_ERR_SHORT, FS_INDEX_BITS, FS_OK, FS_PAGE, FS_SUMS_PER_PAGE, MAX_OP_BYTES, check_geometry, fs_job, fs_ring,
+    fs_ring_close, fs_ring_open, fs_row_start, fs_sort_keys,
 )
 from featstore._core.xxh3 cimport fs_secret, fs_secret_init, fs_xxh3_best
 from featstore.errors import CorruptionError, FormatError
@@ -80,9 +80,6 @@ MAX_SORTED_ROWS = 1 << 21  # rows sorted at once: 16 bytes of scratch each
 
 MAX_ROWS = 1 << 40  # sort keys hold a row in 40 bits
 
-cdef enum:
-    MAX_OP_BYTES = 1 << 30  # an io_uring length has 32 bits, a read returns less than 2 GiB
-
 
 cdef int poll_signals() noexcept nogil:
     with gil:
@@ -125,11 +122,17 @@ cdef class File:
     def __init__(self, path, uint64_t row_bytes, uint64_t group_rows, uint64_t group_bytes, uint64_t n_rows,
                  uint64_t data_offset, uint64_t expected_bytes, bint direct=True, int fd=-1):
         """Open ``path``, or take over ``fd``, which is open; ``expected_bytes`` is what its size must be."""
+        cdef object group, within, end
         self.fd = fd
-        if row_bytes < 1 or group_rows < 1 or group_bytes // group_rows < row_bytes:
-            raise ValueError("impossible row geometry")
+        check_geometry(row_bytes, group_rows, group_bytes)
         if n_rows > MAX_ROWS:
             raise FormatError(f"{os.fspath(path)} claims {n_rows} rows; a file has at most {MAX_ROWS}")
+        if n_rows:  # a row beyond the end would have no checksum to look up
+            # Python's integers: products may need more than 64 bits.
+            group, within = divmod(<object>(n_rows - 1), <object>group_rows)
+            end = data_offset + group * <object>group_bytes + (within + 1) * <object>row_bytes
+            if end > expected_bytes:
+                raise FormatError(f"{os.fspath(path)} claims {n_rows} rows, which end beyond its {expected_bytes} bytes")
         self.path = os.fspath(path)
         self.row_bytes = row_bytes
         self.group_rows = group_rows
@@ -288,7 +291,8 @@ cdef class Engine:
         self.script_at = 0
 
     def set_scratch(self, uint64_t n_rows):
-        """Hold scratch for sorting ``n_rows`` at once, 16 bytes each."""
+        """Hold scratch for sorting ``n_rows`` at once, 16 bytes each; for ``MAX_SORTED_ROWS`` at the most."""
+        n_rows = min(n_rows, <uint64_t>MAX_SORTED_ROWS)  # a sort key has few bits for a row's place
         if n_rows > self.scratch_rows:
             free(self.scratch)
             self.scratch_rows = 0

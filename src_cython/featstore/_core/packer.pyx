@@ -6,7 +6,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 from featstore._core.rowcopy cimport fs_choose_stream, fs_stream_fn
-from featstore._core.rowio cimport FS_PAGE, fs_job
+from featstore._core.rowio cimport FS_PAGE, MAX_OP_BYTES, check_geometry, fs_job
 from featstore._core.stream cimport (
     Arena, Stream, arena_for, fs_stream, pthread_cond_broadcast, pthread_cond_init, pthread_cond_t, pthread_mutex_init,
     pthread_mutex_lock, pthread_mutex_t, pthread_mutex_unlock,
@@ -86,9 +86,12 @@ cdef class Packer:
         cdef uint64_t n = offsets.shape[0], b
         cdef int64_t last = 0
         cdef bint good
-        if (n_buffers < n + 1 or buffer_bytes % FS_PAGE or not buffer_bytes or <uint64_t>bounds.shape[0] != n + 1
-                or sums.shape[1] != 512):
+        if (n_buffers < n + 1 or buffer_bytes % FS_PAGE or not 0 < buffer_bytes <= MAX_OP_BYTES
+                or <uint64_t>bounds.shape[0] != n + 1 or sums.shape[1] != 512):
             raise ValueError("impossible packing")
+        for b in range(n):
+            if offsets[b] < 0 or offsets[b] % <int64_t>FS_PAGE:
+                raise ValueError(f"an extent cannot begin at byte {offsets[b]}")
         self.path = path
         self.sums_array, self.rows_array = sums, rows
         self.p.fd = fd
@@ -97,6 +100,7 @@ cdef class Packer:
         self.p.sums, self.p.n_sums_pages = &sums[0, 0], sums.shape[0]
         self.p.n_buffers, self.p.buffer_bytes, self.p.n_batches = n_buffers, buffer_bytes, n
         self.p.source.data_offset, self.p.source.row_bytes, self.p.source.group_rows, self.p.source.group_bytes = geometry
+        check_geometry(self.p.source.row_bytes, self.p.source.group_rows, self.p.source.group_bytes)
         if len(rows) and rows.dtype == "int32":
             narrow = rows
             self.p.rows32 = &narrow[0]
@@ -190,10 +194,14 @@ cdef class Packer:
 
     def append(self, uint64_t b, const uint8_t[::1] data not None):
         """Append bytes to batch ``b``'s extent, before its rows: what is there already of the page that its offset is at."""
+        cdef bint good
         if b >= self.p.n_batches or <uint64_t>data.shape[0] >= self.p.buffer_bytes or data.shape[0] == 0:
             raise ValueError("impossible bytes")
-        if not fs_packer_append(&self.p, b, &data[0], data.shape[0]):
-            self.check()
+        with nogil:
+            good = fs_packer_append(&self.p, b, &data[0], data.shape[0])
+        self.check()
+        if not good:
+            raise ClosedError(f"{self.path} is closed")
 
     @property
     def offsets(self):

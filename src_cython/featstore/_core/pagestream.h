@@ -32,12 +32,6 @@ typedef struct {
     uint64_t waited_ns; /* the consumer waited for a piece */
 } fs_stream;
 
-static uint64_t fs_now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000ULL + (uint64_t)t.tv_nsec;
-}
-
 static int fs_stream_over(fs_stream *s) { return s->closed || s->job.error_kind != FS_OK || s->begun >= s->n_pieces; }
 
 static int fs_stream_can_begin(fs_stream *s) {
@@ -170,10 +164,10 @@ static const uint8_t *fs_stream_next(fs_stream *s, uint64_t *n_bytes) {
             pthread_mutex_unlock(&s->lock);
             return NULL;
         }
-        if (!start) start = fs_now_ns();
+        if (!start) start = fs_nanoseconds();
         pthread_cond_wait(&s->landed, &s->lock);
     }
-    if (start) s->waited_ns += fs_now_ns() - start;
+    if (start) s->waited_ns += fs_nanoseconds() - start;
     pthread_mutex_unlock(&s->lock);
     *n_bytes = slot->len - s->at;
     return fs_stream_buffer(s, s->consumed) + s->at;

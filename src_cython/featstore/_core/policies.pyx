@@ -34,6 +34,27 @@ cdef int _refuse(const char *hook, int64_t slot, const char *why) except -1:
     raise ValueError(f"{hook.decode()}: slot {slot} {why.decode()}")
 
 
+cdef int _check_log(const int32_t[::1] log, int64_t capacity, const int64_t[::1] state, bint has_hand) except -1:
+    """Refuse arrays that are no log's of so many slots, and a state that points outside it."""
+    if log.shape[0] < 2 * capacity or state.shape[0] < (3 if has_hand else 2):
+        raise ValueError(f"the log of {capacity} slots has {log.shape[0]} entries, and a state of {state.shape[0]}")
+    if not 0 <= state[BEGIN] <= state[END] <= log.shape[0] or (has_hand and not -1 <= state[HAND] < log.shape[0]):
+        raise ValueError("the state points outside the log")
+    return 0
+
+
+cdef int _check_rings(int64_t capacity, int64_t n_small, int64_t n_main, int64_t n_rows, int64_t n_ghost, int64_t n_table,
+                      const int64_t[::1] state) except -1:
+    """Refuse arrays that are not those of a cache of so many slots, and a state that points outside them."""
+    if min(n_small, n_main, n_rows) < capacity or n_table < 1 or n_table & (n_table - 1) or n_table <= n_ghost:
+        raise ValueError(f"arrays that do not fit {capacity} slots")
+    if state.shape[0] < 5 or not (0 <= state[SMALL_HEAD] < max(capacity, 1) and 0 <= state[MAIN_HEAD] < max(capacity, 1)
+                                  and 0 <= state[N_SMALL] <= capacity and 0 <= state[N_MAIN] <= capacity
+                                  and 0 <= state[GHOST_NEXT] < max(n_ghost, 1)):
+        raise ValueError("the state points outside the queues")
+    return 0
+
+
 # -- LRU: a log of slots in order of use; an entry counts where the slot's last use is that very entry ---------------------------
 
 
@@ -57,8 +78,9 @@ def lru_use(const int32_t[::1] slots not None, bint is_new, int32_t[::1] log not
     cdef int32_t slot
     if n == 0:
         return
-    if n > capacity or log.shape[0] < 2 * capacity:
+    if n > capacity:
         raise ValueError(f"{n} slots at once in a cache of {capacity}")
+    _check_log(log, capacity, state, False)
     with nogil:
         if state[END] + n > log.shape[0]:
             _lru_compact(&log[0], &last_use[0], &state[0])
@@ -81,6 +103,7 @@ def lru_victims(int32_t[::1] out not None, int32_t[::1] log not None, int32_t[::
     """Fill ``out`` with the least recently used slots, the oldest first, and forget them."""
     cdef int64_t i, found = 0, n = out.shape[0]
     cdef int32_t slot
+    _check_log(log, last_use.shape[0], state, False)
     with nogil:
         i = state[BEGIN]
         while found < n and i < state[END]:
@@ -127,6 +150,8 @@ def mark_occupied(const int32_t[::1] slots not None, uint8_t[::1] mark not None)
 def clock_victims(int32_t[::1] out not None, uint8_t[::1] mark not None, int64_t hand):
     """Fill ``out`` by sweeping the slots from ``hand``: a visited one gets a second chance. Return the new hand."""
     cdef int64_t found = 0, empty_steps = 0, n = out.shape[0], capacity = mark.shape[0]
+    if capacity and not 0 <= hand < capacity:
+        raise ValueError(f"a hand at slot {hand} of {capacity}")
     with nogil:
         while found < n and empty_steps < capacity:  # a whole turn over empty slots: there are not n
             if mark[hand] == EMPTY:
@@ -169,8 +194,9 @@ def sieve_insert(const int32_t[::1] slots not None, int32_t[::1] log not None, u
     cdef int64_t i, end, n = slots.shape[0], capacity = mark.shape[0], bad = -1
     if n == 0:
         return
-    if n > capacity or log.shape[0] < 2 * capacity:
+    if n > capacity:
         raise ValueError(f"{n} slots at once in a cache of {capacity}")
+    _check_log(log, capacity, state, True)
     with nogil:
         if state[END] + n > log.shape[0]:
             _sieve_compact(&log[0], &state[0])
@@ -197,6 +223,7 @@ def sieve_victims(int32_t[::1] out not None, int64_t n_occupied, int32_t[::1] lo
     cdef int32_t slot
     if n > n_occupied:
         raise ValueError(f"victims: {n} asked for, {n_occupied} occupied")
+    _check_log(log, mark.shape[0], state, True)
     with nogil:
         begin, end, hand = state[BEGIN], state[END], state[HAND]
         while found < n:
@@ -305,6 +332,7 @@ def s3fifo_insert(const int64_t[::1] rows not None, const int32_t[::1] slots not
     cdef int32_t slot
     if rows.shape[0] != n:
         raise ValueError("rows and slots differ in length")
+    _check_rings(capacity, small.shape[0], main.shape[0], row_of_slot.shape[0], ghost.shape[0], table.shape[0], state)
     with nogil:
         for i in range(n):
             slot = slots[i]
@@ -330,10 +358,12 @@ def s3fifo_victims(int32_t[::1] out not None, int64_t main_limit, int32_t[::1] s
                    uint8_t[::1] mark not None, int64_t[::1] row_of_slot not None, int64_t[::1] ghost not None,
                    int32_t[::1] table not None, int64_t[::1] state not None):
     """Fill ``out`` from the main queue's tail while it is over its share or the small one is empty, else from the small one's."""
-    cdef int64_t found = 0, n = out.shape[0], n_occupied = state[N_SMALL] + state[N_MAIN], capacity = mark.shape[0]
+    cdef int64_t found = 0, n = out.shape[0], n_occupied, capacity = mark.shape[0]
     cdef uint64_t mask = <uint64_t>table.shape[0] - 1
     cdef int64_t *ghosts = &ghost[0] if ghost.shape[0] > 0 else NULL
     cdef int32_t slot
+    _check_rings(capacity, small.shape[0], main.shape[0], row_of_slot.shape[0], ghost.shape[0], table.shape[0], state)
+    n_occupied = state[N_SMALL] + state[N_MAIN]
     if n > n_occupied:
         raise ValueError(f"victims: {n} asked for, {n_occupied} occupied")
     with nogil:

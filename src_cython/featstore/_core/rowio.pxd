@@ -34,6 +34,17 @@ cdef extern from "rowio.h" nogil:
     uint64_t *fs_sort_keys(uint64_t *keys, uint64_t *spare, uint64_t n, int bits)
     uint64_t fs_row_start(const fs_job *job, uint64_t row)
 
+
+cdef enum:
+    MAX_OP_BYTES = 1 << 30  # an io_uring length has 32 bits, a read returns less than 2 GiB
+
+
+cdef inline int check_geometry(uint64_t row_bytes, uint64_t group_rows, uint64_t group_bytes) except -1:
+    if row_bytes < 1 or group_rows < 1 or group_bytes // group_rows < row_bytes:
+        raise ValueError("impossible row geometry")
+    return 0
+
+
 cdef extern from "uring.h" nogil:
     ctypedef struct fs_ring:
         int fd

@@ -15,6 +15,8 @@ cdef extern from *:
     bint fs_probe(void *p) nogil
 
 cdef extern from "threads.h" nogil:
+    enum:
+        FS_MAX_THREADS
     ctypedef void (*fs_body_fn)(void *context, int64_t begin, int64_t end) noexcept nogil
     void fs_parallel_for(fs_body_fn body, void *context, int64_t n, int64_t chunk, int n_threads)
 
@@ -80,6 +82,7 @@ def copy_rows(const uint8_t[:, ::1] src not None, src_rows, uint8_t[:, ::1] dst 
     job.dst = &dst[0, 0]
     job.src32, job.src64, job.dst32, job.dst64 = s.p32, s.p64, d.p32, d.p64
     job.stream = fs_choose_stream(job.dst, job.row_bytes, job.row_bytes * <uint64_t>n)
+    n_threads = max(1, min(n_threads, FS_MAX_THREADS))
     cdef int64_t chunk = max(64, min(n // (4 * n_threads) + 1, (1 << 20) // <int64_t>job.row_bytes + 1))
     with nogil:
         if job.row_bytes * <uint64_t>n < 65536:

@@ -6,15 +6,13 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from posix.unistd cimport close as c_close, getpid
 
+from featstore._core.bits cimport row_t
 from featstore._core.rowio cimport (
-    FS_ERR_OS, FS_ERR_SHORT, FS_OK, FS_PAGE, fs_job, fs_ring, fs_ring_close, fs_ring_open, fs_row_start,
+    FS_ERR_OS, FS_ERR_SHORT, FS_OK, FS_PAGE, FS_SUMS_PER_PAGE, MAX_OP_BYTES, check_geometry, fs_job, fs_ring, fs_ring_close,
+    fs_ring_open, fs_row_start,
 )
 from featstore._core.xxh3 cimport fs_secret_init, fs_xxh3_best
 from featstore.errors import ClosedError, CorruptionError
-
-ctypedef fused row_t:
-    int32_t
-    int64_t
 
 cdef extern from * nogil:
     """
@@ -65,15 +63,19 @@ def mark_pieces(const row_t[::1] rows not None, tuple geometry, uint64_t piece_b
     """
     cdef fs_job job
     cdef int64_t i, n = rows.shape[0]
-    cdef uint64_t start, piece, last, n_pieces = wanted.shape[0]
+    cdef uint64_t start, piece, last, n_pieces = wanted.shape[0], beyond
     cdef bint good = True
     job.data_offset, job.row_bytes, job.group_rows, job.group_bytes = geometry
+    check_geometry(job.row_bytes, job.group_rows, job.group_bytes)
+    if not 0 < piece_bytes <= <uint64_t>MAX_OP_BYTES:
+        raise ValueError(f"pieces of {piece_bytes} bytes")
+    beyond = (n_pieces * piece_bytes // job.group_bytes + 1) * job.group_rows  # rows from there on would wrap around
     with nogil:
         for i in range(n):
             start = fs_row_start(&job, <uint64_t>rows[i])
             piece = start / piece_bytes
             last = (start + job.row_bytes - 1) / piece_bytes
-            if rows[i] < 0 or last >= n_pieces:
+            if <uint64_t>rows[i] >= beyond or last >= n_pieces:
                 good = False
                 break
             while piece <= last:
@@ -109,7 +111,8 @@ cdef class Stream:
         self.s.job.hash = fs_xxh3_best()
         self.path = path
         self.backend = backend
-        if pages.shape[0] != counts.shape[0] or n_buffers < 1 or buffer_bytes % FS_PAGE or not buffer_bytes:
+        if (pages.shape[0] != counts.shape[0] or n_buffers < 1 or buffer_bytes % FS_PAGE
+                or not 0 < buffer_bytes <= MAX_OP_BYTES):
             raise ValueError("impossible stream")
         for i in range(counts.shape[0]):
             if not 0 < counts[i] * FS_PAGE <= buffer_bytes:
@@ -130,6 +133,10 @@ cdef class Stream:
 
     def use_sums(self, uint64_t seed, uint64_t n_sums_pages):
         """Verify pages, against pages of sums set by :meth:`set_sums_page` before their pieces are allowed."""
+        cdef uint64_t n_pages = n_sums_pages * FS_SUMS_PER_PAGE
+        for i in range(self.pages.shape[0]):
+            if self.pages[i] > n_pages or self.pages[i] + self.counts[i] > n_pages:
+                raise ValueError(f"page {self.pages[i]} has no sum among {n_sums_pages} pages of them")
         fs_secret_init(&self.secret, seed)
         self.s.job.secret = &self.secret
         self.n_sums_pages = n_sums_pages
@@ -201,6 +208,8 @@ cdef class Stream:
         """
         if positions is not None and len(positions) != n:
             raise ValueError("one position a row")
+        if out.shape[1] < 1:
+            raise ValueError("rows without bytes")
         self.enter()
         try:
             self.copy(n, positions, out)
