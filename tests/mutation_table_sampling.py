@@ -25,6 +25,14 @@ SAMPLING: tuple[Mutation, ...] = (
         ("tests/test_cached_edge_ids.py::test_numbers_in_memory_are_those_of_the_file",),
     ),
     Mutation(
+        "numbers of edges to read forgotten where an epoch's hop is drawn again",
+        "numbers of edges in memory",
+        "featstore/sampling/neighbor.py",
+        "n_missing = scratch.hops.draw_positions(",
+        "n_missing = 0 * scratch.hops.draw_positions(",
+        ("tests/test_cached_edge_ids.py::test_windows_take_them_from_a_cache_that_comes_and_goes",),
+    ),
+    Mutation(
         "numbers taken from another cache than the lists",
         "numbers of edges in memory",
         "featstore/sampling/hops.py",

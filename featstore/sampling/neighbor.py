@@ -128,18 +128,27 @@ class NeighborSampler(FanoutSampler):
 
         Called for hop after hop of a batch. Draws are a function of the key, the node and its degree: so they are the same.
         """
-        pool, hop = self._g.pool, at[2]
+        pool, hop, cache = self._g.pool, at[2], scratch.cache
         first = scratch.n_located if hop else 0
-        scratch.locate_edges(self._g.topology, first, n_dst, is_located=False)
+        edge_ids = None if cache is None else cache.edge_ids
+        if cache is not None and edge_ids is not None:
+            cache.locate(scratch.nodes[first:n_dst], scratch.starts[first:n_dst], scratch.degree[first:n_dst])
+            place = scratch.starts[:n_dst]
+        else:
+            scratch.locate_edges(self._g.topology, first, n_dst, is_located=False)
+            place = pool.array((n_dst,), np.int64)
+            np.invert(scratch.starts[:n_dst], out=place)
         scratch.n_located = n_dst
-        place = pool.array((n_dst,), np.int64)
-        np.invert(scratch.starts[:n_dst], out=place)
         fanout, (key,) = self.fanouts[hop], self.hop_key(at)
         draw = pool.array((_core.draw_scratch(fanout),), np.int64) if fanout > 0 else EMPTY
         edge_pos = pool.tensor((len(dst),), torch.int64)
         degree = scratch.degree[:n_dst]
-        scratch.hops.draw_positions(n_dst, fanout, self.replace, key, place, degree, dst.numpy(), draw, edge_pos.numpy())
-        self.number_edges(scratch, edge_pos)
+        arrays = place, degree, dst.numpy(), draw, edge_pos.numpy(), edge_ids
+        n_missing = scratch.hops.draw_positions(n_dst, fanout, self.replace, key, *arrays)
+        if cache is not None and edge_ids is not None:
+            cache.number_missing(edge_pos.numpy(), n_missing, pool.array)
+        else:
+            self.number_edges(scratch, edge_pos)
         if not self.redraw:
             degree[:] = 0  # as while they were drawn
         return edge_pos

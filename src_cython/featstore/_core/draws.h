@@ -6,6 +6,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "bits.h"
 #include "vectors.h"
 
 #define FS_INLINE static inline __attribute__((always_inline))

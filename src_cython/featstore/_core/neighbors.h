@@ -21,14 +21,14 @@ FS_INLINE void fs_set_record(void *records, int wide, int64_t i, int64_t value)
 
 FS_INLINE void fs_prefetch_record(const void *records, int wide, int64_t i)
 {
-    __builtin_prefetch((const char *)records + (wide ? i * 8 : i * 4));
+    fs_fetch((const char *)records + (wide ? i * 8 : i * 4));
 }
 
 static void fs_offsets(const int64_t *indptr, const int64_t *ids, int64_t n, int64_t *starts, int64_t *degrees)
 {
     for (int64_t i = 0; i < n; i++) {
         if (i + 32 < n)
-            __builtin_prefetch(&indptr[ids[i + 32]]);
+            fs_fetch(&indptr[ids[i + 32]]);
         starts[i] = indptr[ids[i]];
         degrees[i] = indptr[ids[i] + 1] - starts[i];
     }
@@ -41,7 +41,7 @@ FS_INLINE int64_t fs_lookup_as(const int64_t *offset_of_node, const void *record
     for (int64_t first = 0; first < n; first += FS_CHUNK) {
         const int64_t end = n - first < FS_CHUNK ? n : first + FS_CHUNK;
         for (int64_t i = end; i < n && i < end + FS_CHUNK; i++)
-            __builtin_prefetch(&offset_of_node[ids[i]]);
+            fs_fetch(&offset_of_node[ids[i]]);
         for (int64_t i = first; i < end; i++) {
             place[i] = offset_of_node[ids[i]];
             if (place[i] >= 0)

@@ -3,8 +3,8 @@
  * A hop runs in stages over chunks of destinations, so that every cache miss is prefetched one stage before it is needed:
  *
  *   draw    where each edge's neighbour id lies (an index into the records in memory, or ~position in the file), into src[]
- *   gather  src[e] = records[src[e]], and prefetch the table's entry for that id
- *   number  src[e] = local number of that id, numbering ids in order of first appearance
+ *   gather  src[e] = records[src[e]], and prefetch the table's entry for that id, and the edge's number where that is kept
+ *   number  src[e] = local number of that id, numbering ids in order of first appearance; then take the edges' numbers
  *
  * src[] is the caller's output and holds the intermediate values too, so a hop needs no buffer of its own.
  */
@@ -95,14 +95,6 @@ FS_INLINE uint64_t fs_slot(fs_shape shape, int64_t id)
     return ((uint64_t)id * shape.multiplier) >> shape.shift & shape.mask;
 }
 
-/* Fetch an id in memory ahead, and the number of its edge where that is kept. */
-FS_INLINE void fs_prefetch_edge(const fs_hop *hop, int wide, int64_t place)
-{
-    fs_prefetch_record(hop->records, wide, place);
-    if (hop->edge_ids)
-        fs_prefetch_record(hop->edge_ids, hop->edge_ids_wide, place);
-}
-
 /* Draw for the next chunk of destinations. */
 FS_INLINE void fs_draw_chunk(fs_hop *hop, int wide, fs_draw_lanes_fn draw_lanes, uint8_t (*network)[2], int n_network)
 {
@@ -132,7 +124,7 @@ FS_INLINE void fs_draw_chunk(fs_hop *hop, int wide, fs_draw_lanes_fn draw_lanes,
                 }
                 for (int64_t j = 0; j < fanout; j++) {
                     out[j] = place + (int64_t)x[j][l];
-                    fs_prefetch_edge(hop, wide, out[j]);
+                    fs_prefetch_record(hop->records, wide, out[j]);
                 }
             }
             lanes = 0;
@@ -144,10 +136,10 @@ FS_INLINE void fs_draw_chunk(fs_hop *hop, int wide, fs_draw_lanes_fn draw_lanes,
             for (int64_t j = 0; j < count; j++)
                 hop->src[edge + j] = fs_at(place, j);
             if (place >= 0)
-                for (int64_t j = 0; j < count && j < FS_CHUNK_EDGES; j += wide || hop->edge_ids_wide ? 8 : 16)
-                    fs_prefetch_edge(hop, wide, place + j);
+                for (int64_t j = 0; j < count && j < FS_CHUNK_EDGES; j += wide ? 8 : 16)
+                    fs_prefetch_record(hop->records, wide, place + j);
             if (place >= 0 && count)
-                fs_prefetch_edge(hop, wide, place + count - 1);
+                fs_prefetch_record(hop->records, wide, place + count - 1);
         } else if (count > 0) {
             const uint64_t key = fs_absorb(hop->key, (uint64_t)hop->nodes[i]);
             if (fanout <= FS_LANE_DRAWS && degree <= UINT32_MAX) {
@@ -160,7 +152,7 @@ FS_INLINE void fs_draw_chunk(fs_hop *hop, int wide, fs_draw_lanes_fn draw_lanes,
                 for (int64_t j = 0; j < count; j++) {
                     hop->src[edge + j] = fs_at(place, hop->src[edge + j]);
                     if (place >= 0 && j < FS_CHUNK_EDGES)
-                        fs_prefetch_edge(hop, wide, hop->src[edge + j]);
+                        fs_prefetch_record(hop->records, wide, hop->src[edge + j]);
                 }
             }
         }
@@ -181,32 +173,43 @@ static void fs_note_positions(fs_hop *hop, int64_t first)
     }
 }
 
-/* Number the edges up to `end`, all in memory, which are gathered next. */
-FS_INLINE void fs_take_numbers(fs_hop *hop, int64_t end)
+/* Take the numbers of edges first … end - 1 that are kept; edge_pos[] says where, or ~position in the file. */
+static void fs_take_numbers(fs_hop *hop, int64_t first, int64_t end)
 {
-    for (int64_t e = hop->gathered; e < end; e++)
-        hop->edge_pos[e] = fs_record(hop->edge_ids, hop->edge_ids_wide, hop->src[e]);
+    for (int64_t e = first; e < end; e++)
+        if (hop->edge_pos[e] >= 0)
+            hop->edge_pos[e] = fs_record(hop->edge_ids, hop->edge_ids_wide, hop->edge_pos[e]);
 }
 
-/* Draw alone: src[] is left with where the ids lie. */
+/* Draw alone, and take the numbers that are kept: src[] and edge_pos[], one array, are left with these, or ~position in the file. */
 static void fs_draw_places(fs_hop *hop, fs_draw_lanes_fn draw_lanes)
 {
     uint8_t network[FS_NETWORK][2];
     const int n_network = hop->fanout >= 0 && hop->fanout <= FS_LANE_DRAWS ? fs_network((int)hop->fanout, network) : 0;
-    while (hop->next_dst < hop->n_dst)
-        fs_draw_chunk(hop, 0, draw_lanes, network, n_network);
+    while (hop->gathered < hop->n_edges) {
+        const int64_t drawn = hop->drawn;
+        fs_draw_chunk(hop, hop->wide, draw_lanes, network, n_network);
+        if (hop->edge_ids)
+            fs_take_numbers(hop, hop->gathered, drawn);
+        hop->gathered = drawn;
+    }
 }
 
-/* Fetch the ids of edges up to `end`, all in memory. */
-FS_INLINE void fs_gather(fs_hop *hop, int wide, int64_t end)
+/* Fetch the ids of edges up to `end`, all in memory; with `edge_ids` leave in edge_pos[] where they are, for fs_take_numbers. */
+FS_INLINE void fs_gather(fs_hop *hop, int wide, const void *edge_ids, int64_t end)
 {
-    int64_t *src = hop->src;
+    int64_t *src = hop->src, *edge_pos = hop->edge_pos;
     const void *records = hop->records;
     const uint64_t *table = hop->table;
     const fs_shape shape = hop->shape;
+    const int edge_ids_wide = hop->edge_ids_wide;
     for (int64_t e = hop->gathered; e < end; e++) {
-        const int64_t id = fs_record(records, wide, src[e]);
-        __builtin_prefetch(&table[fs_slot(shape, id)], 1);
+        const int64_t place = src[e], id = fs_record(records, wide, place);
+        fs_fetch(&table[fs_slot(shape, id)]);
+        if (edge_ids) {
+            fs_prefetch_record(edge_ids, edge_ids_wide, place);
+            edge_pos[e] = place;
+        }
         src[e] = id;
     }
     hop->gathered = end;
@@ -218,13 +221,16 @@ FS_INLINE void fs_gather_some(fs_hop *hop, int wide, int64_t end)
     int64_t *src = hop->src, missing = hop->n_missing;
     for (int64_t e = hop->gathered; e < end; e++) {
         const int64_t place = src[e];
-        if (hop->edge_ids)
-            hop->edge_pos[e] = place >= 0 ? fs_record(hop->edge_ids, hop->edge_ids_wide, place) : ~hop->edge_pos[e];
         if (place >= 0) {
             src[e] = fs_record(hop->records, wide, place);
         } else {
             hop->positions[missing] = ~place;
             hop->edges[missing++] = e;
+        }
+        if (hop->edge_ids) {
+            if (place >= 0)
+                fs_prefetch_record(hop->edge_ids, hop->edge_ids_wide, place);
+            hop->edge_pos[e] = place >= 0 ? place : ~hop->edge_pos[e];
         }
     }
     hop->gathered = end;
@@ -294,9 +300,13 @@ FS_INLINE int fs_expand_as(fs_hop *hop, int wide, int exact, fs_draw_lanes_fn dr
         }
         const int64_t end = drawn - gathered < FS_CHUNK_EDGES ? drawn : gathered + FS_CHUNK_EDGES;
         if (hop->edge_ids)
-            fs_take_numbers(hop, end);
-        fs_gather(hop, wide, end);
-        if (fs_number(hop, exact, gathered))
+            fs_gather(hop, wide, hop->edge_ids, end);
+        else
+            fs_gather(hop, wide, NULL, end);
+        const int wants_room = fs_number(hop, exact, gathered); /* meanwhile the numbers of the edges gathered come in */
+        if (hop->edge_ids)
+            fs_take_numbers(hop, gathered, end);
+        if (wants_room)
             return 1;
     }
     return 0;
@@ -316,7 +326,7 @@ static void fs_draw(fs_hop *hop, fs_draw_lanes_fn draw_lanes)
     uint8_t network[FS_NETWORK][2];
     const int n_network = hop->fanout >= 0 && hop->fanout <= FS_LANE_DRAWS ? fs_network((int)hop->fanout, network) : 0;
     while (hop->gathered < hop->n_edges) {
-        const int64_t drawn = hop->drawn;
+        const int64_t drawn = hop->drawn, gathered = hop->gathered;
         if (hop->wide)
             fs_draw_chunk(hop, 1, draw_lanes, network, n_network);
         else
@@ -327,6 +337,8 @@ static void fs_draw(fs_hop *hop, fs_draw_lanes_fn draw_lanes)
             fs_gather_some(hop, 1, drawn);
         else
             fs_gather_some(hop, 0, drawn);
+        if (hop->edge_ids)
+            fs_take_numbers(hop, gathered, drawn);
     }
 }
 
@@ -349,7 +361,7 @@ static int fs_number_all(fs_hop *hop)
         const int64_t end = hop->n_edges - hop->numbered < FS_SLICE ? hop->n_edges : hop->numbered + FS_SLICE;
         const fs_shape shape = hop->shape;
         for (int64_t e = hop->numbered; e < end; e++)
-            __builtin_prefetch(&hop->table[fs_slot(shape, hop->src[e])], 1);
+            fs_fetch(&hop->table[fs_slot(shape, hop->src[e])]);
         if (hop->exact ? fs_number(hop, 1, end) : fs_number(hop, 0, end))
             return 1;
     }
@@ -362,7 +374,7 @@ static int64_t fs_enter(fs_hop *hop, int64_t n)
     for (int64_t i = 0; i < n; i++) {
         uint32_t fresh;
         if (i + 16 < n)
-            __builtin_prefetch(&hop->table[fs_slot(hop->shape, hop->nodes[i + 16])], 1);
+            fs_fetch(&hop->table[fs_slot(hop->shape, hop->nodes[i + 16])]);
         fs_number_of(hop->table, hop->shape, hop->base, hop->nodes, hop->exact, hop->nodes[i], (uint32_t)i, &fresh);
         if (!fresh)
             return i;

@@ -231,19 +231,26 @@ cdef class Hops:
 
     def draw_positions(self, int64_t n_dst, int64_t fanout, bint replace, uint64_t key, const int64_t[::1] place not None,
                        const int64_t[::1] degree not None, int64_t[::1] dst not None, int64_t[::1] scratch not None,
-                       int64_t[::1] edge_pos not None):
-        """Draw again what a hop over the first ``n_dst`` nodes has drawn, and number those edges among all.
+                       int64_t[::1] edge_pos not None, edge_ids=None):
+        """Draw again what a hop over the first ``n_dst`` nodes has drawn, and number those edges.
 
         Parameters
         ----------
         n_dst, fanout, replace, key, scratch
             As for :meth:`start`.
         place, degree : int64 array, shape (at least n_dst,)
-            ``~start``, where the node's list begins with edge ``start``, and its length.
+            Where the node's list begins, an index into ``edge_ids`` or ``~start`` of its first edge, and its length.
         dst : int64 array, shape (n_edges,)
             Destinations of the hop's edges; written again.
         edge_pos : int64 array, shape (n_edges,)
-            Output.
+            Output: the number of each edge among all.
+        edge_ids : int32 or int64 array, optional
+            What an edge whose list is in memory gets instead; the others then get ``~`` of their number. Without it no list is.
+
+        Returns
+        -------
+        int
+            Edges whose list is not in memory.
 
         Raises
         ------
@@ -253,25 +260,39 @@ cdef class Hops:
         cdef fs_hop hop = self.hop
         cdef int64_t n_edges = 0, n_missing = 0, i
         cdef int any_drawn = 0
+        cdef Py_buffer view
         if n_dst < 0 or n_dst > self.hop.n_nodes or min(place.shape[0], degree.shape[0]) < n_dst:
             raise ValueError("more destinations than nodes")
         if n_dst == 0:
-            return
+            return 0
         fs_count(&place[0], &degree[0], n_dst, fanout, replace, &n_edges, &n_missing, &any_drawn)
-        if n_edges != n_missing or dst.shape[0] != n_edges or edge_pos.shape[0] != n_edges:
+        if (edge_ids is None and n_edges != n_missing) or dst.shape[0] != n_edges or edge_pos.shape[0] != n_edges:
             raise ValueError(f"{n_edges} edges are drawn, and not {edge_pos.shape[0]}")
         check_length("scratch", scratch.shape[0], draw_scratch(fanout) if any_drawn else 0)
         if n_edges == 0:
-            return
-        hop.records, hop.place, hop.degree = NULL, &place[0], &degree[0]
+            return 0
+        hop.place, hop.degree = &place[0], &degree[0]
         hop.n_dst, hop.fanout, hop.replace, hop.key, hop.n_edges = n_dst, fanout, replace, key, n_edges
-        hop.src, hop.dst = &edge_pos[0], &dst[0]
+        hop.src, hop.dst, hop.edge_pos = &edge_pos[0], &dst[0], &edge_pos[0]
         hop.scratch = &scratch[0] if scratch.shape[0] else NULL
         hop.next_dst = hop.drawn = hop.gathered = hop.numbered = 0
-        with nogil:
-            fs_draw_places(&hop, self.draw_lanes)
-            for i in range(n_edges):
-                edge_pos[i] = ~edge_pos[i]
+        if edge_ids is None:
+            hop.records = hop.edge_ids = NULL
+            with nogil:
+                fs_draw_places(&hop, self.draw_lanes)
+                for i in range(n_edges):
+                    edge_pos[i] = ~edge_pos[i]
+            return n_missing
+        PyObject_GetBuffer(edge_ids, &view, PyBUF_SIMPLE)
+        try:
+            hop.wide = hop.edge_ids_wide = edge_ids.itemsize == 8
+            count_of(&view, 8 if hop.wide else 4)
+            hop.records = hop.edge_ids = view.buf  # fetched ahead where ids would be
+            with nogil:
+                fs_draw_places(&hop, self.draw_lanes)
+        finally:
+            PyBuffer_Release(&view)
+        return n_missing
 
     def fill(self, ids, int id_bytes):
         """Take the ids read from ``positions``; returns the first that is no node's, or -1."""
