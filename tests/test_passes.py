@@ -145,7 +145,7 @@ def test_blocks_are_the_fewest_for_the_memory_of_their_sums(tmp_path: Path, sum_
                     fewest.append(1 + min(fewest[k] for k in range(stop) if ends[stop] - ends[k] <= room))
                 assert n_blocks == fewest[-1]
                 seen.add(n_blocks)
-    assert len(seen) > 3
+    assert len(seen) >= 3
 
 
 # --- memory ---------------------------------------------------------------------------------------------------------------------
