@@ -349,8 +349,8 @@ class Loader:
         Raises
         ------
         ValueError
-            The state is of a loader with other batches: other seeds, ``batch_size``, ``shuffle``, ``seed`` or ``drop_last``. The sampler
-            is not in the state: give the same one.
+            The state is of a loader with other batches: other seeds, ``batch_size``, ``shuffle``, ``seed`` or ``drop_last``. The
+            sampler is not in the state: give the same one.
         """
         if state.get("version") != 1:
             raise ValueError(f"not a loader's state: {sorted(state)}")
