@@ -295,7 +295,7 @@ class OutOfCoreGraph(Kept):
         MissingExtraError
             torch_geometric is not installed.
         TypeError, ValueError, IndexError
-            ``data`` is nothing that can be stored: heterogeneous, temporal, with attributes of edges in an ``adj_t``, and the like.
+            ``data`` is nothing that can be stored: heterogeneous, temporal, attributes of edges in an ``adj_t``, and the like.
         FileExistsError, BusyError, FormatError, BudgetError, CommittedError, OSError
             See :meth:`create`.
         """
