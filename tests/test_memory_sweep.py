@@ -150,8 +150,8 @@ def train(path: Path, memory: int, options: dict[str, Any], order: str, held_out
 
 
 def check(path: Path, memory: int, options: dict[str, Any], order: str, held_out: int, tries: list[int]) -> Sums:
-    """Train, in the memory that is given or that errors name: a larger one each time, one for every loader at most."""
-    for _ in range(len(order.split()) + 1):
+    """Train, in the memory that is given or that errors name: a larger one each time, a few of them at most."""
+    for _ in range(len(order.split()) + 4):  # a planner names what it lacks beside the batches that are ahead at the moment
         try:
             return train(path, memory, options, order, held_out, tries)
         except featstore.BudgetError as error:

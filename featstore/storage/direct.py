@@ -66,6 +66,8 @@ class DirectWriter:
         self.offset = offset  # of the buffer that is filled
         self._pending: Future[None] | None = None
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="featstore-write")
+        # Its thread starts while it has nothing to write: one that Ctrl-C hides from :meth:`abort` would go on writing.
+        self._worker.submit(int).result()
         self._is_direct = set_direct(fd, True)
 
     @property
