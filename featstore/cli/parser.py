@@ -9,7 +9,7 @@ __all__ = ["COMMANDS", "make_parser"]
 
 COMMANDS = {
     "create": "make a dataset from .npy files",
-    "info": "print what a dataset holds",
+    "info": "print what a dataset, or a pack, holds",
     "verify": "check every byte of a dataset, or of a pack, against its checksums, and its structure",
     "convert": "store the adjacency in another form: in chunks, or with its offsets apart (csc)",
     "partition": "divide the nodes into parts with few edges between them, for partition batches",
