@@ -1,4 +1,4 @@
-"""Mutations of how arguments are checked, and of what errors say."""
+"""Mutations of how arguments are checked, of what errors say, and of what is left of a user's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ __all__ = ["ARGUMENTS"]
 
 INPUT_EDGES = "featstore/graph/inputedges.py"
 LEAST = "featstore/storage/leastmemory.py"
-EDGES, LEAST_MEMORY = "edges that are given", "the least memory of a dataset"
+RUN_DIRECTORIES = "featstore/storage/rundir.py"
+EDGES, LEAST_MEMORY, RUN_PARENTS = "edges that are given", "the least memory of a dataset", "parents of run directories"
 
 ARGUMENTS: tuple[Mutation, ...] = (
     Mutation(
@@ -58,5 +59,21 @@ ARGUMENTS: tuple[Mutation, ...] = (
         "            self.trim()  # checking may have grown scratch, in memory that the next file needs\n",
         "            pass\n",
         ("tests/test_least_memory.py::test_the_first_error_names_what_suffices",),
+    ),
+    Mutation(
+        "a parent that was there is removed",
+        RUN_PARENTS,
+        RUN_DIRECTORIES,
+        "            raise\n        return\n    try:\n        _mark(path)",
+        "            raise\n    try:\n        _mark(path)",
+        ("tests/test_runfiles.py::test_only_a_parent_that_was_made_for_run_directories_is_removed",),
+    ),
+    Mutation(
+        "a parent that could not be removed is not marked again",
+        RUN_PARENTS,
+        RUN_DIRECTORIES,
+        "                    _mark(path)\n                raise\n",
+        "                    pass\n                raise\n",
+        ("tests/test_runfiles.py::test_a_parent_that_gets_another_run_directory_while_it_is_removed",),
     ),
 )

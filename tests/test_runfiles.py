@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -138,7 +139,7 @@ def test_a_run_directory_where_another_removes_the_parent(tmp_path: Path, monkey
     def then_removed(*args: Any, **options: Any) -> None:
         step(*args, **options)
         if not times:
-            times.append(parent.rmdir())
+            times.append(shutil.rmtree(parent))
 
     monkeypatch.setattr(of, after, then_removed)
     runs = rundir.RunDirectory(parent)
@@ -158,13 +159,64 @@ def test_run_directories_belong_to_their_process(tmp_path: Path) -> None:
         Path(theirs.file("x")).write_text("data")
         os._exit(0 if os.path.exists(mine.path) else 1)  # dies without closing
     assert os.waitpid(child, 0)[1] == 0
-    assert len(os.listdir(parent)) == 3
+    assert len(os.listdir(parent)) == 4
     other = RunDirectory(parent)  # sweeps what the dead child left
-    assert sorted(os.listdir(parent)) == sorted([os.path.basename(mine.path), os.path.basename(other.path), "somebody's"])
+    expected = [rundir.MADE, os.path.basename(mine.path), os.path.basename(other.path), "somebody's"]
+    assert sorted(os.listdir(parent)) == sorted(expected)
     other.close()
     mine.close()
     mine.close()
-    assert os.listdir(parent) == ["somebody's"]
+    assert sorted(os.listdir(parent)) == [rundir.MADE, "somebody's"]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_only_a_parent_that_was_made_for_run_directories_is_removed(tmp_path: Path, first: int) -> None:
+    """With the last of them, whoever made it; also where the one that made it was killed."""
+    made, given = tmp_path / "made", tmp_path / "given"
+    given.mkdir()
+    runs = [RunDirectory(made), RunDirectory(made)]
+    for each in (RunDirectory(given), runs[first], runs[1 - first]):
+        assert made.exists()
+        each.close()
+    assert not made.exists()
+    assert os.listdir(given) == []
+    child = os.fork()
+    if child == 0:
+        _held = RunDirectory(made)
+        os._exit(0)  # dies without closing
+    assert os.waitpid(child, 0)[1] == 0
+    assert made.exists()
+    RunDirectory(made).close()
+    assert not made.exists()
+
+
+def test_a_parent_that_gets_another_run_directory_while_it_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parent, others = tmp_path / "runs", list[RunDirectory]()
+    unlink = os.unlink
+
+    def then_another(path: str) -> None:
+        unlink(path)
+        if os.path.basename(path) == rundir.MADE and not others:
+            others.append(RunDirectory(parent))
+
+    runs = RunDirectory(parent)
+    monkeypatch.setattr(rundir.os, "unlink", then_another)
+    runs.close()
+    assert os.path.isdir(others[0].path)
+    others[0].close()
+    assert not parent.exists()
+
+
+def test_a_parent_is_not_left_where_nothing_can_be_made_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for name in ("_mark", "_sweep"):
+        with monkeypatch.context() as patched:
+            patched.setattr(rundir, name, full)
+            with pytest.raises(OSError, match="No space"):
+                RunDirectory(tmp_path / "runs")
+        assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("how", ["gone before", "gone meanwhile", "held"])

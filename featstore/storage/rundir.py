@@ -14,11 +14,13 @@ from typing import Any
 
 from featstore.config import format_size
 from featstore.errors import BusyError
+from featstore.storage.calls import close_quietly
 from featstore.storage.lock import FileLock
 
 __all__ = ["DiskBudget", "RunDirectory", "finalize_here"]
 
 LOCK_NAME = "owner.lock"
+MADE = ".made-by-featstore"  # in a parent of run directories: it goes with the last of them
 
 
 def finalize_here(owner: object, function: Callable[..., object], *args: Any) -> weakref.finalize[..., Any]:
@@ -112,6 +114,38 @@ def _sweep(parent: str) -> None:
             shutil.rmtree(entry.path, ignore_errors=True)
 
 
+def _make_parent(path: str) -> None:
+    try:
+        os.makedirs(path)
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise
+        return
+    try:
+        _mark(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.rmdir(path)
+        raise
+
+
+def _mark(parent: str) -> None:
+    close_quietly(os.open(os.path.join(parent, MADE), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666))  # nothing is written
+
+
+def _remove_parent(path: str) -> None:
+    """Remove the parent of run directories, if it was made for them and has none left."""
+    with contextlib.suppress(OSError):
+        if os.listdir(path) == [MADE]:
+            try:
+                os.unlink(os.path.join(path, MADE))
+                os.rmdir(path)
+            except BaseException:  # somebody has just made another one; or Ctrl-C
+                with contextlib.suppress(OSError):
+                    _mark(path)
+                raise
+
+
 _MOST_TRIES = 1000  # to make a directory whose parent others remove meanwhile
 
 
@@ -121,16 +155,16 @@ class RunDirectory:
     Parameters
     ----------
     parent : path-like
-        Made if absent; directories that dead processes left in it are removed. A relative path counts from the working directory
-        of now.
+        Made if absent, and then removed with the last run directory in it, of whatever process; one that was there stays.
+        Directories that dead processes left in it are removed. A relative path counts from the working directory of now.
     """
 
     def __init__(self, parent: str | os.PathLike[str]) -> None:
         base, left = os.path.abspath(os.fspath(parent)), _MOST_TRIES
         while True:  # until no other process sweeps it between mkdir and lock, or holds its lock to do so
             self.path = os.path.join(base, uuid.uuid4().hex)
-            os.makedirs(base, exist_ok=True)
             try:
+                _make_parent(base)
                 _sweep(base)
                 os.mkdir(self.path)
             except FileNotFoundError:
@@ -138,6 +172,9 @@ class RunDirectory:
                 if not left:
                     raise  # there is no making directories there, as in /proc
                 continue  # somebody has removed the parent with his own, which was the last one in it
+            except BaseException:
+                _remove_parent(base)
+                raise
             try:
                 lock = FileLock(os.path.join(self.path, LOCK_NAME), exclusive=True)
                 if lock.in_place:
@@ -177,5 +214,4 @@ def _remove_tree(path: str, parent: str, files: list[str]) -> None:
         os.rmdir(path)
     except OSError:
         shutil.rmtree(path, ignore_errors=True)
-    with contextlib.suppress(OSError):
-        os.rmdir(parent)  # where it was the last one
+    _remove_parent(parent)
