@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.mutation import Mutation
+from tests.mutation_table_arguments import ARGUMENTS
 from tests.mutation_table_choices import CHOICES
 from tests.mutation_table_core import COMPILED
 from tests.mutation_table_device import DEVICE
@@ -455,6 +456,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "        lock = FileLock(os.path.join(root, WRITER_LOCK), exclusive=False)\n",
         ("tests/test_locks.py::test_one_update_at_a_time",),
     ),
+    *ARGUMENTS,
     *CHOICES,
     *DEVICE,
     *HISTORY,

@@ -24,6 +24,7 @@ from rowfiles import check_sums, edge, node
 from featstore.errors import BudgetError, CorruptionError, FeatstoreError, FormatError
 from featstore.graph import build as building
 from featstore.graph.build import create
+from featstore.graph.inputedges import CscInput
 from featstore.graph.source import open_source
 from featstore.storage.catalog import read_catalog
 
@@ -321,34 +322,88 @@ def test_lists_that_are_sorted_already_take_the_short_way_to_the_same(tmp_path: 
         np.testing.assert_array_equal(order, np.lexsort((indices, owner)))
 
 
-@pytest.mark.parametrize(
-    ("indptr", "indices", "match"),
-    [
-        ([], [], "empty"),
-        ([1, 2], [0, 0], r"indptr\[0\] is 1"),
-        ([0, 2, 1, 3], [0, 0, 0], "decreases from 2 to 1 at node 1"),
-        ([0, 4, 3], [0, 0, 0], r"indptr\[1\] is 4, but there are 3"),
-        ([0, -1, 3], [0, 0, 0], r"indptr\[1\] is -1"),
-        ([0, 2**62, 3], [0, 0, 0], r"indptr\[1\] is 4611686018427387904"),
-        ([0, 1], [0, 0], "ends with 1, but there are 2"),
-        ([0], [0], "ends with 0, but there are 1"),
-        ([0, 1, 2], [1, 2], r"indices\[1\] is 2, which is not a node"),
-        ([0, 1, 2], [-1, 0], r"indices\[0\] is -1"),
-        (np.array([0, 2**63 + 5], np.uint64), [0], r"indptr\[1\]"),
-        ([0, 1], np.array([2**64 - 1], np.uint64), r"indices\[0\] is -1"),
-    ],
-)
-def test_bad_topologies_are_corruption(tmp_path: Path, indptr: Any, indices: Any, match: str) -> None:
-    as_array = [np.asarray(value, None if len(value) else np.int64) for value in (indptr, indices)]
-    with pytest.raises(CorruptionError, match=match) as caught:
-        create(tmp_path / "g", *as_array)
-    assert caught.value.filename == str(tmp_path / "g")
+BAD_OFFSETS = [
+    ([], [], "indptr is empty"),
+    ([1, 2], [0, 0], r"indptr\[0\] is 1: offsets ascend from 0 to 2, the number of indices"),
+    ([0, 2, 1, 3], [0, 0, 0], r"indptr\[2\] is 1, after 2: offsets ascend"),
+    ([0, 4, 3], [0, 0, 0], r"indptr\[1\] is 4, after 0"),
+    ([0, 1, -1, 3], [0, 0, 0], r"indptr\[2\] is -1, after 1"),
+    ([0, 2**62, 3], [0, 0, 0], r"indptr\[1\] is 4611686018427387904, after 0"),
+    ([0, 1], [0, 0], r"indptr\[1\], the last one, is 1: offsets ascend from 0 to 2"),
+    ([0], [0], r"indptr\[0\], the last one, is 0: offsets ascend from 0 to 1"),
+    (np.array([2**63, 1], np.uint64), [0], r"indptr\[0\] is 9223372036854775808: "),
+    (np.array([0, 2**63 + 5], np.uint64), [0], r"indptr\[1\] is 9223372036854775813, after 0"),
+]
+BAD_IDS = [
+    ([0, 1, 2], [1, 2], r"indices\[1\] is 2, which is not a node: ids are 0 … 1"),
+    ([0, 1, 2], [-1, 0], r"indices\[0\] is -1"),
+    ([0, 1], np.array([2**64 - 1], np.uint64), r"indices\[0\] is 18446744073709551615"),
+]
+
+
+def as_array(values: Any) -> np.ndarray:
+    return np.asarray(values, None if len(values) else np.int64)
+
+
+def in_blocks(values: np.ndarray) -> Any:
+    return values.shape, values.dtype, blocks_of(values, 1)
+
+
+@pytest.mark.parametrize(("indptr", "indices", "match"), BAD_OFFSETS)
+def test_bad_offsets_are_found_before_anything_is_made(
+    tmp_path: Path, indptr: Any, indices: Any, match: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValueError, match=match):  # where they can be read but once, they are found as they are read
+        create(tmp_path / "g", in_blocks(as_array(indptr)), as_array(indices))
+    assert os.listdir(tmp_path) == []
+    monkeypatch.setattr(building, "BuildDirectory", None)
+    for form in ("array", "tensor", "npy 1"):
+        if form != "tensor" or as_array(indptr).dtype != np.uint64:
+            with pytest.raises(ValueError, match=match):
+                create(tmp_path / "g", FORMS[form](as_array(indptr), tmp_path), as_array(indices))
+
+
+@pytest.mark.parametrize(("indptr", "indices", "match"), BAD_IDS)
+def test_an_id_that_is_no_node_is_named(tmp_path: Path, indptr: Any, indices: Any, match: str) -> None:
+    for as_input in (as_array, lambda values: in_blocks(as_array(values))):
+        with pytest.raises(IndexError, match=match):
+            create(tmp_path / "g", as_input(indptr), as_input(indices))
+        assert os.listdir(tmp_path) == []
+
+
+@given(st.data())
+def test_the_first_wrong_entry_is_named(data: st.DataObject) -> None:
+    """However many are read at once, positions count from the first one."""
+    size = st.integers(1, 50)
+    indptr, indices = random_csc(data.draw(st.integers(1, 40)), 300, data.draw(st.integers(0, 9)))
+    n = len(indptr) - 1
+    wrong = sorted(data.draw(st.sets(st.integers(0, 299), min_size=1, max_size=3)))
+    indices[wrong] = n
+    ids = CscInput(indptr, indices).ids(8 * data.draw(size))
+    with pytest.raises(IndexError, match=rf"^indices\[{wrong[0]}\] is {n}, which is not a node"):
+        for first in range(0, 300, step := data.draw(size)):
+            ids.read(min(step, 300 - first))
+    fall = data.draw(st.integers(1, n))
+    indptr[fall:] = data.draw(st.sampled_from([-1, 301, 2**62]))
+    offsets = CscInput(indptr, indices).offsets(data.draw(size), 8 * data.draw(size))
+    with pytest.raises(ValueError, match=rf"^indptr\[{fall}\] is {indptr[fall]}, after {indptr[fall - 1]}: "):
+        list(offsets)
+
+
+def test_a_wrong_id_in_a_list_longer_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(building, "_LEAST_MEMORY", 0)
+    indices = np.zeros(5000, np.int64)
+    indices[4321] = 2
+    with pytest.raises(IndexError, match=r"indices\[4321\] is 2"):
+        create(tmp_path / "g", [0, 7, 5000], indices, memory=1000)
     assert os.listdir(tmp_path) == []
 
 
 def test_topologies_of_the_wrong_kind(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="must hold integers"):
-        create(tmp_path / "g", np.zeros(3), [])
+    with pytest.raises(TypeError, match="indptr must hold integers, not float64"):
+        create(tmp_path / "g", [0, np.nan, 1], [0])
+    with pytest.raises(ValueError, match=r"indices: .*inhomogeneous"):
+        create(tmp_path / "g", [0, 1], [[0], [0, 1]])
     with pytest.raises(TypeError, match="must hold integers"):
         create(tmp_path / "g", np.zeros(3, np.int64), np.zeros(0, bool))
     with pytest.raises(ValueError, match="one dimension"):
@@ -368,6 +423,7 @@ def test_a_stream_ten_times_the_memory(tmp_path: Path) -> None:
     script = textwrap.dedent(f"""
         import resource, sys, numpy as np
         from featstore.graph.build import create
+from featstore.graph.inputedges import CscInput
         n, d, e = 100_000, 400, 4_000_000
         rng = np.random.default_rng(0)
         def x():

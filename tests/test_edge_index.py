@@ -209,7 +209,9 @@ def test_fields_come_along(tmp_path: Path) -> None:
         ([[0, -1], [1, 1]], 2, IndexError, r"edge_index\[0, 1\] is -1"),
         (np.array([[0, 2**64 - 1], [0, 0]], np.uint64), 2, IndexError, r"edge_index\[0, 1\] is 18446744073709551615"),
         (iter([np.zeros((2, 3), np.int64), np.array([[0], [9]])]), 2, IndexError, r"edge_index\[1, 3\] is 9"),
-        ([[0], [0]], 0, IndexError, "is not a node"),
+        ([[0], [0]], 0, IndexError, r"edge_index\[0, 0\] is 0, which is not a node: there are none"),
+        ([[0, 1], [1]], 2, ValueError, "edge_index: .*inhomogeneous"),
+        (iter([[[0], [1, 1]]]), 2, ValueError, "edge_index: .*inhomogeneous"),
         ([[0.5], [0.0]], 2, TypeError, "must hold integers"),
         (torch.zeros(2, 2), 2, TypeError, "must hold integers"),
         (np.zeros((2, 2), bool), 2, TypeError, "must hold integers"),
@@ -227,6 +229,26 @@ def test_wrong_edges_are_refused_and_leave_nothing(
     with pytest.raises(error, match=match):
         from_edge_index(tmp_path / "g", edges, n)
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("edges", "edge_features", "error", "match"),
+    [
+        ([[0.5], [0.0]], None, TypeError, "must hold integers"),
+        (torch.zeros((3, 2), dtype=torch.int64), None, ValueError, r"shape \[2, E\]"),
+        (5, None, TypeError, "edge_index must be an array .*, not int"),
+        ("flat.npy", None, ValueError, r"shape \[2, E\], not \[6\]"),
+        ("good.npy", {"w": np.zeros(2)}, ValueError, "edge feature 'w' has 2 rows, but the graph has 3 edges"),
+    ],
+)
+def test_what_an_array_says_of_itself_is_checked_before_anything_is_made(
+    tmp_path: Path, edges: Any, edge_features: Any, error: type[Exception], match: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.save(tmp_path / "flat.npy", np.zeros(6, np.int64))
+    np.save(tmp_path / "good.npy", np.zeros((2, 3), np.int64))
+    monkeypatch.setattr(building, "BuildDirectory", None)
+    with pytest.raises(error, match=match):
+        from_edge_index(tmp_path / "g", tmp_path / edges if isinstance(edges, str) else edges, 2, edge_features=edge_features)
 
 
 def test_wrong_options(tmp_path: Path) -> None:

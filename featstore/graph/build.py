@@ -5,23 +5,23 @@ from __future__ import annotations
 import os
 import urllib.parse
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 import xxhash
 
 from featstore.config import available_memory, format_size, parse_size
-from featstore.errors import BudgetError, CorruptionError
+from featstore.errors import BudgetError
 from featstore.graph.edgeids import EDGE_IDS, EdgeIdsWriter, id_bytes_of
 from featstore.graph.extsort import PairSorter, sort_keys
+from featstore.graph.inputedges import CscInput, IdReader, PairInput
 from featstore.graph.inputfields import check_edge_rows, open_fields, total_bytes
 from featstore.graph.progress import Progress
-from featstore.graph.source import ArrayLike, NpySource, Source, dtype_name, open_source
+from featstore.graph.source import ArrayLike, Source
 from featstore.graph.topologyfiles import Form, WrittenField, open_topology_files
 from featstore.storage.builddir import BuildDirectory
 from featstore.storage.catalog import EDGE, Catalog, FieldRecord, Part, write_catalog
@@ -53,6 +53,7 @@ class _Builder:
         self.memory = memory
         self.progress = progress
         self.block_bytes = max(64 << 10, min(32 << 20, memory // 16))
+        self.step = max(1024, memory // 128)  # nodes, or edges, that are worked on together
         self.files: dict[str, FileRecord] = {}
         self.fields: dict[str, FieldRecord] = {}
 
@@ -187,86 +188,22 @@ def _count(ids: Int64s, low: int, counts: Int64s) -> None:
 # --- create ---------------------------------------------------------------------------------------------------------------------
 
 
-class _Cursor:
-    """Read a one-dimensional integer source ``n`` at a time, as int64."""
-
-    def __init__(self, source: Source, block_bytes: int) -> None:
-        self._blocks = source.values(block_bytes)
-        self._rest: npt.NDArray[Any] = np.empty(0, dtype=np.int64)
-
-    def read(self, n: int) -> Int64s:
-        """Return the next ``n`` values, fewer at the end; the caller's to change."""
-        out = np.empty(n, dtype=np.int64)
-        done = 0
-        while done < n:
-            if not len(self._rest):
-                found = next(self._blocks, None)
-                if found is None:
-                    break
-                self._rest = found
-                continue
-            take = self._rest[: n - done]
-            out[done : done + len(take)] = take  # a uint64 beyond int64 turns negative, which no id or offset may be
-            done += len(take)
-            self._rest = self._rest[len(take) :]
-        return out[:done]
-
-
-def _integers(name: str, value: ArrayLike) -> Source:
-    if isinstance(value, (list, tuple)) and not value:
-        value = np.empty(0, dtype=np.int64)  # NumPy would make it float64
-    source = open_source(name, value, wider=True)
-    if source.dtype == "bool" or "int" not in source.dtype:
-        raise TypeError(f"{name} must hold integers, not {source.dtype}")
-    if len(source.shape) != 1:
-        raise ValueError(f"{name} must have one dimension, not shape {source.shape}")
-    return source
-
-
-def _check_ids(ids: Int64s, first: int, num_nodes: int, where: str) -> None:
-    bad = (ids < 0) | (ids >= num_nodes)
-    if bad.any():
-        position = int(bad.argmax())
-        raise CorruptionError(
-            f"indices[{first + position}] is {ids[position]}, which is not a node: ids are 0 … {num_nodes - 1}", where
-        )
-
-
-def _write_csc(topology: _TopologyWriter, builder: _Builder, indptr: Source, indices: Source, where: str) -> None:
-    """Check the compressed columns, sort each list and write them."""
-    n, n_edges = indptr.n_rows - 1, indices.n_rows
-    step, cap = max(1024, builder.memory // 128), max(1024, builder.memory // 128)
-    offsets, ids = _Cursor(indptr, builder.block_bytes), _Cursor(indices, builder.block_bytes)
-    previous = offsets.read(1)
-    if int(previous[0]) != 0:
-        raise CorruptionError(f"indptr[0] is {previous[0]}; it must be 0", where)
-    for node in range(0, n, step):
-        ends = offsets.read(min(step, n - node))
-        bounds = np.concatenate((previous, ends))
-        previous = ends[-1:]
-        if int(ends.min()) < 0 or int(ends.max()) > n_edges:
-            bad = int(((ends < 0) | (ends > n_edges)).argmax())
-            raise CorruptionError(f"indptr[{node + bad + 1}] is {ends[bad]}, but there are {n_edges} indices", where)
-        degrees = np.diff(bounds)
-        if int(degrees.min()) < 0:
-            bad = node + int((degrees < 0).argmax())
-            raise CorruptionError(f"indptr decreases from {bounds[bad - node]} to {bounds[bad - node + 1]} at node {bad}", where)
-        first = 0
-        while first < len(ends):
+def _write_csc(topology: _TopologyWriter, builder: _Builder, csc: CscInput) -> None:
+    """Sort each list and write them."""
+    cap, ids = builder.step, csc.ids(builder.block_bytes)
+    for bounds in csc.offsets(builder.step, builder.block_bytes):
+        first, n_lists, degrees = 0, len(bounds) - 1, np.diff(bounds)
+        while first < n_lists:
             last = int(np.searchsorted(bounds, bounds[first] + cap, side="right")) - 1
             if last <= first:
-                _write_long_list(topology, builder, ids, int(bounds[first]), int(degrees[first]), n, where)
+                _write_long_list(topology, builder, ids, int(bounds[first]), int(degrees[first]), csc.num_nodes)
                 first += 1
                 continue
-            block = ids.read(int(bounds[last] - bounds[first]))
-            _check_ids(block, int(bounds[first]), n, where)
-            block, order = _sort_lists(block, degrees[first:last], n)
+            block, order = _sort_lists(ids.read(int(bounds[last] - bounds[first])), degrees[first:last], csc.num_nodes)
             if order is not None:
                 order += bounds[first]
             topology.write(bounds[first:last], block, order)
             first = last
-    if int(previous[0]) != n_edges:
-        raise CorruptionError(f"indptr ends with {previous[0]}, but there are {n_edges} indices", where)
 
 
 def _sort_lists(ids: Int64s, degrees: Int64s, n: int) -> tuple[Int64s, Int64s | None]:
@@ -286,15 +223,12 @@ def _sort_lists(ids: Int64s, degrees: Int64s, n: int) -> tuple[Int64s, Int64s | 
     return key, moved
 
 
-def _write_long_list(
-    topology: _TopologyWriter, builder: _Builder, ids: _Cursor, start: int, degree: int, n: int, where: str
-) -> None:
+def _write_long_list(topology: _TopologyWriter, builder: _Builder, ids: IdReader, start: int, degree: int, n: int) -> None:
     """Sort one list that is longer than what is sorted in memory."""
     with PairSorter(n, builder.memory, builder.directory, id_bytes_of(start + degree)) as sorter:
         done = 0
         while done < degree:
             block = ids.read(min(sorter.block_pairs, degree - done))
-            _check_ids(block, start + done, n, where)
             sorter.add(np.zeros_like(block), block, start + done)
             done += len(block)
         begins = np.array([start], dtype=np.int64)
@@ -331,19 +265,17 @@ def create(
     """Write a dataset; see :meth:`featstore.OutOfCoreGraph.create`, which also opens it."""
     form = Form.of(topology, chunk_bytes, stripes, path)
     n_bytes = _build_memory(memory, form)
-    offsets, ids = _integers("indptr", indptr), _integers("indices", indices)
-    target = os.fspath(path)
-    if offsets.n_rows == 0:
-        raise CorruptionError("indptr is empty; it has one entry more than there are nodes", target)
-    num_nodes = offsets.n_rows - 1
+    csc = CscInput(indptr, indices)
+    num_nodes, num_edges = csc.num_nodes, csc.num_edges
     fields = open_fields(features, node_data, edge_features, num_nodes)
-    check_edge_rows(fields, ids.n_rows)
-    with BuildDirectory(target, overwrite=overwrite) as build:
-        with Progress("create", total_bytes(fields) + 8 * ids.n_rows, progress) as bar:
+    check_edge_rows(fields, num_edges)
+    csc.check_offsets()
+    with BuildDirectory(path, overwrite=overwrite) as build:
+        with Progress("create", total_bytes(fields) + 8 * num_edges, progress) as bar:
             builder = _Builder(build.path, n_bytes, bar)
-            with _TopologyWriter(builder, num_nodes, ids.n_rows, form) as writer:
-                _write_csc(writer, builder, offsets, ids, target)
-                num_edges = writer.finish()
+            with _TopologyWriter(builder, num_nodes, num_edges, form) as writer:
+                _write_csc(writer, builder, csc)
+                writer.finish()
             for field in fields:
                 builder.add(*field)
         builder.finish(num_nodes, num_edges, form)
@@ -351,49 +283,6 @@ def create(
 
 
 # --- from_edge_index ------------------------------------------------------------------------------------------------------------
-
-
-def _edge_blocks(edge_index: Any, n_pairs: int) -> Iterator[npt.NDArray[Any]]:
-    """Yield ``[2, k]`` integer blocks of at most ``n_pairs`` columns from any input that :func:`from_edge_index` takes."""
-    if isinstance(edge_index, (str, os.PathLike)):
-        source = open_source("edge_index", edge_index, wider=True)
-        assert isinstance(source, NpySource)
-        _check_edge_shape(source.shape, source.dtype)
-        yield from source.columns(16 * n_pairs)
-    elif isinstance(edge_index, (np.ndarray, torch.Tensor)):
-        yield from _slices(edge_index, n_pairs)
-    elif isinstance(edge_index, (list, tuple)):
-        yield from _slices(np.asarray(edge_index) if len(edge_index) else np.empty((2, 0), dtype=np.int64), n_pairs)
-    elif isinstance(edge_index, Iterable):
-        for block in edge_index:
-            yield from _slices(block if isinstance(block, torch.Tensor) else np.asarray(block), n_pairs)
-    else:
-        raise TypeError(f"edge_index must be an array [2, E], a .npy path or an iterable of such blocks, not {type(edge_index)}")
-
-
-def _check_edge_shape(shape: tuple[int, ...], dtype: object) -> None:
-    if len(shape) != 2 or shape[0] != 2:
-        raise ValueError(f"edge_index must have shape [2, E], not {list(shape)}")
-    if "int" not in dtype_name(dtype, wider=True):
-        raise TypeError(f"edge_index must hold integers, not {dtype}")
-
-
-def _slices(array: npt.NDArray[Any] | torch.Tensor, n_pairs: int) -> Iterator[npt.NDArray[Any]]:
-    _check_edge_shape(tuple(array.shape), array.dtype)
-    for first in range(0, array.shape[1], n_pairs):
-        block = array[:, first : first + n_pairs]
-        yield block.detach().cpu().numpy() if isinstance(block, torch.Tensor) else block
-
-
-def _edge_ids(block: npt.NDArray[Any], first: int, num_nodes: int) -> tuple[Int64s, Int64s]:
-    ids = block.astype(np.int64)  # a uint64 beyond int64 turns negative, which no id may be
-    bad = (ids < 0) | (ids >= num_nodes)
-    if bad.any():
-        row, column = (int(i) for i in np.unravel_index(int(bad.argmax()), bad.shape))
-        raise IndexError(
-            f"edge_index[{row}, {first + column}] is {block[row, column]}, which is not a node: ids are 0 … {num_nodes - 1}"
-        )
-    return ids[0], ids[1]
 
 
 def from_edge_index(
@@ -420,19 +309,19 @@ def from_edge_index(
         raise ValueError(f"num_nodes cannot be negative: {num_nodes}")
     n_bytes = _build_memory(memory, form)
     fields = open_fields(features, node_data, edge_features, num_nodes)
-    shape = getattr(edge_index, "shape", None)
-    n_known = int(shape[1]) if shape is not None and len(shape) == 2 else 0
+    pairs = PairInput(edge_index, num_nodes)
+    n_known = pairs.num_edges
+    if n_known is not None:
+        check_edge_rows(fields, n_known)
     with BuildDirectory(path, overwrite=overwrite) as build:
-        with Progress("create", total_bytes(fields) + 24 * n_known, progress) as bar:
+        with Progress("create", total_bytes(fields) + 24 * (n_known or 0), progress) as bar:
             builder = _Builder(build.path, n_bytes, bar)
-            # How many edges an iterator has is not known before it ends.
-            with PairSorter(num_nodes, n_bytes, build.path, id_bytes_of(n_known) if shape is not None else 8) as sorter:
+            with PairSorter(num_nodes, n_bytes, build.path, 8 if n_known is None else id_bytes_of(n_known)) as sorter:
                 n_edges = 0
-                for block in _edge_blocks(edge_index, sorter.block_pairs):
-                    src, dst = _edge_ids(block, n_edges, num_nodes)
+                for src, dst in pairs.blocks(sorter.block_pairs):
                     sorter.add(dst, src, n_edges)
-                    n_edges += block.shape[1]
-                    bar.add(16 * block.shape[1])
+                    n_edges += len(src)
+                    bar.add(16 * len(src))
                 check_edge_rows(fields, n_edges)
                 with _TopologyWriter(builder, num_nodes, n_edges, form) as writer:
                     for dst, src, edges in sorter.sorted():

@@ -161,16 +161,21 @@ class OutOfCoreGraph(Kept):
 
         Raises
         ------
-        CorruptionError
-            ``indptr`` does not ascend from 0 to ``num_edges``, an id is no node, or a ``.npy`` file is cut short.
+        TypeError
+            A dtype that is not stored, or ids and offsets that are no integers; names the argument.
+        ValueError
+            An input of the wrong shape or name. ``indptr`` does not ascend from 0 to ``num_edges``; names the first entry that is
+            wrong, and its value.
+        IndexError
+            An entry of ``indices`` is no node; names the first one, and its value.
+        FormatError, CorruptionError
+            A file that is no ``.npy`` file; one that is cut short.
         FileExistsError
             Something is at ``path`` already (an empty directory is taken over).
         FileNotFoundError, NotADirectoryError
             The parent of ``path`` or a stripe's directory is not there.
         BusyError
             Another process is making or changing the dataset.
-        TypeError, ValueError, FormatError
-            An input of the wrong dtype, shape or name; a file that is no ``.npy`` file.
         BudgetError
             ``memory`` is too little.
         CommittedError
@@ -184,8 +189,8 @@ class OutOfCoreGraph(Kept):
         Every array may be a NumPy array or memmap, a torch tensor, a list, the path of a ``.npy`` file (versions 1 to 3, C or
         Fortran order), or ``(shape, dtype, iterable of row blocks)``. Dtypes: bool, uint8, int8 to int64, float16, bfloat16,
         float32, float64; ids also unsigned. Each neighbour list is stored sorted ascending, so that a graph has one form; where
-        that moves an edge, 4 bytes an edge (8 from 2³¹ on) keep the order in which edges were given. Inputs are streamed once.
-        When this returns, the dataset is durable.
+        that moves an edge, 4 bytes an edge (8 from 2³¹ on) keep the order in which edges were given. Inputs are streamed once;
+        ``indptr``, unless it comes in blocks, is read before, to be checked. When this returns, the dataset is durable.
 
         Examples
         --------
@@ -237,7 +242,7 @@ class OutOfCoreGraph(Kept):
         num_nodes : int
         memory : int or str, optional
             As for :meth:`create`: edges beyond it are sorted through temporary files beside the dataset, 12 bytes an edge (16 of
-            an iterator or a ``.npy`` file; 8 more from 2³¹ nodes on), twice that at worst.
+            an iterator; 8 more from 2³¹ nodes on), twice that at worst.
         path, features, node_data, edge_features, topology, chunk_bytes, stripes, overwrite, progress
             See :meth:`create`.
 

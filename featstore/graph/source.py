@@ -10,6 +10,7 @@ import os
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from numbers import Number
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -20,7 +21,7 @@ from featstore.errors import CorruptionError, FormatError
 from featstore.storage.calls import close_quietly, open_regular, pread_exactly
 from featstore.storage.format import DTYPES
 
-__all__ = ["ArrayLike", "NpySource", "Source", "dtype_name", "numpy_dtype", "open_source", "torch_dtype"]
+__all__ = ["ArrayLike", "NpySource", "Source", "as_array", "dtype_name", "numpy_dtype", "open_source", "torch_dtype"]
 
 UInt8s = npt.NDArray[np.uint8]
 
@@ -42,6 +43,14 @@ def torch_dtype(name: str) -> torch.dtype:
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """Return the little-endian NumPy dtype of a name of ``DTYPES``; bfloat16, which NumPy lacks, is its bits, uint16."""
     return np.dtype("uint16" if name == "bfloat16" else name).newbyteorder("<")
+
+
+def as_array(name: str, value: Any) -> npt.NDArray[Any]:
+    """Return an array of what is none, such as lists; ValueError, with the name, where its rows differ in length."""
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
 
 
 def dtype_name(dtype: object, *, wider: bool = False, of: str = "") -> str:
@@ -76,7 +85,11 @@ class Source(ABC):
         A name of ``DTYPES``.
     shape : tuple of int
         Rows first.
+    is_read_once : bool
+        :meth:`blocks` may be called but once.
     """
+
+    is_read_once = False
 
     def __init__(self, name: str, dtype: str, shape: tuple[int, ...]) -> None:
         if not shape:
@@ -164,7 +177,9 @@ class _TensorSource(Source):
 
 
 class _BlocksSource(Source):
-    """``(shape, dtype, iterable of row blocks)``; read once."""
+    """``(shape, dtype, iterable of row blocks)``."""
+
+    is_read_once = True
 
     def __init__(self, name: str, shape: Any, dtype: object, blocks: Iterable[Any], wider: bool) -> None:
         try:
@@ -313,6 +328,6 @@ def open_source(name: str, value: ArrayLike, *, wider: bool = False) -> Source:
         return _TensorSource(name, value, wider)
     if isinstance(value, (str, os.PathLike)):
         return NpySource(name, os.fspath(value), wider)
-    if isinstance(value, tuple) and len(value) == 3 and not isinstance(value[2], (int, float)):
+    if isinstance(value, tuple) and len(value) == 3 and not isinstance(value[2], Number):
         return _BlocksSource(name, *value, wider=wider)
-    return _ArraySource(name, np.asarray(value), wider)
+    return _ArraySource(name, as_array(name, value), wider)

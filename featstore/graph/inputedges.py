@@ -1,0 +1,227 @@
+"""Edges that a dataset is made with, as offsets and ids or as pairs: checked before anything is written, or as they are read.
+
+Errors name the argument, the first position that is wrong, and its value. An id that is no node is an IndexError, as it is
+wherever ids are given; offsets that do not ascend are a ValueError; what is no integer is a TypeError.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from featstore.graph.source import ArrayLike, NpySource, Source, as_array, dtype_name, open_source
+
+__all__ = ["CscInput", "IdReader", "PairInput"]
+
+Int64s = npt.NDArray[np.int64]
+
+_CHECK_BYTES = 1 << 20  # of offsets, checked together
+
+
+def _not_a_node(where: str, value: int, num_nodes: int) -> IndexError:
+    nodes = f"ids are 0 … {num_nodes - 1}" if num_nodes else "there are none"
+    return IndexError(f"{where} is {value}, which is not a node: {nodes}")
+
+
+# --- offsets and ids ------------------------------------------------------------------------------------------------------------
+
+
+class _Cursor:
+    """Read a one-dimensional integer source ``n`` at a time, as int64."""
+
+    def __init__(self, source: Source, block_bytes: int) -> None:
+        self._is_uint64 = source.dtype == "uint64"
+        self._blocks = source.values(block_bytes)
+        self._rest: npt.NDArray[Any] = np.empty(0, dtype=np.int64)
+
+    def read(self, n: int) -> Int64s:
+        """Return the next ``n`` values, fewer at the end; the caller's to change."""
+        out = np.empty(n, dtype=np.int64)
+        done = 0
+        while done < n:
+            if not len(self._rest):
+                found = next(self._blocks, None)
+                if found is None:
+                    break
+                self._rest = found
+                continue
+            take = self._rest[: n - done]
+            out[done : done + len(take)] = take  # a uint64 beyond int64 turns negative, which no id or offset may be
+            done += len(take)
+            self._rest = self._rest[len(take) :]
+        return out[:done]
+
+    def given(self, value: np.int64) -> int:
+        """Return a value as it was in the source."""
+        return int(value) % (1 << 64) if self._is_uint64 else int(value)
+
+
+class IdReader:
+    """The ids of :class:`CscInput` in order, each checked; made by :meth:`CscInput.ids`."""
+
+    def __init__(self, indices: Source, num_nodes: int, block_bytes: int) -> None:
+        self._cursor = _Cursor(indices, block_bytes)
+        self._n = num_nodes
+        self._done = 0
+
+    def read(self, n: int) -> Int64s:
+        """Return the next ``n`` ids, which is as many as there are; IndexError where one is no node."""
+        ids = self._cursor.read(n)
+        bad = (ids < 0) | (ids >= self._n)
+        if bad.any():
+            at = int(bad.argmax())
+            raise _not_a_node(f"indices[{self._done + at}]", self._cursor.given(ids[at]), self._n)
+        self._done += n
+        return ids
+
+
+class CscInput:
+    """Neighbour lists as compressed columns: those of node ``v`` are ``indices[indptr[v]:indptr[v + 1]]``.
+
+    Attributes
+    ----------
+    num_nodes, num_edges : int
+
+    Raises
+    ------
+    TypeError, ValueError, FormatError, CorruptionError, OSError
+        One of them holds no integers, has more dimensions than one, or cannot be read; ``indptr`` is empty.
+    """
+
+    def __init__(self, indptr: ArrayLike, indices: ArrayLike) -> None:
+        self._indptr, self._indices = _integers("indptr", indptr), _integers("indices", indices)
+        if not self._indptr.n_rows:
+            raise ValueError("indptr is empty; it has one entry more than there are nodes")
+        self.num_nodes, self.num_edges = self._indptr.n_rows - 1, self._indices.n_rows
+
+    def check_offsets(self) -> None:
+        """Raise what :meth:`offsets` would raise, by reading them; nothing where they can be read but once."""
+        if not self._indptr.is_read_once:
+            for _ in self.offsets(_CHECK_BYTES // 8, _CHECK_BYTES):
+                pass
+
+    def offsets(self, step: int, block_bytes: int) -> Iterator[Int64s]:
+        """Yield where the next ``step`` lists begin, and where the last of them ends: int64 ``[k + 1]``.
+
+        Raises
+        ------
+        ValueError
+            They do not ascend from 0 to the number of ids.
+        """
+        n, n_edges, cursor = self.num_nodes, self.num_edges, _Cursor(self._indptr, block_bytes)
+        rule = f"offsets ascend from 0 to {n_edges}, the number of indices"
+        last = cursor.read(1)
+        if last[0] != 0:
+            raise ValueError(f"indptr[0] is {cursor.given(last[0])}: {rule}")
+        for first in range(0, n, step):
+            bounds = np.concatenate((last, cursor.read(min(step, n - first))))
+            bad = (bounds < 0) | (bounds > n_edges)
+            bad[1:] |= bounds[1:] < bounds[:-1]
+            if bad.any():
+                at = int(bad.argmax())
+                raise ValueError(f"indptr[{first + at}] is {cursor.given(bounds[at])}, after {bounds[at - 1]}: {rule}")
+            last = bounds[-1:]
+            if first + step < n:
+                yield bounds
+        if last[0] != n_edges:
+            raise ValueError(f"indptr[{n}], the last one, is {last[0]}: {rule}")
+        if n:
+            yield bounds
+
+    def ids(self, block_bytes: int) -> IdReader:
+        """Return the ids, to be read in order."""
+        return IdReader(self._indices, self.num_nodes, block_bytes)
+
+
+def _integers(name: str, value: ArrayLike) -> Source:
+    if isinstance(value, (list, tuple)) and not value:
+        value = np.empty(0, dtype=np.int64)  # NumPy would make it float64
+    source = open_source(name, value, wider=True)
+    if source.dtype == "bool" or "int" not in source.dtype:
+        raise TypeError(f"{name} must hold integers, not {source.dtype}")
+    if len(source.shape) != 1:
+        raise ValueError(f"{name} must have one dimension, not shape {source.shape}")
+    return source
+
+
+# --- pairs ----------------------------------------------------------------------------------------------------------------------
+
+
+class PairInput:
+    """Edges as pairs: ``edge_index``, int ``[2, num_edges]``, sources and destinations, or an iterable of such blocks.
+
+    Attributes
+    ----------
+    num_edges : int or None
+        None: an iterable does not say before it ends.
+
+    Raises
+    ------
+    TypeError, ValueError, FormatError, CorruptionError, OSError
+        What is given is none of these, has another shape, holds no integers, or cannot be read.
+    """
+
+    def __init__(self, edge_index: Any, num_nodes: int) -> None:
+        self._n = num_nodes
+        self.num_edges: int | None = None
+        if isinstance(edge_index, (str, os.PathLike)):
+            edge_index = open_source("edge_index", edge_index, wider=True)
+        elif isinstance(edge_index, (list, tuple)):
+            edge_index = as_array("edge_index", edge_index) if len(edge_index) else np.empty((2, 0), dtype=np.int64)
+        if isinstance(edge_index, (Source, np.ndarray, torch.Tensor)):
+            _check_pairs(tuple(edge_index.shape), edge_index.dtype)
+            self.num_edges = int(edge_index.shape[1])
+        elif not isinstance(edge_index, Iterable):
+            raise TypeError(
+                f"edge_index must be an array [2, E], a .npy path or an iterable of such blocks, not {type(edge_index).__name__}"
+            )
+        self._given = edge_index
+
+    def blocks(self, n_pairs: int) -> Iterator[tuple[Int64s, Int64s]]:
+        """Yield sources and destinations of the next edges, at most ``n_pairs``; each id is checked.
+
+        Raises
+        ------
+        IndexError
+            An id is no node.
+        TypeError, ValueError
+            A block of an iterable has another shape, or holds no integers.
+        """
+        done = 0
+        for block in self._blocks(n_pairs):
+            ids = block.astype(np.int64)  # a uint64 beyond int64 turns negative, which no id may be
+            bad = (ids < 0) | (ids >= self._n)
+            if bad.any():
+                row, column = (int(i) for i in np.unravel_index(int(bad.argmax()), bad.shape))
+                raise _not_a_node(f"edge_index[{row}, {done + column}]", int(block[row, column]), self._n)
+            done += ids.shape[1]
+            yield ids[0], ids[1]
+
+    def _blocks(self, n_pairs: int) -> Iterator[npt.NDArray[Any]]:
+        if isinstance(self._given, NpySource):
+            yield from self._given.columns(16 * n_pairs)
+        elif isinstance(self._given, (np.ndarray, torch.Tensor)):
+            yield from _slices(self._given, n_pairs)
+        else:
+            for block in self._given:
+                array = block if isinstance(block, torch.Tensor) else as_array("edge_index", block)
+                _check_pairs(tuple(array.shape), array.dtype)
+                yield from _slices(array, n_pairs)
+
+
+def _check_pairs(shape: tuple[int, ...], dtype: object) -> None:
+    if len(shape) != 2 or shape[0] != 2:
+        raise ValueError(f"edge_index must have shape [2, E], not {list(shape)}")
+    if "int" not in dtype_name(dtype, wider=True, of="edge_index"):
+        raise TypeError(f"edge_index must hold integers, not {dtype}")
+
+
+def _slices(array: npt.NDArray[Any] | torch.Tensor, n_pairs: int) -> Iterator[npt.NDArray[Any]]:
+    for first in range(0, array.shape[1], n_pairs):
+        block = array[:, first : first + n_pairs]
+        yield block.detach().cpu().numpy() if isinstance(block, torch.Tensor) else block
