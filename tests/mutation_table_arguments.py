@@ -7,7 +7,8 @@ from tests.mutation import Mutation
 __all__ = ["ARGUMENTS"]
 
 INPUT_EDGES = "featstore/graph/inputedges.py"
-EDGES = "edges that are given"
+LEAST = "featstore/storage/leastmemory.py"
+EDGES, LEAST_MEMORY = "edges that are given", "the least memory of a dataset"
 
 ARGUMENTS: tuple[Mutation, ...] = (
     Mutation(
@@ -33,5 +34,29 @@ ARGUMENTS: tuple[Mutation, ...] = (
         'self._is_uint64 = source.dtype == "uint64"',
         "self._is_uint64 = False",
         ("tests/test_create.py::test_bad_offsets_are_found_before_anything_is_made",),
+    ),
+    Mutation(
+        "the least memory is only that of its first step",
+        LEAST_MEMORY,
+        LEAST,
+        "            total = needed\n",
+        "            return needed\n",
+        ("tests/test_least_memory.py::test_it_is_the_least",),
+    ),
+    Mutation(
+        "a table that would be kept is not looked for",
+        LEAST_MEMORY,
+        LEAST,
+        "(*sorted(step for step in steps if step > total), None)",
+        "(None,)",
+        ("tests/test_least_memory.py::test_it_is_the_least",),
+    ),
+    Mutation(
+        "scratch of one check stays for the next",
+        LEAST_MEMORY,
+        "featstore/storage/reader.py",
+        "            self.trim()  # checking may have grown scratch, in memory that the next file needs\n",
+        "            pass\n",
+        ("tests/test_least_memory.py::test_the_first_error_names_what_suffices",),
     ),
 )

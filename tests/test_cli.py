@@ -284,13 +284,24 @@ def test_errors_are_one_line(small, tmp_path, capsys, arguments, message):
         (["train", "g", "--fanouts", "a"], "not a list of numbers"),
         (["train", "g", "--length", "0"], "not a positive number"),
         (["create", "g", "--features", "x.npy"], "NAME=FILE.npy"),
+        (["info", "g", "--memory"], "featstore info: --memory: expected one argument"),
+        (["info", "g", "--memry", "1GiB"], "unrecognized arguments: --memry 1GiB (did you mean --memory?)"),
+        (["info", "g", "--mem=1GiB"], "unrecognized arguments: --mem=1GiB (did you mean --memory?)"),
+        (["info", "g", "--zzz"], "featstore info: unrecognized arguments: --zzz; see featstore info --help"),
+        (["info", "g", "h"], "unrecognized arguments: h; see"),
     ],
 )
 def test_what_argparse_refuses(capsys, arguments, message):
+    """In one line, which says where help is."""
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert caught.value.code == 2
-    assert message in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert message in said
+    command = "featstore" if arguments[:1] in ([], ["unpack"]) else f"featstore {arguments[0]}"
+    assert said.startswith(f"{command}: ")
+    assert said.endswith(f"; see {command} --help\n")
+    assert said.count("\n") == 1
 
 
 def test_help_and_version(capsys):

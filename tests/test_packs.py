@@ -45,7 +45,7 @@ def test_pack_then_train(data: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     made = run(capsys, "pack", data, pack, *FANOUTS, "--batch-size", 100, "--epochs", 2, "--cache", "0.2")
     assert (made["epochs"], made["batches"]) == (2, 7)
     layout = {"features": ["x"], "policy": "belady", "capacity": 400, "device_rows": 0, "new": True, "damage": None}
-    assert made["layouts"] == [layout]
+    assert [{key: each[key] for key in layout} for each in made["layouts"]] == [layout]
     assert made["disk_bytes"] == sum(path.stat().st_size for path in pack.rglob("*") if path.is_file())
     more = run(capsys, "pack", data, pack, "--add-layout", "--policy", "frequency", "--cache", "50KB")
     assert {(each["policy"], each["new"]) for each in more["layouts"]} == {("belady", False), ("frequency", True)}
@@ -141,7 +141,7 @@ def test_packing_for_a_device(data: Path, tmp_path: Path, capsys: pytest.Capture
     tier = ["--device-cache", "0.05", "--cache", "0.1"]
     made = run(capsys, "pack", data, pack, *FANOUTS, "--batch-size", 100, *tier)
     layout = {"features": ["x"], "policy": "belady", "capacity": 200, "device_rows": 100, "new": True, "damage": None}
-    assert made["layouts"] == [layout]
+    assert [{key: each[key] for key in layout} for each in made["layouts"]] == [layout]
     train = ["train", data, "--hidden", 8, "--epochs", 1, "--strategy", "packed", "--pack", pack]
     plain = run(capsys, *train)  # the one layout that is there
     assert plain["stats"]["hits"]["device"] > 0
@@ -386,13 +386,37 @@ def test_a_pack_where_a_dataset_belongs_and_seeds_that_are_none(
 ) -> None:
     pack, empty = tmp_path / "pack", tmp_path / "empty"
     run(capsys, "pack", data, pack, *FANOUTS)
-    for command in (["info", pack], ["bench", pack], ["plan", pack, "--simulate"], ["pack", pack, tmp_path / "other"]):
+    for command in (["aggregate", pack], ["bench", pack], ["plan", pack, "--simulate"], ["pack", pack, tmp_path / "other"]):
         assert f"{pack} is a pack, and a dataset is asked for here" in fails(capsys, *command)
     none = {"y": np.zeros(3, np.int64), "train_idx": np.zeros(0, np.int64)}
     features = {"x": np.zeros((3, 2), np.float32)}
     featstore.OutOfCoreGraph.create(empty, np.zeros(4, np.int64), np.zeros(0, np.int64), features, none, progress=False).close()
     for command in (["train", empty], ["pack", empty, tmp_path / "other"], ["plan", empty, "--simulate"]):
         assert "its 'train_idx' or 'train_mask' names no node with a label" in fails(capsys, *command)
+
+
+def test_what_a_pack_holds(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pack = tmp_path / "pack"
+    made = run(capsys, "pack", data, pack, *FANOUTS, "--batch-size", 100, "--epochs", 2, "--policy", "frequency")
+    shutil.move(data, tmp_path / "elsewhere")  # the dataset is not needed
+    found = run(capsys, "info", pack)
+    assert found.items() <= {**made, "layouts": found["layouts"]}.items()
+    with featstore.Pack(pack) as opened:
+        assert found["rows"] == sum(len(opened.ids(number)) for number in range(len(opened)))
+        assert (found["num_nodes"], found["epochs"], found["batches"]) == (2000, opened.epochs, opened.n_batches)
+    (layout,) = found["layouts"]
+    assert layout.items() <= made["layouts"][0].items()
+    assert layout["bytes"] == sum(path.stat().st_size for path in (pack / layout["name"]).iterdir())
+    assert main(["info", str(pack)]) == 0
+    said = capsys.readouterr().out
+    assert f"  samples    batches of 100 seeds, {found['hops']} hops, fan-outs " in said
+    assert "  layout of x: frequency, 200 rows in memory, " in said
+    assert "  node data  y\n" in said
+    shutil.rmtree(pack / layout["name"])
+    assert main(["info", str(pack)]) == 0
+    assert f"  no layout: featstore pack DATASET {pack} --add-layout makes one" in capsys.readouterr().out
+    (pack / "pack").unlink()
+    assert "is not a pack: it has no record" in fails(capsys, "info", pack)
 
 
 def test_layouts_that_were_there_are_looked_at(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -305,7 +305,7 @@ def strategy_of(options: argparse.Namespace, name: str, **given: Any) -> Strateg
 def open_graph(path: str | os.PathLike[str], options: argparse.Namespace) -> OutOfCoreGraph:
     """Open a dataset as :func:`add_opening`'s options say; ValueError where a pack is given in its place."""
     if is_pack(path):
-        raise ValueError(f"{os.fspath(path)} is a pack, and a dataset is asked for here: only train and verify take packs")
+        raise ValueError(f"{os.fspath(path)} is a pack, and a dataset is asked for here: only info, train and verify take packs")
     return OutOfCoreGraph.open(path, **opening(options))
 
 

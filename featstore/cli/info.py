@@ -1,4 +1,4 @@
-"""``featstore info``: what a dataset holds."""
+"""``featstore info``: what a dataset, or a pack, holds."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ from typing import Any
 from featstore.cli.arguments import add_opening, open_graph
 from featstore.cli.convert import describe_form, form_text
 from featstore.cli.output import print_result
+from featstore.cli.packs import describe_pack, layout_text, may_be_pack, pack_text
 from featstore.config import format_size
 from featstore.graph.dataset import OutOfCoreGraph
+from featstore.pack.offline import Pack
 from featstore.pack.tablespeed import kept_tables
 from featstore.plan.copies import kept_copies
 from featstore.storage.drive import kept_speed
 
-__all__ = ["add_arguments", "describe", "description", "run"]
+__all__ = ["PATH", "add_arguments", "describe", "description", "run"]
+
+PATH = "directory of the dataset, or of a pack"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -101,8 +105,32 @@ def _each(entry: dict[str, Any], name: str, unit: float = 1e9, form: str = ".2f"
     return format(entry[name] / unit, form) if name in entry else "?"
 
 
+def _packs_description(result: dict[str, Any]) -> str:
+    """Return :func:`describe_pack`'s result as text."""
+    size = "" if result["batch_size"] is None else f" of {result['batch_size']:,} seeds"
+    fanouts = "" if result["fanouts"] is None else f", fan-outs {','.join(map(str, result['fanouts']))}"
+    lines = [
+        pack_text(result),
+        f"  samples    batches{size}, {result['hops']} hops{fanouts}, seed {result['seed']}, of {result['num_nodes']:,} nodes",
+    ]
+    for each in result["layouts"]:
+        length = f", {each['length']:,} batches planned together" * bool(each["length"])
+        lines.append(f"  {layout_text(each)}{length}, {format_size(each['bytes'])}")
+    if not result["layouts"]:
+        lines.append(f"  no layout: featstore pack DATASET {result['path']} --add-layout makes one")
+    lines += [f"  node data  {name}" for name in result["node_data"]]
+    if result["unfinished_bytes"]:
+        lines.append(f"  interrupted layouts hold {format_size(result['unfinished_bytes'])}; --add-layout goes on with them")
+    return "\n".join(lines)
+
+
 def run(options: argparse.Namespace) -> int:
-    """Describe the dataset, and how it is read."""
+    """Describe the dataset, and how it is read; or the pack."""
+    if may_be_pack(options.path):
+        with Pack(options.path) as pack:
+            result = describe_pack(pack)
+        print_result(options, result, _packs_description(result))
+        return 0
     with open_graph(options.path, options) as graph:
         result = describe(graph)
         result["budget"] = graph.budget.total

@@ -25,14 +25,13 @@ from featstore.cli.arguments import (
     typed,
 )
 from featstore.cli.output import print_result
-from featstore.cli.packs import check_given, open_pack
+from featstore.cli.packs import check_given, describe_pack, layout_text, open_pack, pack_bytes, pack_text
 from featstore.cli.recording import seeds_of
 from featstore.config import format_size, parse_disk
 from featstore.errors import CorruptionError, FormatError
 from featstore.graph.dataset import OutOfCoreGraph
 from featstore.load.loader import Loader
 from featstore.pack.layout import Layout, LayoutOptions, find_layouts, unfinished_bytes
-from featstore.pack.nodedata import named
 from featstore.pack.offline import Pack, sample_offline
 from featstore.pack.record import RECORD
 from featstore.sampling.batch import Sampler
@@ -92,10 +91,6 @@ def run(options: argparse.Namespace) -> int:
         result = _pack_dataset(graph, options.pack, make_sampler(graph, options, options.edges), options, show=not options.json)
     print_result(options, result, _describe_pack(result, options.path))
     return 0
-
-
-def _size_of(pack: str) -> int:
-    return sum(os.path.getsize(os.path.join(folder, name)) for folder, _, names in os.walk(pack) for name in names)
 
 
 def _packed(options: argparse.Namespace, pack: Pack | None = None, disk: int | None = None) -> Packed:
@@ -175,7 +170,7 @@ def _pack_dataset(
     with pack:
         before = {each.name for each in find_layouts(pack)}
         made: set[str] = set()
-        n_bytes = _size_of(target) - unfinished_bytes(pack)  # which may be what is finished now
+        n_bytes = pack_bytes(target) - unfinished_bytes(pack)  # which may be what is finished now
         if disk is not None and n_bytes >= disk:
             raise OSError(
                 errno.ENOSPC, f"the samples take {format_size(n_bytes)} of a --disk of {format_size(disk)}: give more", target
@@ -203,26 +198,13 @@ def _pack_dataset(
                 more = "make room" if is_drive_full(error) else "give more --disk, or more --cache,"
                 kept = f"the samples are kept: {more} and ask again with --add-layout"
                 raise OSError(error.errno, f"{error.strerror}; {kept}", error.filename) from None
+        found = describe_pack(pack)
+        for each, layout in zip(find_layouts(pack), found["layouts"], strict=True):
+            layout["new"] = each.name in made
+            layout["damage"] = None if layout["new"] else _seen_damage(g, pack, each)
         return {
-            "path": target,
-            "epochs": pack.epochs,
-            "batches": pack.n_batches,
-            "rows": int(pack.lengths.sum()),
-            "layouts": [
-                {
-                    "features": list(each.features),
-                    "policy": each.policy,
-                    "capacity": each.capacity,
-                    "device_rows": each.device_rows,
-                    "new": each.name in made,
-                    "damage": None if each.name in made else _seen_damage(g, pack, each),
-                }
-                for each in find_layouts(pack)
-            ],
-            "node_data": sorted(named(pack)),
+            **found,
             "estimate": estimate.to_dict(),
-            "disk_bytes": _size_of(target),
-            "unfinished_bytes": unfinished_bytes(pack),
             "sample_s": round(sampled_s, 3),
             "pack_s": round(time.perf_counter() - begin - sampled_s, 3),
         }
@@ -240,14 +222,10 @@ def _seen_damage(g: OutOfCoreGraph, pack: Pack, options: LayoutOptions) -> str |
 
 def _describe_pack(result: dict[str, Any], dataset: str) -> str:
     """Return as text what was made, and how to train on it."""
-    lines = [
-        f"{result['path']}: {result['epochs']} x {result['batches']:,} batches, {result['rows']:,} rows asked for, "
-        f"{format_size(result['disk_bytes'])} on disk"
-    ]
+    lines = [pack_text(result)]
     for each in result["layouts"]:
         what = "made now" if each["new"] else "was there" if each["damage"] is None else f"DAMAGED: {each['damage']}"
-        rows = f"{each['capacity']:,} rows in memory" + f", {each['device_rows']:,} on the device" * bool(each["device_rows"])
-        lines.append(f"  layout of {', '.join(each['features'])}: {each['policy']}, {rows}, {what}")
+        lines.append(f"  {layout_text(each)}, {what}")
     if not all(each["new"] for each in result["layouts"]):
         lines.append(f"  of what was there sizes and headers were checked; every byte is by: featstore verify {result['path']}")
     if result["unfinished_bytes"]:

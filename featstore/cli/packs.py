@@ -1,17 +1,29 @@
-"""Packs on the command line: recognizing and opening them, and checking what is asked of one."""
+"""Packs on the command line: recognizing, opening and describing them, and checking what is asked of one."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from featstore.pack.layout import find_layouts
+from featstore.config import format_size
+from featstore.pack.layout import find_layouts, layout_bytes, unfinished_bytes
+from featstore.pack.nodedata import named
 from featstore.pack.offline import Pack
 from featstore.pack.record import RECORD, SAMPLES
 
-__all__ = ["check_given", "check_layout", "is_pack", "may_be_pack", "open_pack"]
+__all__ = [
+    "check_given",
+    "check_layout",
+    "describe_pack",
+    "is_pack",
+    "layout_text",
+    "may_be_pack",
+    "open_pack",
+    "pack_bytes",
+    "pack_text",
+]
 
 
 def is_pack(path: str | os.PathLike[str]) -> bool:
@@ -37,6 +49,61 @@ def open_pack(path: str | os.PathLike[str], dataset: str) -> Pack:
     except (FileNotFoundError, NotADirectoryError):
         name = os.fspath(path)
         raise ValueError(f"{name}: no pack is there; make one with: featstore pack {dataset} {name}") from None
+
+
+def pack_bytes(path: str) -> int:
+    """Return the bytes of all files in a pack's directory."""
+    return sum(os.path.getsize(os.path.join(folder, name)) for folder, _, names in os.walk(path) for name in names)
+
+
+def describe_pack(pack: Pack) -> dict[str, Any]:
+    """Return what a pack holds.
+
+    Raises
+    ------
+    CorruptionError, FormatError, FileNotFoundError
+        A record is damaged or missing.
+    """
+    return {
+        "path": pack.path,
+        "num_nodes": pack.num_nodes,
+        "epochs": pack.epochs,
+        "batches": pack.n_batches,
+        "batch_size": pack.record["batch_size"],
+        "hops": pack.n_hops,
+        "fanouts": pack.record["fanouts"],
+        "seed": pack.record["seed"],
+        "rows": int(pack.lengths.sum()),
+        "layouts": [
+            {
+                "name": each.name,
+                "features": list(each.features),
+                "policy": each.policy,
+                "capacity": each.capacity,
+                "device_rows": each.device_rows,
+                "length": each.superbatch,
+                "bytes": layout_bytes(pack.file(each.name)),
+            }
+            for each in find_layouts(pack)
+        ],
+        "node_data": sorted(named(pack)),
+        "disk_bytes": pack_bytes(pack.path),
+        "unfinished_bytes": unfinished_bytes(pack),
+    }
+
+
+def pack_text(result: Mapping[str, Any]) -> str:
+    """Return :func:`describe_pack`'s result but for its layouts, as a line."""
+    return (
+        f"{result['path']}: {result['epochs']} x {result['batches']:,} batches, {result['rows']:,} rows asked for, "
+        f"{format_size(result['disk_bytes'])} on disk"
+    )
+
+
+def layout_text(layout: Mapping[str, Any]) -> str:
+    """Return a layout of :func:`describe_pack`'s result as part of a line."""
+    on_device = f", {layout['device_rows']:,} on the device" * bool(layout["device_rows"])
+    return f"layout of {', '.join(layout['features'])}: {layout['policy']}, {layout['capacity']:,} rows in memory{on_device}"
 
 
 def check_given(pack: Pack, options: argparse.Namespace, names: Sequence[str]) -> None:

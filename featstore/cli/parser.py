@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, version
+from typing import NoReturn
 
-__all__ = ["COMMANDS", "make_parser"]
+__all__ = ["COMMANDS", "USER_ERROR", "Parser", "make_parser"]
+
+USER_ERROR = 2
 
 COMMANDS = {
     "create": "make a dataset from .npy files",
-    "info": "print what a dataset holds",
+    "info": "print what a dataset, or a pack, holds",
     "verify": "check every byte of a dataset, or of a pack, against its checksums, and its structure",
     "convert": "store the adjacency in another form: in chunks, or with its offsets apart (csc)",
     "partition": "divide the nodes into parts with few edges between them, for partition batches",
@@ -22,9 +27,24 @@ COMMANDS = {
 }
 
 
-def make_parser() -> argparse.ArgumentParser:
+class Parser(argparse.ArgumentParser):
+    """An argument parser, and those of its commands, whose errors are one line, as all others of the command line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print what is wrong and where help is, and exit."""
+        self.exit(USER_ERROR, f"{self.prog}: {message.removeprefix('argument ')}; see {self.prog} --help\n")
+
+    def refuse(self, unknown: Sequence[str]) -> NoReturn:
+        """Exit with an error that names arguments that there are none of, and an option that was probably meant."""
+        name = unknown[0].partition("=")[0]
+        close = get_close_matches(name, self._option_string_actions, 1) if name.startswith("-") else []
+        meant = f" (did you mean {close[0]}?)" if close else ""
+        self.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
+
+
+def make_parser() -> Parser:
     """Return the parser without its commands."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="featstore", description="Features and adjacency of graphs larger than memory, on an SSD.", allow_abbrev=False
     )
     parser.add_argument("--version", action="version", version=f"featstore {_release()}")

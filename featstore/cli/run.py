@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
@@ -10,12 +9,10 @@ from typing import Any
 
 from featstore.cli import aggregate, bench, convert, create, infer, info, pack, partition, plan, train, verify
 from featstore.cli.output import advice_on_damage, one_line
-from featstore.cli.parser import COMMANDS, make_parser
+from featstore.cli.parser import COMMANDS, USER_ERROR, Parser, make_parser
 from featstore.errors import CorruptionError, FeatstoreError
 
 __all__ = ["run"]
-
-USER_ERROR = 2
 
 _MODULES: dict[str, Any] = {
     "create": create,
@@ -35,7 +32,9 @@ _MODULES: dict[str, Any] = {
 def run(arguments: Sequence[str]) -> int:
     """Run a command, and return its exit status: 0, 1 (a dataset is damaged), 2 (what was asked for cannot be done)."""
     try:
-        options = _parser(arguments).parse_args(arguments)
+        options, unknown = _parser(arguments).parse_known_args(arguments)
+        if unknown:
+            options.parser.refuse(unknown)
         status = int(options.run(options))
         sys.stdout.flush()
         return status
@@ -56,7 +55,7 @@ def run(arguments: Sequence[str]) -> int:
         return USER_ERROR
 
 
-def _parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
+def _parser(arguments: Sequence[str] = ()) -> Parser:
     parser = make_parser()
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for name, module in _MODULES.items():
@@ -68,5 +67,5 @@ def _parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
             train.add_arguments(made, train.named_strategy(arguments))
         else:
             module.add_arguments(made)
-        made.set_defaults(run=module.run)
+        made.set_defaults(run=module.run, parser=made)
     return parser

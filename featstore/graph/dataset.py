@@ -23,6 +23,7 @@ from featstore.graph.source import ArrayLike, torch_dtype
 from featstore.graph.verify import verify_files, verify_topology
 from featstore.registry import adapter
 from featstore.storage.catalog import EDGE, current_catalog
+from featstore.storage.leastmemory import check_memory
 
 __all__ = ["OutOfCoreGraph"]
 
@@ -64,6 +65,7 @@ class OutOfCoreGraph(Kept):
     def __init__(self, path: str | os.PathLike[str], options: Options) -> None:
         path = os.path.abspath(os.fspath(path))
         with open_files(path) as opened:  # before a thread or a ring is made for it
+            check_memory(path, list(opened.catalog.files.values()), options)
             super().__init__(path, options)
             try:
                 self._snapshot = Snapshot(self.path, opened, self.reader)
@@ -364,7 +366,7 @@ class OutOfCoreGraph(Kept):
         VersionError
             It needs a newer release or another byte order.
         BudgetError
-            The budget does not suffice to read anything.
+            The budget does not suffice to read anything; ``needed`` is the least that does.
         OSError
             The kernel refuses the named backend; too many files are open.
 

@@ -1,4 +1,4 @@
-"""Checksum tables too large to keep: their pages are cached, and their reads counted."""
+"""Checksum tables: which are kept, and those too large to keep, whose pages are cached, and their reads counted."""
 
 from __future__ import annotations
 
@@ -13,9 +13,31 @@ import numpy.typing as npt
 from featstore._core.io import PAGE_BYTES, SUMS_PER_PAGE, Engine, File
 from featstore.budget import Budget
 
-__all__ = ["MIN_ARENA_BYTES", "PagedSums"]
+__all__ = ["MIN_ARENA_BYTES", "PagedSums", "is_kept", "kept_from", "pages_cached", "table_bytes"]
 
 MIN_ARENA_BYTES = 256 << 10
+ALWAYS_KEPT_BYTES = 16 * PAGE_BYTES
+SHARE = 20  # a larger table is kept where it takes at most a twentieth of the budget, which its cached pages take otherwise
+
+
+def kept_from(table: int) -> int:
+    """Return the least budget with which a table of ``table`` bytes is kept whole."""
+    return 0 if table <= ALWAYS_KEPT_BYTES else SHARE * table
+
+
+def is_kept(table: int, total: int) -> bool:
+    """Return whether a table of ``table`` bytes is kept whole, with a budget of ``total`` bytes."""
+    return total >= kept_from(table)
+
+
+def pages_cached(total: int) -> int:
+    """Return how many pages are cached of a table that is not kept, or more where a row needs more."""
+    return total // SHARE // PAGE_BYTES
+
+
+def table_bytes(table: int, row_bytes: int, total: int) -> int:
+    """Return the bytes held for a table of ``table`` bytes, with a budget of ``total`` bytes."""
+    return table if is_kept(table, total) else PagedSums.held_bytes(row_bytes, pages_cached(total))
 
 
 class PagedSums:

@@ -16,7 +16,7 @@ from featstore.storage.layout import RowLayout
 from featstore.storage.pagedsums import MIN_ARENA_BYTES
 from featstore.storage.rowfile import RowFile
 
-__all__ = ["Reader"]
+__all__ = ["Reader", "least_queue_bytes"]
 
 MAX_ARENA_BYTES = 8 << 20
 PREAD_THREADS = 64
@@ -31,6 +31,11 @@ MEASURE_MIN_ROWS = 4096  # smaller gathers gain less than measuring costs
 
 def _arena_bytes(total: int) -> int:
     return min(MAX_ARENA_BYTES, max(MIN_ARENA_BYTES, total // 32 // PAGE_BYTES * PAGE_BYTES))
+
+
+def least_queue_bytes(total: int) -> int:
+    """Return the bytes of one queue that sorts few rows, with a budget of ``total`` bytes; what reads need at the least."""
+    return _arena_bytes(total) + 16 * SCRATCH_STEP
 
 
 class Reader:
@@ -263,7 +268,7 @@ class Reader:
 
     def least_bytes(self, total: int) -> int:
         """Return the least that :attr:`held_bytes` would be if the budget were of ``total`` bytes, once rows are read."""
-        return _arena_bytes(total) + 16 * SCRATCH_STEP + self._tables_bytes(total)
+        return least_queue_bytes(total) + self._tables_bytes(total)
 
     def _tables_bytes(self, total: int) -> int:
         return sum(file.sums_bytes(total) for file in self._files)
@@ -325,8 +330,11 @@ class Reader:
         CorruptionError
             A file is not as long as it must be, or the table is damaged; with ``verify="open"``, any page is.
         """
-        file = RowFile(self, path, layout, n_rows, seed, sums_seed, verify or self.options.verify, n_bytes, fds, fingerprint)
+        verify = verify or self.options.verify
+        file = RowFile(self, path, layout, n_rows, seed, sums_seed, verify, n_bytes, fds, fingerprint)
         self._files.add(file)
+        if verify == "open":
+            self.trim()  # checking may have grown scratch, in memory that the next file needs
         return file
 
     def gap_for(self, file: File, n_rows: int) -> int:

@@ -20,12 +20,11 @@ from featstore.budget import Budget, Reservation
 from featstore.errors import ClosedError, CorruptionError
 from featstore.storage.calls import close_quietly, duplicate_fd
 from featstore.storage.layout import RowLayout
-from featstore.storage.pagedsums import PagedSums
+from featstore.storage.pagedsums import PagedSums, is_kept, pages_cached, table_bytes
 from featstore.storage.pagestream import PageStream
 
 __all__ = ["Queues", "ReadStats", "RowFile"]
 
-RESIDENT_SUMS_SHARE = 0.05  # a checksum table over this share of the budget is cached by pages
 SCAN_BYTES = 4 << 20  # of one read where all pages are checked
 
 
@@ -183,11 +182,7 @@ class RowFile:
         """Return what is held of the table of checksums where the budget is of ``total`` bytes."""
         if self._is_closing or not self.verifies:
             return 0
-        table = self.n_sums_pages * PAGE_BYTES
-        share = int(RESIDENT_SUMS_SHARE * total)
-        if table <= max(16 * PAGE_BYTES, share):
-            return table
-        return PagedSums.held_bytes(self.row_bytes, share // PAGE_BYTES)
+        return table_bytes(self.n_sums_pages * PAGE_BYTES, self.row_bytes, total)
 
     def duplicate(self) -> int:
         """Return another descriptor of the open file, the caller's to close."""
@@ -213,17 +208,17 @@ class RowFile:
         return [page.view(np.uint64) for page in pages]
 
     def _load_sums(self, seed: int, sums_seed: int) -> None:
-        n_pages = -(-(self._file.size // PAGE_BYTES) // SUMS_PER_PAGE)
+        n_pages = self.n_sums_pages
         fd, self._sums_fd = self._sums_fd, -1
         table = File(f"{self.path}.sums", PAGE_BYTES, 1, PAGE_BYTES, n_pages, 0, n_pages * PAGE_BYTES, fd=fd)
         self._file.use_sums(seed)
         budget = self._reader.budget
-        if n_pages * PAGE_BYTES > max(16 * PAGE_BYTES, RESIDENT_SUMS_SHARE * budget.total):
+        if not is_kept(n_pages * PAGE_BYTES, budget.total):
             self._paged = PagedSums(
                 self._file,
                 table,
                 self.row_bytes,
-                int(RESIDENT_SUMS_SHARE * budget.total) // PAGE_BYTES,
+                pages_cached(budget.total),
                 set_page=lambda number, page: self._set_sums_page(number, page, sums_seed),
                 engine=self._reader.engine,
                 backend=self._reader.backend,
