@@ -32,11 +32,19 @@ CHOICES: tuple[Mutation, ...] = (
         ("tests/test_auto_plugins.py::test_an_estimate_is_of_superbatches_as_long_as_foreseen",),
     ),
     Mutation(
+        "auto takes a strategy that lacks memory",
+        ESTIMATES,
+        "featstore/strategies/estimates.py",
+        "if length is not None and length.impossible:",
+        "if length is None:",
+        ("tests/test_memory_sweep.py::test_auto_takes_no_strategy_that_lacks_memory[superbatch]",),
+    ),
+    Mutation(
         "no memory for superbatches ends the choice",
         ESTIMATES,
         "featstore/strategies/estimates.py",
-        "except BudgetError:\n                length = Length(1, len(setup.batches))",
-        "except ZeroDivisionError:\n                length = Length(1, len(setup.batches))",
+        "except BudgetError as error:",
+        "except ZeroDivisionError as error:",
         ("tests/test_auto_plugins.py::test_an_estimate_is_of_superbatches_as_long_as_foreseen",),
     ),
     Mutation(

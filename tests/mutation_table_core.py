@@ -10,6 +10,22 @@ CORE = "src_cython/featstore/_core/"
 
 COMPILED: tuple[Mutation, ...] = (
     Mutation(
+        "any list that descends said to be the first",
+        "features made of others",
+        CORE + "aggregate.h",
+        "while (bad >= 0 && bad < lowest && ",
+        "while (bad >= 0 && ",
+        ("tests/test_aggregate.py::test_any_parts_and_threads_give_the_same_sums",),
+    ),
+    Mutation(
+        "the last node of each part of a sum left out",
+        "features made of others",
+        CORE + "aggregate.h",
+        "job->add(job, job->bounds[k], job->bounds[k + 1])",
+        "job->add(job, job->bounds[k], job->bounds[k + 1] - 1)",
+        ("tests/test_aggregate.py::test_any_parts_and_threads_give_the_same_sums",),
+    ),
+    Mutation(
         "ties to the highest part",
         "partitions",
         CORE + "partition.h",

@@ -153,7 +153,7 @@ def test_any_graph(tmp_path_factory: pytest.TempPathFactory, n: int, mean: int, 
 
 def test_all_vectors_give_the_same_bits() -> None:
     rng = np.random.default_rng(0)
-    n, width = 50, 37
+    n, width, parts = 50, 37, np.array([0, 50])
     indptr, indices = skewed_graph(n, 9)
     for rows_dtype, sums_dtype in ((np.float32, np.float32), (np.float32, np.float64), (np.float64, np.float64)):
         rows, found = rng.standard_normal((n, width)).astype(rows_dtype), []
@@ -163,7 +163,7 @@ def test_all_vectors_give_the_same_bits() -> None:
             core.begin(ids, 8, cursor, ends, nexts)
             for low in range(0, n, 20):
                 part = rows[low : low + 20].reshape(-1)
-                args = (ids, 8, cursor, ends, nexts, sums.reshape(-1).view(np.uint8), sums.itemsize, None, -1, 0, n, level)
+                args = ids, 8, cursor, ends, nexts, sums.reshape(-1).view(np.uint8), sums.itemsize, None, -1, parts, 1, level
                 assert core.accumulate(part.view(np.uint8), rows.itemsize, low, width, *args) == -1
             found.append(sums.tobytes())
         assert len(set(found)) == 1
@@ -171,12 +171,51 @@ def test_all_vectors_give_the_same_bits() -> None:
             assert found[0] == aggregated(indptr, indices, rows, "sum").tobytes()
 
 
+def add_all(rows: Any, indptr: Any, indices: Any, bounds: Any, n_threads: int) -> tuple[Any, int]:
+    """Return sums of rows of float64, cut into parts, and what the kernel has returned."""
+    sums, nexts, cursor = np.zeros_like(rows), np.empty(len(rows), np.int64), indptr[:-1].copy()
+    numbers, n_sums = rows.reshape(-1).view(np.uint8), sums.reshape(-1).view(np.uint8)
+    lists = indices.view(np.uint8), 8, cursor, indptr[1:].copy(), nexts
+    core.begin(*lists)
+    bad = core.accumulate(numbers, 8, 0, rows.shape[1], *lists, n_sums, 8, None, -1, np.array(bounds), n_threads)
+    return sums, bad
+
+
+@settings(max_examples=50, deadline=None)
+@given(inner=st.lists(st.integers(0, 60)), n_threads=st.integers(0, 9), swapped=st.sets(st.integers(0, 59), max_size=3))
+def test_any_parts_and_threads_give_the_same_sums(inner: list[int], n_threads: int, swapped: set[int]) -> None:
+    """Also the same first list that descends."""
+    n = 60
+    indptr, lists = np.arange(0, 2 * n + 1, 2), np.tile(np.arange(n), (n, 1))
+    indices = np.sort(np.random.default_rng(0).permuted(lists, axis=1)[:, :2])
+    for v in swapped:
+        indices[v] = indices[v, ::-1]
+    rows = np.random.default_rng(1).standard_normal((n, 3))
+    sums, bad = add_all(rows, indptr, indices.reshape(-1), [0, *sorted(inner), n], n_threads)
+    assert bad == min(swapped, default=-1)
+    if not swapped:
+        assert sums.tobytes() == aggregated(indptr, indices.reshape(-1), rows, "sum").tobytes()
+
+
+def test_parts_that_are_not_all_destinations_are_refused() -> None:
+    rows, indptr, indices = np.ones((3, 1)), np.array([0, 1, 2, 3]), np.array([0, 1, 2])
+    for bounds in ([0, 2], [1, 3], [0, 2, 1, 3], [0, -1, 3], [0, 4], np.empty(0, np.int64)):
+        with pytest.raises(ValueError, match="parts"):
+            add_all(rows, indptr, indices, bounds, 2)
+
+
+def test_a_list_beyond_the_ids_is_refused_in_any_part() -> None:
+    lists = np.zeros(24, np.uint8), 8, np.zeros(3, np.int64), np.array([1, 1, 4]), np.zeros(3, np.int64)
+    with pytest.raises(ValueError, match="beyond"):
+        core.accumulate(np.zeros(24, np.uint8), 8, 0, 1, *lists, np.zeros(24, np.uint8), 8, None, -1, np.arange(4), 2)
+
+
 def test_lists_that_do_not_ascend_are_damage() -> None:
     ids, nexts = np.array([1, 0], np.int32), np.empty(1, np.int64)
     cursor, ends, sums = np.zeros(1, np.int64), np.array([2]), np.zeros(8, np.uint8)
     core.begin(ids.view(np.uint8), 4, cursor, ends, nexts)
     rows = np.ones(2, np.float32).view(np.uint8)
-    assert core.accumulate(rows, 4, 0, 1, ids.view(np.uint8), 4, cursor, ends, nexts, sums, 8, None, -1, 0, 1) == 0
+    assert core.accumulate(rows, 4, 0, 1, ids.view(np.uint8), 4, cursor, ends, nexts, sums, 8, None, -1, np.array([0, 1]), 1) == 0
     with pytest.raises(ValueError, match="beyond"):
         core.begin(ids.view(np.uint8), 4, cursor, np.array([3]), nexts)
 

@@ -126,9 +126,11 @@ def test_sums_of_wide_rows_are_refused_before_their_size_wraps() -> None:
     bytes_, numbers = np.zeros(8, np.uint8), i64(0)
     for width in (2**61, 2**62, 2**63 - 1):
         with pytest.raises(ValueError, match="rows of 4 bytes"):
-            aggregate.accumulate(bytes_, 4, 0, width, bytes_, 8, numbers, i64(1), numbers.copy(), bytes_, 4, None, -1, 0, 1)
+            aggregate.accumulate(
+                bytes_, 4, 0, width, bytes_, 8, numbers, i64(1), numbers.copy(), bytes_, 4, None, -1, i64(0, 1), 1
+            )
         with pytest.raises(ValueError, match="shorter than the destinations"):
-            aggregate.finish(bytes_, 4, width, np.ones(4), True, 0, 4)
+            aggregate.finish(bytes_, 4, width, np.ones(4), True, 1)
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 import featstore
 from featstore.budget import Budget
 from featstore.cli.main import main
+from featstore.strategies.registry import find_strategy
 from tests.loaders import NAMES, make_loader
 from tests.sampled import covering, one_in
 
@@ -151,7 +153,7 @@ def train(path: Path, memory: int, options: dict[str, Any], order: str, held_out
 
 def check(path: Path, memory: int, options: dict[str, Any], order: str, held_out: int, tries: list[int]) -> Sums:
     """Train, in the memory that is given or that errors name: a larger one each time, a few of them at most."""
-    for _ in range(len(order.split()) + 4):  # a planner names what it lacks beside the batches that are ahead at the moment
+    for _ in range(len(order.split()) + 1):
         try:
             return train(path, memory, options, order, held_out, tries)
         except featstore.BudgetError as error:
@@ -321,12 +323,35 @@ def test_the_first_number_suffices_for_one_loader(graph: Path, pack: Path, name:
                     n_batches += 1
                 assert n_batches == len(made)
 
-    try:
-        run(needed)
-    except featstore.BudgetError as error:  # auto measures: it may choose another strategy there, which asks for its own
-        assert name.startswith("auto")
-        assert error.needed is not None
-        run(error.needed)
+    run(needed)
+
+
+@pytest.mark.parametrize("favourite", ["superbatch", "streamed"])
+def test_auto_takes_no_strategy_that_lacks_memory(graph: Path, favourite: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However fast it is estimated to be; and takes it in the memory that it is said to need."""
+    cls = find_strategy(favourite)
+    real = cls.estimate
+    monkeypatch.setattr(cls, "estimate", lambda workload, machine: replace(real(workload, machine), epoch_s=0.0, impossible=""))
+
+    def taken(memory: int) -> dict[str, Any]:
+        with featstore.open(graph, memory=memory) as g:
+            sampler = featstore.NeighborSampler(g, [5, 5])
+            with make_loader(g, sampler, g.node_data["train_idx"], 128, labels="y", shuffle=False, strategy="auto") as loader:
+                assert sum(1 for _ in loader) == len(loader)
+                found: dict[str, Any] = loader.stats()["auto"]
+        return found
+
+    with featstore.open(graph, memory=2_000_000) as g, pytest.raises(featstore.BudgetError) as refused:
+        sampler = featstore.NeighborSampler(g, [5, 5])
+        make_loader(g, sampler, g.node_data["train_idx"], 128, labels="y", shuffle=False, policy="degree", feature_cache="auto")
+    least = refused.value.needed
+    assert least is not None
+    found = taken(least)
+    assert found["taken"]["strategy"] == "ondemand"
+    (why,) = {each["impossible"] for each in found["estimates"] if each["strategy"] == favourite}
+    needed = re.fullmatch(r"needs memory='(\d+)KiB'", why)
+    assert needed is not None, why
+    assert taken(int(needed[1]) << 10)["taken"]["strategy"] == favourite
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -188,10 +186,6 @@ class Passes:
             self._turns = huge_array(2 * self._run_rows * row_bytes).reshape(2, self._run_rows, row_bytes)
             self._wide = torch.empty(self._run_rows * rows.width if self._converts else 0, dtype=summed_dtype(rows.dtype))
             self._sums = huge_array(self._most_nodes * rows.width * self._sum_item)
-            self._threads: ThreadPoolExecutor | None = None
-            if n_threads > 1:
-                threads = ThreadPoolExecutor(n_threads, thread_name_prefix="featstore-sum")
-                self._threads = self._stack.enter_context(threads)
             if is_gcn:
                 self._scale = self._normalisation()
         except BaseException:
@@ -345,27 +339,23 @@ class Passes:
             begin = time.perf_counter()
             numbers = self._numbers(found)
             scale = None if self._scale is None else self._scale[first : first + len(found)]
-
-            def add(low: int, high: int, numbers: UInt8s = numbers, first: int = first, scale: Any = scale) -> int:
-                return _core.accumulate(
-                    numbers,
-                    self._item,
-                    first,
-                    rows.width,
-                    lists,
-                    id_bytes,
-                    cursor,
-                    ends,
-                    nexts,
-                    sums,
-                    self._sum_item,
-                    scale,
-                    self_first,
-                    low,
-                    high,
-                )
-
-            bad = max(self._in_threads(add, bounds))
+            bad = _core.accumulate(
+                numbers,
+                self._item,
+                first,
+                rows.width,
+                lists,
+                id_bytes,
+                cursor,
+                ends,
+                nexts,
+                sums,
+                self._sum_item,
+                scale,
+                self_first,
+                bounds,
+                self._n_threads,
+            )
             if bad >= 0:
                 raise self._damaged(first_node + bad)
             self.costs.bytes_read += found.nbytes
@@ -384,36 +374,18 @@ class Passes:
         wide.copy_(given)
         return wide.numpy().view(np.uint8)
 
-    def _bounds(self, ends: Int64s) -> list[int]:
+    def _bounds(self, ends: Int64s) -> Int64s:
         """Return where the nodes of a block are cut, for threads to share them: a few parts each, of equal weight."""
-        n_parts = 1 if self._threads is None else 4 * self._n_threads
+        n_parts = 1 if self._n_threads == 1 else 4 * self._n_threads
         weight = ends + np.arange(len(ends))
         inner = np.searchsorted(weight, np.linspace(0, weight[-1], n_parts + 1)[1:-1])
-        return [0, *inner.tolist(), len(ends)]
-
-    def _in_threads(self, work: Callable[[int, int], int], bounds: list[int]) -> list[int]:
-        pairs = [(low, high) for low, high in pairwise(bounds) if low < high]
-        if self._threads is None:
-            return [work(low, high) for low, high in pairs]
-        futures = [self._threads.submit(work, low, high) for low, high in pairs]
-        try:
-            return [future.result() for future in futures]
-        finally:
-            for future in futures:  # an interrupt must not leave threads that write to the sums
-                if not future.cancel():
-                    future.exception()
+        return np.array([0, *inner, len(ends)])
 
     def _finish(self, sums: UInt8s, first: int, stop: int, degrees: Int64s) -> None:
         if self._op == "sum":
             return
         factors = np.maximum(degrees, 1).astype(np.float64) if self._scale is None else self._scale[first:stop]
-
-        def work(low: int, high: int) -> int:
-            _core.finish(sums, self._sum_item, self._rows.width, factors, self._op == "mean", low, high)
-            return 0
-
-        bounds = np.linspace(0, stop - first, 4 * self._n_threads + 1).astype(int).tolist()
-        self._in_threads(work, bounds)
+        _core.finish(sums, self._sum_item, self._rows.width, factors, self._op == "mean", self._n_threads)
 
     def _damaged(self, node: int) -> CorruptionError:
         return CorruptionError(f"the neighbours of node {node} or one after it do not ascend", self._topology.path)

@@ -90,7 +90,7 @@ class Actual:
     @property
     def doubts_the_drive(self) -> bool:
         """Whether the drive must have done much more or less than was measured of it, as far as an epoch tells."""
-        if not self.is_all_loading or self.drive_s < self.counted_s / 2:
+        if not self.is_all_loading or self.counted_s <= 0 or self.drive_s < self.counted_s / 2:
             return False
         return not 1 / MUCH <= self.epoch_s / self.counted_s <= (MUCH if self.n_before else MUCH_AT_FIRST)
 

@@ -12,7 +12,7 @@ from featstore.errors import BudgetError, PluginError
 from featstore.plan.choice import Choice
 from featstore.plan.cost import Estimate, Machine, Workload, cheapest, first_touch_s
 from featstore.strategies.base import Strategy
-from featstore.strategies.length import Length
+from featstore.strategies.length import Length, at_least
 from featstore.strategies.options import options_of
 from featstore.strategies.registry import available_strategies, find_strategy
 from featstore.strategies.setup import Setup
@@ -28,7 +28,7 @@ def made_with(cls: type[Strategy], options: Mapping[str, Any]) -> Strategy:
 def foreseen_lengths(setup: Setup, options: Mapping[str, Any]) -> dict[str, Length]:
     """Return how long the superbatches of each strategy that estimates itself would be, by its name; not of one that has none.
 
-    Where there is no memory for a run they are of one batch each. ``options``: a strategy gets those that it has.
+    Those of a strategy that lacks memory say so: it cannot be taken. ``options``: a strategy gets those that it has.
     """
     found = dict[str, Length]()
     for name in available_strategies():
@@ -38,8 +38,9 @@ def foreseen_lengths(setup: Setup, options: Mapping[str, Any]) -> dict[str, Leng
                 continue
             try:
                 length = made_with(cls, options).foreseen(setup)
-            except BudgetError:
-                length = Length(1, len(setup.batches))
+            except BudgetError as error:
+                more = error.reason if error.needed is None else f"needs memory='{at_least(error.needed)}'"
+                length = Length(1, len(setup.batches), impossible=more)
             if length is not None:
                 found[name] = length
     return found
@@ -82,7 +83,10 @@ def estimate_all(workload: Workload, machine: Machine, lengths: Mapping[str, Len
     for name in available_strategies():
         length = (lengths or {}).get(name)
         seen = workload if length is None else replace(workload, superbatch=length.n_batches)
-        found += estimate_of(name, seen, machine)
+        estimates = estimate_of(name, seen, machine)
+        if length is not None and length.impossible:
+            estimates = [replace(each, impossible=each.impossible or length.impossible) for each in estimates]
+        found += estimates
     buffers = first_touch_s(workload, machine)
     found = [each if each.hides_first_touch else replace(each, once_s=each.once_s + buffers) for each in found]
     if not (workload.device_rows and workload.has_pack):

@@ -150,8 +150,8 @@ class Holdings:
                 held.lends_again()
             self._use.epoch = None
 
-    def grow(self, holder: str, room: int | None = None, *, must: bool = False) -> None:
-        """Have again what was given back, or what there is ``room`` for; where others have it, do without, or it ``must`` be."""
+    def grow(self, holder: str, room: int | None = None) -> None:
+        """Have again what was given back, or what there is ``room`` for; where others have it, do without."""
         held = self._held.get(holder)
         if held is None:
             return
@@ -159,7 +159,7 @@ class Holdings:
         if held.reservation.n_bytes < n_bytes:
             if not held.spare_bytes:
                 held.lends_again()
-            with suppress(*() if must else (BudgetError,)):
+            with suppress(BudgetError):
                 held.reservation.resize(n_bytes)
                 held.hold(n_bytes)
 

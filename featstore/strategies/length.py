@@ -78,11 +78,14 @@ class Length:
         Superbatches an epoch: each costs a pass over the features where it is packed.
     advice : str or None
         What to give more of, where an epoch moves several times what it could.
+    impossible : str
+        Why there can be no run; empty where there can.
     """
 
     n_batches: int
     passes: int
     advice: str | None = None
+    impossible: str = ""
 
 
 def judge_length(

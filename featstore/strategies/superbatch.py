@@ -356,8 +356,7 @@ class SuperbatchRunner(Runner):
             self._caches.make(capacities, room)
             return
         n_bytes = sum(FeatureCache.least_bytes(capacity, widths[name], n, None) for name, capacity in capacities.items())
-        scratch, more = self._holdings[PLANNER].n_bytes, self.memory.left_while_sampling
-        self._switch = CacheSwitch(setup.graph, capacities, n_bytes, scratch, setup.reads, more, room)
+        self._switch = CacheSwitch(setup.graph, capacities, n_bytes, setup.reads, self.memory.left_while_sampling, room)
         self._on_death.append(finalize_here(self, self._switch.close))
 
     def _choose(self, policy: FixedRows, capacity: int) -> None:
@@ -403,8 +402,7 @@ class SuperbatchRunner(Runner):
         if isinstance(policy, FixedRows) and self._n_fixed and self._beside is not self.setup.tier:
             self._choose(policy, self._n_fixed)  # of the rows that the device leaves: it has the best ones since
             self._filled.clear()
-        # Without it next positions are spilled; but in the serial schedule a neighbour cache is chosen in this memory, too.
-        self._holdings.grow(PLANNER, must=self._switch is not None)
+        self._holdings.grow(PLANNER)  # without it next positions are spilled
         caches = self._caches if self._switch is None else self._switch
         lease = caches.lease()
         try:

@@ -95,7 +95,7 @@ class SuperbatchEpoch(EpochRun):
             self._runs = RunDirectory(planning.run_dir)
             disk = DiskBudget(planning.disk)
             if switch is not None:
-                switch.begin(self._runs, disk)
+                switch.begin(self._runs, disk, memory)
             pack = packer(self._runs, disk)
             self._inspector = SuperbatchInspector(
                 order.sample,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from featstore.budget import Budget, Loan
+from featstore.budget import Budget, Loan, Reservation
 from featstore.cache.rowmap import huge_array
 from featstore.cache.table import LOAN_COST, FeatureCache
 from featstore.errors import BudgetError, CorruptionError
@@ -105,8 +105,6 @@ class CacheSwitch:
         Rows of each feature's cache.
     n_bytes : int
         The share: what those caches take.
-    scratch_bytes : int
-        What may be held while the nodes of the neighbour cache are chosen: memory of the planner's, which rests meanwhile.
     reads : ReadCounts
         Gets the rows that are loaded ahead.
     while_sampling : callable () -> int
@@ -135,7 +133,6 @@ class CacheSwitch:
         graph: OutOfCoreGraph,
         capacities: Mapping[str, int],
         n_bytes: int,
-        scratch_bytes: int,
         reads: ReadCounts,
         while_sampling: Callable[[], int],
         room: Callable[[], int] | None = None,
@@ -145,7 +142,6 @@ class CacheSwitch:
         self._most_bytes = n_bytes
         self._while_sampling, self._room = while_sampling, room
         self._features_bytes = n_bytes
-        self._scratch_bytes = scratch_bytes
         self._reads = reads
         self._reservation = graph.budget.reserve(FEATURES, n_bytes)
         self.share = Budget(n_bytes, "superbatch caches")
@@ -153,6 +149,7 @@ class CacheSwitch:
         self._file: NeighborFile | None = None
         self._runs: RunDirectory | None = None
         self._disk = DiskBudget(0)
+        self._planner: Reservation | None = None
         self._lease: weakref.ref[CacheLease] | None = None
         self._taking = threading.Lock()  # held while the share is taken or given back
         self._loan: Loan | None = None
@@ -240,9 +237,12 @@ class CacheSwitch:
             if cache is not None and cache.budget is self.share:
                 cache.release()
 
-    def begin(self, runs: RunDirectory, disk: DiskBudget) -> None:
-        """Keep the neighbour cache among the run files of an epoch from now on."""
-        self._runs, self._disk = runs, disk
+    def begin(self, runs: RunDirectory, disk: DiskBudget, planner: Reservation) -> None:
+        """Keep the neighbour cache among the run files of an epoch from now on, and choose its nodes in what the planner holds.
+
+        The planner rests meanwhile.
+        """
+        self._runs, self._disk, self._planner = runs, disk, planner
 
     def end(self) -> None:
         """Drop the neighbour cache and its run file; the feature caches stay as they are."""
@@ -250,7 +250,7 @@ class CacheSwitch:
         if self._file is not None:
             self._file.remove()
             self._file = None
-        self._runs = None
+        self._runs = self._planner = None
 
     def _use(self, name: str, capacity: int) -> FeatureCache:
         store = self._graph.features[name]
@@ -291,7 +291,8 @@ class CacheSwitch:
             self._file = None
         if self._file is not None:
             return self._file.load(self._graph.topology, self.share, check)
-        scratch = Budget(self._scratch_bytes, "planner")
+        assert self._planner is not None
+        scratch = Budget(self._planner.n_bytes, "planner")
         cache, is_stored = self._graph.make_neighbor_cache(self.share, scratch, self._features_bytes)
         if not is_stored and self._runs is not None and (self._disk.total is None or 4 * cache.nbytes <= self._disk.total):
             try:

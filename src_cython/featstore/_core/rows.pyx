@@ -4,6 +4,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 from libc.string cimport memset
 
 from featstore._core.rowcopy cimport FS_WAYS, fs_choose_stream, fs_copy, fs_copy_range, fs_way_cost, fs_width_class
+from featstore._core.threads cimport FS_MAX_THREADS, fs_parallel_for
 
 cdef extern from *:
     """
@@ -13,12 +14,6 @@ cdef extern from *:
     static int fs_probe(void *p) { return getrandom(p, 1, GRND_NONBLOCK) == 1 || errno != EFAULT; }
     """
     bint fs_probe(void *p) nogil
-
-cdef extern from "threads.h" nogil:
-    enum:
-        FS_MAX_THREADS
-    ctypedef void (*fs_body_fn)(void *context, int64_t begin, int64_t end) noexcept nogil
-    void fs_parallel_for(fs_body_fn body, void *context, int64_t n, int64_t chunk, int n_threads)
 
 
 cdef class Index:

@@ -1,4 +1,5 @@
-/* Split a loop over the cores: a small pool of threads, made at first use, shared by the process, remade in a forked child.
+/* Split a loop over the cores: a small pool of threads, made at first use, one in each module that has such loops, shared by the
+ * process, remade in a forked child. No signal interrupts them: a loop is over when the call returns.
  *
  * No OpenMP: a second runtime beside torch's is trouble, and torch's hangs in a forked child. A caller that finds the pool busy
  * runs its loop itself.
