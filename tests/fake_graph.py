@@ -83,6 +83,7 @@ def graph(memory: int = 10**8) -> SimpleNamespace:
     x = torch.from_numpy(rng.standard_normal((N, 6), dtype=np.float32))
     h = torch.from_numpy(rng.integers(0, 255, (N, 3), dtype=np.uint8))
     return SimpleNamespace(
+        path="fake",
         num_nodes=N,
         features={"x": Store(x, pool), "h": Store(h, pool)},
         node_data={"y": torch.arange(N) % 7, "few": torch.arange(3)},

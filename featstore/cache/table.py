@@ -111,6 +111,7 @@ class FeatureCache:
         self.policy = policy
         self.context = PolicyContext(n, row_bytes) if context is None else context
         self.budget = budget
+        self._name = name
         self._reservation = None if budget is None else budget.reserve(name, self.least_bytes(capacity, row_bytes, n, policy))
         try:
             self.map = RowMap(n if capacity else 0)
@@ -470,7 +471,7 @@ class FeatureCache:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise ClosedError("the cache was closed")
+            raise ClosedError(f"the {self._name} was closed")
 
     def _leave_parent(self) -> None:
         if self._pid != os.getpid():

@@ -73,10 +73,13 @@ class BufferPool:
     budget : Budget
     reclaim : callable, optional
         Called where the budget is short, to give back what others hold and do not use.
+    owner : str
+        What ClosedError says is closed.
     """
 
-    def __init__(self, budget: Budget, reclaim: Callable[[], None] | None = None) -> None:
+    def __init__(self, budget: Budget, reclaim: Callable[[], None] | None = None, owner: str = "the dataset") -> None:
         self.budget = budget
+        self._owner = owner
         self._reclaim = reclaim
         self._closed = False
         self._copied = threading.local()  # .to: the CUDA device that a thread's memory is copied to
@@ -139,7 +142,7 @@ class BufferPool:
         """Take an idle block of ``size`` bytes, or a little more, of those that are pinned or of the others."""
         with self._lock:
             if self._closed:
-                raise ClosedError("the dataset is closed")
+                raise ClosedError(f"{self._owner} is closed")
             self._collect()
             fitting = [block for block in self._idle if size <= block.nbytes <= size + size // 4]
             alike = [block for block in fitting if isinstance(block, PinnedBlock) == pinned]
@@ -162,7 +165,7 @@ class BufferPool:
             block = Block(size) if device is None else PinnedBlock(size, device)
             with self._lock:
                 if self._closed:
-                    raise ClosedError("the dataset is closed")
+                    raise ClosedError(f"{self._owner} is closed")
                 self._held[id(block)] = reservation
         except BaseException:
             reservation.release()

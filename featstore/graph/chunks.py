@@ -108,7 +108,7 @@ class ChunkedTopology(Topology):
         """What each chunk holds."""
         directory = self._directory  # stays if another thread closes
         if directory is None:
-            raise ClosedError("the topology is closed")
+            raise ClosedError(f"the adjacency in {self.path} is closed")
         return directory
 
     @property

@@ -75,8 +75,8 @@ class Opened(ABC):
         self._data: dict[str, tuple[torch.Tensor, Reservation]] = {}
         self._stores: dict[str, FeatureStore] = {}
         self._edge_stores: dict[str, FeatureStore] = {}
-        self.reader = Reader(options, self.budget)
-        self.pool = BufferPool(self.budget, self.reader.trim)
+        self.reader = Reader(options, self.budget, path)
+        self.pool = BufferPool(self.budget, self.reader.trim, path)
 
     def _open_store(
         self,

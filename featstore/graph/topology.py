@@ -300,7 +300,7 @@ class CscTopology(Topology):
     def _open_indptr(self) -> Int64s:
         indptr = self.indptr  # stays if another thread closes
         if len(indptr) != self.num_nodes + 1:
-            raise ClosedError("the topology is closed")
+            raise ClosedError(f"the adjacency in {self.path} is closed")
         return indptr
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from featstore.errors import ClosedError
 from featstore.load.minibatch import MiniBatch
@@ -136,6 +136,9 @@ class EpochIterator(Iterator[MiniBatch]):
     def __init__(self, begin: Callable[[], RunningEpoch]) -> None:
         self._begin: Callable[[], RunningEpoch] | None = begin
         self._running: RunningEpoch | None = None
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an iterator over an epoch cannot be pickled or copied: see Loader.state_dict")
 
     def begin(self) -> RunningEpoch:
         """Return the epoch; begin it, unless it has begun.

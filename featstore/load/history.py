@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -137,6 +137,9 @@ class History:
         nodes = "'auto'" if self._is_auto else nodes
         options = f"staleness={self.staleness}, dtype={self.dtype}, gradients={self.gradients}"
         return f"History(dim={self.dim}, nodes={nodes}, {options})"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a History cannot be pickled or copied: save its state_dict(), and load it into another one")
 
     def __len__(self) -> int:
         """Nodes that are kept; 0 before a loader has the history."""

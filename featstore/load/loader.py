@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy.typing as npt
 import torch
@@ -166,7 +166,7 @@ class Loader:
         history: History | None = None,
     ) -> None:
         self._strategy = get_strategy(strategy)
-        self._g = cast(Any, g)
+        self._g, self._sampler = cast(Any, g), sampler
         by_stage = stage_threads(threads, g.options.threads)
         target = numbered(check_device(device))
         setup = partial(
@@ -282,6 +282,28 @@ class Loader:
             return replace(setup, refused=error, refused_bytes=more)
         return setup
 
+    def __repr__(self) -> str:
+        if not hasattr(self, "_stages"):
+            return "<Loader, not made>"  # its constructor raised
+        setup, state = self._runner.setup, ", closed" if self._closed else ""
+        options = {
+            "features": list(setup.features),
+            **({"edge_features": list(setup.edge_features)} if setup.edge_features else {}),
+            "labels": setup.labels,
+            "strategy": self._strategy,
+            "device": str(setup.device),
+        }
+        what = [repr(self._g.path), *([] if self._sampler is None else [repr(self._sampler)])]  # a pack has samples
+        what.append(f"{len(self):,} batches of {setup.batches.batch_size}")
+        what += [f"{name}={value!r}" for name, value in options.items()]
+        return f"Loader({', '.join(what)}{state})"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a Loader cannot be pickled or copied: its threads, caches and run files are its process's own. The graph, its "
+            "stores and samplers travel to workers; a loader is made where it is used, and its state_dict() says where it stands"
+        )
+
     # Iteration.
 
     def __len__(self) -> int:
@@ -299,7 +321,7 @@ class Loader:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ClosedError("the loader is closed")
+            raise ClosedError(f"the loader is closed; it was of {self._g.path}")
         if os.getpid() != self._pid:
             raise ClosedError("the loader belongs to the parent process: make one in this process")
 

@@ -156,6 +156,10 @@ class RandomBatches:
         self.seed = seed
         self.drop_last = bool(drop_last)
 
+    def __repr__(self) -> str:
+        options = f"shuffle={self.shuffle}, seed={self.seed}, drop_last={self.drop_last}"
+        return f"RandomBatches(<{len(self.seeds)} ids>, batch_size={self.batch_size}, {options})"
+
     def __len__(self) -> int:
         n = len(self.seeds)
         return n // self.batch_size if self.drop_last else -(-n // self.batch_size)

@@ -46,10 +46,13 @@ class Reader:
     options : Options
     budget : Budget
         Pays for buffers, sorting scratch and checksum tables.
+    owner : str
+        What ClosedError says is closed.
     """
 
-    def __init__(self, options: Options, budget: Budget) -> None:
+    def __init__(self, options: Options, budget: Budget, owner: str = "the dataset") -> None:
         self.options = options
+        self._owner = owner
         self.budget = budget
         self.drive: DriveSpeed | None = None
         self._arena_bytes = _arena_bytes(budget.total)
@@ -242,7 +245,7 @@ class Reader:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ClosedError("the dataset is closed")
+            raise ClosedError(f"{self._owner} is closed")
 
     def _fit_scratch(self, engine: Engine, n_rows: int) -> None:
         n_rows = -(-n_rows // SCRATCH_STEP) * SCRATCH_STEP
