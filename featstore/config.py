@@ -49,8 +49,14 @@ def check_flag(name: str, value: object) -> None:
         raise TypeError(f"{name} must be True or False, not {value!r}")
 
 
-def parse_size(size: int | str) -> int:
+def parse_size(size: int | str, name: str = "") -> int:
     """Return a byte count from an int or a string such as ``"4GiB"``, ``"400MB"``, ``"1.5 G"`` (``G`` is 10⁹, ``GiB`` 2³⁰).
+
+    Parameters
+    ----------
+    size : int or str
+    name : str
+        The argument, for messages.
 
     Raises
     ------
@@ -61,14 +67,15 @@ def parse_size(size: int | str) -> int:
     """
     if not isinstance(size, str):
         if isinstance(size, bool) or not hasattr(size, "__index__"):
-            raise TypeError(f"a size is an int or a string like '4GiB', not {type(size).__name__}")
+            raise TypeError(f"{name or 'a size'} is an int or a string like '4GiB', not {type(size).__name__}")
         n_bytes = operator.index(size)
         if n_bytes < 0:
-            raise ValueError(f"a size cannot be negative: {n_bytes}")
+            raise ValueError(f"{name or 'a size'} cannot be negative: {n_bytes}")
         return n_bytes
     match = _SIZE.fullmatch(size)
     if match is None or match[2].upper() not in _UNITS:
-        raise ValueError(f"not a size: {size!r}; write a number of bytes or a number with KB, MB, GB, KiB, MiB, GiB …")
+        of = f"{name}: " if name else ""
+        raise ValueError(f"{of}not a size: {size!r}; write a number of bytes or a number with KB, MB, GB, KiB, MiB, GiB …")
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
@@ -99,7 +106,7 @@ def parse_cache_size(size: Any, name: str = "", of: str = "the rows") -> int | f
             what = f"{name} as a share" if name else "a share"
             raise ValueError(f"{what} of {of} must lie in (0, 1], not {size}; bytes are an int or '1GiB'")
         return share
-    n_bytes = parse_size(size)
+    n_bytes = parse_size(size, name)
     has_unit = isinstance(size, str) and not _NUMBER.fullmatch(size)
     number = n_bytes if has_unit else float(size)
     if not has_unit and 0 < number < _LEAST_WITHOUT_UNIT:
@@ -113,7 +120,7 @@ def parse_cache_size(size: Any, name: str = "", of: str = "the rows") -> int | f
     return n_bytes
 
 
-def parse_disk(size: int | str, features_bytes: int) -> int:
+def parse_disk(size: int | str, features_bytes: int, name: str = "") -> int:
     """Return a byte count of disk: what :func:`parse_size` takes, or a multiple of the features such as ``"1.5x"``.
 
     Parameters
@@ -121,6 +128,8 @@ def parse_disk(size: int | str, features_bytes: int) -> int:
     size : int or str
     features_bytes : int
         Bytes of the features that are meant.
+    name : str
+        The argument, for messages.
 
     Raises
     ------
@@ -130,7 +139,7 @@ def parse_disk(size: int | str, features_bytes: int) -> int:
     match = _MULTIPLE.fullmatch(size) if isinstance(size, str) else None
     if match is None:
         try:
-            return parse_size(size)
+            return parse_size(size, name)
         except ValueError as error:
             raise ValueError(f"{error}; or a multiple of the features, such as '1.5x'") from None
     return int(Fraction(match[1]) * features_bytes)
@@ -221,5 +230,5 @@ class Options:
                 raise ValueError(f"FEATSTORE_THREADS must be a number of threads, not {text!r}")
             threads = int(text) or len(os.sched_getaffinity(0))
         check_at_least("threads", threads, 1)
-        n_bytes = available_memory() // 2 if memory is None else parse_size(memory)
+        n_bytes = available_memory() // 2 if memory is None else parse_size(memory, "memory")
         return cls(n_bytes, cast(Backend, backend), cast(Verify, verify), threads)

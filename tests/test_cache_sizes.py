@@ -68,6 +68,31 @@ def test_what_is_none(size: Any, said: str) -> None:
         parse_cache_size(size, "cache")
 
 
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("memory", lambda g, size: featstore.open(g.path, memory=size)),
+        ("memory", lambda g, size: featstore.OutOfCoreGraph.create(f"{g.path}.other", [0], [], memory=size)),
+        ("memory", lambda g, size: g.aggregate("x", "mean", memory=size)),
+        ("memory", lambda g, size: featstore.Loader(g, featstore.NeighborSampler(g, [2]), [1], memory=size)),
+        ("chunk_bytes", lambda g, size: featstore.convert(g.path, "chunked", chunk_bytes=size)),
+        ("budget", lambda g, size: g.cache("x", size)),
+        ("budget", lambda g, size: g.cache_neighbors(size)),
+        ("disk", lambda g, size: featstore.EpochSampler(g, [2], disk=size)),
+        ("disk", lambda g, size: featstore.sample_offline(g, featstore.NeighborSampler(g, [2]), [1], 1, disk=size)),
+        ("disk", lambda g, size: featstore.Superbatch(disk=size)),
+        ("cache", lambda g, size: featstore.OnDemand(cache=size)),
+        ("device_cache", lambda g, size: featstore.DeviceCache(size)),
+        ("reserve", lambda g, size: featstore.DeviceCache("10%", reserve=size)),
+    ],
+)
+def test_the_argument_is_named(small: SimpleNamespace, name: str, call: Any) -> None:
+    with featstore.open(small.path, memory="64MB") as g:
+        for size, error in (("lots", ValueError), (-3, ValueError), ([1], TypeError)):
+            with pytest.raises(error, match=rf"^{name}\b"):
+                call(g, size)
+
+
 @pytest.mark.parametrize("size", [True, None, [1], 1j])
 def test_what_is_not_even_a_number(size: Any) -> None:
     with pytest.raises(TypeError):
@@ -121,4 +146,4 @@ def test_the_command_line_takes_percent(small: SimpleNamespace, tmp_path: Any, c
     for option in ("--cache", "--neighbor-cache", "--device-cache"):
         with pytest.raises(SystemExit):
             main(["train", str(small.path), option, "10"])
-        assert f"argument {option}: '10' has no unit" in capsys.readouterr().err
+        assert f": {option}: '10' has no unit" in capsys.readouterr().err

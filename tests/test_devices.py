@@ -36,7 +36,7 @@ def test_cuda_that_is_not_here(small: SimpleNamespace, capsys: pytest.CaptureFix
         main(["train", str(small.path), "--device", "cuda"])
     assert caught.value.code == 2
     error = capsys.readouterr().err
-    assert "argument --device: device='cuda': CUDA is not available: " in error
+    assert ": --device: device='cuda': CUDA is not available: " in error
     assert "or use --device cpu" in error
 
 

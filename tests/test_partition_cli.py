@@ -191,4 +191,4 @@ def test_where_nothing_is_kept(data: Path, tmp_path: Path, capsys: pytest.Captur
         with pytest.raises(SystemExit) as caught:
             main(["train", str(path), option, value])
         assert caught.value.code == 2
-        assert f"argument {option}: " in capsys.readouterr().err
+        assert f": {option}: " in capsys.readouterr().err

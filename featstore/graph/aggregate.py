@@ -90,7 +90,7 @@ def room_in(budget: Budget, memory: int | str | None, given_bytes: int, written_
         n_bytes += budget.on_loan  # which a reservation takes back
     n_bytes -= min(_MOST_READER, n_bytes // 8)
     if memory is not None:
-        n_bytes = min(n_bytes, parse_size(memory))
+        n_bytes = min(n_bytes, parse_size(memory, "memory"))
     buffer_bytes = max(_LEAST_BUFFER, min(_MOST_BUFFER, n_bytes // 32))
     piece_bytes = max(given_bytes, min(_MOST_PIECE, n_bytes // 32)) if given_bytes else 0
     held = buffer_bytes + piece_bytes + max(written_bytes, _PART_BYTES) + _WRITER_BYTES + _GROUP_BYTES
@@ -105,7 +105,7 @@ def generous(budget: Budget, memory: int | str | None) -> Iterator[None]:
     except BudgetError as error:
         if error.needed is None:
             raise
-        stated = budget.total if memory is None else parse_size(memory)
+        stated = budget.total if memory is None else parse_size(memory, "memory")
         needed = stated + math.ceil(_SHARE * max(0, error.needed - budget.total))
         raise BudgetError(error.reason, needed) from None
 

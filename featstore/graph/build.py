@@ -240,7 +240,7 @@ def _write_long_list(topology: _TopologyWriter, builder: _Builder, ids: IdReader
 def _build_memory(memory: int | str | None, form: Form) -> int:
     """Return the memory to work in, beside the chunk that is being filled."""
     least = _LEAST_MEMORY + form.chunk_bytes
-    n_bytes = max(least, min(1 << 30, available_memory() // 4)) if memory is None else parse_size(memory)
+    n_bytes = max(least, min(1 << 30, available_memory() // 4)) if memory is None else parse_size(memory, "memory")
     if n_bytes < least:
         of = f" with chunks of {format_size(form.chunk_bytes)}" if form.chunk_bytes else ""
         raise BudgetError(f"making a dataset{of} needs more memory than {n_bytes} bytes", least)

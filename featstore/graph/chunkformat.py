@@ -43,7 +43,7 @@ def parse_chunk_bytes(value: int | str) -> int:
     TypeError
         Neither an integer nor text.
     """
-    n_bytes = parse_size(value)
+    n_bytes = parse_size(value, "chunk_bytes")
     if not PAGE_BYTES <= n_bytes <= MOST_CHUNK_BYTES or n_bytes % PAGE_BYTES:
         raise ValueError(
             f"chunk_bytes must be a multiple of {PAGE_BYTES} bytes, from {PAGE_BYTES} to {MOST_CHUNK_BYTES}, not {value!r} "

@@ -68,7 +68,7 @@ def parse_share(memory: int | str | None, budget: Budget) -> Budget | None:
     """Return a loader's share of a graph's budget, none where ``memory`` is None; BudgetError where it is more than that."""
     if memory is None:
         return None
-    share = parse_size(memory)
+    share = parse_size(memory, "memory")
     if share > budget.total:
         raise BudgetError(f"memory={memory!r} is more than the graph's budget of {budget.total} bytes: open it with more", share)
     return Budget(share, "loader")

@@ -173,7 +173,7 @@ def sample_offline(
         check_at_least("batch_size", batch_size, 1)
     if threads is not None:
         check_at_least("threads", threads, 1)
-    budget = None if disk is None else parse_disk(disk, sum(store.nbytes for store in g.features.values()))
+    budget = None if disk is None else parse_disk(disk, sum(store.nbytes for store in g.features.values()), "disk")
     target = f"{g.path}.pack" if path is None else os.path.abspath(os.fspath(path))
     batcher = None
     if has_own_seeds(sampler):

@@ -147,7 +147,7 @@ class EpochSampler:
         self.access = parse_access(access)
         # Seconds of reads, bytes of lists, ids read alone and spilled bytes of each window; a deque, as for scratch.
         self._windows: deque[tuple[float, int, int, int]] = deque()
-        self.disk = None if disk is None else parse_size(disk)
+        self.disk = None if disk is None else parse_size(disk, "disk")
         self.run_dir = f"{g.path}.runs" if run_dir is None else os.path.abspath(os.fsdecode(run_dir))
 
     def __repr__(self) -> str:

@@ -51,7 +51,7 @@ class DeviceCache:
     reserve: int | str = "1GiB"
 
     def __post_init__(self) -> None:
-        parse_size(self.reserve)
+        parse_size(self.reserve, "reserve")
         if self.size != "auto":
             parse_cache_size(self.size, "device_cache")
         if self.policy is not None:
