@@ -244,7 +244,10 @@ def test_bench(tmp_path, capsys):
         (["train", "{small}", "--cache", "0.1", "--policy", "belady"], "it takes a static policy or an online policy"),
         (["train", "{small}", "--policy", "lru"], "--policy: there is no cache that it could manage"),
         (["train", "{small}", "--strategy", "superbatch", "--cache", "7.5"], "--cache: a share of the rows"),
-        (["create", "{small}", "--edge-index", "{small}.npy", "--num-nodes", "3"], "overwrite=True (--overwrite) replaces it"),
+        (
+            ["create", "{small}", "--edge-index", "{tmp}/edges.npy", "--num-nodes", "3"],
+            "overwrite=True (--overwrite) replaces it",
+        ),
         (["plan", "{small}", "--simulate", "--epochs", "1"], "--epochs goes with --explain"),
         (["plan", "{small}", "--simulate", "--length", "4"], "--length goes with --explain"),
         (["plan", "{small}", "--simulate", "--measure"], "--measure goes with --explain"),
@@ -263,6 +266,7 @@ def test_bench(tmp_path, capsys):
 )
 def test_errors_are_one_line(small, tmp_path, capsys, arguments, message):
     names = {"tmp": tmp_path, "small": small.path}
+    np.save(tmp_path / "edges.npy", np.zeros((2, 1), np.int64))
     assert main([text.format(**names) for text in arguments]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
