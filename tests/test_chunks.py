@@ -268,7 +268,7 @@ def test_sizes_of_chunks() -> None:
     for wrong in (0, 1, 4095, 4097, "10KB", "2GiB", "6000"):
         with pytest.raises(ValueError, match="multiple of 4096"):
             parse_chunk_bytes(wrong)
-    with pytest.raises(TypeError, match="size"):
+    with pytest.raises(TypeError, match="chunk_bytes is an int or a string"):
         parse_chunk_bytes(4096.0)  # type: ignore[arg-type]
 
 

@@ -423,7 +423,6 @@ def test_a_stream_ten_times_the_memory(tmp_path: Path) -> None:
     script = textwrap.dedent(f"""
         import resource, sys, numpy as np
         from featstore.graph.build import create
-from featstore.graph.inputedges import CscInput
         n, d, e = 100_000, 400, 4_000_000
         rng = np.random.default_rng(0)
         def x():
