@@ -48,6 +48,7 @@ lint: $(VENV)/.built ## ruff, cython-lint, mypy --strict, stubtest
 	$(PY) -m ruff format --check .
 	PATH="$(abspath $(VENV)/bin):$$PATH" cython-lint src_cython
 	$(PY) -m mypy
+	$(PY) -m mypy tests/typed_use.py
 	$(PY) -m mypy.stubtest featstore._core --mypy-config-file pyproject.toml --ignore-disjoint-bases \
 		--ignore-unused-allowlist --allowlist .stubtest-allowlist
 

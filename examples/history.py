@@ -8,6 +8,7 @@ import argparse
 import tempfile
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 from partition_batches import CLASSES, make_graph
@@ -23,7 +24,7 @@ class SAGE(torch.nn.Module):
         super().__init__()
         self.layers = torch.nn.ModuleList(torch.nn.Linear(2 * a, b) for a, b in pairwise(widths))
 
-    def forward(self, h: torch.Tensor, blocks: tuple, history: object = None) -> torch.Tensor:
+    def forward(self, h: torch.Tensor, blocks: tuple[featstore.Block, ...], history: Any = None) -> torch.Tensor:
         for layer, block in zip(self.layers, blocks, strict=True):  # outermost hop first
             if block is blocks[-1] and history is not None:
                 h = history.merge(h)  # rows of computed nodes → rows of all sources of the last block

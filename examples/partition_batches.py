@@ -76,7 +76,7 @@ def main() -> None:
             seeds = g.node_data["train_idx"]
             n_parts = options.parts or max(1, options.nodes // MEMBERS)
             featstore.partition(g, n_parts, train_idx=seeds, passes=10)  # once: the dataset keeps the parts
-            ways = {
+            ways: dict[str, featstore.Batches] = {
                 "random": featstore.RandomBatches(seeds, options.batch_size),
                 "partition": featstore.PartitionBatches(g, seeds, options.batch_size, macro=options.macro),
             }

@@ -23,7 +23,7 @@ class SAGE(torch.nn.Module):
         self.of_neighbors = torch.nn.ModuleList(torch.nn.Linear(a, b, bias=False) for a, b in pairs)
         self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(b) for _, b in pairs[:-1])
 
-    def forward(self, h: torch.Tensor, blocks: tuple) -> torch.Tensor:
+    def forward(self, h: torch.Tensor, blocks: tuple[featstore.Block, ...]) -> torch.Tensor:
         for i, block in enumerate(blocks):  # outermost hop first
             messages = self.of_neighbors[i](h).index_select(0, block.src)
             total = messages.new_zeros(block.n_dst, messages.shape[1]).index_add_(0, block.dst, messages)

@@ -15,7 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 import featstore
 from featstore.errors import BudgetError, ClosedError, CorruptionError
@@ -168,6 +168,14 @@ def test_what_is_no_index(store: FeatureStore, index: Any, error: type[Exception
     with pytest.raises(error if error is not IndexError else (IndexError, TypeError), match=words):
         store[index]
     assert store.stats()["reads"] == before  # before any I/O
+
+
+def test_it_is_a_dataset_that_is_not_added_to(store: FeatureStore) -> None:
+    """Datasets are joined by ``+``, which of a tensor would be a sum."""
+    assert isinstance(store, Dataset)
+    for add in (lambda: store + 1, lambda: store + store, lambda: store + store[:]):
+        with pytest.raises(TypeError, match="is not computed with"):
+            add()
 
 
 def test_out_must_fit(store: FeatureStore) -> None:

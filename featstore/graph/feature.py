@@ -7,11 +7,12 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, cast
+from typing import Any, NoReturn, cast, overload
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.utils.data import Dataset
 
 from featstore._core.rows import is_writable
 from featstore.cache.gather import Gather
@@ -36,10 +37,11 @@ def _overlap(ids: npt.NDArray[np.int64], out: torch.Tensor) -> bool:
     return first < other + out.nbytes and other < first + ids.nbytes
 
 
-class FeatureStore:
+class FeatureStore(Dataset[torch.Tensor]):
     """A tensor of shape ``(n_rows, *row_shape)`` that is read from disk as it is indexed. Read-only and thread-safe.
 
-    Made by a dataset: ``g.features["x"]``. It pickles as path and options, so it travels to DataLoader workers.
+    Made by a dataset: ``g.features["x"]``. It is a map-style dataset of its rows, and pickles as path and options, so it travels
+    to DataLoader workers.
 
     Attributes
     ----------
@@ -91,6 +93,11 @@ class FeatureStore:
     def __len__(self) -> int:
         return self.shape[0]
 
+    @overload
+    def size(self) -> torch.Size: ...
+    @overload
+    def size(self, dim: int) -> int: ...
+
     def size(self, dim: int | None = None) -> torch.Size | int:
         """Return the shape, or the length of one dimension, as ``Tensor.size`` does."""
         return self.shape if dim is None else self.shape[dim]
@@ -105,6 +112,9 @@ class FeatureStore:
 
     def __repr__(self) -> str:
         return f"FeatureStore({self.name!r}, shape={tuple(self.shape)}, dtype={self.dtype}, backend={self._reader.backend!r})"
+
+    def __add__(self, other: object) -> NoReturn:
+        raise TypeError("a FeatureStore is not computed with; read rows, and add to them")
 
     def __contains__(self, value: object) -> bool:
         raise TypeError("a FeatureStore is not searched by value; read rows and compare them")

@@ -71,12 +71,12 @@ class MiniBatch:
     input_ids: torch.Tensor
     blocks: tuple[Block, ...]
     features: dict[str, torch.Tensor]
-    y: torch.Tensor | None
+    y: torch.Tensor | Any  # or None, which type checkers need not rule out: a loop knows whether it asked for labels
     index: int
     # Keeps the batch's share of a loader's memory reserved while the batch lives.
     _held: object = field(default=None, repr=False)
     edge_features: dict[str, tuple[torch.Tensor, ...]] = field(default_factory=dict)
-    history: BatchHistory | None = None
+    history: BatchHistory | Any = None  # as y
 
     @property
     def x(self) -> torch.Tensor:

@@ -1,0 +1,64 @@
+"""What a user writes whose code is checked by ``mypy --strict``; ``make lint`` checks it, and nothing runs it."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+import featstore
+
+
+def index(x: featstore.FeatureStore, ids: torch.Tensor) -> torch.Tensor:
+    shape: torch.Size = x.size()
+    width: int = x.size(1)
+    out = torch.empty(len(ids), width, dtype=x.dtype)
+    later: Future[torch.Tensor] = x.take_async(ids)
+    rows: list[torch.Tensor] = [
+        x[0],
+        x[1:3],
+        x[[1, 2]],
+        x[np.arange(3)],
+        x[ids],
+        x[ids > 3],
+        x.take(ids, out=out),
+        later.result(),
+    ]
+    rows.append(later.result())
+    for row in x:
+        rows.append(row)
+    print(len(x), shape, x.stats()["reads"], np.asarray(x).shape)
+    return torch.cat(rows)
+
+
+def workers(x: featstore.FeatureStore) -> DataLoader[torch.Tensor]:
+    return DataLoader(x, batch_size=10, num_workers=2)
+
+
+def train(path: str, model: torch.nn.Module) -> float:
+    total = 0.0
+    with featstore.open(path, memory="4GiB") as g:
+        sampler = featstore.NeighborSampler(g, [10, 10], seed=0)
+        strategy, history = featstore.Superbatch(cache=0.1), featstore.History(16, nodes=0.2)
+        with featstore.Loader(g, sampler, g.node_data["train_idx"], 1000, strategy=strategy, history=history) as loader:
+            for batch in loader:
+                h: torch.Tensor = batch.history.merge(batch.features["x"])
+                sources: list[torch.Tensor] = [block.src for block in batch.blocks]
+                loss = torch.nn.functional.cross_entropy(model(h, sources), batch.y)
+                classes: int = batch.to("cpu").y.shape[-1]
+                total += loss.item() / classes
+            print(loader, loader.stats()["hidden"], g.memory_report().peak)
+    return total
+
+
+def make(path: str) -> int:
+    try:
+        with featstore.OutOfCoreGraph.create(path, np.zeros(3, np.int64), [], {"x": np.eye(2)}, {"y": torch.zeros(2)}) as g:
+            g.cache("x", budget="10%", policy="degree")
+            parts: torch.Tensor = featstore.partition(g, 2, method="fennel")
+            pack = featstore.sample_offline(g, featstore.NeighborSampler(g, [2]), parts, batch_size=1)
+            return len(pack)
+    except featstore.BudgetError as error:
+        return error.needed or 0
