@@ -162,6 +162,13 @@ def test_pyg_has_no_sampler_of_its_own_interface(small: SimpleNamespace) -> None
             featstore.Loader(g, loader, small.train_idx, batch_size=40)
 
 
+@pytest.mark.parametrize("as_input", [np.asarray, torch.from_numpy])
+def test_an_id_beyond_64_bits_is_shown_as_it_was_given(as_input: Any) -> None:
+    ids = np.array([1, 2**63 + 7], np.uint64)
+    with pytest.raises(featstore.PluginError, match="returned id 9223372036854775815, which does not fit"):
+        as_sampled((as_input(ids), [([0], [0], 2, 1)]), 300, 0, 0)
+
+
 @pytest.mark.parametrize("strategy", ["superbatch", "streamed"])
 def test_batches_of_different_shapes_are_refused(small: SimpleNamespace, strategy: str) -> None:
     """Where they are stored they must be alike; the error says what was returned."""

@@ -116,7 +116,7 @@ class History:
             if not 0 < nodes <= 1:
                 raise ValueError(f"nodes must be a share above 0 and at most 1, or ids, not {nodes}")
         else:
-            check_seeds(nodes)
+            check_seeds(nodes, what="node")
         self.dim, self.staleness, self.dtype, self.gradients = int(dim), int(staleness), dtype, bool(gradients)
         self._nodes: Any = nodes
         self._split: Mapping[str, Any] | None = None
@@ -325,7 +325,7 @@ class History:
     def _count(self, num_nodes: int) -> int:
         if isinstance(self._nodes, float):
             return round(self._nodes * num_nodes)
-        return len(check_seeds(self._nodes, num_nodes))
+        return len(check_seeds(self._nodes, num_nodes, what="node"))
 
     def _bytes(self, n: int, device: torch.device) -> int:
         width = self.dtype.itemsize + (sums_dtype(self.dtype).itemsize if self._has_sums else 0)
@@ -341,7 +341,7 @@ class History:
 
     def _choose(self, g: OutOfCoreGraph, n: int) -> npt.NDArray[np.int64]:
         if not isinstance(self._nodes, float):
-            return np.sort(check_seeds(self._nodes, g.num_nodes).numpy())
+            return np.sort(check_seeds(self._nodes, g.num_nodes, what="node").numpy())
         with g.policy_inputs(self.dim * self.dtype.itemsize) as inputs:
             policy: Any = get_policy(POLICY)
             return top_rows(inputs.scores(policy), n)

@@ -50,8 +50,12 @@ def _ids(values: Any) -> torch.Tensor:
     if ndim != 1 or not is_integer:
         raise PluginError(f"a sampler returned ids of {dtype} and {ndim} dimensions, not 1-D integers")
     if isinstance(values, torch.Tensor):
-        return values.to("cpu", torch.int64, copy=True).contiguous()
-    return torch.from_numpy(values.astype(np.int64))  # of any byte order and stride, read-only ones too
+        found = values.to("cpu", torch.int64, copy=True).contiguous()
+    else:
+        found = torch.from_numpy(values.astype(np.int64))  # of any byte order and stride, read-only ones too
+    if "uint64" in dtype and bool((found < 0).any()):
+        raise PluginError(f"a sampler returned id {int(found[found < 0][0]) % (1 << 64)}, which does not fit int64")
+    return found
 
 
 def _size(value: Any, what: str) -> int:
