@@ -173,7 +173,7 @@ def test_small_blocks_split_any_source_alike(tmp_path: Path) -> None:
         (torch.eye(3).to_sparse(), TypeError, "dense tensor"),
         (np.zeros((3, 0)), ValueError, "rows without bytes"),
         (np.zeros(()), ValueError, "at least one dimension"),
-        (np.zeros((2, 2)), ValueError, "2 rows, but the graph has 3 nodes"),
+        (np.zeros((4, 2)), ValueError, r"4 rows, but the graph has 3 nodes \(indptr has 4 entries\)"),
         (((3, 2), "float32", [np.zeros((2, 2), np.float32)]), ValueError, "2 rows instead of the 3"),
         (((3, 2), "float32", [np.zeros((4, 2), np.float32)]), ValueError, "more than the 3 rows"),
         (((3, 2), "float32", [np.zeros((3, 1), np.float32)]), ValueError, "expected float32"),

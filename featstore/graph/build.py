@@ -267,7 +267,7 @@ def create(
     n_bytes = _build_memory(memory, form)
     csc = CscInput(indptr, indices)
     num_nodes, num_edges = csc.num_nodes, csc.num_edges
-    fields = open_fields(features, node_data, edge_features, num_nodes)
+    fields = open_fields(features, node_data, edge_features, num_nodes, f"nodes (indptr has {num_nodes + 1} entries)")
     check_edge_rows(fields, num_edges)
     csc.check_offsets()
     with BuildDirectory(path, overwrite=overwrite) as build:

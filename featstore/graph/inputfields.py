@@ -28,8 +28,11 @@ def open_fields(
     node_data: Mapping[str, ArrayLike] | None,
     edge_features: Mapping[str, ArrayLike] | None,
     num_nodes: int,
+    nodes: str = "nodes",
 ) -> list[Field]:
     """Return all fields, opened; their names are checked, and the rows of those that have one a node.
+
+    ``nodes`` is what a message says after their number: how it is known.
 
     Raises
     ------
@@ -50,7 +53,7 @@ def open_fields(
         raise ValueError(f"edge features cannot be named {', '.join(map(repr, taken))}: the adjacency has fields of these names")
     found: list[Field] = [(NODE, "feature", name, open_source(f"feature {name!r}", value)) for name, value in features.items()]
     for _, _, name, source in found:
-        _check_rows("feature", name, source, num_nodes, "nodes")
+        _check_rows("feature", name, source, num_nodes, nodes)
     found += [(NODE, "data", name, open_source(f"node data {name!r}", value)) for name, value in node_data.items()]
     opened = ((name, open_source(f"edge feature {name!r}", value)) for name, value in edge_features.items())
     return found + [(EDGE, "feature", name, source) for name, source in opened]
