@@ -258,12 +258,15 @@ def claim(const int64_t[::1] rows not None, const int64_t[::1] positions not Non
 
 def distinct_slots(const int32_t[::1] slots not None, uint64_t[::1] bitmap not None, int32_t[::1] out not None):
     """Write the distinct slots in order of first appearance; return how many. ``bitmap`` is all zero before and after."""
-    cdef int64_t i, n = slots.shape[0], n_out = 0
+    cdef int64_t i, n = slots.shape[0], n_out = 0, bad = -1
     cdef uint32_t slot
     cdef uint64_t word, bit
     if out.shape[0] < n:
         raise ValueError("an output is too short")
-    if n and outside(&slots[0], n, 64 * bitmap.shape[0]) >= 0:
+    if n:
+        with nogil:
+            bad = outside(&slots[0], n, 64 * bitmap.shape[0])
+    if bad >= 0:
         raise ValueError("a slot without a bit")
     with nogil:
         for i in range(n):
