@@ -120,7 +120,9 @@ COVERAGE: dict[str, list[str]] = {
         "test_passes::test_the_process_grows_by_no_more_than_the_budget",
     ],
     "system: io_uring refused (ENOSYS, EPERM, ENOMEM)": [
-        "test_faults::test_refused_ring",
+        "test_refused_rings::test_refused_from_the_start",
+        "test_refused_rings::test_refused_later",
+        "test_played_ring::test_a_kernel_that_refuses_for_ever_is_an_error",
         "test_reader::test_backend_by_name_is_a_demand_and_auto_says_why",
     ],
     "process: kill −9 at every system call of create and commit": [
