@@ -71,7 +71,8 @@ COVERAGE: dict[str, list[str]] = {
         "test_catalog::test_something_else_in_its_place",
     ],
     "files: indptr not monotone, last ≠ nnz, neighbour id ≥ N": [
-        "test_create::test_bad_topologies_are_corruption",
+        "test_create::test_bad_offsets_are_found_before_anything_is_made",
+        "test_create::test_an_id_that_is_no_node_is_named",
         "test_damaged_dataset::test_verify_checks_the_adjacency_itself",
         "test_edge_index::test_wrong_edges_are_refused_and_leave_nothing",
     ],
