@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import functools
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,10 @@ import numpy.typing as npt
 import pytest
 
 import featstore
+from featstore._core.stream import Stream
 from featstore.storage.layout import PAGE_BYTES
 from featstore.storage.pagestream import PageStream
-from featstore.storage.reader import MIN_ARENA_BYTES
+from featstore.storage.reader import MIN_ARENA_BYTES, STREAM_THREADS
 from featstore.storage.rowfile import RowFile
 from featstore.storage.writer import FileRecord
 from featstore.testing.faults import deny_syscalls, forked, run_in_child
@@ -122,9 +124,25 @@ def while_in_use(folder: Path, record: FileRecord) -> None:
         assert reader.backend == "pread"
 
 
+def while_a_stream_begins(folder: Path, record: FileRecord) -> None:
+    """Another is refused its ring between this one's ring and its thread: one thread reads it all the same."""
+    with opened(folder, record, backend="auto") as (file, reader):
+        assert gathers(file)
+
+        def late(make: Callable[[str], Stream]) -> Stream:
+            made = reader.with_backend(make)
+            reader.backend = "pread"
+            return made
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(file, "with_backend", late)
+            with PageStream(file, np.array([[1, 2000]]), 1 << 20) as stream:
+                assert (stream.core.backend, len(stream._threads), file.stream_threads) == ("io_uring", 1, STREAM_THREADS)
+
+
 def refused_later(folder: str) -> None:
     record = write_rows(Path(folder), ROWS)
-    for refused in (to_a_stream, to_a_fork, to_the_queue_of_checksums, while_in_use):
+    for refused in (to_a_stream, while_a_stream_begins, to_a_fork, to_the_queue_of_checksums, while_in_use):
         assert forked(functools.partial(refused, Path(folder), record)) is None, refused
 
 

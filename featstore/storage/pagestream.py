@@ -171,8 +171,10 @@ class PageStream:
             if file.holds_sums:
                 self._hold_sums()
                 self._makes_ready = False
+        # One thread a ring, also where others have been refused one since.
+        n_threads = 1 if self.core.backend == "io_uring" else file.stream_threads
         self._threads = [
-            threading.Thread(target=self.core.read, name=f"featstore-stream-{k}", daemon=True) for k in range(file.stream_threads)
+            threading.Thread(target=self.core.read, name=f"featstore-stream-{k}", daemon=True) for k in range(n_threads)
         ]
         started = []
         try:
